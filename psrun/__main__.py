@@ -1,0 +1,3 @@
+from psrun.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Topologies: which servers there are, where, and how they are started."""

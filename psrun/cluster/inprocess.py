@@ -1,0 +1,54 @@
+"""Workers and parameter servers as servers inside this process."""
+
+from __future__ import annotations
+
+import portpicker
+import tensorflow as tf
+
+from psrun.errors import ServerStartError
+
+# With the tutorials' `workers + 1` a third cluster in one process hung; with 16 every sequence tried went through.
+NUM_INTER_OP_THREADS = 16
+_ATTEMPTS = 3
+
+_servers: list[tf.distribute.Server] = []  # TensorFlow cannot stop a server: they live as long as the process
+
+
+def start(*, num_workers: int, num_ps: int) -> tf.train.ClusterSpec:
+    """Starts the servers of a cluster on free ports of the loopback interface's host name.
+
+    Args:
+      num_workers: 1 or more.
+      num_ps: how many parameter servers; TensorFlow needs one, so 0 starts one that stands for the chief's process.
+
+    Returns:
+      The addresses of the servers, jobs `worker` and `ps`.
+
+    Raises:
+      ServerStartError: a server could not be started, also on other ports.
+    """
+    jobs = {"worker": num_workers, "ps": max(num_ps, 1)}
+    for attempt in range(1, _ATTEMPTS + 1):
+        addresses = {job: [f"localhost:{portpicker.pick_unused_port()}" for _ in range(n)] for job, n in jobs.items()}
+        spec = tf.train.ClusterSpec(addresses)
+        try:
+            _servers.extend(_server(spec, job, index) for job, n in jobs.items() for index in range(n))
+            return spec
+        except ServerStartError:
+            # Somebody took the port between the picking and the starting; the next picks are others.
+            if attempt == _ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _server(spec: tf.train.ClusterSpec, job: str, index: int) -> tf.distribute.Server:
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=NUM_INTER_OP_THREADS)
+    try:
+        return tf.distribute.Server(spec, job_name=job, task_index=index, protocol="grpc", config=config)
+    except tf.errors.OpError as error:
+        address = spec.task_address(job, index)
+        raise ServerStartError(
+            f"the server of {job} {index} could not be started on {address}: {error.message}. "
+            "Is the port taken? A new start picks other ports.",
+            task=f"{job}-{index}",
+        ) from error

@@ -1,0 +1,163 @@
+"""The edge to Hydra: composes the configuration and hands it over as plain values. Nothing beyond it sees Hydra."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from psrun import config, execution, schema
+from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
+
+_UNKNOWN_KEY = re.compile(r"Could not (?:override|append to|delete from) (?:config )?'(?P<key>[^'@]+)")
+_UNKNOWN_CHOICE = re.compile(r"Could not find '(?P<group>.+)/(?P<choice>[^/']+)'")
+_HYDRA_ERRORS = (HydraException, OmegaConfBaseException)
+
+
+def run(started_s: float) -> ExitCode:
+    """Runs what `sys.argv` says in Hydra's grammar: one run, or with -m a sweep of them.
+
+    Raises:
+      ConfigError: the configuration cannot be composed; with all that is wrong with it.
+    """
+    # Two runs started in the same second do not share a folder.
+    OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors to us instead of printing them and ending with 1
+    sys.path.append(os.getcwd())  # where a person's own models and data are named from
+    codes: list[ExitCode] = []
+    try:
+        _hydra_main(lambda composed: codes.append(_job(composed, started_s)))
+    except _HYDRA_ERRORS as error:
+        raise ConfigError(_all_problems(error)) from error
+    return codes[0] if len(codes) == 1 else ExitCode.DONE
+
+
+def _hydra_main(task: Any) -> None:
+    def job(composed: DictConfig) -> None:
+        task(composed)
+
+    hydra.main(version_base="1.3", config_path="pkg://psrun.conf", config_name="config")(job)()
+
+
+def _job(composed: DictConfig, started_s: float) -> ExitCode:
+    settings = HydraConfig.get()
+    folder = Path(settings.runtime.output_dir).absolute()
+    if settings.mode == RunMode.MULTIRUN:
+        return _in_a_process_of_its_own(folder)
+    return execution.execute(_plain(composed), folder, _overrides(folder, settings), started_s=started_s)
+
+
+def _plain(composed: DictConfig) -> dict[str, Any]:
+    plain: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
+    plain.pop("experiment", None)  # a choice, not a part
+    return plain
+
+
+def _overrides(folder: Path, settings: Any) -> list[str]:
+    """What was said on the command line; a job of a sweep finds what was said for it in its folder."""
+    said = folder / ".hydra" / "overrides.yaml"
+    if said.exists():
+        return [str(override) for override in OmegaConf.load(said)]
+    return list(settings.overrides.task)
+
+
+def _in_a_process_of_its_own(folder: Path) -> ExitCode:
+    """Runs a job of a sweep as a child process: TensorFlow's servers cannot be stopped, nor clusters be had in turn.
+
+    Raises:
+      PsrunError: the job failed; Hydra goes on with the next and raises the first error in the end.
+    """
+    command = [sys.executable, "-m", "psrun", f"--config-path={folder / '.hydra'}", "--config-name=config"]
+    command += [f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
+    command += ["hydra/job_logging=disabled", "hydra/hydra_logging=disabled"]
+    code = subprocess.run(command, check=False).returncode
+    if code:
+        raise PsrunError(f"the job in {folder} ended with exit code {code}; the others were run")
+    return ExitCode.DONE
+
+
+def _all_problems(first: Exception) -> list[Problem]:
+    """Everything wrong with `sys.argv`: Hydra tells the first thing; what it names is taken out and asked again."""
+    arguments, problems, error = sys.argv[1:], [], first
+    for _ in range(len(arguments) + 1):
+        culprit, problem = _blame(error, arguments)
+        problems.append(problem)
+        if culprit is None:
+            return problems
+        arguments.remove(culprit)
+        composed = _compose(arguments)
+        if isinstance(composed, dict):
+            problems = [_with_guess(problem, composed) for problem in problems]
+            with contextlib.suppress(OmegaConfBaseException):
+                try:
+                    config.load(composed)
+                except ConfigError as more:
+                    problems += more.problems
+            return problems
+        error = composed
+    return problems
+
+
+def _compose(arguments: list[str]) -> dict[str, Any] | Exception:
+    """What Hydra makes of `arguments`, or why it does not."""
+    kept, printed = sys.argv, io.StringIO()
+    sys.argv = [kept[0], *(a for a in arguments if a not in ("-m", "--multirun")), "--cfg", "job"]
+    GlobalHydra.instance().clear()
+    try:
+        with contextlib.redirect_stdout(printed):
+            _hydra_main(lambda composed: None)
+        plain: Any = OmegaConf.to_container(OmegaConf.create(printed.getvalue()), throw_on_missing=False)
+        plain.pop("experiment", None)
+        return plain
+    except _HYDRA_ERRORS as error:
+        return error
+    finally:
+        sys.argv = kept
+
+
+def _blame(error: Exception, arguments: list[str]) -> tuple[str | None, Problem]:
+    """The argument that Hydra's error is about (None: cannot be told) and the problem with it."""
+    text = str(error)
+    for argument in arguments:
+        if f"'{argument}'" in text or getattr(error, "override", None) == argument:
+            return argument, Problem(argument, "is not GROUP=NAME or KEY=VALUE as Hydra reads it: " + _one_line(text))
+    choice = _UNKNOWN_CHOICE.search(text)
+    key = choice["group"] if choice else (_UNKNOWN_KEY.search(text) or {"key": ""})["key"]
+    culprit = next((a for a in arguments if key and a.partition("=")[0].lstrip("+~").partition("@")[0] == key), None)
+    if culprit is None:
+        return None, Problem("", _one_line(text))
+    value = culprit.partition("=")[2]
+    if choice:
+        options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
+        return culprit, Problem(key, f"there is no {key} named '{choice['choice']}'.{schema.did_you_mean(choice['choice'], options)}")
+    return culprit, Problem(key, f"no such key or group (value '{value}').")
+
+
+def _with_guess(problem: Problem, composed: dict[str, Any]) -> Problem:
+    """The problem with what the key may have been meant to be."""
+    if not problem.message.endswith(")."):
+        return problem
+    parent, _, name = problem.key.rpartition(".")
+    node: Any = composed
+    for part in filter(None, parent.split(".")):
+        node = node.get(part, {}) if isinstance(node, dict) else {}
+    known = [k for k in node if k not in ("kind", "_target_")] if isinstance(node, dict) else []
+    return Problem(problem.key, problem.message + schema.did_you_mean(name, known))
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip()

@@ -1,0 +1,1 @@
+"""Sources of examples. See `psrun.data.source` for what one must offer."""

@@ -1,0 +1,87 @@
+"""What can go wrong, and the exit code of each.
+
+    PsrunError                      1   failed for good
+      ConfigError                   2   bad configuration or usage
+      DataError                     1   the data cannot be read, or is not what the run needs
+        DataExhaustedError          1   the training data came to an end
+      ServerStartError              1   a server of the cluster could not be started
+      TrainingError                 1   a step failed
+        NonFiniteLossError          1   the loss became NaN or infinite
+    Interrupted                     130 Ctrl-C, or 143 SIGTERM
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class ExitCode(enum.IntEnum):
+    """How a psrun process ends. Codes of 128 and more mean "start me again"; schedulers read them so too."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    INTERRUPTED = 128 + signal.SIGINT
+    TERMINATED = 128 + signal.SIGTERM
+
+
+class PsrunError(Exception):
+    """Base of all errors that psrun raises on purpose: their text is written for the person who runs psrun."""
+
+    exit_code: ExitCode = ExitCode.FAILED
+
+    def __init__(self, message: str, *, task: str | None = None) -> None:
+        super().__init__(message)
+        self.task = task
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with the configuration: the key it hangs on (empty: the whole), what is wrong and what to do."""
+
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.message}" if self.key else self.message
+
+
+class ConfigError(PsrunError):
+    """The configuration cannot be run. Holds every problem found, not only the first."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, problems: Iterable[Problem] | str) -> None:
+        self.problems = [Problem("", problems)] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class DataError(PsrunError):
+    """The data cannot be read, or is not what the run needs."""
+
+
+class DataExhaustedError(DataError):
+    """The training data came to an end before the planned steps were done."""
+
+
+class ServerStartError(PsrunError):
+    """A server of the cluster could not be started."""
+
+
+class TrainingError(PsrunError):
+    """A training step failed."""
+
+
+class NonFiniteLossError(TrainingError):
+    """The loss became NaN or infinite."""
+
+
+class Interrupted(PsrunError):
+    """The run was ended from outside, by Ctrl-C or SIGTERM."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(signum).name}")
+        self.exit_code = ExitCode(128 + signum)

@@ -1,0 +1,21 @@
+"""A small convolutional network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tf_keras
+
+from psrun.data.source import DataSource
+from psrun.models.model import Model, head, hidden, inputs
+
+
+def cnn(source: DataSource, *, filters: Sequence[int] = (16, 32), hidden_units: Sequence[int] = (64,)) -> Model:
+    """3 x 3 convolutions, each halved by max pooling, then ReLU layers; over the one image feature of the data."""
+    tensors = inputs(dict(source.features))
+    (tensor,) = tensors.values()
+    for channels in filters:
+        tensor = tf_keras.layers.Conv2D(channels, 3, padding="same", activation="relu")(tensor)
+        tensor = tf_keras.layers.MaxPooling2D()(tensor)
+    tensor = hidden(tf_keras.layers.Flatten()(tensor), hidden_units)
+    return Model(tf_keras.Model(tensors, head(tensor, source)))

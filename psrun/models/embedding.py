@@ -1,0 +1,22 @@
+"""The model of TensorFlow's parameter server tutorial: look up, embed, average, one unit."""
+
+from __future__ import annotations
+
+import tf_keras
+
+from psrun.data.source import DataSource
+from psrun.models.model import Model, concatenated, head, lookups, network_inputs
+
+
+def embedding(source: DataSource, *, embedding_dim: int = 20) -> Model:
+    """Each feature with a vocabulary is embedded in a table of its own and averaged over its values.
+
+    The tables have shape (vocabulary + 1, embedding_dim); row 0 is for values outside the vocabulary.
+    """
+    preprocessing, num_ids = lookups(source)
+    tensors = network_inputs(source, num_ids)
+    averaged = [
+        tf_keras.layers.GlobalAveragePooling1D()(tf_keras.layers.Embedding(size, embedding_dim)(tensors[name]))
+        for name, size in num_ids.items()
+    ]
+    return Model(tf_keras.Model(tensors, head(concatenated(averaged), source)), preprocessing)

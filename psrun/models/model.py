@@ -1,0 +1,97 @@
+"""What a model function returns, and the layers that several models begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+import tf_keras
+
+from psrun.data.source import DataSource, Feature
+
+Preprocessing = Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model with what belongs to it. A model function may also return a plain `tf_keras.Model`.
+
+    Attributes:
+      network: from (preprocessed) features by name to the prediction.
+      preprocessing: from a batch of raw features to what `network` takes; runs in the input pipeline, on the workers.
+      loss: None for the usual one of the data's task.
+      metrics: makes new metric objects; None for the usual ones of the data's task.
+    """
+
+    network: tf_keras.Model
+    preprocessing: Preprocessing | None = None
+    loss: tf_keras.losses.Loss | None = None
+    metrics: Callable[[], list[tf_keras.metrics.Metric]] | None = None
+
+
+def inputs(features: dict[str, Feature]) -> dict[str, tf_keras.Input]:
+    """A Keras input for each feature, (batch, *shape)."""
+    return {name: tf_keras.Input(feature.shape, dtype=feature.dtype, name=name) for name, feature in features.items()}
+
+
+def lookups(source: DataSource) -> tuple[tf_keras.Model | None, dict[str, int]]:
+    """Preprocessing that replaces each feature with a vocabulary by ids; other features pass.
+
+    Returns:
+      The preprocessing (None where no feature has a vocabulary), and the number of ids of each feature that has one.
+      Id 0 stands for values outside the vocabulary.
+    """
+    raw = inputs(dict(source.features))
+    layers = {
+        name: (tf_keras.layers.StringLookup if feature.dtype == tf.string else tf_keras.layers.IntegerLookup)(
+            vocabulary=list(feature.vocabulary), num_oov_indices=1, name=f"{name}_ids"
+        )
+        for name, feature in source.features.items()
+        if feature.vocabulary is not None
+    }
+    if not layers:
+        return None, {}
+    outputs = {name: layers[name](tensor) if name in layers else tensor for name, tensor in raw.items()}
+    return tf_keras.Model(raw, outputs), {name: layer.vocabulary_size() for name, layer in layers.items()}
+
+
+def network_inputs(source: DataSource, num_ids: dict[str, int]) -> dict[str, tf_keras.Input]:
+    """Keras inputs for what `lookups` gives: int64 ids in place of features with a vocabulary."""
+    features = {
+        name: Feature(feature.shape, tf.int64) if name in num_ids else feature
+        for name, feature in source.features.items()
+    }
+    return inputs(features)
+
+
+def hidden(tensor: tf.Tensor, units: Sequence[int], dropout: float = 0.0) -> tf.Tensor:
+    """A stack of ReLU layers, each followed by dropout where there is any."""
+    for width in units:
+        tensor = tf_keras.layers.Dense(width, activation="relu")(tensor)
+        if dropout:
+            tensor = tf_keras.layers.Dropout(dropout)(tensor)
+    return tensor
+
+
+def head(tensor: tf.Tensor, source: DataSource) -> tf.Tensor:
+    """The last layer that the data's task wants: a probability, one a class, or a number."""
+    activation = {"binary": "sigmoid", "multiclass": "softmax", "regression": None}[source.task]
+    return tf_keras.layers.Dense(source.num_classes, activation=activation, name="prediction")(tensor)
+
+
+def floats(tensors: dict[str, tf.Tensor]) -> tf.Tensor:
+    """All float inputs, flattened and side by side: (batch, sum of sizes).
+
+    Raises:
+      ValueError: there is none.
+    """
+    flat = [tf_keras.layers.Flatten()(tensor) for tensor in tensors.values() if tensor.dtype == tf.float32]
+    return concatenated(flat)
+
+
+def concatenated(tensors: list[tf.Tensor]) -> tf.Tensor:
+    """`tensors` side by side; a single one as it is."""
+    if not tensors:
+        raise ValueError("the data has no features that this model can use")
+    return tensors[0] if len(tensors) == 1 else tf_keras.layers.Concatenate()(tensors)

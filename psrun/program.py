@@ -1,0 +1,191 @@
+"""What a run trains: data, model, optimizer, loss and metrics, built inside the strategy's scope."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from psrun import config, targets
+from psrun.config import RunConfig
+from psrun.data.source import DataSource
+from psrun.errors import ConfigError, Problem, PsrunError
+from psrun.models.model import Model
+from psrun.strategy import Distribution
+
+losses, metrics = tf_keras.losses, tf_keras.metrics
+
+_LOSS = {
+    "binary": losses.BinaryCrossentropy,
+    "multiclass": losses.SparseCategoricalCrossentropy,
+    "regression": losses.MeanSquaredError,
+}
+_METRICS: dict[str, Callable[[], list]] = {
+    "binary": lambda: [metrics.AUC(name="auc"), metrics.BinaryAccuracy(name="accuracy")],
+    "multiclass": lambda: [metrics.SparseCategoricalAccuracy(name="accuracy")],
+    "regression": lambda: [metrics.MeanAbsoluteError(name="mae")],
+}
+# Workers' shuffles must differ, and so must those of seeds that stand side by side in a sweep.
+_SEED_STRIDE = 1_000_003
+
+
+class ExamplesSeen(metrics.Metric):
+    """Counts the examples that the other metrics have seen."""
+
+    def __init__(self, name: str = "examples_seen", **kwargs: Any) -> None:
+        super().__init__(name=name, dtype=tf.int64, **kwargs)
+        self.count = self.add_weight(name="count", initializer="zeros", dtype=tf.int64)
+
+    def update_state(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None = None) -> None:
+        self.count.assign_add(tf.shape(y_true, out_type=tf.int64)[0])
+
+    def result(self) -> tf.Tensor:
+        return tf.convert_to_tensor(self.count)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled network and its data. `network.optimizer` and all metrics are built: no variable is made later."""
+
+    config: RunConfig
+    source: DataSource
+    model: Model
+    loss: losses.Loss
+    distribution: Distribution
+
+    @property
+    def network(self) -> tf_keras.Model:
+        return self.model.network
+
+    @property
+    def optimizer(self) -> Any:
+        return self.network.optimizer
+
+    def new_metrics(self) -> list[metrics.Metric]:
+        """Fresh metric objects; where their variables live is decided by the scope of the caller."""
+        return (self.model.metrics or _METRICS[self.source.task])()
+
+    def train_dataset(self, context: Any = None) -> tf.data.Dataset:
+        """Endless batches of `data.global_batch_size`; called on each worker, every one shuffles differently."""
+        worker = 0
+        if self.distribution.coordinator is not None and context is not None:
+            worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+        seed = tf.cast(worker, tf.int64) + self.config.seed * _SEED_STRIDE
+        return self._preprocessed(self.source.train(batch_size=self.config.data.global_batch_size, seed=seed))
+
+    def evaluation_dataset(self, context: Any = None) -> tf.data.Dataset:
+        """Every evaluation example once."""
+        return self._preprocessed(self.source.evaluation(batch_size=self.config.data.global_batch_size))
+
+    def _preprocessed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        preprocessing = self.model.preprocessing
+        if preprocessing is not None:
+            dataset = dataset.map(lambda features, label: (preprocessing(features), label))
+        return dataset.prefetch(2)
+
+
+def load_source(run: RunConfig) -> DataSource:
+    """The data of the run.
+
+    Raises:
+      ConfigError: it does not fit the configuration.
+      DataError: it cannot be read.
+    """
+    source: DataSource = _calling(run.data.target, seed=run.seed)
+    batch, examples = run.data.global_batch_size, source.num_train_examples
+    problems = []
+    if examples is not None and batch > examples:
+        problems.append(
+            Problem("data.global_batch_size", f"is {batch}, more than the {examples} examples there are to train on")
+        )
+    if not isinstance(run.evaluation, config.NoEvaluation) and not source.num_eval_examples:
+        problems.append(Problem("evaluation", "there are no evaluation examples; choose evaluation=none"))
+    if problems:
+        raise ConfigError(problems)
+    return source
+
+
+def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Program:
+    """Makes the model and everything that trains it, in the scope of the run's strategy.
+
+    Raises:
+      ConfigError: model, data and options do not fit each other.
+    """
+    # One graph a run: the names of variables are those of a fresh process, whatever was built before.
+    tf_keras.backend.clear_session()
+    tf_keras.utils.set_random_seed(run.seed)
+    with distribution.strategy.scope():
+        made = _calling(run.model, source=source, seed=run.seed)
+        model = Model(made) if isinstance(made, tf_keras.Model) else made
+        if not isinstance(model, Model):
+            raise ConfigError([Problem("model._target_", f"{run.model.name} returned {type(made).__name__}, not a model")])
+        program = Program(run, source, model, model.loss or _LOSS[source.task](), distribution)
+        counters = [ExamplesSeen()] if isinstance(run.evaluation, config.Validation) else []
+        exact = isinstance(run.evaluation, config.Validation) and run.parameter_servers
+        model.network.compile(
+            optimizer=_calling(run.optimizer),
+            loss=program.loss,
+            metrics=[*program.new_metrics(), *counters],
+            steps_per_execution=run.trainer.steps_per_execution,
+            run_eagerly=run.trainer.run_eagerly,
+            pss_evaluation_shards=_num_eval_shards(run, source) if exact else 0,
+        )
+    return program
+
+
+def build_state(program: Program) -> None:
+    """Makes the variables that Keras would make at the first step: slots, metrics, layers not built yet.
+
+    On workers they could not be made, and a checkpoint restored before they exist loses the slots without a word.
+    """
+    network = program.network
+    with program.distribution.strategy.scope():
+        features, label = _zero_batch(program)
+        prediction = network(features, training=False)
+        optimizer = network.optimizer
+        if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
+            _ = optimizer.iterations
+            optimizer._create_all_weights(network.trainable_variables)  # the only way; Keras calls it at the first step
+        else:
+            optimizer.build(network.trainable_variables)
+        network.compiled_loss.build(prediction)
+        network.compiled_metrics.build(prediction, label)
+
+
+def metric_variables(program: Program) -> list[tf.Variable]:
+    return [variable for metric in program.network.metrics for variable in metric.variables]
+
+
+def _zero_batch(program: Program) -> Any:
+    """A batch of one example of zeros, of the kind that the network is trained on."""
+    dataset = program.train_dataset()
+    cardinality = int(dataset.cardinality()) if tf.executing_eagerly() else tf.data.INFINITE_CARDINALITY
+    if cardinality not in (tf.data.INFINITE_CARDINALITY, tf.data.UNKNOWN_CARDINALITY):
+        raise ConfigError(
+            [Problem("data", f"the training data ends after {cardinality} batches; make it endless with .repeat()")]
+        )
+    return tf.nest.map_structure(
+        lambda spec: tf.zeros([1, *spec.shape[1:]], spec.dtype) if spec.dtype != tf.string
+        else tf.fill([1, *spec.shape[1:]], ""),
+        dataset.element_spec,
+    )  # fmt: skip
+
+
+def _num_eval_shards(run: RunConfig, source: DataSource) -> int:
+    """Shards of Keras' exact evaluation: a few a worker, but never more than there are batches, which it cannot do."""
+    assert isinstance(run.cluster, config.InProcess)
+    num_batches = -(-source.num_eval_examples // run.data.global_batch_size)
+    return max(1, min(num_batches, 4 * run.cluster.num_workers))
+
+
+def _calling(target: targets.Target, **provided: Any) -> Any:
+    """Calls a target; what it raises becomes a message that names the key it stands under."""
+    try:
+        return targets.call(target, **provided)
+    except (PsrunError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise ConfigError([Problem(target.key, f"{target.name} failed: {type(error).__name__}: {error}")]) from error

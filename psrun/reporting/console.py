@@ -1,0 +1,132 @@
+"""What a person sees while a run goes on: a live view on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console, Group
+from rich.filesize import decimal
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from psrun.placement import Balance, Placed, balance
+from psrun.reporting.events import Event, Progress
+
+_PLAIN_EVERY_S = 10.0
+
+
+def numbers(metrics: Mapping[str, float]) -> str:
+    """'loss 0.1234  auc 0.9'."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def placement_table(placed: Sequence[Placed], title: str, *, most: int = 24) -> Group:
+    """Each variable with its shards, and how evenly they lie on the tasks."""
+    rows: dict[tuple[str, str], list[Placed]] = {}
+    for shard in placed:
+        rows.setdefault((shard.kind, shard.variable), []).append(shard)
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for heading, justify in (("variable", "left"), ("shape", "left"), ("shards on", "left"), ("size", "right")):
+        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    shown = sorted(rows.items(), key=lambda item: -sum(shard.bytes for shard in item[1]))
+    for (kind, variable), shards in shown[:most]:
+        style = None if kind == "model" else "dim"
+        shape = "x".join(map(str, shards[0].variable_shape)) or "scalar"
+        tasks = " ".join(shard.task for shard in shards)
+        table.add_row(variable, shape, tasks, decimal(sum(shard.bytes for shard in shards)), style=style)
+    rest = [Text(f"and {len(shown) - most} smaller ones", style="dim")] if len(shown) > most else []
+    return Group(table, *rest, _balance_line(balance(placed)))
+
+
+def _balance_line(found: Balance) -> Text:
+    parts = ", ".join(f"{task} {decimal(size)}" for task, size in found.bytes_by_task.items())
+    uneven = f"; the fullest holds {found.max_over_mean:.2f} times the mean" if len(found.bytes_by_task) > 1 else ""
+    return Text(f"in all: {parts}{uneven}")
+
+
+class ConsoleSink:
+    """Prints a run's events on `console`; on a terminal, with a line of progress that stays at the bottom."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._lock = threading.Lock()
+        self._last_plain_s = console.get_time()
+
+    def event(self, event: Event) -> None:
+        show = getattr(self, f"_show_{event.kind}", None)
+        if show:
+            with self._lock:
+                show(event)
+
+    def progress(self, progress: Progress) -> None:
+        with self._lock:
+            if not self._console.is_terminal:
+                self._plain_progress(progress)
+                return
+            if self._live is None:
+                self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+                self._live.start()
+            self._live.update(_progress_line(progress))
+
+    def close(self) -> None:
+        with self._lock:
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+
+    def _plain_progress(self, progress: Progress) -> None:
+        now = self._console.get_time()
+        if now - self._last_plain_s >= _PLAIN_EVERY_S and progress.step:
+            self._last_plain_s = now
+            self._print(_progress_text(progress))
+
+    def _print(self, *parts: object) -> None:
+        self._console.print(*parts, highlight=False, soft_wrap=True)
+
+    def _show_start(self, event: Event) -> None:
+        self._print(f"[bold]{event.data['title']}[/bold]  run folder {event.data['run_folder']}")
+        for note in event.data["notes"]:
+            self._print(f"[yellow]note:[/yellow] {note}")
+
+    def _show_placement(self, event: Event) -> None:
+        placed = [Placed(**row) for row in event.data["placement"]]
+        self._console.print(placement_table([p for p in placed if p.kind == "model"], "Placement", most=12))
+
+    def _show_epoch(self, event: Event) -> None:
+        data = event.data
+        self._print(
+            f"epoch {data['epoch']}/{data['epochs']}  step {event.step}  {data['steps_per_s']:.4g} steps/s  "
+            f"{data['examples_per_s']:,.0f} examples/s  {numbers(data['metrics'])}"
+        )
+
+    def _show_evaluation(self, event: Event) -> None:
+        data = event.data
+        self._print(f"  evaluation ({data['mode']}, {data['examples_seen']} examples)  {numbers(data['metrics'])}")
+
+    def _show_warning(self, event: Event) -> None:
+        self._print(f"[yellow]warning:[/yellow] {event.data['message']}")
+
+    def _show_end(self, event: Event) -> None:
+        self._print(
+            f"[green]completed[/green] {event.step} steps in {event.data['wall_s']:.1f} s "
+            f"(first step after {event.data['time_to_first_step_s']:.1f} s)  {numbers(event.data['metrics'])}"
+        )
+
+
+def _progress_text(progress: Progress) -> str:
+    loss = "" if progress.loss is None else f"  loss {progress.loss:.4g}"
+    return (
+        f"epoch {progress.epoch}/{progress.epochs}  step {progress.step}/{progress.steps}  "
+        f"{progress.steps_per_s:.4g} steps/s  {progress.examples_per_s:,.0f} examples/s{loss}"
+    )
+
+
+def _progress_line(progress: Progress) -> Table:
+    table = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=progress.steps, completed=min(progress.step, progress.steps), width=24)
+    table.add_row(bar, _progress_text(progress) if progress.step else "starting the first step")
+    return table

@@ -1,0 +1,81 @@
+"""Events of a run and who listens to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened: epoch, evaluation, checkpoint, failure, ...
+
+    Attributes:
+      kind: what happened.
+      step: steps applied when it happened, read from `optimizer.iterations`; None before there is an optimizer.
+      wall_s: seconds since the process started.
+      data: what there is to say about it, in values that JSON knows.
+    """
+
+    kind: str
+    step: int | None
+    wall_s: float
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the training is; rates are those of the last seconds.
+
+    Attributes:
+      epoch: the running one, from 1.
+      epochs: how many are planned.
+      step: steps applied in this run so far.
+      steps: how many are planned.
+      loss: mean over the running epoch so far; None before the first step of it.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    steps_per_s: float
+    examples_per_s: float
+    loss: float | None
+
+
+class Sink(Protocol):
+    """Takes in what happens. Called from more than one thread, one call at a time."""
+
+    def event(self, event: Event) -> None: ...
+
+    def progress(self, progress: Progress) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Reporter:
+    """Hands events to all sinks, stamped with the time since `started_s` (as of `time.time`)."""
+
+    def __init__(self, sinks: Sequence[Sink], *, started_s: float) -> None:
+        self._sinks = sinks
+        self.started_s = started_s
+
+    @property
+    def wall_s(self) -> float:
+        return time.time() - self.started_s
+
+    def emit(self, kind: str, *, step: int | None = None, **data: Any) -> None:
+        event = Event(kind, step, round(self.wall_s, 3), data)
+        for sink in self._sinks:
+            sink.event(event)
+
+    def progress(self, progress: Progress) -> None:
+        for sink in self._sinks:
+            sink.progress(progress)
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()

@@ -1,0 +1,92 @@
+"""The run folder: run.json, metrics.jsonl and where everything else of a run goes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from psrun.errors import ConfigError, Problem
+from psrun.reporting.events import Event, Progress
+
+
+class RunFolder:
+    """All that one run leaves behind.
+
+    run.json is one JSON object that is replaced atomically at every change; metrics.jsonl has one event a line.
+    Numbers that JSON does not know (NaN, infinities) are written as null.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._result: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def create(cls, path: Path, *, raw: Mapping[str, Any]) -> RunFolder:
+        """Makes the folder ready for a new run.
+
+        Raises:
+          ConfigError: there is a run in it already, or nothing can be written there.
+        """
+        if (path / "run.json").exists():
+            raise ConfigError([Problem("hydra.run.dir", f"{path} holds a run already; choose another folder")])
+        try:
+            for folder in ("logs", "tensorboard"):
+                (path / folder).mkdir(parents=True, exist_ok=True)
+            (path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(raw))), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError([Problem("hydra.run.dir", f"{path} cannot be written to: {error}")]) from error
+        return cls(path)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    def log(self, task: str) -> Path:
+        """The log file of a task, such as 'chief-0'."""
+        return self.path / "logs" / f"{task}.log"
+
+    def update(self, **values: Any) -> None:
+        """Sets keys of run.json."""
+        with self._lock:
+            self._result |= values
+            text = json.dumps(_plain(self._result), indent=2, allow_nan=False)
+            temporary = self.path / f".run.json.{os.getpid()}"
+            temporary.write_text(text + "\n", encoding="utf-8")
+            temporary.replace(self.path / "run.json")
+
+    def append(self, key: str, value: Any) -> None:
+        """Adds to a list of run.json."""
+        self.update(**{key: [*self._result.get(key, []), value]})
+
+    def event(self, event: Event) -> None:
+        line = {"event": event.kind, "step": event.step, "wall_s": event.wall_s, **event.data}
+        with self._lock, (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_plain(line), allow_nan=False) + "\n")
+
+    def progress(self, progress: Progress) -> None:
+        """Progress is for people who watch; what lasts is in the events."""
+
+    def close(self) -> None:
+        """Everything is on disk already."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value

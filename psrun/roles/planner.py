@@ -1,0 +1,176 @@
+"""mode=plan: what a run would be, without starting a server or filling a variable."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import tensorflow as tf
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable  # no public name; a test pins it
+
+from psrun import config, placement, program, strategy
+from psrun.config import RunConfig
+from psrun.placement import Placed, Planned
+from psrun.reporting.console import placement_table
+from psrun.reporting.run_folder import RunFolder
+
+_INDEX_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that one worker moves in one step, at most: rows of tables are counted once for each id of the batch.
+
+    Attributes:
+      read_bytes: from the parameter servers.
+      pushed_bytes: gradients to them.
+    """
+
+    read_bytes: int
+    pushed_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run would put where, and move in each step."""
+
+    placed: list[Placed]
+    traffic: Traffic
+    traffic_by_variable: dict[str, Traffic]
+
+
+def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
+    """Prints the plan and records it."""
+    source = program.load_source(run_config)
+    plan = make(run_config, source)
+    folder.update(placement=[asdict(shard) for shard in plan.placed], bytes_per_step=asdict(plan.traffic))
+    show(plan, run_config, source.num_train_examples, console)
+
+
+def make(run_config: RunConfig, source: Any) -> Plan:
+    """Builds the model with variables that have a shape but no memory, and predicts where they would be put."""
+    recorder = _Recorder()
+    with tf.variable_creator_scope(recorder.create):
+        built = program.build(run_config, source, strategy.Distribution(tf.distribute.get_strategy()))
+        recorder.kinds = {"optimizer": len(recorder.made)}
+        gradients: dict[str, Traffic] = {}
+
+        def state() -> tf.Tensor:
+            # Within a function everything is symbolic: slots' zeros and the step itself take no memory either.
+            program.build_state(built)
+            gradients.update(_traffic(built))
+            return tf.constant(0)
+
+        tf.function(state).get_concrete_function()
+    placed = _place(recorder, built, run_config)
+    total = Traffic(
+        sum(traffic.read_bytes for traffic in gradients.values()),
+        sum(traffic.pushed_bytes for traffic in gradients.values()),
+    )
+    return Plan(placed, total, gradients)
+
+
+class _Recorder:
+    """A variable creator that makes handles without values, and remembers them in order."""
+
+    def __init__(self) -> None:
+        self.made: list[tf.Variable] = []
+        self.kinds: dict[str, int] = {}
+
+    def create(self, next_creator: Any, **kwargs: Any) -> tf.Variable:
+        value, shape, dtype = kwargs["initial_value"], kwargs.get("shape"), kwargs.get("dtype")
+        if not callable(value) or shape is None or dtype is None:
+            value = tf.convert_to_tensor(value() if callable(value) else value, dtype=dtype)
+            shape, dtype = value.shape, value.dtype
+        with tf.init_scope():
+            variable = UninitializedVariable(
+                shape=tf.TensorShape(shape), dtype=dtype, name=kwargs.get("name"), trainable=kwargs.get("trainable")
+            )
+        self.made.append(variable)
+        return variable
+
+
+def _place(recorder: _Recorder, built: program.Program, run_config: RunConfig) -> list[Placed]:
+    kinds = {id(variable): "model" for variable in built.network.variables}
+    kinds |= {id(variable): "optimizer" for variable in built.optimizer.variables()}
+    kinds |= {id(variable): "metric" for variable in program.metric_variables(built)}
+    names = sorted((placement.split_name(v.name)[0] for v in built.network.trainable_variables), key=len, reverse=True)
+    planned = []
+    for variable in recorder.made:
+        kind, name = kinds.get(id(variable), "other"), placement.split_name(variable.name)[0]
+        beside = next((other for other in names if other in name), None) if kind == "optimizer" else None
+        planned.append(Planned(name, tuple(variable.shape), variable.dtype.size, kind, beside))
+    cluster, partition = run_config.cluster, None
+    if isinstance(cluster, config.InProcess):
+        partition = strategy.make_partitioner(run_config.partitioner)
+    num_ps = max(1, cluster.num_ps) if isinstance(cluster, config.InProcess) else 0
+    dtypes = {4: tf.float32, 8: tf.int64, 2: tf.float16, 1: tf.int8}
+
+    def num_shards(variable: Planned) -> int:
+        assert partition is not None
+        return partition(tf.TensorShape(variable.shape), dtypes[variable.value_bytes])[0]
+
+    placed = placement.predicted(planned, num_ps=num_ps, num_shards=num_shards if partition else None)
+    return [shard for shard in placed if shard.kind != "other"]
+
+
+def _traffic(built: program.Program) -> dict[str, Traffic]:
+    """Bytes a step by variable, from the shapes of one step's gradients."""
+    spec = built.train_dataset().element_spec
+    batch = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype) if s.dtype != tf.string
+                                  else tf.fill(s.shape, ""), spec)  # fmt: skip
+    features, label = batch
+    with tf.GradientTape() as tape:
+        prediction = built.network(features, training=True)
+        loss = built.network.compute_loss(features, label, prediction)
+    variables = built.network.trainable_variables
+    found = {}
+    for variable, gradient in zip(variables, tape.gradient(loss, variables)):
+        whole = math.prod(variable.shape) * variable.dtype.size
+        traffic = Traffic(whole, whole)
+        if gradient is None:
+            traffic = Traffic(0, 0)
+        elif isinstance(gradient, tf.IndexedSlices):
+            rows = math.prod(gradient.values.shape) * gradient.values.dtype.size
+            ids = math.prod(gradient.indices.shape) * _INDEX_BYTES
+            traffic = Traffic(rows + ids, rows + ids)
+        found[placement.split_name(variable.name)[0]] = traffic
+    return found
+
+
+def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, console: Console) -> None:
+    """The plan for a person."""
+    cluster, trainer = run_config.cluster, run_config.trainer
+    console.print(f"[bold]Plan[/bold] of {run_config.model.name} on cluster={cluster.kind}, trainer={trainer.kind}")
+    console.print(placement_table(plan.placed, "Placement"))
+    console.print()
+    tasks = Table(title="Tasks", title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for heading in ("task", "model", "optimizer", "metrics", "in all"):
+        tasks.add_column(heading, justify="left" if heading == "task" else "right")
+    for task in _tasks(run_config):
+        held = {kind: sum(s.bytes for s in plan.placed if s.task == task and s.kind == kind)
+                for kind in ("model", "optimizer", "metric")}  # fmt: skip
+        tasks.add_row(task, *(decimal(size) for size in held.values()), decimal(sum(held.values())))
+    console.print(tasks)
+    console.print("Variables only: TensorFlow itself, the input pipeline and activations come on top.\n")
+    batch, steps = run_config.data.global_batch_size, trainer.epochs * trainer.steps_per_epoch
+    traffic = plan.traffic
+    if run_config.parameter_servers:
+        console.print(
+            f"Each step of a worker reads at most {decimal(traffic.read_bytes)} from the parameter servers and "
+            f"pushes at most {decimal(traffic.pushed_bytes)} of gradients"
+        )
+    share = "" if num_train_examples is None else f", {batch * steps / num_train_examples:.2f} times the training data"
+    console.print(f"{trainer.epochs} epochs x {trainer.steps_per_epoch} steps of {batch} examples{share}")
+
+
+def _tasks(run_config: RunConfig) -> list[str]:
+    cluster = run_config.cluster
+    if not isinstance(cluster, config.InProcess):
+        return [placement.CHIEF]
+    ps = [f"ps-{index}" for index in range(max(1, cluster.num_ps))]
+    return [placement.CHIEF, *ps, *(f"worker-{index}" for index in range(cluster.num_workers))]

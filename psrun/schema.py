@@ -1,0 +1,87 @@
+"""Reading a configuration node into a dataclass, with every problem collected rather than the first one raised.
+
+The types are checked by OmegaConf's structured configs; what psrun adds is the list of all problems, ranges and
+choices (kept in the fields' metadata) and a guess at what a mistyped key was meant to be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from psrun.errors import Problem
+
+T = TypeVar("T")
+MISSING = "???"
+
+
+def at_least(minimum: float, *, default: Any = dataclasses.MISSING) -> Any:
+    """A field whose value must be `minimum` or more."""
+    return dataclasses.field(default=default, metadata={"at_least": minimum})
+
+
+def one_of(*choices: str, default: Any = dataclasses.MISSING) -> Any:
+    """A field whose value must be one of `choices`."""
+    return dataclasses.field(default=default, metadata={"choices": choices})
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """" Did you mean 'x'?" for the nearest of `known`, or all of `known` where nothing is near."""
+    known = sorted(known)
+    near = difflib.get_close_matches(word, known, n=1)
+    if near:
+        return f" Did you mean '{near[0]}'?"
+    return f" Known here: {', '.join(known)}." if known else ""
+
+
+def read(cls: type[T], node: Mapping[str, Any], *, key: str, problems: list[Problem]) -> T | None:
+    """`node` as a `cls`, or None after adding to `problems` all that keeps it from being one.
+
+    Args:
+      cls: a dataclass whose annotations OmegaConf knows.
+      node: plain values, as from `OmegaConf.to_container`.
+      key: where the node stands in the configuration, for the messages.
+      problems: grows by one for each thing wrong.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    before = len(problems)
+    values = {}
+    for name, value in node.items():
+        where = f"{key}.{name}" if key else name
+        if name not in fields:
+            problems.append(Problem(where, f"no such key (value {value!r}).{did_you_mean(name, fields)}"))
+        elif value == MISSING:
+            problems.append(Problem(where, f"must be given a value: {where}=..."))
+        else:
+            values[name] = _checked(cls, fields[name], value, where=where, problems=problems)
+    for name, field in fields.items():
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and name not in node:
+            where = f"{key}.{name}" if key else name
+            problems.append(Problem(where, f"is missing: give it a value with +{where}=..."))
+    return cls(**values) if len(problems) == before else None
+
+
+def _checked(cls: type, field: dataclasses.Field, value: Any, *, where: str, problems: list[Problem]) -> Any:
+    schema = OmegaConf.structured(cls)
+    OmegaConf.set_readonly(schema, False)
+    try:
+        value = OmegaConf.to_container(OmegaConf.merge(schema, {field.name: value}), throw_on_missing=False)[field.name]
+    except OmegaConfBaseException as error:
+        wanted = str(field.type).replace("list", "a list of").replace("[", " ").replace("]", "")
+        if value is None:
+            problems.append(Problem(where, f"must be given a value ({wanted}): {where}=..."))
+        else:
+            problems.append(Problem(where, f"{value!r} is not of type {wanted} ({str(error).splitlines()[0]})"))
+        return None
+    minimum, choices = field.metadata.get("at_least"), field.metadata.get("choices")
+    if minimum is not None and value is not None and value < minimum:
+        problems.append(Problem(where, f"is {value}, must be {minimum} or more"))
+    if choices and value not in choices:
+        problems.append(Problem(where, f"is {value!r}, must be one of {', '.join(choices)}"))
+    return value

@@ -1,0 +1,77 @@
+"""Keras callbacks of the configuration, and the one through which `fit` tells psrun of its epochs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tf_keras
+
+from psrun import targets
+from psrun.config import Fit, RunConfig
+from psrun.errors import ConfigError, Problem
+from psrun.training.session import Session
+
+_BATCH_METHODS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+_SEEN = "examples_seen"
+
+
+def make(run: RunConfig) -> list[tf_keras.callbacks.Callback]:
+    """The callbacks that the configuration names.
+
+    Raises:
+      ConfigError: one is no Keras callback, or works batch by batch where steps end on workers.
+    """
+    assert isinstance(run.trainer, Fit)
+    made, problems = [], []
+    for index, node in enumerate(run.trainer.callbacks):
+        key = f"trainer.callbacks[{index}]"
+        options = {name: value for name, value in node.items() if name != "_target_"}
+        callback = targets.call(targets.Target(node["_target_"], options, key))
+        made.append(callback)
+        base = tf_keras.callbacks.Callback
+        if not isinstance(callback, base):
+            problems.append(Problem(key, f"{node['_target_']} made a {type(callback).__name__}, no Keras callback"))
+        elif run.parameter_servers and not getattr(callback, "_supports_tf_logs", False):
+            overridden = [name for name in _BATCH_METHODS if getattr(type(callback), name) is not getattr(base, name)]
+            if overridden:
+                problems.append(
+                    Problem(key, f"{node['_target_']} has {', '.join(overridden)}; under parameter servers steps end "
+                            "on workers, so only epoch-level methods are called")
+                )  # fmt: skip
+    if problems:
+        raise ConfigError(problems)
+    return made
+
+
+class Epochs(tf_keras.callbacks.Callback):
+    """Tells the session of each epoch. Put first: what it adds to the logs is there for the callbacks after it."""
+
+    _supports_tf_logs = True
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+        self._joined = False
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._joined = False
+        self._session.epoch_begins()
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._join()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._join()
+        logs = {} if logs is None else logs
+        self._session.scheduled += self._session.program.config.trainer.steps_per_epoch
+        logs.pop(_SEEN, None)
+        validation = {name[4:]: float(value) for name, value in logs.items() if name.startswith("val_")}
+        metrics = {name: float(value) for name, value in logs.items() if not name.startswith("val_")}
+        seen = int(validation.pop(_SEEN, 0))
+        logs |= self._session.epoch_ends(metrics, (seen, validation) if validation else None)
+
+    def _join(self) -> None:
+        """The steps of the epoch end where Keras' validation begins, or where the epoch itself does."""
+        if not self._joined:
+            self._joined = True
+            self._session.steps_joined()

@@ -1,0 +1,76 @@
+"""The custom training loop: steps are scheduled on the workers and joined at the end of each epoch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from psrun import config
+from psrun.config import RunConfig
+from psrun.program import Program
+from psrun.training.session import Session
+
+# Enough to keep every worker busy while one closure's end is told to the chief; few, so that a stop comes soon.
+_IN_FLIGHT_PER_WORKER = 4
+
+
+def trainer(run: RunConfig) -> Callable[[Program, Session], None]:
+    """The function that trains a program; nothing of `run` can be refused here."""
+    return _train
+
+
+def _train(program: Program, session: Session) -> None:
+    """Runs all epochs of the program's configuration. The step is the network's own `train_step`, as in Keras."""
+    trainer = program.config.trainer
+    schedule, join = _scheduler(program, session)
+    network = program.network
+    for _ in range(trainer.epochs):
+        network.reset_metrics()
+        session.epoch_begins()
+        for first in range(0, trainer.steps_per_epoch, trainer.steps_per_execution):
+            session.check_loss()
+            num_steps = min(trainer.steps_per_execution, trainer.steps_per_epoch - first)
+            schedule(num_steps)
+            session.scheduled += num_steps
+        join()
+        session.steps_joined()
+        session.epoch_ends({metric.name: float(metric.result()) for metric in network.metrics})
+
+
+def _scheduler(program: Program, session: Session) -> tuple[Callable[[int], None], Callable[[], None]]:
+    """How a number of steps gets done, and how to wait for all of them."""
+    strategy, coordinator = program.distribution.strategy, program.distribution.coordinator
+    steps = _packed_steps(program)
+    if coordinator is None:
+        iterator = iter(strategy.experimental_distribute_dataset(program.train_dataset()))
+        return lambda num_steps: steps(iterator, tf.constant(num_steps)), lambda: None
+
+    iterator = iter(coordinator.create_per_worker_dataset(lambda: program.train_dataset(context=coordinator)))
+    cluster = program.config.cluster
+    assert isinstance(cluster, config.InProcess)
+    in_flight: deque[Any] = deque()
+
+    def schedule(num_steps: int) -> None:
+        if len(in_flight) >= _IN_FLIGHT_PER_WORKER * cluster.num_workers:
+            in_flight.popleft().get()
+        in_flight.append(coordinator.schedule(steps, args=(iterator, tf.constant(num_steps))))
+
+    def join() -> None:
+        in_flight.clear()
+        coordinator.join()
+
+    return schedule, join
+
+
+def _packed_steps(program: Program) -> Callable[[Any, tf.Tensor], None]:
+    """A function of an iterator and a number of steps; it returns nothing, as results would travel to the chief."""
+    strategy, network = program.distribution.strategy, program.network
+
+    def steps(iterator: Any, num_steps: tf.Tensor) -> None:
+        for _ in tf.range(num_steps):
+            strategy.run(network.train_step, args=(next(iterator),))
+
+    return steps if program.config.trainer.run_eagerly else tf.function(steps)

@@ -1,0 +1,108 @@
+"""Watches the training from a thread of its own: progress, the moment of the first step, a loss that is not finite."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import tensorflow as tf
+
+from psrun.program import Program
+from psrun.reporting.events import Progress, Reporter
+
+_FIRST_STEP_POLL_S = 0.05
+_POLL_S = 0.5
+_RATE_WINDOW = 10
+_STOP_WITHIN_S = 5.0
+
+
+class Monitor:
+    """Reads `optimizer.iterations` and the running loss every half second while an epoch trains.
+
+    Reading blocks while a parameter server hangs; this thread may block, the training does not wait for it.
+
+    Attributes:
+      first_step_s: when the first step had been applied, on the clock of `time.monotonic`; None before.
+      first_step_count: how many had been applied by then.
+      last_step: how many had been applied when they were last read; exact after an epoch's end.
+      planned: how many are to be done.
+      non_finite_loss: the loss, once it was NaN or infinite; None before.
+    """
+
+    def __init__(self, program: Program, reporter: Reporter) -> None:
+        self._program, self._reporter = program, reporter
+        trainer = program.config.trainer
+        self._epochs, self.planned = trainer.epochs, trainer.epochs * trainer.steps_per_epoch
+        self._epoch = 0
+        self._training, self._ended = threading.Event(), threading.Event()
+        self._samples: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
+        self._thread = threading.Thread(target=self._watch, name="psrun-monitor", daemon=True)
+        self.first_step_s: float | None = None
+        self.first_step_count = 0
+        self.last_step = 0
+        self.non_finite_loss: float | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, waiting a bounded time for it."""
+        self._ended.set()
+        self._training.set()
+        self._thread.join(_STOP_WITHIN_S)
+
+    def epoch_begins(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._training.set()
+
+    def epoch_ends(self, step: int) -> None:
+        """The epoch's steps are joined, `step` have been applied in all; nothing is read until the next begins."""
+        self._training.clear()
+        self._note_step(step)
+
+    def _watch(self) -> None:
+        while True:
+            self._training.wait()
+            if self._ended.wait(_POLL_S if self.first_step_s else _FIRST_STEP_POLL_S):
+                return
+            step = iterations(self._program)
+            loss = self._loss() if step else None
+            # What was read while the epoch ended may belong to the reset that follows it.
+            if not self._training.is_set() or self._ended.is_set():
+                continue
+            self._note_step(step)
+            if loss is not None and not math.isfinite(loss):
+                self.non_finite_loss = loss
+            self._report(step, loss)
+
+    def _note_step(self, step: int) -> None:
+        self.last_step = step
+        if step and self.first_step_s is None:
+            self.first_step_s, self.first_step_count = time.monotonic(), step
+
+    def _report(self, step: int, loss: float | None) -> None:
+        self._samples.append((time.monotonic(), step))
+        (start_s, start), (now_s, now) = self._samples[0], self._samples[-1]
+        rate = (now - start) / (now_s - start_s) if now_s > start_s else 0.0
+        examples = rate * self._program.config.data.global_batch_size
+        self._reporter.progress(Progress(self._epoch, self._epochs, step, self.planned, rate, examples, loss))
+
+    def _loss(self) -> float | None:
+        """The mean loss of the running epoch; None right after its reset."""
+        metric = next((m for m in self._program.network.metrics if m.name == "loss"), None)
+        if metric is None:
+            return None
+        total, count = (_read(variable) for variable in (metric.total, metric.count))
+        return float(total) / float(count) if count else None
+
+
+def iterations(program: Program) -> int:
+    """Steps applied so far."""
+    return int(_read(program.optimizer.iterations))
+
+
+def _read(variable: tf.Variable) -> Any:
+    return tf.convert_to_tensor(variable).numpy()
