@@ -23,7 +23,7 @@ def main() -> None:
         Console(stderr=True).print(f"psrun: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         code = error.exit_code
     except SystemExit as exit_:  # Hydra's own ends: --help, --cfg, --info
-        code = ExitCode.USAGE if exit_.code == 2 else ExitCode(exit_.code or 0)
+        code = ExitCode(int(exit_.code or 0))
     environment.leave(code)
 
 
@@ -32,5 +32,7 @@ def _dispatch(arguments: list[str], started_s: float) -> ExitCode:
         Console().print(f"psrun {__version__}", highlight=False)
         return ExitCode.DONE
     if arguments and arguments[0].isidentifier():
-        raise ConfigError(f"'{arguments[0]}' is no verb that psrun knows; a run is GROUP=NAME and KEY=VALUE, see --help")
+        raise ConfigError(
+            f"'{arguments[0]}' is no verb that psrun knows; a run is GROUP=NAME and KEY=VALUE, see --help"
+        )
     return composition.run(started_s)

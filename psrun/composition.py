@@ -63,7 +63,6 @@ def _job(composed: DictConfig, started_s: float) -> ExitCode:
 
 def _plain(composed: DictConfig) -> dict[str, Any]:
     plain: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
-    plain.pop("experiment", None)  # a choice, not a part
     return plain
 
 
@@ -121,7 +120,6 @@ def _compose(arguments: list[str]) -> dict[str, Any] | Exception:
         with contextlib.redirect_stdout(printed):
             _hydra_main(lambda composed: None)
         plain: Any = OmegaConf.to_container(OmegaConf.create(printed.getvalue()), throw_on_missing=False)
-        plain.pop("experiment", None)
         return plain
     except _HYDRA_ERRORS as error:
         return error
@@ -143,7 +141,9 @@ def _blame(error: Exception, arguments: list[str]) -> tuple[str | None, Problem]
     value = culprit.partition("=")[2]
     if choice:
         options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
-        return culprit, Problem(key, f"there is no {key} named '{choice['choice']}'.{schema.did_you_mean(choice['choice'], options)}")
+        return culprit, Problem(
+            key, f"there is no {key} named '{choice['choice']}'.{schema.did_you_mean(choice['choice'], options)}"
+        )
     return culprit, Problem(key, f"no such key or group (value '{value}').")
 
 

@@ -1,13 +1,13 @@
 """What can go wrong, and the exit code of each.
 
-    PsrunError                      1   failed for good
-      ConfigError                   2   bad configuration or usage
-      DataError                     1   the data cannot be read, or is not what the run needs
-        DataExhaustedError          1   the training data came to an end
-      ServerStartError              1   a server of the cluster could not be started
-      TrainingError                 1   a step failed
-        NonFiniteLossError          1   the loss became NaN or infinite
-    Interrupted                     130 Ctrl-C, or 143 SIGTERM
+PsrunError                      1   failed for good
+  ConfigError                   2   bad configuration or usage
+  DataError                     1   the data cannot be read, or is not what the run needs
+    DataExhaustedError          1   the training data came to an end
+  ServerStartError              1   a server of the cluster could not be started
+  TrainingError                 1   a step failed
+    NonFiniteLossError          1   the loss became NaN or infinite
+Interrupted                     130 Ctrl-C, or 143 SIGTERM
 """
 
 from __future__ import annotations

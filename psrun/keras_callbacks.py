@@ -44,7 +44,8 @@ def _one_file(options: Options, setting: Setting) -> bool:
 
 
 RULES = (
-    Rule("TerminateOnNaN", _always, "works batch by batch and cannot run here; psrun itself stops when the loss is NaN"),
+    Rule("TerminateOnNaN", _always, 
+         "works batch by batch and cannot run here; psrun itself stops when the loss is NaN"),
     Rule("ProgbarLogger", _always, "works batch by batch and cannot run here; psrun shows the progress itself"),
     Rule("LambdaCallback", lambda options, _: any("batch" in name for name in options),
          "has a batch-level function; steps end on workers, not here: use an epoch-level one"),
@@ -55,7 +56,8 @@ RULES = (
          "save_before_preemption does nothing here; leave it out"),
     Rule("ModelCheckpoint", _one_file,
          "writes .keras and .h5 files of sharded variables that cannot be loaded; use a filepath without an ending"),
-    Rule("LearningRateScheduler", lambda _, setting: setting.scheduled, "is ignored beside a schedule; give optimizer.learning_rate a number"),
+    Rule("LearningRateScheduler", lambda _, setting: setting.scheduled,
+         "is ignored beside a schedule; give optimizer.learning_rate a number"),
 )  # fmt: skip
 
 

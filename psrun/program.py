@@ -32,11 +32,11 @@ _METRICS: dict[str, Callable[[], list]] = {
 _SEED_STRIDE = 1_000_003
 
 
-class ExamplesSeen(metrics.Metric):
+class ExamplesSeen(tf_keras.metrics.Metric):
     """Counts the examples that the other metrics have seen."""
 
-    def __init__(self, name: str = "examples_seen", **kwargs: Any) -> None:
-        super().__init__(name=name, dtype=tf.int64, **kwargs)
+    def __init__(self, name: str = "examples_seen", dtype: tf.DType = tf.int64) -> None:
+        super().__init__(name=name, dtype=dtype)
         self.count = self.add_weight(name="count", initializer="zeros", dtype=tf.int64)
 
     def update_state(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None = None) -> None:
@@ -53,7 +53,7 @@ class Program:
     config: RunConfig
     source: DataSource
     model: Model
-    loss: losses.Loss
+    loss: tf_keras.losses.Loss
     distribution: Distribution
 
     @property
@@ -64,7 +64,7 @@ class Program:
     def optimizer(self) -> Any:
         return self.network.optimizer
 
-    def new_metrics(self) -> list[metrics.Metric]:
+    def new_metrics(self) -> list[tf_keras.metrics.Metric]:
         """Fresh metric objects; where their variables live is decided by the scope of the caller."""
         return (self.model.metrics or _METRICS[self.source.task])()
 
@@ -108,20 +108,25 @@ def load_source(run: RunConfig) -> DataSource:
     return source
 
 
+def start_afresh(seed: int) -> None:
+    """Names and random numbers of a new process, whatever was built before in this one. Call before `build`."""
+    tf_keras.backend.clear_session()
+    tf_keras.utils.set_random_seed(seed)
+
+
 def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Program:
     """Makes the model and everything that trains it, in the scope of the run's strategy.
 
     Raises:
       ConfigError: model, data and options do not fit each other.
     """
-    # One graph a run: the names of variables are those of a fresh process, whatever was built before.
-    tf_keras.backend.clear_session()
-    tf_keras.utils.set_random_seed(run.seed)
     with distribution.strategy.scope():
         made = _calling(run.model, source=source, seed=run.seed)
         model = Model(made) if isinstance(made, tf_keras.Model) else made
         if not isinstance(model, Model):
-            raise ConfigError([Problem("model._target_", f"{run.model.name} returned {type(made).__name__}, not a model")])
+            raise ConfigError(
+                [Problem("model._target_", f"{run.model.name} returned {type(made).__name__}, not a model")]
+            )
         program = Program(run, source, model, model.loss or _LOSS[source.task](), distribution)
         counters = [ExamplesSeen()] if isinstance(run.evaluation, config.Validation) else []
         exact = isinstance(run.evaluation, config.Validation) and run.parameter_servers

@@ -31,7 +31,7 @@ def one_of(*choices: str, default: Any = dataclasses.MISSING) -> Any:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """" Did you mean 'x'?" for the nearest of `known`, or all of `known` where nothing is near."""
+    """ " Did you mean 'x'?" for the nearest of `known`, or all of `known` where nothing is near."""
     known = sorted(known)
     near = difflib.get_close_matches(word, known, n=1)
     if near:
@@ -71,9 +71,10 @@ def _checked(cls: type, field: dataclasses.Field, value: Any, *, where: str, pro
     schema = OmegaConf.structured(cls)
     OmegaConf.set_readonly(schema, False)
     try:
-        value = OmegaConf.to_container(OmegaConf.merge(schema, {field.name: value}), throw_on_missing=False)[field.name]
+        merged: Any = OmegaConf.to_container(OmegaConf.merge(schema, {field.name: value}), throw_on_missing=False)
+        value = merged[field.name]
     except OmegaConfBaseException as error:
-        wanted = str(field.type).replace("list", "a list of").replace("[", " ").replace("]", "")
+        wanted = field.type.__name__ if isinstance(field.type, type) else str(field.type).replace("typing.", "")
         if value is None:
             problems.append(Problem(where, f"must be given a value ({wanted}): {where}=..."))
         else:

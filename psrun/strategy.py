@@ -55,7 +55,7 @@ def parameter_servers(spec: tf.train.ClusterSpec, partitioner: config.Partitione
     return Distribution(strategy, tf.distribute.coordinator.ClusterCoordinator(strategy))
 
 
-def make_partitioner(partitioner: config.Partitioner) -> partitioners.Partitioner | None:
+def make_partitioner(partitioner: config.Partitioner) -> tf.distribute.experimental.partitioners.Partitioner | None:
     """TensorFlow's partitioner: a function of (shape, dtype) to the number of shards along each axis."""
     match partitioner:
         case config.NoPartitioner():

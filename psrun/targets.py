@@ -61,7 +61,9 @@ def find(target: Target) -> Callable[..., Any]:
         return getattr(importlib.import_module(module_name), attribute)
     except ModuleNotFoundError as error:
         if error.name and not f"{module_name}.".startswith(f"{error.name}."):
-            raise ConfigError([Problem(f"{target.key}._target_", f"{target.name} needs {error.name}: {error}")]) from error
+            raise ConfigError(
+                [Problem(f"{target.key}._target_", f"{target.name} needs {error.name}: {error}")]
+            ) from error
         raise ConfigError([_no_such(target, f"no module named '{error.name}'")]) from error
     except AttributeError as error:
         raise ConfigError([_no_such(target, str(error))]) from error
@@ -96,7 +98,10 @@ def _build(value: Any, key: str) -> Any:
 
 
 def _no_such(target: Target, reason: str) -> Problem:
-    return Problem(f"{target.key}._target_", f"cannot find '{target.name}': {reason}. Is its folder on PYTHONPATH?")
+    return Problem(
+        f"{target.key}._target_",
+        f"cannot find '{target.name}': {reason} (own modules are looked for here and on PYTHONPATH)",
+    )
 
 
 def _static_parameters(target: Target, problems: list[Problem]) -> type | None:
@@ -104,22 +109,29 @@ def _static_parameters(target: Target, problems: list[Problem]) -> type | None:
     module_name, _, attribute = target.name.rpartition(".")
     spec = _spec(module_name) if module_name else None
     if spec is None:
-        # A class may stand where a module was looked for (a.b.Class.method), or a package may make its names at run time.
+        # A class may stand where a module was looked for (a.b.Class.method), or names are made at run time.
         if not module_name or _spec(module_name.partition(".")[0]) is None:
             problems.append(_no_such(target, f"no module named '{module_name or target.name}'"))
         return None
     if not spec.origin or not spec.origin.endswith(".py") or spec.origin.endswith("__init__.py"):
         return None
     body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
-    found = {node.name: node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    definition = found.get(attribute)
+    definitions = {node.name: node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    definition = definitions.get(attribute)
     if definition is None:
-        names = {name.id for node in body for name in ast.walk(node) if isinstance(name, ast.Name)}
-        imported = any(isinstance(node, ast.ImportFrom) for node in body)
-        if attribute not in names and not imported:
-            problems.append(_no_such(target, f"{module_name} has no '{attribute}'.{schema.did_you_mean(attribute, found)}"))
+        if attribute not in _other_names(body):
+            guess = schema.did_you_mean(attribute, definitions)
+            problems.append(_no_such(target, f"{module_name} has no '{attribute}'.{guess}"))
         return None
     return _as_dataclass(definition)
+
+
+def _other_names(body: list[ast.stmt]) -> set[str]:
+    """Names that a module gets by import or assignment, at any depth."""
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    aliases = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
+    assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return assigned | {alias.asname or alias.name for alias in aliases}
 
 
 def _spec(module_name: str) -> ModuleSpec | None:
@@ -165,5 +177,5 @@ def _annotation(node: ast.expr | None) -> Any:
         return Any if inner is Any else list[inner]  # type: ignore[valid-type]
     if isinstance(node, ast.BinOp) and isinstance(node.right, ast.Constant) and node.right.value is None:
         inner = _annotation(node.left)
-        return Any if inner is Any else Optional[inner]
+        return Any if inner is Any else Optional[inner]  # noqa: UP045 - a type made at run time
     return Any

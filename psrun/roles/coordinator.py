@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
@@ -16,21 +16,31 @@ import tensorflow as tf
 from psrun import config, placement, program, strategy
 from psrun.checkpoint import Checkpoints
 from psrun.config import RunConfig
-from psrun.errors import DataExhaustedError, TrainingError
+from psrun.errors import TrainingError
 from psrun.evaluation.direct import DirectEvaluation
 from psrun.reporting.events import Reporter, Sink
 from psrun.reporting.run_folder import RunFolder
 from psrun.reporting.summaries import Summaries
 from psrun.training import custom_loop, fit
 from psrun.training.monitor import iterations
-from psrun.training.session import Session
+from psrun.training.session import Session, data_ended
 
 TRAINERS = {"custom_loop": custom_loop.trainer, "fit": fit.trainer}
 _VERSIONS = ("psrun", "tensorflow", "tf-keras", "hydra-core")
 
 
-def run(run_config: RunConfig, folder: RunFolder, console: Sink, *, started_s: float) -> None:
+def run(
+    run_config: RunConfig,
+    folder: RunFolder,
+    console: Sink,
+    *,
+    started_s: float,
+    connect: Callable[[config.Cluster, config.Partitioner], strategy.Distribution] = strategy.connect,
+) -> None:
     """Trains as configured; what came of it is in the run folder.
+
+    Args:
+      connect: starts what the topology needs and connects to it; tests hand in one that uses servers already there.
 
     Raises:
       PsrunError: the run failed; run.json says so as well.
@@ -44,7 +54,8 @@ def run(run_config: RunConfig, folder: RunFolder, console: Sink, *, started_s: f
         source = program.load_source(run_config)
         folder.update(data={"num_train_examples": source.num_train_examples,
                             "num_eval_examples": source.num_eval_examples, **source.facts})  # fmt: skip
-        built = program.build(run_config, source, strategy.connect(run_config.cluster, run_config.partitioner))
+        program.start_afresh(run_config.seed)
+        built = program.build(run_config, source, connect(run_config.cluster, run_config.partitioner))
         program.build_state(built)
         _report_placement(built, folder, reporter)
         _train(built, train, folder, reporter)
@@ -134,10 +145,7 @@ def _named_errors(session: Session) -> Iterator[None]:
         session.check_loss()
         text = re.sub(r"\s+", " ", str(error))
         if isinstance(error, tf.errors.OutOfRangeError) or "End of sequence" in text:
-            raise DataExhaustedError(
-                f"the training data came to an end after {iterations(session.program)} steps, before the "
-                f"{session.monitor.planned} planned; make it endless with .repeat()"
-            ) from error
+            raise data_ended(iterations(session.program), session.monitor.planned) from error
         raise TrainingError(f"a step failed: {type(error).__name__}: {text[:600]}") from error
 
 

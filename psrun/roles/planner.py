@@ -54,9 +54,9 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
 def make(run_config: RunConfig, source: Any) -> Plan:
     """Builds the model with variables that have a shape but no memory, and predicts where they would be put."""
     recorder = _Recorder()
+    program.start_afresh(run_config.seed)
     with tf.variable_creator_scope(recorder.create):
         built = program.build(run_config, source, strategy.Distribution(tf.distribute.get_strategy()))
-        recorder.kinds = {"optimizer": len(recorder.made)}
         gradients: dict[str, Traffic] = {}
 
         def state() -> tf.Tensor:
@@ -79,7 +79,6 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.made: list[tf.Variable] = []
-        self.kinds: dict[str, int] = {}
 
     def create(self, next_creator: Any, **kwargs: Any) -> tf.Variable:
         value, shape, dtype = kwargs["initial_value"], kwargs.get("shape"), kwargs.get("dtype")
@@ -145,7 +144,11 @@ def _traffic(built: program.Program) -> dict[str, Traffic]:
 def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, console: Console) -> None:
     """The plan for a person."""
     cluster, trainer = run_config.cluster, run_config.trainer
-    console.print(f"[bold]Plan[/bold] of {run_config.model.name} on cluster={cluster.kind}, trainer={trainer.kind}")
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True)
+
+    say(f"[bold]Plan[/bold] of {run_config.model.name} on cluster={cluster.kind}, trainer={trainer.kind}")
     console.print(placement_table(plan.placed, "Placement"))
     console.print()
     tasks = Table(title="Tasks", title_justify="left", box=None, pad_edge=False, header_style="bold")
@@ -156,16 +159,16 @@ def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, cons
                 for kind in ("model", "optimizer", "metric")}  # fmt: skip
         tasks.add_row(task, *(decimal(size) for size in held.values()), decimal(sum(held.values())))
     console.print(tasks)
-    console.print("Variables only: TensorFlow itself, the input pipeline and activations come on top.\n")
+    say("Variables only: TensorFlow itself, the input pipeline and activations come on top.\n")
     batch, steps = run_config.data.global_batch_size, trainer.epochs * trainer.steps_per_epoch
     traffic = plan.traffic
     if run_config.parameter_servers:
-        console.print(
+        say(
             f"Each step of a worker reads at most {decimal(traffic.read_bytes)} from the parameter servers and "
             f"pushes at most {decimal(traffic.pushed_bytes)} of gradients"
         )
     share = "" if num_train_examples is None else f", {batch * steps / num_train_examples:.2f} times the training data"
-    console.print(f"{trainer.epochs} epochs x {trainer.steps_per_epoch} steps of {batch} examples{share}")
+    say(f"{trainer.epochs} epochs x {trainer.steps_per_epoch} steps of {batch} examples{share}")
 
 
 def _tasks(run_config: RunConfig) -> list[str]:

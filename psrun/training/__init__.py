@@ -1,1 +1,1 @@
-"""The two trainers. Each module offers `trainer(run)`: what can be refused early is, and out comes `train(program, session)`."""
+"""The two trainers. Each module offers `trainer(run)`, which refuses what it can early, to `train(program, session)`."""

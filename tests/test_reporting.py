@@ -1,0 +1,67 @@
+"""The run folder and the console."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from psrun.errors import ConfigError
+from psrun.reporting.console import ConsoleSink
+from psrun.reporting.events import Event, Progress, Reporter
+from psrun.reporting.run_folder import RunFolder
+
+
+def test_run_json_is_whole_at_every_moment_and_knows_no_nan(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", raw={"seed": 1})
+    folder.update(status="running", metrics={"loss": float("nan")})
+    folder.append("checkpoints", {"step": 1})
+    folder.append("checkpoints", {"step": 2})
+    result = json.loads((folder.path / "run.json").read_text())
+    assert result == {"status": "running", "metrics": {"loss": None}, "checkpoints": [{"step": 1}, {"step": 2}]}
+    assert [path.name for path in folder.path.glob(".run.json*")] == []
+
+
+def test_a_folder_with_a_run_in_it_is_refused(tmp_path):
+    RunFolder.create(tmp_path, raw={}).update(status="running")
+    with pytest.raises(ConfigError, match="holds a run already"):
+        RunFolder.create(tmp_path, raw={})
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written to"):
+        RunFolder.create(tmp_path / "file" / "run", raw={})
+
+
+def test_events_are_lines_in_order(tmp_path):
+    folder = RunFolder.create(tmp_path, raw={})
+    reporter = Reporter([folder], started_s=0)
+    reporter.emit("epoch", step=5, metrics={"loss": 0.5})
+    reporter.emit("evaluation", step=5, metrics={"loss": 0.4})
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["event"], line["step"], line["metrics"]) for line in lines] == [
+        ("epoch", 5, {"loss": 0.5}), ("evaluation", 5, {"loss": 0.4}),
+    ]  # fmt: skip
+    assert all(line["wall_s"] > 0 for line in lines)
+
+
+def shown(*, terminal: bool) -> str:
+    text = io.StringIO()
+    sink = ConsoleSink(Console(file=text, force_terminal=terminal, width=120, color_system=None))
+    sink._last_plain_s = -1e9
+    sink.progress(Progress(2, 5, 150, 500, 81.5, 5216.0, 0.25))
+    data = {"epoch": 2, "epochs": 5, "steps_per_s": 80.0, "examples_per_s": 5120.0, "metrics": {"loss": 0.2}}
+    sink.event(Event("epoch", 200, 3.0, data))
+    sink.close()
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_console_shows_progress_and_epochs(terminal):
+    text = shown(terminal=terminal)
+    for part in ("epoch 2/5", "step 150/500", "81.5 steps/s", "5,216 examples/s", "loss 0.25", "step 200", "loss 0.2"):
+        assert part in text
+    assert ("\x1b[" in text) is terminal

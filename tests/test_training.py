@@ -1,0 +1,238 @@
+"""Training and evaluation in this process: every combination, and that all ways to train give the same numbers."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import time
+
+import numpy as np
+import pytest
+from conftest import SMALL, run_config
+from rich.console import Console
+
+from psrun.errors import ConfigError, DataExhaustedError, NonFiniteLossError, TrainingError
+from psrun.reporting.console import ConsoleSink
+from psrun.reporting.run_folder import RunFolder
+
+STEPS = 12
+TRAINING = ["trainer.epochs=2", f"trainer.steps_per_epoch={STEPS}", "trainer.steps_per_execution=5"]
+MODELS = {
+    "dense": SMALL["regression"],
+    "embedding": SMALL["features"],
+    "cnn": ["data.global_batch_size=16", "model.filters=[4]", "model.hidden_units=[8]"],
+    "wide_deep": ["data=features", *SMALL["features"]],
+}
+PARTITIONERS = {
+    "none": [],
+    "fixed_shards": [],
+    "min_size": ["partitioner.min_shard_bytes=200"],
+    "max_size": ["partitioner.max_shard_bytes=400"],
+}
+
+
+@pytest.fixture
+def train(cluster_spec, images, tmp_path):
+    """Trains in this process as the coordinator does; returns run.json and the trained variables by name."""
+    from psrun import strategy
+    from psrun.roles import coordinator
+
+    count = itertools.count()
+
+    def run(*overrides: str, num_workers: int = 2):
+        pieces = dict(override.split("=", 1) for override in overrides)
+        model = pieces.get("model", "embedding")
+        small = [*MODELS[model], *([f"data.path={images}"] if model == "cnn" else [])]
+        config = run_config(*TRAINING, *small, *overrides)
+        folder = RunFolder.create(tmp_path / f"run{next(count)}", raw={})
+        built = []
+
+        def connect(cluster, partitioner):
+            if not config.parameter_servers:
+                return strategy.connect(cluster, partitioner)
+            built.append(strategy.parameter_servers(cluster_spec[num_workers], partitioner))
+            return built[0]
+
+        console = ConsoleSink(Console(file=io.StringIO(), width=200))
+        coordinator.run(config, folder, console, started_s=time.time(), connect=connect)
+        return json.loads((folder.path / "run.json").read_text()), folder
+
+    return run
+
+
+def variables(folder: RunFolder) -> dict[str, np.ndarray]:
+    """Everything in the newest checkpoint, whole whatever the sharding was."""
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(folder.checkpoints)))
+    names = [name for name in reader.get_variable_to_shape_map() if "save_counter" not in name and "GRAPH" not in name]
+    return {name: reader.get_tensor(name) for name in names}
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
+@pytest.mark.parametrize("partitioner", PARTITIONERS)
+@pytest.mark.parametrize("cluster", ["none", "inprocess"])
+def test_every_combination_trains_and_evaluates(train, cluster, partitioner, trainer, model):
+    result, folder = train(
+        f"cluster={cluster}", f"partitioner={partitioner}", f"trainer={trainer}", f"model={model}",
+        *PARTITIONERS[partitioner],
+    )  # fmt: skip
+    assert result["steps"] == {"applied": 2 * STEPS, "scheduled": 2 * STEPS}
+    assert result["evaluation"]["examples_seen"] == result["data"]["num_eval_examples"]
+    assert {"loss", "val_loss"} < set(result["metrics"])
+    assert all(np.isfinite(value) for value in result["metrics"].values())
+    tasks = {row["task"] for row in result["placement"] if row["kind"] == "model"}
+    assert tasks == ({"chief-0"} if cluster == "none" else {"ps-0", "ps-1"})
+    if cluster == "inprocess" and partitioner != "none":
+        assert max(row["shard"] for row in result["placement"]) >= 1
+    assert [row["step"] for row in result["checkpoints"]] == [STEPS, 2 * STEPS]
+    assert list((folder.tensorboard / "train").glob("events*"))
+
+
+# One worker applies the same steps in the same order: what differs is the order of sums within a step.
+SAME = {"rtol": 2e-4, "atol": 2e-5}
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize("model", MODELS)
+def test_both_trainers_and_no_cluster_give_the_same_numbers(train, model):
+    """One worker, same seed: within 2e-4 of each other, relatively, in every variable, slot and metric."""
+    pieces = [("cluster=none", "trainer=custom_loop"), ("cluster=none", "trainer=fit"),
+              ("cluster=inprocess", "trainer=custom_loop"), ("cluster=inprocess", "trainer=fit")]  # fmt: skip
+    runs = [train(*piece, f"model={model}", num_workers=1) for piece in pieces]
+    first_result, first = runs[0][0], variables(runs[0][1])
+    assert first
+    for result, folder in runs[1:]:
+        found = variables(folder)
+        assert set(found) == set(first)
+        for name, values in first.items():
+            np.testing.assert_allclose(found[name], values, **SAME, err_msg=name)
+        for name, value in first_result["metrics"].items():
+            assert result["metrics"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize("partitioner", ["fixed_shards", "min_size"])
+def test_both_trainers_agree_on_sharded_variables(train, partitioner):
+    """Shards draw other initial values than whole variables do, so that sharded runs are compared with each other."""
+    pieces = [f"partitioner={partitioner}", *PARTITIONERS[partitioner], "model=dense"]
+    (_, loop), (_, fit) = (train(*pieces, f"trainer={name}", num_workers=1) for name in ("custom_loop", "fit"))
+    found = variables(fit)
+    for name, values in variables(loop).items():
+        np.testing.assert_allclose(found[name], values, **SAME, err_msg=name)
+
+
+@pytest.mark.inprocess
+def test_the_same_seed_gives_the_same_numbers_and_another_one_others(train):
+    runs = [variables(train("model=embedding", f"seed={seed}", num_workers=1)[1]) for seed in (1, 1, 2)]
+    table = next(name for name, values in runs[0].items() if values.shape == (8, 20))
+    np.testing.assert_array_equal(runs[0][table], runs[1][table])
+    assert np.abs(runs[0][table] - runs[2][table]).max() > 1e-3
+
+
+@pytest.mark.inprocess
+def test_validation_counts_every_example_once_and_agrees_with_direct(train):
+    """101 examples in batches of 8: the last one is smaller, and the shards are uneven."""
+    odd = ["trainer=fit", "model=embedding", "data.num_eval_examples=101", "data.global_batch_size=8"]
+    for cluster in ("none", "inprocess"):
+        (validation, _), (direct, _) = (
+            train(f"cluster={cluster}", f"evaluation={mode}", *odd, num_workers=1) for mode in ("validation", "direct")
+        )
+        assert validation["evaluation"]["examples_seen"] == direct["evaluation"]["examples_seen"] == 101
+        assert validation["evaluation"]["mode"] == "validation"
+        for name in ("val_loss", "val_auc", "val_accuracy"):
+            assert validation["metrics"][name] == pytest.approx(direct["metrics"][name], abs=1e-5), name
+
+
+@pytest.mark.inprocess
+def test_evaluation_happens_when_it_is_due(train):
+    _, folder = train("evaluation.every=2", "trainer.epochs=5", "model=embedding")
+    events = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+    assert [event["step"] // STEPS for event in events if event["event"] == "evaluation"] == [2, 4, 5]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam", "ftrl", "sgd"])
+def test_every_optimizer_learns(train, optimizer):
+    _, folder = train("cluster=none", f"optimizer={optimizer}", "model=dense", "trainer.epochs=6")
+    events = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+    losses = [event["metrics"]["loss"] for event in events if event["event"] == "epoch"]
+    assert losses[-1] < losses[0] - 0.005
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("cluster", ["one_device", "mirrored", "central_storage"])
+@pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
+def test_synchronous_strategies_train_as_one_process_does(train, cluster, trainer):
+    (plain, _), (found, _) = (
+        train(f"cluster={name}", f"trainer={trainer}", "model=dense") for name in ("none", cluster)
+    )
+    assert found["steps"]["applied"] == 2 * STEPS
+    assert found["metrics"]["val_loss"] == pytest.approx(plain["metrics"]["val_loss"], rel=1e-3)
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
+def test_a_loss_that_is_not_a_number_ends_the_run(train, trainer):
+    with pytest.raises(NonFiniteLossError, match="learning_rate"):
+        train("model=dense", f"trainer={trainer}", "optimizer=sgd", "optimizer.learning_rate=1e20")
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
+@pytest.mark.parametrize("cluster", ["none", "inprocess"])
+def test_data_that_ends_is_told_before_or_when_it_does(train, cluster, trainer, monkeypatch):
+    from psrun.data.features import HeroFeatures
+
+    endless = HeroFeatures.train
+    pieces = [f"cluster={cluster}", f"trainer={trainer}", "model=embedding"]
+    monkeypatch.setattr(HeroFeatures, "train", lambda self, **kwargs: endless(self, **kwargs).take(3))
+    with pytest.raises(ConfigError, match=r"ends after 3 batches; make it endless with \.repeat"):
+        train(*pieces)
+    hidden = lambda self, **kwargs: endless(self, **kwargs).take(3).filter(lambda features, label: True)  # noqa: E731
+    monkeypatch.setattr(HeroFeatures, "train", hidden)
+    with pytest.raises(DataExhaustedError, match="came to an end"):
+        train(*pieces)
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
+def test_a_step_that_fails_is_told_with_its_reason(train, trainer, monkeypatch):
+    import tensorflow as tf
+
+    from psrun.data.features import HeroFeatures
+
+    good = HeroFeatures.train
+
+    def bad(self, **kwargs):
+        checked = lambda features, label: (features, tf.debugging.check_numerics(label / 0.0, "planted failure"))  # noqa: E731
+        return good(self, **kwargs).map(checked)
+
+    monkeypatch.setattr(HeroFeatures, "train", bad)
+    with pytest.raises(TrainingError, match="planted failure"):
+        train(f"trainer={trainer}", "model=embedding")
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["data.global_batch_size=501"], "more than the 500 examples"),
+        (["data.num_eval_examples=0"], "choose evaluation=none"),
+        (["model.embedding_dim=-1"], "model: psrun.models.embedding.embedding failed"),
+        (["optimizer=adam", "+optimizer.learnign_rate=1"], "optimizer: tf_keras.optimizers.Adam"),
+        (["model=dense", "data=features", "data.num_train_examples=500"], "no features that this model can use"),
+        (["cluster=one_device", "cluster.device=/GPU:7"], "this machine has /CPU:0"),
+    ],
+)
+def test_what_only_tensorflow_can_tell_is_told_by_key_too(overrides, said, tmp_path):
+    from psrun.roles import coordinator
+
+    small = [] if "data=features" in overrides else SMALL["features"]
+    config = run_config("cluster=none", *small, *overrides)
+    folder = RunFolder.create(tmp_path, raw={})
+    with pytest.raises(ConfigError, match=said):
+        coordinator.run(config, folder, ConsoleSink(Console(file=io.StringIO())), started_s=0)
