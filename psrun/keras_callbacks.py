@@ -44,7 +44,7 @@ def _one_file(options: Options, setting: Setting) -> bool:
 
 
 RULES = (
-    Rule("TerminateOnNaN", _always, 
+    Rule("TerminateOnNaN", _always,
          "works batch by batch and cannot run here; psrun itself stops when the loss is NaN"),
     Rule("ProgbarLogger", _always, "works batch by batch and cannot run here; psrun shows the progress itself"),
     Rule("LambdaCallback", lambda options, _: any("batch" in name for name in options),

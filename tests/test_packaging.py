@@ -25,7 +25,18 @@ def ran(*command: str, cwd: Path, **environment: str) -> str:
 
 
 def test_the_wheel_holds_everything_and_runs_in_a_new_folder(tmp_path):
-    ran(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT), cwd=tmp_path)
+    ran(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(tmp_path),
+        str(ROOT),
+        cwd=tmp_path,
+    )
     (wheel,) = tmp_path.glob("psrun-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     for path in [*ROOT.glob("conf/*/*.yaml"), ROOT / "conf" / "config.yaml"]:
@@ -37,7 +48,9 @@ def test_the_wheel_holds_everything_and_runs_in_a_new_folder(tmp_path):
     here.mkdir()
     ran(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel), cwd=here)
     found = {"PYTHONPATH": str(site)}
-    where = ran(sys.executable, "-c", "import psrun, psrun.conf; print(psrun.__file__, psrun.conf.__file__)", cwd=here, **found)
+    where = ran(
+        sys.executable, "-c", "import psrun, psrun.conf; print(psrun.__file__, psrun.conf.__file__)", cwd=here, **found
+    )
     assert where.count(str(site)) == 2
     ran(sys.executable, "-m", "psrun", "experiment=smoke", f"hydra.run.dir={here / 'run'}", cwd=here, **found)
     assert json.loads((here / "run" / "run.json").read_text())["status"] == "completed"

@@ -1,1 +1,1 @@
-"""The two trainers. Each module offers `trainer(run)`, which refuses what it can early, to `train(program, session)`."""
+"""The two trainers: each module offers `trainer(run)`, which refuses early what it can, to a function that trains."""
