@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -19,23 +20,45 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
 MAX_RATIO = 1.05
 MAX_FIRST_STEP_DIFFERENCE_S = 1.0
 STEPS_PER_EXECUTION = 10
+_ATTEMPTS = 4  # pairs tried for each one wanted
 LOOPS = {"custom": "custom_loop", "fit": "fit"}  # how handwritten.py and psrun call them
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One process: seconds in all, to its first step, and of processor time (all its threads)."""
+    """One process.
+
+    Attributes:
+      wall_s: seconds in all.
+      first_step_s: seconds from its start until its first step was seen to be applied.
+      cpu_s: processor seconds of all its threads.
+      others_cpu_s: processor seconds that everything else on the machine took meanwhile.
+    """
 
     wall_s: float
     first_step_s: float
     cpu_s: float
+    others_cpu_s: float
+
+    @property
+    def after_first_step_s(self) -> float:
+        return self.wall_s - self.first_step_s
+
+
+class Pair(NamedTuple):
+    """One process of each kind, run one after the other."""
+
+    psrun: Measured
+    by_hand: Measured
 
 
 @dataclass(frozen=True)
@@ -54,20 +77,17 @@ class Summary:
         return f"{self.median:.2f} ({self.least:.2f} to {self.most:.2f})"
 
 
-Runner = Callable[[str, argparse.Namespace, Path], Measured]
-
-
 def run_psrun(loop: str, options: argparse.Namespace, folder: Path) -> Measured:
     """One run of the psrun command."""
     command = ["-m", "psrun", "cluster=inprocess", "model=embedding", "partitioner=fixed_shards"]
     command += ["evaluation=none", "checkpoint=none", f"trainer={LOOPS[loop]}", f"hydra.run.dir={folder / 'run'}"]
     command += [f"trainer.{name}={value}" for name, value in _steps(options).items()]
-    began_s, wall_s, cpu_s = _run(command, folder)
+    spent = _run(command, folder)
     result = json.loads((folder / "run" / "run.json").read_text(encoding="utf-8"))
     _check_steps(result["steps"]["applied"], options)
     # psrun's own clock starts when Python and Hydra are loaded; a person waits for those too.
     first_step_at_s = result["started_s"] + result["time_to_first_step_s"]
-    return Measured(wall_s, first_step_at_s - began_s, cpu_s)
+    return Measured(spent.wall_s, first_step_at_s - spent.began_s, spent.cpu_s, spent.others_cpu_s)
 
 
 def run_by_hand(loop: str, options: argparse.Namespace, folder: Path) -> Measured:
@@ -76,10 +96,10 @@ def run_by_hand(loop: str, options: argparse.Namespace, folder: Path) -> Measure
     command = [str(Path(__file__).with_name("handwritten.py")), "--loop", loop, "--report", str(report)]
     for name, value in _steps(options).items():
         command += [f"--{name.replace('_', '-')}", str(value)]
-    began_s, wall_s, cpu_s = _run(command, folder)
+    spent = _run(command, folder)
     result = json.loads(report.read_text(encoding="utf-8"))
     _check_steps(result["steps"], options)
-    return Measured(wall_s, result["first_step_at_s"] - began_s, cpu_s)
+    return Measured(spent.wall_s, result["first_step_at_s"] - spent.began_s, spent.cpu_s, spent.others_cpu_s)
 
 
 def _steps(options: argparse.Namespace) -> dict[str, int]:
@@ -96,71 +116,116 @@ def _check_steps(applied: int, options: argparse.Namespace) -> None:
         raise RuntimeError(f"{applied} steps were applied, not {planned}: these are not the same run")
 
 
-def _run(arguments: list[str], folder: Path) -> tuple[float, float, float]:
-    """Runs Python in `folder`: when it was started (seconds since 1970), seconds it took, its processor seconds."""
+class _Spent(NamedTuple):
+    """What a process took in seconds; `began_s` counts from 1970."""
+
+    began_s: float
+    wall_s: float
+    cpu_s: float
+    others_cpu_s: float
+
+
+def _run(arguments: list[str], folder: Path) -> _Spent:
+    """Runs Python in `folder` to its end.
+
+    Raises:
+      RuntimeError: it failed.
+    """
     # As for an installed psrun: its modules are compiled once, not at every start.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     log = folder / "output.log"
     with log.open("wb") as output:
-        began_s = time.time()
+        began_s, busy_s = time.time(), _busy_s()
         process = subprocess.Popen(
             [sys.executable, *arguments], cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
         # Not Popen.wait: only wait4 tells the processor time of this one child.
         _, status, usage = os.wait4(process.pid, 0)
-        wall_s = time.time() - began_s
+        wall_s, busy_s = time.time() - began_s, _busy_s() - busy_s
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"{arguments} ended with {process.returncode}:\n{log.read_text(errors='replace')[-2000:]}")
-    return began_s, wall_s, usage.ru_utime + usage.ru_stime
+    cpu_s = usage.ru_utime + usage.ru_stime
+    return _Spent(began_s, wall_s, cpu_s, max(0.0, busy_s - cpu_s))
 
 
-def measure(loop: str, options: argparse.Namespace, console: Console) -> dict[str, list[Measured]]:
-    """All repetitions of both kinds, in the order they were run."""
-    kinds: list[tuple[str, Runner]] = [("psrun", run_psrun), ("by hand", run_by_hand)]
-    found: dict[str, list[Measured]] = {kind: [] for kind, _ in kinds}
-    for repetition in range(options.repetitions):
-        # Taking turns: what the machine does meanwhile then weighs on both alike.
-        for kind, runner in kinds if repetition % 2 else reversed(kinds):
-            with tempfile.TemporaryDirectory(prefix="psrun-overhead-") as folder:
-                measured = runner(loop, options, Path(folder))
-            found[kind].append(measured)
-            console.print(
-                f"{LOOPS[loop]} {repetition + 1}/{options.repetitions} {kind}: {measured.wall_s:.2f} s, first step "
-                f"after {measured.first_step_s:.2f} s, processor {measured.cpu_s:.1f} s"
-            )
+def _busy_s() -> float:
+    """Processor seconds that were not idle since the machine was started, over all cores."""
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
+
+
+RUNNERS: dict[str, Callable[[str, argparse.Namespace, Path], Measured]] = {"psrun": run_psrun, "by_hand": run_by_hand}
+
+
+def measure(loop: str, options: argparse.Namespace, console: Console) -> list[Pair]:
+    """As many pairs as there are to be repetitions, in the order they were run.
+
+    Raises:
+      RuntimeError: too many pairs were disturbed by what else runs on this machine.
+    """
+    found: list[Pair] = []
+    for attempt in range(_ATTEMPTS * options.repetitions):
+        if len(found) == options.repetitions:
+            return found
+        # Taking turns in who goes first: what the machine does meanwhile then weighs on both alike.
+        kinds = list(RUNNERS) if attempt % 2 else list(reversed(RUNNERS))
+        pair = {kind: _measured(kind, loop, options, console) for kind in kinds}
+        if max(run.others_cpu_s for run in pair.values()) <= options.max_others_cpu_s:
+            found.append(Pair(**pair))
+        else:
+            console.print("  disturbed: not counted")
+    if len(found) < options.repetitions:
+        raise RuntimeError(f"only {len(found)} pairs of runs were left undisturbed; try again on a machine at rest")
     return found
 
 
-def compared(found: dict[str, list[Measured]]) -> dict[str, Summary]:
-    """Medians of both kinds, and of what each pair of neighbouring runs says of their ratio and difference."""
-    psrun, by_hand = found["psrun"], found["by hand"]
-    pairs = list(zip(psrun, by_hand))
-    return {
-        "wall_s psrun": Summary.of([run.wall_s for run in psrun]),
-        "wall_s by hand": Summary.of([run.wall_s for run in by_hand]),
-        "wall ratio of pairs": Summary.of([ours.wall_s / theirs.wall_s for ours, theirs in pairs]),
-        "first_step_s psrun": Summary.of([run.first_step_s for run in psrun]),
-        "first_step_s by hand": Summary.of([run.first_step_s for run in by_hand]),
-        "first_step_s difference of pairs": Summary.of([a.first_step_s - b.first_step_s for a, b in pairs]),
-        "after first step ratio of pairs": Summary.of(
-            [(a.wall_s - a.first_step_s) / (b.wall_s - b.first_step_s) for a, b in pairs]
-        ),
-        "processor_s psrun": Summary.of([run.cpu_s for run in psrun]),
-        "processor_s by hand": Summary.of([run.cpu_s for run in by_hand]),
-        "processor ratio of pairs": Summary.of([ours.cpu_s / theirs.cpu_s for ours, theirs in pairs]),
-    }
+def _measured(kind: str, loop: str, options: argparse.Namespace, console: Console) -> Measured:
+    with tempfile.TemporaryDirectory(prefix="psrun-overhead-") as folder:
+        measured = RUNNERS[kind](loop, options, Path(folder))
+    console.print(
+        f"{LOOPS[loop]} {kind}: {measured.wall_s:.2f} s, first step after {measured.first_step_s:.2f} s, "
+        f"processor {measured.cpu_s:.1f} s (others {measured.others_cpu_s:.1f} s)"
+    )
+    return measured
 
 
-def judged(loop: str, found: dict[str, Summary]) -> str:
+def compared(pairs: Sequence[Pair]) -> dict[str, Summary]:
+    """Medians of both kinds, and of what each pair says of their ratio or difference."""
+    rows = {}
+    for name in ("wall_s", "first_step_s", "after_first_step_s", "cpu_s"):
+        ours, theirs = ([getattr(run, name) for run in runs] for runs in zip(*pairs))
+        rows[f"{name} psrun"], rows[f"{name} by hand"] = Summary.of(ours), Summary.of(theirs)
+        if name == "first_step_s":
+            rows[f"{name} difference"] = Summary.of([a - b for a, b in zip(ours, theirs)])
+        else:
+            rows[f"{name} ratio"] = Summary.of([a / b for a, b in zip(ours, theirs)])
+    rows["others_cpu_s"] = Summary.of([run.others_cpu_s for pair in pairs for run in pair])
+    return rows
+
+
+def judged(loop: str, rows: dict[str, Summary]) -> str:
     """The two goals and what became of them."""
-    ratio = found["wall_s psrun"].median / found["wall_s by hand"].median
-    difference_s = found["first_step_s psrun"].median - found["first_step_s by hand"].median
+    ratio = rows["wall_s psrun"].median / rows["wall_s by hand"].median
+    difference_s = rows["first_step_s psrun"].median - rows["first_step_s by hand"].median
     return (
         f"{LOOPS[loop]}: psrun takes {ratio:.3f} times the wall time (goal {MAX_RATIO}: "
         f"{'met' if ratio <= MAX_RATIO else 'missed'}), {difference_s:+.2f} s to the first step "
         f"(goal {MAX_FIRST_STEP_DIFFERENCE_S}: {'met' if difference_s <= MAX_FIRST_STEP_DIFFERENCE_S else 'missed'})"
     )
+
+
+def show(loop: str, pairs: Sequence[Pair], console: Console) -> dict[str, object]:
+    """Prints what `pairs` say; returns it, with every measurement, as values that JSON knows."""
+    rows = compared(pairs)
+    table = Table("median (least to most)", LOOPS[loop], box=None, pad_edge=False)
+    for name, summary in rows.items():
+        table.add_row(name, str(summary))
+    console.print(table, judged(loop, rows), sep="\n")
+    return {
+        "pairs": [{kind: asdict(run) for kind, run in pair._asdict().items()} for pair in pairs],
+        "summaries": {name: asdict(summary) for name, summary in rows.items()},
+    }
 
 
 def main() -> None:
@@ -169,6 +234,12 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--steps-per-epoch", type=int, default=1000, help=f"a multiple of {STEPS_PER_EXECUTION}")
     parser.add_argument("--loop", choices=LOOPS, action="append", help="only this one (default: both)")
+    parser.add_argument(
+        "--max-others-cpu-s",
+        type=float,
+        default=math.inf,
+        help="do not count pairs with a run during which everything else took more processor seconds than this",
+    )
     parser.add_argument("--json", type=Path, help="file for every measurement and the medians")
     options = parser.parse_args()
     if options.steps_per_epoch % STEPS_PER_EXECUTION:
@@ -176,16 +247,7 @@ def main() -> None:
     console = Console(highlight=False, soft_wrap=True)
     record: dict[str, object] = {"load_average_before": os.getloadavg(), **_steps(options)}
     for loop in options.loop or LOOPS:
-        found = measure(loop, options, console)
-        summaries = compared(found)
-        table = Table("median (least to most)", LOOPS[loop], box=None, pad_edge=False)
-        for name, summary in summaries.items():
-            table.add_row(name, str(summary))
-        console.print(table, judged(loop, summaries), sep="\n")
-        record[LOOPS[loop]] = {
-            "runs": {kind: [asdict(run) for run in runs] for kind, runs in found.items()},
-            "summaries": {name: asdict(summary) for name, summary in summaries.items()},
-        }
+        record[LOOPS[loop]] = show(loop, measure(loop, options, console), console)
     if options.json:
         options.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 

@@ -4,10 +4,15 @@ PsrunError                      1   failed for good
   ConfigError                   2   bad configuration or usage
   DataError                     1   the data cannot be read, or is not what the run needs
     DataExhaustedError          1   the training data came to an end
-  ServerStartError              1   a server of the cluster could not be started
+  ClusterError                  1   the cluster is not what the run needs
+    ServerStartError            1   a server of the cluster could not be started
+    ChiefGoneError              1   a server had no chief for too long
+    BudgetSpentError            1   tasks failed more often than they may be restarted
+  CheckpointError               1   a checkpoint could not be written, or none is good
+  TaskLostError                 175 a task was lost without which the run cannot go on: start me again
   TrainingError                 1   a step failed
     NonFiniteLossError          1   the loss became NaN or infinite
-Interrupted                     130 Ctrl-C, or 143 SIGTERM
+Interrupted                     130 Ctrl-C; 175 SIGTERM, after a checkpoint where there are any: start me again
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ class ExitCode(enum.IntEnum):
     FAILED = 1
     USAGE = 2
     INTERRUPTED = 128 + signal.SIGINT
-    TERMINATED = 128 + signal.SIGTERM
+    RESTART = 175
 
 
 class PsrunError(Exception):
@@ -67,8 +72,30 @@ class DataExhaustedError(DataError):
     """The training data came to an end before the planned steps were done."""
 
 
-class ServerStartError(PsrunError):
+class ClusterError(PsrunError):
+    """The cluster is not what the run needs."""
+
+
+class ServerStartError(ClusterError):
     """A server of the cluster could not be started."""
+
+
+class ChiefGoneError(ClusterError):
+    """A server had no chief for too long."""
+
+
+class BudgetSpentError(ClusterError):
+    """Tasks failed more often than they may be restarted."""
+
+
+class CheckpointError(PsrunError):
+    """A checkpoint could not be written, or there are some and none is good."""
+
+
+class TaskLostError(PsrunError):
+    """A task without which the run cannot go on was lost; a new start goes on from the newest checkpoint."""
+
+    exit_code = ExitCode.RESTART
 
 
 class TrainingError(PsrunError):
@@ -84,4 +111,4 @@ class Interrupted(PsrunError):
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(signum).name}")
-        self.exit_code = ExitCode(128 + signum)
+        self.exit_code = ExitCode.INTERRUPTED if signum == signal.SIGINT else ExitCode.RESTART

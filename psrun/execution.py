@@ -1,81 +1,183 @@
-"""One run, from plain configuration values to an exit code, and what is told of how it went."""
+"""One process of a run, from plain configuration values to an exit code, and what is told of how it went."""
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import importlib
+import os
 import signal
-import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 
-from psrun import config, environment
-from psrun.errors import ExitCode, Interrupted, PsrunError
+from psrun import config, environment, identity
+from psrun.cluster import isolation
+from psrun.config import RunConfig
+from psrun.errors import ConfigError, ExitCode, Interrupted, PsrunError
+from psrun.identity import Identity
 from psrun.reporting.console import ConsoleSink
 from psrun.reporting.run_folder import RunFolder
+from psrun.stop import Stop
+
+
+@dataclass(frozen=True)
+class Process:
+    """What a role is given."""
+
+    run: RunConfig
+    me: Identity
+    folder: RunFolder
+    stop: Stop
+    started_s: float
+    console: Console
+
+
+def _coordinator(process: Process) -> None:
+    module = importlib.import_module("psrun.roles.coordinator")
+    sink, me = ConsoleSink(process.console), process.me
+    module.run(process.run, process.folder, sink, process.stop, started_s=process.started_s, topology=me.topology)
+
+
+def _server(process: Process) -> None:
+    module, cluster = importlib.import_module("psrun.roles.server"), process.run.cluster
+    timeout_s = getattr(cluster, "chief_timeout_s")  # noqa: B009 - clusters of one process have no servers
+    module.run(process.me.topology, process.folder, process.stop, chief_timeout_s=timeout_s)
+
+
+def _evaluator(process: Process) -> None:
+    module, topology = importlib.import_module("psrun.roles.evaluator"), process.me.topology
+    assert topology is not None
+    timeout_s = getattr(process.run.cluster, "chief_timeout_s")  # noqa: B009 - as above
+    module.run(process.folder, process.stop, index=topology.me.index, run_timeout_s=timeout_s)
+
+
+def _supervisor(process: Process) -> ExitCode:
+    module = importlib.import_module("psrun.roles.supervisor")
+    return module.run(process.run, process.folder, process.stop, process.console, started_s=process.started_s)
+
+
+def _planner(process: Process) -> None:
+    importlib.import_module("psrun.roles.planner").run(process.run, process.folder, process.console)
+
+
+# The one place of deferred imports: what stands behind it, but for the supervisor, imports TensorFlow.
+ROLES: dict[str, Callable[[Process], ExitCode | None]] = {
+    "coordinator": _coordinator,
+    "server": _server,
+    "evaluator": _evaluator,
+    "supervisor": _supervisor,
+    "planner": _planner,
+}
 
 
 def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started_s: float) -> ExitCode:
-    """Does what the configuration says in the run folder `path`. Every error ends up in run.json and as an exit code.
+    """Does this process's part of a run in the run folder `path`. An error ends up in run.json and as an exit code.
 
     Raises:
-      ConfigError: there can be no run folder at `path`.
+      ConfigError: there can be no run folder at `path`, or nobody is there to record the error.
     """
-    folder = RunFolder.create(path, raw=raw)
-    folder.update(status="running", mode=raw.get("mode"), exit_code=None, error=None, overrides=overrides,
-                  started_s=started_s)  # fmt: skip
-    terminal = environment.divert_stderr(folder.log("chief-0"))
-    faulthandler.enable(terminal)  # a crash in native code says where it was
-    _obey_signals()
+    _end_with_parent()
     try:
-        _dispatch(config.load(raw), folder, started_s)
-    except BaseException as error:
-        return _failed(error, folder, terminal, started_s)
-    folder.update(status="completed", exit_code=ExitCode.DONE, wall_s=round(time.time() - started_s, 3))
-    return ExitCode.DONE
-
-
-def _dispatch(run_config: config.RunConfig, folder: RunFolder, started_s: float) -> None:
-    """The one place of deferred imports: what follows here imports TensorFlow."""
+        run = config.load(raw)
+        me = identity.identify(run, os.environ)
+    except ConfigError as error:
+        if not (path / "run.json").exists():
+            _begun(RunFolder.create(path, raw=raw), raw, overrides, started_s)
+            _record_failure(RunFolder.take_over(path), error, "chief-0", started_s)
+        raise
+    folder = _folder(me, path, raw)
+    if me.owns_folder:
+        _begun(folder, raw, overrides, started_s)
+    terminal = environment.divert_stderr(folder.log(me.name))
+    faulthandler.enable(terminal)  # a crash in native code says where it was
+    stop = Stop()
+    stop.install()
     console = Console(highlight=False)
-    if run_config.mode == "plan":
-        importlib.import_module("psrun.roles.planner").run(run_config, folder, console)
+    try:
+        note = _isolated(run)
+        if note:
+            console.print(f"[yellow]note:[/yellow] {note}", soft_wrap=True)
+        code = ROLES[me.role](Process(run, me, folder, stop, started_s, console)) or ExitCode.DONE
+    except BaseException as error:
+        return _failed(error, folder, me, terminal, started_s)
+    if me.owns_folder and code == ExitCode.DONE:
+        folder.update(status="completed", exit_code=code, wall_s=round(time.time() - started_s, 3))
+    elif code != ExitCode.DONE:  # what the chief recorded stands
+        recorded = folder.stored().get("error") or {"message": f"ended with exit code {int(code)}"}
+        _tell(terminal, recorded["message"], code, folder.path / "logs")
+    return code
+
+
+def _folder(me: Identity, path: Path, raw: Mapping[str, Any]) -> RunFolder:
+    if not me.owns_folder:
+        return RunFolder.join(path)
+    if me.may_find_run and (path / "run.json").exists():
+        return RunFolder.take_over(path)
+    return RunFolder.create(path, raw=raw)
+
+
+def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], started_s: float) -> None:
+    folder.update(status="running", mode=raw.get("mode"), exit_code=None, error=None, started_s=started_s)
+    if not folder.stored().get("overrides"):
+        folder.update(overrides=overrides)
+
+
+def _isolated(run: RunConfig) -> str | None:
+    """Moves this process, and those it will start, where nobody else reaches its servers; a note where it cannot."""
+    wanted = getattr(run.cluster, "isolate", False)
+    if wanted is False or run.mode == "plan" or os.environ.get(identity.SUPERVISED):
+        return None
+    if wanted == "auto" and run.needs_network:
+        reason: str | None = "the data or the checkpoints are elsewhere"
     else:
-        role = importlib.import_module("psrun.roles.coordinator")
-        role.run(run_config, folder, ConsoleSink(console), started_s=started_s)
+        reason = isolation.isolate()
+    if reason is None:
+        return None
+    if wanted is True:
+        raise PsrunError(f"cluster.isolate=true is not possible here: {reason}")
+    return f"TensorFlow's servers listen on all interfaces of this machine, without authentication ({reason})"
 
 
-def _obey_signals() -> None:
-    """Makes SIGTERM end the run as Ctrl-C does."""
+def _end_with_parent() -> None:
+    """A task that a supervisor started is killed by the kernel when the supervisor is gone, however it went."""
+    if os.environ.get(identity.SUPERVISED):
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if str(os.getppid()) != os.environ.get(identity.SUPERVISOR_PID):
+            environment.leave(ExitCode.FAILED)
 
-    def stop(signum: int, frame: Any) -> NoReturn:
-        raise Interrupted(signum)
 
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, stop)
-
-
-def _failed(error: BaseException, folder: RunFolder, terminal: TextIO, started_s: float) -> ExitCode:
-    log = folder.log("chief-0")
+def _failed(error: BaseException, folder: RunFolder, me: Identity, terminal: TextIO, started_s: float) -> ExitCode:
     if isinstance(error, KeyboardInterrupt):
         error = Interrupted(signal.SIGINT)
+    log = folder.log(me.name)
     with log.open("a", encoding="utf-8") as file:
         traceback.print_exception(error, file=file)
     known = isinstance(error, PsrunError)
     code = error.exit_code if isinstance(error, PsrunError) else ExitCode.FAILED
     text = str(error) if known else f"{type(error).__name__}: {error}"
-    told = {"type": type(error).__name__, "message": str(error), "task": getattr(error, "task", None) or "chief-0"}
-    status = "interrupted" if isinstance(error, Interrupted) else "failed"
-    try:
-        folder.update(status=status, exit_code=code, error=told, wall_s=round(time.time() - started_s, 3))
-    except OSError as disk:
-        text += f"\n(and run.json could not be written: {disk})"
-    Console(file=terminal, highlight=False, soft_wrap=True).print(
-        f"psrun: {text}" + ("" if code == ExitCode.USAGE else f"\n(log: {log})"), style="red", markup=False
-    )
+    if me.owns_folder:
+        try:
+            _record_failure(folder, error, me.name, started_s)
+        except OSError as disk:
+            text += f"\n(and run.json could not be written: {disk})"
+    _tell(terminal, text, code, log)
     return code
+
+
+def _tell(terminal: TextIO, text: str, code: ExitCode, log: Path) -> None:
+    where = "" if code == ExitCode.USAGE else f"\n(log: {log})"
+    Console(file=terminal, highlight=False, soft_wrap=True).print(f"psrun: {text}{where}", style="red", markup=False)
+
+
+def _record_failure(folder: RunFolder, error: BaseException, task: str, started_s: float) -> None:
+    code = error.exit_code if isinstance(error, PsrunError) else ExitCode.FAILED
+    told = {"type": type(error).__name__, "message": str(error), "task": getattr(error, "task", None) or task}
+    status = "interrupted" if isinstance(error, Interrupted) else "failed"
+    folder.update(status=status, exit_code=code, error=told, wall_s=round(time.time() - started_s, 3))

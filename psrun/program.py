@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from psrun import config, targets
+from psrun import choices, targets
 from psrun.config import RunConfig
 from psrun.data.source import DataSource
 from psrun.errors import ConfigError, Problem, PsrunError
@@ -30,6 +30,7 @@ _METRICS: dict[str, Callable[[], list]] = {
 }
 # Workers' shuffles must differ, and so must those of seeds that stand side by side in a sweep.
 _SEED_STRIDE = 1_000_003
+_STEP_STRIDE = 7919
 
 
 class ExamplesSeen(tf_keras.metrics.Metric):
@@ -68,12 +69,17 @@ class Program:
         """Fresh metric objects; where their variables live is decided by the scope of the caller."""
         return (self.model.metrics or _METRICS[self.source.task])()
 
-    def train_dataset(self, context: Any = None) -> tf.data.Dataset:
-        """Endless batches of `data.global_batch_size`; called on each worker, every one shuffles differently."""
+    def train_dataset(self, context: Any = None, *, first_step: int = 0) -> tf.data.Dataset:
+        """Endless batches of `data.global_batch_size`; called on each worker, every one shuffles differently.
+
+        Args:
+          context: anything but None where called on a worker of a coordinator.
+          first_step: of a run that goes on; it shuffles differently from the run before.
+        """
         worker = 0
         if self.distribution.coordinator is not None and context is not None:
             worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-        seed = tf.cast(worker, tf.int64) + self.config.seed * _SEED_STRIDE
+        seed = tf.cast(worker, tf.int64) + self.config.seed * _SEED_STRIDE + first_step * _STEP_STRIDE
         return self._preprocessed(self.source.train(batch_size=self.config.data.global_batch_size, seed=seed))
 
     def evaluation_dataset(self, context: Any = None) -> tf.data.Dataset:
@@ -101,7 +107,7 @@ def load_source(run: RunConfig) -> DataSource:
         problems.append(
             Problem("data.global_batch_size", f"is {batch}, more than the {examples} examples there are to train on")
         )
-    if not isinstance(run.evaluation, config.NoEvaluation) and not source.num_eval_examples:
+    if not isinstance(run.evaluation, choices.NoEvaluation) and not source.num_eval_examples:
         problems.append(Problem("evaluation", "there are no evaluation examples; choose evaluation=none"))
     if problems:
         raise ConfigError(problems)
@@ -128,15 +134,15 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
                 [Problem("model._target_", f"{run.model.name} returned {type(made).__name__}, not a model")]
             )
         program = Program(run, source, model, model.loss or _LOSS[source.task](), distribution)
-        counters = [ExamplesSeen()] if isinstance(run.evaluation, config.Validation) else []
-        exact = isinstance(run.evaluation, config.Validation) and run.parameter_servers
+        counters = [ExamplesSeen()] if isinstance(run.evaluation, choices.Validation) else []
+        exact = isinstance(run.evaluation, choices.Validation) and run.parameter_servers
         model.network.compile(
             optimizer=_calling(run.optimizer),
             loss=program.loss,
             metrics=[*program.new_metrics(), *counters],
             steps_per_execution=run.trainer.steps_per_execution,
             run_eagerly=run.trainer.run_eagerly,
-            pss_evaluation_shards=_num_eval_shards(run, source) if exact else 0,
+            pss_evaluation_shards=_num_eval_shards(run, source, distribution.num_workers) if exact else 0,
         )
     return program
 
@@ -179,11 +185,10 @@ def _zero_batch(program: Program) -> Any:
     )  # fmt: skip
 
 
-def _num_eval_shards(run: RunConfig, source: DataSource) -> int:
+def _num_eval_shards(run: RunConfig, source: DataSource, num_workers: int) -> int:
     """Shards of Keras' exact evaluation: a few a worker, but never more than there are batches, which it cannot do."""
-    assert isinstance(run.cluster, config.InProcess)
     num_batches = -(-source.num_eval_examples // run.data.global_batch_size)
-    return max(1, min(num_batches, 4 * run.cluster.num_workers))
+    return max(1, min(num_batches, 4 * num_workers))
 
 
 def _calling(target: targets.Target, **provided: Any) -> Any:

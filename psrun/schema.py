@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -20,14 +21,14 @@ T = TypeVar("T")
 MISSING = "???"
 
 
-def at_least(minimum: float, *, default: Any = dataclasses.MISSING) -> Any:
+def at_least(minimum: float) -> Any:
     """A field whose value must be `minimum` or more."""
-    return dataclasses.field(default=default, metadata={"at_least": minimum})
+    return dataclasses.field(metadata={"at_least": minimum})
 
 
-def one_of(*choices: str, default: Any = dataclasses.MISSING) -> Any:
+def one_of(*choices: str | bool | None) -> Any:
     """A field whose value must be one of `choices`."""
-    return dataclasses.field(default=default, metadata={"choices": choices})
+    return dataclasses.field(metadata={"choices": choices})
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -49,6 +50,7 @@ def read(cls: type[T], node: Mapping[str, Any], *, key: str, problems: list[Prob
       problems: grows by one for each thing wrong.
     """
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls)
     before = len(problems)
     values = {}
     for name, value in node.items():
@@ -57,6 +59,8 @@ def read(cls: type[T], node: Mapping[str, Any], *, key: str, problems: list[Prob
             problems.append(Problem(where, f"no such key (value {value!r}).{did_you_mean(name, fields)}"))
         elif value == MISSING:
             problems.append(Problem(where, f"must be given a value: {where}=..."))
+        elif dataclasses.is_dataclass(hints[name]):
+            values[name] = _read_nested(hints[name], value, where, problems)
         else:
             values[name] = _checked(cls, fields[name], value, where=where, problems=problems)
     for name, field in fields.items():
@@ -65,6 +69,13 @@ def read(cls: type[T], node: Mapping[str, Any], *, key: str, problems: list[Prob
             where = f"{key}.{name}" if key else name
             problems.append(Problem(where, f"is missing: give it a value with +{where}=..."))
     return cls(**values) if len(problems) == before else None
+
+
+def _read_nested(cls: Any, value: Any, where: str, problems: list[Problem]) -> Any:
+    if isinstance(value, Mapping):
+        return read(cls, value, key=where, problems=problems)
+    problems.append(Problem(where, f"is {value!r}, must hold {', '.join(f.name for f in dataclasses.fields(cls))}"))
+    return None
 
 
 def _checked(cls: type, field: dataclasses.Field, value: Any, *, where: str, problems: list[Problem]) -> Any:
@@ -84,5 +95,5 @@ def _checked(cls: type, field: dataclasses.Field, value: Any, *, where: str, pro
     if minimum is not None and value is not None and value < minimum:
         problems.append(Problem(where, f"is {value}, must be {minimum} or more"))
     if choices and value not in choices:
-        problems.append(Problem(where, f"is {value!r}, must be one of {', '.join(choices)}"))
+        problems.append(Problem(where, f"is {value!r}, must be one of {', '.join(map(str, choices))}"))
     return value

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import tensorflow as tf
 
-from psrun import config
+from psrun import choices
 from psrun.cluster import inprocess
-from psrun.errors import ConfigError, Problem
+from psrun.cluster.probe import reachable
+from psrun.cluster.topology import Topology
+from psrun.errors import ClusterError, ConfigError, Problem
 
 partitioners = tf.distribute.experimental.partitioners
+_PROBE_EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -19,58 +23,96 @@ class Distribution:
 
     strategy: tf.distribute.Strategy
     coordinator: tf.distribute.coordinator.ClusterCoordinator | None = None
+    num_workers: int = 1
 
 
-def configure_threads(cluster: config.Cluster) -> None:
+def configure_threads(cluster: choices.Cluster) -> None:
     """Sets the thread pools of this process. Only possible before TensorFlow has run anything."""
-    if isinstance(cluster, config.InProcess):
+    if isinstance(cluster, choices.InProcess):
         tf.config.threading.set_inter_op_parallelism_threads(inprocess.NUM_INTER_OP_THREADS)
 
 
-def connect(cluster: config.Cluster, partitioner: config.Partitioner) -> Distribution:
+def connect(
+    cluster: choices.Cluster, partitioner: choices.Partitioner, topology: Topology | None = None
+) -> Distribution:
     """Starts what the topology needs and connects to it.
 
+    Args:
+      topology: of a cluster of several processes; this one is its chief.
+
     Raises:
-      ConfigError: this machine has not got the devices that the topology names.
+      ConfigError: this machine has not got the devices that the cluster names.
       ServerStartError: a server of the cluster could not be started.
+      ClusterError: a task could not be reached within `cluster.connect_timeout_s`.
     """
     match cluster:
-        case config.NoCluster():
+        case choices.NoCluster():
             return Distribution(tf.distribute.get_strategy())
-        case config.OneDevice(device=device):
+        case choices.OneDevice(device=device):
             return Distribution(tf.distribute.OneDeviceStrategy(_existing(device)))
-        case config.Mirrored(num_replicas=n):
+        case choices.Mirrored(num_replicas=n):
             return Distribution(tf.distribute.MirroredStrategy(_devices(n)))
-        case config.CentralStorage(num_replicas=n):
+        case choices.CentralStorage(num_replicas=n):
             return Distribution(tf.distribute.experimental.CentralStorageStrategy(_devices(n), "/CPU:0"))
-        case config.InProcess():
+        case choices.InProcess():
             spec = inprocess.start(num_workers=cluster.num_workers, num_ps=cluster.num_ps)
             return parameter_servers(spec, partitioner)
+        case choices.Local() | choices.TfConfig() | choices.Static():
+            assert topology is not None
+            wait_for_servers(topology, within_s=cluster.connect_timeout_s)
+            return parameter_servers(tf.train.ClusterSpec(topology.spec()), partitioner)
+        case _:
+            raise AssertionError(f"cluster={cluster.kind} has a role of its own")
 
 
-def parameter_servers(spec: tf.train.ClusterSpec, partitioner: config.Partitioner) -> Distribution:
+def wait_for_servers(topology: Topology, *, within_s: float) -> None:
+    """Returns once every worker and parameter server accepts connections; TensorFlow itself would wait in silence.
+
+    Raises:
+      ClusterError: one did not, with the names of all that did not.
+    """
+    waiting = [*topology.of("ps"), *topology.of("worker")]
+    deadline_s = time.monotonic() + within_s
+    while waiting:
+        waiting = [task for task in waiting if not reachable(topology.addresses[task], timeout_s=1.0)]
+        if waiting and time.monotonic() > deadline_s:
+            named = ", ".join(f"{task} at {topology.addresses[task]}" for task in waiting)
+            raise ClusterError(
+                f"not reached within {within_s:.0f} s (connect_timeout_s): {named}", task=str(waiting[0])
+            )
+        if waiting:
+            time.sleep(_PROBE_EVERY_S)
+
+
+def parameter_servers(spec: tf.train.ClusterSpec, partitioner: choices.Partitioner) -> Distribution:
     """Connects to servers that are up. Blocks without a bound while one of them is not."""
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
+    chief = {"task_type": "chief", "task_id": 0} if "chief" in spec.jobs else {}
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc", **chief)
     strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=make_partitioner(partitioner))
-    return Distribution(strategy, tf.distribute.coordinator.ClusterCoordinator(strategy))
+    return Distribution(strategy, tf.distribute.coordinator.ClusterCoordinator(strategy), spec.num_tasks("worker"))
 
 
-def make_partitioner(partitioner: config.Partitioner) -> tf.distribute.experimental.partitioners.Partitioner | None:
+def make_partitioner(
+    partitioner: choices.Partitioner,
+) -> tf.distribute.experimental.partitioners.Partitioner | None:
     """TensorFlow's partitioner: a function of (shape, dtype) to the number of shards along each axis."""
     match partitioner:
-        case config.NoPartitioner():
+        case choices.NoPartitioner():
             return None
-        case config.FixedShards(num_shards=n):
+        case choices.FixedShards(num_shards=n):
             return partitioners.FixedShardsPartitioner(n)
-        case config.MinSize():
+        case choices.MinSize():
             return partitioners.MinSizePartitioner(partitioner.min_shard_bytes, partitioner.max_shards)
-        case config.MaxSize():
+        case choices.MaxSize():
             return partitioners.MaxSizePartitioner(partitioner.max_shard_bytes, partitioner.max_shards)
 
 
 def _existing(device: str) -> str:
-    known = [f"/{device.device_type}:{index}" for kind in ("CPU", "GPU")
-             for index, device in enumerate(tf.config.list_physical_devices(kind))]  # fmt: skip
+    known = [
+        f"/{found.device_type}:{index}"
+        for kind in ("CPU", "GPU")
+        for index, found in enumerate(tf.config.list_physical_devices(kind))
+    ]
     if device.upper() not in known:
         raise ConfigError([Problem("cluster.device", f"{device!r} is not there; this machine has {', '.join(known)}")])
     return device

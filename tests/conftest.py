@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -75,14 +76,24 @@ def psrun(tmp_path: Path):
     return run
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The thread pools of a cluster in this process must be set before any test makes TensorFlow do anything."""
+    if item.get_closest_marker("tensorflow") or item.get_closest_marker("inprocess"):
+        _configure_threads()
+
+
+@functools.cache
+def _configure_threads() -> None:
+    from psrun import strategy
+
+    strategy.configure_threads(run_config("cluster=inprocess").cluster)
+
+
 @pytest.fixture(scope="session")
 def cluster_spec():
     """Two workers and two parameter servers in this process. TensorFlow cannot stop them: one set for all tests."""
-    import tensorflow as tf
-
     from psrun.cluster import inprocess
 
-    tf.config.threading.set_inter_op_parallelism_threads(inprocess.NUM_INTER_OP_THREADS)
     return {n: inprocess.start(num_workers=n, num_ps=2) for n in (1, 2)}
 
 

@@ -38,7 +38,7 @@ def test_a_run_reports_on_the_terminal_and_in_its_folder(psrun):
     assert set(result) >= RESULT_KEYS
     assert (result["status"], result["exit_code"], result["error"]) == ("completed", 0, None)
     assert result["cluster"] == {"topology": "inprocess", "num_workers": 2, "num_ps": 2}
-    assert result["steps"] == {"applied": 40, "scheduled": 40}
+    assert result["steps"] == {"applied": 40, "scheduled": 40, "repeated": 0}
     assert 0 < result["time_to_first_step_s"] < result["wall_s"]
     assert "partitioner=fixed_shards" in result["overrides"]
     assert [event["event"] for event in done.events if event["event"] != "warning"] == [
@@ -58,7 +58,7 @@ def test_no_parameter_server_of_its_own(psrun):
 def test_the_plan_starts_no_server_and_takes_no_memory(psrun):
     done = psrun("mode=plan", "partitioner=fixed_shards", "model.embedding_dim=20000000")  # a table of 640 MB
     assert done.code == 0, done.stderr
-    for part in ("embedding/embeddings", "8x20000000", "640.0 MB", "ps-0 ps-1", "worker-1", "Each step of a worker"):
+    for part in ("embedding/embeddings", "8x20000000", "640.0 MB", "ps-1 ps-0", "worker-1", "Each step of a worker"):
         assert part in done.stdout
     assert "grpc" not in (done.folder / "logs" / "chief-0.log").read_text().lower()
     assert done.result["bytes_per_step"]["read_bytes"] > 0
@@ -139,7 +139,7 @@ def test_a_port_that_is_taken_is_told(psrun, tmp_path):
     assert done.result["error"] == {**done.result["error"], "type": "ServerStartError", "task": "worker-0"}
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 175)])
 def test_an_interrupted_run_says_so_and_leaves_no_process(tmp_path, signum, code):
     command = [sys.executable, "-m", "psrun", "trainer.epochs=10000", f"hydra.run.dir={tmp_path / 'run'}"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

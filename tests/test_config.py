@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import raw_config, run_config
 
-from psrun import config
+from psrun import choices, config
 from psrun.errors import ConfigError
 
 FIT = ("trainer=fit", "evaluation=none")
@@ -30,9 +30,9 @@ def changed(*path: str, value, overrides: tuple[str, ...] = ()):
     return raw
 
 
-@pytest.mark.parametrize("group", config.KINDS)
+@pytest.mark.parametrize("group", choices.KINDS)
 def test_every_choice_of_every_group_loads(group):
-    for kind, cls in config.KINDS[group].items():
+    for kind, cls in choices.KINDS[group].items():
         loaded = run_config(f"{group}={kind}", *(("trainer=fit",) if kind == "validation" else ()))
         assert type(getattr(loaded, group)) is cls
 

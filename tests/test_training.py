@@ -15,6 +15,7 @@ from rich.console import Console
 from psrun.errors import ConfigError, DataExhaustedError, NonFiniteLossError, TrainingError
 from psrun.reporting.console import ConsoleSink
 from psrun.reporting.run_folder import RunFolder
+from psrun.stop import Stop
 
 STEPS = 12
 TRAINING = ["trainer.epochs=2", f"trainer.steps_per_epoch={STEPS}", "trainer.steps_per_execution=5"]
@@ -46,16 +47,14 @@ def train(cluster_spec, images, tmp_path):
         small = [*MODELS[model], *([f"data.path={images}"] if model == "cnn" else [])]
         config = run_config(*TRAINING, *small, *overrides)
         folder = RunFolder.create(tmp_path / f"run{next(count)}", raw={})
-        built = []
 
-        def connect(cluster, partitioner):
+        def connect(cluster, partitioner, topology):
             if not config.parameter_servers:
                 return strategy.connect(cluster, partitioner)
-            built.append(strategy.parameter_servers(cluster_spec[num_workers], partitioner))
-            return built[0]
+            return strategy.parameter_servers(cluster_spec[num_workers], partitioner)
 
         console = ConsoleSink(Console(file=io.StringIO(), width=200))
-        coordinator.run(config, folder, console, started_s=time.time(), connect=connect)
+        coordinator.run(config, folder, console, Stop(), started_s=time.time(), connect=connect)
         return json.loads((folder.path / "run.json").read_text()), folder
 
     return run
@@ -80,7 +79,7 @@ def test_every_combination_trains_and_evaluates(train, cluster, partitioner, tra
         f"cluster={cluster}", f"partitioner={partitioner}", f"trainer={trainer}", f"model={model}",
         *PARTITIONERS[partitioner],
     )  # fmt: skip
-    assert result["steps"] == {"applied": 2 * STEPS, "scheduled": 2 * STEPS}
+    assert result["steps"] == {"applied": 2 * STEPS, "scheduled": 2 * STEPS, "repeated": 0}
     assert result["evaluation"]["examples_seen"] == result["data"]["num_eval_examples"]
     assert {"loss", "val_loss"} < set(result["metrics"])
     assert all(np.isfinite(value) for value in result["metrics"].values())
@@ -235,4 +234,4 @@ def test_what_only_tensorflow_can_tell_is_told_by_key_too(overrides, said, tmp_p
     config = run_config("cluster=none", *small, *overrides)
     folder = RunFolder.create(tmp_path, raw={})
     with pytest.raises(ConfigError, match=said):
-        coordinator.run(config, folder, ConsoleSink(Console(file=io.StringIO())), started_s=0)
+        coordinator.run(config, folder, ConsoleSink(Console(file=io.StringIO())), Stop(), started_s=0)

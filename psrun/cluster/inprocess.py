@@ -32,7 +32,7 @@ def start(*, num_workers: int, num_ps: int) -> tf.train.ClusterSpec:
         addresses = {job: [f"localhost:{portpicker.pick_unused_port()}" for _ in range(n)] for job, n in jobs.items()}
         spec = tf.train.ClusterSpec(addresses)
         try:
-            _servers.extend(_server(spec, job, index) for job, n in jobs.items() for index in range(n))
+            _servers.extend(start_server(spec, job, index) for job, n in jobs.items() for index in range(n))
             return spec
         except ServerStartError:
             # Somebody took the port between the picking and the starting; the next picks are others.
@@ -41,14 +41,18 @@ def start(*, num_workers: int, num_ps: int) -> tf.train.ClusterSpec:
     raise AssertionError("unreachable")
 
 
-def _server(spec: tf.train.ClusterSpec, job: str, index: int) -> tf.distribute.Server:
+def start_server(spec: tf.train.ClusterSpec, job: str, index: int) -> tf.distribute.Server:
+    """Starts the server of one task in this process.
+
+    Raises:
+      ServerStartError: it could not be started, mostly because its port is taken.
+    """
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=NUM_INTER_OP_THREADS)
     try:
         return tf.distribute.Server(spec, job_name=job, task_index=index, protocol="grpc", config=config)
     except tf.errors.OpError as error:
         address = spec.task_address(job, index)
         raise ServerStartError(
-            f"the server of {job} {index} could not be started on {address}: {error.message}. "
-            "Is the port taken? A new start picks other ports.",
+            f"the server of {job} {index} could not be started on {address}: {error.message}. Is the port taken?",
             task=f"{job}-{index}",
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -67,16 +67,27 @@ class ConsoleSink:
             if not self._console.is_terminal:
                 self._plain_progress(progress)
                 return
-            if self._live is None:
-                self._live = Live(console=self._console, refresh_per_second=4, transient=True)
-                self._live.start()
-            self._live.update(_progress_line(progress))
+            self._show_live(_progress_line(progress))
+
+    def tasks(self, table: Table, progress: Progress | None) -> None:
+        """On a terminal: the tasks of a cluster, above the progress of the training."""
+        with self._lock:
+            if self._console.is_terminal:
+                self._show_live(Group(table, *([_progress_line(progress)] if progress else [])))
+            elif progress:
+                self._plain_progress(progress)
 
     def close(self) -> None:
         with self._lock:
             if self._live is not None:
                 self._live.stop()
                 self._live = None
+
+    def _show_live(self, what: RenderableType) -> None:
+        if self._live is None:
+            self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+        self._live.update(what)
 
     def _plain_progress(self, progress: Progress) -> None:
         now = self._console.get_time()
@@ -110,9 +121,23 @@ class ConsoleSink:
     def _show_warning(self, event: Event) -> None:
         self._print(f"[yellow]warning:[/yellow] {event.data['message']}")
 
+    def _show_restored(self, event: Event) -> None:
+        self._print(f"goes on from step {event.step} ({event.data['path']})")
+
+    def _show_failure(self, event: Event) -> None:
+        data = event.data
+        self._print(f"[red]failure:[/red] {data['task']} {data['cause']}; {data['action']}")
+
+    def _show_recovery(self, event: Event) -> None:
+        data = event.data
+        self._print(
+            f"[green]recovered[/green] from the loss of {data['task']} after {data['seconds']:.1f} s, "
+            f"{data['steps_lost']} steps lost"
+        )
+
     def _show_end(self, event: Event) -> None:
         self._print(
-            f"[green]completed[/green] {event.step} steps in {event.data['wall_s']:.1f} s "
+            f"[green]completed[/green] {event.step} steps in {event.wall_s:.1f} s "
             f"(first step after {event.data['time_to_first_step_s']:.1f} s)  {numbers(event.data['metrics'])}"
         )
 

@@ -37,13 +37,48 @@ class RunFolder:
         """
         if (path / "run.json").exists():
             raise ConfigError([Problem("hydra.run.dir", f"{path} holds a run already; choose another folder")])
+        folder = cls.join(path)
+        (path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(raw))), encoding="utf-8")
+        return folder
+
+    @classmethod
+    def join(cls, path: Path) -> RunFolder:
+        """The folder of a run that another process may have made.
+
+        Raises:
+          ConfigError: nothing can be written there.
+        """
         try:
             for folder in ("logs", "tensorboard"):
                 (path / folder).mkdir(parents=True, exist_ok=True)
-            (path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(raw))), encoding="utf-8")
         except OSError as error:
             raise ConfigError([Problem("hydra.run.dir", f"{path} cannot be written to: {error}")]) from error
         return cls(path)
+
+    @classmethod
+    def take_over(cls, path: Path) -> RunFolder:
+        """The folder of a run that goes on: its result so far is kept.
+
+        Raises:
+          ConfigError: the run in it is over, or nothing can be written there.
+        """
+        folder = cls.join(path)
+        folder.reload()
+        if folder._result.get("status") == "completed":
+            raise ConfigError([Problem("hydra.run.dir", f"{path} holds a completed run; choose another folder")])
+        return folder
+
+    def reload(self) -> None:
+        """Takes in what another process has written to run.json since. One process at a time writes it."""
+        with self._lock:
+            self._result = self.stored()
+
+    def stored(self) -> dict[str, Any]:
+        """What run.json holds now; empty where there is none."""
+        try:
+            return json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
 
     @property
     def checkpoints(self) -> Path:

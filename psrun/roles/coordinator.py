@@ -3,88 +3,126 @@
 from __future__ import annotations
 
 import os
-import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-import tensorflow as tf
-
-from psrun import config, placement, program, strategy
-from psrun.checkpoint import Checkpoints
+from psrun import choices, placement, program, strategy
+from psrun.checkpoint import Checkpoints, Position
+from psrun.cluster import files
+from psrun.cluster.topology import CHIEF, Topology
 from psrun.config import RunConfig
-from psrun.errors import TrainingError
 from psrun.evaluation.direct import DirectEvaluation
 from psrun.reporting.events import Reporter, Sink
 from psrun.reporting.run_folder import RunFolder
 from psrun.reporting.summaries import Summaries
-from psrun.training import custom_loop, fit
-from psrun.training.monitor import iterations
-from psrun.training.session import Session, data_ended
+from psrun.roles import server
+from psrun.stop import Stop
+from psrun.training import custom_loop, failures, fit
+from psrun.training.session import Session
 
 TRAINERS = {"custom_loop": custom_loop.trainer, "fit": fit.trainer}
 _VERSIONS = ("psrun", "tensorflow", "tf-keras", "hydra-core")
+_STOP_WITHIN_S = 25.0  # less than the 30 s that supervisors, schedulers and container runtimes wait before they kill
 
 
 def run(
     run_config: RunConfig,
     folder: RunFolder,
     console: Sink,
+    stop: Stop,
     *,
     started_s: float,
-    connect: Callable[[config.Cluster, config.Partitioner], strategy.Distribution] = strategy.connect,
+    topology: Topology | None = None,
+    connect: Callable[..., strategy.Distribution] = strategy.connect,
 ) -> None:
     """Trains as configured; what came of it is in the run folder.
 
     Args:
-      connect: starts what the topology needs and connects to it; tests hand in one that uses servers already there.
+      topology: of a cluster of several processes; None where this is the only one.
+      connect: starts what the cluster needs and connects to it; tests hand in one that uses servers already there.
 
     Raises:
-      PsrunError: the run failed; run.json says so as well.
+      PsrunError: the run failed.
     """
     reporter = Reporter([folder, Summaries(folder.tensorboard), console], started_s=started_s)
+    heart = _Heart(folder, topology)
     try:
         reporter.emit("start", title=_title(run_config), run_folder=str(folder.path), notes=notes(run_config))
-        folder.update(cluster=_cluster(run_config), versions={name: version(name) for name in _VERSIONS})
+        folder.update(cluster=_cluster(run_config, topology), versions={name: version(name) for name in _VERSIONS})
         strategy.configure_threads(run_config.cluster)
         train = TRAINERS[run_config.trainer.kind](run_config)
         source = program.load_source(run_config)
-        folder.update(data={"num_train_examples": source.num_train_examples,
-                            "num_eval_examples": source.num_eval_examples, **source.facts})  # fmt: skip
+        sizes = {"num_train_examples": source.num_train_examples, "num_eval_examples": source.num_eval_examples}
+        folder.update(data={**sizes, **source.facts})
         program.start_afresh(run_config.seed)
-        built = program.build(run_config, source, connect(run_config.cluster, run_config.partitioner))
+        fit.bound_queue(_num_workers(run_config, topology))
+        built = program.build(run_config, source, connect(run_config.cluster, run_config.partitioner, topology))
         program.build_state(built)
         _report_placement(built, folder, reporter)
-        _train(built, train, folder, reporter)
+        _train(built, train, folder, reporter, heart, stop)
+        if topology is not None:
+            server.tell_servers(topology)
     finally:
+        heart.stop()
         reporter.close()
+
+
+class _Heart:
+    """The chief's heartbeat, in clusters of several processes; what the monitor knows, once there is one."""
+
+    def __init__(self, folder: RunFolder, topology: Topology | None) -> None:
+        self.session: Session | None = None
+        self._heart = files.Heart(folder.path, CHIEF, self._say) if topology else None
+        if self._heart:
+            self._heart.start()
+
+    def stop(self) -> None:
+        if self._heart:
+            self._heart.stop()
+
+    def _say(self) -> files.Heartbeat:
+        if self.session is None:
+            return files.Heartbeat(os.getpid(), time.time(), "starting")
+        monitor = self.session.monitor
+        return files.Heartbeat(
+            os.getpid(),
+            time.time(),
+            monitor.state,
+            step=monitor.last_step,
+            step_at_s=monitor.step_at_s,
+            slowest_step_s=monitor.slowest_step_s,
+            progress=None if monitor.progress is None else asdict(monitor.progress),
+        )
 
 
 def notes(run_config: RunConfig) -> list[str]:
     """What a person should know of this run before it starts."""
     found = []
-    if not run_config.parameter_servers and not isinstance(run_config.partitioner, config.NoPartitioner):
+    if not run_config.parameter_servers and not isinstance(run_config.partitioner, choices.NoPartitioner):
         found.append(f"partitioner={run_config.partitioner.kind} has no effect without parameter servers")
-    if run_config.parameter_servers:
-        found.append("TensorFlow's servers listen on all interfaces of this machine, without authentication")
     return found
 
 
 def _title(run_config: RunConfig) -> str:
     cluster = run_config.cluster
-    size = f" ({cluster.num_workers} workers, {cluster.num_ps} ps)" if isinstance(cluster, config.InProcess) else ""
+    sized = isinstance(cluster, choices.InProcess | choices.Local)
+    size = f" ({cluster.num_workers} workers, {cluster.num_ps} ps)" if sized else ""  # type: ignore[union-attr]
     return f"{run_config.model.name.rpartition('.')[2]} on {cluster.kind}{size}, {run_config.trainer.kind}"
 
 
-def _cluster(run_config: RunConfig) -> dict[str, Any]:
-    cluster = run_config.cluster
+def _num_workers(run_config: RunConfig, topology: Topology | None) -> int:
+    return len(topology.of("worker")) if topology else getattr(run_config.cluster, "num_workers", 1)
+
+
+def _cluster(run_config: RunConfig, topology: Topology | None) -> dict[str, Any]:
+    num_ps = len(topology.of("ps")) if topology else getattr(run_config.cluster, "num_ps", 0)
     return {
-        "topology": cluster.kind,
-        "num_workers": getattr(cluster, "num_workers", 1),
-        "num_ps": getattr(cluster, "num_ps", 0),
+        "topology": run_config.cluster.kind,
+        "num_workers": _num_workers(run_config, topology),
+        "num_ps": num_ps,
     }
 
 
@@ -95,7 +133,7 @@ def _report_placement(built: program.Program, folder: RunFolder, reporter: Repor
     folder.update(placement=rows, balance=asdict(found))
     reporter.emit("placement", placement=rows, **asdict(found))
     run_config = built.config
-    if run_config.parameter_servers and isinstance(run_config.partitioner, config.FixedShards):
+    if run_config.parameter_servers and isinstance(run_config.partitioner, choices.FixedShards):
         wanted = run_config.partitioner.num_shards
         short = placement.with_fewer_rows(placed, wanted)
         if short:
@@ -111,57 +149,58 @@ def observe(built: program.Program) -> list[placement.Placed]:
     ]
 
 
-def _train(built: program.Program, train: Any, folder: RunFolder, reporter: Reporter) -> None:
+def _train(
+    built: program.Program, train: Any, folder: RunFolder, reporter: Reporter, heart: _Heart, stop: Stop
+) -> None:
     run_config = built.config
-    checkpoints = None
-    if isinstance(run_config.checkpoint, config.EpochCheckpoints):
+    checkpoints, start = None, Position()
+    if isinstance(run_config.checkpoint, choices.EpochCheckpoints):
         checkpoints = Checkpoints(built, folder.checkpoints, max_to_keep=run_config.checkpoint.max_to_keep)
+        found = checkpoints.restore(lambda text: reporter.emit("warning", message=text))
+        if found:
+            path, start = found
     session = Session(
         built,
         reporter,
-        evaluation=DirectEvaluation(built) if isinstance(run_config.evaluation, config.Direct) else None,
+        evaluation=DirectEvaluation(built) if isinstance(run_config.evaluation, choices.Direct) else None,
         checkpoints=checkpoints,
         record=folder.append,
+        start=start,
+        stop=stop,
     )
+    if start != Position():
+        reporter.emit("restored", step=session.first_step, path=path, epochs=start.epochs, steps=start.steps)
+    heart.session = session
     session.monitor.start()
+    stop.defer(_STOP_WITHIN_S)
     try:
-        with _named_errors(session):
+        with failures.named(session):
             train(built, session)
     finally:
         session.monitor.stop()
         result = _result(session, reporter)
         folder.update(**result)
-    reporter.emit("end", step=result["steps"]["applied"], **{k: result[k] for k in (
-        "metrics", "wall_s", "time_to_first_step_s", "steps_per_s", "examples_per_s")})  # fmt: skip
-
-
-@contextmanager
-def _named_errors(session: Session) -> Iterator[None]:
-    """TensorFlow's errors as psrun's."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        # A closure that was cancelled because another one failed says nothing; a loss that was NaN explains more.
-        session.check_loss()
-        text = re.sub(r"\s+", " ", str(error))
-        if isinstance(error, tf.errors.OutOfRangeError) or "End of sequence" in text:
-            raise data_ended(iterations(session.program), session.monitor.planned) from error
-        raise TrainingError(f"a step failed: {type(error).__name__}: {text[:600]}") from error
+    told = ("metrics", "time_to_first_step_s", "steps_per_s", "examples_per_s")
+    reporter.emit("end", step=result["steps"]["applied"], **{key: result[key] for key in told})
 
 
 def _result(session: Session, reporter: Reporter) -> dict[str, Any]:
     """The keys of run.json that are known once the training has ended, well or not."""
-    totals, first_step_s = session.totals, session.monitor.first_step_s
+    totals, monitor = session.totals, session.monitor
     rate = totals.rate()
     evaluation = session.last_evaluation
-    first = None if first_step_s is None else round(reporter.wall_s - (time.monotonic() - first_step_s), 3)
+    first_s = monitor.first_step_s
     evaluated = {} if evaluation is None else {f"val_{name}": value for name, value in evaluation.metrics.items()}
     return {
         "metrics": {**totals.metrics, **evaluated},
-        "steps": {"applied": session.monitor.last_step, "scheduled": session.scheduled},
+        "steps": {
+            "applied": monitor.last_step,
+            "scheduled": session.first_step + session.scheduled,
+            "repeated": session.steps_repeated,
+        },
         "steps_per_s": rate,
         "examples_per_s": None if rate is None else rate * session.program.config.data.global_batch_size,
-        "time_to_first_step_s": first,
+        "time_to_first_step_s": None if first_s is None else round(reporter.wall_s - (time.monotonic() - first_s), 3),
         "wall_s": round(reporter.wall_s, 3),
         "evaluation": None if evaluation is None else asdict(evaluation),
         "pid": os.getpid(),

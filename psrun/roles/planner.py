@@ -12,7 +12,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable  # no public name; a test pins it
 
-from psrun import config, placement, program, strategy
+from psrun import choices, placement, program, strategy
 from psrun.config import RunConfig
 from psrun.placement import Placed, Planned
 from psrun.reporting.console import placement_table
@@ -104,9 +104,9 @@ def _place(recorder: _Recorder, built: program.Program, run_config: RunConfig) -
         beside = next((other for other in names if other in name), None) if kind == "optimizer" else None
         planned.append(Planned(name, tuple(variable.shape), variable.dtype.size, kind, beside))
     cluster, partition = run_config.cluster, None
-    if isinstance(cluster, config.InProcess):
+    if isinstance(cluster, choices.InProcess):
         partition = strategy.make_partitioner(run_config.partitioner)
-    num_ps = max(1, cluster.num_ps) if isinstance(cluster, config.InProcess) else 0
+    num_ps = max(1, cluster.num_ps) if isinstance(cluster, choices.InProcess) else 0
     dtypes = {4: tf.float32, 8: tf.int64, 2: tf.float16, 1: tf.int8}
 
     def num_shards(variable: Planned) -> int:
@@ -173,7 +173,7 @@ def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, cons
 
 def _tasks(run_config: RunConfig) -> list[str]:
     cluster = run_config.cluster
-    if not isinstance(cluster, config.InProcess):
+    if not isinstance(cluster, choices.InProcess):
         return [placement.CHIEF]
     ps = [f"ps-{index}" for index in range(max(1, cluster.num_ps))]
     return [placement.CHIEF, *ps, *(f"worker-{index}" for index in range(cluster.num_workers))]

@@ -7,7 +7,8 @@ from typing import Any
 import tf_keras
 
 from psrun import targets
-from psrun.config import Fit, RunConfig
+from psrun.choices import Fit
+from psrun.config import RunConfig
 from psrun.errors import ConfigError, Problem
 from psrun.training.session import Session
 
@@ -48,8 +49,9 @@ class Epochs(tf_keras.callbacks.Callback):
 
     _supports_tf_logs = True
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, steps_per_epoch: int) -> None:
         super().__init__()
+        self._steps = steps_per_epoch
         self._session = session
         self._joined = False
 
@@ -63,7 +65,7 @@ class Epochs(tf_keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._join()
         logs = {} if logs is None else logs
-        self._session.scheduled += self._session.program.config.trainer.steps_per_epoch
+        self._session.scheduled += self._steps
         logs.pop(_SEEN, None)
         validation = {name[4:]: float(value) for name, value in logs.items() if name.startswith("val_")}
         metrics = {name: float(value) for name, value in logs.items() if not name.startswith("val_")}

@@ -8,13 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun import config
 from psrun.config import RunConfig
 from psrun.program import Program
 from psrun.training.session import Session
 
 # Enough to keep every worker busy while one closure's end is told to the chief; few, so that a stop comes soon.
-_IN_FLIGHT_PER_WORKER = 4
+IN_FLIGHT_PER_WORKER = 4
 
 
 def trainer(run: RunConfig) -> Callable[[Program, Session], None]:
@@ -27,16 +26,20 @@ def _train(program: Program, session: Session) -> None:
     trainer = program.config.trainer
     schedule, join = _scheduler(program, session)
     network = program.network
-    for _ in range(trainer.epochs):
+    done = session.start.steps
+    for _ in range(session.start.epochs, trainer.epochs):
         network.reset_metrics()
         session.epoch_begins()
-        for first in range(0, trainer.steps_per_epoch, trainer.steps_per_execution):
+        for first in range(done, trainer.steps_per_epoch, trainer.steps_per_execution):
+            if session.stop.requested.is_set():
+                break
             session.check_loss()
             num_steps = min(trainer.steps_per_execution, trainer.steps_per_epoch - first)
             schedule(num_steps)
             session.scheduled += num_steps
         join()
         session.steps_joined()
+        done = 0
         session.epoch_ends({metric.name: float(metric.result()) for metric in network.metrics})
 
 
@@ -45,17 +48,24 @@ def _scheduler(program: Program, session: Session) -> tuple[Callable[[int], None
     strategy, coordinator = program.distribution.strategy, program.distribution.coordinator
     steps = _packed_steps(program)
     if coordinator is None:
-        iterator = iter(strategy.experimental_distribute_dataset(program.train_dataset()))
+        iterator = iter(strategy.experimental_distribute_dataset(program.train_dataset(first_step=session.first_step)))
         return lambda num_steps: steps(iterator, tf.constant(num_steps)), lambda: None
 
-    iterator = iter(coordinator.create_per_worker_dataset(lambda: program.train_dataset(context=coordinator)))
-    cluster = program.config.cluster
-    assert isinstance(cluster, config.InProcess)
+    def dataset() -> tf.data.Dataset:
+        return program.train_dataset(context=coordinator, first_step=session.first_step)
+
+    iterator = iter(coordinator.create_per_worker_dataset(dataset))
+    most = IN_FLIGHT_PER_WORKER * program.distribution.num_workers
     in_flight: deque[Any] = deque()
 
     def schedule(num_steps: int) -> None:
-        if len(in_flight) >= _IN_FLIGHT_PER_WORKER * cluster.num_workers:
-            in_flight.popleft().get()
+        if len(in_flight) >= most:
+            try:
+                in_flight.popleft().get()
+            except tf.errors.CancelledError:
+                # Cancelled because another one failed: that one's error is told by the join.
+                join()
+                raise
         in_flight.append(coordinator.schedule(steps, args=(iterator, tf.constant(num_steps))))
 
     def join() -> None:

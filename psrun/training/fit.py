@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import tf_keras
+from tensorflow.python.distribute.coordinator import cluster_coordinator  # for its queue; a test pins it
 
-from psrun import config
+from psrun import choices
 from psrun.config import RunConfig
 from psrun.program import Program
 from psrun.training import callbacks
+from psrun.training.custom_loop import IN_FLIGHT_PER_WORKER
 from psrun.training.monitor import iterations
 from psrun.training.session import Session, data_ended
 
@@ -22,27 +25,50 @@ def trainer(run: RunConfig) -> Callable[[Program, Session], None]:
       ConfigError: a callback cannot be made or cannot be used here.
     """
     made = callbacks.make(run)
+    return functools.partial(_train, made)
 
-    def train(program: Program, session: Session) -> None:
-        data: Any = program.train_dataset()
-        if program.distribution.coordinator is not None:
-            data = tf_keras.utils.experimental.DatasetCreator(program.train_dataset)
-        validation: dict[str, Any] = {}
-        if isinstance(run.evaluation, config.Validation):
-            validation = {"validation_data": program.evaluation_dataset(), "validation_freq": run.evaluation.every}
-        try:
-            program.network.fit(
-                data,
-                epochs=run.trainer.epochs,
-                steps_per_epoch=run.trainer.steps_per_epoch,
-                callbacks=[callbacks.Epochs(session), *made],
-                verbose=0,
-                **validation,
-            )
-        except ValueError as error:
-            # Keras' way to say that the data ended within the first execution of an epoch.
-            if "Empty logs" in str(error):
-                raise data_ended(iterations(program), session.monitor.planned) from error
-            raise
 
-    return train
+def bound_queue(num_workers: int) -> None:
+    """Makes `fit` schedule no more than a few executions ahead, so that it can stop soon. Call before the coordinator.
+
+    TensorFlow's own bound is 262,144: a whole epoch lies in the queue, and cannot be taken back.
+    """
+    cluster_coordinator._CLOSURE_QUEUE_MAX_SIZE = IN_FLIGHT_PER_WORKER * num_workers
+
+
+def _train(made: list[Any], program: Program, session: Session) -> None:
+    """Runs what is left of a cut epoch, then whole epochs: `fit` knows epochs of one length only."""
+    steps_per_epoch, epochs = program.config.trainer.steps_per_epoch, program.config.trainer.epochs
+    session.stop.on_request = lambda: setattr(program.network, "stop_training", True)
+    done, into = session.start.epochs, session.start.steps
+    if into and done < epochs:
+        _fit(made, program, session, range(done, done + 1), steps_per_epoch - into)
+        done += 1
+    if done < epochs:
+        _fit(made, program, session, range(done, epochs), steps_per_epoch)
+
+
+def _fit(made: list[Any], program: Program, session: Session, epochs: range, steps_per_epoch: int) -> None:
+    run = program.config
+    dataset = functools.partial(program.train_dataset, first_step=session.first_step)
+    data: Any = dataset()
+    if program.distribution.coordinator is not None:
+        data = tf_keras.utils.experimental.DatasetCreator(dataset)
+    validation: dict[str, Any] = {}
+    if isinstance(run.evaluation, choices.Validation):
+        validation = {"validation_data": program.evaluation_dataset(), "validation_freq": run.evaluation.every}
+    try:
+        program.network.fit(
+            data,
+            initial_epoch=epochs.start,
+            epochs=epochs.stop,
+            steps_per_epoch=steps_per_epoch,
+            callbacks=[callbacks.Epochs(session, steps_per_epoch), *made],
+            verbose=0,
+            **validation,
+        )
+    except ValueError as error:
+        # Keras' way to say that the data ended within the first execution of an epoch.
+        if "Empty logs" in str(error):
+            raise data_ended(iterations(program), session.monitor.planned) from error
+        raise

@@ -29,10 +29,14 @@ class Monitor:
       first_step_count: how many had been applied by then.
       last_step: how many had been applied when they were last read; exact after an epoch's end.
       planned: how many are to be done.
+      state: 'starting', 'training', or what the session is at between epochs.
+      step_at_s: when `last_step` last changed, as of `time.time`.
+      slowest_step_s: the longest time there was between two such changes while training.
+      progress: what was last reported.
       non_finite_loss: the loss, once it was NaN or infinite; None before.
     """
 
-    def __init__(self, program: Program, reporter: Reporter) -> None:
+    def __init__(self, program: Program, reporter: Reporter, *, first_step: int) -> None:
         self._program, self._reporter = program, reporter
         trainer = program.config.trainer
         self._epochs, self.planned = trainer.epochs, trainer.epochs * trainer.steps_per_epoch
@@ -42,7 +46,11 @@ class Monitor:
         self._thread = threading.Thread(target=self._watch, name="psrun-monitor", daemon=True)
         self.first_step_s: float | None = None
         self.first_step_count = 0
-        self.last_step = 0
+        self.last_step = self._first = first_step
+        self.state = "starting"
+        self.step_at_s: float | None = None
+        self.slowest_step_s: float | None = None
+        self.progress: Progress | None = None
         self.non_finite_loss: float | None = None
 
     def start(self) -> None:
@@ -56,12 +64,15 @@ class Monitor:
 
     def epoch_begins(self, epoch: int) -> None:
         self._epoch = epoch
+        if self.first_step_s is not None:
+            self.state, self.step_at_s = "training", time.time()
         self._training.set()
 
     def epoch_ends(self, step: int) -> None:
         """The epoch's steps are joined, `step` have been applied in all; nothing is read until the next begins."""
         self._training.clear()
         self._note_step(step)
+        self.state = "joined"
 
     def _watch(self) -> None:
         while True:
@@ -69,7 +80,7 @@ class Monitor:
             if self._ended.wait(_POLL_S if self.first_step_s else _FIRST_STEP_POLL_S):
                 return
             step = iterations(self._program)
-            loss = self._loss() if step else None
+            loss = self._loss() if step > self._first else None
             # What was read while the epoch ended may belong to the reset that follows it.
             if not self._training.is_set() or self._ended.is_set():
                 continue
@@ -79,16 +90,21 @@ class Monitor:
             self._report(step, loss)
 
     def _note_step(self, step: int) -> None:
-        self.last_step = step
-        if step and self.first_step_s is None:
-            self.first_step_s, self.first_step_count = time.monotonic(), step
+        if step != self.last_step:
+            now_s = time.time()
+            if self.step_at_s is not None and self.state == "training":
+                self.slowest_step_s = max(self.slowest_step_s or 0.0, now_s - self.step_at_s)
+            self.last_step, self.step_at_s = step, now_s
+        if step > self._first and self.first_step_s is None:
+            self.first_step_s, self.first_step_count, self.state = time.monotonic(), step, "training"
 
     def _report(self, step: int, loss: float | None) -> None:
         self._samples.append((time.monotonic(), step))
         (start_s, start), (now_s, now) = self._samples[0], self._samples[-1]
         rate = (now - start) / (now_s - start_s) if now_s > start_s else 0.0
         examples = rate * self._program.config.data.global_batch_size
-        self._reporter.progress(Progress(self._epoch, self._epochs, step, self.planned, rate, examples, loss))
+        self.progress = Progress(self._epoch, self._epochs, step, self.planned, rate, examples, loss)
+        self._reporter.progress(self.progress)
 
     def _loss(self) -> float | None:
         """The mean loss of the running epoch; None right after its reset."""

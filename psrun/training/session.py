@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
-from psrun import config
-from psrun.checkpoint import Checkpoints
+from psrun import choices
+from psrun.checkpoint import Checkpoints, Position
 from psrun.errors import DataExhaustedError, NonFiniteLossError
 from psrun.evaluation.direct import DirectEvaluation, Evaluation
 from psrun.program import Program
 from psrun.reporting.events import Reporter
+from psrun.stop import Stop
 from psrun.training.monitor import Monitor, iterations
 
 
@@ -43,6 +44,11 @@ class Session:
       evaluation: None where nothing is evaluated here.
       checkpoints: None where none are taken.
       record: takes what belongs in the run's result: key and value of a list it is added to.
+      start: where the training goes on from; the program's variables are those of that moment.
+      stop: asked between executions whether to end early.
+
+    Attributes:
+      scheduled: steps scheduled in this process.
     """
 
     def __init__(
@@ -53,14 +59,24 @@ class Session:
         evaluation: DirectEvaluation | None,
         checkpoints: Checkpoints | None,
         record: Callable[[str, object], None],
+        start: Position,
+        stop: Stop,
     ) -> None:
         self.program, self._reporter, self._record = program, reporter, record
         self._evaluation, self._checkpoints = evaluation, checkpoints
-        self.monitor = Monitor(program, reporter)
+        self.start, self.stop = start, stop
+        self.first_step = iterations(program)
+        self.monitor = Monitor(program, reporter, first_step=self.first_step)
         self.totals = Totals()
         self.last_evaluation: Evaluation | None = None
         self.scheduled = 0
-        self._epoch, self._began_s, self._step, self._joined_s = 0, 0.0, 0, 0.0
+        self._epoch, self._steps_before = start.epochs, start.steps
+        self._began_s, self._joined_s, self._step = 0.0, 0.0, self.first_step
+
+    @property
+    def steps_repeated(self) -> int:
+        """Steps applied more often than scheduled, in this process: a worker died after its step was applied."""
+        return max(0, self.monitor.last_step - self.first_step - self.scheduled)
 
     def epoch_begins(self) -> None:
         """Call before the first step of each epoch is scheduled."""
@@ -93,30 +109,42 @@ class Session:
         Raises:
           NonFiniteLossError: the loss is NaN or infinite.
           DataExhaustedError: fewer steps were applied than scheduled.
+          Interrupted: the epoch was cut short because the process is to end; its steps are in a checkpoint.
         """
         step = iterations(self.program)
-        self._report_epoch(step, metrics)
         self._loss_is(metrics.get("loss", 0.0))
-        planned = self._epoch * self.program.config.trainer.steps_per_epoch
-        if step < planned:
+        into = self._steps_before + step - self._step
+        if self.stop.requested.is_set() and into < self.program.config.trainer.steps_per_epoch:
+            self._save(step, Position(self._epoch - 1, into))
+            self.stop.raise_if_requested()
+        self._report_epoch(step, metrics)
+        if step - self.first_step < self.scheduled:
             # Keras only warns of data that ends; steps may be run twice, but never fewer than were scheduled.
-            raise data_ended(step, planned)
-        if self._checkpoints is not None:
-            began_s = time.monotonic()
-            path = self._checkpoints.save(step)
-            self._reporter.emit("checkpoint", step=step, path=path, seconds=round(time.monotonic() - began_s, 3))
-            self._record("checkpoints", {"path": path, "step": step, "good": True})
+            raise data_ended(step, self.first_step + self.scheduled)
+        self._steps_before = 0
+        self._save(step, Position(self._epoch, 0))
+        self.stop.raise_if_requested()
         if validation is not None:
             seen, values = validation
             return self._evaluated(Evaluation("validation", step, seen, dict(values)))
         if self._evaluation is not None and self._due():
+            self.monitor.state = "evaluating"
             return self._evaluated(self._evaluation.evaluate(step))
         return {}
+
+    def _save(self, step: int, position: Position) -> None:
+        if self._checkpoints is None:
+            return
+        self.monitor.state = "saving"
+        began_s = time.monotonic()
+        path = self._checkpoints.save(step, position)
+        self._reporter.emit("checkpoint", step=step, path=path, seconds=round(time.monotonic() - began_s, 3))
+        self._record("checkpoints", {"path": path, "step": step, "good": True})
 
     def _report_epoch(self, step: int, metrics: Mapping[str, float]) -> None:
         monitor, trainer = self.monitor, self.program.config.trainer
         steps, began_s = step - self._step, self._began_s
-        if self._step == 0 and monitor.first_step_count < step and monitor.first_step_s is not None:
+        if self._step == self.first_step and monitor.first_step_count < step and monitor.first_step_s is not None:
             # Tracing and connecting are told as the time to the first step, not as slow steps.
             steps, began_s = step - monitor.first_step_count, monitor.first_step_s
         seconds = self._joined_s - began_s
@@ -133,6 +161,7 @@ class Session:
             seconds=round(self._joined_s - self._began_s, 3),
             steps_per_s=steps / seconds,
             examples_per_s=steps / seconds * self.program.config.data.global_batch_size,
+            steps_repeated=self.steps_repeated,
         )
 
     def _loss_is(self, loss: float) -> None:
@@ -144,7 +173,7 @@ class Session:
 
     def _due(self) -> bool:
         evaluation, last = self.program.config.evaluation, self._epoch == self.program.config.trainer.epochs
-        return isinstance(evaluation, config.Direct) and (last or self._epoch % evaluation.every == 0)
+        return isinstance(evaluation, choices.Direct) and (last or self._epoch % evaluation.every == 0)
 
     def _evaluated(self, evaluation: Evaluation) -> dict[str, float]:
         self.last_evaluation = evaluation

@@ -1,0 +1,197 @@
+"""The choices of each group that psrun itself knows: one frozen dataclass each, named by the node's `kind`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from psrun.schema import at_least, one_of
+
+ISOLATE = ("auto", True, False)
+
+
+@dataclass(frozen=True)
+class NoCluster:
+    kind: str
+
+
+@dataclass(frozen=True)
+class OneDevice:
+    kind: str
+    device: str
+
+
+@dataclass(frozen=True)
+class Mirrored:
+    kind: str
+    num_replicas: int = at_least(1)
+
+
+@dataclass(frozen=True)
+class CentralStorage:
+    kind: str
+    num_replicas: int = at_least(1)
+
+
+@dataclass(frozen=True)
+class InProcess:
+    kind: str
+    num_workers: int = at_least(1)
+    num_ps: int = at_least(0)
+    isolate: Any = one_of(*ISOLATE)
+
+
+@dataclass(frozen=True)
+class Restart:
+    """How a supervisor restarts tasks.
+
+    Attributes:
+      budget: restarts in all, over all tasks; the next failure after them ends the run.
+      backoff_s: before a task's second restart; twice as long before each further one, up to max_backoff_s.
+      heartbeat_timeout_s: a task that has not been heard of for so long hangs.
+      progress_timeout_s: no step for so long, and for progress_factor times the slowest step seen, is a hang.
+      start_timeout_s: from a chief's start to its first step.
+      stop_timeout_s: how long tasks may take to end when told to.
+    """
+
+    budget: int = at_least(0)
+    backoff_s: float = at_least(0)
+    max_backoff_s: float = at_least(0)
+    heartbeat_timeout_s: float = at_least(2)
+    progress_timeout_s: float = at_least(1)
+    progress_factor: float = at_least(1)
+    start_timeout_s: float = at_least(1)
+    stop_timeout_s: float = at_least(1)
+
+
+@dataclass(frozen=True)
+class Local:
+    kind: str
+    restart: Restart
+    evaluator: bool
+    num_workers: int = at_least(1)
+    num_ps: int = at_least(1)
+    isolate: Any = one_of(*ISOLATE)
+    connect_timeout_s: float = at_least(1)
+    chief_timeout_s: float = at_least(1)
+
+
+@dataclass(frozen=True)
+class TfConfig:
+    kind: str
+    connect_timeout_s: float = at_least(1)
+    chief_timeout_s: float = at_least(1)
+
+
+@dataclass(frozen=True)
+class Static:
+    kind: str
+    addresses: dict[str, Any]
+    connect_timeout_s: float = at_least(1)
+    chief_timeout_s: float = at_least(1)
+
+
+ParameterServers = InProcess | Local | TfConfig | Static
+Synchronous = OneDevice | Mirrored | CentralStorage
+Cluster = NoCluster | Synchronous | ParameterServers
+
+
+@dataclass(frozen=True)
+class NoPartitioner:
+    kind: str
+
+
+@dataclass(frozen=True)
+class FixedShards:
+    kind: str
+    num_shards: int = at_least(1)
+
+
+@dataclass(frozen=True)
+class MinSize:
+    kind: str
+    min_shard_bytes: int = at_least(1)
+    max_shards: int = at_least(1)
+
+
+@dataclass(frozen=True)
+class MaxSize:
+    kind: str
+    max_shard_bytes: int = at_least(1)
+    max_shards: int | None = at_least(1)
+
+
+Partitioner = NoPartitioner | FixedShards | MinSize | MaxSize
+
+
+@dataclass(frozen=True)
+class CustomLoop:
+    kind: str
+    run_eagerly: bool
+    epochs: int = at_least(1)
+    steps_per_epoch: int = at_least(1)
+    steps_per_execution: int = at_least(1)
+
+
+@dataclass(frozen=True)
+class Fit:
+    kind: str
+    run_eagerly: bool
+    epochs: int = at_least(1)
+    steps_per_epoch: int = at_least(1)
+    steps_per_execution: int = at_least(1)
+    callbacks: list[Any] = field(default_factory=list)
+
+
+Trainer = CustomLoop | Fit
+
+
+@dataclass(frozen=True)
+class NoEvaluation:
+    kind: str
+
+
+@dataclass(frozen=True)
+class Validation:
+    kind: str
+    every: int = at_least(1)
+
+
+@dataclass(frozen=True)
+class Direct:
+    kind: str
+    every: int = at_least(1)
+
+
+Evaluation = NoEvaluation | Validation | Direct
+
+
+@dataclass(frozen=True)
+class NoCheckpoints:
+    kind: str
+
+
+@dataclass(frozen=True)
+class EpochCheckpoints:
+    kind: str
+    max_to_keep: int = at_least(1)
+
+
+Checkpoints = NoCheckpoints | EpochCheckpoints
+
+KINDS: dict[str, dict[str, type]] = {
+    "cluster": {
+        "none": NoCluster,
+        "one_device": OneDevice,
+        "mirrored": Mirrored,
+        "central_storage": CentralStorage,
+        "inprocess": InProcess,
+        "local": Local,
+        "tf_config": TfConfig,
+        "static": Static,
+    },
+    "partitioner": {"none": NoPartitioner, "fixed_shards": FixedShards, "min_size": MinSize, "max_size": MaxSize},
+    "trainer": {"custom_loop": CustomLoop, "fit": Fit},
+    "evaluation": {"none": NoEvaluation, "validation": Validation, "direct": Direct},
+    "checkpoint": {"none": NoCheckpoints, "epoch": EpochCheckpoints},
+}

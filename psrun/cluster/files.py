@@ -1,0 +1,99 @@
+"""Small files in the run folder through which the tasks of one run see each other: heartbeats and requests.
+
+One writer a file, replaced atomically: a reader never sees half of one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from psrun.cluster.topology import Task
+
+_BEAT_S = 0.5
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """What a task says of itself.
+
+    Attributes:
+      pid: of the process.
+      at_s: when, as of `time.time`.
+      state: such as 'starting', 'serving', 'training', 'evaluating', 'saving', 'done'.
+      step: steps applied, where the task knows (the chief does).
+      step_at_s: when `step` last changed, as of `time.time`.
+      slowest_step_s: the longest time there was between two changes of `step`.
+      progress: what a live view shows of the training, as in `psrun.reporting.events.Progress`.
+    """
+
+    pid: int
+    at_s: float
+    state: str
+    step: int | None = None
+    step_at_s: float | None = None
+    slowest_step_s: float | None = None
+    progress: dict[str, Any] | None = None
+
+
+class Heart:
+    """Writes a heartbeat twice a second from a thread of its own, until stopped.
+
+    `say` is called from that thread; it must not touch a variable, which blocks while a parameter server hangs.
+    """
+
+    def __init__(self, folder: Path, task: Task, say: Callable[[], Heartbeat]) -> None:
+        self._path, self._say = path(folder, task), say
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="psrun-heart", daemon=True)
+
+    def start(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._write()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(2 * _BEAT_S)
+        self._path.unlink(missing_ok=True)
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(_BEAT_S):
+            self._write()
+
+    def _write(self) -> None:
+        temporary = self._path.with_suffix(f".{os.getpid()}")
+        try:
+            temporary.write_text(json.dumps(asdict(self._say())), encoding="utf-8")
+            temporary.replace(self._path)
+        except OSError:
+            # A full disk must not end the task; whoever reads sees that the beats stopped.
+            return
+
+
+def over_marker(address: str) -> Path:
+    """The file by which the chief tells the server at `address`, on the server's own machine, that the run is over."""
+    return Path(tempfile.gettempdir()) / f"psrun-over-{address.replace(':', '-').replace('/', '-')}"
+
+
+def path(folder: Path, task: Task) -> Path:
+    return folder / ".tasks" / f"{task}.json"
+
+
+def read(folder: Path, task: Task) -> Heartbeat | None:
+    """The last heartbeat of a task; None where there is none."""
+    try:
+        return Heartbeat(**json.loads(path(folder, task).read_text(encoding="utf-8")))
+    except (OSError, json.JSONDecodeError, TypeError):
+        return None
+
+
+def age_s(beat: Heartbeat) -> float:
+    return time.time() - beat.at_s

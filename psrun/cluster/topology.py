@@ -1,0 +1,148 @@
+"""Clusters of several processes as data: who there is, at which address, and which of them this process is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psrun.errors import ConfigError, Problem
+
+JOBS = ("chief", "worker", "ps", "evaluator")
+_MASTER = "master"  # what TF_CONFIG called the chief before TensorFlow 2
+
+
+@dataclass(frozen=True, order=True)
+class Task:
+    """A job and an index in it."""
+
+    job: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.job}-{self.index}"
+
+
+CHIEF = Task("chief", 0)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The address of every task that serves, by task, and the task that this process is.
+
+    `addresses` never holds the evaluator: TensorFlow would wait for it for ever.
+    """
+
+    addresses: Mapping[Task, str]
+    me: Task
+
+    def of(self, job: str) -> list[Task]:
+        return sorted(task for task in self.addresses if task.job == job)
+
+    def spec(self) -> dict[str, dict[int, str]]:
+        """As `tf.train.ClusterSpec` takes it."""
+        spec: dict[str, dict[int, str]] = {}
+        for task, address in self.addresses.items():
+            spec.setdefault(task.job, {})[task.index] = address
+        return spec
+
+
+def from_tf_config(text: str | None) -> Topology:
+    """The topology that the environment variable TF_CONFIG describes.
+
+    Takes what TFJob writes (an `evaluator` in the cluster, an `environment`, `worker` as a mapping of some indexes
+    only) and what people write by hand (`master` for `chief`).
+
+    Raises:
+      ConfigError: with every problem found.
+    """
+    if not text:
+        raise ConfigError([Problem("TF_CONFIG", "is not set; cluster=tf_config reads cluster and task from it")])
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError([Problem("TF_CONFIG", f"is not JSON ({error}): {text[:200]}")]) from error
+    if not isinstance(value, Mapping) or not isinstance(value.get("cluster"), Mapping):
+        raise ConfigError([Problem("TF_CONFIG", f"needs an object with 'cluster' and 'task', is: {text[:200]}")])
+    task = value.get("task")
+    if not isinstance(task, Mapping) or "type" not in task:
+        raise ConfigError([Problem("TF_CONFIG.task", f"needs 'type' and 'index', is {task!r}")])
+    index = task.get("index", 0)
+    if isinstance(index, str) and index.isdigit():  # shells and templates write it as text
+        index = int(index)
+    return make(value["cluster"], str(task["type"]), index, key="TF_CONFIG.cluster", task_key="TF_CONFIG.task")
+
+
+def make(cluster: Mapping[str, Any], job: str, index: Any, *, key: str, task_key: str) -> Topology:
+    """The topology of an address list and a task.
+
+    Args:
+      cluster: job to addresses, as a list or as a mapping of index to address.
+      key, task_key: where they came from, for the messages.
+
+    Raises:
+      ConfigError: with every problem found.
+    """
+    problems: list[Problem] = []
+    addresses: dict[Task, str] = {}
+    for name, given in cluster.items():
+        addresses.update(_addresses(name, given, key, problems))
+    for where in {where for where in addresses.values() if list(addresses.values()).count(where) > 1}:
+        both = " and ".join(str(task) for task, other in addresses.items() if other == where)
+        problems.append(Problem(key, f"{where} is the address of {both}; each needs its own"))
+    for needed in ("worker", "ps"):
+        if not any(task.job == needed for task in addresses):
+            problems.append(Problem(f"{key}.{needed}", "is missing: parameter server training needs one at least"))
+    me = Task("chief" if job == _MASTER else job, index)
+    if me.job not in JOBS:
+        problems.append(Problem(f"{task_key}.type", f"is {job!r}, must be one of {', '.join(JOBS)}"))
+    elif not isinstance(index, int):
+        problems.append(Problem(f"{task_key}.index", f"is {index!r}, must be a number"))
+    elif me.job in ("worker", "ps") and me not in addresses:
+        known = sorted(task.index for task in addresses if task.job == me.job)
+        problems.append(Problem(f"{task_key}.index", f"is {index}; {key}.{job} has {known}"))
+    elif me.job == "chief" and index != 0:
+        problems.append(Problem(f"{task_key}.index", f"is {index}; there is one chief, 0"))
+    if problems:
+        raise ConfigError(problems)
+    return Topology({task: where for task, where in addresses.items() if task.job != "evaluator"}, me)
+
+
+def _addresses(name: str, given: Any, key: str, problems: list[Problem]) -> list[tuple[Task, str]]:
+    job = "chief" if name == _MASTER else name
+    where = f"{key}.{name}"
+    if job not in JOBS:
+        problems.append(Problem(where, f"is no job; jobs are {', '.join(JOBS)}"))
+        return []
+    if isinstance(given, Mapping):
+        pairs = list(given.items())
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        pairs = list(enumerate(given))
+    else:
+        problems.append(Problem(where, f"is {given!r}, must be a list of addresses"))
+        return []
+    found = []
+    for index, address in pairs:
+        if not str(index).isdigit():
+            problems.append(Problem(where, f"{index!r} is no index"))
+        elif not _is_address(address):
+            problems.append(Problem(f"{where}[{index}]", f"{address!r} is no address; HOST:PORT is"))
+        else:
+            found.append((Task(job, int(index)), address))
+    return found
+
+
+def _is_address(address: Any) -> bool:
+    if not isinstance(address, str):
+        return False
+    host, colon, port = address.rpartition(":")
+    return bool(host and colon) and port.isdigit() and 0 < int(port) < 65536
+
+
+def tf_config(addresses: Mapping[Task, str], me: Task) -> str:
+    """TF_CONFIG for `me`."""
+    cluster: dict[str, list[str]] = {}
+    for task in sorted(addresses):
+        cluster.setdefault(task.job, []).append(addresses[task])
+    return json.dumps({"cluster": cluster, "task": {"type": me.job, "index": me.index}})

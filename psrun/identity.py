@@ -1,0 +1,66 @@
+"""Which task this process is, and so what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from psrun import choices
+from psrun.cluster import topology
+from psrun.cluster.topology import CHIEF, Task, Topology
+from psrun.config import RunConfig
+from psrun.errors import ConfigError, Problem
+
+# Set by the supervisor for its children: a TF_CONFIG that merely stands in somebody's shell does not make a task.
+SUPERVISED = "PSRUN_SUPERVISED"
+SUPERVISOR_PID = "PSRUN_SUPERVISOR_PID"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What this process does.
+
+    Attributes:
+      role: of `psrun.execution.ROLES`.
+      name: of the task, as in log files and messages.
+      topology: None where there is only one process.
+      owns_folder: whether the run folder's result is this process's to write from the start.
+      may_find_run: whether a run that is in the folder already is this one, started again.
+    """
+
+    role: str
+    name: str
+    topology: Topology | None = None
+    owns_folder: bool = True
+    may_find_run: bool = False
+
+
+def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
+    """Raises ConfigError where the task cannot be told."""
+    if run.mode == "plan":
+        return Identity("planner", str(CHIEF))
+    supervised = environment.get(SUPERVISED) == "1"
+    match run.cluster:
+        case choices.Local() if not supervised:
+            return Identity("supervisor", "supervisor")
+        case choices.Local() | choices.TfConfig():
+            found = topology.from_tf_config(environment.get("TF_CONFIG"))
+        case choices.Static():
+            if run.task.type is None:
+                raise ConfigError(
+                    [Problem("task.type", "must be given with cluster=static: task.type=... task.index=...")]
+                )
+            found = topology.make(
+                run.cluster.addresses, run.task.type, run.task.index, key="cluster.addresses", task_key="task"
+            )
+        case _:
+            return Identity("coordinator", str(CHIEF))
+    return _of(found, found.me)
+
+
+def _of(found: Topology, me: Task) -> Identity:
+    if me.job in ("worker", "ps"):
+        return Identity("server", str(me), found, owns_folder=False)
+    if me.job == "evaluator":
+        return Identity("evaluator", str(me), found, owns_folder=False)
+    return Identity("coordinator", str(me), found, may_find_run=True)

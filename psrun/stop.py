@@ -1,0 +1,62 @@
+"""How a process is told to end: the first signal asks, the second insists."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from psrun.errors import Interrupted
+
+
+class Stop:
+    """Ctrl-C and SIGTERM of this process.
+
+    Until `defer` is called the first signal raises Interrupted wherever the main thread is. After it, the signal only
+    sets `requested`, calls `on_request`, and starts a clock: whoever works looks at `requested` and ends in good order
+    within the time given, or the process ends without it. A second signal ends the process at once.
+
+    Attributes:
+      requested: set once the process is to end.
+      signum: by which signal; None before.
+      on_request: called in the main thread when the signal comes.
+      at_once: called right before the process ends without good order.
+    """
+
+    def __init__(self) -> None:
+        self.requested = threading.Event()
+        self.signum: int | None = None
+        self.on_request: Callable[[], None] = lambda: None
+        self.at_once: Callable[[], None] = lambda: None
+        self._within_s: float | None = None
+
+    def install(self) -> None:
+        """Takes over the process's signals."""
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._handle)
+
+    def defer(self, within_s: float) -> None:
+        """From now on signals wait for good order, `within_s` seconds at most."""
+        self._within_s = within_s
+
+    def raise_if_requested(self) -> None:
+        if self.signum is not None:
+            raise Interrupted(self.signum)
+
+    def _handle(self, signum: int, frame: Any) -> None:
+        if self.signum is not None:
+            self._end(signum)
+        self.signum = signum
+        self.requested.set()
+        if self._within_s is None:
+            raise Interrupted(signum)
+        clock = threading.Timer(self._within_s, self._end, [signum])
+        clock.daemon = True
+        clock.start()
+        self.on_request()
+
+    def _end(self, signum: int) -> None:
+        self.at_once()
+        os._exit(Interrupted(signum).exit_code)

@@ -1,0 +1,153 @@
+"""Local clusters of real processes, and what they survive."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.cluster
+
+TRAINERS = ["custom_loop", "fit"]
+# Long enough that a fault comes in the middle, on a slow machine too; 20 epochs keep what a restart loses small.
+LONG = [
+    "cluster=local", "partitioner=fixed_shards", "evaluation.every=100", "trainer.epochs=20",
+    "trainer.steps_per_epoch=100", "data.num_train_examples=2000", "data.num_eval_examples=200",
+    "cluster.restart.heartbeat_timeout_s=4",
+]  # fmt: skip
+SHORT = [*LONG, "trainer.epochs=2"]
+
+
+def learned(cluster) -> None:
+    """The run is whole: every step that was planned is applied, the loss has fallen, nothing is left running."""
+    result = cluster.result
+    assert (result["status"], result["exit_code"]) == ("completed", 0)
+    assert result["steps"]["applied"] >= result["steps"]["scheduled"] == 2000
+    losses = [event["metrics"]["loss"] for event in cluster.events("epoch")]
+    assert losses[-1] < 0.5 * losses[0]
+    assert cluster.left() == []
+    assert not (cluster.folder / ".tasks").exists()
+
+
+def test_a_run_without_faults_ends_clean_by_itself(start):
+    cluster = start(*SHORT, "cluster.evaluator=true")
+    cluster.wait_for_step(1)
+    addresses = [c.laddr.port for p in psutil.Process(cluster.process.pid).children() for c in p.net_connections()]
+    assert cluster.end() == 0
+    assert cluster.left() == []
+    result = cluster.result
+    assert result["cluster"] == {"topology": "local", "num_workers": 2, "num_ps": 2}
+    assert result["recoveries"] == []
+    for name in ("chief-0", "worker-0", "worker-1", "ps-0", "ps-1", "evaluator-0"):
+        assert (cluster.folder / "logs" / f"{name}.log").exists()
+        assert "Traceback" not in (cluster.folder / "logs" / f"{name}.log").read_text()
+    # Isolated where the kernel allows it: then no port of the cluster is seen from outside.
+    assert addresses == [] or "listen on all interfaces" in cluster.stdout
+    assert not list(Path("/tmp").glob("psrun-over-*"))
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_worker_is_killed(start, trainer):
+    cluster = start(*LONG, f"trainer={trainer}")
+    cluster.wait_for("epoch", 2)
+    cluster.kill("worker-1")
+    cluster.wait_for("recovery")
+    assert cluster.end() == 0
+    learned(cluster)
+    (found,) = cluster.result["recoveries"]
+    assert (found["task"], found["cause"], found["steps_lost"]) == ("worker-1", "was killed by SIGKILL", 0)
+    assert not cluster.events("restored")  # the training went on
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("task", ["ps-0", "chief-0"])
+def test_a_parameter_server_or_the_chief_is_killed(start, trainer, task):
+    cluster = start(*LONG, f"trainer={trainer}")
+    cluster.wait_for("checkpoint", 3)
+    cluster.kill(task)
+    cluster.wait_for("recovery")
+    assert cluster.end() == 0
+    learned(cluster)
+    (found,) = cluster.result["recoveries"]
+    assert found["task"] == task
+    (restored,) = cluster.events("restored")
+    assert restored["step"] >= 300
+    assert found["steps_lost"] <= 200
+
+
+@pytest.mark.parametrize("task", ["worker-0", "ps-1", "chief-0"])
+def test_a_task_hangs(start, task):
+    cluster = start(*LONG)
+    cluster.wait_for("checkpoint", 2)
+    cluster.stop(task)
+    failure = cluster.wait_for("failure")
+    assert failure["task"] == task
+    assert "hangs: not heard of" in failure["cause"]
+    assert cluster.end() == 0
+    learned(cluster)
+
+
+def test_every_worker_is_killed_at_once(start):
+    cluster = start(*LONG)
+    cluster.wait_for("checkpoint", 2)
+    for task in ("worker-0", "worker-1"):
+        cluster.kill(task)
+    cluster.wait_for("recovery", 2)
+    assert cluster.end() == 0
+    learned(cluster)
+
+
+def test_a_budget_that_is_spent_ends_the_run(start):
+    cluster = start(*LONG, "cluster.restart.budget=1")
+    cluster.wait_for("epoch", 1)
+    cluster.kill("worker-0")
+    cluster.wait_for("recovery")
+    cluster.kill("worker-0")
+    assert cluster.end() == 1
+    assert "worker-0 was killed by SIGKILL; all 1 restarts (cluster.restart.budget) are spent" in cluster.stderr
+    assert cluster.result["status"] == "failed"
+    assert cluster.result["error"]["task"] == "worker-0"
+    assert cluster.left() == []
+
+
+def test_a_failure_for_good_is_the_chiefs(start):
+    cluster = start(*SHORT, "optimizer=sgd", "optimizer.learning_rate=1e30", "model=dense")
+    assert cluster.end() == 1
+    assert "the loss became" in cluster.stderr
+    assert cluster.result["error"]["type"] == "NonFiniteLossError"
+    assert cluster.events("failure") == []
+    assert cluster.left() == []
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 175), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_ends(start, trainer, signum, code):
+    cluster = start(*LONG, f"trainer={trainer}", "trainer.epochs=2000")
+    cluster.wait_for("epoch", 2)
+    cluster.process.send_signal(signum)
+    assert cluster.end(within_s=40) == code
+    result = cluster.result
+    assert result["status"] == "interrupted"
+    assert cluster.left() == []
+    assert result["checkpoints"][-1]["step"] == result["steps"]["applied"]  # what was applied is saved, to the step
+
+
+def test_a_second_signal_ends_at_once(start):
+    cluster = start(*LONG, "trainer.epochs=2000")
+    cluster.wait_for("epoch", 1)
+    cluster.stop("chief-0")  # it will not end by itself
+    cluster.process.send_signal(signal.SIGINT)
+    cluster.process.send_signal(signal.SIGINT)
+    assert cluster.end(within_s=5) == 130
+    assert cluster.left() == []
+
+
+def test_no_task_outlives_a_supervisor_that_is_killed(start):
+    cluster = start(*LONG, "trainer.epochs=2000")
+    cluster.wait_for("epoch", 1)
+    cluster.stop("worker-0")
+    cluster.process.kill()
+    cluster.process.wait()
+    cluster.wait(lambda: not cluster.left(), "end of all tasks", within_s=10)
