@@ -39,10 +39,20 @@ def run(started_s: float) -> ExitCode:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors to us instead of printing them and ending with 1
     sys.path.append(os.getcwd())  # where a person's own models and data are named from
     codes: list[ExitCode] = []
+    errors: list[PsrunError] = []
+
+    def job(composed: DictConfig) -> None:
+        try:
+            codes.append(_job(composed, started_s))
+        except PsrunError as error:  # kept from Hydra, which would print words of its own; other jobs of a sweep go on
+            errors.append(error)
+
     try:
-        _hydra_main(lambda composed: codes.append(_job(composed, started_s)))
+        _hydra_main(job)
     except _HYDRA_ERRORS as error:
         raise ConfigError(_all_problems(error)) from error
+    if errors:
+        raise errors[0]
     return codes[0] if len(codes) == 1 else ExitCode.DONE
 
 
@@ -78,7 +88,7 @@ def _in_a_process_of_its_own(folder: Path) -> ExitCode:
     """Runs a job of a sweep as a child process: TensorFlow's servers cannot be stopped, nor clusters be had in turn.
 
     Raises:
-      PsrunError: the job failed; Hydra goes on with the next and raises the first error in the end.
+      PsrunError: the job failed.
     """
     command = [sys.executable, "-m", "psrun", f"--config-path={folder / '.hydra'}", "--config-name=config"]
     command += [f"hydra.run.dir={folder}", "hydra.output_subdir=null"]

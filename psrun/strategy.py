@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import portpicker
 import tensorflow as tf
 
 from psrun import choices
 from psrun.cluster import inprocess
-from psrun.cluster.probe import reachable
-from psrun.cluster.topology import Topology
+from psrun.cluster.probe import own_host, reachable
+from psrun.cluster.topology import CHIEF, Topology
 from psrun.errors import ClusterError, ConfigError, Problem
 
 partitioners = tf.distribute.experimental.partitioners
@@ -60,7 +61,7 @@ def connect(
         case choices.Local() | choices.TfConfig() | choices.Static():
             assert topology is not None
             wait_for_servers(topology, within_s=cluster.connect_timeout_s)
-            return parameter_servers(tf.train.ClusterSpec(topology.spec()), partitioner)
+            return parameter_servers(tf.train.ClusterSpec(_with_chief(topology).spec()), partitioner)
         case _:
             raise AssertionError(f"cluster={cluster.kind} has a role of its own")
 
@@ -82,6 +83,14 @@ def wait_for_servers(topology: Topology, *, within_s: float) -> None:
             )
         if waiting:
             time.sleep(_PROBE_EVERY_S)
+
+
+def _with_chief(topology: Topology) -> Topology:
+    """The topology with an address for the chief: TensorFlow would say localhost, which other hosts cannot reach."""
+    if CHIEF in topology.addresses:
+        return topology
+    host = own_host(topology.addresses[topology.of("worker")[0]])
+    return replace(topology, addresses={**topology.addresses, CHIEF: f"{host}:{portpicker.pick_unused_port()}"})
 
 
 def parameter_servers(spec: tf.train.ClusterSpec, partitioner: choices.Partitioner) -> Distribution:

@@ -13,29 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
+from support import run_config
 
-from psrun import config, environment
+from psrun import environment
 
 environment.prepare()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
-SMALL = {
-    "features": ["data.num_train_examples=500", "data.num_eval_examples=100", "data.global_batch_size=32"],
-    "regression": ["data.num_train_examples=500", "data.num_eval_examples=100", "data.global_batch_size=32"],
-}
-
-
-def raw_config(*overrides: str) -> dict[str, Any]:
-    """The composed configuration as plain values."""
-    with initialize_config_module("psrun.conf", version_base="1.3"):
-        raw: Any = OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
-    return raw
-
-
-def run_config(*overrides: str) -> config.RunConfig:
-    return config.load(raw_config(*overrides))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import raw_config, run_config
+from support import raw_config, run_config
 
 from psrun import choices, config
 from psrun.errors import ConfigError
@@ -115,7 +115,7 @@ def test_callbacks_that_work_are_let_through():
 def test_nothing_of_the_configuration_imports_tensorflow():
     code = (
         "import sys, psrun.cli, psrun.execution; from psrun import config; "
-        "sys.path.insert(0, 'tests'); import conftest; conftest.run_config('model=wide_deep', 'trainer=fit'); "
+        "sys.path.insert(0, 'tests'); import support; support.run_config('model=wide_deep', 'trainer=fit'); "
         "print(sorted(m for m in sys.modules if m in ('tensorflow', 'tf_keras', 'pandas')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

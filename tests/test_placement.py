@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import SMALL, run_config
+from support import SMALL, run_config
 
 from psrun import placement
 from psrun.placement import Planned

@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 import pytest
-from conftest import SMALL, run_config
 from rich.console import Console
+from support import SMALL, run_config
 
 from psrun.errors import ConfigError, DataExhaustedError, NonFiniteLossError, TrainingError
 from psrun.reporting.console import ConsoleSink

@@ -1,4 +1,4 @@
-"""Whether somebody listens."""
+"""Whether somebody listens, and how this host is reached."""
 
 from __future__ import annotations
 
@@ -13,3 +13,13 @@ def reachable(address: str, *, timeout_s: float) -> bool:
             return True
     except OSError:
         return False
+
+
+def own_host(address: str) -> str:
+    """The address by which the host at `address`, HOST:PORT, reaches this one. Sends nothing."""
+    host, _, port = address.rpartition(":")
+    family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as sock:
+        sock.connect(where)
+        found = sock.getsockname()[0]
+    return f"[{found}]" if ":" in found else found

@@ -136,10 +136,10 @@ class ConsoleSink:
         )
 
     def _show_end(self, event: Event) -> None:
-        self._print(
-            f"[green]completed[/green] {event.step} steps in {event.wall_s:.1f} s "
-            f"(first step after {event.data['time_to_first_step_s']:.1f} s)  {numbers(event.data['metrics'])}"
-        )
+        first_s = event.data["time_to_first_step_s"]
+        first = "" if first_s is None else f" (first step after {first_s:.1f} s)"
+        done = f"[green]completed[/green] {event.step} steps in {event.wall_s:.1f} s{first}"
+        self._print(f"{done}  {numbers(event.data['metrics'])}")
 
 
 def _progress_text(progress: Progress) -> str:

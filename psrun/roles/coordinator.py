@@ -56,15 +56,15 @@ def run(
         train = TRAINERS[run_config.trainer.kind](run_config)
         source = program.load_source(run_config)
         sizes = {"num_train_examples": source.num_train_examples, "num_eval_examples": source.num_eval_examples}
-        folder.update(data={**sizes, **source.facts})
+        folder.update(data={**sizes, **source.facts}, evaluation=folder.stored().get("evaluation"))
         program.start_afresh(run_config.seed)
         fit.bound_queue(_num_workers(run_config, topology))
         built = program.build(run_config, source, connect(run_config.cluster, run_config.partitioner, topology))
         program.build_state(built)
         _report_placement(built, folder, reporter)
         _train(built, train, folder, reporter, heart, stop)
-        if topology is not None:
-            server.tell_servers(topology)
+        if topology is not None and not isinstance(run_config.cluster, choices.Local):
+            server.tell_servers(topology)  # where a supervisor does not
     finally:
         heart.stop()
         reporter.close()
@@ -178,10 +178,10 @@ def _train(
             train(built, session)
     finally:
         session.monitor.stop()
-        result = _result(session, reporter)
-        folder.update(**result)
+        folder.update(**_result(session, reporter))
+    result = folder.stored()
     told = ("metrics", "time_to_first_step_s", "steps_per_s", "examples_per_s")
-    reporter.emit("end", step=result["steps"]["applied"], **{key: result[key] for key in told})
+    reporter.emit("end", step=session.monitor.last_step, **{key: result[key] for key in told})
 
 
 def _result(session: Session, reporter: Reporter) -> dict[str, Any]:
@@ -191,8 +191,11 @@ def _result(session: Session, reporter: Reporter) -> dict[str, Any]:
     evaluation = session.last_evaluation
     first_s = monitor.first_step_s
     evaluated = {} if evaluation is None else {f"val_{name}": value for name, value in evaluation.metrics.items()}
+    # A run that was whole already when it was started again keeps what it had found.
+    found = {"metrics": {**totals.metrics, **evaluated}} if totals.metrics else {}
+    found |= {"evaluation": asdict(evaluation)} if evaluation else {}
     return {
-        "metrics": {**totals.metrics, **evaluated},
+        **found,
         "steps": {
             "applied": monitor.last_step,
             "scheduled": session.first_step + session.scheduled,
@@ -202,6 +205,5 @@ def _result(session: Session, reporter: Reporter) -> dict[str, Any]:
         "examples_per_s": None if rate is None else rate * session.program.config.data.global_batch_size,
         "time_to_first_step_s": None if first_s is None else round(reporter.wall_s - (time.monotonic() - first_s), 3),
         "wall_s": round(reporter.wall_s, 3),
-        "evaluation": None if evaluation is None else asdict(evaluation),
         "pid": os.getpid(),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 import tensorflow as tf
@@ -10,7 +11,7 @@ import tensorflow as tf
 from psrun.cluster import files
 from psrun.cluster.inprocess import start_server
 from psrun.cluster.probe import reachable
-from psrun.cluster.topology import CHIEF, Topology
+from psrun.cluster.topology import CHIEF, Task, Topology
 from psrun.errors import ChiefGoneError
 from psrun.reporting.run_folder import RunFolder
 from psrun.stop import Stop
@@ -18,6 +19,7 @@ from psrun.stop import Stop
 _POLL_S = 0.25
 _PROBE_EVERY_S = 2.0
 _END_WITHIN_S = 5.0
+_TELL_WITHIN_S = 3.0
 
 _servers: list[tf.distribute.Server] = []  # lives as long as the process
 
@@ -25,15 +27,29 @@ _servers: list[tf.distribute.Server] = []  # lives as long as the process
 def tell_servers(topology: Topology) -> None:
     """Tells every server that the run is over. Needs no folder that is shared: the files are written by the servers.
 
-    Call in the chief, while it is connected. A server that has gone meanwhile is passed over.
+    Call in the chief, while it is connected. A server that has gone meanwhile is passed over; what takes longer than a
+    few seconds is left, and the servers find out for themselves that the chief has gone.
     """
-    for job in ("worker", "ps"):
-        for task in topology.of(job):
-            with tf.device(f"/job:{job}/replica:0/task:{task.index}/device:CPU:0"):
-                try:
-                    tf.io.write_file(str(files.over_marker(topology.addresses[task])), "over")
-                except tf.errors.OpError as error:
-                    tf.get_logger().warning("%s could not be told that the run is over: %s", task, error)
+    tasks = [*topology.of("worker"), *topology.of("ps")]
+    threads = [threading.Thread(target=_tell, args=(task, topology.addresses[task]), daemon=True) for task in tasks]
+    for thread in threads:
+        thread.start()
+    deadline_s = time.monotonic() + _TELL_WITHIN_S
+    for thread in threads:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+
+
+def _tell(task: Task, address: str) -> None:
+    # A function without arguments: a tensor copied to a worker that came back after a failure can hang, lock held.
+    @tf.function
+    def tell() -> None:
+        tf.io.write_file(str(files.over_marker(address)), "over")
+
+    with tf.device(f"/job:{task.job}/replica:0/task:{task.index}/device:CPU:0"):
+        try:
+            tell()
+        except tf.errors.OpError as error:
+            tf.get_logger().warning("%s could not be told that the run is over: %s", task, error)
 
 
 def run(topology: Topology, folder: RunFolder, stop: Stop, *, chief_timeout_s: float) -> None:

@@ -15,7 +15,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from psrun import choices
-from psrun.cluster.files import Heartbeat, age_s, over_marker
+from psrun.cluster.files import Heartbeat, age_s
 from psrun.cluster.probe import reachable
 from psrun.cluster.processes import TaskProcess, end_all
 from psrun.cluster.topology import CHIEF, Task
@@ -94,14 +94,14 @@ class Supervisor:
             self._tell()
             code = self._chief_code()
             if code is not None:
-                end_all(list(self._tasks.values()), within_s=_SERVERS_END_WITHIN_S if code == ExitCode.DONE else 0.0)
+                self._end_servers()
                 return code
             self._look()
             self._start_due()
             self._note_recoveries()
         self._tasks[CHIEF].send(signal.SIGTERM)
         end_all([self._tasks[CHIEF]], within_s=self._restart.stop_timeout_s)
-        end_all(list(self._tasks.values()), within_s=0.0)
+        self._end_servers()
         return ExitCode.INTERRUPTED if stop.signum == signal.SIGINT else ExitCode.RESTART
 
     def close(self) -> None:
@@ -111,9 +111,14 @@ class Supervisor:
         self._sink.close()
         self._folder.reload()
         self._folder.update(recoveries=self._recoveries)
-        for address in self._addresses.values():
-            over_marker(address).unlink(missing_ok=True)
         shutil.rmtree(self._folder.path / ".tasks", ignore_errors=True)
+
+    def _end_servers(self) -> None:
+        """Asks those that serve to end; they do so within a second, with 0."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.send(signal.SIGTERM)
+        end_all(tasks, within_s=_SERVERS_END_WITHIN_S)
 
     def kill_all(self) -> None:
         for task in self._tasks.values():

@@ -23,12 +23,13 @@ class Cluster:
     """A running `psrun` and the tasks that it started."""
 
     def __init__(self, root: Path, *arguments: str, **environment: str) -> None:
-        self.folder = root / "run"
+        given = [argument.partition("=")[2] for argument in arguments if argument.startswith("hydra.run.dir=")]
+        self.folder = Path(given[0]) if given else root / "run"
         self._out = (root / "stdout").open("w+")
         self._err = (root / "stderr").open("w+")
         inherited = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "psrun", *arguments, f"hydra.run.dir={self.folder}"],
+            [sys.executable, "-m", "psrun", *arguments, *([] if given else [f"hydra.run.dir={self.folder}"])],
             cwd=root, stdout=self._out, stderr=self._err, env={**inherited, **environment}, start_new_session=True,
         )  # fmt: skip
         self.seen: set[psutil.Process] = set()

@@ -1,0 +1,26 @@
+"""Composing a configuration as the command does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+from psrun import config
+
+SMALL = {
+    "features": ["data.num_train_examples=500", "data.num_eval_examples=100", "data.global_batch_size=32"],
+    "regression": ["data.num_train_examples=500", "data.num_eval_examples=100", "data.global_batch_size=32"],
+}
+
+
+def raw_config(*overrides: str) -> dict[str, Any]:
+    """The composed configuration as plain values."""
+    with initialize_config_module("psrun.conf", version_base="1.3"):
+        raw: Any = OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
+    return raw
+
+
+def run_config(*overrides: str) -> config.RunConfig:
+    return config.load(raw_config(*overrides))
