@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from psrun.errors import ConfigError, Problem
 
 _SHARD = re.compile(r"^(?P<variable>.+)/part_(?P<shard>\d+)$")
 CHIEF = "chief-0"
@@ -47,6 +49,19 @@ def balance(placed: Iterable[Placed], tasks: Sequence[str] = ()) -> Balance:
         by_task[shard.task] = by_task.get(shard.task, 0) + shard.bytes
     total = sum(by_task.values())
     return Balance(dict(sorted(by_task.items())), max(by_task.values()) * len(by_task) / total if total else 1.0)
+
+
+def check_rows(placed: Iterable[Placed], num_shards: int) -> None:
+    """Raises ConfigError where the largest variable, for whose sake one shards, has fewer rows than `num_shards`."""
+    sizes: dict[Placed, int] = {}
+    for shard in placed:
+        if shard.kind == "model" and shard.variable_shape:
+            whole = replace(shard, shard=0, task="", bytes=0)
+            sizes[whole] = sizes.get(whole, 0) + shard.bytes
+    largest = max(sizes, key=lambda variable: sizes[variable], default=None)
+    if largest and largest.variable_shape[0] < num_shards:
+        message = f"is {num_shards}, more than the {largest.variable_shape[0]} rows of {largest.variable}"
+        raise ConfigError([Problem("partitioner.num_shards", f"{message}, the largest variable")])
 
 
 def with_fewer_rows(placed: Iterable[Placed], num_shards: int) -> list[str]:

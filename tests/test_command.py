@@ -86,6 +86,7 @@ def test_version_and_help_take_no_tensorflow(psrun):
         (["trainer.epochs"], "trainer.epochs"),
         (["reprot"], "'reprot' is no verb"),
         (["evaluation=validation"], "choose trainer=fit"),
+        (["mode=plan", "partitioner=fixed_shards", "partitioner.num_shards=9"], "more than the 8 rows of embedding"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_clear_message_and_exit_code_2(psrun, arguments, said):

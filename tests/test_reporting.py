@@ -52,7 +52,7 @@ def shown(*, terminal: bool) -> str:
     text = io.StringIO()
     sink = ConsoleSink(Console(file=text, force_terminal=terminal, width=120, color_system=None))
     sink._last_plain_s = -1e9
-    sink.progress(Progress(2, 5, 150, 500, 81.5, 5216.0, 0.25))
+    sink.progress(Progress(2, 5, 150, 500, 81.5, 5216.0, 0.25, {"auc": 0.75}))
     data = {"epoch": 2, "epochs": 5, "steps_per_s": 80.0, "examples_per_s": 5120.0, "metrics": {"loss": 0.2}}
     sink.event(Event("epoch", 200, 3.0, data))
     sink.close()
@@ -62,6 +62,15 @@ def shown(*, terminal: bool) -> str:
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_console_shows_progress_and_epochs(terminal):
     text = shown(terminal=terminal)
-    for part in ("epoch 2/5", "step 150/500", "81.5 steps/s", "5,216 examples/s", "loss 0.25", "step 200", "loss 0.2"):
+    for part in (
+        "epoch 2/5",
+        "step 150/500",
+        "81.5 steps/s",
+        "5,216 examples/s",
+        "loss 0.25",
+        "last epoch: auc 0.75",
+        "step 200",
+        "loss 0.2",
+    ):
         assert part in text
     assert ("\x1b[" in text) is terminal

@@ -124,6 +124,9 @@ class ConsoleSink:
     def _show_restored(self, event: Event) -> None:
         self._print(f"goes on from step {event.step} ({event.data['path']})")
 
+    def _show_stopping(self, event: Event) -> None:
+        self._print(f"{event.data['signal']}: saving, then the end; once more ends at once")
+
     def _show_failure(self, event: Event) -> None:
         data = event.data
         self._print(f"[red]failure:[/red] {data['task']} {data['cause']}; {data['action']}")
@@ -144,9 +147,10 @@ class ConsoleSink:
 
 def _progress_text(progress: Progress) -> str:
     loss = "" if progress.loss is None else f"  loss {progress.loss:.4g}"
+    last = f"  (last epoch: {numbers(progress.metrics)})" if progress.metrics else ""
     return (
         f"epoch {progress.epoch}/{progress.epochs}  step {progress.step}/{progress.steps}  "
-        f"{progress.steps_per_s:.4g} steps/s  {progress.examples_per_s:,.0f} examples/s{loss}"
+        f"{progress.steps_per_s:.4g} steps/s  {progress.examples_per_s:,.0f} examples/s{loss}{last}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
@@ -35,6 +35,7 @@ class Progress:
       step: steps applied in this run so far.
       steps: how many are planned.
       loss: mean over the running epoch so far; None before the first step of it.
+      metrics: of the last whole epoch and evaluation.
     """
 
     epoch: int
@@ -44,6 +45,7 @@ class Progress:
     steps_per_s: float
     examples_per_s: float
     loss: float | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Sink(Protocol):

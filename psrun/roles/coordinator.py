@@ -135,6 +135,7 @@ def _report_placement(built: program.Program, folder: RunFolder, reporter: Repor
     run_config = built.config
     if run_config.parameter_servers and isinstance(run_config.partitioner, choices.FixedShards):
         wanted = run_config.partitioner.num_shards
+        placement.check_rows(placed, wanted)
         short = placement.with_fewer_rows(placed, wanted)
         if short:
             reporter.emit("warning", message=f"cut in fewer than {wanted} shards, one a row: {', '.join(short)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.table import Table
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable  # no public name; a test pins it
 
 from psrun import choices, placement, program, strategy
+from psrun.cluster import topology
 from psrun.config import RunConfig
 from psrun.placement import Placed, Planned
 from psrun.reporting.console import placement_table
@@ -67,6 +69,8 @@ def make(run_config: RunConfig, source: Any) -> Plan:
 
         tf.function(state).get_concrete_function()
     placed = _place(recorder, built, run_config)
+    if run_config.parameter_servers and isinstance(run_config.partitioner, choices.FixedShards):
+        placement.check_rows(placed, run_config.partitioner.num_shards)
     total = Traffic(
         sum(traffic.read_bytes for traffic in gradients.values()),
         sum(traffic.pushed_bytes for traffic in gradients.values()),
@@ -103,10 +107,8 @@ def _place(recorder: _Recorder, built: program.Program, run_config: RunConfig) -
         kind, name = kinds.get(id(variable), "other"), placement.split_name(variable.name)[0]
         beside = next((other for other in names if other in name), None) if kind == "optimizer" else None
         planned.append(Planned(name, tuple(variable.shape), variable.dtype.size, kind, beside))
-    cluster, partition = run_config.cluster, None
-    if isinstance(cluster, choices.InProcess):
-        partition = strategy.make_partitioner(run_config.partitioner)
-    num_ps = max(1, cluster.num_ps) if isinstance(cluster, choices.InProcess) else 0
+    _, num_ps = _size(run_config)
+    partition = strategy.make_partitioner(run_config.partitioner) if num_ps else None
     dtypes = {4: tf.float32, 8: tf.int64, 2: tf.float16, 1: tf.int8}
 
     def num_shards(variable: Planned) -> int:
@@ -172,8 +174,22 @@ def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, cons
 
 
 def _tasks(run_config: RunConfig) -> list[str]:
-    cluster = run_config.cluster
-    if not isinstance(cluster, choices.InProcess):
-        return [placement.CHIEF]
-    ps = [f"ps-{index}" for index in range(max(1, cluster.num_ps))]
-    return [placement.CHIEF, *ps, *(f"worker-{index}" for index in range(cluster.num_workers))]
+    num_workers, num_ps = _size(run_config)
+    ps = [f"ps-{index}" for index in range(num_ps)]
+    return [placement.CHIEF, *ps, *(f"worker-{index}" for index in range(num_workers))]
+
+
+def _size(run_config: RunConfig) -> tuple[int, int]:
+    """Workers and parameter servers of the run; (0, 0) where everything is done in one process."""
+    match run_config.cluster:
+        case choices.InProcess(num_workers=num_workers, num_ps=num_ps):
+            return num_workers, max(1, num_ps)
+        case choices.Local(num_workers=num_workers, num_ps=num_ps):
+            return num_workers, num_ps
+        case choices.Static(addresses=addresses):
+            return len(addresses.get("worker", ())), len(addresses.get("ps", ()))
+        case choices.TfConfig():
+            found = topology.from_tf_config(os.environ.get("TF_CONFIG"))
+            return len(found.of("worker")), len(found.of("ps"))
+        case _:
+            return 0, 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from pathlib import Path
 
 import tensorflow as tf
 
@@ -52,6 +53,14 @@ def _tell(task: Task, address: str) -> None:
             tf.get_logger().warning("%s could not be told that the run is over: %s", task, error)
 
 
+def _is_own(marker: Path) -> bool:
+    """Whether the marker is there, and was not put there by another user."""
+    try:
+        return marker.stat().st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
+
+
 def run(topology: Topology, folder: RunFolder, stop: Stop, *, chief_timeout_s: float) -> None:
     """Serves.
 
@@ -72,7 +81,7 @@ def run(topology: Topology, folder: RunFolder, stop: Stop, *, chief_timeout_s: f
     chief = topology.addresses.get(CHIEF)
     seen_s = probed_s = time.monotonic()
     try:
-        while not stop.requested.wait(_POLL_S) and not marker.exists():
+        while not stop.requested.wait(_POLL_S) and not _is_own(marker):
             now_s = time.monotonic()
             if chief is None or now_s - probed_s < _PROBE_EVERY_S:
                 continue

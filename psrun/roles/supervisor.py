@@ -99,6 +99,9 @@ class Supervisor:
             self._look()
             self._start_due()
             self._note_recoveries()
+        assert stop.signum is not None
+        self._reporter.emit("stopping", step=self._step, signal=signal.Signals(stop.signum).name)
+        self._tell()
         self._tasks[CHIEF].send(signal.SIGTERM)
         end_all([self._tasks[CHIEF]], within_s=self._restart.stop_timeout_s)
         self._end_servers()

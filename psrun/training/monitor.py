@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -33,6 +34,7 @@ class Monitor:
       step_at_s: when `last_step` last changed, as of `time.time`.
       slowest_step_s: the longest time there was between two such changes while training.
       progress: what was last reported.
+      metrics: of the last epoch and evaluation, put here to be shown.
       non_finite_loss: the loss, once it was NaN or infinite; None before.
     """
 
@@ -51,6 +53,7 @@ class Monitor:
         self.step_at_s: float | None = None
         self.slowest_step_s: float | None = None
         self.progress: Progress | None = None
+        self.metrics: Mapping[str, float] = {}
         self.non_finite_loss: float | None = None
 
     def start(self) -> None:
@@ -103,7 +106,7 @@ class Monitor:
         (start_s, start), (now_s, now) = self._samples[0], self._samples[-1]
         rate = (now - start) / (now_s - start_s) if now_s > start_s else 0.0
         examples = rate * self._program.config.data.global_batch_size
-        self.progress = Progress(self._epoch, self._epochs, step, self.planned, rate, examples, loss)
+        self.progress = Progress(self._epoch, self._epochs, step, self.planned, rate, examples, loss, self.metrics)
         self._reporter.progress(self.progress)
 
     def _loss(self) -> float | None:

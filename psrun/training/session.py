@@ -151,6 +151,7 @@ class Session:
         self.totals.steps += steps
         self.totals.seconds += seconds
         self.totals.metrics = dict(metrics)
+        self.monitor.metrics = {name: value for name, value in metrics.items() if name != "loss"}
         self._step = step
         self._reporter.emit(
             "epoch",
@@ -178,4 +179,6 @@ class Session:
     def _evaluated(self, evaluation: Evaluation) -> dict[str, float]:
         self.last_evaluation = evaluation
         self._reporter.emit("evaluation", **asdict(evaluation))
-        return {f"val_{name}": value for name, value in evaluation.metrics.items()}
+        found = {f"val_{name}": value for name, value in evaluation.metrics.items()}
+        self.monitor.metrics = {**self.monitor.metrics, **found}
+        return found

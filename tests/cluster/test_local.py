@@ -139,6 +139,7 @@ def test_a_second_signal_ends_at_once(start):
     cluster.wait_for("epoch", 1)
     cluster.stop("chief-0")  # it will not end by itself
     cluster.process.send_signal(signal.SIGINT)
+    cluster.wait_for("stopping")
     cluster.process.send_signal(signal.SIGINT)
     assert cluster.end(within_s=5) == 130
     assert cluster.left() == []
