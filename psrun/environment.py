@@ -16,6 +16,8 @@ VARIABLES = {
     "TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES": "1000000",
     "TF_COORDINATOR_IGNORE_TRANSIENT_TIMEOUTS": "1000000",
 }
+# The supervisor's process id, set for its children: a TF_CONFIG that merely stands in somebody's shell makes no task.
+SUPERVISOR_PID = "PSRUN_SUPERVISOR_PID"
 # Two servers would share one port in silence; with the coordination service a cut network hangs without an error.
 UNWANTED = ("TF_GRPC_REUSE_PORT", "TF_PSS_ENABLE_COORDINATION_SERVICE")
 

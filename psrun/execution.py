@@ -131,7 +131,7 @@ def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], star
 def _isolated(run: RunConfig) -> str | None:
     """Moves this process, and those it will start, where nobody else reaches its servers; a note where it cannot."""
     wanted = getattr(run.cluster, "isolate", False)
-    if wanted is False or run.mode == "plan" or os.environ.get(identity.SUPERVISED):
+    if wanted is False or run.mode == "plan" or environment.SUPERVISOR_PID in os.environ:
         return None
     if wanted == "auto" and run.needs_network:
         reason: str | None = "the data or the checkpoints are elsewhere"
@@ -146,10 +146,10 @@ def _isolated(run: RunConfig) -> str | None:
 
 def _end_with_parent() -> None:
     """A task that a supervisor started is killed by the kernel when the supervisor is gone, however it went."""
-    if os.environ.get(identity.SUPERVISED):
+    if environment.SUPERVISOR_PID in os.environ:
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-        if str(os.getppid()) != os.environ.get(identity.SUPERVISOR_PID):
+        if str(os.getppid()) != os.environ[environment.SUPERVISOR_PID]:
             environment.leave(ExitCode.FAILED)
 
 

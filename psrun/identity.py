@@ -9,11 +9,8 @@ from psrun import choices
 from psrun.cluster import topology
 from psrun.cluster.topology import CHIEF, Task, Topology
 from psrun.config import RunConfig
+from psrun.environment import SUPERVISOR_PID
 from psrun.errors import ConfigError, Problem
-
-# Set by the supervisor for its children: a TF_CONFIG that merely stands in somebody's shell does not make a task.
-SUPERVISED = "PSRUN_SUPERVISED"
-SUPERVISOR_PID = "PSRUN_SUPERVISOR_PID"
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
     """Raises ConfigError where the task cannot be told."""
     if run.mode == "plan":
         return Identity("planner", str(CHIEF))
-    supervised = environment.get(SUPERVISED) == "1"
+    supervised = SUPERVISOR_PID in environment
     match run.cluster:
         case choices.Local() if not supervised:
             return Identity("supervisor", "supervisor")

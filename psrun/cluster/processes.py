@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 
-from psrun import identity
 from psrun.cluster import files
 from psrun.cluster.topology import Task, tf_config
+from psrun.environment import SUPERVISOR_PID
 
 
 @dataclass
@@ -46,8 +46,7 @@ class TaskProcess:
         environment = {
             **os.environ,
             "TF_CONFIG": tf_config(self.addresses, self.task),
-            identity.SUPERVISED: "1",
-            identity.SUPERVISOR_PID: str(os.getpid()),
+            SUPERVISOR_PID: str(os.getpid()),
         }
         with (self.folder / "logs" / f"{self.task}.log").open("ab") as log:
             self.process = subprocess.Popen(

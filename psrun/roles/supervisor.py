@@ -182,8 +182,7 @@ class Supervisor:
     def _failed(self, task: TaskProcess, cause: str) -> None:
         task.kill()
         attempt = task.task.job in ("ps", "chief")
-        if any(failure.task == task.task for failure in self._failures):
-            self._failures = [failure for failure in self._failures if failure.task != task.task]
+        self._failures = [failure for failure in self._failures if failure.task != task.task]
         self._failures.append(_Failure(task.task, cause, time.time(), self._step, attempt))
         if self._left == 0:
             self._reporter.emit("failure", step=self._step, task=str(task.task), cause=cause, action="the run ends")
