@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from psrun import config, execution, schema
+from psrun import config, environment, execution, schema
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
 
 _UNKNOWN_KEY = re.compile(r"Could not (?:override|append to|delete from) (?:config )?'(?P<key>[^'@]+)")
@@ -90,10 +90,7 @@ def _in_a_process_of_its_own(folder: Path) -> ExitCode:
     Raises:
       PsrunError: the job failed.
     """
-    command = [sys.executable, "-m", "psrun", f"--config-path={folder / '.hydra'}", "--config-name=config"]
-    command += [f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
-    command += ["hydra/job_logging=disabled", "hydra/hydra_logging=disabled"]
-    code = subprocess.run(command, check=False).returncode
+    code = subprocess.run(environment.psrun_again(folder / ".hydra", folder), check=False).returncode
     if code:
         raise PsrunError(f"the job in {folder} ended with exit code {code}; the others were run")
     return ExitCode.DONE

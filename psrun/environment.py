@@ -22,6 +22,16 @@ SUPERVISOR_PID = "PSRUN_SUPERVISOR_PID"
 UNWANTED = ("TF_GRPC_REUSE_PORT", "TF_PSS_ENABLE_COORDINATION_SERVICE")
 
 
+def psrun_again(configuration: Path, folder: Path) -> list[str]:
+    """The command that runs the `config.yaml` in the folder `configuration` as a process of the run in `folder`."""
+    quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")  # Hydra's grammar has meanings for = , and blanks
+    return [
+        *(sys.executable, "-m", "psrun", f"--config-path={configuration}", "--config-name=config"),
+        *(f"hydra.run.dir='{quoted}'", "hydra.output_subdir=null"),
+        *("hydra/job_logging=disabled", "hydra/hydra_logging=disabled"),
+    ]
+
+
 def prepare() -> None:
     """Sets the environment variables of every task. Call before TensorFlow is imported."""
     os.environ.update(VARIABLES)

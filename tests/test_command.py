@@ -159,14 +159,15 @@ def test_an_interrupted_run_says_so_and_leaves_no_process(tmp_path, signum, code
 
 
 def test_a_sweep_runs_every_job_in_a_process_of_its_own(psrun, tmp_path):
+    sweep = f"hydra.sweep.dir='{tmp_path / 'my sweep'}'"
     done = psrun("-m", "cluster.num_workers=1,2", "partitioner=none,nosuch,fixed_shards", *QUICK[:2],
-                 "trainer.epochs=1", "trainer.steps_per_epoch=10", f"hydra.sweep.dir={tmp_path / 'sweep'}")  # fmt: skip
+                 "trainer.epochs=1", "trainer.steps_per_epoch=10", sweep)  # fmt: skip
     assert done.code == 2
     assert "there is no partitioner named 'nosuch'" in done.stderr
     done = psrun("-m", "cluster.num_workers=1,2", *QUICK[:2], "trainer.epochs=1", "trainer.steps_per_epoch=10",
-                 f"hydra.sweep.dir={tmp_path / 'sweep'}")  # fmt: skip
+                 sweep)  # fmt: skip
     assert done.code == 0, done.stderr
-    found = [json.loads((tmp_path / "sweep" / str(job) / "run.json").read_text()) for job in (0, 1)]
+    found = [json.loads((tmp_path / "my sweep" / str(job) / "run.json").read_text()) for job in (0, 1)]
     assert [result["cluster"]["num_workers"] for result in found] == [1, 2]
     assert len({result["pid"] for result in found}) == 2
     assert "cluster.num_workers=2" in found[1]["overrides"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ import psutil
 
 from psrun.cluster import files
 from psrun.cluster.topology import Task, tf_config
-from psrun.environment import SUPERVISOR_PID
+from psrun.environment import SUPERVISOR_PID, psrun_again
 
 
 @dataclass
@@ -40,9 +39,7 @@ class TaskProcess:
     def start(self) -> None:
         """Starts the task in a session of its own: a Ctrl-C at the terminal is the supervisor's to pass on."""
         files.path(self.folder, self.task).unlink(missing_ok=True)
-        command = [sys.executable, "-m", "psrun", f"--config-path={self.folder}", "--config-name=config"]
-        command += [f"hydra.run.dir={self.folder}", "hydra.output_subdir=null"]
-        command += ["hydra/job_logging=disabled", "hydra/hydra_logging=disabled"]
+        command = psrun_again(self.folder, self.folder)
         environment = {
             **os.environ,
             "TF_CONFIG": tf_config(self.addresses, self.task),

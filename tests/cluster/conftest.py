@@ -23,13 +23,15 @@ class Cluster:
     """A running `psrun` and the tasks that it started."""
 
     def __init__(self, root: Path, *arguments: str, **environment: str) -> None:
-        given = [argument.partition("=")[2] for argument in arguments if argument.startswith("hydra.run.dir=")]
+        given = [
+            argument.partition("=")[2].strip("'") for argument in arguments if argument.startswith("hydra.run.dir=")
+        ]
         self.folder = Path(given[0]) if given else root / "run"
         self._out = (root / "stdout").open("w+")
         self._err = (root / "stderr").open("w+")
         inherited = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "psrun", *arguments, *([] if given else [f"hydra.run.dir={self.folder}"])],
+            [sys.executable, "-m", "psrun", *arguments, *([] if given else [f"hydra.run.dir='{self.folder}'"])],
             cwd=root, stdout=self._out, stderr=self._err, env={**inherited, **environment}, start_new_session=True,
         )  # fmt: skip
         self.seen: set[psutil.Process] = set()
@@ -150,7 +152,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     clusters: list[Cluster] = []
 
     def run(*arguments: str, **environment: str) -> Cluster:
-        root = tmp_path / f"cluster{len(clusters)}"
+        root = tmp_path / f"cluster {len(clusters)}"  # with a blank, as people have them
         root.mkdir()
         clusters.append(Cluster(root, *arguments, **environment))
         return clusters[-1]

@@ -15,7 +15,7 @@ TRAINERS = ["custom_loop", "fit"]
 LONG = [
     "cluster=local", "partitioner=fixed_shards", "evaluation.every=100", "trainer.epochs=20",
     "trainer.steps_per_epoch=100", "data.num_train_examples=2000", "data.num_eval_examples=200",
-    "cluster.restart.heartbeat_timeout_s=4",
+    "cluster.restart.heartbeat_timeout_s=6",
 ]  # fmt: skip
 SHORT = [*LONG, "trainer.epochs=2"]
 

@@ -53,7 +53,7 @@ def test_static_and_a_chief_that_is_started_again(start, tmp_path):
     first.process.terminate()
     assert first.end(within_s=40) == 175
     saved = first.result["checkpoints"][-1]["step"]
-    again = start(*chief, f"trainer.epochs={saved // 100 + 2}", f"hydra.run.dir={first.folder}")
+    again = start(*chief, f"trainer.epochs={saved // 100 + 2}", f"hydra.run.dir='{first.folder}'")
     assert again.end() == 0, again.stderr
     assert first.events("restored")[0]["step"] == saved
     assert first.result["steps"]["applied"] >= saved + 100
