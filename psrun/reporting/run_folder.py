@@ -107,8 +107,9 @@ class RunFolder:
 
     def event(self, event: Event) -> None:
         line = {"event": event.kind, "step": event.step, "wall_s": event.wall_s, **event.data}
-        with self._lock, (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_plain(line), allow_nan=False) + "\n")
+        # One unbuffered write a line: the chief and its supervisor append to the same file.
+        with self._lock, (self.path / "metrics.jsonl").open("ab", buffering=0) as file:
+            file.write((json.dumps(_plain(line), allow_nan=False) + "\n").encode())
 
     def progress(self, progress: Progress) -> None:
         """Progress is for people who watch; what lasts is in the events."""

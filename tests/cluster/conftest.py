@@ -52,7 +52,8 @@ class Cluster:
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         path = self.folder / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()  # the last one may still be on its way
         found = [json.loads(line) for line in lines]
         return [event for event in found if kind in (None, event["event"])]
 
