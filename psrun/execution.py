@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import importlib
 import os
 import signal
@@ -38,20 +39,34 @@ class Process:
     console: Console
 
 
+def _import(name: str) -> Any:
+    """Imports a module that imports TensorFlow: some hundred thousand objects that all live as long as the process.
+
+    Python's garbage collector would look at them again and again, during the import and, to the cost of some per cent
+    of a step, during the training.
+    """
+    gc.disable()
+    module = importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+    return module
+
+
 def _coordinator(process: Process) -> None:
-    module = importlib.import_module("psrun.roles.coordinator")
+    with process.console.status("importing TensorFlow"):  # two seconds and more, in which nothing else is shown
+        module = _import("psrun.roles.coordinator")
     sink, me = ConsoleSink(process.console), process.me
     module.run(process.run, process.folder, sink, process.stop, started_s=process.started_s, topology=me.topology)
 
 
 def _server(process: Process) -> None:
-    module, cluster = importlib.import_module("psrun.roles.server"), process.run.cluster
+    module, cluster = _import("psrun.roles.server"), process.run.cluster
     timeout_s = getattr(cluster, "chief_timeout_s")  # noqa: B009 - clusters of one process have no servers
     module.run(process.me.topology, process.folder, process.stop, chief_timeout_s=timeout_s)
 
 
 def _evaluator(process: Process) -> None:
-    module, topology = importlib.import_module("psrun.roles.evaluator"), process.me.topology
+    module, topology = _import("psrun.roles.evaluator"), process.me.topology
     assert topology is not None
     timeout_s = getattr(process.run.cluster, "chief_timeout_s")  # noqa: B009 - as above
     module.run(process.folder, process.stop, index=topology.me.index, run_timeout_s=timeout_s)
@@ -63,7 +78,7 @@ def _supervisor(process: Process) -> ExitCode:
 
 
 def _planner(process: Process) -> None:
-    importlib.import_module("psrun.roles.planner").run(process.run, process.folder, process.console)
+    _import("psrun.roles.planner").run(process.run, process.folder, process.console)
 
 
 # The one place of deferred imports: what stands behind it, but for the supervisor, imports TensorFlow.
