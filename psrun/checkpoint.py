@@ -24,18 +24,18 @@ class Position:
 
 
 class Checkpoints:
-    """Keeps the newest `max_to_keep` checkpoints of a program. The optimizer must be built already."""
+    """Keeps the newest `max_to_keep` checkpoints of a program in `folder`. The optimizer must be built already."""
 
     def __init__(self, program: Program, folder: Path, *, max_to_keep: int) -> None:
-        self._folder = folder
+        self._folder, self._max_to_keep = folder, max_to_keep
         with tf.device("/CPU:0"):
             self._position = tf.Variable([0, 0], dtype=tf.int64, name="position")
         self._checkpoint = tf.train.Checkpoint(
             model=program.network, optimizer=program.optimizer, position=self._position
         )
-        self._manager = tf.train.CheckpointManager(
-            self._checkpoint, str(folder), max_to_keep=max_to_keep, checkpoint_name=_PREFIX
-        )
+        # Traced once, before the training. TensorFlow's own managers trace anew for every checkpoint; each trace is
+        # told to all workers with Python's lock held: one that hangs would stop every thread of this process.
+        self._write = tf.function(self._checkpoint.write).get_concrete_function(tf.TensorSpec([], tf.string))
 
     def save(self, step: int, position: Position) -> str:
         """Writes a checkpoint named after `step`. Call after a join: while steps run it would be torn.
@@ -43,33 +43,48 @@ class Checkpoints:
         Raises:
           CheckpointError: the disk is full or the folder cannot be written to.
         """
+        path = str(self._folder / f"{_PREFIX}-{step}")
         try:
+            self._folder.mkdir(parents=True, exist_ok=True)
             self._position.assign([position.epochs, position.steps])
-            return self._manager.save(checkpoint_number=step)
+            self._write(tf.constant(path))
+            others = [index.stem for index in _newest_first(self._folder) if index.stem != f"{_PREFIX}-{step}"]
+            kept = [f"{_PREFIX}-{step}", *others[: self._max_to_keep - 1]]  # names only: the folder may be moved
+            tf.compat.v1.train.update_checkpoint_state(str(self._folder.resolve()), kept[0], kept[::-1])
+            for old in others[self._max_to_keep - 1 :]:
+                tf.compat.v1.train.remove_checkpoint(str(self._folder / old))
+        except tf.errors.UnavailableError:
+            raise  # not the disk: a task was lost
         except (tf.errors.OpError, OSError) as error:
             raise CheckpointError(f"no checkpoint could be written at step {step}: {error}") from error
+        return path
 
-    def restore(self, warn: Callable[[str], None]) -> tuple[str, Position] | None:
-        """Restores the newest good checkpoint: its path and position, or None where there is none at all.
+    def restore(self, folder: Path, warn: Callable[[str], None]) -> tuple[str, Position] | None:
+        """Restores the newest good checkpoint in `folder`: its path and position, or None where there is none at all.
 
         A damaged one is found before any variable is touched, and passed over with a warning.
 
         Raises:
           CheckpointError: there are checkpoints and none is good.
         """
-        found = sorted(self._folder.glob(f"{_PREFIX}-*.index"), key=_step, reverse=True)
+        found = _newest_first(folder)
         for index in found:
             path = str(index.with_suffix(""))
             damage = _damage(path)
             if damage:
                 warn(f"{path} is damaged ({damage}); the one before is tried")
                 continue
-            self._checkpoint.restore(path).assert_consumed()
+            self._checkpoint.read(path).assert_consumed()
             epochs, steps = self._position.numpy()
             return path, Position(int(epochs), int(steps))
         if found:
-            raise CheckpointError(f"there are {len(found)} checkpoints in {self._folder}, and none is good")
+            raise CheckpointError(f"there are {len(found)} checkpoints in {folder}, and none is good")
         return None
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    """The index files of all checkpoints."""
+    return sorted(folder.glob(f"{_PREFIX}-*.index"), key=_step, reverse=True)
 
 
 def _step(index: Path) -> int:

@@ -77,22 +77,51 @@ class Local:
 
 
 @dataclass(frozen=True)
+class MultiWorkerMirrored:
+    kind: str
+    restart: Restart
+    num_workers: int = at_least(1)
+    isolate: Any = one_of(*ISOLATE)
+
+
+@dataclass(frozen=True)
 class TfConfig:
+    """As `Static`, whose addresses are in the environment variable TF_CONFIG."""
+
     kind: str
     connect_timeout_s: float = at_least(1)
     chief_timeout_s: float = at_least(1)
+    heartbeat_timeout_s: float = at_least(5)
+    start_timeout_s: float = at_least(1)
+    progress_timeout_s: float = at_least(1)
+    progress_factor: float = at_least(1)
 
 
 @dataclass(frozen=True)
 class Static:
+    """A cluster whose tasks somebody else starts.
+
+    Attributes:
+      connect_timeout_s: how long the chief waits for every server to come up, and later for any worker to come back.
+      chief_timeout_s: how long a server waits for a chief that was never there or has gone.
+      heartbeat_timeout_s: a server that has not answered the chief for so long hangs or is cut off.
+      start_timeout_s: no first step for so long, or no end of an evaluation or a save, is a hang.
+      progress_timeout_s: no step for so long, and for progress_factor times the slowest step seen, is a hang.
+    """
+
     kind: str
     addresses: dict[str, Any]
     connect_timeout_s: float = at_least(1)
     chief_timeout_s: float = at_least(1)
+    heartbeat_timeout_s: float = at_least(5)
+    start_timeout_s: float = at_least(1)
+    progress_timeout_s: float = at_least(1)
+    progress_factor: float = at_least(1)
 
 
 ParameterServers = InProcess | Local | TfConfig | Static
-Synchronous = OneDevice | Mirrored | CentralStorage
+Supervised = Local | MultiWorkerMirrored
+Synchronous = OneDevice | Mirrored | CentralStorage | MultiWorkerMirrored
 Cluster = NoCluster | Synchronous | ParameterServers
 
 
@@ -187,6 +216,7 @@ KINDS: dict[str, dict[str, type]] = {
         "central_storage": CentralStorage,
         "inprocess": InProcess,
         "local": Local,
+        "multi_worker_mirrored": MultiWorkerMirrored,
         "tf_config": TfConfig,
         "static": Static,
     },

@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from psrun import config, environment, execution, schema
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
+from psrun.reporting.run_folder import write_config
 
 _UNKNOWN_KEY = re.compile(r"Could not (?:override|append to|delete from) (?:config )?'(?P<key>[^'@]+)")
 _UNKNOWN_CHOICE = re.compile(r"Could not find '(?P<group>.+)/(?P<choice>[^/']+)'")
@@ -56,9 +57,9 @@ def run(started_s: float) -> ExitCode:
     return codes[0] if len(codes) == 1 else ExitCode.DONE
 
 
-def _hydra_main(task: Any) -> None:
+def _hydra_main(work: Any) -> None:
     def job(composed: DictConfig) -> None:
-        task(composed)
+        work(composed)
 
     hydra.main(version_base="1.3", config_path="pkg://psrun.conf", config_name="config")(job)()
 
@@ -67,8 +68,8 @@ def _job(composed: DictConfig, started_s: float) -> ExitCode:
     settings = HydraConfig.get()
     folder = Path(settings.runtime.output_dir).absolute()
     if settings.mode == RunMode.MULTIRUN:
-        return _in_a_process_of_its_own(folder)
-    return execution.execute(_plain(composed), folder, _overrides(folder, settings), started_s=started_s)
+        return _in_a_process_of_its_own(composed, folder)
+    return execution.execute(_plain(composed), folder, list(settings.overrides.task), started_s=started_s)
 
 
 def _plain(composed: DictConfig) -> dict[str, Any]:
@@ -76,21 +77,15 @@ def _plain(composed: DictConfig) -> dict[str, Any]:
     return plain
 
 
-def _overrides(folder: Path, settings: Any) -> list[str]:
-    """What was said on the command line; a job of a sweep finds what was said for it in its folder."""
-    said = folder / ".hydra" / "overrides.yaml"
-    if said.exists():
-        return [str(override) for override in OmegaConf.load(said)]
-    return list(settings.overrides.task)
-
-
-def _in_a_process_of_its_own(folder: Path) -> ExitCode:
+def _in_a_process_of_its_own(composed: DictConfig, folder: Path) -> ExitCode:
     """Runs a job of a sweep as a child process: TensorFlow's servers cannot be stopped, nor clusters be had in turn.
 
     Raises:
       PsrunError: the job failed.
     """
-    code = subprocess.run(environment.psrun_again(folder / ".hydra", folder), check=False).returncode
+    if not (folder / "run.json").exists():  # else it says so
+        write_config(folder, _plain(composed))
+    code = subprocess.run(environment.task_command(folder), check=False).returncode
     if code:
         raise PsrunError(f"the job in {folder} ended with exit code {code}; the others were run")
     return ExitCode.DONE

@@ -143,6 +143,13 @@ def _contradictions(config: RunConfig) -> list[Problem]:
         problems.append(
             Problem("evaluation", "'validation' is done by Model.fit; choose trainer=fit, or evaluation=direct")
         )
+    if isinstance(config.cluster, choices.MultiWorkerMirrored):
+        if not isinstance(trainer, choices.Fit):
+            problems.append(Problem("trainer", "cluster=multi_worker_mirrored trains by Model.fit; choose trainer=fit"))
+        elif any(str(node.get("_target_", "")).endswith("CSVLogger") for node in trainer.callbacks):
+            problems.append(
+                Problem("trainer.callbacks", "CSVLogger would write one file in every process; see metrics.jsonl")
+            )
     if trainer.steps_per_execution > trainer.steps_per_epoch:
         problems.append(
             Problem(

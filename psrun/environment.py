@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import NoReturn, TextIO
@@ -22,14 +24,9 @@ SUPERVISOR_PID = "PSRUN_SUPERVISOR_PID"
 UNWANTED = ("TF_GRPC_REUSE_PORT", "TF_PSS_ENABLE_COORDINATION_SERVICE")
 
 
-def psrun_again(configuration: Path, folder: Path) -> list[str]:
-    """The command that runs the `config.yaml` in the folder `configuration` as a process of the run in `folder`."""
-    quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")  # Hydra's grammar has meanings for = , and blanks
-    return [
-        *(sys.executable, "-m", "psrun", f"--config-path={configuration}", "--config-name=config"),
-        *(f"hydra.run.dir='{quoted}'", "hydra.output_subdir=null"),
-        *("hydra/job_logging=disabled", "hydra/hydra_logging=disabled"),
-    ]
+def task_command(folder: Path) -> list[str]:
+    """The command that runs what the run folder `folder` holds: see `psrun.task`."""
+    return [sys.executable, "-m", "psrun.task", str(folder)]
 
 
 def prepare() -> None:
@@ -50,6 +47,40 @@ def divert_stderr(log: Path) -> TextIO:
     with log.open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 2)
     return terminal
+
+
+def leave_first_place() -> None:
+    """Where this process is the first of a container, goes on as a child of it.
+
+    The kernel lets nobody in a container kill its first process, not even one that hangs. What stays behind passes
+    signals on, and ends with the child's exit code, 128 and the signal's number where one killed it.
+    """
+    if os.getpid() != 1:
+        return
+    child = os.fork()
+    if child == 0:
+        return
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda number, frame: os.kill(child, number))
+    while True:
+        pid, status = os.wait()  # also for orphans, which fall to the first process
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+
+
+def end_with_parent(parent: int) -> None:
+    """From now on the kernel kills this process when its parent, of that process id, has ended, however it did."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:  # it had ended already
+        leave(1)
+
+
+def end_with_supervisor() -> None:
+    """From now on the kernel kills this process when its supervisor, if it has one, has ended."""
+    if SUPERVISOR_PID in os.environ:
+        end_with_parent(int(os.environ[SUPERVISOR_PID]))
 
 
 def leave(code: int) -> NoReturn:

@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import importlib
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from rich.console import Console
 
-from psrun import config, environment, identity
-from psrun.cluster import isolation
+from psrun import choices, config, environment, identity
+from psrun.cluster import files, guard, isolation
+from psrun.cluster.topology import CHIEF
 from psrun.config import RunConfig
-from psrun.errors import ConfigError, ExitCode, Interrupted, PsrunError
+from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, PsrunError
 from psrun.identity import Identity
 from psrun.reporting.console import ConsoleSink
 from psrun.reporting.run_folder import RunFolder
 from psrun.stop import Stop
 
+# TensorFlow may hold Python's lock for the 20 s that it takes to give up connecting to a host that is cut off.
+_GUARD_WAITS_LONGER_S = 30.0
+
 
 @dataclass(frozen=True)
 class Process:
-    """What a role is given."""
+    """What a role is given.
+
+    Attributes:
+      console: for what it reports.
+      terminal: for errors; standard error itself goes to the log.
+      give_up: ends the process with an error, from any thread, whatever the others do.
+    """
 
     run: RunConfig
     me: Identity
@@ -37,6 +47,8 @@ class Process:
     stop: Stop
     started_s: float
     console: Console
+    terminal: TextIO
+    give_up: Callable[[PsrunError], None]
 
 
 def _import(name: str) -> Any:
@@ -55,11 +67,27 @@ def _import(name: str) -> Any:
 def _coordinator(process: Process) -> None:
     with process.console.status("importing TensorFlow"):  # two seconds and more, in which nothing else is shown
         module = _import("psrun.roles.coordinator")
-    sink, me = ConsoleSink(process.console), process.me
-    module.run(process.run, process.folder, sink, process.stop, started_s=process.started_s, topology=me.topology)
+    sink, me, cluster = ConsoleSink(process.console), process.me, process.run.cluster
+    if isinstance(cluster, choices.TfConfig | choices.Static) and me.topology is not None:
+        servers = me.topology.servers()
+        timeout_s = cluster.heartbeat_timeout_s + _GUARD_WAITS_LONGER_S
+        guard.start(process.folder.path, process.terminal, timeout_s=timeout_s, servers=servers)
+    module.run(
+        *(process.run, process.folder, sink, process.stop),
+        started_s=process.started_s,
+        topology=me.topology,
+        give_up=process.give_up,
+    )
+
+
+def _replica(process: Process) -> None:
+    module, sink = _import("psrun.roles.replica"), ConsoleSink(process.console)
+    module.run(process.run, process.folder, sink, process.stop, process.me.topology, started_s=process.started_s)
 
 
 def _server(process: Process) -> None:
+    # TensorFlow imports Keras where it can, for a fifth of the whole; a server has no use for it.
+    sys.modules["tf_keras"] = None  # type: ignore[assignment]
     module, cluster = _import("psrun.roles.server"), process.run.cluster
     timeout_s = getattr(cluster, "chief_timeout_s")  # noqa: B009 - clusters of one process have no servers
     module.run(process.me.topology, process.folder, process.stop, chief_timeout_s=timeout_s)
@@ -84,11 +112,29 @@ def _planner(process: Process) -> None:
 # The one place of deferred imports: what stands behind it, but for the supervisor, imports TensorFlow.
 ROLES: dict[str, Callable[[Process], ExitCode | None]] = {
     "coordinator": _coordinator,
+    "replica": _replica,
     "server": _server,
     "evaluator": _evaluator,
     "supervisor": _supervisor,
     "planner": _planner,
 }
+
+
+def to_the_end(work: Callable[[float], ExitCode]) -> NoReturn:
+    """Does `work`, told when this process began (as of `time.time`), and ends the process with its exit code."""
+    started_s = time.time()
+    environment.leave_first_place()
+    environment.prepare()
+    try:
+        code = work(started_s)
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    except PsrunError as error:
+        Console(stderr=True).print(f"psrun: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        code = error.exit_code
+    except SystemExit as exit_:  # Hydra's own ends: --help, --cfg, --info
+        code = ExitCode(int(exit_.code or 0))
+    environment.leave(code)
 
 
 def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started_s: float) -> ExitCode:
@@ -97,7 +143,7 @@ def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started
     Raises:
       ConfigError: there can be no run folder at `path`, or nobody is there to record the error.
     """
-    _end_with_parent()
+    environment.end_with_supervisor()
     try:
         run = config.load(raw)
         me = identity.identify(run, os.environ)
@@ -108,19 +154,30 @@ def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started
         raise
     folder = _folder(me, path, raw)
     if me.owns_folder:
-        _begun(folder, raw, overrides, started_s)
+        started_s = _begun(folder, raw, overrides, started_s)
     terminal = environment.divert_stderr(folder.log(me.name))
     faulthandler.enable(terminal)  # a crash in native code says where it was
     stop = Stop()
     stop.install()
     console = Console(highlight=False)
+
+    def failed(error: BaseException) -> ExitCode:
+        return _failed(error, folder, me, terminal, started_s)
+
+    def give_up(error: PsrunError) -> None:
+        code = error.exit_code
+        try:
+            code = failed(error)
+        finally:
+            environment.leave(code)
+
     try:
         note = _isolated(run)
         if note:
             console.print(f"[yellow]note:[/yellow] {note}", soft_wrap=True)
-        code = ROLES[me.role](Process(run, me, folder, stop, started_s, console)) or ExitCode.DONE
+        code = ROLES[me.role](Process(run, me, folder, stop, started_s, console, terminal, give_up)) or ExitCode.DONE
     except BaseException as error:
-        return _failed(error, folder, me, terminal, started_s)
+        return failed(error)
     if me.owns_folder and code == ExitCode.DONE:
         folder.update(status="completed", exit_code=code, wall_s=round(time.time() - started_s, 3))
     elif code != ExitCode.DONE:  # what the chief recorded stands
@@ -133,14 +190,20 @@ def _folder(me: Identity, path: Path, raw: Mapping[str, Any]) -> RunFolder:
     if not me.owns_folder:
         return RunFolder.join(path)
     if me.may_find_run and (path / "run.json").exists():
+        if environment.SUPERVISOR_PID not in os.environ and files.still_beats(path, CHIEF):
+            raise ConfigError([Problem("hydra.run.dir", f"{path} holds a run that is going on; choose another folder")])
         return RunFolder.take_over(path)
     return RunFolder.create(path, raw=raw)
 
 
-def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], started_s: float) -> None:
-    folder.update(status="running", mode=raw.get("mode"), exit_code=None, error=None, started_s=started_s)
-    if not folder.stored().get("overrides"):
+def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], started_s: float) -> float:
+    """Records that the run goes on; returns when it began, in this process or one before it."""
+    before = folder.stored()
+    began_s = before.get("started_s") or started_s
+    folder.update(status="running", mode=raw.get("mode"), exit_code=None, error=None, started_s=began_s)
+    if not before.get("overrides"):
         folder.update(overrides=overrides)
+    return began_s
 
 
 def _isolated(run: RunConfig) -> str | None:
@@ -157,15 +220,6 @@ def _isolated(run: RunConfig) -> str | None:
     if wanted is True:
         raise PsrunError(f"cluster.isolate=true is not possible here: {reason}")
     return f"TensorFlow's servers listen on all interfaces of this machine, without authentication ({reason})"
-
-
-def _end_with_parent() -> None:
-    """A task that a supervisor started is killed by the kernel when the supervisor is gone, however it went."""
-    if environment.SUPERVISOR_PID in os.environ:
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-        if str(os.getppid()) != os.environ[environment.SUPERVISOR_PID]:
-            environment.leave(ExitCode.FAILED)
 
 
 def _failed(error: BaseException, folder: RunFolder, me: Identity, terminal: TextIO, started_s: float) -> ExitCode:

@@ -38,8 +38,12 @@ def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
         return Identity("planner", str(CHIEF))
     supervised = SUPERVISOR_PID in environment
     match run.cluster:
-        case choices.Local() if not supervised:
+        case choices.Local() | choices.MultiWorkerMirrored() if not supervised:
             return Identity("supervisor", "supervisor")
+        case choices.MultiWorkerMirrored():
+            found = topology.from_tf_config(environment.get("TF_CONFIG"), needed=("chief",))
+            if found.me != CHIEF:
+                return Identity("replica", str(found.me), found, owns_folder=False)
         case choices.Local() | choices.TfConfig():
             found = topology.from_tf_config(environment.get("TF_CONFIG"))
         case choices.Static():

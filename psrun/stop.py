@@ -41,6 +41,11 @@ class Stop:
         """From now on signals wait for good order, `within_s` seconds at most."""
         self._within_s = within_s
 
+    def follow(self) -> None:
+        """Ends as if this process had been asked with SIGTERM: another one was."""
+        self.signum = self.signum or signal.SIGTERM
+        self.requested.set()
+
     def raise_if_requested(self) -> None:
         if self.signum is not None:
             raise Interrupted(self.signum)

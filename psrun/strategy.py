@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from psrun import choices
 from psrun.cluster import inprocess
-from psrun.cluster.probe import own_host, reachable
+from psrun.cluster.probe import answers, own_host, reachable
 from psrun.cluster.topology import CHIEF, Topology
 from psrun.errors import ClusterError, ConfigError, Problem
 
@@ -27,16 +27,29 @@ class Distribution:
     num_workers: int = 1
 
 
-def configure_threads(cluster: choices.Cluster) -> None:
-    """Sets the thread pools of this process. Only possible before TensorFlow has run anything."""
+_collective: list[tf.distribute.Strategy] = []  # one a process
+
+
+def prepare(cluster: choices.Cluster, topology: Topology | None) -> None:
+    """Does what is only possible before TensorFlow has run anything in this process: thread pools, collectives.
+
+    Blocks until every task of a synchronous cluster is there.
+    """
     if isinstance(cluster, choices.InProcess):
         tf.config.threading.set_inter_op_parallelism_threads(inprocess.NUM_INTER_OP_THREADS)
+    if isinstance(cluster, choices.MultiWorkerMirrored):
+        assert topology is not None
+        me, spec = topology.me, tf.train.ClusterSpec(topology.spec())
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            spec, task_type=me.job, task_id=me.index, rpc_layer="grpc"
+        )
+        _collective.append(tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver))
 
 
 def connect(
     cluster: choices.Cluster, partitioner: choices.Partitioner, topology: Topology | None = None
 ) -> Distribution:
-    """Starts what the topology needs and connects to it.
+    """Starts what the topology needs and connects to it. `prepare` must have been called; servers of others be up.
 
     Args:
       topology: of a cluster of several processes; this one is its chief.
@@ -44,7 +57,6 @@ def connect(
     Raises:
       ConfigError: this machine has not got the devices that the cluster names.
       ServerStartError: a server of the cluster could not be started.
-      ClusterError: a task could not be reached within `cluster.connect_timeout_s`.
     """
     match cluster:
         case choices.NoCluster():
@@ -55,19 +67,20 @@ def connect(
             return Distribution(tf.distribute.MirroredStrategy(_devices(n)))
         case choices.CentralStorage(num_replicas=n):
             return Distribution(tf.distribute.experimental.CentralStorageStrategy(_devices(n), "/CPU:0"))
+        case choices.MultiWorkerMirrored():
+            return Distribution(_collective[-1])
         case choices.InProcess():
             spec = inprocess.start(num_workers=cluster.num_workers, num_ps=cluster.num_ps)
             return parameter_servers(spec, partitioner)
         case choices.Local() | choices.TfConfig() | choices.Static():
             assert topology is not None
-            wait_for_servers(topology, within_s=cluster.connect_timeout_s)
             return parameter_servers(tf.train.ClusterSpec(_with_chief(topology).spec()), partitioner)
         case _:
             raise AssertionError(f"cluster={cluster.kind} has a role of its own")
 
 
 def wait_for_servers(topology: Topology, *, within_s: float) -> None:
-    """Returns once every worker and parameter server accepts connections; TensorFlow itself would wait in silence.
+    """Returns once every worker and parameter server answers; TensorFlow itself would wait in silence.
 
     Raises:
       ClusterError: one did not, with the names of all that did not.
@@ -75,7 +88,7 @@ def wait_for_servers(topology: Topology, *, within_s: float) -> None:
     waiting = [*topology.of("ps"), *topology.of("worker")]
     deadline_s = time.monotonic() + within_s
     while waiting:
-        waiting = [task for task in waiting if not reachable(topology.addresses[task], timeout_s=1.0)]
+        waiting = [task for task in waiting if not _up(topology.addresses[task])]
         if waiting and time.monotonic() > deadline_s:
             named = ", ".join(f"{task} at {topology.addresses[task]}" for task in waiting)
             raise ClusterError(
@@ -83,6 +96,10 @@ def wait_for_servers(topology: Topology, *, within_s: float) -> None:
             )
         if waiting:
             time.sleep(_PROBE_EVERY_S)
+
+
+def _up(address: str) -> bool:
+    return reachable(address, timeout_s=1.0) and answers(address, timeout_s=2.0)  # the first says no at once
 
 
 def _with_chief(topology: Topology) -> Topology:

@@ -69,7 +69,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _configure_threads() -> None:
     from psrun import strategy
 
-    strategy.configure_threads(run_config("cluster=inprocess").cluster)
+    strategy.prepare(run_config("cluster=inprocess").cluster, None)
 
 
 @pytest.fixture(scope="session")

@@ -86,6 +86,7 @@ def test_version_and_help_take_no_tensorflow(psrun):
         (["trainer.epochs"], "trainer.epochs"),
         (["reprot"], "'reprot' is no verb"),
         (["evaluation=validation"], "choose trainer=fit"),
+        (["cluster=multi_worker_mirrored"], "trains by Model.fit; choose trainer=fit"),
         (["mode=plan", "partitioner=fixed_shards", "partitioner.num_shards=9"], "more than the 8 rows of embedding"),
     ],
 )  # fmt: skip

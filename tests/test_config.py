@@ -33,7 +33,8 @@ def changed(*path: str, value, overrides: tuple[str, ...] = ()):
 @pytest.mark.parametrize("group", choices.KINDS)
 def test_every_choice_of_every_group_loads(group):
     for kind, cls in choices.KINDS[group].items():
-        loaded = run_config(f"{group}={kind}", *(("trainer=fit",) if kind == "validation" else ()))
+        needed = ("trainer=fit",) if kind in ("validation", "multi_worker_mirrored") else ()
+        loaded = run_config(f"{group}={kind}", *needed)
         assert type(getattr(loaded, group)) is cls
 
 

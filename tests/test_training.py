@@ -29,7 +29,7 @@ PARTITIONERS = {
     "none": [],
     "fixed_shards": [],
     "min_size": ["partitioner.min_shard_bytes=200"],
-    "max_size": ["partitioner.max_shard_bytes=400"],
+    "max_size": ["partitioner.max_shard_bytes=400", "partitioner.max_shards=3"],
 }
 
 

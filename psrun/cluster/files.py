@@ -83,6 +83,11 @@ def over_marker(address: str) -> Path:
     return Path(tempfile.gettempdir()) / f"psrun-over-{address.replace(':', '-').replace('/', '-')}"
 
 
+def stop_marker(folder: Path) -> Path:
+    """The file by which the chief of synchronous tasks tells the others to stop after the next execution."""
+    return folder / ".tasks" / "stop"
+
+
 def path(folder: Path, task: Task) -> Path:
     return folder / ".tasks" / f"{task}.json"
 
@@ -93,6 +98,16 @@ def read(folder: Path, task: Task) -> Heartbeat | None:
         return Heartbeat(**json.loads(path(folder, task).read_text(encoding="utf-8")))
     except (OSError, json.JSONDecodeError, TypeError):
         return None
+
+
+def still_beats(folder: Path, task: Task) -> bool:
+    """Whether the task is alive somewhere, judged by its heartbeat changing, which no two clocks need agree about."""
+    before = read(folder, task)
+    if before is None:
+        return False
+    time.sleep(3 * _BEAT_S)
+    after = read(folder, task)
+    return after is not None and after.at_s != before.at_s
 
 
 def age_s(beat: Heartbeat) -> float:

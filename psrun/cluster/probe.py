@@ -1,8 +1,12 @@
-"""Whether somebody listens, and how this host is reached."""
+"""Whether somebody listens, whether a server answers, and how this host is reached."""
 
 from __future__ import annotations
 
+import os
 import socket
+
+import grpc
+import psutil
 
 
 def reachable(address: str, *, timeout_s: float) -> bool:
@@ -13,6 +17,48 @@ def reachable(address: str, *, timeout_s: float) -> bool:
             return True
     except OSError:
         return False
+
+
+def answers(address: str, *, timeout_s: float) -> bool:
+    """Whether the gRPC server at `address`, HOST:PORT, shakes hands. A stopped process does not."""
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]  # a connection of its own
+    with grpc.insecure_channel(address, options) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=timeout_s)
+            return True
+        except grpc.FutureTimeoutError:
+            return False
+
+
+Peer = tuple[str, int]
+
+
+def peers(address: str) -> set[Peer]:
+    """What `address`, HOST:PORT, resolves to now; empty where the name is not known (any more)."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError:
+        return set()
+    return {(_plain(str(where[0])), int(where[1])) for *_, where in found}
+
+
+def sever(others: set[Peer]) -> None:
+    """Closes this process's connections to `others`: whoever waits in them gets an error instead."""
+    for connection in psutil.Process().net_connections("tcp"):
+        if not connection.raddr or (_plain(connection.raddr.ip), connection.raddr.port) not in others:
+            continue
+        try:
+            with socket.socket(fileno=os.dup(connection.fd)) as sock:
+                ip, port = sock.getpeername()[:2]
+                if (_plain(ip), port) in others:  # still: its number may be another one's by now
+                    sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            continue  # it was closed meanwhile
+
+
+def _plain(ip: str) -> str:
+    return ip.removeprefix("::ffff:")
 
 
 def own_host(address: str) -> str:

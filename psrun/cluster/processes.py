@@ -14,7 +14,7 @@ import psutil
 
 from psrun.cluster import files
 from psrun.cluster.topology import Task, tf_config
-from psrun.environment import SUPERVISOR_PID, psrun_again
+from psrun.environment import SUPERVISOR_PID, task_command
 
 
 @dataclass
@@ -39,7 +39,6 @@ class TaskProcess:
     def start(self) -> None:
         """Starts the task in a session of its own: a Ctrl-C at the terminal is the supervisor's to pass on."""
         files.path(self.folder, self.task).unlink(missing_ok=True)
-        command = psrun_again(self.folder, self.folder)
         environment = {
             **os.environ,
             "TF_CONFIG": tf_config(self.addresses, self.task),
@@ -47,7 +46,12 @@ class TaskProcess:
         }
         with (self.folder / "logs" / f"{self.task}.log").open("ab") as log:
             self.process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                task_command(self.folder),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self._usage = psutil.Process(self.process.pid)
         self.started_s, self.start_at_s = time.time(), None

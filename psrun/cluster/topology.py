@@ -37,6 +37,10 @@ class Topology:
     addresses: Mapping[Task, str]
     me: Task
 
+    def servers(self) -> dict[Task, str]:
+        """Workers and parameter servers, with their addresses."""
+        return {task: address for task, address in self.addresses.items() if task.job in ("worker", "ps")}
+
     def of(self, job: str) -> list[Task]:
         return sorted(task for task in self.addresses if task.job == job)
 
@@ -48,11 +52,14 @@ class Topology:
         return spec
 
 
-def from_tf_config(text: str | None) -> Topology:
+def from_tf_config(text: str | None, *, needed: Sequence[str] = ("worker", "ps")) -> Topology:
     """The topology that the environment variable TF_CONFIG describes.
 
     Takes what TFJob writes (an `evaluator` in the cluster, an `environment`, `worker` as a mapping of some indexes
     only) and what people write by hand (`master` for `chief`).
+
+    Args:
+      needed: jobs that must have a task.
 
     Raises:
       ConfigError: with every problem found.
@@ -71,15 +78,25 @@ def from_tf_config(text: str | None) -> Topology:
     index = task.get("index", 0)
     if isinstance(index, str) and index.isdigit():  # shells and templates write it as text
         index = int(index)
-    return make(value["cluster"], str(task["type"]), index, key="TF_CONFIG.cluster", task_key="TF_CONFIG.task")
+    keys = {"key": "TF_CONFIG.cluster", "task_key": "TF_CONFIG.task"}
+    return make(value["cluster"], str(task["type"]), index, **keys, needed=needed)
 
 
-def make(cluster: Mapping[str, Any], job: str, index: Any, *, key: str, task_key: str) -> Topology:
+def make(
+    cluster: Mapping[str, Any],
+    job: str,
+    index: Any,
+    *,
+    key: str,
+    task_key: str,
+    needed: Sequence[str] = ("worker", "ps"),
+) -> Topology:
     """The topology of an address list and a task.
 
     Args:
       cluster: job to addresses, as a list or as a mapping of index to address.
       key, task_key: where they came from, for the messages.
+      needed: jobs that must have a task.
 
     Raises:
       ConfigError: with every problem found.
@@ -91,9 +108,9 @@ def make(cluster: Mapping[str, Any], job: str, index: Any, *, key: str, task_key
     for where in {where for where in addresses.values() if list(addresses.values()).count(where) > 1}:
         both = " and ".join(str(task) for task, other in addresses.items() if other == where)
         problems.append(Problem(key, f"{where} is the address of {both}; each needs its own"))
-    for needed in ("worker", "ps"):
-        if not any(task.job == needed for task in addresses):
-            problems.append(Problem(f"{key}.{needed}", "is missing: parameter server training needs one at least"))
+    for missing in needed:
+        if not any(task.job == missing for task in addresses):
+            problems.append(Problem(f"{key}.{missing}", "is missing: parameter server training needs one at least"))
     me = Task("chief" if job == _MASTER else job, index)
     if me.job not in JOBS:
         problems.append(Problem(f"{task_key}.type", f"is {job!r}, must be one of {', '.join(JOBS)}"))

@@ -15,16 +15,22 @@ from omegaconf import OmegaConf
 from psrun.errors import ConfigError, Problem
 from psrun.reporting.events import Event, Progress
 
+CONFIG = "config.yaml"
+
 
 class RunFolder:
     """All that one run leaves behind.
 
     run.json is one JSON object that is replaced atomically at every change; metrics.jsonl has one event a line.
     Numbers that JSON does not know (NaN, infinities) are written as null.
+
+    Attributes:
+      whole: the folder of the run where this one is only what one of its tasks keeps for itself; else this one.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, whole: RunFolder | None = None) -> None:
         self.path = path
+        self.whole = whole or self
         self._result: dict[str, Any] = {}
         self._lock = threading.Lock()
 
@@ -38,7 +44,7 @@ class RunFolder:
         if (path / "run.json").exists():
             raise ConfigError([Problem("hydra.run.dir", f"{path} holds a run already; choose another folder")])
         folder = cls.join(path)
-        (path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(raw))), encoding="utf-8")
+        write_config(path, raw)
         return folder
 
     @classmethod
@@ -116,6 +122,11 @@ class RunFolder:
 
     def close(self) -> None:
         """Everything is on disk already."""
+
+
+def write_config(folder: Path, raw: Mapping[str, Any]) -> None:
+    """What was run, resolved, as a person reads it and as a process of the run does."""
+    (folder / CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.create(dict(raw))), encoding="utf-8")
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -12,8 +13,11 @@ from typing import Any
 from psrun import choices, placement, program, strategy
 from psrun.checkpoint import Checkpoints, Position
 from psrun.cluster import files
-from psrun.cluster.topology import CHIEF, Topology
+from psrun.cluster.recoveries import Recoveries, Sign
+from psrun.cluster.topology import Topology
+from psrun.cluster.watch import Watch
 from psrun.config import RunConfig
+from psrun.errors import PsrunError
 from psrun.evaluation.direct import DirectEvaluation
 from psrun.reporting.events import Reporter, Sink
 from psrun.reporting.run_folder import RunFolder
@@ -21,7 +25,7 @@ from psrun.reporting.summaries import Summaries
 from psrun.roles import server
 from psrun.stop import Stop
 from psrun.training import custom_loop, failures, fit
-from psrun.training.session import Session
+from psrun.training.session import Lockstep, Session
 
 TRAINERS = {"custom_loop": custom_loop.trainer, "fit": fit.trainer}
 _VERSIONS = ("psrun", "tensorflow", "tf-keras", "hydra-core")
@@ -36,52 +40,67 @@ def run(
     *,
     started_s: float,
     topology: Topology | None = None,
+    give_up: Callable[[PsrunError], None] | None = None,
     connect: Callable[..., strategy.Distribution] = strategy.connect,
 ) -> None:
     """Trains as configured; what came of it is in the run folder.
 
     Args:
       topology: of a cluster of several processes; None where this is the only one.
+      give_up: ends this process with an error, whatever its threads are doing; for clusters that nobody supervises.
       connect: starts what the cluster needs and connects to it; tests hand in one that uses servers already there.
 
     Raises:
       PsrunError: the run failed.
     """
     reporter = Reporter([folder, Summaries(folder.tensorboard), console], started_s=started_s)
-    heart = _Heart(folder, topology)
+    heart = _Heart(folder.whole, topology)
     try:
+        strategy.prepare(run_config.cluster, topology)
+        if isinstance(run_config.cluster, choices.MultiWorkerMirrored):
+            stop.install()  # again: with its collectives TensorFlow takes SIGTERM for itself
         reporter.emit("start", title=_title(run_config), run_folder=str(folder.path), notes=notes(run_config))
         folder.update(cluster=_cluster(run_config, topology), versions={name: version(name) for name in _VERSIONS})
-        strategy.configure_threads(run_config.cluster)
         train = TRAINERS[run_config.trainer.kind](run_config)
         source = program.load_source(run_config)
         sizes = {"num_train_examples": source.num_train_examples, "num_eval_examples": source.num_eval_examples}
         folder.update(data={**sizes, **source.facts}, evaluation=folder.stored().get("evaluation"))
         program.start_afresh(run_config.seed)
         fit.bound_queue(_num_workers(run_config, topology))
-        built = program.build(run_config, source, connect(run_config.cluster, run_config.partitioner, topology))
-        program.build_state(built)
-        _report_placement(built, folder, reporter)
-        _train(built, train, folder, reporter, heart, stop)
-        if topology is not None and not isinstance(run_config.cluster, choices.Local):
-            server.tell_servers(topology)  # where a supervisor does not
+        cluster = run_config.cluster
+        if topology is not None and isinstance(cluster, choices.Local | choices.TfConfig | choices.Static):
+            strategy.wait_for_servers(topology, within_s=cluster.connect_timeout_s)
+        with _watched(run_config, topology, folder, reporter, heart, give_up), failures.named(lambda: heart.session):
+            built = program.build(run_config, source, connect(cluster, run_config.partitioner, topology))
+            program.build_state(built)
+            _report_placement(built, folder, reporter)
+            _train(built, train, folder, reporter, heart, stop)
+        if topology is not None and isinstance(run_config.cluster, choices.TfConfig | choices.Static):
+            server.tell_servers(topology)  # elsewhere the supervisor does
     finally:
         heart.stop()
         reporter.close()
 
 
 class _Heart:
-    """The chief's heartbeat, in clusters of several processes; what the monitor knows, once there is one."""
+    """This task's heartbeat, in clusters of several processes; what the monitor knows, once there is one."""
 
     def __init__(self, folder: RunFolder, topology: Topology | None) -> None:
         self.session: Session | None = None
-        self._heart = files.Heart(folder.path, CHIEF, self._say) if topology else None
+        self._heart = files.Heart(folder.path, topology.me, self._say) if topology else None
         if self._heart:
             self._heart.start()
 
     def stop(self) -> None:
         if self._heart:
             self._heart.stop()
+
+    def sign(self) -> Sign:
+        """What the training shows now; never blocks."""
+        if self.session is None:
+            return Sign()
+        monitor = self.session.monitor
+        return Sign(monitor.state, monitor.last_step, monitor.slowest_step_s)
 
     def _say(self) -> files.Heartbeat:
         if self.session is None:
@@ -98,6 +117,34 @@ class _Heart:
         )
 
 
+@contextmanager
+def _watched(
+    run_config: RunConfig,
+    topology: Topology | None,
+    folder: RunFolder,
+    reporter: Reporter,
+    heart: _Heart,
+    give_up: Callable[[PsrunError], None] | None,
+) -> Iterator[None]:
+    """Watches over the servers while they train, where no supervisor does; what was lost and came back is recorded."""
+    cluster = run_config.cluster
+    if not isinstance(cluster, choices.TfConfig | choices.Static):
+        yield
+        return
+    assert topology is not None
+    assert give_up is not None
+    before = folder.stored().get("recoveries", [])
+    recoveries = Recoveries(reporter, lambda rows: folder.update(recoveries=[*before, *rows]))
+    watch = Watch(cluster, topology, reporter, recoveries, sign=heart.sign, give_up=give_up)
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.stop()
+        recoveries.count_repeated(heart.session.steps_repeated if heart.session else 0)
+        folder.update(recoveries=[*before, *recoveries.rows])
+
+
 def notes(run_config: RunConfig) -> list[str]:
     """What a person should know of this run before it starts."""
     found = []
@@ -108,13 +155,17 @@ def notes(run_config: RunConfig) -> list[str]:
 
 def _title(run_config: RunConfig) -> str:
     cluster = run_config.cluster
-    sized = isinstance(cluster, choices.InProcess | choices.Local)
-    size = f" ({cluster.num_workers} workers, {cluster.num_ps} ps)" if sized else ""  # type: ignore[union-attr]
+    size = ""
+    if isinstance(cluster, choices.InProcess | choices.Local):
+        size = f" ({cluster.num_workers} workers, {cluster.num_ps} ps)"
+    elif isinstance(cluster, choices.MultiWorkerMirrored):
+        size = f" ({cluster.num_workers} workers)"
     return f"{run_config.model.name.rpartition('.')[2]} on {cluster.kind}{size}, {run_config.trainer.kind}"
 
 
 def _num_workers(run_config: RunConfig, topology: Topology | None) -> int:
-    return len(topology.of("worker")) if topology else getattr(run_config.cluster, "num_workers", 1)
+    configured = getattr(run_config.cluster, "num_workers", None)
+    return configured or (len(topology.of("worker")) if topology else 1)
 
 
 def _cluster(run_config: RunConfig, topology: Topology | None) -> dict[str, Any]:
@@ -157,17 +208,19 @@ def _train(
     checkpoints, start = None, Position()
     if isinstance(run_config.checkpoint, choices.EpochCheckpoints):
         checkpoints = Checkpoints(built, folder.checkpoints, max_to_keep=run_config.checkpoint.max_to_keep)
-        found = checkpoints.restore(lambda text: reporter.emit("warning", message=text))
+        found = checkpoints.restore(folder.whole.checkpoints, lambda text: reporter.emit("warning", message=text))
         if found:
             path, start = found
+    synchronous = isinstance(run_config.cluster, choices.MultiWorkerMirrored)
     session = Session(
         built,
         reporter,
         evaluation=DirectEvaluation(built) if isinstance(run_config.evaluation, choices.Direct) else None,
         checkpoints=checkpoints,
-        record=folder.append,
+        folder=folder,
         start=start,
         stop=stop,
+        lockstep=Lockstep(files.stop_marker(folder.whole.path), leads=folder.whole is folder) if synchronous else None,
     )
     if start != Position():
         reporter.emit("restored", step=session.first_step, path=path, epochs=start.epochs, steps=start.steps)
@@ -175,33 +228,25 @@ def _train(
     session.monitor.start()
     stop.defer(_STOP_WITHIN_S)
     try:
-        with failures.named(session):
-            train(built, session)
+        train(built, session)
+        if start.epochs >= run_config.trainer.epochs:
+            session.catch_up()
     finally:
         session.monitor.stop()
-        folder.update(**_result(session, reporter))
+        first_s = folder.stored().get("time_to_first_step_s")  # of the process before this one, if there was one
+        folder.update(**{**_result(session, reporter), **({"time_to_first_step_s": first_s} if first_s else {})})
     result = folder.stored()
     told = ("metrics", "time_to_first_step_s", "steps_per_s", "examples_per_s")
-    reporter.emit("end", step=session.monitor.last_step, **{key: result[key] for key in told})
+    reporter.emit("end", step=session.monitor.last_step, **{key: result.get(key) for key in told})
 
 
 def _result(session: Session, reporter: Reporter) -> dict[str, Any]:
     """The keys of run.json that are known once the training has ended, well or not."""
     totals, monitor = session.totals, session.monitor
     rate = totals.rate()
-    evaluation = session.last_evaluation
     first_s = monitor.first_step_s
-    evaluated = {} if evaluation is None else {f"val_{name}": value for name, value in evaluation.metrics.items()}
-    # A run that was whole already when it was started again keeps what it had found.
-    found = {"metrics": {**totals.metrics, **evaluated}} if totals.metrics else {}
-    found |= {"evaluation": asdict(evaluation)} if evaluation else {}
     return {
-        **found,
-        "steps": {
-            "applied": monitor.last_step,
-            "scheduled": session.first_step + session.scheduled,
-            "repeated": session.steps_repeated,
-        },
+        "steps": session.steps,
         "steps_per_s": rate,
         "examples_per_s": None if rate is None else rate * session.program.config.data.global_batch_size,
         "time_to_first_step_s": None if first_s is None else round(reporter.wall_s - (time.monotonic() - first_s), 3),

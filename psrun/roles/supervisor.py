@@ -16,9 +16,11 @@ from rich.table import Table
 
 from psrun import choices
 from psrun.cluster.files import Heartbeat, age_s
-from psrun.cluster.probe import reachable
+from psrun.cluster.probe import answers
 from psrun.cluster.processes import TaskProcess, end_all
+from psrun.cluster.recoveries import Recoveries, Sign
 from psrun.cluster.topology import CHIEF, Task
+from psrun.cluster.watch import progress_limit_s
 from psrun.config import RunConfig
 from psrun.errors import BudgetSpentError, ExitCode
 from psrun.reporting.console import ConsoleSink
@@ -42,7 +44,7 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
     Raises:
       BudgetSpentError: tasks failed more often than they may be restarted.
     """
-    assert isinstance(run_config.cluster, choices.Local)
+    assert isinstance(run_config.cluster, choices.Supervised)
     supervisor = Supervisor(run_config.cluster, folder, ConsoleSink(console), started_s)
     stop.at_once = supervisor.kill_all
     stop.defer(run_config.cluster.restart.stop_timeout_s + 2 * _SERVERS_END_WITHIN_S)
@@ -53,37 +55,48 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
     return code
 
 
-@dataclass
-class _Failure:
-    """A task that was lost, until the first step after it has been replaced."""
+@dataclass(frozen=True)
+class _Lineup:
+    """The tasks of a cluster.
 
-    task: Task
-    cause: str
-    at_s: float  # time.time
-    step: int
-    attempt: bool  # whether the chief had to start again
-    restored: int | None = None
+    Attributes:
+      jobs: those with an address, in the order of their start, and how many tasks each has.
+      one_fate: jobs of which one lost task ends the attempt, so that all their tasks start again.
+      serving: jobs that must be told when the run is over; the others see it by themselves.
+    """
+
+    jobs: dict[str, int]
+    one_fate: tuple[str, ...]
+    serving: tuple[str, ...]
+
+
+def _lineup(cluster: choices.Supervised) -> _Lineup:
+    if isinstance(cluster, choices.MultiWorkerMirrored):  # whose chief is a worker too
+        return _Lineup({"worker": cluster.num_workers - 1, "chief": 1}, ("worker", "chief"), ())
+    jobs = {"ps": cluster.num_ps, "worker": cluster.num_workers, "chief": 1}
+    # A chief that starts again would leave its tables behind in parameter servers that do not.
+    return _Lineup(jobs, ("ps", "chief"), ("ps", "worker", "evaluator"))
 
 
 class Supervisor:
     """The tasks of one run and what has happened to them."""
 
-    def __init__(self, cluster: choices.Local, folder: RunFolder, sink: ConsoleSink, started_s: float) -> None:
+    def __init__(self, cluster: choices.Supervised, folder: RunFolder, sink: ConsoleSink, started_s: float) -> None:
         self._restart, self._folder, self._sink = cluster.restart, folder, sink
         self._reporter = Reporter([folder], started_s=started_s)
-        jobs = {"ps": cluster.num_ps, "worker": cluster.num_workers, "chief": 1}
+        self._lineup = _lineup(cluster)
         self._addresses = {
             Task(job, index): f"localhost:{portpicker.pick_unused_port()}"
-            for job, n in jobs.items()
+            for job, n in self._lineup.jobs.items()
             for index in range(n)
         }
-        every = [*self._addresses, *([Task("evaluator", 0)] if cluster.evaluator else [])]
+        every = [*self._addresses, *([Task("evaluator", 0)] if getattr(cluster, "evaluator", False) else [])]
         self._tasks = {task: TaskProcess(task, self._addresses, folder.path) for task in every}
         self._left = cluster.restart.budget
-        self._failures: list[_Failure] = []
-        self._recoveries: list[dict[str, Any]] = []
-        self._step, self._told_bytes, self._shown_s = 0, 0, 0.0
+        self._recoveries = Recoveries(self._reporter)
+        self._step, self._told_step, self._told_bytes, self._shown_s = 0, 0, 0, 0.0
         self._last_round_s = self._no_hangs_before_s = time.monotonic()
+        self._last_clock_s = time.time()
         self._chief_said: tuple[Any, float] = (None, time.monotonic())
 
     def watch(self, stop: Stop) -> ExitCode:
@@ -98,7 +111,7 @@ class Supervisor:
                 return code
             self._look()
             self._start_due()
-            self._note_recoveries()
+            self._recoveries.look(self._sign(), self._is_up)
         assert stop.signum is not None
         self._reporter.emit("stopping", step=self._step, signal=signal.Signals(stop.signum).name)
         self._tell()
@@ -113,14 +126,15 @@ class Supervisor:
         self._tell()
         self._sink.close()
         self._folder.reload()
-        self._folder.update(recoveries=self._recoveries)
+        self._folder.update(recoveries=self._recoveries.rows)
         shutil.rmtree(self._folder.path / ".tasks", ignore_errors=True)
 
     def _end_servers(self) -> None:
         """Asks those that serve to end; they do so within a second, with 0."""
         tasks = list(self._tasks.values())
         for task in tasks:
-            task.send(signal.SIGTERM)
+            if task.task.job in self._lineup.serving:
+                task.send(signal.SIGTERM)
         end_all(tasks, within_s=_SERVERS_END_WITHIN_S)
 
     def kill_all(self) -> None:
@@ -136,17 +150,19 @@ class Supervisor:
     # -- what goes wrong
 
     def _look(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._last_round_s > _OWN_STALL_S:
+        now_s, clock_s = time.monotonic(), time.time()
+        if max(now_s - self._last_round_s, clock_s - self._last_clock_s) > _OWN_STALL_S:
             # This process itself was held up, and with it perhaps the whole machine: late beats mean nothing yet.
             self._no_hangs_before_s = now_s + self._restart.heartbeat_timeout_s
-        self._last_round_s = now_s
+        self._last_round_s, self._last_clock_s = now_s, clock_s
         beat = self._tasks[CHIEF].heartbeat()
         if beat and beat.step is not None:
             self._step = beat.step
         for task in self._tasks.values():
             if task.process is None or task.start_at_s is not None:
                 continue
+            if task.code == ExitCode.DONE and task.task.job not in self._lineup.serving:
+                continue  # done a moment before the chief
             if not task.running:
                 self._failed(task, _ended(task.code))
             elif now_s >= self._no_hangs_before_s:
@@ -171,19 +187,17 @@ class Supervisor:
         quiet_s = time.monotonic() - self._chief_said[1]
         limit_s = self._restart.start_timeout_s
         if beat.state == "training":
-            slowest_s = self._restart.progress_factor * (beat.slowest_step_s or 0.0)
-            limit_s = max(self._restart.progress_timeout_s, slowest_s)
+            limit_s = progress_limit_s(self._restart, beat.slowest_step_s)
         if quiet_s <= limit_s:
             return None
-        cut = [task for task, where in self._addresses.items() if not reachable(where, timeout_s=1.0)]
-        suspects = f"; not reached: {', '.join(map(str, cut))}" if cut else ""
+        silent = [str(task) for task, where in self._addresses.items() if not answers(where, timeout_s=1.0)]
+        suspects = f"; no answer from {', '.join(silent)}" if silent else ""
         return f"makes no progress: {beat.state} at step {beat.step} for {quiet_s:.0f} s{suspects}"
 
     def _failed(self, task: TaskProcess, cause: str) -> None:
         task.kill()
-        attempt = task.task.job in ("ps", "chief")
-        self._failures = [failure for failure in self._failures if failure.task != task.task]
-        self._failures.append(_Failure(task.task, cause, time.time(), self._step, attempt))
+        attempt = task.task.job in self._lineup.one_fate
+        self._recoveries.failed(task.task, cause, step=self._step, attempt=attempt)
         if self._left == 0:
             self._reporter.emit("failure", step=self._step, task=str(task.task), cause=cause, action="the run ends")
             raise BudgetSpentError(
@@ -191,8 +205,7 @@ class Supervisor:
                 task=str(task.task),
             )
         self._left -= 1
-        # A chief that starts again would leave its tables behind in servers that do not: they start with it.
-        group = [t for t in self._tasks.values() if attempt and t.task.job in ("ps", "chief")] or [task]
+        group = [t for t in self._tasks.values() if attempt and t.task.job in self._lineup.one_fate] or [task]
         delay_s = self._delay_s(task)
         for member in group:
             member.kill()
@@ -206,48 +219,17 @@ class Supervisor:
             min(self._restart.backoff_s * 2 ** (task.restarts - 1), self._restart.max_backoff_s) if task.restarts else 0
         )
 
+    def _sign(self) -> Sign:
+        beat = self._tasks[CHIEF].heartbeat()
+        return Sign(beat.state, beat.step, beat.slowest_step_s) if beat else Sign()
+
+    def _is_up(self, task: Task) -> bool:
+        return self._tasks[task].start_at_s is None and self._tasks[task].heartbeat() is not None
+
     def _start_due(self) -> None:
         for task in self._tasks.values():
             if task.start_at_s is not None and time.monotonic() >= task.start_at_s:
                 task.start()
-
-    # -- what gets well again
-
-    def _note_recoveries(self) -> None:
-        chief = self._tasks[CHIEF].heartbeat()
-        for failure in list(self._failures):
-            process = self._tasks[failure.task]
-            beat = process.heartbeat()
-            if beat is None or process.start_at_s is not None:
-                continue
-            if failure.task.job == "evaluator" or self._trains_again(failure, chief):
-                self._failures.remove(failure)
-                self._recovered(failure)
-
-    def _trains_again(self, failure: _Failure, chief: Heartbeat | None) -> bool:
-        if chief is None or chief.state == "starting" or chief.step is None:
-            return False
-        if failure.attempt:
-            # Its first beat in another state comes with the first step.
-            failure.restored = failure.restored if failure.restored is not None else 0
-            return True
-        if failure.restored is None:  # the worker serves again: the next step is the first one after it
-            failure.restored = chief.step
-            return False
-        return chief.step > failure.restored
-
-    def _recovered(self, failure: _Failure) -> None:
-        lost = max(0, failure.step - (failure.restored or 0)) if failure.attempt else 0
-        found = {
-            "task": str(failure.task),
-            "cause": failure.cause,
-            "at_s": round(failure.at_s - self._reporter.started_s, 3),
-            "seconds": round(time.time() - failure.at_s, 3),
-            "steps_lost": lost,
-            "steps_repeated": lost,
-        }
-        self._recoveries.append(found)
-        self._reporter.emit("recovery", step=self._step, **found)
 
     # -- what is told
 
@@ -265,23 +247,18 @@ class Supervisor:
         if time.monotonic() - self._shown_s >= _VIEW_EVERY_S:
             self._shown_s = time.monotonic()
             beat = self._tasks[CHIEF].heartbeat()
-            self._sink.tasks(self._table(), Progress(**beat.progress) if beat and beat.progress else None)
+            progress = Progress(**beat.progress) if beat and beat.progress else None
+            stale = progress is not None and progress.step < self._told_step  # than the epoch's end that was just told
+            self._sink.tasks(self._table(), None if stale else progress)
 
     def _heard(self, line: dict[str, Any]) -> None:
         kind, step, wall_s = line.pop("event"), line.pop("step"), line.pop("wall_s")
+        self._told_step = step or 0
         if kind == "restored":
-            for failure in self._failures:
-                failure.restored = step if failure.attempt else failure.restored
+            self._recoveries.restored(step)
         if kind == "epoch":
-            self._count_repeated(line["steps_repeated"])
+            self._recoveries.count_repeated(line["steps_repeated"])
         self._sink.event(Event(kind, step, wall_s, line))
-
-    def _count_repeated(self, steps: int) -> None:
-        """Steps that a lost worker had applied before they were run again are seen at the next join."""
-        workers = [found for found in self._recoveries if found["task"].startswith("worker")]
-        if workers:
-            others = sum(found["steps_repeated"] for found in workers[:-1])
-            workers[-1]["steps_repeated"] = max(workers[-1]["steps_repeated"], steps - others)
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")

@@ -10,7 +10,7 @@ from psrun import targets
 from psrun.choices import Fit
 from psrun.config import RunConfig
 from psrun.errors import ConfigError, Problem
-from psrun.training.session import Session
+from psrun.training.session import Lockstep, Session
 
 _BATCH_METHODS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _SEEN = "examples_seen"
@@ -77,3 +77,24 @@ class Epochs(tf_keras.callbacks.Callback):
         if not self._joined:
             self._joined = True
             self._session.steps_joined()
+
+
+class StopTogether(tf_keras.callbacks.Callback):
+    """Stops this process after the same execution as the others that train in lockstep with it."""
+
+    _supports_tf_logs = True
+
+    def __init__(self, session: Session, lockstep: Lockstep) -> None:
+        super().__init__()
+        self._session, self._lockstep = session, lockstep
+        self._done = 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._done += 1
+        last = self._lockstep.last()
+        if last == self._done:
+            self._lockstep.agreed = True
+            self._session.stop.follow()
+            self.model.stop_training = True
+        elif last is None and self._lockstep.leads and self._session.stop.requested.is_set():
+            self._lockstep.agree_on(self._done + 1)

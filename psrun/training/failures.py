@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import tensorflow as tf
@@ -36,8 +36,11 @@ class _WorkersErrors(logging.Handler):
 
 
 @contextmanager
-def named(session: Session) -> Iterator[None]:
+def named(current: Callable[[], Session | None]) -> Iterator[None]:
     """Raises TensorFlow's errors as psrun's.
+
+    Args:
+      current: the session, once there is one.
 
     Raises:
       TaskLostError: a parameter server has gone.
@@ -48,13 +51,16 @@ def named(session: Session) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        session.check_loss()
+        session = current()
+        if session is not None:
+            session.check_loss()
         if isinstance(error, tf.errors.UnavailableError) or ("/job:ps" in str(error) and "UNAVAILABLE" in str(error)):
             task = re.search(r"/job:(ps|worker)/replica:0/task:(\d+)", str(error))
             name = f"{task[1]}-{task[2]}" if task else "a task"
             raise TaskLostError(f"{name} was lost: {gist(str(error))}", task=name if task else None) from error
         causes = [str(error), *heard.messages]
-        if isinstance(error, tf.errors.OutOfRangeError) or any("End of sequence" in cause for cause in causes):
+        ended = isinstance(error, tf.errors.OutOfRangeError) or any("End of sequence" in cause for cause in causes)
+        if ended and session is not None:
             raise data_ended(iterations(session.program), session.monitor.planned) from error
         told = next((cause for cause in causes if "ancelled" not in cause and "CANCELLED" not in cause), causes[0])
         raise TrainingError(f"a step failed: {type(error).__name__}: {gist(told)}") from error

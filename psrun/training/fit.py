@@ -39,7 +39,12 @@ def bound_queue(num_workers: int) -> None:
 def _train(made: list[Any], program: Program, session: Session) -> None:
     """Runs what is left of a cut epoch, then whole epochs: `fit` knows epochs of one length only."""
     steps_per_epoch, epochs = program.config.trainer.steps_per_epoch, program.config.trainer.epochs
-    session.stop.on_request = lambda: setattr(program.network, "stop_training", True)
+    if session.lockstep is None:
+        session.stop.on_request = lambda: setattr(program.network, "stop_training", True)
+    else:
+        if session.lockstep.leads:
+            session.lockstep.marker.unlink(missing_ok=True)  # of the chief before this one
+        made = [callbacks.StopTogether(session, session.lockstep), *made]
     done, into = session.start.epochs, session.start.steps
     if into and done < epochs:
         _fit(made, program, session, range(done, done + 1), steps_per_epoch - into)

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from psrun import choices
 from psrun.program import Program
 from psrun.reporting.events import Progress, Reporter
 
@@ -114,8 +115,13 @@ class Monitor:
         metric = next((m for m in self._program.network.metrics if m.name == "loss"), None)
         if metric is None:
             return None
-        total, count = (_read(variable) for variable in (metric.total, metric.count))
+        read = self._own_part if isinstance(self._program.config.cluster, choices.MultiWorkerMirrored) else _read
+        total, count = (read(variable) for variable in (metric.total, metric.count))
         return float(total) / float(count) if count else None
+
+    def _own_part(self, variable: tf.Variable) -> Any:
+        """What this process has added: reading the whole would be a collective, of which the others know nothing."""
+        return self._program.distribution.strategy.experimental_local_results(variable)[0].numpy()
 
 
 def iterations(program: Program) -> int:

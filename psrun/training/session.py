@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from psrun import choices
 from psrun.checkpoint import Checkpoints, Position
@@ -13,6 +14,7 @@ from psrun.errors import DataExhaustedError, NonFiniteLossError
 from psrun.evaluation.direct import DirectEvaluation, Evaluation
 from psrun.program import Program
 from psrun.reporting.events import Reporter
+from psrun.reporting.run_folder import RunFolder
 from psrun.stop import Stop
 from psrun.training.monitor import Monitor, iterations
 
@@ -31,10 +33,38 @@ class Totals:
 
     steps: int = 0
     seconds: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
 
     def rate(self) -> float | None:
         return self.steps / self.seconds if self.seconds else None
+
+
+@dataclass
+class Lockstep:
+    """How synchronous tasks, none of which can do a step without the others, stop after the same execution.
+
+    Between two executions the chief writes into `marker` the number of the next one. No other task can have done that
+    one by then, so that all find the number at its end, if not before.
+
+    Attributes:
+      leads: whether this is the chief.
+      agreed: whether this task has come to the agreed end.
+    """
+
+    marker: Path
+    leads: bool
+    agreed: bool = False
+
+    def last(self) -> int | None:
+        """The number, from 1, of the last execution to do, counted from the start of the processes; None: go on."""
+        try:
+            return int(self.marker.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+
+    def agree_on(self, last: int) -> None:
+        temporary = self.marker.with_suffix(".new")
+        temporary.write_text(str(last), encoding="utf-8")
+        temporary.replace(self.marker)
 
 
 class Session:
@@ -43,9 +73,10 @@ class Session:
     Args:
       evaluation: None where nothing is evaluated here.
       checkpoints: None where none are taken.
-      record: takes what belongs in the run's result: key and value of a list it is added to.
+      folder: takes what belongs in the run's result.
       start: where the training goes on from; the program's variables are those of that moment.
       stop: asked between executions whether to end early.
+      lockstep: where other processes do the same steps.
 
     Attributes:
       scheduled: steps scheduled in this process.
@@ -58,25 +89,38 @@ class Session:
         *,
         evaluation: DirectEvaluation | None,
         checkpoints: Checkpoints | None,
-        record: Callable[[str, object], None],
+        folder: RunFolder,
         start: Position,
         stop: Stop,
+        lockstep: Lockstep | None = None,
     ) -> None:
-        self.program, self._reporter, self._record = program, reporter, record
+        self.program, self._reporter, self._folder = program, reporter, folder
         self._evaluation, self._checkpoints = evaluation, checkpoints
-        self.start, self.stop = start, stop
+        self.start, self.stop, self.lockstep = start, stop, lockstep
         self.first_step = iterations(program)
         self.monitor = Monitor(program, reporter, first_step=self.first_step)
         self.totals = Totals()
-        self.last_evaluation: Evaluation | None = None
         self.scheduled = 0
         self._epoch, self._steps_before = start.epochs, start.steps
         self._began_s, self._joined_s, self._step = 0.0, 0.0, self.first_step
 
     @property
+    def steps(self) -> dict[str, int]:
+        """Of the whole run, as far as is known: what was applied before this process may hold steps run twice."""
+        applied = self.monitor.last_step
+        scheduled = self.start.epochs * self.program.config.trainer.steps_per_epoch + self.start.steps + self.scheduled
+        return {"applied": applied, "scheduled": scheduled, "repeated": max(0, applied - scheduled)}
+
+    @property
     def steps_repeated(self) -> int:
         """Steps applied more often than scheduled, in this process: a worker died after its step was applied."""
         return max(0, self.monitor.last_step - self.first_step - self.scheduled)
+
+    def catch_up(self) -> None:
+        """Does the evaluation of a training that is whole, if the process before this one did not get to it."""
+        evaluated = (self._folder.stored().get("evaluation") or {}).get("step")
+        if self._evaluation is not None and evaluated != self.first_step:
+            self._evaluated(self._evaluation.evaluate(self.first_step))
 
     def epoch_begins(self) -> None:
         """Call before the first step of each epoch is scheduled."""
@@ -114,7 +158,7 @@ class Session:
         step = iterations(self.program)
         self._loss_is(metrics.get("loss", 0.0))
         into = self._steps_before + step - self._step
-        if self.stop.requested.is_set() and into < self.program.config.trainer.steps_per_epoch:
+        if self._stops() and into < self.program.config.trainer.steps_per_epoch:
             self._save(step, Position(self._epoch - 1, into))
             self.stop.raise_if_requested()
         self._report_epoch(step, metrics)
@@ -123,14 +167,20 @@ class Session:
             raise data_ended(step, self.first_step + self.scheduled)
         self._steps_before = 0
         self._save(step, Position(self._epoch, 0))
-        self.stop.raise_if_requested()
+        found = {}
         if validation is not None:
             seen, values = validation
-            return self._evaluated(Evaluation("validation", step, seen, dict(values)))
+            found = self._evaluated(Evaluation("validation", step, seen, dict(values)))
+        if self._stops():
+            self.stop.raise_if_requested()
         if self._evaluation is not None and self._due():
             self.monitor.state = "evaluating"
-            return self._evaluated(self._evaluation.evaluate(step))
-        return {}
+            found = self._evaluated(self._evaluation.evaluate(step))
+        return found
+
+    def _stops(self) -> bool:
+        """Whether this process is to end now: one of many that do the same steps ends where all of them do."""
+        return self.stop.requested.is_set() if self.lockstep is None else self.lockstep.agreed
 
     def _save(self, step: int, position: Position) -> None:
         if self._checkpoints is None:
@@ -139,7 +189,7 @@ class Session:
         began_s = time.monotonic()
         path = self._checkpoints.save(step, position)
         self._reporter.emit("checkpoint", step=step, path=path, seconds=round(time.monotonic() - began_s, 3))
-        self._record("checkpoints", {"path": path, "step": step, "good": True})
+        self._folder.append("checkpoints", {"path": path, "step": step, "good": True})
 
     def _report_epoch(self, step: int, metrics: Mapping[str, float]) -> None:
         monitor, trainer = self.monitor, self.program.config.trainer
@@ -150,7 +200,7 @@ class Session:
         seconds = self._joined_s - began_s
         self.totals.steps += steps
         self.totals.seconds += seconds
-        self.totals.metrics = dict(metrics)
+        self._folder.update(metrics=dict(metrics), steps=self.steps)
         self.monitor.metrics = {name: value for name, value in metrics.items() if name != "loss"}
         self._step = step
         self._reporter.emit(
@@ -177,8 +227,9 @@ class Session:
         return isinstance(evaluation, choices.Direct) and (last or self._epoch % evaluation.every == 0)
 
     def _evaluated(self, evaluation: Evaluation) -> dict[str, float]:
-        self.last_evaluation = evaluation
         self._reporter.emit("evaluation", **asdict(evaluation))
         found = {f"val_{name}": value for name, value in evaluation.metrics.items()}
         self.monitor.metrics = {**self.monitor.metrics, **found}
+        trained = self._folder.stored().get("metrics", {})
+        self._folder.update(metrics={**trained, **found}, evaluation=asdict(evaluation))
         return found

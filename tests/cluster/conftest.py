@@ -1,150 +1,14 @@
-"""The vocabulary of fault tests: start a local cluster, kill, stop and continue its tasks, wait for events."""
+"""What fault tests start, and that nothing of it is left after them."""
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
-
-POLL_S = 0.1
-BOUND_S = 90.0
-
-
-class Cluster:
-    """A running `psrun` and the tasks that it started."""
-
-    def __init__(self, root: Path, *arguments: str, **environment: str) -> None:
-        given = [
-            argument.partition("=")[2].strip("'") for argument in arguments if argument.startswith("hydra.run.dir=")
-        ]
-        self.folder = Path(given[0]) if given else root / "run"
-        self._out = (root / "stdout").open("w+")
-        self._err = (root / "stderr").open("w+")
-        inherited = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "psrun", *arguments, *([] if given else [f"hydra.run.dir='{self.folder}'"])],
-            cwd=root, stdout=self._out, stderr=self._err, env={**inherited, **environment}, start_new_session=True,
-        )  # fmt: skip
-        self.seen: set[psutil.Process] = set()
-
-    # -- what there is to see
-
-    def task(self, name: str) -> psutil.Process:
-        """The process that is the task now, once it has told of itself."""
-        path = self.folder / ".tasks" / f"{name}.json"
-
-        def find() -> psutil.Process | None:
-            try:
-                return psutil.Process(json.loads(path.read_text())["pid"])
-            except (OSError, ValueError, psutil.NoSuchProcess):
-                return None
-
-        return self.wait(find, f"a heartbeat of {name}")
-
-    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        path = self.folder / "metrics.jsonl"
-        text = path.read_text() if path.exists() else ""
-        lines = text[: text.rfind("\n") + 1].splitlines()  # the last one may still be on its way
-        found = [json.loads(line) for line in lines]
-        return [event for event in found if kind in (None, event["event"])]
-
-    @property
-    def result(self) -> dict[str, Any]:
-        return json.loads((self.folder / "run.json").read_text())
-
-    @property
-    def stderr(self) -> str:
-        return Path(self._err.name).read_text()
-
-    @property
-    def stdout(self) -> str:
-        return Path(self._out.name).read_text()
-
-    # -- what to wait for
-
-    def wait(self, condition: Callable[[], Any], what: str, *, within_s: float = BOUND_S) -> Any:
-        """The first true value of `condition`; fails where there is none within the bound."""
-        deadline_s = time.monotonic() + within_s
-        while time.monotonic() < deadline_s:
-            self.seen.update(self._children())
-            value = condition()
-            if value:
-                return value
-            time.sleep(POLL_S)
-        raise AssertionError(f"no {what} within {within_s} s\n{self.stdout}\n{self.stderr}\n{self.events()[-5:]}")
-
-    def wait_for(self, kind: str, count: int = 1, *, within_s: float = BOUND_S) -> dict[str, Any]:
-        """The event of that kind with that number."""
-        return self.wait(
-            lambda: self.events(kind)[count - 1 : count] or self._ended_early(),
-            f"event {kind} {count}",
-            within_s=within_s,
-        )[0]
-
-    def wait_for_step(self, step: int) -> None:
-        """Training steps are being applied and `step` is done."""
-
-        def done() -> bool:
-            try:
-                return (json.loads((self.folder / ".tasks" / "chief-0.json").read_text())["step"] or 0) >= step
-            except (OSError, ValueError):
-                self._ended_early()
-                return False
-
-        self.wait(done, f"step {step}")
-
-    def end(self, *, within_s: float = 180.0) -> int:
-        """The exit code."""
-        self.wait(lambda: self.process.poll() is not None, "end", within_s=within_s)
-        return self.process.returncode
-
-    def _ended_early(self) -> None:
-        assert self.process.poll() is None, f"ended with {self.process.returncode}\n{self.stdout}\n{self.stderr}"
-
-    # -- what to do to it
-
-    def kill(self, name: str) -> psutil.Process:
-        return self._send(name, signal.SIGKILL)
-
-    def stop(self, name: str) -> psutil.Process:
-        """Makes a task hang."""
-        return self._send(name, signal.SIGSTOP)
-
-    def _send(self, name: str, signum: int) -> psutil.Process:
-        process = self.task(name)
-        process.send_signal(signum)
-        return process
-
-    # -- what must not be left
-
-    def _children(self) -> list[psutil.Process]:
-        try:
-            return psutil.Process(self.process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-
-    def left(self) -> list[psutil.Process]:
-        """Processes of the cluster that still run."""
-        return [p for p in self.seen if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-    def close(self) -> None:
-        self.seen.update(self._children())
-        self.process.kill()
-        self.process.wait()
-        psutil.wait_procs([p for p in self.seen if p.is_running()], timeout=5)
-        for process in self.left():
-            process.kill()
-        self._out.close()
-        self._err.close()
+from running import Cluster, Network
 
 
 @pytest.fixture
@@ -152,10 +16,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     """Starts `psrun cluster=local` with the given overrides; after the test nothing of it may be left."""
     clusters: list[Cluster] = []
 
-    def run(*arguments: str, **environment: str) -> Cluster:
+    def run(*arguments: str, prefix: Sequence[str] = (), **environment: str) -> Cluster:
         root = tmp_path / f"cluster {len(clusters)}"  # with a blank, as people have them
         root.mkdir()
-        clusters.append(Cluster(root, *arguments, **environment))
+        clusters.append(Cluster(root, *arguments, prefix=prefix, **environment))
         return clusters[-1]
 
     yield run
@@ -165,3 +29,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     for cluster in clusters:
         cluster.close()
     assert left == []
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """Four hosts."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and the command ip (package iproute2)")
+    made = Network(4)
+    yield made
+    made.close()

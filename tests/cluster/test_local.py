@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import signal
 from pathlib import Path
 
@@ -27,6 +29,8 @@ def learned(cluster) -> None:
     assert result["steps"]["applied"] >= result["steps"]["scheduled"] == 2000
     losses = [event["metrics"]["loss"] for event in cluster.events("epoch")]
     assert losses[-1] < 0.5 * losses[0]
+    times = [event["wall_s"] for event in cluster.events()]  # of all processes, on the clock of the run
+    assert all(later > earlier - 1 for earlier, later in itertools.pairwise(times))
     assert cluster.left() == []
     assert not (cluster.folder / ".tasks").exists()
 
@@ -77,14 +81,48 @@ def test_a_parameter_server_or_the_chief_is_killed(start, trainer, task):
     assert found["steps_lost"] <= 200
 
 
+@pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize("task", ["worker-0", "ps-1", "chief-0"])
-def test_a_task_hangs(start, task):
-    cluster = start(*LONG)
+def test_a_task_hangs(start, task, trainer):
+    cluster = start(*LONG, f"trainer={trainer}")
     cluster.wait_for("checkpoint", 2)
     cluster.stop(task)
     failure = cluster.wait_for("failure")
     assert failure["task"] == task
     assert "hangs: not heard of" in failure["cause"]
+    assert cluster.end() == 0
+    learned(cluster)
+
+
+STALLS = """
+import tensorflow as tf
+from psrun.data.regression import Regression
+class Stalls(Regression):
+    def train(self, *, batch_size, seed):
+        def read(index, batch):  # of a named pipe that nobody writes to
+            # Neither a constant, which would be read ahead, nor without use, which would not be read at all.
+            path = tf.strings.join([{path!r}, tf.strings.substr(tf.strings.as_string(index), 0, 0)])
+            text = tf.cond(index == 150, lambda: tf.io.read_file(path), lambda: "")
+            features, label = batch
+            return features, label + tf.cast(tf.strings.length(text), label.dtype)  # of an empty file
+        return super().train(batch_size=batch_size, seed=seed).enumerate().map(read)
+"""
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_steps_that_hang_while_every_task_is_alive(start, tmp_path, trainer):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "stalls.py").write_text(STALLS.format(path=str(pipe)))
+    cluster = start(
+        *LONG, f"trainer={trainer}", "model=dense", "data._target_=stalls.Stalls",
+        "cluster.restart.progress_timeout_s=5", PYTHONPATH=str(tmp_path),
+    )  # fmt: skip
+    failure = cluster.wait_for("failure")
+    (tmp_path / "file").touch()
+    (tmp_path / "file").replace(pipe)
+    assert "makes no progress: training at step" in failure["cause"]
+    assert failure["task"] == "chief-0"
     assert cluster.end() == 0
     learned(cluster)
 
@@ -109,6 +147,21 @@ def test_a_budget_that_is_spent_ends_the_run(start):
     assert "worker-0 was killed by SIGKILL; all 1 restarts (cluster.restart.budget) are spent" in cluster.stderr
     assert cluster.result["status"] == "failed"
     assert cluster.result["error"]["task"] == "worker-0"
+    assert cluster.left() == []
+
+
+def test_a_server_that_never_comes_up_ends_the_run(start, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, time\n"
+        "if '\"type\": \"worker\", \"index\": 1' in os.environ.get('TF_CONFIG', ''):\n"
+        "    time.sleep(600)\n"
+    )
+    cluster = start(
+        *SHORT, "cluster.restart.start_timeout_s=20", "cluster.restart.budget=0", PYTHONPATH=str(tmp_path)
+    )  # fmt: skip
+    assert cluster.end(within_s=60) == 1
+    assert "worker-1 did not come up within 20 s; all 0 restarts" in cluster.stderr
+    assert cluster.result["error"]["task"] == "worker-1"
     assert cluster.left() == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 
@@ -66,6 +67,30 @@ def test_a_server_that_is_not_there_is_named(start):
     assert chief.end() == 1
     assert f"not reached within 2 s (connect_timeout_s): ps-0 at {cluster['ps'][0]}" in chief.stderr
     assert chief.result["error"]["type"] == "ClusterError"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a process number 1 of its own needs root")
+@pytest.mark.parametrize(("arguments", "code"), [((), 0), (("trainer.epochs=0",), 2)])
+def test_the_first_process_of_a_container_leaves_its_place(start, arguments, code):
+    """A chief that nobody could kill when it hangs would be of no use."""
+    first = start("cluster=none", *QUICK, *arguments, prefix=["unshare", "--pid", "--fork", "--mount-proc"])
+    assert first.end() == code
+    assert code or first.result["pid"] not in (None, 1)
+
+
+def test_a_folder_with_a_run_that_is_going_on_is_refused(start):
+    cluster = addresses()
+    for job, index in (("worker", 0), ("worker", 1), ("ps", 0)):
+        start("cluster=tf_config", TF_CONFIG=tf_config(cluster, job, index))
+    chief = tf_config(cluster, "chief", 0)
+    first = start("cluster=tf_config", *QUICK, "trainer.epochs=1000", TF_CONFIG=chief)
+    first.wait_for("epoch", 2)
+    again = start("cluster=tf_config", *QUICK, f"hydra.run.dir='{first.folder}'", TF_CONFIG=chief)
+    assert again.end() == 2
+    assert "holds a run that is going on" in again.stderr
+    assert first.result["status"] == "running"
+    first.process.terminate()
+    assert first.end() == 175
 
 
 def test_a_port_in_use_is_named(start):

@@ -1,0 +1,103 @@
+"""The tasks that a supervised run has lost, and how it got well again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from psrun.cluster.topology import Task
+from psrun.reporting.events import Reporter
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What a training shows of itself: its state, the steps applied, and the slowest of them so far."""
+
+    state: str = "starting"
+    step: int | None = None
+    slowest_step_s: float | None = None
+
+
+@dataclass
+class _Failure:
+    """A task that was lost, until the first step after it has been replaced.
+
+    Attributes:
+      step: that had been reached.
+      attempt: whether the training had to start again, rather than go on without the task.
+      restored: the step from which it goes on; None while that is not known.
+    """
+
+    task: Task
+    cause: str
+    at_s: float  # time.time
+    step: int
+    attempt: bool
+    restored: int | None = None
+
+
+class Recoveries:
+    """From a failure to the first step after it.
+
+    Args:
+      record: called with `rows` when there is one more.
+
+    Attributes:
+      rows: what run.json says of failures that are over.
+    """
+
+    def __init__(self, reporter: Reporter, record: Callable[[list[dict[str, Any]]], None] = lambda rows: None) -> None:
+        self._reporter, self._record = reporter, record
+        self._open: list[_Failure] = []
+        self.rows: list[dict[str, Any]] = []
+
+    def failed(self, task: Task, cause: str, *, step: int, attempt: bool) -> None:
+        """A task was lost; one that was lost before it was well again counts once."""
+        self._open = [failure for failure in self._open if failure.task != task]
+        self._open.append(_Failure(task, cause, time.time(), step, attempt))
+
+    def restored(self, step: int) -> None:
+        """A new chief goes on from the checkpoint of `step`."""
+        for failure in self._open:
+            failure.restored = step if failure.attempt else failure.restored
+
+    def look(self, sign: Sign, is_up: Callable[[Task], bool]) -> None:
+        """Finds the failures that are over and reports them."""
+        for failure in list(self._open):
+            if is_up(failure.task) and (failure.task.job == "evaluator" or _trains_again(failure, sign)):
+                self._open.remove(failure)
+                self._recovered(failure, sign.step or 0)
+
+    def count_repeated(self, steps: int) -> None:
+        """Steps that a lost worker had applied before they were run again are seen at the next join."""
+        workers = [found for found in self.rows if found["task"].startswith("worker")]
+        if workers:
+            others = sum(found["steps_repeated"] for found in workers[:-1])
+            workers[-1]["steps_repeated"] = max(workers[-1]["steps_repeated"], steps - others)
+
+    def _recovered(self, failure: _Failure, step: int) -> None:
+        lost = max(0, failure.step - (failure.restored or 0)) if failure.attempt else 0
+        found = {
+            "task": str(failure.task),
+            "cause": failure.cause,
+            "at_s": round(failure.at_s - self._reporter.started_s, 3),
+            "seconds": round(time.time() - failure.at_s, 3),
+            "steps_lost": lost,
+            "steps_repeated": lost,
+        }
+        self.rows.append(found)
+        self._record(self.rows)
+        self._reporter.emit("recovery", step=step, **found)
+
+
+def _trains_again(failure: _Failure, sign: Sign) -> bool:
+    if sign.state == "starting" or sign.step is None:
+        return False
+    if failure.attempt:  # a chief's first sign in another state comes with the first step
+        return True
+    if failure.restored is None:  # the worker serves again: the next step is the first one after it
+        failure.restored = sign.step
+        return False
+    return sign.step > failure.restored

@@ -1,0 +1,30 @@
+"""One process of a run that is composed already, its configuration in the run folder: `python -m psrun.task FOLDER`.
+
+A supervisor's tasks and the jobs of a sweep start here. It knows nothing of Hydra, which would take half a second.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from psrun import execution
+from psrun.errors import ExitCode
+from psrun.reporting.run_folder import CONFIG
+
+
+def _run(started_s: float) -> ExitCode:
+    folder = Path(sys.argv[1])
+    sys.path.append(os.getcwd())  # where a person's own models and data are named from
+    raw: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
+    said = folder / ".hydra" / "overrides.yaml"
+    overrides = [str(override) for override in OmegaConf.load(said)] if said.exists() else []
+    return execution.execute(raw, folder, overrides, started_s=started_s)
+
+
+if __name__ == "__main__":
+    execution.to_the_end(_run)

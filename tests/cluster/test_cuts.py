@@ -1,0 +1,133 @@
+"""Clusters of several hosts whose network is cut, and servers that hang where no supervisor looks after them."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import portpicker
+import pytest
+
+pytestmark = pytest.mark.cluster
+
+PORT = 5000
+LONG = [
+    "evaluation=none", "trainer.epochs=500", "trainer.steps_per_epoch=50", "data.num_train_examples=2000",
+    "data.num_eval_examples=200", "cluster.heartbeat_timeout_s=6", "cluster.connect_timeout_s=30",
+]  # fmt: skip
+TASKS = {"chief-0": 0, "ps-0": 1, "worker-0": 2, "worker-1": 3}  # and the host that each is on
+
+
+@pytest.fixture
+def tasks(start, network):
+    """Starts tasks of one cluster, each on its host and in a run folder of its own."""
+    where = {name: f"{network.hosts[index]}:{PORT}" for name, index in TASKS.items()}
+    listed = {
+        "chief": [where["chief-0"]], "ps": [where["ps-0"]], "worker": [where["worker-0"], where["worker-1"]]
+    }  # fmt: skip
+
+    def run(name, *arguments):
+        job, _, index = name.partition("-")
+        text = json.dumps({"cluster": listed, "task": {"type": job, "index": int(index)}})
+        return start("cluster=tf_config", *arguments, prefix=network.on(network.hosts[TASKS[name]]), TF_CONFIG=text)
+
+    return run
+
+
+@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
+def test_a_worker_that_is_cut_off_is_left_behind_and_taken_back(tasks, network, trainer):
+    for name in ("ps-0", "worker-0", "worker-1"):
+        tasks(name)
+    chief = tasks("chief-0", *LONG, f"trainer={trainer}")
+    chief.wait_for("epoch", 2)
+    network.cut(network.hosts[TASKS["worker-1"]])
+    failure = chief.wait_for("failure")
+    assert failure["task"] == "worker-1"
+    assert "has not answered" in failure["cause"]
+    done = len(chief.events("epoch"))
+    chief.wait_for("epoch", done + 3)  # the other worker goes on
+    network.mend(network.hosts[TASKS["worker-1"]])
+    assert chief.wait_for("recovery")["task"] == "worker-1"
+    chief.process.send_signal(signal.SIGTERM)
+    assert chief.end() == 175
+    (row,) = chief.result["recoveries"]
+    assert row["task"] == "worker-1"
+    assert chief.result["steps"]["applied"] >= chief.result["steps"]["scheduled"]
+
+
+def test_a_parameter_server_that_is_cut_off_ends_the_attempt_and_the_next_one_goes_on(tasks, network):
+    servers = [tasks(name) for name in ("ps-0", "worker-0", "worker-1")]
+    chief = tasks("chief-0", *LONG)
+    chief.wait_for("checkpoint", 2)
+    network.cut(network.hosts[TASKS["ps-0"]])
+    assert chief.end(within_s=30) == 175
+    assert chief.result["error"]["task"] == "ps-0"
+    assert chief.result["status"] == "failed"
+    saved = chief.result["checkpoints"][-1]["step"]
+    # Whoever started the tasks starts ps and chief again, as the exit code asks.
+    network.mend(network.hosts[TASKS["ps-0"]])
+    servers[0].process.terminate()
+    assert servers[0].end() == 0
+    servers[0] = tasks("ps-0")
+    again = tasks("chief-0", *LONG, f"trainer.epochs={saved // 50 + 2}", f"hydra.run.dir='{chief.folder}'")
+    assert again.end() == 0, again.stderr
+    assert chief.events("restored")[0]["step"] == saved
+    assert [server.end(within_s=10) for server in servers] == [0, 0, 0]
+
+
+def test_no_worker_left_is_an_end_and_not_a_hang(tasks, network):
+    for name in ("ps-0", "worker-0", "worker-1"):
+        tasks(name)
+    chief = tasks("chief-0", *LONG, "cluster.connect_timeout_s=10")
+    chief.wait_for("epoch", 1)
+    for name in ("worker-0", "worker-1"):
+        network.cut(network.hosts[TASKS[name]])
+    assert chief.end(within_s=30) == 175
+    assert "no worker (worker-0, worker-1) has answered for 10 s" in chief.stderr
+
+
+@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
+def test_a_worker_that_hangs_is_left_behind_and_taken_back(start, trainer):
+    where = {job: [f"localhost:{portpicker.pick_unused_port()}" for _ in range(n)]
+             for job, n in (("chief", 1), ("ps", 1), ("worker", 2))}  # fmt: skip
+
+    def task(job, index, *arguments):
+        text = json.dumps({"cluster": where, "task": {"type": job, "index": index}})
+        return start("cluster=tf_config", *arguments, TF_CONFIG=text)
+
+    servers = [task("ps", 0), task("worker", 0), task("worker", 1)]
+    chief = task("chief", 0, *LONG, f"trainer={trainer}")
+    chief.wait_for("epoch", 2)
+    servers[1].stop("worker-0")
+    assert chief.wait_for("failure")["task"] == "worker-0"
+    chief.wait_for("epoch", len(chief.events("epoch")) + 3)
+    servers[1].process.send_signal(signal.SIGCONT)
+    assert chief.wait_for("recovery")["task"] == "worker-0"
+    chief.process.send_signal(signal.SIGTERM)
+    assert chief.end() == 175
+
+
+HOLDS_THE_LOCK = """
+import ctypes, tf_keras
+class Hang(tf_keras.callbacks.Callback):
+    _supports_tf_logs = True
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 2:
+            ctypes.PyDLL(None).sleep(600)
+"""
+
+
+def test_a_chief_that_hangs_with_pythons_lock_held_is_killed_and_says_so(start, tmp_path):
+    (tmp_path / "hanging.py").write_text(HOLDS_THE_LOCK)
+    where = {job: [f"localhost:{portpicker.pick_unused_port()}"] for job in ("chief", "ps", "worker")}
+
+    def task(job, *arguments):
+        text = json.dumps({"cluster": where, "task": {"type": job, "index": 0}})
+        return start("cluster=tf_config", *arguments, TF_CONFIG=text, PYTHONPATH=str(tmp_path))
+
+    task("ps"), task("worker")
+    chief = task("chief", *LONG, "trainer=fit", "trainer.callbacks=[{_target_: hanging.Hang}]")
+    assert chief.end() == -signal.SIGKILL
+    assert "chief-0 hangs: not heard of for" in chief.stderr
+    result = chief.result
+    assert (result["status"], result["exit_code"], result["error"]["task"]) == ("failed", 137, "chief-0")

@@ -1,0 +1,198 @@
+"""The vocabulary of faults: start psrun, kill, stop and continue its tasks, wait for events, cut a host off."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+POLL_S = 0.1
+BOUND_S = 90.0
+
+
+class Cluster:
+    """A running `psrun` and the tasks that it started."""
+
+    def __init__(self, root: Path, *arguments: str, prefix: Sequence[str] = (), **environment: str) -> None:
+        given = [
+            argument.partition("=")[2].strip("'") for argument in arguments if argument.startswith("hydra.run.dir=")
+        ]
+        self.folder = Path(given[0]) if given else root / "run"
+        self._out = (root / "stdout").open("w+")
+        self._err = (root / "stderr").open("w+")
+        inherited = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+        folder = [] if given else [f"hydra.run.dir='{self.folder}'"]
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", "psrun", *arguments, *folder],
+            cwd=root, stdout=self._out, stderr=self._err, env={**inherited, **environment}, start_new_session=True,
+        )  # fmt: skip
+        self.seen: set[psutil.Process] = set()
+
+    # -- what there is to see
+
+    def task(self, name: str) -> psutil.Process:
+        """The process that is the task now, once it has told of itself."""
+        path = self.folder / ".tasks" / f"{name}.json"
+
+        def find() -> psutil.Process | None:
+            try:
+                return psutil.Process(json.loads(path.read_text())["pid"])
+            except (OSError, ValueError, psutil.NoSuchProcess):
+                return None
+
+        return self.wait(find, f"a heartbeat of {name}")
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        path = self.folder / "metrics.jsonl"
+        text = path.read_text() if path.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()  # the last one may still be on its way
+        found = [json.loads(line) for line in lines]
+        return [event for event in found if kind in (None, event["event"])]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return json.loads((self.folder / "run.json").read_text())
+
+    @property
+    def stderr(self) -> str:
+        return Path(self._err.name).read_text()
+
+    @property
+    def stdout(self) -> str:
+        return Path(self._out.name).read_text()
+
+    # -- what to wait for
+
+    def wait(self, condition: Callable[[], Any], what: str, *, within_s: float = BOUND_S) -> Any:
+        """The first true value of `condition`; fails where there is none within the bound."""
+        deadline_s = time.monotonic() + within_s
+        while time.monotonic() < deadline_s:
+            self.seen.update(self._children())
+            value = condition()
+            if value:
+                return value
+            time.sleep(POLL_S)
+        raise AssertionError(f"no {what} within {within_s} s\n{self.stdout}\n{self.stderr}\n{self.events()[-5:]}")
+
+    def wait_for(self, kind: str, count: int = 1, *, within_s: float = BOUND_S) -> dict[str, Any]:
+        """The event of that kind with that number."""
+        return self.wait(
+            lambda: self.events(kind)[count - 1 : count] or self._ended_early(),
+            f"event {kind} {count}",
+            within_s=within_s,
+        )[0]
+
+    def wait_for_step(self, step: int) -> None:
+        """Training steps are being applied and `step` is done."""
+
+        def done() -> bool:
+            try:
+                return (json.loads((self.folder / ".tasks" / "chief-0.json").read_text())["step"] or 0) >= step
+            except (OSError, ValueError):
+                self._ended_early()
+                return False
+
+        self.wait(done, f"step {step}")
+
+    def end(self, *, within_s: float = 180.0) -> int:
+        """The exit code."""
+        self.wait(lambda: self.process.poll() is not None, "end", within_s=within_s)
+        return self.process.returncode
+
+    def _ended_early(self) -> None:
+        assert self.process.poll() is None, f"ended with {self.process.returncode}\n{self.stdout}\n{self.stderr}"
+
+    # -- what to do to it
+
+    def kill(self, name: str) -> psutil.Process:
+        return self._send(name, signal.SIGKILL)
+
+    def stop(self, name: str) -> psutil.Process:
+        """Makes a task hang."""
+        return self._send(name, signal.SIGSTOP)
+
+    def _send(self, name: str, signum: int) -> psutil.Process:
+        process = self.task(name)
+        process.send_signal(signum)
+        return process
+
+    # -- what must not be left
+
+    def _children(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def left(self) -> list[psutil.Process]:
+        """Processes of the cluster that still run."""
+        return [p for p in self.seen if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    def close(self) -> None:
+        self.seen.update(self._children())
+        self.process.kill()
+        self.process.wait()
+        psutil.wait_procs([p for p in self.seen if p.is_running()], timeout=5)
+        for process in self.left():
+            process.kill()
+        self._out.close()
+        self._err.close()
+
+
+class Network:
+    """Hosts with an address and a network namespace each, joined by a switch; for root only.
+
+    The switch has a namespace of its own, so that nothing is added to this machine's network.
+    """
+
+    def __init__(self, num_hosts: int) -> None:
+        self._mark = f"psrun-{os.getpid()}"
+        self.hosts = [f"10.77.0.{1 + index}" for index in range(num_hosts)]
+        self._ip("netns", "add", self._switch)
+        self._ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
+        self._ip("-n", self._switch, "link", "set", "bridge", "up")
+        for host in self.hosts:
+            space, port = self._space(host), self._port(host)
+            self._ip("netns", "add", space)
+            self._ip("-n", space, "link", "set", "lo", "up")
+            self._ip("-n", space, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", self._switch)
+            self._ip("-n", space, "addr", "add", f"{host}/24", "dev", "eth0")
+            self._ip("-n", space, "link", "set", "eth0", "up")
+            self._ip("-n", self._switch, "link", "set", port, "master", "bridge", "up")
+
+    @property
+    def _switch(self) -> str:
+        return f"{self._mark}-switch"
+
+    def _space(self, host: str) -> str:
+        return f"{self._mark}-{host.rpartition('.')[2]}"
+
+    def _port(self, host: str) -> str:
+        return f"port{host.rpartition('.')[2]}"
+
+    def on(self, host: str) -> list[str]:
+        """What to put before a command that is to run on a host."""
+        return ["ip", "netns", "exec", self._space(host)]
+
+    def cut(self, host: str) -> None:
+        """Pulls the host's cable: packets vanish, nothing is told."""
+        self._ip("-n", self._switch, "link", "set", self._port(host), "down")
+
+    def mend(self, host: str) -> None:
+        self._ip("-n", self._switch, "link", "set", self._port(host), "up")
+
+    def close(self) -> None:
+        for space in (*map(self._space, self.hosts), self._switch):
+            subprocess.run(["ip", "netns", "delete", space], check=False, capture_output=True)
+
+    @staticmethod
+    def _ip(*arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
