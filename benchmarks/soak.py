@@ -1,0 +1,142 @@
+"""One run of `psrun cluster=local experiment=flights` through every fault that a run survives, and one without.
+
+    python benchmarks/soak.py [--folder FOLDER]
+
+The same run twice: the experiment, in epochs of a fifth of the length so that there is time for the faults between
+them. Ends with 0 where both runs complete, every fault was noticed and got well again, all steps were applied, and the
+test AUCs differ by 0.01 at most. Needs the extra psrun[flights].
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from running import Cluster
+
+MAX_DIFFERENCE = 0.01
+RUN = (
+    "cluster=local", "experiment=flights", "trainer.epochs=20", "trainer.steps_per_epoch=100", "evaluation.every=20",
+    "cluster.restart.budget=20", "cluster.restart.max_backoff_s=2", "cluster.restart.heartbeat_timeout_s=8",
+    "cluster.restart.progress_timeout_s=10", "data._target_=stalls.Flights",
+)  # fmt: skip
+_WITHIN_S = 240.0
+# The flights, with a file to be read before the batch 40: a named pipe that nobody writes to stalls the step.
+_STALLS = """
+import tensorflow as tf
+from psrun.data import flights
+class Flights(flights.Flights):
+    def train(self, *, batch_size, seed):
+        def read(index, batch):
+            # Neither a constant, which would be read ahead, nor without use, which would not be read at all.
+            path = tf.strings.join([{path!r}, tf.strings.substr(tf.strings.as_string(index), 0, 0)])
+            text = tf.cond(index == 40, lambda: tf.io.read_file(path), lambda: "")
+            features, label = batch
+            return features, label + tf.cast(tf.strings.length(text), label.dtype)  # of an empty file
+        return super().train(batch_size=batch_size, seed=seed).enumerate().map(read)
+"""
+
+
+def _start(root: Path, *, stalls: bool) -> tuple[Cluster, Path]:
+    root.mkdir(parents=True)
+    file = root / "read before batch 40"
+    if stalls:
+        os.mkfifo(file)
+    else:
+        file.touch()
+    (root / "stalls.py").write_text(_STALLS.format(path=str(file)), encoding="utf-8")
+    return Cluster(root, *RUN, PYTHONPATH=str(root)), file
+
+
+def _mend(file: Path) -> None:
+    other = file.with_suffix(".file")
+    other.touch()
+    other.replace(file)
+
+
+def _faults(cluster: Cluster, file: Path) -> list[tuple[str, Callable[[], object], int]]:
+    """What is done to the cluster, in order, and how many failures come of it."""
+
+    def steps_hang() -> None:
+        cluster.wait_for("failure", within_s=_WITHIN_S)
+        _mend(file)
+
+    def both_workers() -> None:
+        for task in ("worker-0", "worker-1"):
+            cluster.kill(task)
+
+    return [
+        ("the steps hang, every task alive", steps_hang, 1),
+        ("worker-1 is killed", lambda: cluster.kill("worker-1"), 1),
+        ("ps-0 is killed", lambda: cluster.kill("ps-0"), 1),
+        ("chief-0 is killed", lambda: cluster.kill("chief-0"), 1),
+        ("worker-0 hangs", lambda: cluster.stop("worker-0"), 1),
+        ("ps-1 hangs", lambda: cluster.stop("ps-1"), 1),
+        ("chief-0 hangs", lambda: cluster.stop("chief-0"), 1),
+        ("both workers are killed", both_workers, 2),
+        ("chief-0 is told to end", lambda: cluster.task("chief-0").send_signal(signal.SIGTERM), 1),
+    ]
+
+
+def _through_all(cluster: Cluster, file: Path, console: Console) -> int:
+    """Injects every fault, each after two more checkpoints than the last; how many recoveries there must be."""
+    expected = 0
+    for name, inject, failures in _faults(cluster, file):
+        if expected:
+            cluster.wait_for("checkpoint", len(cluster.events("checkpoint")) + 1, within_s=_WITHIN_S)
+        inject()
+        expected += failures
+        cluster.wait_for("recovery", expected, within_s=_WITHIN_S)
+        rows = cluster.events("recovery")[expected - failures : expected]
+        for row in rows:
+            console.print(f"{name}: {row['task']} {row['cause']}; well after {row['seconds']:.1f} s, "
+                          f"{row['steps_lost']} steps lost")  # fmt: skip
+    return expected
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="new folder for both runs (default: a temporary one)")
+    options = parser.parse_args()
+    console = Console(highlight=False, soft_wrap=True)
+    with tempfile.TemporaryDirectory(prefix="psrun-soak-") as scratch:
+        root = options.folder or Path(scratch)
+        results = {}
+        for name in ("without faults", "with faults"):
+            cluster, file = _start(root / name, stalls=name == "with faults")
+            try:
+                expected = _through_all(cluster, file, console) if name == "with faults" else 0
+                code = cluster.end(within_s=2 * _WITHIN_S)
+                left = cluster.left()
+            finally:
+                cluster.close()
+            results[name] = cluster.result
+            assert code == 0, f"{name}: exit code {code}\n{cluster.stderr}"
+            assert left == [], f"{name}: left running: {left}"
+            assert len(cluster.result["recoveries"]) == expected, cluster.result["recoveries"]
+    table = Table("run", "test AUC", "steps applied", "planned", "recoveries", "wall_s", box=None, pad_edge=False)
+    for name, result in results.items():
+        steps = result["steps"]
+        table.add_row(
+            name, f"{result['metrics']['val_auc']:.4f}", str(steps["applied"]), str(steps["scheduled"]),
+            str(len(result["recoveries"])), f"{result['wall_s']:.0f}",
+        )  # fmt: skip
+        assert steps["applied"] >= steps["scheduled"] == 2000, steps
+    console.print(table)
+    without, with_ = (result["metrics"]["val_auc"] for result in results.values())
+    if abs(without - with_) > MAX_DIFFERENCE:
+        console.print(f"the test AUCs differ by {abs(without - with_):.4f}, more than {MAX_DIFFERENCE}")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
