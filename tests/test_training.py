@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from support import SMALL, run_config
 
-from psrun.errors import ConfigError, DataExhaustedError, NonFiniteLossError, TrainingError
+from psrun.errors import ConfigError, DataExhaustedError, Interrupted, NonFiniteLossError, TaskLostError, TrainingError
 from psrun.reporting.console import ConsoleSink
 from psrun.reporting.run_folder import RunFolder
 from psrun.stop import Stop
@@ -235,3 +235,37 @@ def test_what_only_tensorflow_can_tell_is_told_by_key_too(overrides, said, tmp_p
     folder = RunFolder.create(tmp_path, raw={})
     with pytest.raises(ConfigError, match=said):
         coordinator.run(config, folder, ConsoleSink(Console(file=io.StringIO())), Stop(), started_s=0)
+
+
+@pytest.mark.inprocess
+def test_a_parameter_server_that_is_lost_in_a_save_asks_for_another_start(train, monkeypatch):
+    import tensorflow as tf
+
+    from psrun import checkpoint
+
+    def lost(path):
+        raise tf.errors.UnavailableError(None, None, "failed to connect: /job:ps/replica:0/task:1")
+
+    made = checkpoint.Checkpoints.__init__
+
+    def init(self, *arguments, **options):
+        made(self, *arguments, **options)
+        self._write = lost
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "__init__", init)
+    with pytest.raises(TaskLostError, match="ps-1 was lost") as caught:
+        train("model=embedding")
+    assert caught.value.exit_code == 175
+
+
+@pytest.mark.inprocess
+def test_an_evaluation_that_is_done_is_told_also_by_a_run_that_is_to_end(train, monkeypatch, tmp_path):
+    from psrun.training.session import Session
+
+    monkeypatch.setattr(Session, "_save", lambda self, step, position: self.stop.follow())
+    with pytest.raises(Interrupted):
+        train("trainer=fit", "evaluation=validation", "model=embedding", "trainer.epochs=1")
+    result = json.loads((tmp_path / "run0" / "run.json").read_text())
+    assert result["evaluation"]["mode"] == "validation"
+    assert {"loss", "val_loss"} < set(result["metrics"])
+    assert result["steps"] == {"applied": STEPS, "scheduled": STEPS, "repeated": 0}

@@ -5,13 +5,14 @@ One writer a file, replaced atomically: a reader never sees half of one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,8 @@ class Heart:
             temporary.write_text(json.dumps(asdict(self._say())), encoding="utf-8")
             temporary.replace(self._path)
         except OSError:
-            # A full disk must not end the task; whoever reads sees that the beats stopped.
-            return
+            with contextlib.suppress(OSError):  # the disk is full: what is there already says at least that we live
+                os.utime(self._path)
 
 
 def over_marker(address: str) -> Path:
@@ -94,8 +95,10 @@ def path(folder: Path, task: Task) -> Path:
 
 def read(folder: Path, task: Task) -> Heartbeat | None:
     """The last heartbeat of a task; None where there is none."""
+    file = path(folder, task)
     try:
-        return Heartbeat(**json.loads(path(folder, task).read_text(encoding="utf-8")))
+        beat = Heartbeat(**json.loads(file.read_text(encoding="utf-8")))
+        return replace(beat, at_s=max(beat.at_s, file.stat().st_mtime))
     except (OSError, json.JSONDecodeError, TypeError):
         return None
 

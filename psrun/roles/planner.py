@@ -161,6 +161,8 @@ def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, cons
                 for kind in ("model", "optimizer", "metric")}  # fmt: skip
         tasks.add_row(task, *(decimal(size) for size in held.values()), decimal(sum(held.values())))
     console.print(tasks)
+    if isinstance(cluster, choices.MultiWorkerMirrored):
+        say(f"Each of the {cluster.num_workers} workers, the chief among them, holds a copy of all of this.")
     say("Variables only: TensorFlow itself, the input pipeline and activations come on top.\n")
     batch, steps = run_config.data.global_batch_size, trainer.epochs * trainer.steps_per_epoch
     traffic = plan.traffic

@@ -1,0 +1,50 @@
+"""Heartbeats: written, read, and what a full disk leaves of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+from psrun.cluster import files
+from psrun.cluster.topology import Task
+
+WORKER = Task("worker", 0)
+
+
+def heart(folder: Path, monkeypatch) -> files.Heart:
+    monkeypatch.setattr(files, "_BEAT_S", 0.01)
+    made = files.Heart(folder, WORKER, lambda: files.Heartbeat(os.getpid(), time.time(), "serving"))
+    made.start()
+    return made
+
+
+def wait(condition) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def test_a_heart_beats_until_it_is_stopped(tmp_path, monkeypatch):
+    made = heart(tmp_path, monkeypatch)
+    first = files.read(tmp_path, WORKER)
+    assert (first.pid, first.state) == (os.getpid(), "serving")
+    wait(lambda: files.read(tmp_path, WORKER).at_s > first.at_s)
+    assert files.still_beats(tmp_path, WORKER)
+    made.stop()
+    assert files.read(tmp_path, WORKER) is None
+    assert not files.still_beats(tmp_path, WORKER)
+
+
+def test_a_heart_is_heard_on_a_full_disk_too(tmp_path, monkeypatch):
+    made = heart(tmp_path, monkeypatch)
+
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    time_s = time.time()
+    wait(lambda: files.read(tmp_path, WORKER).at_s > time_s)
+    made.stop()
