@@ -9,7 +9,9 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from psrun import manifest, placement
 from psrun.errors import CheckpointError
+from psrun.manifest import Manifest
 from psrun.program import Program
 
 _PREFIX = "ckpt"
@@ -33,6 +35,11 @@ class Checkpoints:
         self._checkpoint = tf.train.Checkpoint(
             model=program.network, optimizer=program.optimizer, position=self._position
         )
+        placed = [
+            *placement.observed("model", program.network.variables),
+            *placement.observed("optimizer", program.optimizer.variables()),
+        ]
+        self._manifest = Manifest.of(type(program.optimizer).__name__, placed)
         # Traced once, before the training. TensorFlow's own managers trace anew for every checkpoint; each trace is
         # told to all workers with Python's lock held: one that hangs would stop every thread of this process.
         self._write = tf.function(self._checkpoint.write).get_concrete_function(tf.TensorSpec([], tf.string))
@@ -48,10 +55,12 @@ class Checkpoints:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._position.assign([position.epochs, position.steps])
             self._write(tf.constant(path))
+            manifest.write(path, self._manifest)
             others = [index.stem for index in _newest_first(self._folder) if index.stem != f"{_PREFIX}-{step}"]
             kept = [f"{_PREFIX}-{step}", *others[: self._max_to_keep - 1]]  # names only: the folder may be moved
             tf.compat.v1.train.update_checkpoint_state(str(self._folder.resolve()), kept[0], kept[::-1])
             for old in others[self._max_to_keep - 1 :]:
+                manifest.path(str(self._folder / old)).unlink(missing_ok=True)
                 tf.compat.v1.train.remove_checkpoint(str(self._folder / old))
         except tf.errors.UnavailableError:
             raise  # not the disk: a task was lost
@@ -66,6 +75,7 @@ class Checkpoints:
 
         Raises:
           CheckpointError: there are checkpoints and none is good.
+          ConfigError: the newest good one is of another model or optimizer.
         """
         found = _newest_first(folder)
         for index in found:
@@ -74,6 +84,9 @@ class Checkpoints:
             if damage:
                 warn(f"{path} is damaged ({damage}); the one before is tried")
                 continue
+            held = manifest.read(path)
+            if held:
+                held.check(path, self._manifest)
             self._checkpoint.read(path).assert_consumed()
             epochs, steps = self._position.numpy()
             return path, Position(int(epochs), int(steps))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import secrets
@@ -48,6 +49,7 @@ def run(started_s: float) -> ExitCode:
         except PsrunError as error:  # kept from Hydra, which would print words of its own; other jobs of a sweep go on
             errors.append(error)
 
+    sys.argv[1:] = resumed(sys.argv[1:])
     try:
         _hydra_main(job)
     except _HYDRA_ERRORS as error:
@@ -69,12 +71,50 @@ def _job(composed: DictConfig, started_s: float) -> ExitCode:
     folder = Path(settings.runtime.output_dir).absolute()
     if settings.mode == RunMode.MULTIRUN:
         return _in_a_process_of_its_own(composed, folder)
-    return execution.execute(_plain(composed), folder, list(settings.overrides.task), started_s=started_s)
+    return execution.execute(_plain(composed), folder, _said(settings), started_s=started_s)
+
+
+def resumed(arguments: list[str]) -> list[str]:
+    """The arguments of a run that goes on: those that it was started with, as far as no other is given now.
+
+    Raises:
+      ConfigError: there is no run where `resume` says.
+    """
+    given = next((a.partition("=")[2] for a in arguments if a.startswith("resume=")), "null")
+    if given == "null":
+        return arguments
+    folder = Path(given.strip("'\"")).expanduser().absolute()
+    if any(a.startswith("hydra.run.dir=") or a in ("-m", "--multirun") for a in arguments):
+        raise ConfigError([Problem("resume", "a run goes on in its own folder: without hydra.run.dir and -m")])
+    try:
+        recorded = json.loads((folder / "run.json").read_text(encoding="utf-8"))["overrides"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError([Problem("resume", f"there is no run in {folder} ({error})")]) from error
+    now = {_key(argument) for argument in arguments}
+    before = [argument for argument in recorded if _key(argument) not in now]
+    quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    others = [a for a in arguments if not a.startswith("resume=")]
+    others += [f"resume='{quoted}'", f"hydra.run.dir='{quoted}'"]
+    for _ in recorded:  # another choice of a group may not know the keys of the one before
+        composed = _compose([*before, *others])
+        culprit = _blame(composed, before)[0] if isinstance(composed, Exception) else None
+        if culprit is None:
+            break
+        before.remove(culprit)
+    return [*before, *others]
+
+
+def _key(argument: str) -> str:
+    return argument.partition("=")[0].lstrip("+~")
 
 
 def _plain(composed: DictConfig) -> dict[str, Any]:
     plain: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
     return plain
+
+
+def _said(settings: Any) -> list[str]:
+    return [override for override in settings.overrides.task if _key(override) != "resume"]
 
 
 def _in_a_process_of_its_own(composed: DictConfig, folder: Path) -> ExitCode:

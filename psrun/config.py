@@ -19,7 +19,7 @@ from psrun.schema import at_least, one_of
 from psrun.targets import Target
 
 MODES = ("train", "plan")
-TOP = ("mode", "seed", "task")
+TOP = ("mode", "seed", "resume", "task")
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,18 @@ class TaskKeys:
 @dataclass(frozen=True)
 class _Top:
     task: TaskKeys
+    resume: str | None
     mode: str = one_of(*MODES)
     seed: int = at_least(0)
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides a run. `raw` is the composed configuration, resolved, as plain values."""
+    """Everything that decides a run. `raw` is the composed configuration, resolved, as plain values.
+
+    Attributes:
+      resume: the run folder whose run goes on; None for a new run.
+    """
 
     cluster: choices.Cluster
     partitioner: choices.Partitioner
@@ -65,6 +70,7 @@ class RunConfig:
     task: TaskKeys
     mode: str
     seed: int
+    resume: str | None
     raw: Mapping[str, Any]
 
     @property
@@ -103,7 +109,7 @@ def load(raw: Mapping[str, Any]) -> RunConfig:
             targets.read(node, key=f"trainer.callbacks[{index}]", problems=problems)
     if problems or top is None:
         raise ConfigError(problems)
-    config = RunConfig(**parts, mode=top.mode, seed=top.seed, task=top.task, raw=raw)
+    config = RunConfig(**parts, mode=top.mode, seed=top.seed, resume=top.resume, task=top.task, raw=raw)
     problems = [*_contradictions(config)]
     if problems:
         raise ConfigError(problems)
@@ -135,6 +141,8 @@ def _read_data(node: Any, problems: list[Problem]) -> Data | None:
 def _contradictions(config: RunConfig) -> list[Problem]:
     problems = []
     trainer, evaluation = config.trainer, config.evaluation
+    if config.resume is not None and isinstance(config.checkpoint, choices.NoCheckpoints):
+        problems.append(Problem("checkpoint", "'none' has nothing to resume from; choose checkpoint=epoch"))
     if trainer.run_eagerly and config.parameter_servers:
         problems.append(
             Problem("trainer.run_eagerly", "true cannot be used with parameter servers; debug with cluster=none")

@@ -24,7 +24,7 @@ from psrun.config import RunConfig
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, PsrunError
 from psrun.identity import Identity
 from psrun.reporting.console import ConsoleSink
-from psrun.reporting.run_folder import RunFolder
+from psrun.reporting.run_folder import RunFolder, write_config
 from psrun.stop import Stop
 
 # TensorFlow may hold Python's lock for the 20 s that it takes to give up connecting to a host that is cut off.
@@ -152,7 +152,8 @@ def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started
             _begun(RunFolder.create(path, raw=raw), raw, overrides, started_s)
             _record_failure(RunFolder.take_over(path), error, "chief-0", started_s)
         raise
-    folder = _folder(me, path, raw)
+    undo = _undo(run, path)
+    folder = _folder(run, me, path)
     if me.owns_folder:
         started_s = _begun(folder, raw, overrides, started_s)
     terminal = environment.divert_stderr(folder.log(me.name))
@@ -177,31 +178,46 @@ def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started
             console.print(f"[yellow]note:[/yellow] {note}", soft_wrap=True)
         code = ROLES[me.role](Process(run, me, folder, stop, started_s, console, terminal, give_up)) or ExitCode.DONE
     except BaseException as error:
-        return failed(error)
+        code = failed(error)
+        undo(code)
+        return code
     if me.owns_folder and code == ExitCode.DONE:
         folder.update(status="completed", exit_code=code, wall_s=round(time.time() - started_s, 3))
     elif code != ExitCode.DONE:  # what the chief recorded stands
         recorded = folder.stored().get("error") or {"message": f"ended with exit code {int(code)}"}
         _tell(terminal, recorded["message"], code, folder.path / "logs")
+        undo(code)
     return code
 
 
-def _folder(me: Identity, path: Path, raw: Mapping[str, Any]) -> RunFolder:
+def _undo(run: RunConfig, path: Path) -> Callable[[ExitCode], None]:
+    """What leaves a run as it was that was to be resumed with a configuration that does not fit it."""
+    if run.resume is None or environment.SUPERVISOR_PID in os.environ:
+        return lambda code: None
+    restore = RunFolder(path).snapshot()
+    return lambda code: restore() if code == ExitCode.USAGE else None
+
+
+def _folder(run: RunConfig, me: Identity, path: Path) -> RunFolder:
     if not me.owns_folder:
         return RunFolder.join(path)
-    if me.may_find_run and (path / "run.json").exists():
+    if (me.may_find_run or run.resume) and (path / "run.json").exists():
         if environment.SUPERVISOR_PID not in os.environ and files.still_beats(path, CHIEF):
             raise ConfigError([Problem("hydra.run.dir", f"{path} holds a run that is going on; choose another folder")])
-        return RunFolder.take_over(path)
-    return RunFolder.create(path, raw=raw)
+        folder = RunFolder.take_over(path, completed=run.resume is not None)
+        write_config(path, run.raw)
+        return folder
+    return RunFolder.create(path, raw=run.raw)
 
 
 def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], started_s: float) -> float:
-    """Records that the run goes on; returns when it began, in this process or one before it."""
+    """Records that the run goes on; returns the start of its clock, which a process before this one may have set."""
     before = folder.stored()
-    began_s = before.get("started_s") or started_s
+    supervised = environment.SUPERVISOR_PID in os.environ
+    # Where the run was begun long ago, as if there had been no pause.
+    began_s = before["started_s"] if supervised else started_s - folder.elapsed_s()
     folder.update(status="running", mode=raw.get("mode"), exit_code=None, error=None, started_s=began_s)
-    if not before.get("overrides"):
+    if overrides or not before.get("overrides"):
         folder.update(overrides=overrides)
     return began_s
 

@@ -22,7 +22,9 @@ def _run(started_s: float) -> ExitCode:
     sys.path.append(os.getcwd())  # where a person's own models and data are named from
     raw: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
     said = folder / ".hydra" / "overrides.yaml"
-    overrides = [str(override) for override in OmegaConf.load(said)] if said.exists() else []
+    overrides = (
+        [each for each in map(str, OmegaConf.load(said)) if not each.startswith("resume=")] if said.exists() else []
+    )
     return execution.execute(raw, folder, overrides, started_s=started_s)
 
 

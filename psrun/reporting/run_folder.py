@@ -6,7 +6,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from psrun.errors import ConfigError, Problem
 from psrun.reporting.events import Event, Progress
 
-CONFIG = "config.yaml"
+CONFIG, RESULT = "config.yaml", "run.json"
 
 
 class RunFolder:
@@ -41,7 +41,7 @@ class RunFolder:
         Raises:
           ConfigError: there is a run in it already, or nothing can be written there.
         """
-        if (path / "run.json").exists():
+        if (path / RESULT).exists():
             raise ConfigError([Problem("hydra.run.dir", f"{path} holds a run already; choose another folder")])
         folder = cls.join(path)
         write_config(path, raw)
@@ -62,15 +62,18 @@ class RunFolder:
         return cls(path)
 
     @classmethod
-    def take_over(cls, path: Path) -> RunFolder:
+    def take_over(cls, path: Path, *, completed: bool = False) -> RunFolder:
         """The folder of a run that goes on: its result so far is kept.
+
+        Args:
+          completed: whether the run may have been completed, and is now to go further.
 
         Raises:
           ConfigError: the run in it is over, or nothing can be written there.
         """
         folder = cls.join(path)
         folder.reload()
-        if folder._result.get("status") == "completed":
+        if folder._result.get("status") == "completed" and not completed:
             raise ConfigError([Problem("hydra.run.dir", f"{path} holds a completed run; choose another folder")])
         return folder
 
@@ -82,7 +85,7 @@ class RunFolder:
     def stored(self) -> dict[str, Any]:
         """What run.json holds now; empty where there is none."""
         try:
-            return json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+            return json.loads((self.path / RESULT).read_text(encoding="utf-8"))
         except (FileNotFoundError, json.JSONDecodeError):
             return {}
 
@@ -105,11 +108,29 @@ class RunFolder:
             text = json.dumps(_plain(self._result), indent=2, allow_nan=False)
             temporary = self.path / f".run.json.{os.getpid()}"
             temporary.write_text(text + "\n", encoding="utf-8")
-            temporary.replace(self.path / "run.json")
+            temporary.replace(self.path / RESULT)
 
     def append(self, key: str, value: Any) -> None:
         """Adds to a list of run.json."""
         self.update(**{key: [*self._result.get(key, []), value]})
+
+    def snapshot(self) -> Callable[[], None]:
+        """What undoes all changes made to the configuration and the result from now on."""
+        kept = {name: (self.path / name).read_bytes() for name in (CONFIG, RESULT) if (self.path / name).exists()}
+
+        def undo() -> None:
+            for name, text in kept.items():
+                (self.path / name).write_bytes(text)
+
+        return undo
+
+    def elapsed_s(self) -> float:
+        """The time of the last event so far, in seconds since the run began; 0 where there is none."""
+        try:
+            lines = (self.path / "metrics.jsonl").read_bytes().splitlines()
+            return float(json.loads(lines[-1])["wall_s"])
+        except (OSError, IndexError, ValueError, KeyError):
+            return 0.0
 
     def event(self, event: Event) -> None:
         line = {"event": event.kind, "step": event.step, "wall_s": event.wall_s, **event.data}

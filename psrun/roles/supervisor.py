@@ -94,7 +94,10 @@ class Supervisor:
         self._tasks = {task: TaskProcess(task, self._addresses, folder.path) for task in every}
         self._left = cluster.restart.budget
         self._recoveries = Recoveries(self._reporter)
-        self._step, self._told_step, self._told_bytes, self._shown_s = 0, 0, 0, 0.0
+        self._before = folder.stored().get("recoveries", [])
+        self._step, self._told_step, self._shown_s = 0, 0, 0.0
+        events = folder.path / "metrics.jsonl"
+        self._told_bytes = events.stat().st_size if events.exists() else 0  # of a run that goes on
         self._last_round_s = self._no_hangs_before_s = time.monotonic()
         self._last_clock_s = time.time()
         self._chief_said: tuple[Any, float] = (None, time.monotonic())
@@ -126,7 +129,7 @@ class Supervisor:
         self._tell()
         self._sink.close()
         self._folder.reload()
-        self._folder.update(recoveries=self._recoveries.rows)
+        self._folder.update(recoveries=[*self._before, *self._recoveries.rows])
         shutil.rmtree(self._folder.path / ".tasks", ignore_errors=True)
 
     def _end_servers(self) -> None:
