@@ -65,7 +65,8 @@ class Epochs(tf_keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._join()
         logs = {} if logs is None else logs
-        self._session.scheduled += self._steps
+        cut = self._session.stop.requested.is_set()  # perhaps; how many steps Keras had scheduled it does not say
+        self._session.scheduled += min(self._steps, self._session.steps_in_epoch) if cut else self._steps
         logs.pop(_SEEN, None)
         validation = {name[4:]: float(value) for name, value in logs.items() if name.startswith("val_")}
         metrics = {name: float(value) for name, value in logs.items() if not name.startswith("val_")}

@@ -112,6 +112,11 @@ class Session:
         return {"applied": applied, "scheduled": scheduled, "repeated": max(0, applied - scheduled)}
 
     @property
+    def steps_in_epoch(self) -> int:
+        """Steps applied in the epoch that was joined last."""
+        return self.monitor.last_step - self._step
+
+    @property
     def steps_repeated(self) -> int:
         """Steps applied more often than scheduled, in this process: a worker died after its step was applied."""
         return max(0, self.monitor.last_step - self.first_step - self.scheduled)
