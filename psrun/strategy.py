@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+import uuid
 from dataclasses import dataclass, replace
 
 import portpicker
 import tensorflow as tf
+from tensorflow.python.ops import lookup_ops  # for the names of tables; a test pins it
 
 from psrun import choices
 from psrun.cluster import inprocess
@@ -37,6 +39,10 @@ def prepare(cluster: choices.Cluster, topology: Topology | None) -> None:
     """
     if isinstance(cluster, choices.InProcess):
         tf.config.threading.set_inter_op_parallelism_threads(inprocess.NUM_INTER_OP_THREADS)
+    if isinstance(cluster, choices.ParameterServers):
+        # Workers keep the tables of a chief that has gone. TensorFlow names tables by numbers that start anew in every
+        # process: the next chief's could meet another one's, "already initialized with different data".
+        lookup_ops.KeyValueTensorInitializer._shared_name = property(lambda self: uuid.uuid4().hex)
     if isinstance(cluster, choices.MultiWorkerMirrored):
         assert topology is not None
         me, spec = topology.me, tf.train.ClusterSpec(topology.spec())

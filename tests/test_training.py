@@ -269,3 +269,20 @@ def test_an_evaluation_that_is_done_is_told_also_by_a_run_that_is_to_end(train, 
     assert result["evaluation"]["mode"] == "validation"
     assert {"loss", "val_loss"} < set(result["metrics"])
     assert result["steps"] == {"applied": STEPS, "scheduled": STEPS, "repeated": 0}
+
+
+@pytest.mark.inprocess
+def test_tables_have_names_that_no_other_process_gives(cluster_spec):
+    """Workers outlive chiefs, and keep their tables by name."""
+    import tensorflow as tf
+
+    from psrun import strategy
+
+    strategy.prepare(run_config("cluster=inprocess").cluster, None)
+    names = set()
+    for _ in range(2):
+        table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a"], [1]), -1)
+        assert int(table.lookup(tf.constant("a"))) == 1
+        names.add(table._shared_name)
+    assert len(names) == 2
+    assert all(len(name) == 32 for name in names)  # not a number that every process counts up to
