@@ -119,7 +119,8 @@ class Static:
     progress_factor: float = at_least(1)
 
 
-ParameterServers = InProcess | Local | TfConfig | Static
+Unsupervised = TfConfig | Static
+ParameterServers = InProcess | Local | Unsupervised
 Supervised = Local | MultiWorkerMirrored
 Synchronous = OneDevice | Mirrored | CentralStorage | MultiWorkerMirrored
 Cluster = NoCluster | Synchronous | ParameterServers

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TextIO
 from rich.console import Console
 
 from psrun import choices, config, environment, identity
-from psrun.cluster import files, guard, isolation
+from psrun.cluster import files, isolation
 from psrun.cluster.topology import CHIEF
 from psrun.config import RunConfig
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, PsrunError
@@ -68,9 +68,10 @@ def _coordinator(process: Process) -> None:
     with process.console.status("importing TensorFlow"):  # two seconds and more, in which nothing else is shown
         module = _import("psrun.roles.coordinator")
     sink, me, cluster = ConsoleSink(process.console), process.me, process.run.cluster
-    if isinstance(cluster, choices.TfConfig | choices.Static) and me.topology is not None:
+    if isinstance(cluster, choices.Unsupervised) and me.topology is not None:
         servers = me.topology.servers()
         timeout_s = cluster.heartbeat_timeout_s + _GUARD_WAITS_LONGER_S
+        guard = importlib.import_module("psrun.cluster.guard")
         guard.start(process.folder.path, process.terminal, timeout_s=timeout_s, servers=servers)
     module.run(
         *(process.run, process.folder, sink, process.stop),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from psrun import __version__
+from psrun import __version__, atomic
 from psrun.errors import ConfigError, Problem
 from psrun.placement import Placed
 
@@ -80,10 +80,7 @@ def path(checkpoint: str) -> Path:
 
 def write(checkpoint: str, manifest: Manifest) -> None:
     """Raises OSError where it cannot be written."""
-    file = path(checkpoint)
-    temporary = file.with_suffix(".new")
-    temporary.write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
-    temporary.replace(file)
+    atomic.write(path(checkpoint), json.dumps(asdict(manifest), indent=2) + "\n")
 
 
 def read(checkpoint: str) -> Manifest | None:

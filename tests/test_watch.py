@@ -7,7 +7,7 @@ import time
 import pytest
 
 from psrun import choices
-from psrun.cluster import watch
+from psrun.cluster import probe, watch
 from psrun.cluster.recoveries import Recoveries, Sign
 from psrun.cluster.topology import Task, Topology
 from psrun.errors import TaskLostError
@@ -38,7 +38,7 @@ class Watched:
 
     def __init__(self, monkeypatch):
         monkeypatch.setattr(watch, "_EVERY_S", 0.01)
-        monkeypatch.setattr(watch, "answers", lambda address, timeout_s: address not in self.silent)
+        monkeypatch.setattr(probe, "answers", lambda address, timeout_s: address not in self.silent)
         monkeypatch.setattr(watch, "sever", lambda others: self.severed.append(others))
         monkeypatch.setattr(watch, "peers", lambda address: {(address, 1)})
         limits = {"connect_timeout_s": 0.5, "chief_timeout_s": 1, "heartbeat_timeout_s": 0.1, "start_timeout_s": 60}

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from psrun import atomic
 from psrun.cluster.topology import Task
 
 _BEAT_S = 0.5
@@ -70,10 +71,8 @@ class Heart:
             self._write()
 
     def _write(self) -> None:
-        temporary = self._path.with_suffix(f".{os.getpid()}")
         try:
-            temporary.write_text(json.dumps(asdict(self._say())), encoding="utf-8")
-            temporary.replace(self._path)
+            atomic.write(self._path, json.dumps(asdict(self._say())))
         except OSError:
             with contextlib.suppress(OSError):  # the disk is full: what is there already says at least that we live
                 os.utime(self._path)
@@ -84,13 +83,18 @@ def over_marker(address: str) -> Path:
     return Path(tempfile.gettempdir()) / f"psrun-over-{address.replace(':', '-').replace('/', '-')}"
 
 
+def shared(folder: Path) -> Path:
+    """Where the tasks of the run in `folder` keep what is for each other; whoever supervises them removes it."""
+    return folder / ".tasks"
+
+
 def stop_marker(folder: Path) -> Path:
     """The file by which the chief of synchronous tasks tells the others to stop after the next execution."""
-    return folder / ".tasks" / "stop"
+    return shared(folder) / "stop"
 
 
 def path(folder: Path, task: Task) -> Path:
-    return folder / ".tasks" / f"{task}.json"
+    return shared(folder) / f"{task}.json"
 
 
 def read(folder: Path, task: Task) -> Heartbeat | None:

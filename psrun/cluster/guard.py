@@ -15,12 +15,11 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TextIO
 
 from psrun import environment
-from psrun.cluster.probe import answers
+from psrun.cluster.probe import answering
 from psrun.cluster.topology import CHIEF, Task
 from psrun.reporting.run_folder import RunFolder
 
@@ -68,13 +67,6 @@ def _until_it_hangs(timeout_s: float) -> float | None:
             return now_s - heard_s
 
 
-def _silent(named: list[str]) -> str:
-    """The servers, given as TASK=ADDRESS, that do not answer."""
-    with ThreadPoolExecutor(len(named)) as pool:
-        found = pool.map(lambda name: answers(name.partition("=")[2], timeout_s=2.0), named)
-    return ", ".join(name.partition("=")[0] for name, answered in zip(named, found, strict=True) if not answered)
-
-
 def main() -> None:
     """Kills the chief once it hangs: the exit code, 137, asks for another start, as every one from 128 on."""
     chief, folder, timeout_s, named = int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
@@ -82,7 +74,9 @@ def main() -> None:
     silent_s = _until_it_hangs(timeout_s)
     if silent_s is None:
         return
-    silent = _silent(named)
+    servers = dict(name.split("=", 1) for name in named)
+    up = answering(servers, timeout_s=2.0)
+    silent = ", ".join(task for task in servers if task not in up)
     message = f"{CHIEF} hangs: not heard of for {silent_s:.0f} s{silent and f'; no answer from {silent}'}"
     os.kill(chief, signal.SIGSTOP)  # what is recorded now stands
     try:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import grpc
 import psutil
+
+T = TypeVar("T")
 
 
 def reachable(address: str, *, timeout_s: float) -> bool:
@@ -28,6 +33,13 @@ def answers(address: str, *, timeout_s: float) -> bool:
             return True
         except grpc.FutureTimeoutError:
             return False
+
+
+def answering(servers: Mapping[T, str], *, timeout_s: float) -> set[T]:
+    """Those of `servers`, given with their addresses, that answer; asks all of them at once."""
+    with ThreadPoolExecutor(len(servers), thread_name_prefix="psrun-probe") as pool:
+        found = pool.map(lambda address: answers(address, timeout_s=timeout_s), servers.values())
+        return {server for server, answered in zip(servers, found, strict=True) if answered}
 
 
 Peer = tuple[str, int]

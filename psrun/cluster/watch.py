@@ -10,10 +10,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from psrun import choices
-from psrun.cluster.probe import answers, peers, sever
+from psrun.cluster.probe import answering, peers, sever
 from psrun.cluster.recoveries import Recoveries, Sign
 from psrun.cluster.topology import Task, Topology
 from psrun.errors import PsrunError, TaskLostError
@@ -24,9 +23,7 @@ _EVERY_S = 1.0
 _ANSWER_WITHIN_S = 2.0
 
 
-def progress_limit_s(
-    limits: choices.Restart | choices.TfConfig | choices.Static, slowest_step_s: float | None
-) -> float:
+def progress_limit_s(limits: choices.Restart | choices.Unsupervised, slowest_step_s: float | None) -> float:
     """How long no step may be applied before that is a hang."""
     return max(limits.progress_timeout_s, limits.progress_factor * (slowest_step_s or 0.0))
 
@@ -45,7 +42,7 @@ class Watch:
 
     def __init__(
         self,
-        cluster: choices.TfConfig | choices.Static,
+        cluster: choices.Unsupervised,
         topology: Topology,
         reporter: Reporter,
         recoveries: Recoveries,
@@ -73,20 +70,18 @@ class Watch:
         self._thread.join(2 * _ANSWER_WITHIN_S)
 
     def _run(self) -> None:
-        with ThreadPoolExecutor(len(self._addresses), thread_name_prefix="psrun-probe") as pool:
-            while not self._ended.wait(_EVERY_S):
-                began_s = time.monotonic()
-                found = pool.map(lambda address: answers(address, timeout_s=_ANSWER_WITHIN_S), self._addresses.values())
-                up = {task for task, answered in zip(self._addresses, found, strict=True) if answered}
-                if self._ended.is_set():
-                    return
-                self._heard_s |= dict.fromkeys(up, began_s)
-                try:
-                    self._look(up)
-                except PsrunError as error:
-                    self._give_up(error)
-                except Exception:  # such as a full disk's: whatever it is, the watch must go on
-                    _LOG.exception("looking after the servers")
+        while not self._ended.wait(_EVERY_S):
+            began_s = time.monotonic()
+            up = answering(self._addresses, timeout_s=_ANSWER_WITHIN_S)
+            if self._ended.is_set():
+                return
+            self._heard_s |= dict.fromkeys(up, began_s)
+            try:
+                self._look(up)
+            except PsrunError as error:
+                self._give_up(error)
+            except Exception:  # such as a full disk's: whatever it is, the watch must go on
+                _LOG.exception("looking after the servers")
 
     def _look(self, up: set[Task]) -> None:
         now_s, sign = time.monotonic(), self._sign()

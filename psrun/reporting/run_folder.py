@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from psrun import atomic
 from psrun.errors import ConfigError, Problem
 from psrun.reporting.events import Event, Progress
 
@@ -106,9 +106,7 @@ class RunFolder:
         with self._lock:
             self._result |= values
             text = json.dumps(_plain(self._result), indent=2, allow_nan=False)
-            temporary = self.path / f".run.json.{os.getpid()}"
-            temporary.write_text(text + "\n", encoding="utf-8")
-            temporary.replace(self.path / RESULT)
+            atomic.write(self.path / RESULT, text + "\n")
 
     def append(self, key: str, value: Any) -> None:
         """Adds to a list of run.json."""
@@ -116,11 +114,12 @@ class RunFolder:
 
     def snapshot(self) -> Callable[[], None]:
         """What undoes all changes made to the configuration and the result from now on."""
-        kept = {name: (self.path / name).read_bytes() for name in (CONFIG, RESULT) if (self.path / name).exists()}
+        files = [self.path / name for name in (CONFIG, RESULT)]
+        kept = {file: file.read_text(encoding="utf-8") for file in files if file.exists()}
 
         def undo() -> None:
-            for name, text in kept.items():
-                (self.path / name).write_bytes(text)
+            for file, text in kept.items():
+                atomic.write(file, text)
 
         return undo
 

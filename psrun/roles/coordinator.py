@@ -68,14 +68,14 @@ def run(
         program.start_afresh(run_config.seed)
         fit.bound_queue(_num_workers(run_config, topology))
         cluster = run_config.cluster
-        if topology is not None and isinstance(cluster, choices.Local | choices.TfConfig | choices.Static):
+        if topology is not None and isinstance(cluster, choices.Local | choices.Unsupervised):
             strategy.wait_for_servers(topology, within_s=cluster.connect_timeout_s)
         with _watched(run_config, topology, folder, reporter, heart, give_up), failures.named(lambda: heart.session):
             built = program.build(run_config, source, connect(cluster, run_config.partitioner, topology))
             program.build_state(built)
             _report_placement(built, folder, reporter)
             _train(built, train, folder, reporter, heart, stop)
-        if topology is not None and isinstance(run_config.cluster, choices.TfConfig | choices.Static):
+        if topology is not None and isinstance(run_config.cluster, choices.Unsupervised):
             server.tell_servers(topology)  # elsewhere the supervisor does
     finally:
         heart.stop()
@@ -128,13 +128,17 @@ def _watched(
 ) -> Iterator[None]:
     """Watches over the servers while they train, where no supervisor does; what was lost and came back is recorded."""
     cluster = run_config.cluster
-    if not isinstance(cluster, choices.TfConfig | choices.Static):
+    if not isinstance(cluster, choices.Unsupervised):
         yield
         return
     assert topology is not None
     assert give_up is not None
     before = folder.stored().get("recoveries", [])
-    recoveries = Recoveries(reporter, lambda rows: folder.update(recoveries=[*before, *rows]))
+
+    def record(rows: list[dict[str, Any]]) -> None:
+        folder.update(recoveries=[*before, *rows])
+
+    recoveries = Recoveries(reporter, record)
     watch = Watch(cluster, topology, reporter, recoveries, sign=heart.sign, give_up=give_up)
     watch.start()
     try:
@@ -142,7 +146,7 @@ def _watched(
     finally:
         watch.stop()
         recoveries.count_repeated(heart.session.steps_repeated if heart.session else 0)
-        folder.update(recoveries=[*before, *recoveries.rows])
+        record(recoveries.rows)
 
 
 def notes(run_config: RunConfig) -> list[str]:
@@ -234,7 +238,8 @@ def _train(
     finally:
         session.monitor.stop()
         first_s = folder.stored().get("time_to_first_step_s")  # of the process before this one, if there was one
-        folder.update(**{**_result(session, reporter), **({"time_to_first_step_s": first_s} if first_s else {})})
+        result = _result(session, reporter)
+        folder.update(**{**result, "time_to_first_step_s": first_s or result["time_to_first_step_s"]})
     result = folder.stored()
     told = ("metrics", "time_to_first_step_s", "steps_per_s", "examples_per_s")
     reporter.emit("end", step=session.monitor.last_step, **{key: result.get(key) for key in told})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+from psrun.cluster import files
 from psrun.cluster.topology import Topology
 from psrun.config import RunConfig
 from psrun.reporting.events import Sink
@@ -20,7 +21,7 @@ def run(
     Raises:
       PsrunError: the run failed.
     """
-    shared = folder.path / ".tasks"  # which the supervisor removes at the end
+    shared = files.shared(folder.path)
     shared.mkdir(exist_ok=True)
     scratch = shared / f"{topology.me}-own"
     shutil.rmtree(scratch, ignore_errors=True)  # of the process before this one

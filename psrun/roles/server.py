@@ -31,8 +31,7 @@ def tell_servers(topology: Topology) -> None:
     Call in the chief, while it is connected. A server that has gone meanwhile is passed over; what takes longer than a
     few seconds is left, and the servers find out for themselves that the chief has gone.
     """
-    tasks = [*topology.of("worker"), *topology.of("ps")]
-    threads = [threading.Thread(target=_tell, args=(task, topology.addresses[task]), daemon=True) for task in tasks]
+    threads = [threading.Thread(target=_tell, args=server, daemon=True) for server in topology.servers().items()]
     for thread in threads:
         thread.start()
     deadline_s = time.monotonic() + _TELL_WITHIN_S

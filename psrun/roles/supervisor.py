@@ -15,8 +15,8 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from psrun import choices
-from psrun.cluster.files import Heartbeat, age_s
-from psrun.cluster.probe import answers
+from psrun.cluster.files import Heartbeat, age_s, shared
+from psrun.cluster.probe import answering
 from psrun.cluster.processes import TaskProcess, end_all
 from psrun.cluster.recoveries import Recoveries, Sign
 from psrun.cluster.topology import CHIEF, Task
@@ -130,7 +130,7 @@ class Supervisor:
         self._sink.close()
         self._folder.reload()
         self._folder.update(recoveries=[*self._before, *self._recoveries.rows])
-        shutil.rmtree(self._folder.path / ".tasks", ignore_errors=True)
+        shutil.rmtree(shared(self._folder.path), ignore_errors=True)
 
     def _end_servers(self) -> None:
         """Asks those that serve to end; they do so within a second, with 0."""
@@ -193,7 +193,8 @@ class Supervisor:
             limit_s = progress_limit_s(self._restart, beat.slowest_step_s)
         if quiet_s <= limit_s:
             return None
-        silent = [str(task) for task, where in self._addresses.items() if not answers(where, timeout_s=1.0)]
+        up = answering(self._addresses, timeout_s=1.0)
+        silent = [str(task) for task in self._addresses if task not in up]
         suspects = f"; no answer from {', '.join(silent)}" if silent else ""
         return f"makes no progress: {beat.state} at step {beat.step} for {quiet_s:.0f} s{suspects}"
 

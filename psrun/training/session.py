@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from psrun import choices
+from psrun import atomic, choices
 from psrun.checkpoint import Checkpoints, Position
 from psrun.errors import DataExhaustedError, NonFiniteLossError
 from psrun.evaluation.direct import DirectEvaluation, Evaluation
@@ -62,9 +62,7 @@ class Lockstep:
             return None
 
     def agree_on(self, last: int) -> None:
-        temporary = self.marker.with_suffix(".new")
-        temporary.write_text(str(last), encoding="utf-8")
-        temporary.replace(self.marker)
+        atomic.write(self.marker, str(last))
 
 
 class Session:
