@@ -203,7 +203,14 @@ class NoCheckpoints:
 
 @dataclass(frozen=True)
 class EpochCheckpoints:
+    """When checkpoints are taken (also at the end), and which ones are kept: the newest, and the best by a metric."""
+
     kind: str
+    best_metric: str | None
+    best_mode: str = one_of("max", "min")
+    every_epochs: int | None = at_least(1)
+    every_steps: int | None = at_least(1)
+    every_s: float | None = at_least(0)
     max_to_keep: int = at_least(1)
 
 

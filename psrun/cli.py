@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 from rich.console import Console
 
 from psrun import __version__, composition, execution
 from psrun.errors import ConfigError, ExitCode
+
+VERBS = {"checkpoint": "psrun.checkpoint.commands"}
 
 
 def main() -> None:
@@ -20,8 +23,11 @@ def _dispatch(started_s: float) -> ExitCode:
     if arguments == ["--version"]:
         Console().print(f"psrun {__version__}", highlight=False)
         return ExitCode.DONE
+    if arguments and arguments[0] in VERBS:
+        return importlib.import_module(VERBS[arguments[0]]).main(arguments[1:])
     if arguments and arguments[0].isidentifier():
         raise ConfigError(
-            f"'{arguments[0]}' is no verb that psrun knows; a run is GROUP=NAME and KEY=VALUE, see --help"
+            f"'{arguments[0]}' is no verb that psrun knows ({', '.join(VERBS)}); a run is GROUP=NAME and KEY=VALUE, "
+            "see --help"
         )
     return composition.run(started_s)

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from psrun import config, environment, execution, schema
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
-from psrun.reporting.run_folder import write_config
+from psrun.reporting.run_folder import CONFIG, write_config
 
 _UNKNOWN_KEY = re.compile(r"Could not (?:override|append to|delete from) (?:config )?'(?P<key>[^'@]+)")
 _UNKNOWN_CHOICE = re.compile(r"Could not find '(?P<group>.+)/(?P<choice>[^/']+)'")
@@ -40,12 +40,12 @@ def run(started_s: float) -> ExitCode:
     OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors to us instead of printing them and ending with 1
     sys.path.append(os.getcwd())  # where a person's own models and data are named from
-    codes: list[ExitCode] = []
+    said, codes = sys.argv[1:], []
     errors: list[PsrunError] = []
 
     def job(composed: DictConfig) -> None:
         try:
-            codes.append(_job(composed, started_s))
+            codes.append(_job(composed, said, started_s))
         except PsrunError as error:  # kept from Hydra, which would print words of its own; other jobs of a sweep go on
             errors.append(error)
 
@@ -66,12 +66,13 @@ def _hydra_main(work: Any) -> None:
     hydra.main(version_base="1.3", config_path="pkg://psrun.conf", config_name="config")(job)()
 
 
-def _job(composed: DictConfig, started_s: float) -> ExitCode:
+def _job(composed: DictConfig, said: list[str], started_s: float) -> ExitCode:
     settings = HydraConfig.get()
     folder = Path(settings.runtime.output_dir).absolute()
     if settings.mode == RunMode.MULTIRUN:
         return _in_a_process_of_its_own(composed, folder)
-    return execution.execute(_plain(composed), folder, _said(settings), started_s=started_s)
+    plain = as_recorded(_plain(composed), folder, said) if composed.resume else _plain(composed)
+    return execution.execute(plain, folder, _said(settings), started_s=started_s)
 
 
 def resumed(arguments: list[str]) -> list[str]:
@@ -95,6 +96,8 @@ def resumed(arguments: list[str]) -> list[str]:
     quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
     others = [a for a in arguments if not a.startswith("resume=")]
     others += [f"resume='{quoted}'", f"hydra.run.dir='{quoted}'"]
+    if any(a in ("mode=export", "mode=predict", "mode=plan") for a in arguments):
+        others.append("hydra.output_subdir=null")  # what is there of the run stays as it is
     for _ in recorded:  # another choice of a group may not know the keys of the one before
         composed = _compose([*before, *others])
         culprit = _blame(composed, before)[0] if isinstance(composed, Exception) else None
@@ -102,6 +105,40 @@ def resumed(arguments: list[str]) -> list[str]:
             break
         before.remove(culprit)
     return [*before, *others]
+
+
+def as_recorded(composed: dict[str, Any], folder: Path, said: list[str]) -> dict[str, Any]:
+    """The configuration of the run in `folder` as it was recorded, but for what `said` names now.
+
+    What the YAML files say may have changed since, and those of a --config-dir may not even be at hand.
+    """
+    if not (folder / CONFIG).exists():
+        return composed
+    recorded: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
+    now = {_key(argument) for argument in said}
+    if "experiment" in now:  # which may choose anything
+        return composed
+    now |= {"data"} if "model" in now else set()
+
+    def merged(here: Any, there: Any, key: str) -> Any:
+        if key in now or (isinstance(here, str) and str(folder) in here):  # the folder may have been moved
+            return here
+        if not isinstance(here, dict) or not isinstance(there, dict):
+            return there
+        if any(here.get(name) != there.get(name) for name in ("kind", "_target_")):
+            return {**there, **{name: value for name, value in here.items() if f"{key}.{name}" in now}}
+        names = [*here, *(name for name in there if name not in here and f"{key}.{name}" not in now)]
+        return {
+            name: merged(here[name], there[name], f"{key}.{name}") if name in here and name in there
+            else here.get(name, there.get(name))
+            for name in names
+        }  # fmt: skip
+
+    groups = {*config.GROUPS, "seed", "export"}
+    return {
+        name: merged(node, recorded[name], name) if name in groups and name in recorded else node
+        for name, node in composed.items()
+    }
 
 
 def _key(argument: str) -> str:

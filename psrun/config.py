@@ -6,6 +6,7 @@ turns what Hydra composed into a `RunConfig` or raises one error that lists all 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,9 @@ from psrun.errors import ConfigError, Problem
 from psrun.schema import at_least, one_of
 from psrun.targets import Target
 
-MODES = ("train", "plan")
-TOP = ("mode", "seed", "resume", "task")
+MODES = ("train", "plan", "export", "predict")
+TOP = ("mode", "seed", "resume", "restore", "task", "export", "predict")
+GROUPS = (*KINDS, "model", "data", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,27 @@ class TaskKeys:
 
 
 @dataclass(frozen=True)
+class ExportKeys:
+    """Whether a SavedModel is written when the training has ended."""
+
+    at_end: bool
+
+
+@dataclass(frozen=True)
+class PredictKeys:
+    """What mode=predict writes, and where; None for a file in the run folder."""
+
+    path: str | None
+    format: str = one_of("csv", "tfrecord")
+
+
+@dataclass(frozen=True)
 class _Top:
     task: TaskKeys
+    export: ExportKeys
+    predict: PredictKeys
     resume: str | None
+    restore: Any
     mode: str = one_of(*MODES)
     seed: int = at_least(0)
 
@@ -56,7 +76,8 @@ class RunConfig:
     """Everything that decides a run. `raw` is the composed configuration, resolved, as plain values.
 
     Attributes:
-      resume: the run folder whose run goes on; None for a new run.
+      resume: the run folder whose run goes on, or whose checkpoint is taken; None for a new run.
+      restore: which checkpoint to export or to predict with: 'latest', 'best' or a step.
     """
 
     cluster: choices.Cluster
@@ -68,9 +89,12 @@ class RunConfig:
     evaluation: choices.Evaluation
     checkpoint: choices.Checkpoints
     task: TaskKeys
+    export: ExportKeys
+    predict: PredictKeys
     mode: str
     seed: int
     resume: str | None
+    restore: str
     raw: Mapping[str, Any]
 
     @property
@@ -95,7 +119,7 @@ def load(raw: Mapping[str, Any]) -> RunConfig:
       ConfigError: with every problem found, each by its key.
     """
     problems: list[Problem] = []
-    known = {*KINDS, "model", "data", "optimizer", *TOP}
+    known = {*GROUPS, *TOP}
     for name, value in raw.items():
         if name not in known:
             problems.append(Problem(name, f"no such key (value {value!r}).{schema.did_you_mean(name, known)}"))
@@ -109,8 +133,9 @@ def load(raw: Mapping[str, Any]) -> RunConfig:
             targets.read(node, key=f"trainer.callbacks[{index}]", problems=problems)
     if problems or top is None:
         raise ConfigError(problems)
-    config = RunConfig(**parts, mode=top.mode, seed=top.seed, resume=top.resume, task=top.task, raw=raw)
-    problems = [*_contradictions(config)]
+    values = {field.name: getattr(top, field.name) for field in dataclasses.fields(top)}
+    config = RunConfig(**{**parts, **values, "restore": str(top.restore)}, raw=raw)
+    problems = [*_contradictions(config), *_saved_contradictions(config)]
     if problems:
         raise ConfigError(problems)
     return config
@@ -141,8 +166,6 @@ def _read_data(node: Any, problems: list[Problem]) -> Data | None:
 def _contradictions(config: RunConfig) -> list[Problem]:
     problems = []
     trainer, evaluation = config.trainer, config.evaluation
-    if config.resume is not None and isinstance(config.checkpoint, choices.NoCheckpoints):
-        problems.append(Problem("checkpoint", "'none' has nothing to resume from; choose checkpoint=epoch"))
     if trainer.run_eagerly and config.parameter_servers:
         problems.append(
             Problem("trainer.run_eagerly", "true cannot be used with parameter servers; debug with cluster=none")
@@ -171,4 +194,28 @@ def _contradictions(config: RunConfig) -> list[Problem]:
             scheduled=isinstance(config.optimizer.options.get("learning_rate"), Mapping),
         )
         problems.extend(keras_callbacks.problems(trainer.callbacks, setting))
+    return problems
+
+
+def _saved_contradictions(config: RunConfig) -> list[Problem]:
+    """Of checkpoints, and of what is made from them."""
+    problems = []
+    none = isinstance(config.checkpoint, choices.NoCheckpoints)
+    if config.resume is not None and none:
+        problems.append(Problem("checkpoint", "'none' has nothing to resume from; choose checkpoint=epoch"))
+    if config.mode in ("export", "predict") and config.resume is None:
+        problems.append(Problem("resume", f"mode={config.mode} needs a run that was trained: resume=RUN_FOLDER"))
+    if config.export.at_end and none:
+        problems.append(Problem("export.at_end", "exports the last checkpoint; choose checkpoint=epoch"))
+    if config.restore not in ("latest", "best") and not config.restore.isdigit():
+        problems.append(Problem("restore", f"is '{config.restore}', must be latest, best or the step of a checkpoint"))
+    elif config.restore != "latest" and config.mode not in ("export", "predict"):
+        problems.append(Problem("restore", "is for mode=export and mode=predict; a training goes on from the newest"))
+    if isinstance(config.trainer, choices.Fit) and not none:
+        for index, node in enumerate(config.trainer.callbacks):
+            if str(node["_target_"]).endswith("EarlyStopping") and node.get("restore_best_weights"):
+                problems.append(
+                    Problem(f"trainer.callbacks[{index}]", "restore_best_weights would change the weights after the "
+                            "last checkpoint; keep the best one with checkpoint.best_metric=... instead")
+                )  # fmt: skip
     return problems

@@ -9,6 +9,7 @@ PsrunError                      1   failed for good
     ChiefGoneError              1   a server had no chief for too long
     BudgetSpentError            1   tasks failed more often than they may be restarted
   CheckpointError               1   a checkpoint could not be written, or none is good
+  ExportError                   1   a model could not be written, or could not be loaded again
   TaskLostError                 175 a task was lost without which the run cannot go on: start me again
   TrainingError                 1   a step failed
     NonFiniteLossError          1   the loss became NaN or infinite
@@ -90,6 +91,10 @@ class BudgetSpentError(ClusterError):
 
 class CheckpointError(PsrunError):
     """A checkpoint could not be written, or there are some and none is good."""
+
+
+class ExportError(PsrunError):
+    """A model could not be written in a form that can be loaded."""
 
 
 class TaskLostError(PsrunError):

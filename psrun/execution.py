@@ -110,6 +110,14 @@ def _planner(process: Process) -> None:
     _import("psrun.roles.planner").run(process.run, process.folder, process.console)
 
 
+def _exporter(process: Process) -> None:
+    _import("psrun.roles.exporter").run(process.run, process.folder, process.console)
+
+
+def _predictor(process: Process) -> None:
+    _import("psrun.roles.predictor").run(process.run, process.folder, process.console)
+
+
 # The one place of deferred imports: what stands behind it, but for the supervisor, imports TensorFlow.
 ROLES: dict[str, Callable[[Process], ExitCode | None]] = {
     "coordinator": _coordinator,
@@ -118,6 +126,8 @@ ROLES: dict[str, Callable[[Process], ExitCode | None]] = {
     "evaluator": _evaluator,
     "supervisor": _supervisor,
     "planner": _planner,
+    "exporter": _exporter,
+    "predictor": _predictor,
 }
 
 
@@ -153,7 +163,7 @@ def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started
             _begun(RunFolder.create(path, raw=raw), raw, overrides, started_s)
             _record_failure(RunFolder.take_over(path), error, "chief-0", started_s)
         raise
-    undo = _undo(run, path)
+    undo = _undo(run, me, path)
     folder = _folder(run, me, path)
     if me.owns_folder:
         started_s = _begun(folder, raw, overrides, started_s)
@@ -191,9 +201,9 @@ def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started
     return code
 
 
-def _undo(run: RunConfig, path: Path) -> Callable[[ExitCode], None]:
+def _undo(run: RunConfig, me: Identity, path: Path) -> Callable[[ExitCode], None]:
     """What leaves a run as it was that was to be resumed with a configuration that does not fit it."""
-    if run.resume is None or environment.SUPERVISOR_PID in os.environ:
+    if run.resume is None or not me.owns_folder or environment.SUPERVISOR_PID in os.environ:
         return lambda code: None
     restore = RunFolder(path).snapshot()
     return lambda code: restore() if code == ExitCode.USAGE else None
@@ -226,7 +236,7 @@ def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], star
 def _isolated(run: RunConfig) -> str | None:
     """Moves this process, and those it will start, where nobody else reaches its servers; a note where it cannot."""
     wanted = getattr(run.cluster, "isolate", False)
-    if wanted is False or run.mode == "plan" or environment.SUPERVISOR_PID in os.environ:
+    if wanted is False or run.mode != "train" or environment.SUPERVISOR_PID in os.environ:
         return None
     if wanted == "auto" and run.needs_network:
         reason: str | None = "the data or the checkpoints are elsewhere"

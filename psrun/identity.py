@@ -34,8 +34,9 @@ class Identity:
 
 def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
     """Raises ConfigError where the task cannot be told."""
-    if run.mode == "plan":
-        return Identity("planner", str(CHIEF))
+    if run.mode != "train":
+        role = {"plan": "planner", "export": "exporter", "predict": "predictor"}[run.mode]
+        return Identity(role, role, owns_folder=run.resume is None)  # what is there of a run stays as it is
     supervised = SUPERVISOR_PID in environment
     match run.cluster:
         case choices.Local() | choices.MultiWorkerMirrored() if not supervised:

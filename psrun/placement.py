@@ -24,6 +24,7 @@ class Placed:
       bytes: of the shard's values.
       kind: 'model', 'optimizer' or 'metric'.
       variable_shape: of the whole variable.
+      dtype: such as 'float32'.
     """
 
     variable: str
@@ -32,6 +33,7 @@ class Placed:
     bytes: int
     kind: str
     variable_shape: tuple[int, ...]
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -76,13 +78,17 @@ def observed(kind: str, variables: Iterable) -> list[Placed]:
     found = []
     for shard in shards:
         name, number = split_name(shard.name)
-        found.append((name, number, tuple(shard.shape), shard.dtype.size, _task(shard.device)))
+        found.append((name, number, tuple(shard.shape), shard.dtype, _task(shard.device)))
     rows: dict[str, int] = {}
     for name, _, shape, _, _ in found:
         rows[name] = rows.get(name, 0) + (shape[0] if shape else 0)
     return [
-        Placed(name, number, task, math.prod(shape) * size, kind, (rows[name], *shape[1:]) if shape else ())
-        for name, number, shape, size, task in found
+        Placed(
+            *(name, number, task, math.prod(shape) * dtype.size, kind),
+            variable_shape=(rows[name], *shape[1:]) if shape else (),
+            dtype=dtype.name,
+        )
+        for name, number, shape, dtype, task in found
     ]
 
 
@@ -100,10 +106,11 @@ def _task(device: str) -> str:
 
 @dataclass(frozen=True)
 class Planned:
-    """A variable to be created: name, shape, bytes a value, kind, and the variable that it must lie beside (a slot)."""
+    """A variable to be created: name, shape, dtype and bytes a value, kind, and the variable to lie beside (a slot)."""
 
     name: str
     shape: tuple[int, ...]
+    dtype: str
     value_bytes: int
     kind: str
     beside: str | None = None
@@ -136,5 +143,11 @@ def predicted(
         row_bytes = math.prod(variable.shape[1:]) * variable.value_bytes
         for shard, task in enumerate(tasks):
             shard_rows = rows // len(tasks) + (shard < rows % len(tasks))
-            placed.append(Placed(variable.name, shard, task, shard_rows * row_bytes, variable.kind, variable.shape))
+            placed.append(
+                Placed(
+                    *(variable.name, shard, task, shard_rows * row_bytes, variable.kind),
+                    variable_shape=variable.shape,
+                    dtype=variable.dtype,
+                )
+            )
     return placed

@@ -13,7 +13,7 @@ from psrun import choices, targets
 from psrun.config import RunConfig
 from psrun.data.source import DataSource
 from psrun.errors import ConfigError, Problem, PsrunError
-from psrun.models.model import Model
+from psrun.models.model import Model, refuse_single_files
 from psrun.strategy import Distribution
 
 losses, metrics = tf_keras.losses, tf_keras.metrics
@@ -69,18 +69,20 @@ class Program:
         """Fresh metric objects; where their variables live is decided by the scope of the caller."""
         return (self.model.metrics or _METRICS[self.source.task])()
 
-    def train_dataset(self, context: Any = None, *, first_step: int = 0) -> tf.data.Dataset:
+    def train_dataset(self, context: Any = None, *, first_step: int = 0, num_batches_done: int = 0) -> tf.data.Dataset:
         """Endless batches of `data.global_batch_size`; called on each worker, every one shuffles differently.
 
         Args:
           context: anything but None where called on a worker of a coordinator.
           first_step: of a run that goes on; it shuffles differently from the run before.
+          num_batches_done: how many of the first batches to leave out.
         """
         worker = 0
         if self.distribution.coordinator is not None and context is not None:
             worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         seed = tf.cast(worker, tf.int64) + self.config.seed * _SEED_STRIDE + first_step * _STEP_STRIDE
-        return self._preprocessed(self.source.train(batch_size=self.config.data.global_batch_size, seed=seed))
+        batches = self.source.train(batch_size=self.config.data.global_batch_size, seed=seed)
+        return self._preprocessed(batches.skip(num_batches_done) if num_batches_done else batches)
 
     def evaluation_dataset(self, context: Any = None) -> tf.data.Dataset:
         """Every evaluation example once."""
@@ -127,12 +129,9 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
       ConfigError: model, data and options do not fit each other.
     """
     with distribution.strategy.scope():
-        made = _calling(run.model, source=source, seed=run.seed)
-        model = Model(made) if isinstance(made, tf_keras.Model) else made
-        if not isinstance(model, Model):
-            raise ConfigError(
-                [Problem("model._target_", f"{run.model.name} returned {type(made).__name__}, not a model")]
-            )
+        model = make_model(run, source)
+        if run.parameter_servers and not isinstance(run.partitioner, choices.NoPartitioner):
+            refuse_single_files(model.network)
         program = Program(run, source, model, model.loss or _LOSS[source.task](), distribution)
         counters = [ExamplesSeen()] if isinstance(run.evaluation, choices.Validation) else []
         exact = isinstance(run.evaluation, choices.Validation) and run.parameter_servers
@@ -145,6 +144,19 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
             pss_evaluation_shards=_num_eval_shards(run, source, distribution.num_workers) if exact else 0,
         )
     return program
+
+
+def make_model(run: RunConfig, source: DataSource) -> Model:
+    """The model of the run; where its variables live is decided by the scope of the caller.
+
+    Raises:
+      ConfigError: model, data and options do not fit each other.
+    """
+    made = _calling(run.model, source=source, seed=run.seed)
+    model = Model(made) if isinstance(made, tf_keras.Model) else made
+    if not isinstance(model, Model):
+        raise ConfigError([Problem("model._target_", f"{run.model.name} returned {type(made).__name__}, not a model")])
+    return model
 
 
 def build_state(program: Program) -> None:
@@ -178,11 +190,13 @@ def _zero_batch(program: Program) -> Any:
         raise ConfigError(
             [Problem("data", f"the training data ends after {cardinality} batches; make it endless with .repeat()")]
         )
-    return tf.nest.map_structure(
-        lambda spec: tf.zeros([1, *spec.shape[1:]], spec.dtype) if spec.dtype != tf.string
-        else tf.fill([1, *spec.shape[1:]], ""),
-        dataset.element_spec,
-    )  # fmt: skip
+    return tf.nest.map_structure(zeros, dataset.element_spec)
+
+
+def zeros(spec: tf.TensorSpec, batch_size: int = 1) -> tf.Tensor:
+    """Zeros, or empty strings, of a spec whose first axis is the batch."""
+    shape = [batch_size, *spec.shape[1:]]
+    return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
 
 
 def _num_eval_shards(run: RunConfig, source: DataSource, num_workers: int) -> int:

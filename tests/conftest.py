@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import io
+import itertools
 import json
 import os
 import subprocess
@@ -13,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import run_config
+from rich.console import Console
+from support import MODELS, TRAINING, run_config
 
 from psrun import environment
 
@@ -82,6 +85,40 @@ def cluster_spec():
     from psrun.cluster import inprocess
 
     return {n: inprocess.start(num_workers=n, num_ps=2) for n in (1, 2)}
+
+
+@pytest.fixture
+def train(cluster_spec, images, tmp_path):
+    """Trains in this process as the coordinator does; returns run.json and the run folder.
+
+    Args:
+      into: the folder of a run that is to go on; None for a new one.
+    """
+    from psrun import strategy
+    from psrun.reporting.console import ConsoleSink
+    from psrun.reporting.run_folder import RunFolder
+    from psrun.roles import coordinator
+    from psrun.stop import Stop
+
+    count = itertools.count()
+
+    def run(*overrides: str, num_workers: int = 2, into: RunFolder | None = None) -> tuple[dict[str, Any], RunFolder]:
+        pieces = dict(override.split("=", 1) for override in overrides)
+        model = pieces.get("model", "embedding")
+        small = [*MODELS[model], *([f"data.path={images}"] if model == "cnn" else [])]
+        config = run_config(*TRAINING, *small, *overrides)
+        folder = into or RunFolder.create(tmp_path / f"run{next(count)}", raw={})
+
+        def connect(cluster, partitioner, topology):
+            if not config.parameter_servers:
+                return strategy.connect(cluster, partitioner)
+            return strategy.parameter_servers(cluster_spec[num_workers], partitioner)
+
+        console = ConsoleSink(Console(file=io.StringIO(), width=200))
+        coordinator.run(config, folder, console, Stop(), started_s=time.time(), connect=connect)
+        return json.loads((folder.path / "run.json").read_text()), folder
+
+    return run
 
 
 @pytest.fixture(scope="session")

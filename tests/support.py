@@ -13,6 +13,14 @@ SMALL = {
     "features": ["data.num_train_examples=500", "data.num_eval_examples=100", "data.global_batch_size=32"],
     "regression": ["data.num_train_examples=500", "data.num_eval_examples=100", "data.global_batch_size=32"],
 }
+STEPS = 12
+TRAINING = ["trainer.epochs=2", f"trainer.steps_per_epoch={STEPS}", "trainer.steps_per_execution=5"]
+MODELS = {
+    "dense": SMALL["regression"],
+    "embedding": SMALL["features"],
+    "cnn": ["data.global_batch_size=16", "model.filters=[4]", "model.hidden_units=[8]"],
+    "wide_deep": ["data=features", *SMALL["features"]],
+}
 
 
 def raw_config(*overrides: str) -> dict[str, Any]:

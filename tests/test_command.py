@@ -60,7 +60,7 @@ def test_the_plan_starts_no_server_and_takes_no_memory(psrun):
     assert done.code == 0, done.stderr
     for part in ("embedding/embeddings", "8x20000000", "640.0 MB", "ps-1 ps-0", "worker-1", "Each step of a worker"):
         assert part in done.stdout
-    assert "grpc" not in (done.folder / "logs" / "chief-0.log").read_text().lower()
+    assert "grpc" not in (done.folder / "logs" / "planner.log").read_text().lower()
     assert done.result["bytes_per_step"]["read_bytes"] > 0
 
 

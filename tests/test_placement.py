@@ -11,10 +11,10 @@ from psrun.placement import Planned
 
 def test_shards_go_to_the_parameter_servers_in_turn_and_slots_beside_their_variable():
     variables = [
-        Planned("table", (5, 2), 4, "model"),
-        Planned("bias", (1,), 4, "model"),
-        Planned("iteration", (), 8, "optimizer"),
-        Planned("m/table", (5, 2), 4, "optimizer", beside="table"),
+        Planned("table", (5, 2), "float32", 4, "model"),
+        Planned("bias", (1,), "float32", 4, "model"),
+        Planned("iteration", (), "int64", 8, "optimizer"),
+        Planned("m/table", (5, 2), "float32", 4, "optimizer", beside="table"),
     ]
     placed = placement.predicted(variables, num_ps=2, num_shards=lambda variable: 3)
     assert [(p.variable, p.shard, p.task, p.bytes) for p in placed] == [
@@ -26,7 +26,10 @@ def test_shards_go_to_the_parameter_servers_in_turn_and_slots_beside_their_varia
 
 
 def test_balance_counts_tasks_that_hold_nothing():
-    placed = [placement.Placed("v", 0, "ps-0", 30, "model", (3,)), placement.Placed("w", 0, "ps-1", 10, "model", (1,))]
+    placed = [
+        placement.Placed("v", 0, "ps-0", 30, "model", (3,), "float32"),
+        placement.Placed("w", 0, "ps-1", 10, "model", (1,), "float32"),
+    ]
     assert placement.balance(placed).max_over_mean == 1.5
     assert placement.balance(placed, ("ps-2", "ps-3")).max_over_mean == 3.0
     assert placement.balance([]).max_over_mean == 1.0

@@ -70,7 +70,7 @@ def test_a_run_goes_on_elsewhere(psrun, then):
 def test_another_model_or_optimizer_is_refused_with_what_differs(psrun):
     first = psrun("cluster=none", *QUICK, "trainer.epochs=1")
     for change, said in (
-        ("model.embedding_dim=5", "embedding/embeddings is 8x5 here and 8x20 there"),
+        ("model.embedding_dim=5", "embedding/embeddings is 8x5 float32 here and 8x20 float32 there"),
         ("optimizer=adam", "optimizer: is Adam; the one in"),
         ("checkpoint=none", "checkpoint: 'none' has nothing to resume from"),
     ):

@@ -3,61 +3,24 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
-import time
 
 import numpy as np
 import pytest
 from rich.console import Console
-from support import SMALL, run_config
+from support import MODELS, SMALL, STEPS, run_config
 
 from psrun.errors import ConfigError, DataExhaustedError, Interrupted, NonFiniteLossError, TaskLostError, TrainingError
 from psrun.reporting.console import ConsoleSink
 from psrun.reporting.run_folder import RunFolder
 from psrun.stop import Stop
 
-STEPS = 12
-TRAINING = ["trainer.epochs=2", f"trainer.steps_per_epoch={STEPS}", "trainer.steps_per_execution=5"]
-MODELS = {
-    "dense": SMALL["regression"],
-    "embedding": SMALL["features"],
-    "cnn": ["data.global_batch_size=16", "model.filters=[4]", "model.hidden_units=[8]"],
-    "wide_deep": ["data=features", *SMALL["features"]],
-}
 PARTITIONERS = {
     "none": [],
     "fixed_shards": [],
     "min_size": ["partitioner.min_shard_bytes=200"],
     "max_size": ["partitioner.max_shard_bytes=400", "partitioner.max_shards=3"],
 }
-
-
-@pytest.fixture
-def train(cluster_spec, images, tmp_path):
-    """Trains in this process as the coordinator does; returns run.json and the trained variables by name."""
-    from psrun import strategy
-    from psrun.roles import coordinator
-
-    count = itertools.count()
-
-    def run(*overrides: str, num_workers: int = 2):
-        pieces = dict(override.split("=", 1) for override in overrides)
-        model = pieces.get("model", "embedding")
-        small = [*MODELS[model], *([f"data.path={images}"] if model == "cnn" else [])]
-        config = run_config(*TRAINING, *small, *overrides)
-        folder = RunFolder.create(tmp_path / f"run{next(count)}", raw={})
-
-        def connect(cluster, partitioner, topology):
-            if not config.parameter_servers:
-                return strategy.connect(cluster, partitioner)
-            return strategy.parameter_servers(cluster_spec[num_workers], partitioner)
-
-        console = ConsoleSink(Console(file=io.StringIO(), width=200))
-        coordinator.run(config, folder, console, Stop(), started_s=time.time(), connect=connect)
-        return json.loads((folder.path / "run.json").read_text()), folder
-
-    return run
 
 
 def variables(folder: RunFolder) -> dict[str, np.ndarray]:
@@ -72,8 +35,9 @@ def variables(folder: RunFolder) -> dict[str, np.ndarray]:
 @pytest.mark.inprocess
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
-@pytest.mark.parametrize("partitioner", PARTITIONERS)
-@pytest.mark.parametrize("cluster", ["none", "inprocess"])
+@pytest.mark.parametrize(
+    ("cluster", "partitioner"), [("none", "none"), *(("inprocess", partitioner) for partitioner in PARTITIONERS)]
+)
 def test_every_combination_trains_and_evaluates(train, cluster, partitioner, trainer, model):
     result, folder = train(
         f"cluster={cluster}", f"partitioner={partitioner}", f"trainer={trainer}", f"model={model}",
@@ -241,18 +205,18 @@ def test_what_only_tensorflow_can_tell_is_told_by_key_too(overrides, said, tmp_p
 def test_a_parameter_server_that_is_lost_in_a_save_asks_for_another_start(train, monkeypatch):
     import tensorflow as tf
 
-    from psrun import checkpoint
+    from psrun.checkpoint.checkpoints import Checkpoints
 
     def lost(path):
         raise tf.errors.UnavailableError(None, None, "failed to connect: /job:ps/replica:0/task:1")
 
-    made = checkpoint.Checkpoints.__init__
+    made = Checkpoints.__init__
 
     def init(self, *arguments, **options):
         made(self, *arguments, **options)
         self._write = lost
 
-    monkeypatch.setattr(checkpoint.Checkpoints, "__init__", init)
+    monkeypatch.setattr(Checkpoints, "__init__", init)
     with pytest.raises(TaskLostError, match="ps-1 was lost") as caught:
         train("model=embedding")
     assert caught.value.exit_code == 175

@@ -28,8 +28,7 @@ class Flights(ArraySource):
 
     Flights without an arrival delay (cancelled or diverted) are left out and counted. The rest is put in the order of
     scheduled departure; the last `eval_fraction` of it is the evaluation set. Vocabularies are those of the training
-    part; what appears later is out of vocabulary. The distance is standardised by the training part's mean and
-    deviation.
+    part; what appears later is out of vocabulary. The distance is in miles.
 
     Args:
       eval_fraction: of all flights.
@@ -47,14 +46,11 @@ class Flights(ArraySource):
         train, evaluation = split(flights.known, eval_fraction)
         if evaluate_on == "validation":
             train, evaluation = split(train, eval_fraction)
-        mean, deviation = train["distance"].mean(), train["distance"].std()
 
         def examples(part: pd.DataFrame) -> tuple[dict[str, np.ndarray], np.ndarray]:
             columns = {name: np.array(part[name].tolist(), dtype=bytes)[:, np.newaxis] for name in STRINGS}
             columns |= {name: part[name].to_numpy(np.int64)[:, np.newaxis] for name in INTEGERS}
-            columns["distance"] = ((part["distance"].to_numpy(np.float32) - mean) / deviation)[:, np.newaxis].astype(
-                np.float32
-            )
+            columns["distance"] = part["distance"].to_numpy(np.float32)[:, np.newaxis]
             return columns, late(part)[:, np.newaxis].astype(np.float32)
 
         features = {name: Feature((1,), tf.string, tuple(sorted(train[name].unique()))) for name in STRINGS}
@@ -62,7 +58,8 @@ class Flights(ArraySource):
             name: Feature((1,), tf.int64, tuple(int(value) for value in sorted(train[name].unique())))
             for name in INTEGERS
         }
-        features["distance"] = Feature((1,), tf.float32)
+        mean, deviation = float(train["distance"].mean()), float(train["distance"].std())
+        features["distance"] = Feature((1,), tf.float32, mean=mean, deviation=deviation)
         super().__init__(
             features=features,
             task="binary",

@@ -14,11 +14,19 @@ Task = Literal["binary", "multiclass", "regression"]
 
 @dataclass(frozen=True)
 class Feature:
-    """One named input: the shape and dtype of one example's value, and the values it can take where they are known."""
+    """One named input, as it comes from the outside: what is done to it before a network sees it is the model's part.
+
+    Attributes:
+      shape, dtype: of one example's value.
+      vocabulary: the values it can take, where they are known.
+      mean, deviation: of floats, over the training examples; models standardise by them.
+    """
 
     shape: tuple[int, ...]
     dtype: tf.DType
     vocabulary: tuple[str, ...] | tuple[int, ...] | None = None
+    mean: float = 0.0
+    deviation: float = 1.0
 
 
 class DataSource(Protocol):

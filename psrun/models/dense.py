@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import tf_keras
 
 from psrun.data.source import DataSource
-from psrun.models.model import floats, head, hidden, inputs
+from psrun.models.model import Model, floats, head, hidden, network_inputs, prepared
 
 
-def dense(source: DataSource, *, hidden_units: Sequence[int] = (64, 32)) -> tf_keras.Model:
+def dense(source: DataSource, *, hidden_units: Sequence[int] = (64, 32)) -> Model:
     """ReLU layers of `hidden_units` over all float features."""
-    tensors = inputs(dict(source.features))
-    return tf_keras.Model(tensors, head(hidden(floats(tensors), hidden_units), source))
+    preprocessing, num_ids = prepared(source)
+    tensors = network_inputs(source, num_ids)
+    return Model(tf_keras.Model(tensors, head(hidden(floats(tensors), hidden_units), source)), preprocessing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tf_keras
 
 from psrun.data.source import DataSource
-from psrun.models.model import Model, concatenated, head, lookups, network_inputs
+from psrun.models.model import Model, concatenated, head, network_inputs, prepared
 
 
 def embedding(source: DataSource, *, embedding_dim: int = 20) -> Model:
@@ -13,7 +13,7 @@ def embedding(source: DataSource, *, embedding_dim: int = 20) -> Model:
 
     The tables have shape (vocabulary + 1, embedding_dim); row 0 is for values outside the vocabulary.
     """
-    preprocessing, num_ids = lookups(source)
+    preprocessing, num_ids = prepared(source)
     tensors = network_inputs(source, num_ids)
     averaged = [
         tf_keras.layers.GlobalAveragePooling1D()(tf_keras.layers.Embedding(size, embedding_dim)(tensors[name]))

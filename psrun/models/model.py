@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
 from psrun.data.source import DataSource, Feature
+from psrun.errors import ExportError
 
 Preprocessing = Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]
 
@@ -35,29 +37,35 @@ def inputs(features: dict[str, Feature]) -> dict[str, tf_keras.Input]:
     return {name: tf_keras.Input(feature.shape, dtype=feature.dtype, name=name) for name, feature in features.items()}
 
 
-def lookups(source: DataSource) -> tuple[tf_keras.Model | None, dict[str, int]]:
-    """Preprocessing that replaces each feature with a vocabulary by ids; other features pass.
+def prepared(source: DataSource) -> tuple[tf_keras.Model | None, dict[str, int]]:
+    """Preprocessing that replaces each feature with a vocabulary by ids, and standardises floats; others pass.
 
     Returns:
-      The preprocessing (None where no feature has a vocabulary), and the number of ids of each feature that has one.
+      The preprocessing (None where nothing is to be done), and the number of ids of each feature that has a vocabulary.
       Id 0 stands for values outside the vocabulary.
     """
     raw = inputs(dict(source.features))
-    layers = {
+    lookups = {
         name: (tf_keras.layers.StringLookup if feature.dtype == tf.string else tf_keras.layers.IntegerLookup)(
             vocabulary=list(feature.vocabulary), num_oov_indices=1, name=f"{name}_ids"
         )
         for name, feature in source.features.items()
         if feature.vocabulary is not None
     }
+    scalings = {
+        name: tf_keras.layers.Rescaling(1 / feature.deviation, -feature.mean / feature.deviation, name=f"{name}_scaled")
+        for name, feature in source.features.items()
+        if (feature.mean, feature.deviation) != (0.0, 1.0)
+    }
+    layers = {**lookups, **scalings}
     if not layers:
         return None, {}
     outputs = {name: layers[name](tensor) if name in layers else tensor for name, tensor in raw.items()}
-    return tf_keras.Model(raw, outputs), {name: layer.vocabulary_size() for name, layer in layers.items()}
+    return tf_keras.Model(raw, outputs), {name: layer.vocabulary_size() for name, layer in lookups.items()}
 
 
 def network_inputs(source: DataSource, num_ids: dict[str, int]) -> dict[str, tf_keras.Input]:
-    """Keras inputs for what `lookups` gives: int64 ids in place of features with a vocabulary."""
+    """Keras inputs for what `prepared` gives: int64 ids in place of features with a vocabulary."""
     features = {
         name: Feature(feature.shape, tf.int64) if name in num_ids else feature
         for name, feature in source.features.items()
@@ -95,3 +103,20 @@ def concatenated(tensors: list[tf.Tensor]) -> tf.Tensor:
     if not tensors:
         raise ValueError("the data has no features that this model can use")
     return tensors[0] if len(tensors) == 1 else tf_keras.layers.Concatenate()(tensors)
+
+
+def refuse_single_files(network: tf_keras.Model) -> None:
+    """Makes `save` and `save_weights` of a sharded model refuse .keras and .h5: they save, and cannot be loaded."""
+
+    def refusing(method: Callable[..., None]) -> Callable[..., None]:
+        def call(filepath: Any, *arguments: Any, **options: Any) -> None:
+            if str(filepath).endswith((".keras", ".h5", ".hdf5")) or options.get("save_format") in ("keras", "h5"):
+                raise ExportError(
+                    f"{filepath}: Keras writes .keras and .h5 files of variables that are cut in shards, but cannot "
+                    "load them again; export.at_end=true or mode=export write a SavedModel that loads anywhere"
+                )
+            method(filepath, *arguments, **options)
+
+        return call
+
+    network.save, network.save_weights = refusing(network.save), refusing(network.save_weights)

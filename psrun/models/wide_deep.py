@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.data.source import DataSource
-from psrun.models.model import Model, concatenated, head, hidden, lookups, network_inputs
+from psrun.models.model import Model, concatenated, head, hidden, network_inputs, prepared
 
 
 def wide_deep(
@@ -19,7 +19,7 @@ def wide_deep(
     Both parts meet in the last layer, as in the paper. Tables are (vocabulary + 1, 1) and (vocabulary + 1,
     embedding_dim), one of each a feature with a vocabulary; row 0 is for values outside the vocabulary.
     """
-    preprocessing, num_ids = lookups(source)
+    preprocessing, num_ids = prepared(source)
     tensors = network_inputs(source, num_ids)
     layers = tf_keras.layers
     wide, deep = [], []

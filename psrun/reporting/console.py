@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
@@ -21,6 +21,11 @@ _PLAIN_EVERY_S = 10.0
 def numbers(metrics: Mapping[str, float]) -> str:
     """'loss 0.1234  auc 0.9'."""
     return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def warner(console: Console) -> Callable[[str], None]:
+    """What tells a person of something that is not as it should be."""
+    return lambda text: console.print(f"[yellow]warning:[/yellow] {text}", highlight=False, soft_wrap=True)
 
 
 def placement_table(placed: Sequence[Placed], title: str, *, most: int = 24) -> Group:
@@ -119,7 +124,7 @@ class ConsoleSink:
         self._print(f"  evaluation ({data['mode']}, {data['examples_seen']} examples)  {numbers(data['metrics'])}")
 
     def _show_warning(self, event: Event) -> None:
-        self._print(f"[yellow]warning:[/yellow] {event.data['message']}")
+        warner(self._console)(event.data["message"])
 
     def _show_restored(self, event: Event) -> None:
         self._print(f"goes on from step {event.step} ({event.data['path']})")
@@ -137,6 +142,9 @@ class ConsoleSink:
             f"[green]recovered[/green] from the loss of {data['task']} after {data['seconds']:.1f} s, "
             f"{data['steps_lost']} steps lost"
         )
+
+    def _show_export(self, event: Event) -> None:
+        self._print(f"exported step {event.step} to {event.data['path']}")
 
     def _show_end(self, event: Event) -> None:
         first_s = event.data["time_to_first_step_s"]

@@ -10,8 +10,10 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from psrun import choices, placement, program, strategy
-from psrun.checkpoint import Checkpoints, Position
+from psrun import choices, export, placement, program, strategy, trained
+from psrun.checkpoint.checkpoints import Checkpoints
+from psrun.checkpoint.manifest import Position
+from psrun.checkpoint.store import Store
 from psrun.cluster import files
 from psrun.cluster.recoveries import Recoveries, Sign
 from psrun.cluster.topology import Topology
@@ -25,6 +27,7 @@ from psrun.reporting.summaries import Summaries
 from psrun.roles import server
 from psrun.stop import Stop
 from psrun.training import custom_loop, failures, fit
+from psrun.training.saving import Saving
 from psrun.training.session import Lockstep, Session
 
 TRAINERS = {"custom_loop": custom_loop.trainer, "fit": fit.trainer}
@@ -209,25 +212,23 @@ def _train(
     built: program.Program, train: Any, folder: RunFolder, reporter: Reporter, heart: _Heart, stop: Stop
 ) -> None:
     run_config = built.config
-    checkpoints, start = None, Position()
+    saving, start = None, Position()
     if isinstance(run_config.checkpoint, choices.EpochCheckpoints):
-        checkpoints = Checkpoints(built, folder.checkpoints, max_to_keep=run_config.checkpoint.max_to_keep)
-        found = checkpoints.restore(folder.whole.checkpoints, lambda text: reporter.emit("warning", message=text))
-        if found:
-            path, start = found
+        checkpoints = Checkpoints(built, Store(folder.checkpoints), run_config.checkpoint)
+        saving = Saving(checkpoints, run_config.checkpoint, reporter, folder)
+        found = saving.restore()
+        start = found.position if found else start
     synchronous = isinstance(run_config.cluster, choices.MultiWorkerMirrored)
     session = Session(
         built,
         reporter,
         evaluation=DirectEvaluation(built) if isinstance(run_config.evaluation, choices.Direct) else None,
-        checkpoints=checkpoints,
+        saving=saving,
         folder=folder,
         start=start,
         stop=stop,
         lockstep=Lockstep(files.stop_marker(folder.whole.path), leads=folder.whole is folder) if synchronous else None,
     )
-    if start != Position():
-        reporter.emit("restored", step=session.first_step, path=path, epochs=start.epochs, steps=start.steps)
     heart.session = session
     session.monitor.start()
     stop.defer(_STOP_WITHIN_S)
@@ -235,6 +236,10 @@ def _train(
         train(built, session)
         if start.epochs >= run_config.trainer.epochs:
             session.catch_up()
+        session.training_ends()
+        if run_config.export.at_end and folder.whole is folder:
+            session.monitor.state = "exporting"
+            _export(built, folder, reporter)
     finally:
         session.monitor.stop()
         first_s = folder.stored().get("time_to_first_step_s")  # of the process before this one, if there was one
@@ -243,6 +248,14 @@ def _train(
     result = folder.stored()
     told = ("metrics", "time_to_first_step_s", "steps_per_s", "examples_per_s")
     reporter.emit("end", step=session.monitor.last_step, **{key: result.get(key) for key in told})
+
+
+def _export(built: program.Program, folder: RunFolder, reporter: Reporter) -> None:
+    store = Store(folder.checkpoints)
+    found = trained.load(built.config, built.source, store, lambda text: reporter.emit("warning", message=text))
+    path = export.write(found, folder.path / "export")
+    folder.update(export=str(path))
+    reporter.emit("export", step=found.checkpoint.step, path=str(path))
 
 
 def _result(session: Session, reporter: Reporter) -> dict[str, Any]:

@@ -49,7 +49,8 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     """Prints the plan and records it."""
     source = program.load_source(run_config)
     plan = make(run_config, source)
-    folder.update(placement=[asdict(shard) for shard in plan.placed], bytes_per_step=asdict(plan.traffic))
+    if run_config.resume is None:
+        folder.update(placement=[asdict(shard) for shard in plan.placed], bytes_per_step=asdict(plan.traffic))
     show(plan, run_config, source.num_train_examples, console)
 
 
@@ -106,14 +107,13 @@ def _place(recorder: _Recorder, built: program.Program, run_config: RunConfig) -
     for variable in recorder.made:
         kind, name = kinds.get(id(variable), "other"), placement.split_name(variable.name)[0]
         beside = next((other for other in names if other in name), None) if kind == "optimizer" else None
-        planned.append(Planned(name, tuple(variable.shape), variable.dtype.size, kind, beside))
+        planned.append(Planned(name, tuple(variable.shape), variable.dtype.name, variable.dtype.size, kind, beside))
     _, num_ps = _size(run_config)
     partition = strategy.make_partitioner(run_config.partitioner) if num_ps else None
-    dtypes = {4: tf.float32, 8: tf.int64, 2: tf.float16, 1: tf.int8}
 
     def num_shards(variable: Planned) -> int:
         assert partition is not None
-        return partition(tf.TensorShape(variable.shape), dtypes[variable.value_bytes])[0]
+        return partition(tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype))[0]
 
     placed = placement.predicted(planned, num_ps=num_ps, num_shards=num_shards if partition else None)
     return [shard for shard in placed if shard.kind != "other"]
@@ -122,9 +122,7 @@ def _place(recorder: _Recorder, built: program.Program, run_config: RunConfig) -
 def _traffic(built: program.Program) -> dict[str, Traffic]:
     """Bytes a step by variable, from the shapes of one step's gradients."""
     spec = built.train_dataset().element_spec
-    batch = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype) if s.dtype != tf.string
-                                  else tf.fill(s.shape, ""), spec)  # fmt: skip
-    features, label = batch
+    features, label = tf.nest.map_structure(lambda s: program.zeros(s, batch_size=s.shape[0]), spec)
     with tf.GradientTape() as tape:
         prediction = built.network(features, training=True)
         loss = built.network.compute_loss(features, label, prediction)

@@ -47,17 +47,27 @@ def make(run: RunConfig) -> list[tf_keras.callbacks.Callback]:
 class Epochs(tf_keras.callbacks.Callback):
     """Tells the session of each epoch. Put first: what it adds to the logs is there for the callbacks after it."""
 
-    _supports_tf_logs = True
-
-    def __init__(self, session: Session, steps_per_epoch: int) -> None:
+    def __init__(self, session: Session) -> None:
         super().__init__()
-        self._steps = steps_per_epoch
+        self._supports_tf_logs = True  # takes results as they are: reading them would wait for the step
         self._session = session
         self._joined = False
+        self._scheduled = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._joined = False
+        self._joined, self._scheduled = False, 0
         self._session.epoch_begins()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        num_steps, self._scheduled = (
+            batch + 1 - self._scheduled,
+            batch + 1,
+        )  # under parameter servers scheduled, not done
+        if self._session.steps_scheduled(num_steps):
+            coordinator = self._session.program.distribution.coordinator
+            if coordinator is not None:
+                coordinator.join()
+            self._session.save()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._join()
@@ -65,8 +75,6 @@ class Epochs(tf_keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._join()
         logs = {} if logs is None else logs
-        cut = self._session.stop.requested.is_set()  # perhaps; how many steps Keras had scheduled it does not say
-        self._session.scheduled += min(self._steps, self._session.steps_in_epoch) if cut else self._steps
         logs.pop(_SEEN, None)
         validation = {name[4:]: float(value) for name, value in logs.items() if name.startswith("val_")}
         metrics = {name: float(value) for name, value in logs.items() if not name.startswith("val_")}
@@ -83,10 +91,9 @@ class Epochs(tf_keras.callbacks.Callback):
 class StopTogether(tf_keras.callbacks.Callback):
     """Stops this process after the same execution as the others that train in lockstep with it."""
 
-    _supports_tf_logs = True
-
     def __init__(self, session: Session, lockstep: Lockstep) -> None:
         super().__init__()
+        self._supports_tf_logs = True
         self._session, self._lockstep = session, lockstep
         self._done = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +37,9 @@ def _train(program: Program, session: Session) -> None:
             session.check_loss()
             num_steps = min(trainer.steps_per_execution, trainer.steps_per_epoch - first)
             schedule(num_steps)
-            session.scheduled += num_steps
+            if session.steps_scheduled(num_steps):
+                join()
+                session.save()
         join()
         session.steps_joined()
         done = 0
@@ -48,12 +51,10 @@ def _scheduler(program: Program, session: Session) -> tuple[Callable[[int], None
     strategy, coordinator = program.distribution.strategy, program.distribution.coordinator
     steps = _packed_steps(program)
     if coordinator is None:
-        iterator = iter(strategy.experimental_distribute_dataset(program.train_dataset(first_step=session.first_step)))
+        iterator = iter(strategy.experimental_distribute_dataset(session.train_dataset()()))
         return lambda num_steps: steps(iterator, tf.constant(num_steps)), lambda: None
 
-    def dataset() -> tf.data.Dataset:
-        return program.train_dataset(context=coordinator, first_step=session.first_step)
-
+    dataset = functools.partial(session.train_dataset(), context=coordinator)
     iterator = iter(coordinator.create_per_worker_dataset(dataset))
     most = IN_FLIGHT_PER_WORKER * program.distribution.num_workers
     in_flight: deque[Any] = deque()

@@ -55,7 +55,7 @@ def _train(made: list[Any], program: Program, session: Session) -> None:
 
 def _fit(made: list[Any], program: Program, session: Session, epochs: range, steps_per_epoch: int) -> None:
     run = program.config
-    dataset = functools.partial(program.train_dataset, first_step=session.first_step)
+    dataset = session.train_dataset()
     data: Any = dataset()
     if program.distribution.coordinator is not None:
         data = tf_keras.utils.experimental.DatasetCreator(dataset)
@@ -68,7 +68,7 @@ def _fit(made: list[Any], program: Program, session: Session, epochs: range, ste
             initial_epoch=epochs.start,
             epochs=epochs.stop,
             steps_per_epoch=steps_per_epoch,
-            callbacks=[callbacks.Epochs(session, steps_per_epoch), *made],
+            callbacks=[callbacks.Epochs(session), *made],
             verbose=0,
             **validation,
         )

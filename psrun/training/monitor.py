@@ -69,8 +69,12 @@ class Monitor:
     def epoch_begins(self, epoch: int) -> None:
         self._epoch = epoch
         if self.first_step_s is not None:
-            self.state, self.step_at_s = "training", time.time()
+            self.goes_on()
         self._training.set()
+
+    def goes_on(self) -> None:
+        """The steps of the running epoch go on after a pause."""
+        self.state, self.step_at_s = "training", time.time()
 
     def epoch_ends(self, step: int) -> None:
         """The epoch's steps are joined, `step` have been applied in all; nothing is read until the next begins."""

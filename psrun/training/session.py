@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import tensorflow as tf
+
 from psrun import atomic, choices
-from psrun.checkpoint import Checkpoints, Position
+from psrun.checkpoint.manifest import Position
 from psrun.errors import DataExhaustedError, NonFiniteLossError
 from psrun.evaluation.direct import DirectEvaluation, Evaluation
 from psrun.program import Program
@@ -17,6 +20,7 @@ from psrun.reporting.events import Reporter
 from psrun.reporting.run_folder import RunFolder
 from psrun.stop import Stop
 from psrun.training.monitor import Monitor, iterations
+from psrun.training.saving import Saving
 
 
 def data_ended(step: int, planned: int) -> DataExhaustedError:
@@ -70,7 +74,7 @@ class Session:
 
     Args:
       evaluation: None where nothing is evaluated here.
-      checkpoints: None where none are taken.
+      saving: None where no checkpoints are taken.
       folder: takes what belongs in the run's result.
       start: where the training goes on from; the program's variables are those of that moment.
       stop: asked between executions whether to end early.
@@ -86,20 +90,21 @@ class Session:
         reporter: Reporter,
         *,
         evaluation: DirectEvaluation | None,
-        checkpoints: Checkpoints | None,
+        saving: Saving | None,
         folder: RunFolder,
         start: Position,
         stop: Stop,
         lockstep: Lockstep | None = None,
     ) -> None:
         self.program, self._reporter, self._folder = program, reporter, folder
-        self._evaluation, self._checkpoints = evaluation, checkpoints
+        self._evaluation, self._saving = evaluation, saving
         self.start, self.stop, self.lockstep = start, stop, lockstep
         self.first_step = iterations(program)
         self.monitor = Monitor(program, reporter, first_step=self.first_step)
         self.totals = Totals()
         self.scheduled = 0
-        self._epoch, self._steps_before = start.epochs, start.steps
+        self._epoch, self._into, self._paused_s = start.epochs, start.steps, 0.0
+        self._stream = self.first_step if start.stream is None else start.stream
         self._began_s, self._joined_s, self._step = 0.0, 0.0, self.first_step
 
     @property
@@ -110,11 +115,6 @@ class Session:
         return {"applied": applied, "scheduled": scheduled, "repeated": max(0, applied - scheduled)}
 
     @property
-    def steps_in_epoch(self) -> int:
-        """Steps applied in the epoch that was joined last."""
-        return self.monitor.last_step - self._step
-
-    @property
     def steps_repeated(self) -> int:
         """Steps applied more often than scheduled, in this process: a worker died after its step was applied."""
         return max(0, self.monitor.last_step - self.first_step - self.scheduled)
@@ -123,13 +123,43 @@ class Session:
         """Does the evaluation of a training that is whole, if the process before this one did not get to it."""
         evaluated = (self._folder.stored().get("evaluation") or {}).get("step")
         if self._evaluation is not None and evaluated != self.first_step:
-            self._evaluated(self._evaluation.evaluate(self.first_step))
+            found = self._evaluated(self._evaluation.evaluate(self.first_step))
+            if self._saving:
+                self._saving.evaluated(self.first_step, found)
+
+    def train_dataset(self) -> Callable[..., tf.data.Dataset]:
+        """Makes the training data from the step reached now on; for this process, or for each worker.
+
+        One stream of batches goes on where it was left; where each worker has its own, they begin anew, each time
+        shuffled differently.
+        """
+        step = iterations(self.program)
+        if self.program.distribution.coordinator is not None:
+            return functools.partial(self.program.train_dataset, first_step=step)
+        return functools.partial(
+            self.program.train_dataset, first_step=self._stream, num_batches_done=step - self._stream
+        )
 
     def epoch_begins(self) -> None:
         """Call before the first step of each epoch is scheduled."""
         self._epoch += 1
+        self._paused_s = 0.0
         self._began_s = time.monotonic()
         self.monitor.epoch_begins(self._epoch)
+
+    def steps_scheduled(self, num_steps: int) -> bool:
+        """Call when steps were scheduled; returns whether to join them now, for `save`."""
+        self.scheduled += num_steps
+        self._into += num_steps
+        within = self._into < self.program.config.trainer.steps_per_epoch
+        return self._saving is not None and self._saving.due(self.scheduled) and within
+
+    def save(self) -> None:
+        """Takes a checkpoint within an epoch. Call when every step scheduled so far is done."""
+        began_s = time.monotonic()
+        self._save(iterations(self.program), Position(self._epoch - 1, self._into))
+        self.monitor.goes_on()
+        self._paused_s += time.monotonic() - began_s
 
     def steps_joined(self) -> None:
         """Call when every step of the epoch is done, before anything else is."""
@@ -160,16 +190,17 @@ class Session:
         """
         step = iterations(self.program)
         self._loss_is(metrics.get("loss", 0.0))
-        into = self._steps_before + step - self._step
-        if self._stops() and into < self.program.config.trainer.steps_per_epoch:
-            self._save(step, Position(self._epoch - 1, into))
+        trainer = self.program.config.trainer
+        if self._stops() and self._into < trainer.steps_per_epoch:
+            self._save(step, Position(self._epoch - 1, self._into))
             self.stop.raise_if_requested()
         self._report_epoch(step, metrics)
         if step - self.first_step < self.scheduled:
             # Keras only warns of data that ends; steps may be run twice, but never fewer than were scheduled.
             raise data_ended(step, self.first_step + self.scheduled)
-        self._steps_before = 0
-        self._save(step, Position(self._epoch, 0))
+        self._into = 0
+        if self._stops() or (self._saving and self._saving.due_after(self._epoch, last=self._epoch == trainer.epochs)):
+            self._save(step, Position(self._epoch, 0))
         found = {}
         if validation is not None:
             seen, values = validation
@@ -179,20 +210,25 @@ class Session:
         if self._evaluation is not None and self._due():
             self.monitor.state = "evaluating"
             found = self._evaluated(self._evaluation.evaluate(step))
+        if self._saving:
+            self._saving.evaluated(step, {**metrics, **found})
         return found
+
+    def training_ends(self) -> None:
+        """Call when the trainer is done, perhaps before the last epoch: what was trained is in a checkpoint."""
+        step = iterations(self.program)
+        if self._saving and step != self.first_step:
+            self._save(step, Position(self._epoch, 0))
 
     def _stops(self) -> bool:
         """Whether this process is to end now: one of many that do the same steps ends where all of them do."""
         return self.stop.requested.is_set() if self.lockstep is None else self.lockstep.agreed
 
     def _save(self, step: int, position: Position) -> None:
-        if self._checkpoints is None:
-            return
-        self.monitor.state = "saving"
-        began_s = time.monotonic()
-        path = self._checkpoints.save(step, position)
-        self._reporter.emit("checkpoint", step=step, path=path, seconds=round(time.monotonic() - began_s, 3))
-        self._folder.append("checkpoints", {"path": path, "step": step, "good": True})
+        if self._saving is not None:
+            self.monitor.state = "saving"
+            one_stream = self.program.distribution.coordinator is None
+            self._saving.save(step, replace(position, stream=self._stream if one_stream else None))
 
     def _report_epoch(self, step: int, metrics: Mapping[str, float]) -> None:
         monitor, trainer = self.monitor, self.program.config.trainer
@@ -200,7 +236,7 @@ class Session:
         if self._step == self.first_step and monitor.first_step_count < step and monitor.first_step_s is not None:
             # Tracing and connecting are told as the time to the first step, not as slow steps.
             steps, began_s = step - monitor.first_step_count, monitor.first_step_s
-        seconds = self._joined_s - began_s
+        seconds = self._joined_s - began_s - self._paused_s
         self.totals.steps += steps
         self.totals.seconds += seconds
         self._folder.update(metrics=dict(metrics), steps=self.steps)
@@ -212,7 +248,7 @@ class Session:
             epoch=self._epoch,
             epochs=trainer.epochs,
             metrics=dict(metrics),
-            seconds=round(self._joined_s - self._began_s, 3),
+            seconds=round(self._joined_s - self._began_s - self._paused_s, 3),
             steps_per_s=steps / seconds,
             examples_per_s=steps / seconds * self.program.config.data.global_batch_size,
             steps_repeated=self.steps_repeated,

@@ -1,0 +1,155 @@
+"""What a checkpoint of a large table costs: time, bandwidth beside a plain copy of the same bytes, memory of the chief.
+
+    python benchmarks/checkpoint.py [--rows N] [--repetitions N] [--folder FOLDER] [--json FILE]
+
+Each repetition is one `psrun cluster=local` of one worker and two parameter servers with a table of N x 16 float32
+(1 GiB) and an Adagrad accumulator of the same size, which takes a few checkpoints; then the same run resumed; then
+`psrun checkpoint verify`. Between them the files of a checkpoint are copied on the same disk. The chief's memory is
+read every 20 ms; what is told is the most while it saves or restores less what it was right before. The training
+pauses for as long as a save takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from running import Cluster
+
+from psrun import atomic
+
+BENCHMARKS = Path(__file__).parent
+_MIB = 1 << 20
+_WITHIN_S = 300.0
+_SAMPLE_S = 0.02
+COMMON = (
+    "--config-dir", str(BENCHMARKS / "conf"), "model=big_table", "cluster=local", "cluster.num_workers=1",
+    "cluster.num_ps=2", "partitioner=fixed_shards", "partitioner.num_shards=2", "evaluation=none",
+    "trainer.steps_per_epoch=5", "checkpoint.max_to_keep=1",
+)  # fmt: skip
+
+
+class Memory:
+    """Resident bytes of the chief over time, on the clock of `time.time`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._process = cluster.task("chief-0")
+        self._samples: list[tuple[float, int]] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_SAMPLE_S):
+            try:
+                self._samples.append((time.time(), self._process.memory_info().rss))
+            except psutil.NoSuchProcess:
+                return
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def growth(self, began_s: float, ended_s: float) -> float:
+        """MiB, from right before to the most between two times."""
+        before = [size for at, size in self._samples if at < began_s][-1]
+        return (max(size for at, size in self._samples if began_s <= at <= ended_s) - before) / _MIB
+
+
+def _run(root: Path, *arguments: str) -> tuple[Cluster, Memory]:
+    cluster = Cluster(root, *COMMON, *arguments, PYTHONPATH=str(BENCHMARKS))
+    try:
+        memory = Memory(cluster)
+        code = cluster.end(within_s=_WITHIN_S)
+        memory.stop()
+    finally:
+        cluster.close()
+    assert code == 0, cluster.stderr
+    return cluster, memory
+
+
+def _span(cluster: Cluster, event: dict) -> tuple[float, float]:
+    """When what the event tells of began and ended, as of `time.time`."""
+    ended_s = cluster.result["started_s"] + event["wall_s"]
+    return ended_s - event["seconds"], ended_s
+
+
+def _copied(files: list[Path], folder: Path) -> tuple[float, float]:
+    """Seconds to copy the files, and to copy them and have them on disk."""
+    folder.mkdir()
+    began_s = time.monotonic()
+    copies = [Path(shutil.copyfile(file, folder / file.name)) for file in files]
+    copied_s = time.monotonic() - began_s
+    for copy in copies:
+        atomic.sync(copy)
+    synced_s = time.monotonic() - began_s
+    shutil.rmtree(folder)
+    return copied_s, synced_s
+
+
+def _one(root: Path, rows: int) -> dict[str, float]:
+    found: dict[str, float] = {}
+    cluster, memory = _run(root, f"model.rows={rows}", "trainer.epochs=4")
+    saves = cluster.events("checkpoint")[1:]  # the first one finds no file to remove
+    files = sorted((cluster.folder / "checkpoints").glob("ckpt-*"))
+    size = sum(file.stat().st_size for file in files)
+    found["bytes"] = size
+    found["save s (the training pauses)"] = statistics.median(event["seconds"] for event in saves)
+    found["chief grows in a save, MiB"] = max(memory.growth(*_span(cluster, event)) for event in saves)
+    found["copy s"], found["copy, on disk s"] = _copied(files, root / "copy")
+    resumed, memory = _run(root, "trainer.epochs=4", f"resume='{cluster.folder}'", f"hydra.run.dir='{cluster.folder}'")
+    restored = resumed.events("restored")[-1]
+    found["restore s"] = restored["seconds"]
+    found["chief grows in a restore, MiB"] = memory.growth(*_span(resumed, restored))
+    began_s = time.monotonic()
+    subprocess.run([sys.executable, "-m", "psrun", "checkpoint", "verify", str(cluster.folder)], check=True,
+                   stdout=subprocess.DEVNULL)  # fmt: skip
+    found["verify s"] = time.monotonic() - began_s
+    found["verify holds at most, MiB"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1 << 24)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="where to put the runs (default: the folder for temporary files)")
+    parser.add_argument("--json", type=Path, help="file for every measurement")
+    options = parser.parse_args()
+    console = Console(highlight=False, soft_wrap=True)
+    runs = []
+    for _ in range(options.repetitions):
+        with tempfile.TemporaryDirectory(prefix="psrun-checkpoint-", dir=options.folder) as root:
+            runs.append(_one(Path(root), options.rows))
+        console.print("  ".join(f"{name} {value:.2f}" for name, value in runs[-1].items()))
+    table = Table("", "median (least to most)", "MB/s", "of a copy that is on disk", box=None, pad_edge=False)
+    size = runs[0]["bytes"]
+    for name in runs[0]:
+        values = [run[name] for run in runs]
+        middle = statistics.median(values)
+        rate = ratio = ""
+        if " s" in name:
+            rate = f"{size / middle / 1e6:,.0f}"
+            ratio = f"{statistics.median(run['copy, on disk s'] / run[name] for run in runs):.2f}"
+        table.add_row(name, f"{middle:,.2f} ({min(values):,.2f} to {max(values):,.2f})", rate, ratio)
+    console.print(table)
+    if options.json:
+        options.json.write_text(json.dumps(runs, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Writing and restoring the checkpoints of a program, when no step runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+
+import tensorflow as tf
+
+from psrun import choices, placement
+from psrun.checkpoint import manifest
+from psrun.checkpoint.manifest import Contents, Manifest, Position
+from psrun.checkpoint.store import PREFIX, Store
+from psrun.errors import CheckpointError, ConfigError, Problem
+from psrun.program import Program
+
+
+class Checkpoints:
+    """Keeps checkpoints of a program in a store. The optimizer must be built already.
+
+    Args:
+      keep: which ones.
+
+    Raises:
+      ConfigError: the metric of the best one is none that the program has.
+    """
+
+    def __init__(self, program: Program, store: Store, keep: choices.EpochCheckpoints) -> None:
+        self.store, self._keep = store, keep
+        self._checkpoint = tf.train.Checkpoint(model=program.network, optimizer=program.optimizer)
+        self._contents = contents(program)
+        self._config_sha256 = manifest.digest(program.config.raw)
+        if keep.best_metric is not None:
+            _check_metric(keep.best_metric, program)
+        # Traced once, before the training. TensorFlow's own managers trace anew for every checkpoint; each trace is
+        # told to all workers with Python's lock held: one that hangs would stop every thread of this process.
+        self._write = tf.function(self._checkpoint.write).get_concrete_function(tf.TensorSpec([], tf.string))
+
+    def save(self, step: int, position: Position) -> list[int]:
+        """Writes a checkpoint named after `step`. Call after a join: while steps run it would be torn.
+
+        Only when all of it is on disk is it the latest one, and are older ones removed.
+
+        Returns:
+          The steps of the checkpoints that there are now, the newest first.
+
+        Raises:
+          CheckpointError: the disk is full or the folder cannot be written to; what was complete before still is.
+        """
+        store = self.store
+        try:
+            store.make_room(step)
+            self._write(tf.constant(store.prefix(step)))
+            store.complete(Manifest(step, position, self._contents, self._config_sha256, saved_at=""))
+            self._point_to(step, store.steps())
+            kept = store.prune(step, self._keep.max_to_keep)
+            self._point_to(step, kept)
+        except tf.errors.UnavailableError:
+            raise  # not the disk: a task was lost
+        except (tf.errors.OpError, OSError) as error:
+            with contextlib.suppress(OSError):
+                store.make_room(step)  # a full disk is not left fuller
+            raise CheckpointError(f"no checkpoint could be written at step {step}: {error}") from error
+        return kept
+
+    def _point_to(self, newest: int, steps: list[int]) -> None:
+        """Makes `newest` the latest for TensorFlow's own tools too."""
+        names = [f"{PREFIX}-{step}" for step in (newest, *(step for step in steps if step != newest))]
+        # Names only: the folder may be moved.
+        tf.compat.v1.train.update_checkpoint_state(str(self.store.folder.resolve()), names[0], names[::-1])
+
+    def restore(self, store: Store, warn: Callable[[str], None]) -> Manifest | None:
+        """Restores the newest good checkpoint in `store`; None where there never was any.
+
+        All of it is read before any variable is touched; a damaged one is passed over with a warning.
+
+        Raises:
+          CheckpointError: there are checkpoints and none is good.
+          ConfigError: the newest good one is of another model or optimizer.
+        """
+        found = store.choose("latest", warn)
+        if found is not None:
+            path = store.prefix(found.step)
+            found.contents.check(path, self._contents)
+            try:
+                self._checkpoint.read(path).assert_consumed()
+            except (tf.errors.NotFoundError, tf.errors.DataLossError, tf.errors.OutOfRangeError) as error:
+                raise CheckpointError(
+                    f"{path} is good as the chief sees it, but some task cannot read it: all of them must see the "
+                    f"same run folder ({error})"
+                ) from error
+        return found
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Tells what a checkpoint is worth; returns whether it is the best one so far, as `best_metric` has it.
+
+        Raises:
+          CheckpointError: the disk is full or the folder cannot be written to.
+        """
+        metric = self._keep.best_metric
+        if metric is None or metric not in metrics or step not in self.store.steps():
+            return False
+        try:
+            return self.store.compare(step, metric, metrics[metric], larger_is_better=self._keep.best_mode == "max")
+        except OSError as error:
+            raise CheckpointError(f"the best checkpoint could not be noted: {error}") from error
+
+
+def contents(program: Program) -> Contents:
+    """What checkpoints of the program hold."""
+    placed = [
+        *placement.observed("model", program.network.variables),
+        *placement.observed("optimizer", program.optimizer.variables()),
+    ]
+    return Contents.of(type(program.optimizer).__name__, placed)
+
+
+def _check_metric(metric: str, program: Program) -> None:
+    """Whether epochs will have a metric of that name."""
+    names = ["loss", *(made.name for made in program.new_metrics())]
+    if not isinstance(program.config.evaluation, choices.NoEvaluation):
+        names += [f"val_{name}" for name in names]
+    if metric not in names:
+        message = f"is '{metric}', no metric of this run; there are {', '.join(names)}"
+        raise ConfigError([Problem("checkpoint.best_metric", message)])

@@ -1,0 +1,176 @@
+"""`psrun checkpoint inspect|verify|diff`: what checkpoints hold and whether they are good, without a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import track
+from rich.table import Table
+
+from psrun.checkpoint.manifest import Manifest, described
+from psrun.checkpoint.store import PREFIX, Store
+from psrun.errors import ConfigError, ExitCode
+
+_PATH = "a run folder, its folder of checkpoints, or one checkpoint of it, such as runs/RUN/checkpoints/ckpt-500"
+
+
+def main(arguments: list[str]) -> ExitCode:
+    """Does what `psrun checkpoint ARGUMENTS` asks for.
+
+    Raises:
+      ConfigError: there is no checkpoint at a path.
+      SystemExit: as argparse ends: help, or arguments that it does not know.
+    """
+    parser = argparse.ArgumentParser(prog="psrun checkpoint", description=__doc__.partition(": ")[2])
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="inspect|verify|diff")
+    for name, text, function in (
+        ("inspect", "lists checkpoints; of a single one, its variables, shards and bytes", _inspect),
+        (
+            "verify",
+            "reads all of each checkpoint and compares it with what was written; 1 where one is damaged",
+            _verify,
+        ),
+        ("diff", "compares two checkpoints, value by value; 1 where they differ", _diff),
+    ):
+        verb = verbs.add_parser(name, help=text, description=text)
+        verb.set_defaults(function=function)
+        for argument in ("path", "other") if name == "diff" else ("path",):
+            verb.add_argument(argument, type=Path, help=_PATH)
+    given = vars(parser.parse_args(arguments))
+    function = given.pop("function")
+    return function(Console(highlight=False), *(path for key, path in given.items() if key != "verb"))
+
+
+def find(path: Path) -> tuple[Store, int | None]:
+    """The store that a path is in, and the step that it names; None where it names all of them.
+
+    Raises:
+      ConfigError: there is no checkpoint.
+    """
+    name = path.name.split(".")[0]
+    step = name.removeprefix(f"{PREFIX}-")
+    if name != step and step.isdigit():
+        store = Store(path.parent)
+        if int(step) not in store.steps():
+            there = ", ".join(map(str, store.steps())) or "none"
+            raise ConfigError(f"there is no checkpoint {name} in {path.parent} that was ever complete (there: {there})")
+        return store, int(step)
+    store = Store(path / "checkpoints" if (path / "checkpoints").is_dir() else path)
+    if not store.steps():
+        raise ConfigError(f"there is no checkpoint in {store.folder}" + ("" if path.exists() else ": no such folder"))
+    return store, None
+
+
+def _inspect(console: Console, path: Path) -> ExitCode:
+    store, step = find(path)
+    if step is None:
+        console.print(_overview(store, {each: store.damage(each, thorough=False) for each in store.steps()}))
+        console.print("health as far as sizes tell; `psrun checkpoint verify` reads everything", style="dim")
+        return ExitCode.DONE
+    try:
+        held = store.manifest(step)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{store.prefix(step)} has a manifest that is not what was written: {error}") from error
+    _details(console, store, held)
+    return ExitCode.DONE
+
+
+def _verify(console: Console, path: Path) -> ExitCode:
+    store, only = find(path)
+    steps = store.steps() if only is None else [only]
+    found = {
+        step: store.damage(step)
+        for step in track(steps, "verifying", console=console, transient=True, disable=not console.is_terminal)
+    }
+    console.print(_overview(store, found))
+    return ExitCode.FAILED if any(found.values()) else ExitCode.DONE
+
+
+def _diff(console: Console, path: Path, other: Path) -> ExitCode:
+    stores = [find(each) for each in (path, other)]
+    prefixes = []
+    for store, step in stores:
+        chosen = store.steps()[0] if step is None else step
+        damage = store.damage(chosen)
+        if damage:
+            raise ConfigError(f"{store.prefix(chosen)} is damaged: {damage}")
+        prefixes.append(store.prefix(chosen))
+    compare = importlib.import_module("psrun.checkpoint.compare")  # the one verb that needs TensorFlow
+    rows = compare.compare(*prefixes)
+    table = _table(f"{prefixes[0]} and {prefixes[1]}", "variable", "", "what differs", "")
+    for row in rows:
+        if not row.equal:
+            table.add_row(row.name, row.shape, row.differs, "")
+    same = sum(row.equal for row in rows)
+    if same < len(rows):
+        console.print(table)
+    console.print(f"{same} of {len(rows)} variables are equal, bit by bit")
+    return ExitCode.DONE if same == len(rows) else ExitCode.FAILED
+
+
+def _overview(store: Store, damages: dict[int, str | None]) -> Table:
+    """A row a checkpoint, the newest first."""
+    table = _table(str(store.folder), "step", "", "saved", "epochs", "steps into it", "bytes", "files", "health")
+    best = store.best() or {}
+    for step, damage in damages.items():
+        marks = ["latest"] if step == store.steps()[0] else []
+        marks += [f"best {best['metric']} {best['value']:.4g}"] if step == best.get("step") else []
+        health = f"[red]damaged[/red]: {damage}" if damage else "[green]good[/green]"
+        try:
+            held = store.manifest(step)
+        except (OSError, ValueError):
+            table.add_row(str(step), ", ".join(marks), "", "", "", "", "", health)
+            continue
+        position = held.position
+        table.add_row(
+            *(str(step), ", ".join(marks), _when(held), str(position.epochs), str(position.steps)),
+            *(decimal(held.num_bytes), str(len(held.files)), health),
+        )
+    return table
+
+
+def _details(console: Console, store: Store, held: Manifest) -> None:
+    contents, position = held.contents, held.position
+    console.print(
+        f"[bold]{store.prefix(held.step)}[/bold]  step {held.step}, {position.epochs} epochs and {position.steps} "
+        f"steps, saved {_when(held)} by psrun {held.psrun}, {contents.optimizer}, "
+        f"configuration {held.config_sha256[:12]}",
+        soft_wrap=True,
+    )
+    table = _table("Variables", "variable", "", "shape and dtype", "shards on", "bytes")
+    shards: dict[str, list[dict]] = {}
+    for shard in contents.shards:
+        shards.setdefault(shard["variable"], []).append(shard)
+    for kind, variables in (("model", contents.model), ("optimizer", contents.slots)):
+        for name, variable in variables.items():
+            lies = shards.get(name, [])
+            table.add_row(
+                *(name, kind, described(variable), " ".join(shard["task"] for shard in lies)),
+                decimal(sum(shard["bytes"] for shard in lies)),
+                style=None if kind == "model" else "dim",
+            )
+    console.print(table)
+    files = _table("Files", "file", "bytes", "SHA-256")
+    for name, told in held.files.items():
+        files.add_row(name, f"{told['bytes']:,}", told["sha256"][:16])
+    console.print(files)
+    damage = store.damage(held.step, thorough=False)
+    console.print(f"[red]damaged[/red]: {damage}" if damage else "sizes are as they were written", soft_wrap=True)
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        right = heading in ("step", "epochs", "steps into it", "bytes", "files")
+        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    return table
+
+
+def _when(held: Manifest) -> str:
+    """In the time zone of the reader."""
+    return datetime.fromisoformat(held.saved_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")

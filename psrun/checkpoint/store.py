@@ -1,0 +1,204 @@
+"""The folder that checkpoints are in: which are there and good, which one to take, which ones to keep. No TensorFlow.
+
+A checkpoint `ckpt-N` is what TensorFlow wrote (`ckpt-N.index`, `ckpt-N.data-...`) and `ckpt-N.manifest.json`, written
+last, with the size and checksum of each. Without a manifest it was never complete.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from psrun import atomic
+from psrun.checkpoint import manifest
+from psrun.checkpoint.manifest import Manifest
+from psrun.errors import CheckpointError, ConfigError, Problem
+
+PREFIX, STATE, SET_ASIDE = "ckpt", "checkpoint", "set-aside"
+_BEST = "best.json"
+_FILE = re.compile(rf"{PREFIX}-(?P<step>\d+)(?P<rest>[._].*)")
+_DATA = re.compile(r"\.data-(?P<index>\d+)-of-(?P<count>\d+)")
+_MANIFEST = ".manifest.json"
+_LATEST, _BEST_ONE = "latest", "best"
+
+
+class Store:
+    """The checkpoints in `folder`, which need not be there yet. One process at a time may write."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def prefix(self, step: int) -> str:
+        """What TensorFlow calls the path of the checkpoint of `step`."""
+        return str(self.folder / f"{PREFIX}-{step}")
+
+    def steps(self) -> list[int]:
+        """Of all checkpoints that were complete once, the newest first."""
+        return sorted((step for step, file, rest in self._files() if rest == _MANIFEST), reverse=True)
+
+    def damage(self, step: int, *, thorough: bool = True) -> str | None:
+        """What is wrong with the checkpoint of `step`; None where nothing is.
+
+        Args:
+          thorough: whether to read all of it, in pieces, or to look at the sizes of its files only.
+        """
+        try:
+            found = self.manifest(step)
+            for name, told in found.files.items():
+                file = self.folder / name
+                size = file.stat().st_size
+                if size != told["bytes"]:
+                    return f"{name} has {size:,} bytes, not {told['bytes']:,}"
+                if thorough and manifest.file_digest(file) != told["sha256"]:
+                    return f"{name} is not what was written: its checksum is another one"
+        except FileNotFoundError as error:
+            return f"{Path(error.filename).name} is missing"
+        except OSError as error:
+            return str(error)
+        except ValueError as error:
+            return f"its manifest is not what was written ({error})"
+        return None
+
+    def manifest(self, step: int) -> Manifest:
+        """Raises OSError or ValueError where it cannot be read."""
+        return manifest.read(self.prefix(step))
+
+    def choose(self, which: str, warn: Callable[[str], None]) -> Manifest | None:
+        """The checkpoint to go on from, all of it read and found good; None where there never was any.
+
+        Args:
+          which: 'latest' (a damaged one is passed over, with a warning, for the one before), 'best', or a step.
+
+        Raises:
+          CheckpointError: there are checkpoints and none is good, or the one that was named is not.
+          ConfigError: there is no such checkpoint.
+        """
+        found = self.steps()
+        if which != _LATEST:
+            return self._named(which, found)
+        for step in found:
+            damage = self.damage(step)
+            if damage is None:
+                return self.manifest(step)
+            warn(f"{self.prefix(step)} is damaged ({damage}); the one before is tried")
+        if found or (self.folder / STATE).exists():
+            raise CheckpointError(
+                f"there are checkpoints in {self.folder}, and none is good; to start anew, choose another folder"
+            )
+        return None
+
+    def _named(self, which: str, found: list[int]) -> Manifest:
+        best = self.best()
+        step = best["step"] if best and which == _BEST_ONE else which
+        if str(step) not in map(str, found):
+            there = ", ".join(map(str, found)) or "none"
+            message = f"there is no checkpoint '{which}' in {self.folder} (there: {there})"
+            raise ConfigError([Problem("restore", message)])
+        damage = self.damage(int(step))
+        if damage:
+            raise CheckpointError(f"{self.prefix(int(step))} is damaged: {damage}")
+        return self.manifest(int(step))
+
+    def make_room(self, step: int) -> None:
+        """Removes what saves that were cut short left behind, and a checkpoint of the same step. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._remove(step)
+        complete = set(self.steps())
+        for of, file, _ in self._files():
+            if of not in complete:
+                _delete(file)
+        for file in self.folder.glob(f".{PREFIX}-*"):
+            _delete(file)
+
+    def complete(self, held: Manifest) -> Manifest:
+        """Makes a checkpoint whose files TensorFlow has written complete: all on disk, and a manifest beside them.
+
+        Raises:
+          OSError: something cannot be written, or is missing.
+        """
+        named = {rest: file for step, file, rest in self._files() if step == held.step and rest != _MANIFEST}
+        data = [match for match in map(_DATA.fullmatch, named) if match]
+        if ".index" not in named or len(data) != int(data[0]["count"] if data else -1):
+            raise FileNotFoundError(
+                f"of {PREFIX}-{held.step} only {', '.join(sorted(f.name for f in named.values())) or 'nothing'} is "
+                f"in {self.folder}: all tasks must see the same run folder"
+            )
+        files = {}
+        for file in sorted(named.values()):
+            atomic.sync(file)
+            files[file.name] = {"bytes": file.stat().st_size, "sha256": manifest.file_digest(file)}
+        atomic.sync(self.folder)
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        whole = replace(held, files=files, saved_at=now)
+        manifest.write(self.prefix(held.step), whole)
+        return whole
+
+    def prune(self, newest: int, max_to_keep: int) -> list[int]:
+        """Removes all but `newest`, those that came before it, `max_to_keep` in all, and the best one.
+
+        Returns:
+          The steps kept, the newest first. Raises OSError.
+        """
+        others = [step for step in self.steps() if step != newest]
+        best = self.best() or {}
+        kept = [newest, *others[: max_to_keep - 1]]
+        for step in others[max_to_keep - 1 :]:
+            if step == best.get("step"):
+                kept.append(step)
+            else:
+                self._remove(step)
+        return kept
+
+    def set_aside(self, newer_than: int) -> list[int]:
+        """Moves damaged checkpoints that a training passed over where they are in nobody's way. Raises OSError."""
+        steps = [step for step in self.steps() if step > newer_than]
+        for of, file, _ in self._files():
+            if of in steps:
+                (self.folder / SET_ASIDE).mkdir(exist_ok=True)
+                file.replace(self.folder / SET_ASIDE / file.name)
+        return steps
+
+    def best(self) -> dict | None:
+        """Step, metric and value of the best checkpoint; None where none was compared or it is gone."""
+        try:
+            found = json.loads((self.folder / _BEST).read_text(encoding="utf-8"))
+            return found if found["step"] in self.steps() else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def compare(self, step: int, metric: str, value: float, *, larger_is_better: bool) -> bool:
+        """Whether the checkpoint of `step` is the best so far by `metric`; then it is the one kept. Raises OSError."""
+        before = self.best()
+        if before and before["metric"] == metric:
+            better = value > before["value"] if larger_is_better else value < before["value"]
+            if not better:
+                return False
+        found: Mapping = {"step": step, "metric": metric, "value": value}
+        atomic.write(self.folder / _BEST, json.dumps(found) + "\n", durable=True)
+        return True
+
+    def _files(self) -> Iterator[tuple[int, Path, str]]:
+        """Step, path and ending of everything that belongs to a checkpoint, whole or not."""
+        for file in sorted(self.folder.glob(f"{PREFIX}-*")):
+            match = _FILE.fullmatch(file.name)
+            if match:
+                yield int(match["step"]), file, match["rest"]
+
+    def _remove(self, step: int) -> None:
+        """The manifest first: a checkpoint of which a part is gone must not look complete."""
+        manifest.path(self.prefix(step)).unlink(missing_ok=True)
+        for of, file, _ in self._files():
+            if of == step:
+                _delete(file)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

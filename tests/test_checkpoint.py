@@ -1,0 +1,224 @@
+"""The folder of checkpoints: what is good, what is taken, what is kept. Plain files; no TensorFlow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from psrun.checkpoint import commands, manifest
+from psrun.checkpoint.manifest import Contents, Manifest, Position
+from psrun.checkpoint.store import Store
+from psrun.errors import CheckpointError, ConfigError, ExitCode
+
+TABLE = {"table": {"shape": [8, 2], "dtype": "float32"}}
+SHARDS = [{"variable": "table", "shard": shard, "task": f"ps-{shard}", "bytes": 32} for shard in (0, 1)]
+CONTENTS = Contents("Adagrad", TABLE, {"table/accumulator": TABLE["table"]}, SHARDS)
+ENDINGS = (".index", ".data-00000-of-00002", ".data-00001-of-00002", ".manifest.json")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Checkpoints of the steps 100, 200 and 300."""
+    store = Store(tmp_path / "checkpoints")
+    for step in (100, 200, 300):
+        save(store, step)
+    return store
+
+
+def write(store: Store, step: int) -> None:
+    """The files that TensorFlow writes."""
+    store.make_room(step)
+    for ending in ENDINGS[:3]:
+        Path(store.prefix(step) + ending).write_bytes(f"{step}{ending}".encode() * 5)
+
+
+def save(store: Store, step: int) -> Manifest:
+    write(store, step)
+    (store.folder / "checkpoint").write_text(f'model_checkpoint_path: "ckpt-{step}"')
+    return store.complete(Manifest(step, Position(step // 100, 0), CONTENTS, "abc", saved_at=""))
+
+
+def everything(store: Store) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in store.folder.iterdir() if file.is_file()}
+
+
+def truncated(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-3])
+
+
+def flipped(file: Path) -> None:
+    held = bytearray(file.read_bytes())
+    held[len(held) // 2] ^= 1
+    file.write_bytes(held)
+
+
+def test_the_newest_is_taken(store):
+    found = store.choose("latest", pytest.fail)
+    assert (found.step, found.position, found.contents) == (300, Position(3, 0), CONTENTS)
+    assert set(found.files) == {f"ckpt-300{ending}" for ending in ENDINGS[:3]}
+
+
+@pytest.mark.parametrize("harm", [truncated, flipped, Path.unlink])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_damaged_one_is_passed_over_for_the_one_before(store, ending, harm):
+    harm(Path(store.prefix(300) + ending))
+    warned: list[str] = []
+    assert store.choose("latest", warned.append).step == 200
+    if (ending, harm) != (".manifest.json", Path.unlink):  # without a manifest it never was one
+        assert len(warned) == 1
+        assert "ckpt-300" in warned[0]
+        assert ending in warned[0] or "manifest" in warned[0]
+
+
+def test_sizes_alone_do_not_tell_everything(store):
+    flipped(Path(store.prefix(300) + ".index"))
+    assert store.damage(300, thorough=False) is None
+    assert "checksum" in store.damage(300)
+
+
+@pytest.mark.parametrize("harm", [truncated, flipped, Path.unlink])
+def test_where_none_is_good_nothing_starts_anew(store, harm):
+    for step in store.steps():
+        harm(Path(store.prefix(step) + ".manifest.json"))
+    with pytest.raises(CheckpointError, match="none is good"):
+        store.choose("latest", lambda text: None)
+
+
+def test_where_none_ever_was_complete_there_is_none(tmp_path):
+    assert Store(tmp_path / "nowhere").choose("latest", pytest.fail) is None
+    cut_short = Store(tmp_path / "cut")
+    write(cut_short, 100)
+    assert cut_short.choose("latest", pytest.fail) is None
+
+
+@pytest.mark.parametrize("state", [b"\x00\xffgarbage", b"", None])
+def test_the_state_file_decides_nothing(store, state):
+    file = store.folder / "checkpoint"
+    file.unlink() if state is None else file.write_bytes(state)
+    assert store.choose("latest", pytest.fail).step == 300
+
+
+def test_a_step_or_the_best_can_be_named(store):
+    assert store.choose("200", pytest.fail).step == 200
+    with pytest.raises(ConfigError, match=r"there is no checkpoint '250'.*there: 300, 200, 100"):
+        store.choose("250", pytest.fail)
+    with pytest.raises(ConfigError, match="no checkpoint 'best'"):
+        store.choose("best", pytest.fail)
+    store.compare(100, "val_auc", 0.9, larger_is_better=True)
+    assert store.choose("best", pytest.fail).step == 100
+    flipped(Path(store.prefix(100) + ".index"))
+    with pytest.raises(CheckpointError, match="ckpt-100 is damaged"):
+        store.choose("best", pytest.fail)
+
+
+def test_the_newest_and_the_best_are_kept(store):
+    assert store.compare(100, "val_loss", 0.5, larger_is_better=False)
+    assert not store.compare(200, "val_loss", 0.7, larger_is_better=False)
+    save(store, 400)
+    assert store.prune(400, 2) == [400, 300, 100]
+    assert store.steps() == [400, 300, 100]
+    assert not [name for name in everything(store) if name.startswith("ckpt-200")]
+    assert store.compare(400, "val_loss", 0.3, larger_is_better=False)
+    assert store.prune(400, 1) == [400]
+    assert store.compare(400, "auc", 0.1, larger_is_better=True)  # another metric is another contest
+    assert store.best() == {"step": 400, "metric": "auc", "value": 0.1}
+
+
+def test_what_saves_that_were_cut_short_left_behind_is_removed(store):
+    before = everything(store)
+    write(store, 400)
+    (store.folder / "ckpt-400_temp").mkdir()
+    (store.folder / "ckpt-400_temp" / "part-0").write_text("half")
+    (store.folder / ".ckpt-400.manifest.json.77").write_text("{")
+    store.make_room(500)
+    assert everything(store) == before
+    assert not (store.folder / "ckpt-400_temp").exists()
+
+
+def test_a_checkpoint_of_which_a_part_is_missing_does_not_become_complete(store):
+    write(store, 400)
+    Path(store.prefix(400) + ENDINGS[1]).unlink()
+    with pytest.raises(FileNotFoundError, match="all tasks must see the same run folder"):
+        store.complete(Manifest(400, Position(), CONTENTS, "abc", saved_at=""))
+    assert store.steps() == [300, 200, 100]
+
+
+def test_damaged_ones_are_set_aside_and_can_be_looked_at(store):
+    flipped(Path(store.prefix(300) + ".index"))
+    assert store.set_aside(newer_than=200) == [300]
+    assert store.steps() == [200, 100]
+    assert Store(store.folder / "set-aside").steps() == [300]
+
+
+def test_another_model_or_optimizer_is_refused_with_what_differs():
+    wide = {"table": {"shape": [8, 3], "dtype": "float32"}}
+    half = {"table": {"shape": [8, 2], "dtype": "float16"}}
+    for other, said in (
+        (Contents("Adagrad", wide, CONTENTS.slots, []), "model: .*table is 8x3 float32 here and 8x2 float32 there"),
+        (Contents("Adagrad", half, CONTENTS.slots, []), "model: .*table is 8x2 float16 here and 8x2 float32 there"),
+        (Contents("Adagrad", {**TABLE, "b": TABLE["table"]}, {}, []), "model: .*no b there"),
+        (Contents("Adam", TABLE, CONTENTS.slots, []), "optimizer: is Adam; the one in ckpt-1 is Adagrad"),
+        (Contents("Adagrad", TABLE, {}, []), "optimizer: .*no table/accumulator here"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            CONTENTS.check("ckpt-1", other)
+    CONTENTS.check("ckpt-1", Contents("Adagrad", TABLE, CONTENTS.slots, []))  # shards may lie elsewhere
+
+
+def test_a_manifest_of_another_shape_is_damage(store):
+    path = manifest.path(store.prefix(300))
+    plain = json.loads(path.read_text())
+    del plain["sha256"], plain["contents"]
+    path.write_text(json.dumps({**plain, "sha256": manifest.digest(plain)}))
+    assert "manifest" in store.damage(300)
+    path.write_text("[1, 2]")
+    assert "manifest" in store.damage(300)
+
+
+def test_inspect_tells_all_and_each(store, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    store.compare(200, "val_auc", 0.75, larger_is_better=True)
+    truncated(Path(store.prefix(100) + ".index"))
+    for path in (store.folder, store.folder.parent):
+        assert commands.main(["inspect", str(path)]) == ExitCode.DONE
+        rows = capsys.readouterr().out.splitlines()
+        assert [row.split()[0] for row in rows if row.strip().startswith(("1", "2", "3"))] == ["300", "200", "100"]
+        assert "latest" in rows[2]
+        assert "best val_auc 0.75" in rows[3]
+        assert "damaged: ckpt-100.index has" in rows[4]
+    for name in ("ckpt-300", "ckpt-300.index", "ckpt-300.data-00000-of-00002"):
+        assert commands.main(["inspect", str(store.folder / name)]) == ExitCode.DONE
+        said = capsys.readouterr().out
+        assert "3 epochs and 0 steps" in said
+        assert "8x2 float32" in said
+        assert "ps-0 ps-1" in said
+        assert "ckpt-300.data-00001-of-00002" in said
+
+
+def test_verify_reads_everything(store, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert commands.main(["verify", str(store.folder)]) == ExitCode.DONE
+    flipped(Path(store.prefix(200) + ".index"))
+    assert commands.main(["verify", str(store.folder)]) == ExitCode.FAILED
+    assert "ckpt-200.index is not what was written" in capsys.readouterr().out
+    assert commands.main(["verify", store.prefix(300)]) == ExitCode.DONE
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("no/such", "no such folder"), ("", "there is no checkpoint in"), ("checkpoints/ckpt-7", "there: 300, 200, 100")],
+)
+def test_a_path_without_a_checkpoint_is_told(store, name, said):
+    (store.folder.parent / "empty").mkdir()
+    path = store.folder.parent / (name or "empty")
+    with pytest.raises(ConfigError, match=said):
+        commands.main(["inspect", str(path)])
+
+
+def test_a_command_line_that_makes_no_sense_is_told(capsys):
+    for arguments in ([], ["look", "x"], ["verify"], ["diff", "one"]):
+        with pytest.raises(SystemExit, match="2"):
+            commands.main(arguments)
+    assert "psrun checkpoint" in capsys.readouterr().err

@@ -1,0 +1,167 @@
+"""Exports and predictions: what leaves psrun, read by what knows nothing of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import MODELS, SMALL, STEPS, run_config
+
+from psrun.errors import ExportError
+
+QUICK = ["trainer.epochs=2", "trainer.steps_per_epoch=20", "data.num_train_examples=500", "data.num_eval_examples=100"]
+# Loads an export where neither psrun nor tf-keras are chosen, and prints the predictions for the strings on its input.
+PLAIN = """
+import json, sys
+sys.modules["psrun"] = sys.modules["tf_keras"] = None
+import tensorflow as tf
+serve = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
+print(json.dumps(serve(features=tf.constant(json.load(sys.stdin)))["prediction"].numpy().tolist()))
+"""
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize("model", ["embedding", "wide_deep", "dense", "cnn"])
+def test_an_export_gives_the_predictions_of_the_run(train, images, model):
+    import tensorflow as tf
+
+    from psrun import program
+
+    pieces = (f"model={model}", "partitioner=fixed_shards", "export.at_end=true", "trainer=fit")
+    result, folder = train(*pieces)
+    assert result["export"] == str(folder.path / "export" / str(2 * STEPS))
+    serve = tf.saved_model.load(result["export"]).signatures["serving_default"]
+    run = run_config(*pieces, *MODELS[model], *([f"data.path={images}"] if model == "cnn" else []))
+    source = program.load_source(run)
+    ((features, label),) = source.evaluation(batch_size=source.num_eval_examples)
+    loss = program._LOSS[source.task]()(label, serve(**features)["prediction"])
+    assert float(loss) == pytest.approx(result["metrics"]["val_loss"], rel=1e-5)
+
+
+@pytest.mark.inprocess
+def test_single_files_of_sharded_models_are_refused(train, tmp_path, monkeypatch):
+    import tf_keras
+
+    class Saves(tf_keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.save(tmp_path / "model.keras")
+
+    from psrun.training import callbacks
+
+    monkeypatch.setattr(callbacks, "make", lambda run: [Saves()])
+    with pytest.raises(ExportError, match=r"model.keras: .*cannot load them again"):
+        train("trainer=fit", "partitioner=fixed_shards")
+    train("trainer=fit", "cluster=none")
+    assert tf_keras.models.load_model(tmp_path / "model.keras").count_params() == 8 * 20 + 20 + 1
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run with sharded variables and an export at its end."""
+    root = tmp_path_factory.mktemp("trained")
+    done = command(
+        root, "cluster=inprocess", "partitioner=fixed_shards", *QUICK, "optimizer.learning_rate=0.5",
+        "export.at_end=true", "checkpoint.best_metric=val_loss", "checkpoint.best_mode=min", "hydra.run.dir=run",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return root / "run"
+
+
+def command(where: Path, *arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "psrun", *arguments], cwd=where, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def evaluation_strings() -> list[list[str]]:
+    from psrun import program
+
+    source = program.load_source(run_config(*SMALL["features"]))
+    ((features, _),) = source.evaluation(batch_size=source.num_eval_examples)
+    return [[name.decode() for name in row] for row in features["features"].numpy()]
+
+
+@pytest.mark.files
+def test_an_export_loads_where_there_is_no_psrun(trained):
+    strings = evaluation_strings()
+    plain = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
+    loaded = subprocess.run(
+        [sys.executable, "-c", PLAIN, str(trained / "export" / "40")], input=json.dumps(strings), cwd="/",
+        capture_output=True, text=True, timeout=120, check=False, env=plain,
+    )  # fmt: skip
+    assert loaded.returncode == 0, loaded.stderr
+    done = command(trained.parent, "mode=predict", "resume=run")
+    assert done.returncode == 0, done.stderr
+    assert "100 predictions of step 40" in done.stdout
+    written = rows(trained / "predictions" / "40.csv")
+    assert [float(row["label"]) for row in written] == [float("avenger" in names) for names in strings]
+    predicted = np.array([float(row["prediction"]) for row in written])
+    np.testing.assert_allclose(np.array(json.loads(loaded.stdout))[:, 0], predicted, rtol=1e-5)
+    assert np.mean((predicted > 0.5) == [float(row["label"]) for row in written]) > 0.8
+
+
+@pytest.mark.files
+def test_tensorflows_own_tool_runs_an_export(trained, tmp_path):
+    tool = [str(Path(sys.executable).with_name("saved_model_cli")), "run", "--dir", str(trained / "export" / "40"),
+            "--tag_set", "serve", "--signature_def", "serving_default"]  # fmt: skip
+    given = "features=[[b'avenger', b'hulk', b'batman'], [b'hulk', b'nobody', b'batman']]"
+    done = subprocess.run([*tool, "--input_exprs", given, "--outdir", str(tmp_path)], capture_output=True, text=True,
+                          timeout=120, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    avenger, none = np.load(tmp_path / "prediction.npy")[:, 0]
+    assert avenger > none
+
+
+@pytest.mark.files
+def test_a_run_can_be_exported_and_used_later_and_stays_as_it_was(trained):
+    before = {name: (trained / name).read_bytes() for name in ("run.json", "config.yaml", ".hydra/overrides.yaml")}
+    exported = command(trained.parent, "mode=export", "resume=run", "restore=20", "cluster=local")
+    assert exported.returncode == 0, exported.stderr
+    assert "exported step 20" in exported.stdout
+    about = json.loads((trained / "export" / "20" / "assets.extra" / "psrun.json").read_text())
+    assert about["step"] == 20
+    again = command(trained.parent, "mode=export", "resume=run", "restore=best")  # there is one of that step
+    assert again.returncode == 0, again.stderr
+    as_records = command(
+        trained.parent, "mode=predict", "resume=run", "predict.format=tfrecord", "predict.path=p/q.rec"
+    )
+    assert as_records.returncode == 0, as_records.stderr
+    assert command(trained.parent, "mode=predict", "resume=run").returncode == 0
+    import tensorflow as tf
+
+    records = [
+        tf.train.Example.FromString(each.numpy()) for each in tf.data.TFRecordDataset(str(trained.parent / "p/q.rec"))
+    ]
+    found = [record.features.feature["prediction"].float_list.value[0] for record in records]
+    assert found == [np.float32(row["prediction"]) for row in rows(trained / "predictions" / "40.csv")]
+    assert {name: (trained / name).read_bytes() for name in before} == before
+
+
+@pytest.mark.files
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["mode=export"], 2, "resume: mode=export needs a run that was trained: resume=RUN_FOLDER"),
+        (["mode=export", "resume=run", "restore=7"], 2, "there is no checkpoint '7' in"),
+        (["mode=export", "resume=run", "restore=newest"], 2, "must be latest, best or the step of a checkpoint"),
+        (["resume=run", "restore=20"], 2, "a training goes on from the newest"),
+        (["mode=export", "resume=run", "model.embedding_dim=3"], 2, "is 8x3 float32 here and 8x20 float32 there"),
+        (["mode=predict", "resume=run", "predict.format=xml"], 2, "is 'xml', must be one of csv, tfrecord"),
+        (["mode=predict", "resume=run", "predict.path=/proc/none/p.csv"], 1, "could not be written to /proc/none"),
+        (["mode=predict", "resume=run", "predict.fromat=csv"], 2, "Did you mean 'format'?"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_told(trained, arguments, code, said):
+    done = command(trained.parent, *arguments)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr

@@ -1,0 +1,222 @@
+"""Checkpoints of a training: when they are taken, what goes on from them, and what disks do to them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from support import STEPS
+
+from psrun.checkpoint import commands
+from psrun.checkpoint.store import Store
+from psrun.errors import CheckpointError, ConfigError, ExitCode, Interrupted
+from psrun.reporting.run_folder import RunFolder
+
+TRAINERS = ("fit", "custom_loop")
+
+
+def kept(folder: RunFolder) -> list[tuple[int, int, int]]:
+    """Step, epochs and steps into the next of all checkpoints."""
+    store = Store(folder.checkpoints)
+    held = [store.manifest(step) for step in store.steps()]
+    return sorted((each.step, each.position.epochs, each.position.steps) for each in held)
+
+
+def rewind(folder: RunFolder, step: int) -> None:
+    """Makes it so that the run ended right after the checkpoint of `step`."""
+    store = Store(folder.checkpoints)
+    for each in store.steps():
+        if each > step:
+            store._remove(each)
+
+
+def events(folder: RunFolder, kind: str) -> list[dict]:
+    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("cluster", ["none", "inprocess"])
+def test_checkpoints_within_epochs_hold_what_was_scheduled(train, cluster, trainer):
+    result, folder = train(
+        f"cluster={cluster}", f"trainer={trainer}", "trainer.steps_per_execution=2", "checkpoint.every_steps=5",
+        "checkpoint.max_to_keep=9",
+    )  # fmt: skip
+    assert kept(folder) == [(6, 0, 6), (STEPS, 1, 0), (18, 1, 6), (2 * STEPS, 2, 0)]
+    assert [row["step"] for row in result["checkpoints"]] == [6, 12, 18, 24]
+    assert result["steps"] == {"applied": 2 * STEPS, "scheduled": 2 * STEPS, "repeated": 0}
+
+
+@pytest.mark.files
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(train, trainer):
+    """In one process, one stream of data: from any checkpoint on, the same batches and so the same bits."""
+    pieces = ("cluster=none", f"trainer={trainer}", "checkpoint.every_steps=5", "checkpoint.max_to_keep=9")
+    _, whole = train(*pieces, "trainer.epochs=3")
+    shutil.copytree(whole.path, whole.path.with_name("cut"))
+    for step in (5, 12, 17):
+        cut = RunFolder.take_over(whole.path.with_name("cut"))
+        rewind(cut, step)
+        result, _ = train(*pieces, "trainer.epochs=3", into=cut)
+        assert result["steps"] == {"applied": 36, "scheduled": 36, "repeated": 0}
+        assert events(cut, "restored")[-1]["step"] == step
+        assert commands.main(["diff", str(whole.path), str(cut.path)]) == ExitCode.DONE
+
+
+@pytest.mark.files
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_checkpoints_by_time_and_at_the_end_only(train, trainer):
+    pieces = (f"trainer={trainer}", "cluster=none", "checkpoint.every_epochs=null")
+    _, folder = train(*pieces)
+    assert kept(folder) == [(2 * STEPS, 2, 0)]
+    _, folder = train(
+        *pieces,
+        "checkpoint.every_s=0",
+        "checkpoint.max_to_keep=99",
+        "trainer.steps_per_execution=1",
+        "trainer.epochs=1",
+    )
+    assert kept(folder) == [*((step, 0, step) for step in range(1, STEPS)), (STEPS, 1, 0)]
+
+
+@pytest.mark.tensorflow
+def test_what_ends_early_is_saved(train):
+    stops = "{_target_: tf_keras.callbacks.EarlyStopping, monitor: loss, patience: 1, min_delta: 100}"
+    result, folder = train(
+        "trainer=fit", "cluster=none", "trainer.epochs=9", f"trainer.callbacks=[{stops}]", "checkpoint.every_epochs=9"
+    )
+    assert kept(folder) == [(2 * STEPS, 2, 0)]
+    assert result["steps"]["applied"] == 2 * STEPS
+
+
+@pytest.mark.tensorflow
+def test_the_best_checkpoint_is_kept_beside_the_newest(train):
+    result, folder = train(
+        "cluster=none", "trainer.epochs=4", "checkpoint.max_to_keep=1", "checkpoint.best_metric=val_loss",
+        "checkpoint.best_mode=max",  # the loss falls: the first one is the best
+    )  # fmt: skip
+    assert [step for step, *_ in kept(folder)] == [STEPS, 4 * STEPS]
+    assert result["best_checkpoint"]["step"] == STEPS
+    assert result["best_checkpoint"]["value"] == pytest.approx(events(folder, "evaluation")[0]["metrics"]["loss"])
+    with pytest.raises(ConfigError, match=r"checkpoint.best_metric: is 'val_acu'.*val_auc"):
+        train("cluster=none", "checkpoint.best_metric=val_acu")
+
+
+@pytest.mark.files
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_stop_right_after_a_checkpoint_neither_harms_nor_repeats_it(train, trainer, monkeypatch, tmp_path):
+    from psrun.training.session import Session
+
+    once = Session.save
+
+    def save(self):
+        once(self)
+        self.stop.follow()
+        if trainer == "fit":
+            self.program.network.stop_training = True
+
+    monkeypatch.setattr(Session, "save", save)
+    pieces = (f"trainer={trainer}", "cluster=none", "trainer.steps_per_execution=1", "checkpoint.every_steps=4")
+    folder = RunFolder.create(tmp_path / "cut", raw={})
+    with pytest.raises(Interrupted):
+        train(*pieces, into=folder)
+    monkeypatch.undo()
+    assert kept(folder) == [(4, 0, 4)]
+    result, _ = train(*pieces, into=RunFolder.take_over(folder.path))
+    assert result["steps"] == {"applied": 2 * STEPS, "scheduled": 2 * STEPS, "repeated": 0}
+
+
+@pytest.fixture
+def disk(tmp_path: Path):
+    """A run folder whose checkpoints are on a small disk of their own; `disk('ro')` remounts it. For root only."""
+    folder = RunFolder.create(tmp_path / "run", raw={})
+    folder.checkpoints.mkdir()
+    where = str(folder.checkpoints)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k", "psrun-test", where], check=True)
+
+    def remount(options: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{options}", where], check=True)
+
+    yield folder, remount
+    subprocess.run(["umount", "--lazy", where], check=True)
+
+
+def all_good(folder: RunFolder) -> bool:
+    store = Store(folder.checkpoints)
+    left = {file.name.split(".")[0] for file in folder.checkpoints.glob("*ckpt-*")}
+    return left == {f"ckpt-{step}" for step in store.steps()} and not any(map(store.damage, store.steps()))
+
+
+@pytest.mark.files
+@pytest.mark.inprocess
+@pytest.mark.parametrize("cluster", ["none", "inprocess"])
+def test_a_full_disk_costs_nothing_that_was_complete(train, disk, cluster):
+    folder, remount = disk
+    pieces = (f"cluster={cluster}", "evaluation=none", "trainer.epochs=12", "checkpoint.max_to_keep=20")
+    with pytest.raises(CheckpointError, match="no checkpoint could be written at step"):
+        train(*pieces, into=folder)
+    before = kept(folder)
+    assert before
+    assert all_good(folder)
+    remount("size=1m")
+    result, _ = train(*pieces, into=RunFolder.take_over(folder.path))
+    assert result["steps"]["applied"] == 12 * STEPS
+    assert events(folder, "restored")[0]["step"] == before[-1][0]
+    assert all_good(folder)
+
+
+@pytest.mark.files
+@pytest.mark.inprocess
+def test_a_disk_that_becomes_read_only_costs_nothing_that_was_complete(train, disk):
+    folder, remount = disk
+    pieces = ("cluster=inprocess", "evaluation=none", "checkpoint.max_to_keep=1")
+    train(*pieces, "trainer.epochs=1", into=folder)
+    remount("ro")
+    with pytest.raises(CheckpointError, match=f"no checkpoint could be written at step {2 * STEPS}"):
+        train(*pieces, into=RunFolder.take_over(folder.path))
+    assert kept(folder) == [(STEPS, 1, 0)]
+    assert all_good(folder)
+    remount("rw")
+    train(*pieces, into=RunFolder.take_over(folder.path))
+    assert kept(folder) == [(2 * STEPS, 2, 0)]
+
+
+@pytest.mark.files
+@pytest.mark.tensorflow
+def test_checkpoints_that_are_deleted_under_the_run_are_missed_when_it_is_to_go_on(train, monkeypatch):
+    from psrun.training.session import Session
+
+    after = Session._evaluated
+
+    def evaluated(self, evaluation):
+        shutil.rmtree(self._folder.checkpoints)
+        return after(self, evaluation)
+
+    monkeypatch.setattr(Session, "_evaluated", evaluated)
+    result, folder = train("cluster=none")  # the last ones were there, and the run is done
+    assert result["steps"]["applied"] == 2 * STEPS
+    with pytest.raises(CheckpointError, match=r"run\.json tells of 1 checkpoints, but none is in"):
+        train("cluster=none", "trainer.epochs=3", into=RunFolder.take_over(folder.path))
+
+
+@pytest.mark.inprocess
+def test_a_damaged_checkpoint_is_passed_over_and_set_aside(train):
+    pieces = ("cluster=inprocess", "partitioner=fixed_shards", "evaluation=none")
+    _, folder = train(*pieces)
+    data = max(folder.checkpoints.glob(f"ckpt-{2 * STEPS}.data-*"), key=lambda file: file.stat().st_size)
+    held = bytearray(data.read_bytes())
+    held[len(held) // 2] ^= 1
+    data.write_bytes(held)
+    result, _ = train(*pieces, into=RunFolder.take_over(folder.path))
+    assert events(folder, "restored")[-1]["step"] == STEPS
+    assert "ckpt-24 is damaged" in events(folder, "warning")[-1]["message"]
+    assert [(row["step"], row["good"]) for row in result["checkpoints"]] == [(12, True), (24, False), (24, True)]
+    assert all_good(folder)
+    assert Store(folder.checkpoints / "set-aside").steps() == [24]
