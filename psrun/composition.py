@@ -99,12 +99,12 @@ def resumed(arguments: list[str]) -> list[str]:
     if any(a in ("mode=export", "mode=predict", "mode=plan") for a in arguments):
         others.append("hydra.output_subdir=null")  # what is there of the run stays as it is
     for _ in recorded:  # another choice of a group may not know the keys of the one before
-        composed = _compose([*before, *others])
+        composed = _compose([*others, *before])
         culprit = _blame(composed, before)[0] if isinstance(composed, Exception) else None
         if culprit is None:
             break
         before.remove(culprit)
-    return [*before, *others]
+    return [*others, *before]  # options such as --config-dir must come before all that is recorded
 
 
 def as_recorded(composed: dict[str, Any], folder: Path, said: list[str]) -> dict[str, Any]:

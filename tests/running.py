@@ -22,9 +22,8 @@ class Cluster:
     """A running `psrun` and the tasks that it started."""
 
     def __init__(self, root: Path, *arguments: str, prefix: Sequence[str] = (), **environment: str) -> None:
-        given = [
-            argument.partition("=")[2].strip("'") for argument in arguments if argument.startswith("hydra.run.dir=")
-        ]
+        named = ("hydra.run.dir=", "resume=")
+        given = [argument.partition("=")[2].strip("'") for argument in arguments if argument.startswith(named)]
         self.folder = Path(given[0]) if given else root / "run"
         self._out = (root / "stdout").open("w+")
         self._err = (root / "stderr").open("w+")

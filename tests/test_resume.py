@@ -26,7 +26,7 @@ def test_what_was_said_then_holds_as_far_as_nothing_else_is_said_now(tmp_path, m
     )
     found = composition.resumed([f"resume='{folder}'", "cluster=none", "trainer.epochs=5"])
     assert found == [
-        "+model.x=1", "seed=7", "cluster=none", "trainer.epochs=5", f"resume='{folder}'", f"hydra.run.dir='{folder}'"
+        "cluster=none", "trainer.epochs=5", f"resume='{folder}'", f"hydra.run.dir='{folder}'", "+model.x=1", "seed=7"
     ]  # fmt: skip
     assert composition.resumed(["seed=3"]) == ["seed=3"]
 
