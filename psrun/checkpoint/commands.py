@@ -167,7 +167,9 @@ def _table(title: str, *headings: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for heading in headings:
         right = heading in ("step", "epochs", "steps into it", "bytes", "files")
-        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+        table.add_column(
+            heading, justify="right" if right else "left", overflow="fold", no_wrap=heading in ("", "saved", "bytes")
+        )
     return table
 
 
