@@ -49,7 +49,7 @@ def run(started_s: float) -> ExitCode:
         except PsrunError as error:  # kept from Hydra, which would print words of its own; other jobs of a sweep go on
             errors.append(error)
 
-    sys.argv[1:] = resumed(sys.argv[1:])
+    sys.argv[1:] = resumed(_options_first(sys.argv[1:]))
     try:
         _hydra_main(job)
     except _HYDRA_ERRORS as error:
@@ -73,6 +73,17 @@ def _job(composed: DictConfig, said: list[str], started_s: float) -> ExitCode:
         return _in_a_process_of_its_own(composed, folder)
     plain = as_recorded(_plain(composed), folder, said) if composed.resume else _plain(composed)
     return execution.execute(plain, folder, _said(settings), started_s=started_s)
+
+
+def _options_first(arguments: list[str]) -> list[str]:
+    """Hydra's parser wants options, such as --config-dir FOLDER, on one side of all KEY=VALUE; people do not."""
+    options, others = [], []
+    value = False
+    for argument in arguments:
+        option = argument.startswith("-")
+        (options if option or (value and "=" not in argument) else others).append(argument)
+        value = option
+    return options + others
 
 
 def resumed(arguments: list[str]) -> list[str]:
@@ -104,7 +115,7 @@ def resumed(arguments: list[str]) -> list[str]:
         if culprit is None:
             break
         before.remove(culprit)
-    return [*others, *before]  # options such as --config-dir must come before all that is recorded
+    return [*others, *before]
 
 
 def as_recorded(composed: dict[str, Any], folder: Path, said: list[str]) -> dict[str, Any]:

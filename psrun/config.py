@@ -205,6 +205,15 @@ def _saved_contradictions(config: RunConfig) -> list[Problem]:
         problems.append(Problem("checkpoint", "'none' has nothing to resume from; choose checkpoint=epoch"))
     if config.mode in ("export", "predict") and config.resume is None:
         problems.append(Problem("resume", f"mode={config.mode} needs a run that was trained: resume=RUN_FOLDER"))
+    if (
+        isinstance(config.cluster, choices.MultiWorkerMirrored)
+        and getattr(config.checkpoint, "every_s", None) is not None
+    ):
+        problems.append(
+            Problem(
+                "checkpoint.every_s", "cannot be used here: all workers must save at the same step; choose every_steps"
+            )
+        )
     if config.export.at_end and none:
         problems.append(Problem("export.at_end", "exports the last checkpoint; choose checkpoint=epoch"))
     if config.restore not in ("latest", "best") and not config.restore.isdigit():

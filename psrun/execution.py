@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import importlib
@@ -253,11 +254,12 @@ def _failed(error: BaseException, folder: RunFolder, me: Identity, terminal: Tex
     if isinstance(error, KeyboardInterrupt):
         error = Interrupted(signal.SIGINT)
     log = folder.log(me.name)
-    with log.open("a", encoding="utf-8") as file:
+    gone = "" if folder.path.exists() else f"the run folder {folder.path} was deleted under the run; "
+    with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
         traceback.print_exception(error, file=file)
     known = isinstance(error, PsrunError)
     code = error.exit_code if isinstance(error, PsrunError) else ExitCode.FAILED
-    text = str(error) if known else f"{type(error).__name__}: {error}"
+    text = gone + (str(error) if known else f"{type(error).__name__}: {error}")
     if me.owns_folder:
         try:
             _record_failure(folder, error, me.name, started_s)

@@ -1,7 +1,8 @@
-"""Composing a configuration as the command does."""
+"""Composing a configuration as the command does, and what disks do to files."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_module
@@ -32,3 +33,15 @@ def raw_config(*overrides: str) -> dict[str, Any]:
 
 def run_config(*overrides: str) -> config.RunConfig:
     return config.load(raw_config(*overrides))
+
+
+def truncated(file: Path) -> None:
+    """Takes the end off a file."""
+    file.write_bytes(file.read_bytes()[:-3])
+
+
+def flipped(file: Path) -> None:
+    """Flips a bit in the middle of a file."""
+    held = bytearray(file.read_bytes())
+    held[len(held) // 2] ^= 1
+    file.write_bytes(held)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support import flipped, truncated
 
 from psrun.checkpoint import commands, manifest
 from psrun.checkpoint.manifest import Contents, Manifest, Position
@@ -42,16 +43,6 @@ def save(store: Store, step: int) -> Manifest:
 
 def everything(store: Store) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in store.folder.iterdir() if file.is_file()}
-
-
-def truncated(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-3])
-
-
-def flipped(file: Path) -> None:
-    held = bytearray(file.read_bytes())
-    held[len(held) // 2] ^= 1
-    file.write_bytes(held)
 
 
 def test_the_newest_is_taken(store):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support import MODELS, SMALL, STEPS, run_config
 
+from psrun.data.source import Feature
 from psrun.errors import ExportError
 
 QUICK = ["trainer.epochs=2", "trainer.steps_per_epoch=20", "data.num_train_examples=500", "data.num_eval_examples=100"]
@@ -59,6 +60,28 @@ def test_single_files_of_sharded_models_are_refused(train, tmp_path, monkeypatch
         train("trainer=fit", "partitioner=fixed_shards")
     train("trainer=fit", "cluster=none")
     assert tf_keras.models.load_model(tmp_path / "model.keras").count_params() == 8 * 20 + 20 + 1
+
+
+@pytest.mark.tensorflow
+def test_what_cannot_be_saved_is_told(tmp_path):
+    import tensorflow as tf
+    import tf_keras
+
+    from psrun import export
+    from psrun.checkpoint.manifest import Contents, Manifest, Position
+    from psrun.models.model import Model
+    from psrun.trained import Trained
+
+    class Data:
+        features = {"x": Feature((1,), tf.string)}
+
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a"], [1.0]), 0.0)
+    network = tf_keras.Sequential([tf_keras.Input((1,)), tf_keras.layers.Dense(1)])
+    found = Manifest(7, Position(), Contents("", {}, {}, []), "", "")
+    hidden = Model(network, lambda features: table.lookup(features["x"]))  # where TensorFlow does not find the table
+    with pytest.raises(ExportError, match=r"could not be exported to .*/7"):
+        export.write(Trained(hidden, Data(), found), tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +188,12 @@ def test_a_run_can_be_exported_and_used_later_and_stays_as_it_was(trained):
 def test_what_cannot_be_done_is_told(trained, arguments, code, said):
     done = command(trained.parent, *arguments)
     assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+
+
+@pytest.mark.files
+def test_runs_resume_from_every_layout_in_every_other():
+    """The table in the README, whole: both trainers, Adagrad, Adam and SGD."""
+    script = Path(__file__).parents[1] / "benchmarks" / "layouts.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("equal (12)") == 7 * 7

@@ -31,6 +31,13 @@ def test_what_was_said_then_holds_as_far_as_nothing_else_is_said_now(tmp_path, m
     assert composition.resumed(["seed=3"]) == ["seed=3"]
 
 
+def test_options_may_stand_anywhere():
+    given = ["seed=1", "--config-dir", "own", "-m", "model=mine,dense", "--cfg", "job", "+x=1"]
+    assert composition._options_first(given) == [
+        "--config-dir", "own", "-m", "--cfg", "job", "seed=1", "model=mine,dense", "+x=1"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [(["resume=/no/such"], "there is no run in /no/such"), (["resume={}", "-m"], "in its own folder")],
@@ -39,6 +46,55 @@ def test_what_cannot_be_resumed_is_told(tmp_path, arguments, said):
     folder = recorded(tmp_path / "run")
     with pytest.raises(ConfigError, match=said):
         composition.resumed([argument.format(folder) for argument in arguments])
+
+
+RECORDED = """
+seed: 7
+model: {_target_: mine.model, width: 4, depth: 1}
+data: {_target_: psrun.data.features.HeroFeatures, global_batch_size: 32}
+cluster: {kind: local, num_workers: 3, num_ps: 2}
+trainer: {kind: fit, epochs: 2}
+evaluation: {kind: direct, every: 5}
+"""
+
+
+def test_what_was_recorded_holds_whatever_the_files_say_today(tmp_path):
+    (tmp_path / "config.yaml").write_text(RECORDED)
+    today = {
+        "mode": "train",
+        "seed": 1,
+        "model": {"_target_": "mine.model", "width": 8, "new": True},
+        "data": {"_target_": "other.Data", "global_batch_size": 64},
+        "cluster": {"kind": "none"},
+        "trainer": {"kind": "fit", "epochs": 9, "folder": f"{tmp_path}/x"},
+        "evaluation": {"kind": "direct", "every": 1},
+    }
+    said = ["cluster=none", "trainer.epochs=9", "data.global_batch_size=64", "--config-dir", "conf", "~model.depth"]
+    assert composition.as_recorded(today, tmp_path, said) == {
+        "mode": "train",
+        "seed": 7,
+        "model": {"_target_": "mine.model", "width": 4, "new": True},
+        "data": {"_target_": "psrun.data.features.HeroFeatures", "global_batch_size": 64},
+        "cluster": {"kind": "none"},
+        "trainer": {"kind": "fit", "epochs": 9, "folder": f"{tmp_path}/x"},
+        "evaluation": {"kind": "direct", "every": 5},
+    }
+    assert composition.as_recorded(today, tmp_path, ["experiment=flights"]) == today
+
+
+@pytest.mark.command
+def test_a_run_of_ones_own_pieces_goes_on_without_them_being_named_again(psrun, tmp_path):
+    (tmp_path / "own" / "model").mkdir(parents=True)
+    mine = tmp_path / "own" / "model" / "mine.yaml"
+    mine.write_text("_target_: psrun.models.embedding.embedding\nembedding_dim: 5\n")
+    first = psrun("cluster=none", "hydra.run.dir=run", *QUICK, "trainer.epochs=1", "--config-dir", "own", "model=mine")
+    assert first.code == 0, first.stderr
+    mine.write_text("_target_: psrun.models.embedding.embedding\nembedding_dim: 7\n")
+    second = psrun("--config-dir", "own", "resume=run", "trainer.epochs=2")
+    assert second.code == 0, second.stderr
+    third = psrun("resume=run", "trainer.epochs=3")
+    assert third.code == 0, third.stderr
+    assert first.result["steps"]["applied"] == 60
 
 
 @pytest.mark.command

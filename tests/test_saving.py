@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from support import STEPS
+from support import STEPS, flipped, truncated
 
 from psrun.checkpoint import commands
 from psrun.checkpoint.store import Store
@@ -220,3 +221,19 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(train):
     assert [(row["step"], row["good"]) for row in result["checkpoints"]] == [(12, True), (24, False), (24, True)]
     assert all_good(folder)
     assert Store(folder.checkpoints / "set-aside").steps() == [24]
+
+
+@pytest.mark.files
+@pytest.mark.tensorflow
+def test_a_truncated_flipped_or_missing_file_of_any_kind_costs_one_checkpoint(train, tmp_path):
+    pieces = ("cluster=none", "evaluation=none", "optimizer=adam")
+    _, folder = train(*pieces)
+    (folder.checkpoints / "checkpoint").write_bytes(b"\x00garbage")  # the state file decides nothing
+    names = [file.name for file in folder.checkpoints.glob(f"ckpt-{2 * STEPS}.*")]
+    assert len(names) == 3
+    for name, harm in itertools.product(names, (truncated, flipped, Path.unlink)):
+        copy = Path(shutil.copytree(folder.path, tmp_path / f"{name}-{harm.__name__}"))
+        harm(copy / "checkpoints" / name)
+        _, again = train(*pieces, into=RunFolder.take_over(copy))
+        assert events(again, "restored")[-1]["step"] == STEPS, (name, harm)
+        assert commands.main(["diff", str(folder.path), str(copy)]) == ExitCode.DONE  # done again, to the bit

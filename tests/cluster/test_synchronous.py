@@ -11,7 +11,7 @@ pytestmark = pytest.mark.cluster
 RUN = ["trainer=fit", "evaluation=validation", "data.num_train_examples=2000", "data.num_eval_examples=210"]
 LONG = [
     "cluster=multi_worker_mirrored", *RUN, "trainer.epochs=20", "trainer.steps_per_epoch=20", "evaluation.every=20",
-    "cluster.restart.heartbeat_timeout_s=6",
+    "cluster.restart.heartbeat_timeout_s=6", "checkpoint.every_steps=10",
 ]  # fmt: skip
 
 
