@@ -77,7 +77,8 @@ def _job(composed: DictConfig, said: list[str], started_s: float) -> ExitCode:
 
 def _options_first(arguments: list[str]) -> list[str]:
     """Hydra's parser wants options, such as --config-dir FOLDER, on one side of all KEY=VALUE; people do not."""
-    options, others = [], []
+    options: list[str] = []
+    others: list[str] = []
     value = False
     for argument in arguments:
         option = argument.startswith("-")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -47,6 +49,21 @@ def divert_stderr(log: Path) -> TextIO:
     with log.open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 2)
     return terminal
+
+
+@contextlib.contextmanager
+def silent_stderr() -> Iterator[None]:
+    """What is written to file descriptor 2 meanwhile is lost."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def leave_first_place() -> None:

@@ -12,6 +12,7 @@ from rich.filesize import decimal
 from rich.progress import track
 from rich.table import Table
 
+from psrun import environment
 from psrun.checkpoint.manifest import Manifest, described
 from psrun.checkpoint.store import PREFIX, Store
 from psrun.errors import ConfigError, ExitCode
@@ -100,12 +101,13 @@ def _diff(console: Console, path: Path, other: Path) -> ExitCode:
         if damage:
             raise ConfigError(f"{store.prefix(chosen)} is damaged: {damage}")
         prefixes.append(store.prefix(chosen))
-    compare = importlib.import_module("psrun.checkpoint.compare")  # the one verb that needs TensorFlow
-    rows = compare.compare(*prefixes)
-    table = _table(f"{prefixes[0]} and {prefixes[1]}", "variable", "", "what differs", "")
+    with environment.silent_stderr():  # what TensorFlow finds out about this machine is of no interest here
+        compare = importlib.import_module("psrun.checkpoint.compare")  # the one verb that needs it
+        rows = compare.compare(*prefixes)
+    table = _table(f"{prefixes[0]} and {prefixes[1]}", "variable", "", "what differs")
     for row in rows:
         if not row.equal:
-            table.add_row(row.name, row.shape, row.differs, "")
+            table.add_row(row.name, row.shape, row.differs)
     same = sum(row.equal for row in rows)
     if same < len(rows):
         console.print(table)
@@ -115,7 +117,7 @@ def _diff(console: Console, path: Path, other: Path) -> ExitCode:
 
 def _overview(store: Store, damages: dict[int, str | None]) -> Table:
     """A row a checkpoint, the newest first."""
-    table = _table(str(store.folder), "step", "", "saved", "epochs", "steps into it", "bytes", "files", "health")
+    table = _table(str(store.folder), "step", "", "saved", "epochs", "+ steps", "bytes", "files", "health")
     best = store.best() or {}
     for step, damage in damages.items():
         marks = ["latest"] if step == store.steps()[0] else []
@@ -166,7 +168,7 @@ def _details(console: Console, store: Store, held: Manifest) -> None:
 def _table(title: str, *headings: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for heading in headings:
-        right = heading in ("step", "epochs", "steps into it", "bytes", "files")
+        right = heading in ("step", "epochs", "+ steps", "bytes", "files")
         table.add_column(
             heading, justify="right" if right else "left", overflow="fold", no_wrap=heading in ("", "saved", "bytes")
         )

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 _PIECE_BYTES = 64 << 20
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # names of objects; differs where shards do
+_SHARDED = "ShardedVariable"
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # what objects there are; differs where shards do
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,10 @@ def compare(one: str, other: str) -> list[Comparison]:
     readers = [tf.train.load_checkpoint(prefix) for prefix in (one, other)]
     shapes = [reader.get_variable_to_shape_map() for reader in readers]
     dtypes = [reader.get_variable_to_dtype_map() for reader in readers]
+    names = {**_names(readers[1]), **_names(readers[0])}
     rows = []
-    for key in sorted({*shapes[0], *shapes[1]} - {_GRAPH}):
-        name = key.removesuffix(_SUFFIX)
+    for key in sorted({*shapes[0], *shapes[1]} - {_GRAPH}, key=lambda key: names.get(key, key)):
+        name = names.get(key, key.removesuffix(_SUFFIX))
         kinds = [f"{_shape(shape[key])} {dtype[key].name}" if key in shape else None
                  for shape, dtype in zip(shapes, dtypes)]  # fmt: skip
         if None in kinds:
@@ -54,6 +57,13 @@ def compare(one: str, other: str) -> list[Comparison]:
             differs = _values(one, other, key, shapes[0][key], dtypes[0][key])
             rows.append(Comparison(name, kinds[0] or "", differs))
     return rows
+
+
+def _names(reader: tf.train.CheckpointReader) -> dict[str, str]:
+    """The names that variables had, by the keys that they have in a checkpoint; sharded ones have only keys."""
+    graph = TrackableObjectGraph.FromString(reader.get_tensor(_GRAPH))
+    tensors = [tensor for node in graph.nodes for tensor in node.attributes]
+    return {each.checkpoint_key: each.full_name for each in tensors if each.full_name not in ("", _SHARDED)}
 
 
 def _shape(shape: list[int]) -> str:
