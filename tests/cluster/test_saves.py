@@ -1,0 +1,46 @@
+"""Checkpoints of clusters of real processes: saves that are cut short, tables that do not fit the chief."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.cluster
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def script(name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / name), *arguments], capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_a_save_that_is_cut_short_costs_no_more_than_itself():
+    assert "4 kills, and the run went on from the last complete checkpoint" in script("save_faults.py", "--kills", "4")
+
+
+def test_the_table_stays_on_the_parameter_servers(tmp_path):
+    """A table of 256 MiB and as much again of slots: neither save, restore nor verify holds it in one place."""
+    script("checkpoint.py", "--rows", str(1 << 22), "--repetitions", "1", "--json", str(tmp_path / "found.json"))
+    (found,) = json.loads((tmp_path / "found.json").read_text())
+    assert found["bytes"] > 512 << 20
+    assert found["chief grows in a save, MiB"] < 100
+    assert found["chief grows in a restore, MiB"] < 100
+    assert found["verify holds at most, MiB"] < 100
+
+
+def test_a_run_folder_that_is_deleted_ends_the_run(start):
+    cluster = start("cluster=local", "trainer.epochs=1000", "data.num_train_examples=2000")
+    cluster.wait_for("checkpoint", 2)
+    shutil.rmtree(cluster.folder, ignore_errors=True)
+    assert cluster.end(within_s=60) == 1
+    assert "was deleted under the run" in cluster.stderr
+    assert cluster.left() == []
