@@ -100,7 +100,7 @@ class Bench:
     def checkpoints(self, built: Program, store: Store) -> Checkpoints:
         keep = built.config.checkpoint
         assert isinstance(keep, choices.EpochCheckpoints)
-        return Checkpoints(built, store, keep)
+        return Checkpoints(built, store, keep, print)
 
     def store(self, *named: str) -> Store:
         return Store(self.root / "-".join(named).replace(" ", "_"))
@@ -166,7 +166,7 @@ def main() -> None:
             for (source, by, of), values in saved.items():
                 if of == optimizer:
                     scramble(built)
-                    checkpoints.restore(bench.store(source, by, of), console.print)
+                    checkpoints.restore(bench.store(source, by, of))
                     found = wrong.setdefault((source, layout.name), [])
                     found += [f"{by} to {trainer}, {of}: {name}" for name in differing(values, held(built))]
     pairs = len(TRAINERS) ** 2 * len(optimizers)

@@ -71,7 +71,9 @@ def _job(composed: DictConfig, said: list[str], started_s: float) -> ExitCode:
     folder = Path(settings.runtime.output_dir).absolute()
     if settings.mode == RunMode.MULTIRUN:
         return _in_a_process_of_its_own(composed, folder)
-    plain = as_recorded(_plain(composed), folder, said) if composed.resume else _plain(composed)
+    plain = _plain(composed)
+    if composed.resume:
+        plain = as_recorded(plain, OmegaConf.to_container(composed, resolve=False), folder, said)
     return execution.execute(plain, folder, _said(settings), started_s=started_s)
 
 
@@ -119,10 +121,13 @@ def resumed(arguments: list[str]) -> list[str]:
     return [*others, *before]
 
 
-def as_recorded(composed: dict[str, Any], folder: Path, said: list[str]) -> dict[str, Any]:
+def as_recorded(composed: Any, unresolved: Any, folder: Path, said: list[str]) -> dict[str, Any]:
     """The configuration of the run in `folder` as it was recorded, but for what `said` names now.
 
     What the YAML files say may have changed since, and those of a --config-dir may not even be at hand.
+
+    Args:
+      unresolved: as `composed`, with references as they stand; what refers to something else goes with it.
     """
     if not (folder / CONFIG).exists():
         return composed
@@ -131,26 +136,34 @@ def as_recorded(composed: dict[str, Any], folder: Path, said: list[str]) -> dict
     if "experiment" in now:  # which may choose anything
         return composed
     now |= {"data"} if "model" in now else set()
-
-    def merged(here: Any, there: Any, key: str) -> Any:
-        if key in now or (isinstance(here, str) and str(folder) in here):  # the folder may have been moved
-            return here
-        if not isinstance(here, dict) or not isinstance(there, dict):
-            return there
-        if any(here.get(name) != there.get(name) for name in ("kind", "_target_")):
-            return {**there, **{name: value for name, value in here.items() if f"{key}.{name}" in now}}
-        names = [*here, *(name for name in there if name not in here and f"{key}.{name}" not in now)]
-        return {
-            name: merged(here[name], there[name], f"{key}.{name}") if name in here and name in there
-            else here.get(name, there.get(name))
-            for name in names
-        }  # fmt: skip
-
-    groups = {*config.GROUPS, "seed", "export"}
     return {
-        name: merged(node, recorded[name], name) if name in groups and name in recorded else node
+        name: _merged(node, unresolved[name], recorded[name], name, now)
+        if name in {*config.GROUPS, "seed", "export"} and name in recorded
+        else node
         for name, node in composed.items()
     }
+
+
+def _merged(here: Any, refers: Any, there: Any, key: str, now: set[str]) -> Any:
+    """The recorded value `there` of a key, but for what is named in `now` or refers to something else."""
+    if key in now or (isinstance(refers, str) and "${" in refers):
+        return here
+    if isinstance(here, list) and isinstance(there, list) and len(here) == len(there) and isinstance(refers, list):
+        return [_merged(*parts, f"{key}[{index}]", now) for index, parts in enumerate(zip(here, refers, there))]
+    named = any(name.startswith(f"{key}.") for name in now)
+    if not isinstance(here, dict) or not isinstance(there, dict):
+        return here if named else there
+    other = any(here.get(name) != there.get(name) for name in ("kind", "_target_"))
+    merged = {}
+    for name in [*here, *(name for name in there if name not in here)]:
+        inner = f"{key}.{name}"
+        if name in here and name in there:
+            merged[name] = _merged(here[name], refers[name], there[name], inner, now)
+        elif name in there and inner not in now:
+            merged[name] = there[name]
+        elif name in here and (not other or any(f"{each}.".startswith(f"{inner}.") for each in now)):
+            merged[name] = here[name]
+    return merged
 
 
 def _key(argument: str) -> str:

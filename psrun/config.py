@@ -135,7 +135,7 @@ def load(raw: Mapping[str, Any]) -> RunConfig:
         raise ConfigError(problems)
     values = {field.name: getattr(top, field.name) for field in dataclasses.fields(top)}
     config = RunConfig(**{**parts, **values, "restore": str(top.restore)}, raw=raw)
-    problems = [*_contradictions(config), *_saved_contradictions(config)]
+    problems = [*_contradictions(config), *_checkpoint_contradictions(config), *_restore_contradictions(config)]
     if problems:
         raise ConfigError(problems)
     return config
@@ -197,34 +197,39 @@ def _contradictions(config: RunConfig) -> list[Problem]:
     return problems
 
 
-def _saved_contradictions(config: RunConfig) -> list[Problem]:
-    """Of checkpoints, and of what is made from them."""
-    problems = []
-    none = isinstance(config.checkpoint, choices.NoCheckpoints)
-    if config.resume is not None and none:
-        problems.append(Problem("checkpoint", "'none' has nothing to resume from; choose checkpoint=epoch"))
-    if config.mode in ("export", "predict") and config.resume is None:
-        problems.append(Problem("resume", f"mode={config.mode} needs a run that was trained: resume=RUN_FOLDER"))
-    if (
-        isinstance(config.cluster, choices.MultiWorkerMirrored)
-        and getattr(config.checkpoint, "every_s", None) is not None
-    ):
+def _checkpoint_contradictions(config: RunConfig) -> list[Problem]:
+    """Of when checkpoints are taken and what they are compared by."""
+    checkpoint, problems = config.checkpoint, []
+    if isinstance(checkpoint, choices.NoCheckpoints):
+        if config.resume is not None:
+            problems.append(Problem("checkpoint", "'none' has nothing to resume from; choose checkpoint=epoch"))
+        if config.export.at_end:
+            problems.append(Problem("export.at_end", "exports the last checkpoint; choose checkpoint=epoch"))
+        return problems
+    if checkpoint.every_s is not None and isinstance(config.cluster, choices.MultiWorkerMirrored):
         problems.append(
-            Problem(
-                "checkpoint.every_s", "cannot be used here: all workers must save at the same step; choose every_steps"
-            )
+            Problem("checkpoint.every_s", "cannot be used here: all workers save at the same step; choose every_steps")
         )
-    if config.export.at_end and none:
-        problems.append(Problem("export.at_end", "exports the last checkpoint; choose checkpoint=epoch"))
+    if checkpoint.best_metric is not None and checkpoint.every_epochs is None:
+        problems.append(
+            Problem("checkpoint.best_metric", "is known after epochs: checkpoint.every_epochs must have a value")
+        )
+    for index, node in enumerate(config.trainer.callbacks if isinstance(config.trainer, choices.Fit) else ()):
+        if str(node["_target_"]).endswith("EarlyStopping") and node.get("restore_best_weights"):
+            problems.append(
+                Problem(f"trainer.callbacks[{index}]", "restore_best_weights would change the weights after the last "
+                        "checkpoint; keep the best one with checkpoint.best_metric=... instead")
+            )  # fmt: skip
+    return problems
+
+
+def _restore_contradictions(config: RunConfig) -> list[Problem]:
+    """Of what is made from the checkpoints of a run."""
+    problems, makes = [], config.mode in ("export", "predict")
+    if makes and config.resume is None:
+        problems.append(Problem("resume", f"mode={config.mode} needs a run that was trained: resume=RUN_FOLDER"))
     if config.restore not in ("latest", "best") and not config.restore.isdigit():
         problems.append(Problem("restore", f"is '{config.restore}', must be latest, best or the step of a checkpoint"))
-    elif config.restore != "latest" and config.mode not in ("export", "predict"):
+    elif config.restore != "latest" and not makes:
         problems.append(Problem("restore", "is for mode=export and mode=predict; a training goes on from the newest"))
-    if isinstance(config.trainer, choices.Fit) and not none:
-        for index, node in enumerate(config.trainer.callbacks):
-            if str(node["_target_"]).endswith("EarlyStopping") and node.get("restore_best_weights"):
-                problems.append(
-                    Problem(f"trainer.callbacks[{index}]", "restore_best_weights would change the weights after the "
-                            "last checkpoint; keep the best one with checkpoint.best_metric=... instead")
-                )  # fmt: skip
     return problems

@@ -10,7 +10,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from psrun.errors import ExportError
-from psrun.trained import DEVICE, Trained
+from psrun.trained import DEVICE, Trained, predict, signature
 
 _ABOUT = "psrun.json"
 
@@ -30,10 +30,10 @@ def write(trained: Trained, folder: Path) -> Path:
     root.parts = [part for part in parts if isinstance(part, tf.Module)]
 
     def serve(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        found = trained.predict(features)
+        found = predict(trained.model, features)
         return found if isinstance(found, dict) else {"prediction": found}
 
-    root.serve = tf.function(serve, input_signature=[trained.signature()])
+    root.serve = tf.function(serve, input_signature=[signature(trained.source)])
     final = folder / str(trained.checkpoint.step)
     part = folder / f".{final.name}.{os.getpid()}"
     try:

@@ -104,6 +104,11 @@ def wait_for_servers(topology: Topology, *, within_s: float) -> None:
             time.sleep(_PROBE_EVERY_S)
 
 
+def task_lost(error: tf.errors.OpError) -> bool:
+    """Whether an error of TensorFlow's says that a task has gone, also where it stands within another one."""
+    return isinstance(error, tf.errors.UnavailableError) or ("/job:ps" in str(error) and "UNAVAILABLE" in str(error))
+
+
 def _up(address: str) -> bool:
     return reachable(address, timeout_s=1.0) and answers(address, timeout_s=2.0)  # the first says no at once
 

@@ -31,19 +31,6 @@ class Trained:
     source: DataSource
     checkpoint: Manifest
 
-    def predict(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
-        """Predictions for a batch of raw features."""
-        preprocessing = self.model.preprocessing
-        prepared = features if preprocessing is None else preprocessing(features)
-        return self.model.network(prepared, training=False)
-
-    def signature(self) -> dict[str, tf.TensorSpec]:
-        """A batch of raw features."""
-        return {
-            name: tf.TensorSpec([None, *feature.shape], feature.dtype, name)
-            for name, feature in self.source.features.items()
-        }
-
 
 def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str], None]) -> Trained:
     """Builds the model of the run and restores the checkpoint that the configuration names.
@@ -52,18 +39,35 @@ def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str],
       ConfigError: there is no such checkpoint, or it is of another model.
       CheckpointError: it is damaged.
     """
-    found = store.choose(run.restore, warn)
-    if found is None:
-        raise ConfigError([Problem("resume", f"there is no checkpoint in {store.folder} yet")])
     tf_keras.backend.reset_uids()  # layers get the names that they had, whatever was built before in this process
     with tf.device(DEVICE):
-        trained = Trained(program.make_model(run, source), source, found)
-        specs = trained.signature()
-        trained.predict({name: program.zeros(spec) for name, spec in specs.items()})  # builds what is not built yet
-        network, path = trained.model.network, store.prefix(found.step)
-        found.contents.check_model(path, Contents.of("", placement.observed("model", network.variables)))
-        try:
-            tf.train.Checkpoint(model=network).read(path).assert_existing_objects_matched().expect_partial()
-        except (tf.errors.OpError, AssertionError) as error:
-            raise CheckpointError(f"{path} could not be restored: {error}") from error
-    return trained
+        model = program.make_model(run, source)
+        specs = signature(source)
+        predict(model, {name: program.zeros(spec) for name, spec in specs.items()})  # builds what is not built yet
+        here = Contents.of("", placement.observed("model", model.network.variables))
+        while True:
+            found = store.choose(run.restore, warn)
+            if found is None:
+                raise ConfigError([Problem("resume", f"there is no checkpoint in {store.folder} yet")])
+            path = store.prefix(found.step)
+            found.contents.check_model(path, here)
+            try:
+                tf.train.Checkpoint(model=model.network).read(path).assert_existing_objects_matched().expect_partial()
+                return Trained(model, source, found)
+            except (tf.errors.OpError, AssertionError) as error:
+                # A run that is going on may have removed it meanwhile, having taken newer ones; each comes once.
+                if found.step in store.steps() or run.restore != "latest":
+                    raise CheckpointError(f"{path} could not be restored: {error}") from error
+
+
+def signature(source: DataSource) -> dict[str, tf.TensorSpec]:
+    """A batch of raw features."""
+    return {
+        name: tf.TensorSpec([None, *feature.shape], feature.dtype, name) for name, feature in source.features.items()
+    }
+
+
+def predict(model: Model, features: dict[str, tf.Tensor]) -> tf.Tensor:
+    """Predictions for a batch of raw features."""
+    prepared = features if model.preprocessing is None else model.preprocessing(features)
+    return model.network(prepared, training=False)

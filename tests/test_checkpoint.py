@@ -97,7 +97,7 @@ def test_a_step_or_the_best_can_be_named(store):
         store.choose("250", pytest.fail)
     with pytest.raises(ConfigError, match="no checkpoint 'best'"):
         store.choose("best", pytest.fail)
-    store.compare(100, "val_auc", 0.9, larger_is_better=True)
+    store.compare(100, "val_auc", 0.9, mode="max")
     assert store.choose("best", pytest.fail).step == 100
     flipped(Path(store.prefix(100) + ".index"))
     with pytest.raises(CheckpointError, match="ckpt-100 is damaged"):
@@ -105,16 +105,49 @@ def test_a_step_or_the_best_can_be_named(store):
 
 
 def test_the_newest_and_the_best_are_kept(store):
-    assert store.compare(100, "val_loss", 0.5, larger_is_better=False)
-    assert not store.compare(200, "val_loss", 0.7, larger_is_better=False)
+    assert store.compare(100, "val_loss", 0.5, mode="min")
+    assert not store.compare(200, "val_loss", 0.7, mode="min")
     save(store, 400)
     assert store.prune(400, 2) == [400, 300, 100]
     assert store.steps() == [400, 300, 100]
     assert not [name for name in everything(store) if name.startswith("ckpt-200")]
-    assert store.compare(400, "val_loss", 0.3, larger_is_better=False)
+    assert store.compare(400, "val_loss", 0.3, mode="min")
     assert store.prune(400, 1) == [400]
-    assert store.compare(400, "auc", 0.1, larger_is_better=True)  # another metric is another contest
-    assert store.best() == {"step": 400, "metric": "auc", "value": 0.1}
+    assert store.compare(400, "auc", 0.1, mode="max")  # another metric is another contest
+    assert store.best() == {"step": 400, "metric": "auc", "mode": "max", "value": 0.1}
+    assert not store.compare(400, "loss", float("nan"), mode="min")
+
+
+def test_a_best_one_that_was_damaged_is_no_longer_the_best(store):
+    store.compare(300, "loss", 0.1, mode="min")
+    flipped(Path(store.prefix(300) + ".index"))
+    assert store.choose("latest", lambda text: None).step == 200
+    store.set_aside()
+    write(store, 300)
+    Path(store.prefix(300) + ENDINGS[0]).write_text("of a training that went another way")
+    store.complete(Manifest(300, Position(3), CONTENTS, "abc", saved_at=""))
+    assert store.best() is None
+    assert store.compare(300, "loss", 0.6, mode="min")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"step": 300}', '{"step": "x", "files": {}}'])
+def test_a_garbage_record_of_the_best_one_is_none(store, text, capsys):
+    (store.folder / "best.json").write_text(text)
+    assert store.best() is None
+    assert commands.main(["inspect", str(store.folder)]) == ExitCode.DONE
+    assert store.compare(300, "loss", 0.6, mode="min")
+
+
+def test_one_that_a_run_going_on_removes_meanwhile_is_not_called_damaged(store, monkeypatch):
+    def removed(step: int, thorough: bool = True) -> str | None:
+        if step == 300:
+            store._remove(300)
+            save(store, 400)
+            return "ckpt-300.index is missing"
+        return None
+
+    monkeypatch.setattr(store, "damage", removed)
+    assert store.choose("latest", pytest.fail).step == 400
 
 
 def test_what_saves_that_were_cut_short_left_behind_is_removed(store):
@@ -138,7 +171,8 @@ def test_a_checkpoint_of_which_a_part_is_missing_does_not_become_complete(store)
 
 def test_damaged_ones_are_set_aside_and_can_be_looked_at(store):
     flipped(Path(store.prefix(300) + ".index"))
-    assert store.set_aside(newer_than=200) == [300]
+    assert store.choose("latest", lambda text: None).step == 200
+    assert store.set_aside() == [300]
     assert store.steps() == [200, 100]
     assert Store(store.folder / "set-aside").steps() == [300]
 
@@ -170,7 +204,7 @@ def test_a_manifest_of_another_shape_is_damage(store):
 
 def test_inspect_tells_all_and_each(store, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    store.compare(200, "val_auc", 0.75, larger_is_better=True)
+    store.compare(200, "val_auc", 0.75, mode="max")
     truncated(Path(store.prefix(100) + ".index"))
     for path in (store.folder, store.folder.parent):
         assert commands.main(["inspect", str(path)]) == ExitCode.DONE

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -70,7 +73,8 @@ def test_what_was_recorded_holds_whatever_the_files_say_today(tmp_path):
         "evaluation": {"kind": "direct", "every": 1},
     }
     said = ["cluster=none", "trainer.epochs=9", "data.global_batch_size=64", "--config-dir", "conf", "~model.depth"]
-    assert composition.as_recorded(today, tmp_path, said) == {
+    refers = {**today, "trainer": {**today["trainer"], "folder": "${hydra:runtime.output_dir}/x"}}
+    assert composition.as_recorded(today, refers, tmp_path, said) == {
         "mode": "train",
         "seed": 7,
         "model": {"_target_": "mine.model", "width": 4, "new": True},
@@ -79,7 +83,23 @@ def test_what_was_recorded_holds_whatever_the_files_say_today(tmp_path):
         "trainer": {"kind": "fit", "epochs": 9, "folder": f"{tmp_path}/x"},
         "evaluation": {"kind": "direct", "every": 5},
     }
-    assert composition.as_recorded(today, tmp_path, ["experiment=flights"]) == today
+    assert composition.as_recorded(today, today, tmp_path, ["experiment=flights"]) == today
+
+
+@pytest.mark.parametrize(
+    ("here", "refers", "there", "now", "merged"),
+    [
+        ([{"x": "/new/log"}], [{"x": "${dir}/log"}], [{"x": "/old/log"}], set(), [{"x": "/new/log"}]),
+        ([1, 2], [1, 2], [7], set(), [7]),
+        ({"a": {"b": 8}}, {"a": {"b": 8}}, {"a": None}, {"k.a.b"}, {"a": {"b": 8}}),
+        ({"_target_": "x", "a": {"b": 8, "c": 1}}, {"_target_": "x", "a": {"b": 8, "c": 1}},
+         {"_target_": "y", "a": {"b": 4}}, {"k.a.b"}, {"_target_": "y", "a": {"b": 8, "c": 1}}),
+        ({"kind": "x", "p": 1}, {"kind": "x", "p": 1}, {"kind": "y", "q": 2}, set(), {"kind": "y", "q": 2}),
+        ({"a": 3}, {"a": "${seed}"}, {"a": 1}, {"seed"}, {"a": 3}),
+    ],
+)  # fmt: skip
+def test_what_is_said_now_or_refers_to_it_wins(here, refers, there, now, merged):
+    assert composition._merged(here, refers, there, "k", now) == merged
 
 
 @pytest.mark.command
@@ -134,3 +154,24 @@ def test_another_model_or_optimizer_is_refused_with_what_differs(psrun):
         assert (second.code, said in second.stderr) == (2, True), second.stderr
     done = psrun(f"resume='{first.folder}'", "trainer.epochs=2")  # nothing of it was harmed
     assert (done.code, first.result["steps"]["applied"]) == (0, 40)
+
+
+@pytest.mark.files
+def test_a_run_that_is_going_on_is_left_alone(psrun, tmp_path):
+    command = [sys.executable, "-m", "psrun", "cluster=none", "trainer.epochs=100000", f"hydra.run.dir={tmp_path}/run"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=tmp_path) as going_on:
+        try:
+            checkpoints = tmp_path / "run" / "checkpoints"
+            deadline_s = time.monotonic() + 60
+            while not list(checkpoints.glob("*.manifest.json")):
+                assert time.monotonic() < deadline_s, "no checkpoint within 60 s"
+                time.sleep(0.1)
+            second = psrun("resume=run", "trainer.epochs=2")
+            assert (second.code, "holds a run that is going on" in second.stderr) == (2, True), second.stderr
+            for mode in ("export", "predict"):
+                made = psrun("resume=run", f"mode={mode}")
+                assert made.code == 0, made.stderr
+            assert going_on.poll() is None
+        finally:
+            going_on.terminate()
+        assert going_on.wait(60) == 175

@@ -13,7 +13,7 @@ from support import STEPS, flipped, truncated
 
 from psrun.checkpoint import commands
 from psrun.checkpoint.store import Store
-from psrun.errors import CheckpointError, ConfigError, ExitCode, Interrupted
+from psrun.errors import CheckpointError, ConfigError, ExitCode, Interrupted, NonFiniteLossError
 from psrun.reporting.run_folder import RunFolder
 
 TRAINERS = ("fit", "custom_loop")
@@ -230,10 +230,119 @@ def test_a_truncated_flipped_or_missing_file_of_any_kind_costs_one_checkpoint(tr
     _, folder = train(*pieces)
     (folder.checkpoints / "checkpoint").write_bytes(b"\x00garbage")  # the state file decides nothing
     names = [file.name for file in folder.checkpoints.glob(f"ckpt-{2 * STEPS}.*")]
-    assert len(names) == 3
+    assert len(names) == 4
     for name, harm in itertools.product(names, (truncated, flipped, Path.unlink)):
         copy = Path(shutil.copytree(folder.path, tmp_path / f"{name}-{harm.__name__}"))
         harm(copy / "checkpoints" / name)
         _, again = train(*pieces, into=RunFolder.take_over(copy))
         assert events(again, "restored")[-1]["step"] == STEPS, (name, harm)
         assert commands.main(["diff", str(folder.path), str(copy)]) == ExitCode.DONE  # done again, to the bit
+
+
+@pytest.mark.files
+def test_a_checkpoint_that_is_complete_survives_what_goes_wrong_after_it(train, monkeypatch):
+    from psrun.checkpoint.checkpoints import Checkpoints
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    pieces = ("cluster=none", "evaluation=none", "checkpoint.max_to_keep=1")
+    for owner, name in ((Checkpoints, "_point_to"), (Store, "prune")):
+        monkeypatch.setattr(owner, name, full)
+        result, folder = train(*pieces)
+        monkeypatch.undo()
+        assert result["steps"]["applied"] == 2 * STEPS
+        assert kept(folder)[-1] == (2 * STEPS, 2, 0)
+        assert all_good(folder)
+        assert "older ones could not be removed" in events(folder, "warning")[0]["message"]
+
+
+@pytest.mark.files
+@pytest.mark.parametrize("cluster", ["none", "inprocess"])
+def test_another_learning_rate_holds_from_the_resume_on(train, monkeypatch, cluster):
+    from psrun.training.session import Session
+
+    rates: list[float] = []
+    ends = Session.training_ends
+
+    def training_ends(self):
+        rates.append(float(self.program.optimizer.learning_rate))
+        ends(self)
+
+    monkeypatch.setattr(Session, "training_ends", training_ends)
+    pieces = (f"cluster={cluster}", "evaluation=none")
+    _, folder = train(*pieces, "optimizer.learning_rate=0.05", "trainer.epochs=1")
+    train(*pieces, "optimizer.learning_rate=0.001", into=RunFolder.take_over(folder.path))
+    # What a callback has made of it holds where the configuration says the same as before.
+    lowers = "{_target_: tf_keras.callbacks.ReduceLROnPlateau, monitor: loss, patience: 0, min_delta: 9, factor: 0.5}"
+    lower = ("trainer=fit", "optimizer.learning_rate=0.001", f"trainer.callbacks=[{lowers}]")
+    train(*pieces, *lower, "trainer.epochs=5", into=RunFolder.take_over(folder.path, completed=True))
+    train(*pieces, "optimizer.learning_rate=0.001", "trainer.epochs=6",
+          into=RunFolder.take_over(folder.path, completed=True))  # fmt: skip
+    assert rates[:2] == pytest.approx([0.05, 0.001])
+    assert rates[2] < 0.001
+    assert rates[2] <= rates[3] < 0.001  # callbacks come after the checkpoint of their epoch
+
+
+@pytest.mark.files
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_what_is_not_finite_is_not_saved(train, trainer, monkeypatch, tmp_path):
+    import tensorflow as tf
+
+    from psrun.data.features import HeroFeatures
+
+    whole = HeroFeatures.train
+
+    def poisoned(self, **options):
+        batches = whole(self, **options).enumerate()
+        return batches.map(lambda i, batch: (batch[0], tf.where(i < 7, batch[1], float("nan"))))
+
+    monkeypatch.setattr(HeroFeatures, "train", poisoned)
+    pieces = ("cluster=none", f"trainer={trainer}", "trainer.steps_per_execution=1", "checkpoint.every_steps=2")
+    folder = RunFolder.create(tmp_path / "poisoned", raw={})
+    with pytest.raises(NonFiniteLossError):
+        train(*pieces, into=folder)
+    assert [step for step, *_ in kept(folder)] == [2, 4, 6]
+
+
+@pytest.mark.files
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_run_goes_on_in_epochs_of_another_length(train, trainer):
+    pieces = ("cluster=none", f"trainer={trainer}", "trainer.steps_per_execution=1", "checkpoint.max_to_keep=9")
+    _, folder = train(*pieces, "checkpoint.every_steps=8", "trainer.epochs=1")
+    for steps_per_epoch in (8, 6, 20):
+        copy = RunFolder.take_over(Path(shutil.copytree(folder.path, f"{folder.path}-{steps_per_epoch}")))
+        rewind(copy, 8)
+        result, _ = train(*pieces, f"trainer.steps_per_epoch={steps_per_epoch}", "trainer.epochs=3", into=copy)
+        left = 3 * 20 - 8 if steps_per_epoch == 20 else 2 * steps_per_epoch
+        assert result["steps"] == {"applied": 8 + left, "scheduled": 8 + left, "repeated": 0}
+        assert all(event["steps_per_s"] > 0 for event in events(copy, "epoch"))
+        assert not [event for event in events(copy, "epoch") if event["metrics"]["loss"] == 0]
+
+
+@pytest.mark.files
+def test_a_callback_that_stops_in_an_epoch_that_was_cut_stops(train, monkeypatch):
+    import tf_keras
+
+    from psrun.training import callbacks
+
+    class Stops(tf_keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = True
+
+    pieces = ("cluster=none", "trainer=fit", "trainer.epochs=4", "checkpoint.every_steps=5", "checkpoint.max_to_keep=9")
+    _, folder = train(*pieces)
+    rewind(folder, 17)
+    monkeypatch.setattr(callbacks, "make", lambda run: [Stops()])
+    result, _ = train(*pieces, into=RunFolder.take_over(folder.path))
+    assert result["steps"]["applied"] == 2 * STEPS
+
+
+@pytest.mark.files
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_save_that_is_due_when_an_epoch_ends_is_taken_there(train, trainer):
+    pieces = ("cluster=none", f"trainer={trainer}", "trainer.steps_per_execution=1", "checkpoint.every_epochs=null")
+    _, folder = train(*pieces, f"checkpoint.every_steps={STEPS}", "trainer.epochs=3")
+    assert kept(folder) == [(STEPS, 1, 0), (2 * STEPS, 2, 0), (3 * STEPS, 3, 0)]
+    _, folder = train(*pieces, "checkpoint.every_steps=1", "trainer.epochs=1")
+    assert all(event["steps_per_s"] > 0 for event in events(folder, "epoch"))

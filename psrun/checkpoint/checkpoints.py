@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from psrun import choices, placement
+from psrun import choices, placement, strategy
 from psrun.checkpoint import manifest
 from psrun.checkpoint.manifest import Contents, Manifest, Position
 from psrun.checkpoint.store import PREFIX, Store
@@ -20,13 +20,17 @@ class Checkpoints:
 
     Args:
       keep: which ones.
+      warn: told of what is not as it should be and costs nothing.
 
     Raises:
       ConfigError: the metric of the best one is none that the program has.
     """
 
-    def __init__(self, program: Program, store: Store, keep: choices.EpochCheckpoints) -> None:
-        self.store, self._keep = store, keep
+    def __init__(
+        self, program: Program, store: Store, keep: choices.EpochCheckpoints, warn: Callable[[str], None]
+    ) -> None:
+        self.store, self._keep, self._warn = store, keep, warn
+        self._optimizer, self._learning_rate = program.optimizer, learning_rate(program)
         self._checkpoint = tf.train.Checkpoint(model=program.network, optimizer=program.optimizer)
         self._contents = contents(program)
         self._config_sha256 = manifest.digest(program.config.raw)
@@ -46,22 +50,26 @@ class Checkpoints:
 
         Raises:
           CheckpointError: the disk is full or the folder cannot be written to; what was complete before still is.
+          tf.errors.OpError: a task was lost.
         """
         store = self.store
+        held = Manifest(step, position, self._contents, self._config_sha256, "", learning_rate=self._learning_rate)
         try:
             store.make_room(step)
             self._write(tf.constant(store.prefix(step)))
-            store.complete(Manifest(step, position, self._contents, self._config_sha256, saved_at=""))
-            self._point_to(step, store.steps())
-            kept = store.prune(step, self._keep.max_to_keep)
-            self._point_to(step, kept)
-        except tf.errors.UnavailableError:
-            raise  # not the disk: a task was lost
+            store.complete(held)
         except (tf.errors.OpError, OSError) as error:
+            if isinstance(error, tf.errors.OpError) and strategy.task_lost(error):
+                raise  # not the disk
             with contextlib.suppress(OSError):
                 store.make_room(step)  # a full disk is not left fuller
             raise CheckpointError(f"no checkpoint could be written at step {step}: {error}") from error
-        return kept
+        try:
+            self._point_to(step, store.steps())
+            self._point_to(step, store.prune(step, self._keep.max_to_keep))
+        except (tf.errors.OpError, OSError) as error:
+            self._warn(f"the checkpoint of step {step} is complete, but older ones could not be removed: {error}")
+        return store.steps()
 
     def _point_to(self, newest: int, steps: list[int]) -> None:
         """Makes `newest` the latest for TensorFlow's own tools too."""
@@ -69,7 +77,7 @@ class Checkpoints:
         # Names only: the folder may be moved.
         tf.compat.v1.train.update_checkpoint_state(str(self.store.folder.resolve()), names[0], names[::-1])
 
-    def restore(self, store: Store, warn: Callable[[str], None]) -> Manifest | None:
+    def restore(self, store: Store) -> Manifest | None:
         """Restores the newest good checkpoint in `store`; None where there never was any.
 
         All of it is read before any variable is touched; a damaged one is passed over with a warning.
@@ -78,7 +86,7 @@ class Checkpoints:
           CheckpointError: there are checkpoints and none is good.
           ConfigError: the newest good one is of another model or optimizer.
         """
-        found = store.choose("latest", warn)
+        found = store.choose("latest", self._warn)
         if found is not None:
             path = store.prefix(found.step)
             found.contents.check(path, self._contents)
@@ -89,6 +97,12 @@ class Checkpoints:
                     f"{path} is good as the chief sees it, but some task cannot read it: all of them must see the "
                     f"same run folder ({error})"
                 ) from error
+            except AssertionError as error:
+                message = f"does not take all that is in {path}: {str(error).splitlines()[0]}"
+                raise ConfigError([Problem("optimizer", message)]) from error
+            if self._learning_rate not in (None, found.learning_rate):
+                # Keras keeps it in a variable, which has just been restored; what the configuration says now holds.
+                self._optimizer.learning_rate = self._learning_rate
         return found
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> bool:
@@ -101,9 +115,15 @@ class Checkpoints:
         if metric is None or metric not in metrics or step not in self.store.steps():
             return False
         try:
-            return self.store.compare(step, metric, metrics[metric], larger_is_better=self._keep.best_mode == "max")
-        except OSError as error:
+            return self.store.compare(step, metric, metrics[metric], mode=self._keep.best_mode)
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"the best checkpoint could not be noted: {error}") from error
+
+
+def learning_rate(program: Program) -> float | None:
+    """As configured; None where it is a schedule, which has no variable, or left to the optimizer."""
+    configured = program.config.optimizer.options.get("learning_rate")
+    return float(configured) if isinstance(configured, int | float) else None
 
 
 def contents(program: Program) -> Contents:

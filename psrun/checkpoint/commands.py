@@ -55,7 +55,7 @@ def find(path: Path) -> tuple[Store, int | None]:
     """
     name = path.name.split(".")[0]
     step = name.removeprefix(f"{PREFIX}-")
-    if name != step and step.isdigit():
+    if name != step and step.isdigit() and not path.is_dir():
         store = Store(path.parent)
         if int(step) not in store.steps():
             there = ", ".join(map(str, store.steps())) or "none"
@@ -88,6 +88,8 @@ def _verify(console: Console, path: Path) -> ExitCode:
         step: store.damage(step)
         for step in track(steps, "verifying", console=console, transient=True, disable=not console.is_terminal)
     }
+    left = store.steps()  # a run that is going on removes some
+    found = {step: damage for step, damage in found.items() if step in left}
     console.print(_overview(store, found))
     return ExitCode.FAILED if any(found.values()) else ExitCode.DONE
 

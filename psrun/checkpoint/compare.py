@@ -1,4 +1,7 @@
-"""Comparing two checkpoints value by value, a piece at a time, so that tables of any size can be compared."""
+"""Comparing two checkpoints value by value, a piece at a time.
+
+TensorFlow reads, and holds, all of a stored shard for each piece of it: pieces are as large as they may be.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
-_PIECE_BYTES = 64 << 20
+_PIECE_BYTES = 512 << 20
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _SHARDED = "ShardedVariable"
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # what objects there are; differs where shards do

@@ -26,12 +26,14 @@ class Position:
 
     Attributes:
       epochs, steps: whole epochs, and steps into the one after them.
+      scheduled: steps that were scheduled so far, over all epochs, however long they were.
       stream: the step at which the stream of training batches began that the training reads from; None where there
         is no one stream, as each worker has its own.
     """
 
     epochs: int = 0
     steps: int = 0
+    scheduled: int = 0
     stream: int | None = None
 
 
@@ -87,6 +89,7 @@ class Manifest:
       config_sha256: of the configuration that the run had.
       saved_at: when it was complete, UTC, as in ISO 8601.
       files: size and checksum of each file, by name.
+      learning_rate: as the configuration had it, where that was a number.
       psrun: the version that wrote it.
     """
 
@@ -97,6 +100,7 @@ class Manifest:
     saved_at: str
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     psrun: str = __version__
+    learning_rate: float | None = None
 
     @property
     def num_bytes(self) -> int:

@@ -7,9 +7,10 @@ last, with the size and checksum of each. Without a manifest it was never comple
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -32,6 +33,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._passed_over: set[int] = set()
 
     def prefix(self, step: int) -> str:
         """What TensorFlow calls the path of the checkpoint of `step`."""
@@ -78,22 +80,30 @@ class Store:
           CheckpointError: there are checkpoints and none is good, or the one that was named is not.
           ConfigError: there is no such checkpoint.
         """
-        found = self.steps()
         if which != _LATEST:
-            return self._named(which, found)
-        for step in found:
+            return self._named(which)
+        for step in self._newest_first():
             damage = self.damage(step)
             if damage is None:
                 return self.manifest(step)
-            warn(f"{self.prefix(step)} is damaged ({damage}); the one before is tried")
-        if found or (self.folder / STATE).exists():
+            if step in self.steps():  # a run that is going on may have removed it meanwhile
+                self._passed_over.add(step)
+                warn(f"{self.prefix(step)} is damaged ({damage}); the one before is tried")
+        if self.steps() or (self.folder / STATE).exists():
             raise CheckpointError(
                 f"there are checkpoints in {self.folder}, and none is good; to start anew, choose another folder"
             )
         return None
 
-    def _named(self, which: str, found: list[int]) -> Manifest:
-        best = self.best()
+    def _newest_first(self) -> Iterator[int]:
+        """Of all checkpoints, also of those that are taken meanwhile."""
+        tried: set[int] = set()
+        while left := [step for step in self.steps() if step not in tried]:
+            tried.add(left[0])
+            yield left[0]
+
+    def _named(self, which: str) -> Manifest:
+        found, best = self.steps(), self.best()
         step = best["step"] if best and which == _BEST_ONE else which
         if str(step) not in map(str, found):
             there = ", ".join(map(str, found)) or "none"
@@ -154,9 +164,9 @@ class Store:
                 self._remove(step)
         return kept
 
-    def set_aside(self, newer_than: int) -> list[int]:
-        """Moves damaged checkpoints that a training passed over where they are in nobody's way. Raises OSError."""
-        steps = [step for step in self.steps() if step > newer_than]
+    def set_aside(self) -> list[int]:
+        """Moves the checkpoints that `choose` passed over where they are in nobody's way. Raises OSError."""
+        steps, self._passed_over = sorted(self._passed_over), set()
         for of, file, _ in self._files():
             if of in steps:
                 (self.folder / SET_ASIDE).mkdir(exist_ok=True)
@@ -164,23 +174,34 @@ class Store:
         return steps
 
     def best(self) -> dict | None:
-        """Step, metric and value of the best checkpoint; None where none was compared or it is gone."""
+        """The best checkpoint: `step`, `metric`, `mode` and `value`; None where none was compared or it is gone."""
         try:
             found = json.loads((self.folder / _BEST).read_text(encoding="utf-8"))
-            return found if found["step"] in self.steps() else None
+            told = {name: found[name] for name in ("step", "metric", "mode", "value")}
+            # There may be another one of the same step: the one that was compared was damaged and set aside.
+            return told if self.manifest(found["step"]).files == found["files"] else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def compare(self, step: int, metric: str, value: float, *, larger_is_better: bool) -> bool:
-        """Whether the checkpoint of `step` is the best so far by `metric`; then it is the one kept. Raises OSError."""
+    def compare(self, step: int, metric: str, value: float, *, mode: str) -> bool:
+        """Whether the checkpoint of `step` is the best so far by `metric`; then it is the one kept.
+
+        Args:
+          mode: 'max' where more is better, else 'min'.
+
+        Raises:
+          OSError, ValueError: it is not there, or the folder cannot be written to.
+        """
         before = self.best()
-        if before and before["metric"] == metric:
-            better = value > before["value"] if larger_is_better else value < before["value"]
-            if not better:
-                return False
-        found: Mapping = {"step": step, "metric": metric, "value": value}
-        atomic.write(self.folder / _BEST, json.dumps(found) + "\n", durable=True)
-        return True
+        if before and (before["metric"], before["mode"]) == (metric, mode):
+            better = value > before["value"] if mode == "max" else value < before["value"]
+        else:
+            better = math.isfinite(value)
+        if better:
+            files = self.manifest(step).files
+            found = {"step": step, "metric": metric, "mode": mode, "value": value, "files": files}
+            atomic.write(self.folder / _BEST, json.dumps(found) + "\n", durable=True)
+        return better
 
     def _files(self) -> Iterator[tuple[int, Path, str]]:
         """Step, path and ending of everything that belongs to a checkpoint, whole or not."""

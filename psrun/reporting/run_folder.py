@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -46,6 +48,22 @@ class RunFolder:
         folder = cls.join(path)
         write_config(path, raw)
         return folder
+
+    @classmethod
+    def hold(cls, path: Path) -> None:
+        """Makes this process the one that runs in the folder, for as long as it lives.
+
+        Raises:
+          ConfigError: another one does, or nothing can be written there.
+        """
+        cls.join(path)
+        descriptor = os.open(path, os.O_RDONLY)  # never closed; the kernel lets go of the lock with the process
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError([Problem("hydra.run.dir", f"{path} holds a run that is going on")]) from error
+        except OSError:  # a file system without locks
+            os.close(descriptor)
 
     @classmethod
     def join(cls, path: Path) -> RunFolder:
@@ -146,7 +164,7 @@ class RunFolder:
 
 def write_config(folder: Path, raw: Mapping[str, Any]) -> None:
     """What was run, resolved, as a person reads it and as a process of the run does."""
-    (folder / CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.create(dict(raw))), encoding="utf-8")
+    atomic.write(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(dict(raw))), durable=True)
 
 
 def _plain(value: Any) -> Any:

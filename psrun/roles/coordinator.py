@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -214,10 +214,16 @@ def _train(
     run_config = built.config
     saving, start = None, Position()
     if isinstance(run_config.checkpoint, choices.EpochCheckpoints):
-        checkpoints = Checkpoints(built, Store(folder.checkpoints), run_config.checkpoint)
-        saving = Saving(checkpoints, run_config.checkpoint, reporter, folder)
+        when = run_config.checkpoint
+        if folder.whole is not folder:  # a replica, whose files nobody will read: as few as can be
+            when = replace(when, max_to_keep=1, best_metric=None)
+
+        def warn(text: str) -> None:
+            reporter.emit("warning", message=text)
+
+        saving = Saving(Checkpoints(built, Store(folder.checkpoints), when, warn), when, reporter, folder)
         found = saving.restore()
-        start = found.position if found else start
+        start = _within(found.position, run_config.trainer.steps_per_epoch) if found else start
     synchronous = isinstance(run_config.cluster, choices.MultiWorkerMirrored)
     session = Session(
         built,
@@ -248,6 +254,13 @@ def _train(
     result = folder.stored()
     told = ("metrics", "time_to_first_step_s", "steps_per_s", "examples_per_s")
     reporter.emit("end", step=session.monitor.last_step, **{key: result.get(key) for key in told})
+
+
+def _within(position: Position, steps_per_epoch: int) -> Position:
+    """The position where epochs are perhaps shorter now than they were."""
+    if position.steps < steps_per_epoch:
+        return position
+    return replace(position, epochs=position.epochs + 1, steps=0)
 
 
 def _export(built: program.Program, folder: RunFolder, reporter: Reporter) -> None:

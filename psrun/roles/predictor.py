@@ -31,7 +31,9 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     if keys.path is not None:
         path = Path(keys.path).expanduser()
     batch_size = run_config.data.global_batch_size
-    predict = tf.function(found.predict, input_signature=[found.signature()])
+    predict = tf.function(
+        lambda batch: trained.predict(found.model, batch), input_signature=[trained.signature(source)]
+    )
     count = 0
     with predictions.written(path, keys.format) as write:
         batches = source.evaluation(batch_size=batch_size).prefetch(2)

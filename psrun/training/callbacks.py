@@ -68,6 +68,8 @@ class Epochs(tf_keras.callbacks.Callback):
             if coordinator is not None:
                 coordinator.join()
             self._session.save()
+        if self._session.stop.requested.is_set() and self._session.lockstep is None:
+            self.model.stop_training = True  # the request may have come before `fit`, which forgets it
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._join()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
+from psrun import strategy
 from psrun.errors import TaskLostError, TrainingError
 from psrun.training.monitor import iterations
 from psrun.training.session import Session, data_ended
@@ -54,7 +55,7 @@ def named(current: Callable[[], Session | None]) -> Iterator[None]:
         session = current()
         if session is not None:
             session.check_loss()
-        if isinstance(error, tf.errors.UnavailableError) or ("/job:ps" in str(error) and "UNAVAILABLE" in str(error)):
+        if strategy.task_lost(error):
             task = re.search(r"/job:(ps|worker)/replica:0/task:(\d+)", str(error))
             name = f"{task[1]}-{task[2]}" if task else "a task"
             raise TaskLostError(f"{name} was lost: {gist(str(error))}", task=name if task else None) from error

@@ -48,6 +48,8 @@ def _train(made: list[Any], program: Program, session: Session) -> None:
     done, into = session.start.epochs, session.start.steps
     if into and done < epochs:
         _fit(made, program, session, range(done, done + 1), steps_per_epoch - into)
+        if program.network.stop_training:  # by a callback; the next call would forget it
+            return
         done += 1
     if done < epochs:
         _fit(made, program, session, range(done, epochs), steps_per_epoch)

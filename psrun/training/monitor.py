@@ -39,10 +39,9 @@ class Monitor:
       non_finite_loss: the loss, once it was NaN or infinite; None before.
     """
 
-    def __init__(self, program: Program, reporter: Reporter, *, first_step: int) -> None:
+    def __init__(self, program: Program, reporter: Reporter, *, first_step: int, planned: int) -> None:
         self._program, self._reporter = program, reporter
-        trainer = program.config.trainer
-        self._epochs, self.planned = trainer.epochs, trainer.epochs * trainer.steps_per_epoch
+        self._epochs, self.planned = program.config.trainer.epochs, planned
         self._epoch = 0
         self._training, self._ended = threading.Event(), threading.Event()
         self._samples: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
@@ -88,7 +87,7 @@ class Monitor:
             if self._ended.wait(_POLL_S if self.first_step_s else _FIRST_STEP_POLL_S):
                 return
             step = iterations(self._program)
-            loss = self._loss() if step > self._first else None
+            loss = self.loss() if step > self._first else None
             # What was read while the epoch ended may belong to the reset that follows it.
             if not self._training.is_set() or self._ended.is_set():
                 continue
@@ -114,7 +113,7 @@ class Monitor:
         self.progress = Progress(self._epoch, self._epochs, step, self.planned, rate, examples, loss, self.metrics)
         self._reporter.progress(self.progress)
 
-    def _loss(self) -> float | None:
+    def loss(self) -> float | None:
         """The mean loss of the running epoch; None right after its reset."""
         metric = next((m for m in self._program.network.metrics if m.name == "loss"), None)
         if metric is None:

@@ -40,10 +40,7 @@ class Saving:
         whole, began_s = self._folder.whole, time.monotonic()
         store = Store(whole.checkpoints)
 
-        def warn(text: str) -> None:
-            self._reporter.emit("warning", message=text)
-
-        found = self._checkpoints.restore(store, warn)
+        found = self._checkpoints.restore(store)
         if found is None:
             told = whole.stored().get("checkpoints")
             if told:
@@ -54,7 +51,8 @@ class Saving:
             return None
         self.last_step = found.step
         if whole is self._folder:
-            self._tell(store.steps(), damaged=store.set_aside(newer_than=found.step))
+            damaged = store.set_aside()
+            self._tell(store.steps(), damaged=damaged)
         self._reporter.emit(
             "restored",
             step=found.step,

@@ -6,7 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tensorflow as tf
@@ -21,6 +21,9 @@ from psrun.reporting.run_folder import RunFolder
 from psrun.stop import Stop
 from psrun.training.monitor import Monitor, iterations
 from psrun.training.saving import Saving
+
+# Finding the place in a stream of data again takes time: some 10 s for so many batches of data in memory.
+_MOST_BATCHES_LEFT_OUT = 50_000
 
 
 def data_ended(step: int, planned: int) -> DataExhaustedError:
@@ -100,18 +103,24 @@ class Session:
         self._evaluation, self._saving = evaluation, saving
         self.start, self.stop, self.lockstep = start, stop, lockstep
         self.first_step = iterations(program)
-        self.monitor = Monitor(program, reporter, first_step=self.first_step)
+        trainer = program.config.trainer
+        left = max(0, (trainer.epochs - start.epochs) * trainer.steps_per_epoch - start.steps)
+        self.monitor = Monitor(program, reporter, first_step=self.first_step, planned=start.scheduled + left)
         self.totals = Totals()
         self.scheduled = 0
-        self._epoch, self._into, self._paused_s = start.epochs, start.steps, 0.0
+        self._epoch, self._into = start.epochs, start.steps
+        self._pauses_s: list[tuple[float, float]] = []  # of the running epoch, from and to
+        self._due = False
         self._stream = self.first_step if start.stream is None else start.stream
+        if self.first_step - self._stream > _MOST_BATCHES_LEFT_OUT:
+            self._stream = self.first_step
         self._began_s, self._joined_s, self._step = 0.0, 0.0, self.first_step
 
     @property
     def steps(self) -> dict[str, int]:
         """Of the whole run, as far as is known: what was applied before this process may hold steps run twice."""
         applied = self.monitor.last_step
-        scheduled = self.start.epochs * self.program.config.trainer.steps_per_epoch + self.start.steps + self.scheduled
+        scheduled = self.start.scheduled + self.scheduled
         return {"applied": applied, "scheduled": scheduled, "repeated": max(0, applied - scheduled)}
 
     @property
@@ -124,14 +133,13 @@ class Session:
         evaluated = (self._folder.stored().get("evaluation") or {}).get("step")
         if self._evaluation is not None and evaluated != self.first_step:
             found = self._evaluated(self._evaluation.evaluate(self.first_step))
-            if self._saving:
-                self._saving.evaluated(self.first_step, found)
+            self._compare(self.first_step, found)
 
     def train_dataset(self) -> Callable[..., tf.data.Dataset]:
         """Makes the training data from the step reached now on; for this process, or for each worker.
 
-        One stream of batches goes on where it was left; where each worker has its own, they begin anew, each time
-        shuffled differently.
+        One stream of batches goes on where it was left, unless that would take too long; where each worker has its
+        own, they begin anew, each time shuffled differently.
         """
         step = iterations(self.program)
         if self.program.distribution.coordinator is not None:
@@ -143,7 +151,7 @@ class Session:
     def epoch_begins(self) -> None:
         """Call before the first step of each epoch is scheduled."""
         self._epoch += 1
-        self._paused_s = 0.0
+        self._pauses_s, self._due = [], False
         self._began_s = time.monotonic()
         self.monitor.epoch_begins(self._epoch)
 
@@ -152,14 +160,20 @@ class Session:
         self.scheduled += num_steps
         self._into += num_steps
         within = self._into < self.program.config.trainer.steps_per_epoch
-        return self._saving is not None and self._saving.due(self.scheduled) and within
+        self._due = self._saving is not None and self._saving.due(self.scheduled)
+        return self._due and within
 
     def save(self) -> None:
-        """Takes a checkpoint within an epoch. Call when every step scheduled so far is done."""
+        """Takes a checkpoint within an epoch. Call when every step scheduled so far is done.
+
+        Raises:
+          NonFiniteLossError: the loss is NaN or infinite; nothing is saved.
+        """
         began_s = time.monotonic()
-        self._save(iterations(self.program), Position(self._epoch - 1, self._into))
+        self._loss_is(self.monitor.loss() or 0.0)
+        self._save(iterations(self.program), self._epoch - 1)
         self.monitor.goes_on()
-        self._paused_s += time.monotonic() - began_s
+        self._pauses_s.append((began_s, time.monotonic()))
 
     def steps_joined(self) -> None:
         """Call when every step of the epoch is done, before anything else is."""
@@ -192,51 +206,58 @@ class Session:
         self._loss_is(metrics.get("loss", 0.0))
         trainer = self.program.config.trainer
         if self._stops() and self._into < trainer.steps_per_epoch:
-            self._save(step, Position(self._epoch - 1, self._into))
+            self._save(step, self._epoch - 1)
             self.stop.raise_if_requested()
         self._report_epoch(step, metrics)
         if step - self.first_step < self.scheduled:
             # Keras only warns of data that ends; steps may be run twice, but never fewer than were scheduled.
             raise data_ended(step, self.first_step + self.scheduled)
         self._into = 0
-        if self._stops() or (self._saving and self._saving.due_after(self._epoch, last=self._epoch == trainer.epochs)):
-            self._save(step, Position(self._epoch, 0))
+        last = self._epoch == trainer.epochs
+        if self._stops() or self._due or (self._saving and self._saving.due_after(self._epoch, last=last)):
+            self._save(step, self._epoch)
         found = {}
         if validation is not None:
             seen, values = validation
             found = self._evaluated(Evaluation("validation", step, seen, dict(values)))
         if self._stops():
+            self._compare(step, {**metrics, **found})
             self.stop.raise_if_requested()
-        if self._evaluation is not None and self._due():
+        if self._evaluation is not None and self._evaluation_due():
             self.monitor.state = "evaluating"
             found = self._evaluated(self._evaluation.evaluate(step))
-        if self._saving:
-            self._saving.evaluated(step, {**metrics, **found})
+        self._compare(step, {**metrics, **found})
         return found
 
     def training_ends(self) -> None:
         """Call when the trainer is done, perhaps before the last epoch: what was trained is in a checkpoint."""
         step = iterations(self.program)
-        if self._saving and step != self.first_step:
-            self._save(step, Position(self._epoch, 0))
+        if step != self.first_step:
+            self._save(step, self._epoch)
 
     def _stops(self) -> bool:
         """Whether this process is to end now: one of many that do the same steps ends where all of them do."""
         return self.stop.requested.is_set() if self.lockstep is None else self.lockstep.agreed
 
-    def _save(self, step: int, position: Position) -> None:
+    def _save(self, step: int, epochs: int) -> None:
         if self._saving is not None:
             self.monitor.state = "saving"
-            one_stream = self.program.distribution.coordinator is None
-            self._saving.save(step, replace(position, stream=self._stream if one_stream else None))
+            stream = self._stream if self.program.distribution.coordinator is None else None
+            self._saving.save(step, Position(epochs, self._into, self.start.scheduled + self.scheduled, stream))
+
+    def _compare(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._saving is not None:
+            self._saving.evaluated(step, metrics)
 
     def _report_epoch(self, step: int, metrics: Mapping[str, float]) -> None:
         monitor, trainer = self.monitor, self.program.config.trainer
-        steps, began_s = step - self._step, self._began_s
+        steps = step - self._step
+        began_s = self._began_s
         if self._step == self.first_step and monitor.first_step_count < step and monitor.first_step_s is not None:
             # Tracing and connecting are told as the time to the first step, not as slow steps.
             steps, began_s = step - monitor.first_step_count, monitor.first_step_s
-        seconds = self._joined_s - began_s - self._paused_s
+        seconds = self._joined_s - began_s - self._paused_since(began_s)
+        rate = steps / max(seconds, 1e-9)
         self.totals.steps += steps
         self.totals.seconds += seconds
         self._folder.update(metrics=dict(metrics), steps=self.steps)
@@ -248,9 +269,9 @@ class Session:
             epoch=self._epoch,
             epochs=trainer.epochs,
             metrics=dict(metrics),
-            seconds=round(self._joined_s - self._began_s - self._paused_s, 3),
-            steps_per_s=steps / seconds,
-            examples_per_s=steps / seconds * self.program.config.data.global_batch_size,
+            seconds=round(self._joined_s - self._began_s - self._paused_since(self._began_s), 3),
+            steps_per_s=rate,
+            examples_per_s=rate * self.program.config.data.global_batch_size,
             steps_repeated=self.steps_repeated,
         )
 
@@ -261,7 +282,11 @@ class Session:
                 "data, may help"
             )
 
-    def _due(self) -> bool:
+    def _paused_since(self, began_s: float) -> float:
+        """Seconds of the running epoch in which checkpoints were taken."""
+        return sum(max(0.0, ended_s - max(began_s, paused_s)) for paused_s, ended_s in self._pauses_s)
+
+    def _evaluation_due(self) -> bool:
         evaluation, last = self.program.config.evaluation, self._epoch == self.program.config.trainer.epochs
         return isinstance(evaluation, choices.Direct) and (last or self._epoch % evaluation.every == 0)
 
