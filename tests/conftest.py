@@ -68,7 +68,7 @@ def psrun(tmp_path: Path):
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """The thread pools of a cluster in this process must be set before any test makes TensorFlow do anything."""
-    if any(item.get_closest_marker(marker) for marker in ("tensorflow", "inprocess", "files")):
+    if any(item.get_closest_marker(marker) for marker in ("tensorflow", "inprocess", "thorough")):
         _configure_threads()
 
 

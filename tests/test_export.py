@@ -28,7 +28,10 @@ print(json.dumps(serve(features=tf.constant(json.load(sys.stdin)))["prediction"]
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize("model", ["embedding", "wide_deep", "dense", "cnn"])
+@pytest.mark.parametrize(
+    "model",
+    ["embedding", *(pytest.param(model, marks=pytest.mark.thorough) for model in ("wide_deep", "dense", "cnn"))],
+)
 def test_an_export_gives_the_predictions_of_the_run(train, images, model):
     import tensorflow as tf
 
@@ -115,7 +118,7 @@ def evaluation_strings() -> list[list[str]]:
     return [[name.decode() for name in row] for row in features["features"].numpy()]
 
 
-@pytest.mark.files
+@pytest.mark.thorough
 def test_an_export_loads_where_there_is_no_psrun(trained):
     strings = evaluation_strings()
     plain = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
@@ -134,7 +137,7 @@ def test_an_export_loads_where_there_is_no_psrun(trained):
     assert np.mean((predicted > 0.5) == [float(row["label"]) for row in written]) > 0.8
 
 
-@pytest.mark.files
+@pytest.mark.thorough
 def test_tensorflows_own_tool_runs_an_export(trained, tmp_path):
     tool = [str(Path(sys.executable).with_name("saved_model_cli")), "run", "--dir", str(trained / "export" / "40"),
             "--tag_set", "serve", "--signature_def", "serving_default"]  # fmt: skip
@@ -146,7 +149,7 @@ def test_tensorflows_own_tool_runs_an_export(trained, tmp_path):
     assert avenger > none
 
 
-@pytest.mark.files
+@pytest.mark.thorough
 def test_a_run_can_be_exported_and_used_later_and_stays_as_it_was(trained):
     before = {name: (trained / name).read_bytes() for name in ("run.json", "config.yaml", ".hydra/overrides.yaml")}
     exported = command(trained.parent, "mode=export", "resume=run", "restore=20", "cluster=local")
@@ -171,7 +174,7 @@ def test_a_run_can_be_exported_and_used_later_and_stays_as_it_was(trained):
     assert {name: (trained / name).read_bytes() for name in before} == before
 
 
-@pytest.mark.files
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -190,7 +193,7 @@ def test_what_cannot_be_done_is_told(trained, arguments, code, said):
     assert (done.returncode, said in done.stderr) == (code, True), done.stderr
 
 
-@pytest.mark.files
+@pytest.mark.thorough
 def test_runs_resume_from_every_layout_in_every_other():
     """The table in the README, whole: both trainers, Adagrad, Adam and SGD."""
     script = Path(__file__).parents[1] / "benchmarks" / "layouts.py"

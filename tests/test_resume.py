@@ -102,7 +102,7 @@ def test_what_is_said_now_or_refers_to_it_wins(here, refers, there, now, merged)
     assert composition._merged(here, refers, there, "k", now) == merged
 
 
-@pytest.mark.command
+@pytest.mark.thorough
 def test_a_run_of_ones_own_pieces_goes_on_without_them_being_named_again(psrun, tmp_path):
     (tmp_path / "own" / "model").mkdir(parents=True)
     mine = tmp_path / "own" / "model" / "mine.yaml"
@@ -147,7 +147,6 @@ def test_another_model_or_optimizer_is_refused_with_what_differs(psrun):
     first = psrun("cluster=none", *QUICK, "trainer.epochs=1")
     for change, said in (
         ("model.embedding_dim=5", "embedding/embeddings is 8x5 float32 here and 8x20 float32 there"),
-        ("optimizer=adam", "optimizer: is Adam; the one in"),
         ("checkpoint=none", "checkpoint: 'none' has nothing to resume from"),
     ):
         second = psrun(f"resume='{first.folder}'", change, "trainer.epochs=2")
@@ -156,7 +155,7 @@ def test_another_model_or_optimizer_is_refused_with_what_differs(psrun):
     assert (done.code, first.result["steps"]["applied"]) == (0, 40)
 
 
-@pytest.mark.files
+@pytest.mark.thorough
 def test_a_run_that_is_going_on_is_left_alone(psrun, tmp_path):
     command = [sys.executable, "-m", "psrun", "cluster=none", "trainer.epochs=100000", f"hydra.run.dir={tmp_path}/run"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=tmp_path) as going_on:

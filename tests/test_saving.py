@@ -52,7 +52,7 @@ def test_checkpoints_within_epochs_hold_what_was_scheduled(train, cluster, train
     assert result["steps"] == {"applied": 2 * STEPS, "scheduled": 2 * STEPS, "repeated": 0}
 
 
-@pytest.mark.files
+@pytest.mark.thorough
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(train, trainer):
@@ -69,7 +69,7 @@ def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(train, trainer):
         assert commands.main(["diff", str(whole.path), str(cut.path)]) == ExitCode.DONE
 
 
-@pytest.mark.files
+@pytest.mark.thorough
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_checkpoints_by_time_and_at_the_end_only(train, trainer):
@@ -109,7 +109,7 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(train):
         train("cluster=none", "checkpoint.best_metric=val_acu")
 
 
-@pytest.mark.files
+@pytest.mark.thorough
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_stop_right_after_a_checkpoint_neither_harms_nor_repeats_it(train, trainer, monkeypatch, tmp_path):
@@ -155,7 +155,7 @@ def all_good(folder: RunFolder) -> bool:
     return left == {f"ckpt-{step}" for step in store.steps()} and not any(map(store.damage, store.steps()))
 
 
-@pytest.mark.files
+@pytest.mark.thorough
 @pytest.mark.inprocess
 @pytest.mark.parametrize("cluster", ["none", "inprocess"])
 def test_a_full_disk_costs_nothing_that_was_complete(train, disk, cluster):
@@ -173,7 +173,7 @@ def test_a_full_disk_costs_nothing_that_was_complete(train, disk, cluster):
     assert all_good(folder)
 
 
-@pytest.mark.files
+@pytest.mark.thorough
 @pytest.mark.inprocess
 def test_a_disk_that_becomes_read_only_costs_nothing_that_was_complete(train, disk):
     folder, remount = disk
@@ -189,7 +189,7 @@ def test_a_disk_that_becomes_read_only_costs_nothing_that_was_complete(train, di
     assert kept(folder) == [(2 * STEPS, 2, 0)]
 
 
-@pytest.mark.files
+@pytest.mark.thorough
 @pytest.mark.tensorflow
 def test_checkpoints_that_are_deleted_under_the_run_are_missed_when_it_is_to_go_on(train, monkeypatch):
     from psrun.training.session import Session
@@ -223,7 +223,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(train):
     assert Store(folder.checkpoints / "set-aside").steps() == [24]
 
 
-@pytest.mark.files
+@pytest.mark.thorough
 @pytest.mark.tensorflow
 def test_a_truncated_flipped_or_missing_file_of_any_kind_costs_one_checkpoint(train, tmp_path):
     pieces = ("cluster=none", "evaluation=none", "optimizer=adam")
@@ -239,7 +239,7 @@ def test_a_truncated_flipped_or_missing_file_of_any_kind_costs_one_checkpoint(tr
         assert commands.main(["diff", str(folder.path), str(copy)]) == ExitCode.DONE  # done again, to the bit
 
 
-@pytest.mark.files
+@pytest.mark.thorough
 def test_a_checkpoint_that_is_complete_survives_what_goes_wrong_after_it(train, monkeypatch):
     from psrun.checkpoint.checkpoints import Checkpoints
 
@@ -257,7 +257,7 @@ def test_a_checkpoint_that_is_complete_survives_what_goes_wrong_after_it(train, 
         assert "older ones could not be removed" in events(folder, "warning")[0]["message"]
 
 
-@pytest.mark.files
+@pytest.mark.thorough
 @pytest.mark.parametrize("cluster", ["none", "inprocess"])
 def test_another_learning_rate_holds_from_the_resume_on(train, monkeypatch, cluster):
     from psrun.training.session import Session
@@ -284,7 +284,7 @@ def test_another_learning_rate_holds_from_the_resume_on(train, monkeypatch, clus
     assert rates[2] <= rates[3] < 0.001  # callbacks come after the checkpoint of their epoch
 
 
-@pytest.mark.files
+@pytest.mark.thorough
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_what_is_not_finite_is_not_saved(train, trainer, monkeypatch, tmp_path):
     import tensorflow as tf
@@ -305,7 +305,7 @@ def test_what_is_not_finite_is_not_saved(train, trainer, monkeypatch, tmp_path):
     assert [step for step, *_ in kept(folder)] == [2, 4, 6]
 
 
-@pytest.mark.files
+@pytest.mark.thorough
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_run_goes_on_in_epochs_of_another_length(train, trainer):
     pieces = ("cluster=none", f"trainer={trainer}", "trainer.steps_per_execution=1", "checkpoint.max_to_keep=9")
@@ -320,7 +320,7 @@ def test_a_run_goes_on_in_epochs_of_another_length(train, trainer):
         assert not [event for event in events(copy, "epoch") if event["metrics"]["loss"] == 0]
 
 
-@pytest.mark.files
+@pytest.mark.thorough
 def test_a_callback_that_stops_in_an_epoch_that_was_cut_stops(train, monkeypatch):
     import tf_keras
 
@@ -338,7 +338,7 @@ def test_a_callback_that_stops_in_an_epoch_that_was_cut_stops(train, monkeypatch
     assert result["steps"]["applied"] == 2 * STEPS
 
 
-@pytest.mark.files
+@pytest.mark.thorough
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_save_that_is_due_when_an_epoch_ends_is_taken_there(train, trainer):
     pieces = ("cluster=none", f"trainer={trainer}", "trainer.steps_per_execution=1", "checkpoint.every_epochs=null")

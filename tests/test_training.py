@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,12 +34,18 @@ def variables(folder: RunFolder) -> dict[str, np.ndarray]:
     return {name: reader.get_tensor(name) for name in names}
 
 
+def combinations() -> Iterator[Any]:
+    """Without a cluster nothing is partitioned; by default the finer partitioners cut two of the models."""
+    for model in MODELS:
+        yield "none", "none", model
+        for partitioner in PARTITIONERS:
+            longer = partitioner in ("min_size", "max_size") and model in ("dense", "cnn")
+            yield pytest.param("inprocess", partitioner, model, marks=pytest.mark.thorough if longer else ())
+
+
 @pytest.mark.inprocess
-@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
-@pytest.mark.parametrize(
-    ("cluster", "partitioner"), [("none", "none"), *(("inprocess", partitioner) for partitioner in PARTITIONERS)]
-)
+@pytest.mark.parametrize(("cluster", "partitioner", "model"), combinations())
 def test_every_combination_trains_and_evaluates(train, cluster, partitioner, trainer, model):
     result, folder = train(
         f"cluster={cluster}", f"partitioner={partitioner}", f"trainer={trainer}", f"model={model}",
@@ -60,7 +68,9 @@ SAME = {"rtol": 2e-4, "atol": 2e-5}
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", [pytest.param(model, marks=pytest.mark.thorough if model in ("dense", "cnn") else ()) for model in MODELS]
+)
 def test_both_trainers_and_no_cluster_give_the_same_numbers(train, model):
     """One worker, same seed: within 2e-4 of each other, relatively, in every variable, slot and metric."""
     pieces = [("cluster=none", "trainer=custom_loop"), ("cluster=none", "trainer=fit"),
