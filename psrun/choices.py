@@ -193,7 +193,23 @@ class Direct:
     every: int = at_least(1)
 
 
-Evaluation = NoEvaluation | Validation | Direct
+@dataclass(frozen=True)
+class Distributed:
+    kind: str
+    every: int = at_least(1)
+
+
+@dataclass(frozen=True)
+class Exact:
+    """`num_shards`: in how many closures the data is evaluated; None for a few a worker."""
+
+    kind: str
+    every: int = at_least(1)
+    num_shards: int | None = at_least(1)
+
+
+BetweenEpochs = Direct | Distributed | Exact
+Evaluation = NoEvaluation | Validation | BetweenEpochs
 
 
 @dataclass(frozen=True)
@@ -230,6 +246,12 @@ KINDS: dict[str, dict[str, type]] = {
     },
     "partitioner": {"none": NoPartitioner, "fixed_shards": FixedShards, "min_size": MinSize, "max_size": MaxSize},
     "trainer": {"custom_loop": CustomLoop, "fit": Fit},
-    "evaluation": {"none": NoEvaluation, "validation": Validation, "direct": Direct},
+    "evaluation": {
+        "none": NoEvaluation,
+        "validation": Validation,
+        "direct": Direct,
+        "distributed": Distributed,
+        "exact": Exact,
+    },
     "checkpoint": {"none": NoCheckpoints, "epoch": EpochCheckpoints},
 }

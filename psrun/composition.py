@@ -110,7 +110,7 @@ def resumed(arguments: list[str]) -> list[str]:
     quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
     others = [a for a in arguments if not a.startswith("resume=")]
     others += [f"resume='{quoted}'", f"hydra.run.dir='{quoted}'"]
-    if any(a in ("mode=export", "mode=predict", "mode=plan") for a in arguments):
+    if any(a.startswith("mode=") and a != "mode=train" for a in arguments):
         others.append("hydra.output_subdir=null")  # what is there of the run stays as it is
     for _ in recorded:  # another choice of a group may not know the keys of the one before
         composed = _compose([*others, *before])

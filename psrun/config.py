@@ -19,7 +19,8 @@ from psrun.errors import ConfigError, Problem
 from psrun.schema import at_least, one_of
 from psrun.targets import Target
 
-MODES = ("train", "plan", "export", "predict")
+MODES = ("train", "plan", "export", "predict", "evaluate")
+OF_A_RUN = ("export", "predict", "evaluate")  # modes that take a checkpoint of a run
 TOP = ("mode", "seed", "resume", "restore", "task", "export", "predict")
 GROUPS = (*KINDS, "model", "data", "optimizer")
 
@@ -174,6 +175,10 @@ def _contradictions(config: RunConfig) -> list[Problem]:
         problems.append(
             Problem("evaluation", "'validation' is done by Model.fit; choose trainer=fit, or evaluation=direct")
         )
+    if isinstance(evaluation, choices.Distributed) and not config.parameter_servers:
+        problems.append(
+            Problem("evaluation", "'distributed' needs workers of parameter server training; choose exact or direct")
+        )
     if isinstance(config.cluster, choices.MultiWorkerMirrored):
         if not isinstance(trainer, choices.Fit):
             problems.append(Problem("trainer", "cluster=multi_worker_mirrored trains by Model.fit; choose trainer=fit"))
@@ -225,11 +230,16 @@ def _checkpoint_contradictions(config: RunConfig) -> list[Problem]:
 
 def _restore_contradictions(config: RunConfig) -> list[Problem]:
     """Of what is made from the checkpoints of a run."""
-    problems, makes = [], config.mode in ("export", "predict")
+    problems, makes = [], config.mode in OF_A_RUN
     if makes and config.resume is None:
         problems.append(Problem("resume", f"mode={config.mode} needs a run that was trained: resume=RUN_FOLDER"))
+    if config.mode == "evaluate":
+        if not isinstance(config.evaluation, choices.BetweenEpochs):
+            problems.append(Problem("evaluation", "mode=evaluate needs evaluation=direct, exact or distributed"))
+        if isinstance(config.cluster, choices.Supervised | choices.Unsupervised):
+            problems.append(Problem("cluster", "mode=evaluate runs in one process; choose cluster=inprocess or none"))
     if config.restore not in ("latest", "best") and not config.restore.isdigit():
         problems.append(Problem("restore", f"is '{config.restore}', must be latest, best or the step of a checkpoint"))
     elif config.restore != "latest" and not makes:
-        problems.append(Problem("restore", "is for mode=export and mode=predict; a training goes on from the newest"))
+        problems.append(Problem("restore", f"is for mode={', '.join(OF_A_RUN)}; a training goes on from the newest"))
     return problems

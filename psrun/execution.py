@@ -119,6 +119,10 @@ def _predictor(process: Process) -> None:
     _import("psrun.roles.predictor").run(process.run, process.folder, process.console)
 
 
+def _evaluation(process: Process) -> None:
+    _import("psrun.roles.evaluation").run(process.run, process.folder, process.console)
+
+
 # The one place of deferred imports: what stands behind it, but for the supervisor, imports TensorFlow.
 ROLES: dict[str, Callable[[Process], ExitCode | None]] = {
     "coordinator": _coordinator,
@@ -129,6 +133,7 @@ ROLES: dict[str, Callable[[Process], ExitCode | None]] = {
     "planner": _planner,
     "exporter": _exporter,
     "predictor": _predictor,
+    "evaluation": _evaluation,
 }
 
 
@@ -239,7 +244,7 @@ def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], star
 def _isolated(run: RunConfig) -> str | None:
     """Moves this process, and those it will start, where nobody else reaches its servers; a note where it cannot."""
     wanted = getattr(run.cluster, "isolate", False)
-    if wanted is False or run.mode != "train" or environment.SUPERVISOR_PID in os.environ:
+    if wanted is False or run.mode not in ("train", "evaluate") or environment.SUPERVISOR_PID in os.environ:
         return None
     if wanted == "auto" and run.needs_network:
         reason: str | None = "the data or the checkpoints are elsewhere"

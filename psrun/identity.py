@@ -35,7 +35,7 @@ class Identity:
 def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
     """Raises ConfigError where the task cannot be told."""
     if run.mode != "train":
-        role = {"plan": "planner", "export": "exporter", "predict": "predictor"}[run.mode]
+        role = {"plan": "planner", "export": "exporter", "predict": "predictor", "evaluate": "evaluation"}[run.mode]
         return Identity(role, role, owns_folder=run.resume is None)  # what is there of a run stays as it is
     supervised = SUPERVISOR_PID in environment
     match run.cluster:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -84,9 +85,20 @@ class Program:
         batches = self.source.train(batch_size=self.config.data.global_batch_size, seed=seed)
         return self._preprocessed(batches.skip(num_batches_done) if num_batches_done else batches)
 
-    def evaluation_dataset(self, context: Any = None) -> tf.data.Dataset:
-        """Every evaluation example once."""
-        return self._preprocessed(self.source.evaluation(batch_size=self.config.data.global_batch_size))
+    def evaluation_dataset(self, context: Any = None, *, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
+        """Every evaluation example once.
+
+        Args:
+          context: as in `train_dataset`.
+          shard: the index of a shard, from 0, and how many there are; for only the examples of that one.
+        """
+        batch_size = self.config.data.global_batch_size
+        if shard is None:
+            return self._preprocessed(self.source.evaluation(batch_size=batch_size))
+        if "shard" in inspect.signature(self.source.evaluation).parameters:
+            return self._preprocessed(self.source.evaluation(batch_size=batch_size, shard=shard))  # type: ignore[call-arg]
+        index, count = shard
+        return self._preprocessed(self.source.evaluation(batch_size=batch_size).shard(count, index))
 
     def _preprocessed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         preprocessing = self.model.preprocessing

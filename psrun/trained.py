@@ -44,20 +44,29 @@ def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str],
         model = program.make_model(run, source)
         specs = signature(source)
         predict(model, {name: program.zeros(spec) for name, spec in specs.items()})  # builds what is not built yet
-        here = Contents.of("", placement.observed("model", model.network.variables))
-        while True:
-            found = store.choose(run.restore, warn)
-            if found is None:
-                raise ConfigError([Problem("resume", f"there is no checkpoint in {store.folder} yet")])
-            path = store.prefix(found.step)
-            found.contents.check_model(path, here)
-            try:
-                tf.train.Checkpoint(model=model.network).read(path).assert_existing_objects_matched().expect_partial()
-                return Trained(model, source, found)
-            except (tf.errors.OpError, AssertionError) as error:
-                # A run that is going on may have removed it meanwhile, having taken newer ones; each comes once.
-                if found.step in store.steps() or run.restore != "latest":
-                    raise CheckpointError(f"{path} could not be restored: {error}") from error
+        return Trained(model, source, restore(model.network, run.restore, store, warn))
+
+
+def restore(network: tf_keras.Model, which: str, store: Store, warn: Callable[[str], None]) -> Manifest:
+    """Gives the variables of a network that is built the values of a checkpoint; raises as `load`.
+
+    Args:
+      which: as in `Store.choose`.
+    """
+    here = Contents.of("", placement.observed("model", network.variables))
+    while True:
+        found = store.choose(which, warn)
+        if found is None:
+            raise ConfigError([Problem("resume", f"there is no checkpoint in {store.folder} yet")])
+        path = store.prefix(found.step)
+        found.contents.check_model(path, here)
+        try:
+            tf.train.Checkpoint(model=network).read(path).assert_existing_objects_matched().expect_partial()
+            return found
+        except (tf.errors.OpError, AssertionError) as error:
+            # A run that is going on may have removed it meanwhile, having taken newer ones; each comes once.
+            if found.step in store.steps() or which != "latest":
+                raise CheckpointError(f"{path} could not be restored: {error}") from error
 
 
 def signature(source: DataSource) -> dict[str, tf.TensorSpec]:

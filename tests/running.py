@@ -16,6 +16,8 @@ import psutil
 
 POLL_S = 0.1
 BOUND_S = 90.0
+PORT = 5000
+TASKS = {"chief-0": 0, "ps-0": 1, "worker-0": 2, "worker-1": 3}  # of a cluster on a network, and each one's host
 
 
 class Cluster:

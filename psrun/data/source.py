@@ -59,7 +59,11 @@ class DataSource(Protocol):
         ...
 
     def evaluation(self, *, batch_size: int) -> tf.data.Dataset:
-        """Every evaluation example once, in an order that never changes; the last batch may be smaller."""
+        """Every evaluation example once, in an order that never changes; the last batch may be smaller.
+
+        A source may take an optional argument `shard`, the index of a shard (an int64 scalar) and how many there are:
+        then only the examples of that shard are read. Where it does not, all are read for each shard.
+        """
         ...
 
 
@@ -91,8 +95,12 @@ class ArraySource:
         rows = tf.data.Dataset.range(self.num_train_examples).shuffle(self.num_train_examples, seed=seed)
         return _gathered(rows.repeat().batch(batch_size, drop_remainder=True), self._train)
 
-    def evaluation(self, *, batch_size: int) -> tf.data.Dataset:
-        return _gathered(tf.data.Dataset.range(self.num_eval_examples).batch(batch_size), self._evaluation)
+    def evaluation(self, *, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
+        rows = tf.data.Dataset.range(self.num_eval_examples)
+        if shard is not None:
+            index, count = shard
+            rows = rows.shard(count, index)
+        return _gathered(rows.batch(batch_size), self._evaluation)
 
 
 def _gathered(rows: tf.data.Dataset, arrays: Arrays) -> tf.data.Dataset:

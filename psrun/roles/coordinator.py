@@ -20,7 +20,7 @@ from psrun.cluster.topology import Topology
 from psrun.cluster.watch import Watch
 from psrun.config import RunConfig
 from psrun.errors import PsrunError
-from psrun.evaluation.direct import DirectEvaluation
+from psrun.evaluation import modes
 from psrun.reporting.events import Reporter, Sink
 from psrun.reporting.run_folder import RunFolder
 from psrun.reporting.summaries import Summaries
@@ -228,7 +228,7 @@ def _train(
     session = Session(
         built,
         reporter,
-        evaluation=DirectEvaluation(built) if isinstance(run_config.evaluation, choices.Direct) else None,
+        evaluation=modes.make(built),
         saving=saving,
         folder=folder,
         start=start,

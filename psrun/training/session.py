@@ -14,7 +14,8 @@ import tensorflow as tf
 from psrun import atomic, choices
 from psrun.checkpoint.manifest import Position
 from psrun.errors import DataExhaustedError, NonFiniteLossError
-from psrun.evaluation.direct import DirectEvaluation, Evaluation
+from psrun.evaluation.meters import Evaluation
+from psrun.evaluation.modes import Evaluator
 from psrun.program import Program
 from psrun.reporting.events import Reporter
 from psrun.reporting.run_folder import RunFolder
@@ -92,7 +93,7 @@ class Session:
         program: Program,
         reporter: Reporter,
         *,
-        evaluation: DirectEvaluation | None,
+        evaluation: Evaluator | None,
         saving: Saving | None,
         folder: RunFolder,
         start: Position,
@@ -288,10 +289,15 @@ class Session:
 
     def _evaluation_due(self) -> bool:
         evaluation, last = self.program.config.evaluation, self._epoch == self.program.config.trainer.epochs
-        return isinstance(evaluation, choices.Direct) and (last or self._epoch % evaluation.every == 0)
+        return isinstance(evaluation, choices.BetweenEpochs) and (last or self._epoch % evaluation.every == 0)
 
     def _evaluated(self, evaluation: Evaluation) -> dict[str, float]:
         self._reporter.emit("evaluation", **asdict(evaluation))
+        seen, there = evaluation.examples_seen, self.program.source.num_eval_examples
+        if seen != there and evaluation.mode != "distributed":
+            self._reporter.emit(
+                "warning", message=f"{seen} examples were evaluated; the data says that there are {there}"
+            )
         found = {f"val_{name}": value for name, value in evaluation.metrics.items()}
         self.monitor.metrics = {**self.monitor.metrics, **found}
         trained = self._folder.stored().get("metrics", {})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from running import Cluster, Network
+from running import PORT, TASKS, Cluster, Network
 
 
 @pytest.fixture
@@ -39,3 +40,20 @@ def network() -> Iterator[Network]:
     made = Network(4)
     yield made
     made.close()
+
+
+@pytest.fixture
+def tasks(start, network):
+    """Starts tasks of one cluster, each on its host and in a run folder of its own."""
+    where = {name: f"{network.hosts[index]}:{PORT}" for name, index in TASKS.items()}
+    listed = {
+        "chief": [where["chief-0"]], "ps": [where["ps-0"]], "worker": [where["worker-0"], where["worker-1"]]
+    }  # fmt: skip
+
+    def run(name: str, *arguments: str, **environment: str) -> Cluster:
+        job, _, index = name.partition("-")
+        text = json.dumps({"cluster": listed, "task": {"type": job, "index": int(index)}})
+        on = network.on(network.hosts[TASKS[name]])
+        return start("cluster=tf_config", *arguments, prefix=on, TF_CONFIG=text, **environment)
+
+    return run

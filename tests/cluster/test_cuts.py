@@ -7,31 +7,14 @@ import signal
 
 import portpicker
 import pytest
+from running import TASKS
 
 pytestmark = pytest.mark.cluster
 
-PORT = 5000
 LONG = [
     "evaluation=none", "trainer.epochs=500", "trainer.steps_per_epoch=50", "data.num_train_examples=2000",
     "data.num_eval_examples=200", "cluster.heartbeat_timeout_s=6", "cluster.connect_timeout_s=30",
 ]  # fmt: skip
-TASKS = {"chief-0": 0, "ps-0": 1, "worker-0": 2, "worker-1": 3}  # and the host that each is on
-
-
-@pytest.fixture
-def tasks(start, network):
-    """Starts tasks of one cluster, each on its host and in a run folder of its own."""
-    where = {name: f"{network.hosts[index]}:{PORT}" for name, index in TASKS.items()}
-    listed = {
-        "chief": [where["chief-0"]], "ps": [where["ps-0"]], "worker": [where["worker-0"], where["worker-1"]]
-    }  # fmt: skip
-
-    def run(name, *arguments):
-        job, _, index = name.partition("-")
-        text = json.dumps({"cluster": listed, "task": {"type": job, "index": int(index)}})
-        return start("cluster=tf_config", *arguments, prefix=network.on(network.hosts[TASKS[name]]), TF_CONFIG=text)
-
-    return run
 
 
 @pytest.mark.parametrize("trainer", ["custom_loop", "fit"])

@@ -1,0 +1,50 @@
+"""Evaluation on the workers as TensorFlow's tutorial does it: batches are scheduled, each at least once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from psrun.evaluation.meters import Evaluation, Meters
+from psrun.program import Program
+
+
+class DistributedEvaluation:
+    """Evaluates a program on its workers, between epochs, when no step runs.
+
+    As many batches are scheduled as the evaluation set has. Each worker reads all of it for itself, over and over, and
+    from another place, so that some examples are seen more than once and some not at all; metrics live on the parameter
+    servers. The count of examples seen is what was counted.
+    """
+
+    def __init__(self, program: Program) -> None:
+        distribution, batch_size = program.distribution, program.config.data.global_batch_size
+        assert distribution.coordinator is not None
+        self._program, self._coordinator = program, distribution.coordinator
+        self._num_batches = -(-program.source.num_eval_examples // batch_size)
+        with distribution.strategy.scope():
+            self._meters = Meters(program)
+        self._iterator = iter(self._coordinator.create_per_worker_dataset(self._dataset))
+        self._batch = tf.function(self._over_batch)
+
+    def evaluate(self, step: int) -> Evaluation:
+        """Metrics over about every evaluation example; `step` is what the training has reached.
+
+        Raises:
+          tf.errors.OpError: a parameter server was lost, or the data cannot be read.
+        """
+        self._meters.reset()
+        for _ in range(self._num_batches):
+            self._coordinator.schedule(self._batch, args=(self._iterator,))
+        self._coordinator.join()
+        return self._meters.found("distributed", step)
+
+    def _dataset(self) -> tf.data.Dataset:
+        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+        first = tf.cast(worker, tf.int64) * (self._num_batches // self._program.distribution.num_workers)
+        return self._program.evaluation_dataset().repeat().skip(first)
+
+    def _over_batch(self, iterator: Any) -> None:
+        features, label = next(iterator)
+        self._meters.update(label, *self._meters.measure(features, label))

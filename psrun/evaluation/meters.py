@@ -1,0 +1,49 @@
+"""Loss, count of examples and metrics of one evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+import tf_keras
+
+from psrun.program import ExamplesSeen, Program
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one evaluation found. `examples_seen` was counted, example by example."""
+
+    mode: str
+    step: int
+    examples_seen: int
+    metrics: dict[str, float]
+
+
+class Meters:
+    """Metric objects of an evaluation's own: training metrics stay untouched. Made in the scope of the caller."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._loss, self._seen = tf_keras.metrics.Mean(name="loss"), ExamplesSeen()
+        self._metrics = program.new_metrics()
+
+    def reset(self) -> None:
+        for metric in (self._loss, self._seen, *self._metrics):
+            metric.reset_state()
+
+    def measure(self, features: dict[str, tf.Tensor], label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The prediction for a batch, and its mean loss with the model's regularisation."""
+        network = self._program.network
+        prediction = network(features, training=False)
+        return prediction, self._program.loss(label, prediction) + tf.add_n([0.0, *network.losses])
+
+    def update(self, label: tf.Tensor, prediction: tf.Tensor, loss: tf.Tensor) -> None:
+        """Takes in batches of examples; `loss` is their mean."""
+        self._loss.update_state(loss, sample_weight=tf.shape(label)[0])
+        for metric in (self._seen, *self._metrics):
+            metric.update_state(label, prediction)
+
+    def found(self, mode: str, step: int) -> Evaluation:
+        values = {metric.name: float(metric.result()) for metric in (self._loss, *self._metrics)}
+        return Evaluation(mode, step, int(self._seen.result()), values)

@@ -1,0 +1,56 @@
+"""Which evaluation a run has, of those that psrun does itself between epochs."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import tensorflow as tf
+
+from psrun import choices
+from psrun.errors import ConfigError, Problem
+from psrun.evaluation.direct import DirectEvaluation
+from psrun.evaluation.distributed import DistributedEvaluation
+from psrun.evaluation.exact import ExactEvaluation
+from psrun.evaluation.meters import Evaluation
+from psrun.program import Program
+
+
+class Evaluator(Protocol):
+    """Evaluates a program when no step runs."""
+
+    def evaluate(self, step: int) -> Evaluation:
+        """Metrics of the variables as they are; `step` is what the training has reached."""
+        ...
+
+
+def make(program: Program) -> Evaluator | None:
+    """The evaluation that the configuration names; None where the session does none.
+
+    Raises:
+      ConfigError: the evaluation data never ends, or is not what the model is trained on.
+    """
+    if isinstance(program.config.evaluation, choices.NoEvaluation):
+        return None
+    _check_data(program)
+    workers = program.distribution.coordinator is not None
+    match program.config.evaluation:
+        case choices.Direct():
+            return DirectEvaluation(program)
+        case choices.Exact():
+            return ExactEvaluation(program) if workers else DirectEvaluation(program, mode="exact")
+        case choices.Distributed():
+            return DistributedEvaluation(program)
+        case _:
+            return None
+
+
+def _check_data(program: Program) -> None:
+    evaluation, train = program.evaluation_dataset(), program.train_dataset()
+    if int(evaluation.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise ConfigError([Problem("data", "the evaluation data never ends; leave out .repeat()")])
+    here, there = (
+        tf.nest.map_structure(lambda spec: f"{spec.shape[1:]} {spec.dtype.name}", dataset.element_spec)
+        for dataset in (evaluation, train)
+    )
+    if here != there:
+        raise ConfigError([Problem("data", f"evaluation examples are {here}, those to train on {there}")])

@@ -1,0 +1,40 @@
+"""mode=evaluate: the evaluation of a checkpoint of a run, which may still be going on, on a cluster in this process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from rich.console import Console
+
+from psrun import atomic, program, strategy, trained
+from psrun.checkpoint.store import Store
+from psrun.config import RunConfig
+from psrun.evaluation import modes
+from psrun.reporting.console import numbers, warner
+from psrun.reporting.run_folder import RunFolder
+from psrun.training import failures
+
+
+def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
+    """Evaluates, writes evaluations/STEP.json and says what was found.
+
+    Raises:
+      PsrunError: there is no such checkpoint, or it cannot be evaluated.
+    """
+    cluster = run_config.cluster
+    strategy.prepare(cluster, None)
+    source = program.load_source(run_config)
+    program.start_afresh(run_config.seed)
+    with failures.named(lambda: None):
+        built = program.build(run_config, source, strategy.connect(cluster, run_config.partitioner))
+        program.build_state(built)
+        evaluator = modes.make(built)
+        assert evaluator is not None
+        held = trained.restore(built.network, run_config.restore, Store(folder.checkpoints), warner(console))
+        found = evaluator.evaluate(held.step)
+    path = folder.path / "evaluations" / f"{held.step}.json"
+    path.parent.mkdir(exist_ok=True)
+    atomic.write(path, json.dumps({**asdict(found), "cluster": cluster.kind}, indent=2) + "\n")
+    said = f"step {found.step} ({found.mode}, {found.examples_seen} examples)  {numbers(found.metrics)}"
+    console.print(f"{said}  in {path}", highlight=False, soft_wrap=True)
