@@ -208,8 +208,24 @@ class Exact:
     num_shards: int | None = at_least(1)
 
 
+@dataclass(frozen=True)
+class Sidecar:
+    """Evaluation by the evaluator task.
+
+    Attributes:
+      every: whether each checkpoint is evaluated, or always the newest.
+      wait_s: how long the evaluator waits for a first checkpoint, or for a chief that is gone, and others for it.
+      patience: evaluations without a better one after which the training is told to end; None: never.
+    """
+
+    kind: str
+    patience: int | None = at_least(1)
+    every: str = one_of("each", "latest")
+    wait_s: float = at_least(1)
+
+
 BetweenEpochs = Direct | Distributed | Exact
-Evaluation = NoEvaluation | Validation | BetweenEpochs
+Evaluation = NoEvaluation | Validation | BetweenEpochs | Sidecar
 
 
 @dataclass(frozen=True)
@@ -252,6 +268,7 @@ KINDS: dict[str, dict[str, type]] = {
         "direct": Direct,
         "distributed": Distributed,
         "exact": Exact,
+        "sidecar": Sidecar,
     },
     "checkpoint": {"none": NoCheckpoints, "epoch": EpochCheckpoints},
 }

@@ -48,9 +48,10 @@ class TaskKeys:
 
 @dataclass(frozen=True)
 class ExportKeys:
-    """Whether a SavedModel is written when the training has ended."""
+    """Whether a SavedModel is written when the training has ended, and of each checkpoint that is the best so far."""
 
     at_end: bool
+    best: bool
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,8 @@ def load(raw: Mapping[str, Any]) -> RunConfig:
         raise ConfigError(problems)
     values = {field.name: getattr(top, field.name) for field in dataclasses.fields(top)}
     config = RunConfig(**{**parts, **values, "restore": str(top.restore)}, raw=raw)
-    problems = [*_contradictions(config), *_checkpoint_contradictions(config), *_restore_contradictions(config)]
+    for check in (_contradictions, _checkpoint_contradictions, _restore_contradictions, _sidecar_contradictions):
+        problems += check(config)
     if problems:
         raise ConfigError(problems)
     return config
@@ -225,6 +227,23 @@ def _checkpoint_contradictions(config: RunConfig) -> list[Problem]:
                 Problem(f"trainer.callbacks[{index}]", "restore_best_weights would change the weights after the last "
                         "checkpoint; keep the best one with checkpoint.best_metric=... instead")
             )  # fmt: skip
+    return problems
+
+
+def _sidecar_contradictions(config: RunConfig) -> list[Problem]:
+    """Of evaluation by the evaluator task."""
+    evaluation, checkpoint, problems = config.evaluation, config.checkpoint, []
+    if not isinstance(evaluation, choices.Sidecar):
+        if config.export.best:
+            problems.append(Problem("export.best", "is done by the evaluator task; choose evaluation=sidecar"))
+        return problems
+    if not isinstance(config.cluster, choices.Local | choices.Unsupervised):
+        problems.append(Problem("evaluation", "'sidecar' needs an evaluator task: cluster=local, tf_config or static"))
+    if isinstance(checkpoint, choices.NoCheckpoints):
+        problems.append(Problem("evaluation", "'sidecar' evaluates checkpoints; choose checkpoint=epoch"))
+    elif checkpoint.best_metric is None and (config.export.best or evaluation.patience is not None):
+        key = "export.best" if config.export.best else "evaluation.patience"
+        problems.append(Problem(key, "needs checkpoint.best_metric=..., to know what is better"))
     return problems
 
 

@@ -96,9 +96,14 @@ def _server(process: Process) -> None:
 
 
 def _evaluator(process: Process) -> None:
-    module, topology = _import("psrun.roles.evaluator"), process.me.topology
+    topology = process.me.topology
     assert topology is not None
+    if isinstance(process.run.evaluation, choices.Sidecar):
+        module = _import("psrun.roles.sidecar")
+        module.run(process.run, process.folder, ConsoleSink(process.console), process.stop, index=topology.me.index)
+        return
     timeout_s = getattr(process.run.cluster, "chief_timeout_s")  # noqa: B009 - as above
+    module = _import("psrun.roles.evaluator")
     module.run(process.folder, process.stop, index=topology.me.index, run_timeout_s=timeout_s)
 
 

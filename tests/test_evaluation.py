@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from rich.console import Console
+from support import MODELS, TRAINING, flipped, run_config
 
-from psrun.errors import ConfigError
+from psrun.errors import ChiefGoneError, ConfigError
+from psrun.reporting.run_folder import RunFolder
 
 RUN = ("trainer.epochs=1", "trainer.steps_per_epoch=5", "trainer.steps_per_execution=5", "optimizer=sgd",
        "optimizer.learning_rate=0.0001")  # fmt: skip
@@ -94,12 +98,10 @@ def test_evaluation_data_that_will_not_do_is_told_before_training(train, option,
 
 
 @pytest.mark.tensorflow
-def test_without_workers_exact_is_done_by_the_one_process_and_distributed_is_refused(train):
+def test_without_workers_exact_is_done_by_the_one_process(train):
     result, _ = train(*counted("cluster=none"), "evaluation=exact")
     assert result["evaluation"]["mode"] == "exact"
     assert result["metrics"]["val_not_once"] == 0
-    with pytest.raises(ConfigError, match="'distributed' needs workers"):
-        train(*counted("cluster=none"), "evaluation=distributed")
 
 
 @pytest.mark.thorough
@@ -113,10 +115,134 @@ def test_checkpoints_of_a_run_are_evaluated_later_on_another_cluster(psrun):
         assert "step 20 (exact, 100 examples)" in done.stdout
         found = json.loads((first.folder / "evaluations" / "20.json").read_text())
         (then,) = (event for event in first.events if event["event"] == "evaluation" and event["step"] == 20)
-        assert found["cluster"] == cluster
         assert found["metrics"] == pytest.approx(then["metrics"], rel=1e-5)
     assert (first.folder / "run.json").read_bytes() == before
     refused = psrun("resume=run", "mode=evaluate", "cluster=local", "evaluation=none")
     assert refused.code == 2
     assert "mode=evaluate runs in one process" in refused.stderr
     assert "needs evaluation=direct, exact or distributed" in refused.stderr
+
+
+SIDECAR = (
+    "cluster=static",
+    "cluster.addresses={worker: ['w:1'], ps: ['p:1']}",
+    "evaluation=sidecar",
+    "evaluation.wait_s=1",
+)
+
+
+@pytest.fixture
+def sidecar():
+    """Runs the sidecar evaluator in this process on a run folder, to its end."""
+    from psrun.reporting.console import ConsoleSink
+    from psrun.roles import sidecar as role
+    from psrun.stop import Stop
+
+    def run(folder: RunFolder, *overrides: str) -> list[dict[str, Any]]:
+        before = len((folder.path / "metrics.jsonl").read_text().splitlines())
+        config = run_config(*SIDECAR, *TRAINING, *MODELS["embedding"], *overrides)
+        console = ConsoleSink(Console(file=io.StringIO(), width=200))
+        role.run(config, RunFolder.join(folder.path), console, Stop(), index=0)
+        lines = (folder.path / "metrics.jsonl").read_text().splitlines()[before:]
+        return [event for event in map(json.loads, lines) if event["event"] in ("evaluation", "warning", "export")]
+
+    return run
+
+
+@pytest.mark.thorough
+def test_the_sidecar_evaluates_what_there_is_once_and_as_exact_does(train, sidecar):
+    trained, folder = train(
+        "evaluation=exact", "partitioner=fixed_shards", "trainer.epochs=4", "checkpoint.max_to_keep=9"
+    )
+    folder.update(status="completed", exit_code=0)
+    then = [event for event in map(json.loads, (folder.path / "metrics.jsonl").read_text().splitlines())
+            if event["event"] == "evaluation"]  # fmt: skip
+    best = ("checkpoint.best_metric=val_loss", "checkpoint.best_mode=min", "export.best=true")
+    told = sidecar(folder, *best)
+    found = [event for event in told if event["event"] == "evaluation"]
+    assert [event["step"] for event in found] == [event["step"] for event in then] == [12, 24, 36, 48]
+    for one, other in zip(found, then):
+        assert one["examples_seen"] == other["examples_seen"] == 100
+        assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-5)
+    assert sorted(path.name for path in (folder.path / "export" / "best").iterdir()) == ["12", "24", "36", "48"]
+    result = json.loads((folder.path / "run.json").read_text())
+    assert (result["evaluation"]["mode"], result["evaluation"]["step"]) == ("sidecar", 48)
+    assert result["metrics"]["val_loss"] == pytest.approx(trained["metrics"]["val_loss"], rel=1e-5)
+    assert result["best_checkpoint"]["step"] == 48
+    assert sidecar(folder, *best) == []  # nothing is done twice
+
+
+@pytest.mark.thorough
+def test_the_sidecar_takes_the_latest_and_passes_over_what_is_damaged(train, sidecar):
+    _, folder = train("evaluation=none", "trainer.epochs=4", "checkpoint.max_to_keep=9")
+    folder.update(status="completed", exit_code=0)
+    flipped(folder.checkpoints / "ckpt-48.index")
+    told = sidecar(folder, "evaluation.every=latest")
+    assert [(event["event"], event["step"]) for event in told] == [("warning", 48), ("evaluation", 36)]
+    assert "ckpt-48 is damaged" in told[0]["message"]
+
+
+@pytest.mark.thorough
+def test_a_checkpoint_that_is_removed_under_the_sidecar_is_not_missed(train, sidecar, monkeypatch):
+    from psrun.checkpoint.store import Store
+    from psrun.roles.sidecar import Sidecar
+
+    _, folder = train("evaluation=none", "trainer.epochs=3", "checkpoint.max_to_keep=9")
+    folder.update(status="completed", exit_code=0)
+    chosen = Sidecar._evaluated
+
+    def removed(self, step):
+        if step == 24:
+            Store(folder.checkpoints)._remove(24)
+        return chosen(self, step)
+
+    monkeypatch.setattr(Sidecar, "_evaluated", removed)
+    assert [(event["event"], event["step"]) for event in sidecar(folder)] == [("evaluation", 12), ("evaluation", 36)]
+
+
+@pytest.mark.thorough
+def test_a_sidecar_without_checkpoints_or_with_another_model_says_so(train, sidecar, tmp_path):
+    empty = RunFolder.create(tmp_path / "empty", raw={})
+    (empty.path / "metrics.jsonl").touch()
+    with pytest.raises(ChiefGoneError, match=r"no checkpoint in .* and no chief for 1 s"):
+        sidecar(empty)
+    _, folder = train("evaluation=none", "trainer.epochs=1")
+    folder.update(status="completed", exit_code=0)
+    with pytest.raises(ConfigError, match="8x5 float32 here and 8x20 float32 there"):
+        sidecar(folder, "model.embedding_dim=5")
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
+def test_a_training_that_is_told_to_end_early_does(train, trainer, monkeypatch):
+    from psrun.training.session import Session
+
+    begins = Session.epoch_begins
+
+    def epoch_begins(self):
+        begins(self)
+        self._folder.end_early("enough")
+
+    monkeypatch.setattr(Session, "epoch_begins", epoch_begins)
+    result, folder = train("cluster=none", f"trainer={trainer}", "trainer.epochs=5")
+    assert result["steps"] == {"applied": 12, "scheduled": 12, "repeated": 0}
+    assert result["checkpoints"][-1]["step"] == 12
+    monkeypatch.undo()
+    with_more, _ = train("cluster=none", f"trainer={trainer}", into=RunFolder.take_over(folder.path, completed=True))
+    assert with_more["steps"]["applied"] == 24
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["cluster=inprocess", "evaluation=sidecar"], "'sidecar' needs an evaluator task: cluster=local"),
+        (["cluster=local", "evaluation=sidecar", "checkpoint=none"], "'sidecar' evaluates checkpoints"),
+        (["cluster=local", "evaluation=sidecar", "evaluation.patience=2"], "needs checkpoint.best_metric"),
+        (["export.best=true"], "is done by the evaluator task; choose evaluation=sidecar"),
+        (["cluster=none", "evaluation=distributed"], "'distributed' needs workers"),
+        (["evaluation=sidecar", "cluster=local", "evaluation.every=2"], "must be one of each, latest"),
+    ],
+)
+def test_modes_that_cannot_be_are_told_before_anything_starts(overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        run_config(*overrides)

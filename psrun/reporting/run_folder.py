@@ -17,7 +17,7 @@ from psrun import atomic
 from psrun.errors import ConfigError, Problem
 from psrun.reporting.events import Event, Progress
 
-CONFIG, RESULT = "config.yaml", "run.json"
+CONFIG, RESULT, END_EARLY = "config.yaml", "run.json", "end-early"
 
 
 class RunFolder:
@@ -93,6 +93,8 @@ class RunFolder:
         folder.reload()
         if folder._result.get("status") == "completed" and not completed:
             raise ConfigError([Problem("hydra.run.dir", f"{path} holds a completed run; choose another folder")])
+        if completed:
+            (path / END_EARLY).unlink(missing_ok=True)
         return folder
 
     def reload(self) -> None:
@@ -114,6 +116,14 @@ class RunFolder:
     @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
+
+    def ends_early(self) -> bool:
+        """Whether the training was told to end before all its epochs are done."""
+        return (self.path / END_EARLY).exists()
+
+    def end_early(self, reason: str) -> None:
+        """Tells the training to end after the running epoch. Raises OSError."""
+        atomic.write(self.path / END_EARLY, reason + "\n")
 
     def log(self, task: str) -> Path:
         """The log file of a task, such as 'chief-0'."""

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from rich.console import Console
 
 from psrun import atomic, program, strategy, trained
+from psrun.checkpoint import manifest
 from psrun.checkpoint.store import Store
 from psrun.config import RunConfig
 from psrun.evaluation import modes
@@ -35,6 +36,6 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
         found = evaluator.evaluate(held.step)
     path = folder.path / "evaluations" / f"{held.step}.json"
     path.parent.mkdir(exist_ok=True)
-    atomic.write(path, json.dumps({**asdict(found), "cluster": cluster.kind}, indent=2) + "\n")
+    atomic.write(path, json.dumps({**asdict(found), "checkpoint": manifest.digest(held.files)}, indent=2) + "\n")
     said = f"step {found.step} ({found.mode}, {found.examples_seen} examples)  {numbers(found.metrics)}"
     console.print(f"{said}  in {path}", highlight=False, soft_wrap=True)

@@ -32,6 +32,7 @@ _ROUND_S = 0.1
 _VIEW_EVERY_S = 0.5
 _SERVERS_END_WITHIN_S = 5.0
 _OWN_STALL_S = 2.0
+EVALUATOR = Task("evaluator", 0)
 _FOR_GOOD = (ExitCode.FAILED, ExitCode.USAGE)
 
 
@@ -45,7 +46,9 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
       BudgetSpentError: tasks failed more often than they may be restarted.
     """
     assert isinstance(run_config.cluster, choices.Supervised)
-    supervisor = Supervisor(run_config.cluster, folder, ConsoleSink(console), started_s)
+    evaluation = run_config.evaluation
+    sidecar = evaluation if isinstance(evaluation, choices.Sidecar) else None
+    supervisor = Supervisor(run_config.cluster, folder, ConsoleSink(console), started_s, sidecar=sidecar)
     stop.at_once = supervisor.kill_all
     stop.defer(run_config.cluster.restart.stop_timeout_s + 2 * _SERVERS_END_WITHIN_S)
     try:
@@ -81,7 +84,16 @@ def _lineup(cluster: choices.Supervised) -> _Lineup:
 class Supervisor:
     """The tasks of one run and what has happened to them."""
 
-    def __init__(self, cluster: choices.Supervised, folder: RunFolder, sink: ConsoleSink, started_s: float) -> None:
+    def __init__(
+        self,
+        cluster: choices.Supervised,
+        folder: RunFolder,
+        sink: ConsoleSink,
+        started_s: float,
+        *,
+        sidecar: choices.Sidecar | None = None,
+    ) -> None:
+        self._sidecar, self._evaluator_told = sidecar, False
         self._restart, self._folder, self._sink = cluster.restart, folder, sink
         self._reporter = Reporter([folder], started_s=started_s)
         self._lineup = _lineup(cluster)
@@ -90,7 +102,7 @@ class Supervisor:
             for job, n in self._lineup.jobs.items()
             for index in range(n)
         }
-        every = [*self._addresses, *([Task("evaluator", 0)] if getattr(cluster, "evaluator", False) else [])]
+        every = [*self._addresses, *([EVALUATOR] if sidecar or getattr(cluster, "evaluator", False) else [])]
         self._tasks = {task: TaskProcess(task, self._addresses, folder.path) for task in every}
         self._left = cluster.restart.budget
         self._recoveries = Recoveries(self._reporter)
@@ -110,6 +122,8 @@ class Supervisor:
             self._tell()
             code = self._chief_code()
             if code is not None:
+                if self._sidecar is not None:
+                    self._await_evaluator(stop, self._sidecar.wait_s)
                 self._end_servers()
                 return code
             self._look()
@@ -131,6 +145,12 @@ class Supervisor:
         self._folder.reload()
         self._folder.update(recoveries=[*self._before, *self._recoveries.rows])
         shutil.rmtree(shared(self._folder.path), ignore_errors=True)
+
+    def _await_evaluator(self, stop: Stop, within_s: float) -> None:
+        """Gives the sidecar evaluator time for the last checkpoint; it ends by itself."""
+        task, deadline_s = self._tasks[EVALUATOR], time.monotonic() + within_s
+        while task.running and time.monotonic() < deadline_s and not stop.requested.wait(_ROUND_S):
+            self._tell()
 
     def _end_servers(self) -> None:
         """Asks those that serve to end; they do so within a second, with 0."""
@@ -166,12 +186,22 @@ class Supervisor:
                 continue
             if task.code == ExitCode.DONE and task.task.job not in self._lineup.serving:
                 continue  # done a moment before the chief
+            if task.task == EVALUATOR and task.code in (ExitCode.DONE, *_FOR_GOOD):
+                self._goes_on_without(task)
+                continue
             if not task.running:
                 self._failed(task, _ended(task.code))
             elif now_s >= self._no_hangs_before_s:
                 cause = self._hangs(task)
                 if cause:
                     self._failed(task, cause)
+
+    def _goes_on_without(self, evaluator: TaskProcess) -> None:
+        """The training does not depend on the evaluator, which has ended for good."""
+        if evaluator.code != ExitCode.DONE and not self._evaluator_told:
+            self._evaluator_told = True
+            cause, action = _ended(evaluator.code), f"see {evaluator.task}.log; the training goes on without it"
+            self._reporter.emit("failure", step=self._step, task=str(evaluator.task), cause=cause, action=action)
 
     def _hangs(self, task: TaskProcess) -> str | None:
         """Why a task that runs must be taken for hanging; None where it need not."""

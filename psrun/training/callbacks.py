@@ -82,6 +82,8 @@ class Epochs(tf_keras.callbacks.Callback):
         metrics = {name: float(value) for name, value in logs.items() if not name.startswith("val_")}
         seen = int(validation.pop(_SEEN, 0))
         logs |= self._session.epoch_ends(metrics, (seen, validation) if validation else None)
+        if self._session.ends_early:
+            self.model.stop_training = True
 
     def _join(self) -> None:
         """The steps of the epoch end where Keras' validation begins, or where the epoch itself does."""

@@ -29,6 +29,8 @@ def _train(program: Program, session: Session) -> None:
     network = program.network
     done = session.start.steps
     for _ in range(session.start.epochs, trainer.epochs):
+        if session.ends_early:
+            break
         network.reset_metrics()
         session.epoch_begins()
         for first in range(done, trainer.steps_per_epoch, trainer.steps_per_execution):

@@ -46,6 +46,8 @@ def _train(made: list[Any], program: Program, session: Session) -> None:
             session.lockstep.marker.unlink(missing_ok=True)  # of the chief before this one
         made = [callbacks.StopTogether(session, session.lockstep), *made]
     done, into = session.start.epochs, session.start.steps
+    if session.ends_early:
+        return
     if into and done < epochs:
         _fit(made, program, session, range(done, done + 1), steps_per_epoch - into)
         if program.network.stop_training:  # by a callback; the next call would forget it

@@ -230,6 +230,11 @@ class Session:
         self._compare(step, {**metrics, **found})
         return found
 
+    @property
+    def ends_early(self) -> bool:
+        """Whether no further epoch is to be begun, as somebody who evaluates has said."""
+        return self._folder.whole.ends_early()
+
     def training_ends(self) -> None:
         """Call when the trainer is done, perhaps before the last epoch: what was trained is in a checkpoint."""
         step = iterations(self.program)

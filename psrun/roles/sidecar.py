@@ -1,0 +1,207 @@
+"""The sidecar evaluator: evaluates the checkpoints of a run in a process of its own, and ends after the last one.
+
+It never connects to the training cluster: all that it knows of the run is in the run folder. It may be started before,
+during or after the training, on any machine that sees the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import tensorflow as tf
+
+from psrun import atomic, choices, export, program, strategy, trained
+from psrun.checkpoint import manifest
+from psrun.checkpoint.manifest import Manifest
+from psrun.checkpoint.store import Store
+from psrun.cluster import files
+from psrun.cluster.topology import CHIEF, Task
+from psrun.config import RunConfig
+from psrun.errors import CheckpointError, ChiefGoneError, ConfigError
+from psrun.evaluation.direct import DirectEvaluation
+from psrun.evaluation.meters import Evaluation
+from psrun.reporting.events import Reporter, Sink
+from psrun.reporting.run_folder import RunFolder
+from psrun.reporting.summaries import Summaries
+from psrun.stop import Stop
+
+_POLL_S = 0.5
+_STOP_WITHIN_S = 20.0
+
+
+def run(run_config: RunConfig, folder: RunFolder, console: Sink, stop: Stop, *, index: int) -> None:
+    """Evaluates checkpoints until the run is over and its last one is evaluated.
+
+    Raises:
+      ChiefGoneError: there was no checkpoint, or no sign of the chief, for `evaluation.wait_s`.
+      ConfigError: the model is not the one that is trained.
+    """
+    me = Task("evaluator", index)
+    sidecar = Sidecar(run_config, folder, console, me)
+    heart = files.Heart(folder.path, me, lambda: files.Heartbeat(os.getpid(), time.time(), sidecar.state))
+    heart.start()
+    stop.defer(_STOP_WITHIN_S)
+    try:
+        sidecar.watch(stop)
+    finally:
+        heart.stop()
+        sidecar.close()
+
+
+class Sidecar:
+    """The evaluations of one run.
+
+    Attributes:
+      state: what it is at, for the heartbeat.
+    """
+
+    def __init__(self, run_config: RunConfig, folder: RunFolder, console: Sink, me: Task) -> None:
+        assert isinstance(run_config.evaluation, choices.Sidecar)
+        self._run, self._evaluation, self._folder, self._me = run_config, run_config.evaluation, folder, me
+        self._store = Store(folder.checkpoints)
+        self._sinks: list[Sink] = [folder, Summaries(folder.tensorboard), console]
+        self._built: tuple[program.Program, DirectEvaluation] | None = None
+        self._done: set[str] = set()  # checkpoints that were evaluated or cannot be, by their checksums
+        self._last: Evaluation | None = None
+        self._without_better = 0
+        self.state = "waiting"
+        self._remember()
+
+    def _remember(self) -> None:
+        """What an evaluator before this one has done is not done again."""
+        for path in sorted(self._evaluations.glob("*.json")):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                told = json.loads(path.read_text(encoding="utf-8"))
+                self._done.add(told.pop("checkpoint"))
+                found = Evaluation(**told)
+                if self._last is None or found.step > self._last.step:
+                    self._last = found
+
+    @property
+    def _evaluations(self) -> Path:
+        return self._folder.path / "evaluations"
+
+    def watch(self, stop: Stop) -> None:
+        """Evaluates what there is and what comes, until the run is over or this process is to end."""
+        quiet_since_s = time.monotonic()
+        while not stop.requested.is_set():
+            over = _over(self._folder)  # asked first: what is saved after it is seen in the next round
+            step = self._next()
+            if step is not None:
+                self._evaluate(step)
+                quiet_since_s = time.monotonic()
+            elif over:
+                self._record()
+                return
+            else:
+                if files.still_beats(self._folder.path, CHIEF):
+                    quiet_since_s = time.monotonic()
+                if time.monotonic() - quiet_since_s > self._evaluation.wait_s:
+                    raise ChiefGoneError(
+                        f"no checkpoint in {self._store.folder} and no chief for {self._evaluation.wait_s:.0f} s "
+                        f"(evaluation.wait_s); {self._me} ends",
+                        task=str(self._me),
+                    )
+                stop.requested.wait(_POLL_S)
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
+
+    @property
+    def _reporter(self) -> Reporter:
+        """On the clock of the run, which is not known before the run has begun."""
+        return Reporter(self._sinks, started_s=self._folder.stored().get("started_s", time.time()))
+
+    def _record(self) -> None:
+        """Puts the last evaluation into run.json, which nobody else writes any more."""
+        if self._last is not None:
+            self._folder.reload()
+            values = {f"val_{name}": value for name, value in self._last.metrics.items()}
+            metrics = {**self._folder.stored().get("metrics", {}), **values}
+            self._folder.update(metrics=metrics, evaluation=asdict(self._last), best_checkpoint=self._store.best())
+
+    def _next(self) -> int | None:
+        """The step of the checkpoint to evaluate now: the oldest that is left, or the newest."""
+        left = [step for step in self._store.steps() if self._known(step) not in self._done]
+        if not left:
+            return None
+        return max(left) if self._evaluation.every == "latest" else min(left)
+
+    def _known(self, step: int) -> str:
+        try:
+            return manifest.digest(self._store.manifest(step).files)
+        except (OSError, ValueError):
+            return f"damaged {step}"
+
+    def _evaluate(self, step: int) -> None:
+        known = self._known(step)
+        self.state = "evaluating"
+        try:
+            evaluated, held = self._evaluated(step)
+        except (CheckpointError, ConfigError) as error:
+            if step in self._store.steps():  # else it was removed meanwhile: the training has gone on
+                if isinstance(error, ConfigError):
+                    raise
+                self._reporter.emit("warning", step=step, message=str(error))
+                self._done.add(known)
+            return
+        finally:
+            self.state = "waiting"
+        self._done.add(known)
+        if self._evaluation.every == "latest":
+            self._done |= {self._known(older) for older in self._store.steps() if older < step}
+        self._tell(evaluated, held)
+
+    def _evaluated(self, step: int) -> tuple[Evaluation, Manifest]:
+        if self._built is None:
+            source = program.load_source(self._run)
+            program.start_afresh(self._run.seed)
+            built = program.build(self._run, source, strategy.Distribution(tf.distribute.get_strategy()))
+            program.build_state(built)
+            self._built = built, DirectEvaluation(built, mode="sidecar")
+        built, evaluation = self._built
+        held = trained.restore(built.network, str(step), self._store, lambda text: None)
+        return evaluation.evaluate(step), held
+
+    def _tell(self, found: Evaluation, held: Manifest) -> None:
+        """Events, TensorBoard, and a file of its own."""
+        self._last = found
+        self._reporter.emit("evaluation", **asdict(found))
+        self._evaluations.mkdir(exist_ok=True)
+        told = {**asdict(found), "checkpoint": manifest.digest(held.files)}
+        atomic.write(self._evaluations / f"{found.step}.json", json.dumps(told, indent=2) + "\n")
+        self._compare(found, held)
+
+    def _compare(self, found: Evaluation, held: Manifest) -> None:
+        checkpoint, step = self._run.checkpoint, found.step
+        assert isinstance(checkpoint, choices.EpochCheckpoints)
+        metric, values = checkpoint.best_metric, {f"val_{name}": value for name, value in found.metrics.items()}
+        if metric is None or metric not in values:  # one of the training, which the chief compares
+            return
+        try:
+            better = self._store.compare(step, metric, values[metric], mode=checkpoint.best_mode)
+        except (OSError, ValueError):
+            return  # removed meanwhile
+        self._without_better = 0 if better else self._without_better + 1
+        if better and self._run.export.best and self._built is not None:
+            built = self._built[0]
+            made = export.write(trained.Trained(built.model, built.source, held), self._folder.path / "export" / "best")
+            self._reporter.emit("export", step=step, path=str(made))
+        patience = self._evaluation.patience
+        if patience is not None and self._without_better >= patience and not self._folder.ends_early():
+            reason = f"{metric} has not become better in {patience} evaluations"
+            self._folder.end_early(reason)
+            self._reporter.emit("warning", step=step, message=f"{reason}: the training is told to end")
+
+
+def _over(folder: RunFolder) -> bool:
+    """Whether nobody will start the training again."""
+    result = folder.stored()
+    code = result.get("exit_code")
+    return result.get("status") == "completed" or (code is not None and 0 < code < 128)

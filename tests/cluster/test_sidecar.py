@@ -1,0 +1,47 @@
+"""The evaluator task of real clusters: evaluates every checkpoint, the last one always, and ends by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.cluster
+
+RUN = [
+    "cluster=local", "partitioner=fixed_shards", "evaluation=sidecar", "trainer.steps_per_epoch=50",
+    "data.num_train_examples=2000", "data.num_eval_examples=200", "checkpoint.best_metric=val_loss",
+    "checkpoint.best_mode=min", "cluster.restart.backoff_s=0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
+def test_every_checkpoint_is_evaluated_and_the_last_one_always(start, trainer):
+    cluster = start(*RUN, f"trainer={trainer}", "trainer.epochs=4", "checkpoint.max_to_keep=9", "export.best=true")
+    assert cluster.end() == 0, cluster.stderr
+    saved = [event["step"] for event in cluster.events("checkpoint")]
+    assert [event["step"] for event in cluster.events("evaluation")] == saved == [50, 100, 150, 200]
+    result = cluster.result
+    assert result["evaluation"]["mode"] == "sidecar"
+    assert (result["evaluation"]["step"], result["evaluation"]["examples_seen"]) == (200, 200)
+    assert result["metrics"]["val_loss"] == result["best_checkpoint"]["value"]
+    assert (cluster.folder / "export" / "best" / "200" / "saved_model.pb").exists()
+    assert "evaluation (sidecar, 200 examples)" in cluster.stdout
+    assert cluster.left() == []
+
+
+def test_an_evaluator_that_is_killed_is_started_again(start):
+    cluster = start(*RUN, "trainer.epochs=40", "checkpoint.max_to_keep=2")
+    cluster.wait_for("evaluation", 2)
+    cluster.kill("evaluator-0")
+    assert cluster.wait_for("failure")["task"] == "evaluator-0"
+    assert cluster.end() == 0, cluster.stderr
+    assert cluster.result["evaluation"]["step"] == 2000
+    steps = [event["step"] for event in cluster.events("evaluation")]
+    assert steps == sorted(set(steps))
+
+
+def test_it_tells_a_training_that_no_longer_learns_to_end(start):
+    cluster = start(*RUN, "trainer.epochs=10000", "evaluation.patience=3", "optimizer.learning_rate=0")
+    assert cluster.end() == 0, cluster.stderr
+    assert cluster.result["status"] == "completed"
+    assert cluster.result["steps"]["applied"] < 50 * 10000
+    assert cluster.result["evaluation"]["step"] == cluster.result["steps"]["applied"]
