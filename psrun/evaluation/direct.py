@@ -20,9 +20,10 @@ class DirectEvaluation:
         # Made outside the strategy's scope, so that their variables are here and not on a parameter server.
         self._meters = Meters(program)
         self._dataset = program.evaluation_dataset()
-        self._step = tf.function(self._batch, reduce_retracing=True)
-        if program.config.trainer.run_eagerly:
-            self._step = self._batch
+        self._step = self._batch
+        if not program.config.trainer.run_eagerly:
+            # Traced now: a trace is told to all workers with Python's lock held, and one that hangs would stop all.
+            self._step = tf.function(self._batch).get_concrete_function(*self._dataset.element_spec)
 
     def evaluate(self, step: int) -> Evaluation:
         """Metrics over every evaluation example, once each; `step` is what the training has reached."""

@@ -35,8 +35,11 @@ class ExactEvaluation:
         self._num_shards = max(1, min(num_batches, wanted))
         self._most = _IN_FLIGHT_PER_WORKER * distribution.num_workers
         self._meters = Meters(program)  # outside the strategy's scope: their variables are here
-        self._take_in = tf.function(self._meters.update, reduce_retracing=True)
-        self._shard = tf.function(self._over_shard)
+        # Traced now: a trace is told to all workers with Python's lock held, and one that hangs would stop all.
+        self._shard = tf.function(self._over_shard, input_signature=[tf.TensorSpec([], tf.int64)])
+        specs = self._shard.get_concrete_function().structured_outputs
+        loss = tf.TensorSpec([], tf.float32)
+        self._take_in = tf.function(self._meters.update).get_concrete_function(*map(_any_number, specs[:2]), loss)
 
     def evaluate(self, step: int) -> Evaluation:
         """Metrics over every evaluation example, once each; `step` is what the training has reached.
@@ -79,3 +82,7 @@ class ExactEvaluation:
             total += loss * tf.cast(tf.shape(batch_label)[0], tf.float32)
             count += 1
         return labels.concat(), predictions.concat(), total
+
+
+def _any_number(examples: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec([None, *examples.shape[1:]], examples.dtype)
