@@ -11,7 +11,7 @@ from running import TASKS, Cluster
 pytestmark = pytest.mark.cluster
 
 TESTS = str(Path(__file__).parents[1])
-NUM_EXAMPLES = 400_000
+NUM_EXAMPLES = 120_000
 RUN = [
     "model=dense", "~model.hidden_units", "model._target_=counted.model", "data._target_=counted.Numbered",
     "~data.num_train_examples", "~data.noise", "~data.num_features", f"data.num_eval_examples={NUM_EXAMPLES}",
