@@ -234,16 +234,17 @@ def _sidecar_contradictions(config: RunConfig) -> list[Problem]:
     """Of evaluation by the evaluator task."""
     evaluation, checkpoint, problems = config.evaluation, config.checkpoint, []
     if not isinstance(evaluation, choices.Sidecar):
-        if config.export.best:
+        if config.export.best and config.mode == "train":
             problems.append(Problem("export.best", "is done by the evaluator task; choose evaluation=sidecar"))
         return problems
     if not isinstance(config.cluster, choices.Local | choices.Unsupervised):
         problems.append(Problem("evaluation", "'sidecar' needs an evaluator task: cluster=local, tf_config or static"))
     if isinstance(checkpoint, choices.NoCheckpoints):
         problems.append(Problem("evaluation", "'sidecar' evaluates checkpoints; choose checkpoint=epoch"))
-    elif checkpoint.best_metric is None and (config.export.best or evaluation.patience is not None):
+    elif config.export.best or evaluation.patience is not None:
         key = "export.best" if config.export.best else "evaluation.patience"
-        problems.append(Problem(key, "needs checkpoint.best_metric=..., to know what is better"))
+        if not (checkpoint.best_metric or "").startswith("val_"):
+            problems.append(Problem(key, "needs checkpoint.best_metric=val_..., to know what is better"))
     return problems
 
 

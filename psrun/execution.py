@@ -223,7 +223,7 @@ def _undo(run: RunConfig, me: Identity, path: Path) -> Callable[[ExitCode], None
 def _folder(run: RunConfig, me: Identity, path: Path) -> RunFolder:
     if not me.owns_folder:
         return RunFolder.join(path)
-    if environment.SUPERVISOR_PID not in os.environ and not isinstance(run.cluster, choices.Unsupervised):
+    if environment.SUPERVISOR_PID not in os.environ:
         RunFolder.hold(path)
     if (me.may_find_run or run.resume) and (path / "run.json").exists():
         if environment.SUPERVISOR_PID not in os.environ and files.still_beats(path, CHIEF):

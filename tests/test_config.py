@@ -34,6 +34,7 @@ def changed(*path: str, value, overrides: tuple[str, ...] = ()):
 def test_every_choice_of_every_group_loads(group):
     for kind, cls in choices.KINDS[group].items():
         needed = ("trainer=fit",) if kind in ("validation", "multi_worker_mirrored") else ()
+        needed = ("cluster=local",) if kind == "sidecar" else needed
         loaded = run_config(f"{group}={kind}", *needed)
         assert type(getattr(loaded, group)) is cls
 

@@ -113,7 +113,7 @@ def test_checkpoints_of_a_run_are_evaluated_later_on_another_cluster(psrun):
         done = psrun("resume=run", "mode=evaluate", "evaluation=exact", f"cluster={cluster}", "restore=20")
         assert done.code == 0, done.stderr
         assert "step 20 (exact, 100 examples)" in done.stdout
-        found = json.loads((first.folder / "evaluations" / "20.json").read_text())
+        found = json.loads((first.folder / "evaluations" / "20-exact.json").read_text())
         (then,) = (event for event in first.events if event["event"] == "evaluation" and event["step"] == 20)
         assert found["metrics"] == pytest.approx(then["metrics"], rel=1e-5)
     assert (first.folder / "run.json").read_bytes() == before
@@ -197,7 +197,8 @@ def test_a_checkpoint_that_is_removed_under_the_sidecar_is_not_missed(train, sid
         return chosen(self, step)
 
     monkeypatch.setattr(Sidecar, "_evaluated", removed)
-    assert [(event["event"], event["step"]) for event in sidecar(folder)] == [("evaluation", 12), ("evaluation", 36)]
+    told = [(event["event"], event["step"]) for event in sidecar(folder)]
+    assert told == [("evaluation", 12), ("warning", 24), ("evaluation", 36)]
 
 
 @pytest.mark.thorough
@@ -228,6 +229,7 @@ def test_a_training_that_is_told_to_end_early_does(train, trainer, monkeypatch):
     assert result["steps"] == {"applied": 12, "scheduled": 12, "repeated": 0}
     assert result["checkpoints"][-1]["step"] == 12
     monkeypatch.undo()
+    folder.update(status="completed")
     with_more, _ = train("cluster=none", f"trainer={trainer}", into=RunFolder.take_over(folder.path, completed=True))
     assert with_more["steps"]["applied"] == 24
 

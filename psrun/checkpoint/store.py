@@ -48,6 +48,9 @@ class Store:
 
         Args:
           thorough: whether to read all of it, in pieces, or to look at the sizes of its files only.
+
+        Raises:
+          CheckpointError: it cannot be read now.
         """
         try:
             found = self.manifest(step)
@@ -60,8 +63,8 @@ class Store:
                     return f"{name} is not what was written: its checksum is another one"
         except FileNotFoundError as error:
             return f"{Path(error.filename).name} is missing"
-        except OSError as error:
-            return str(error)
+        except OSError as error:  # perhaps only now: nothing is passed over or set aside for it
+            raise CheckpointError(f"{self.prefix(step)} cannot be read: {error}") from error
         except ValueError as error:
             return f"its manifest is not what was written ({error})"
         return None
@@ -155,10 +158,9 @@ class Store:
           The steps kept, the newest first. Raises OSError.
         """
         others = [step for step in self.steps() if step != newest]
-        best = self.best() or {}
         kept = [newest, *others[: max_to_keep - 1]]
         for step in others[max_to_keep - 1 :]:
-            if step == best.get("step"):
+            if step == (self.best() or {}).get("step"):  # asked each time: an evaluator may change it meanwhile
                 kept.append(step)
             else:
                 self._remove(step)

@@ -60,9 +60,11 @@ class ExactEvaluation:
     def _taken_in(self, result: Any) -> None:
         try:
             label, prediction, loss = result.fetch()
-        except tf.errors.CancelledError:
-            self._coordinator.join()  # cancelled because another one failed: that one's error is told by the join
-            raise
+        except (tf.errors.CancelledError, tf.errors.UnavailableError):
+            # Another one failed, which the join tells; or the worker was lost while the result was on its way: then
+            # the shard is run again, and has been once the join returns.
+            self._coordinator.join()
+            label, prediction, loss = result.fetch()
         if len(label):
             self._take_in(tf.constant(label), tf.constant(prediction), tf.constant(loss / len(label)))
 

@@ -93,7 +93,7 @@ class RunFolder:
         folder.reload()
         if folder._result.get("status") == "completed" and not completed:
             raise ConfigError([Problem("hydra.run.dir", f"{path} holds a completed run; choose another folder")])
-        if completed:
+        if folder._result.get("status") == "completed":  # and is now to go further
             (path / END_EARLY).unlink(missing_ok=True)
         return folder
 

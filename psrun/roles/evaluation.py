@@ -18,7 +18,7 @@ from psrun.training import failures
 
 
 def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
-    """Evaluates, writes evaluations/STEP.json and says what was found.
+    """Evaluates, writes evaluations/STEP-MODE.json and says what was found.
 
     Raises:
       PsrunError: there is no such checkpoint, or it cannot be evaluated.
@@ -34,7 +34,7 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
         assert evaluator is not None
         held = trained.restore(built.network, run_config.restore, Store(folder.checkpoints), warner(console))
         found = evaluator.evaluate(held.step)
-    path = folder.path / "evaluations" / f"{held.step}.json"
+    path = folder.path / "evaluations" / f"{held.step}-{found.mode}.json"
     path.parent.mkdir(exist_ok=True)
     atomic.write(path, json.dumps({**asdict(found), "checkpoint": manifest.digest(held.files)}, indent=2) + "\n")
     said = f"step {found.step} ({found.mode}, {found.examples_seen} examples)  {numbers(found.metrics)}"

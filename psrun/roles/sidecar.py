@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from dataclasses import asdict
@@ -30,6 +31,7 @@ from psrun.reporting.run_folder import RunFolder
 from psrun.reporting.summaries import Summaries
 from psrun.stop import Stop
 
+_MODE = "sidecar"
 _POLL_S = 0.5
 _STOP_WITHIN_S = 20.0
 
@@ -68,13 +70,16 @@ class Sidecar:
         self._built: tuple[program.Program, DirectEvaluation] | None = None
         self._done: set[str] = set()  # checkpoints that were evaluated or cannot be, by their checksums
         self._last: Evaluation | None = None
-        self._without_better = 0
+        self._best_value: float | None = None
+        self._without_better, self._missed = 0, False
+        # Of a run that is to go on, and whose chief may come up after this process.
+        self._stale = folder.stored() if run_config.resume else None
         self.state = "waiting"
         self._remember()
 
     def _remember(self) -> None:
         """What an evaluator before this one has done is not done again."""
-        for path in sorted(self._evaluations.glob("*.json")):
+        for path in sorted(self._evaluations.glob(f"*-{_MODE}.json")):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 told = json.loads(path.read_text(encoding="utf-8"))
                 self._done.add(told.pop("checkpoint"))
@@ -90,7 +95,7 @@ class Sidecar:
         """Evaluates what there is and what comes, until the run is over or this process is to end."""
         quiet_since_s = time.monotonic()
         while not stop.requested.is_set():
-            over = _over(self._folder)  # asked first: what is saved after it is seen in the next round
+            over = self._over()  # asked first: what is saved after it is seen in the next round
             step = self._next()
             if step is not None:
                 self._evaluate(step)
@@ -108,6 +113,14 @@ class Sidecar:
                         task=str(self._me),
                     )
                 stop.requested.wait(_POLL_S)
+        stop.raise_if_requested()
+
+    def _over(self) -> bool:
+        """Whether nobody will start the training again."""
+        result = self._folder.stored()
+        code = result.get("exit_code")
+        ended = result.get("status") == "completed" or (code is not None and 0 < code < 128)
+        return ended and result != self._stale and not files.still_beats(self._folder.path, CHIEF)
 
     def close(self) -> None:
         for sink in self._sinks:
@@ -150,6 +163,13 @@ class Sidecar:
                     raise
                 self._reporter.emit("warning", step=step, message=str(error))
                 self._done.add(known)
+            elif not self._missed and self._evaluation.every == "each":
+                self._missed = True
+                message = (
+                    f"the checkpoint of step {step} was removed before it was evaluated: they come faster than that; "
+                    "see evaluation.every=latest and checkpoint.max_to_keep"
+                )
+                self._reporter.emit("warning", step=step, message=message)
             return
         finally:
             self.state = "waiting"
@@ -164,7 +184,7 @@ class Sidecar:
             program.start_afresh(self._run.seed)
             built = program.build(self._run, source, strategy.Distribution(tf.distribute.get_strategy()))
             program.build_state(built)
-            self._built = built, DirectEvaluation(built, mode="sidecar")
+            self._built = built, DirectEvaluation(built, mode=_MODE)
         built, evaluation = self._built
         held = trained.restore(built.network, str(step), self._store, lambda text: None)
         return evaluation.evaluate(step), held
@@ -173,10 +193,17 @@ class Sidecar:
         """Events, TensorBoard, and a file of its own."""
         self._last = found
         self._reporter.emit("evaluation", **asdict(found))
+        self._compare(found, held)
         self._evaluations.mkdir(exist_ok=True)
         told = {**asdict(found), "checkpoint": manifest.digest(held.files)}
-        atomic.write(self._evaluations / f"{found.step}.json", json.dumps(told, indent=2) + "\n")
-        self._compare(found, held)
+        atomic.write(self._evaluations / f"{found.step}-{_MODE}.json", json.dumps(told, indent=2) + "\n")
+
+    def _is_better(self, value: float, mode: str) -> bool:
+        """Than all that this process has seen, of which the checkpoint may be gone."""
+        best = self._best_value
+        better = math.isfinite(value) and (best is None or (value > best if mode == "max" else value < best))
+        self._best_value = value if better else best
+        return better
 
     def _compare(self, found: Evaluation, held: Manifest) -> None:
         checkpoint, step = self._run.checkpoint, found.step
@@ -184,10 +211,9 @@ class Sidecar:
         metric, values = checkpoint.best_metric, {f"val_{name}": value for name, value in found.metrics.items()}
         if metric is None or metric not in values:  # one of the training, which the chief compares
             return
-        try:
-            better = self._store.compare(step, metric, values[metric], mode=checkpoint.best_mode)
-        except (OSError, ValueError):
-            return  # removed meanwhile
+        with contextlib.suppress(OSError, ValueError):  # removed meanwhile
+            self._store.compare(step, metric, values[metric], mode=checkpoint.best_mode)
+        better = self._is_better(values[metric], checkpoint.best_mode)
         self._without_better = 0 if better else self._without_better + 1
         if better and self._run.export.best and self._built is not None:
             built = self._built[0]
@@ -198,10 +224,3 @@ class Sidecar:
             reason = f"{metric} has not become better in {patience} evaluations"
             self._folder.end_early(reason)
             self._reporter.emit("warning", step=step, message=f"{reason}: the training is told to end")
-
-
-def _over(folder: RunFolder) -> bool:
-    """Whether nobody will start the training again."""
-    result = folder.stored()
-    code = result.get("exit_code")
-    return result.get("status") == "completed" or (code is not None and 0 < code < 128)

@@ -149,7 +149,14 @@ class Supervisor:
     def _await_evaluator(self, stop: Stop, within_s: float) -> None:
         """Gives the sidecar evaluator time for the last checkpoint; it ends by itself."""
         task, deadline_s = self._tasks[EVALUATOR], time.monotonic() + within_s
-        while task.running and time.monotonic() < deadline_s and not stop.requested.wait(_ROUND_S):
+        while task.code != ExitCode.DONE and not self._evaluator_told:
+            if time.monotonic() > deadline_s or stop.requested.wait(_ROUND_S):
+                self._goes_on_without(task, "has not evaluated the last checkpoint")
+                break
+            if task.start_at_s is None:
+                self._look_at(task)
+            elif time.monotonic() >= task.start_at_s:
+                task.start()
             self._tell()
 
     def _end_servers(self) -> None:
@@ -186,21 +193,24 @@ class Supervisor:
                 continue
             if task.code == ExitCode.DONE and task.task.job not in self._lineup.serving:
                 continue  # done a moment before the chief
-            if task.task == EVALUATOR and task.code in (ExitCode.DONE, *_FOR_GOOD):
-                self._goes_on_without(task)
-                continue
-            if not task.running:
-                self._failed(task, _ended(task.code))
-            elif now_s >= self._no_hangs_before_s:
-                cause = self._hangs(task)
-                if cause:
-                    self._failed(task, cause)
+            self._look_at(task)
 
-    def _goes_on_without(self, evaluator: TaskProcess) -> None:
-        """The training does not depend on the evaluator, which has ended for good."""
-        if evaluator.code != ExitCode.DONE and not self._evaluator_told:
+    def _look_at(self, task: TaskProcess) -> None:
+        if task.task == EVALUATOR and task.code in (ExitCode.DONE, *_FOR_GOOD):
+            if task.code != ExitCode.DONE:
+                self._goes_on_without(task, _ended(task.code))
+        elif not task.running:
+            self._failed(task, _ended(task.code))
+        elif time.monotonic() >= self._no_hangs_before_s:
+            cause = self._hangs(task)
+            if cause:
+                self._failed(task, cause)
+
+    def _goes_on_without(self, evaluator: TaskProcess, cause: str) -> None:
+        """The training does not depend on the evaluator, which will not be started again."""
+        if not self._evaluator_told:
             self._evaluator_told = True
-            cause, action = _ended(evaluator.code), f"see {evaluator.task}.log; the training goes on without it"
+            action = f"the training goes on without it (log: {evaluator.task}.log)"
             self._reporter.emit("failure", step=self._step, task=str(evaluator.task), cause=cause, action=action)
 
     def _hangs(self, task: TaskProcess) -> str | None:
@@ -230,15 +240,18 @@ class Supervisor:
 
     def _failed(self, task: TaskProcess, cause: str) -> None:
         task.kill()
+        if task.task == EVALUATOR and task.restarts >= self._restart.budget:  # a budget of its own
+            self._goes_on_without(task, cause)
+            return
         attempt = task.task.job in self._lineup.one_fate
         self._recoveries.failed(task.task, cause, step=self._step, attempt=attempt)
-        if self._left == 0:
+        if self._left == 0 and task.task != EVALUATOR:
             self._reporter.emit("failure", step=self._step, task=str(task.task), cause=cause, action="the run ends")
             raise BudgetSpentError(
                 f"{task.task} {cause}; all {self._restart.budget} restarts (cluster.restart.budget) are spent",
                 task=str(task.task),
             )
-        self._left -= 1
+        self._left -= task.task != EVALUATOR
         group = [t for t in self._tasks.values() if attempt and t.task.job in self._lineup.one_fate] or [task]
         delay_s = self._delay_s(task)
         for member in group:

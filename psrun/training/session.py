@@ -214,7 +214,7 @@ class Session:
             # Keras only warns of data that ends; steps may be run twice, but never fewer than were scheduled.
             raise data_ended(step, self.first_step + self.scheduled)
         self._into = 0
-        last = self._epoch == trainer.epochs
+        last = self._epoch == trainer.epochs or self.ends_early
         if self._stops() or self._due or (self._saving and self._saving.due_after(self._epoch, last=last)):
             self._save(step, self._epoch)
         found = {}
@@ -233,13 +233,19 @@ class Session:
     @property
     def ends_early(self) -> bool:
         """Whether no further epoch is to be begun, as somebody who evaluates has said."""
-        return self._folder.whole.ends_early()
+        return self.lockstep is None and self._folder.whole.ends_early()  # else not all would see it at once
 
     def training_ends(self) -> None:
-        """Call when the trainer is done, perhaps before the last epoch: what was trained is in a checkpoint."""
+        """Call when the trainer is done, perhaps before the last epoch: what was trained is in a checkpoint.
+
+        Raises:
+          Interrupted: it is done early because the process is to end.
+        """
         step = iterations(self.program)
         if step != self.first_step:
             self._save(step, self._epoch)
+        if self._stops() and self._epoch < self.program.config.trainer.epochs and not self.ends_early:
+            self.stop.raise_if_requested()  # asked while something else than steps was under way
 
     def _stops(self) -> bool:
         """Whether this process is to end now: one of many that do the same steps ends where all of them do."""
@@ -293,7 +299,8 @@ class Session:
         return sum(max(0.0, ended_s - max(began_s, paused_s)) for paused_s, ended_s in self._pauses_s)
 
     def _evaluation_due(self) -> bool:
-        evaluation, last = self.program.config.evaluation, self._epoch == self.program.config.trainer.epochs
+        evaluation = self.program.config.evaluation
+        last = self._epoch == self.program.config.trainer.epochs or self.ends_early
         return isinstance(evaluation, choices.BetweenEpochs) and (last or self._epoch % evaluation.every == 0)
 
     def _evaluated(self, evaluation: Evaluation) -> dict[str, float]:
