@@ -106,7 +106,10 @@ def wait_for_servers(topology: Topology, *, within_s: float) -> None:
 
 def task_lost(error: tf.errors.OpError) -> bool:
     """Whether an error of TensorFlow's says that a task has gone, also where it stands within another one."""
-    return isinstance(error, tf.errors.UnavailableError) or ("/job:ps" in str(error) and "UNAVAILABLE" in str(error))
+    text = str(error)
+    # Within a function over a dataset TensorFlow makes an InternalError of it.
+    unavailable = "UNAVAILABLE" in text or "originally returned UnavailableError" in text
+    return isinstance(error, tf.errors.UnavailableError) or ("/job:ps" in text and unavailable)
 
 
 def _up(address: str) -> bool:

@@ -61,11 +61,12 @@ def test_a_parameter_server_is_lost_in_the_middle(start):
 
 
 def test_a_worker_is_cut_off_in_the_middle(tasks, network):
-    for name in ("ps-0", "worker-0", "worker-1"):
-        tasks(name)
+    servers = [tasks(name) for name in ("ps-0", "worker-0", "worker-1")]
     chief = tasks("chief-0", "cluster.heartbeat_timeout_s=6", *RUN, PYTHONPATH=TESTS)
     evaluating(chief)
     network.cut(network.hosts[TASKS["worker-1"]])
     assert chief.wait_for("failure")["task"] == "worker-1"
     assert chief.end() == 0, chief.stderr
     counted_once(chief)
+    network.mend(network.hosts[TASKS["worker-1"]])
+    assert [server.end() for server in servers] == [0, 0, 0]
