@@ -253,8 +253,8 @@ def test_a_lost_parameter_server_is_known_by_what_tensorflow_makes_of_it():
 
     text = (
         "recvmsg:Connection reset by peer\nAdditional GRPC error information from remote target /job:ps/replica:0/"
-        "task:0: Executing non-communication op <ReduceDataset> originally returned UnavailableError, and was replaced by "
-        "InternalError to avoid invoking TF network error handling logic."
+        "task:0: Executing non-communication op <ReduceDataset> originally returned UnavailableError, and was replaced "
+        "by InternalError to avoid invoking TF network error handling logic."
     )
     assert strategy.task_lost(tf.errors.InternalError(None, None, text))
     assert strategy.task_lost(tf.errors.UnavailableError(None, None, "Socket closed"))
