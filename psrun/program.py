@@ -211,10 +211,14 @@ def zeros(spec: tf.TensorSpec, batch_size: int = 1) -> tf.Tensor:
     return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
 
 
+def num_eval_batches(run: RunConfig, source: DataSource) -> int:
+    """How many batches the evaluation examples make."""
+    return -(-source.num_eval_examples // run.data.global_batch_size)
+
+
 def _num_eval_shards(run: RunConfig, source: DataSource, num_workers: int) -> int:
     """Shards of Keras' exact evaluation: a few a worker, but never more than there are batches, which it cannot do."""
-    num_batches = -(-source.num_eval_examples // run.data.global_batch_size)
-    return max(1, min(num_batches, 4 * num_workers))
+    return max(1, min(num_eval_batches(run, source), 4 * num_workers))
 
 
 def _calling(target: targets.Target, **provided: Any) -> Any:

@@ -17,8 +17,8 @@ from psrun.reporting.run_folder import RunFolder
 def test_run_json_is_whole_at_every_moment_and_knows_no_nan(tmp_path):
     folder = RunFolder.create(tmp_path / "run", raw={"seed": 1})
     folder.update(status="running", metrics={"loss": float("nan")})
-    folder.append("checkpoints", {"step": 1})
-    folder.append("checkpoints", {"step": 2})
+    folder.update(checkpoints=[{"step": 1}])
+    folder.update(checkpoints=[{"step": 1}, {"step": 2}])
     result = json.loads((folder.path / "run.json").read_text())
     assert result == {"status": "running", "metrics": {"loss": None}, "checkpoints": [{"step": 1}, {"step": 2}]}
     assert [path.name for path in folder.path.glob(".run.json*")] == []

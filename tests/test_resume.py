@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
+from running import Cluster
 
 from psrun import composition
 from psrun.errors import ConfigError
@@ -157,20 +155,16 @@ def test_another_model_or_optimizer_is_refused_with_what_differs(psrun):
 
 @pytest.mark.thorough
 def test_a_run_that_is_going_on_is_left_alone(psrun, tmp_path):
-    command = [sys.executable, "-m", "psrun", "cluster=none", "trainer.epochs=100000", f"hydra.run.dir={tmp_path}/run"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=tmp_path) as going_on:
-        try:
-            checkpoints = tmp_path / "run" / "checkpoints"
-            deadline_s = time.monotonic() + 60
-            while not list(checkpoints.glob("*.manifest.json")):
-                assert time.monotonic() < deadline_s, "no checkpoint within 60 s"
-                time.sleep(0.1)
-            second = psrun("resume=run", "trainer.epochs=2")
-            assert (second.code, "holds a run that is going on" in second.stderr) == (2, True), second.stderr
-            for mode in ("export", "predict"):
-                made = psrun("resume=run", f"mode={mode}")
-                assert made.code == 0, made.stderr
-            assert going_on.poll() is None
-        finally:
-            going_on.terminate()
-        assert going_on.wait(60) == 175
+    going_on = Cluster(tmp_path, "cluster=none", "trainer.epochs=100000")
+    try:
+        going_on.wait_for("checkpoint")
+        second = psrun("resume=run", "trainer.epochs=2")
+        assert (second.code, "holds a run that is going on" in second.stderr) == (2, True), second.stderr
+        for mode in ("export", "predict"):
+            made = psrun("resume=run", f"mode={mode}")
+            assert made.code == 0, made.stderr
+        assert going_on.process.poll() is None
+        going_on.process.terminate()
+        assert going_on.end(within_s=60) == 175
+    finally:
+        going_on.close()

@@ -120,7 +120,7 @@ class Store:
     def make_room(self, step: int) -> None:
         """Removes what saves that were cut short left behind, and a checkpoint of the same step. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._remove(step)
+        manifest.path(self.prefix(step)).unlink(missing_ok=True)  # now it is one of those
         complete = set(self.steps())
         for of, file, _ in self._files():
             if of not in complete:
@@ -195,10 +195,8 @@ class Store:
           OSError, ValueError: it is not there, or the folder cannot be written to.
         """
         before = self.best()
-        if before and (before["metric"], before["mode"]) == (metric, mode):
-            better = value > before["value"] if mode == "max" else value < before["value"]
-        else:
-            better = math.isfinite(value)
+        contest = before is not None and (before["metric"], before["mode"]) == (metric, mode)
+        better = is_better(value, before["value"] if before and contest else None, mode)
         if better:
             files = self.manifest(step).files
             found = {"step": step, "metric": metric, "mode": mode, "value": value, "files": files}
@@ -218,6 +216,13 @@ class Store:
         for of, file, _ in self._files():
             if of == step:
                 _delete(file)
+
+
+def is_better(value: float, best: float | None, mode: str) -> bool:
+    """Whether a metric is better than the best so far (None: there is none), by the mode 'max' or 'min'."""
+    if best is None:
+        return math.isfinite(value)
+    return value > best if mode == "max" else value < best
 
 
 def _delete(path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.evaluation.meters import Evaluation, Meters
-from psrun.program import Program
+from psrun.program import Program, num_eval_batches
 
 
 class DistributedEvaluation:
@@ -19,10 +19,10 @@ class DistributedEvaluation:
     """
 
     def __init__(self, program: Program) -> None:
-        distribution, batch_size = program.distribution, program.config.data.global_batch_size
+        distribution = program.distribution
         assert distribution.coordinator is not None
         self._program, self._coordinator = program, distribution.coordinator
-        self._num_batches = -(-program.source.num_eval_examples // batch_size)
+        self._num_batches = num_eval_batches(program.config, program.source)
         with distribution.strategy.scope():
             self._meters = Meters(program)
         self._iterator = iter(self._coordinator.create_per_worker_dataset(self._dataset))

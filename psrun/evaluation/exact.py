@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from psrun import choices
 from psrun.evaluation.meters import Evaluation, Meters
-from psrun.program import Program
+from psrun.program import Program, num_eval_batches
 
 # Enough that a worker that is done early finds work, and little is done again when one is lost.
 _SHARDS_PER_WORKER = 4
@@ -30,9 +30,8 @@ class ExactEvaluation:
         assert distribution.coordinator is not None
         assert isinstance(config.evaluation, choices.Exact)
         self._program, self._coordinator = program, distribution.coordinator
-        num_batches = -(-program.source.num_eval_examples // config.data.global_batch_size)
         wanted = config.evaluation.num_shards or _SHARDS_PER_WORKER * distribution.num_workers
-        self._num_shards = max(1, min(num_batches, wanted))
+        self._num_shards = max(1, min(num_eval_batches(config, program.source), wanted))
         self._most = _IN_FLIGHT_PER_WORKER * distribution.num_workers
         self._meters = Meters(program)  # outside the strategy's scope: their variables are here
         # Traced now: a trace is told to all workers with Python's lock held, and one that hangs would stop all.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import tensorflow as tf
 import tf_keras
 
+from psrun import atomic
 from psrun.program import ExamplesSeen, Program
 
 
@@ -18,6 +21,13 @@ class Evaluation:
     step: int
     examples_seen: int
     metrics: dict[str, float]
+
+    def keep(self, folder: Path, checkpoint: str) -> Path:
+        """Writes a file of this evaluation of the checkpoint with that digest of its files; returns its path."""
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{self.step}-{self.mode}.json"
+        atomic.write(path, json.dumps({**asdict(self), "checkpoint": checkpoint}, indent=2) + "\n")
+        return path
 
 
 class Meters:

@@ -74,6 +74,10 @@ class Reporter:
         for sink in self._sinks:
             sink.event(event)
 
+    def warn(self, message: str, *, step: int | None = None) -> None:
+        """Tells of something that is not as it should be."""
+        self.emit("warning", step=step, message=message)
+
     def progress(self, progress: Progress) -> None:
         for sink in self._sinks:
             sink.progress(progress)

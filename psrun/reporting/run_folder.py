@@ -136,10 +136,6 @@ class RunFolder:
             text = json.dumps(_plain(self._result), indent=2, allow_nan=False)
             atomic.write(self.path / RESULT, text + "\n")
 
-    def append(self, key: str, value: Any) -> None:
-        """Adds to a list of run.json."""
-        self.update(**{key: [*self._result.get(key, []), value]})
-
     def snapshot(self) -> Callable[[], None]:
         """What undoes all changes made to the configuration and the result from now on."""
         files = [self.path / name for name in (CONFIG, RESULT)]

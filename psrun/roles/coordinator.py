@@ -27,8 +27,9 @@ from psrun.reporting.summaries import Summaries
 from psrun.roles import server
 from psrun.stop import Stop
 from psrun.training import custom_loop, failures, fit
+from psrun.training.lockstep import Lockstep
 from psrun.training.saving import Saving
-from psrun.training.session import Lockstep, Session
+from psrun.training.session import Session
 
 TRAINERS = {"custom_loop": custom_loop.trainer, "fit": fit.trainer}
 _VERSIONS = ("psrun", "tensorflow", "tf-keras", "hydra-core")
@@ -196,7 +197,7 @@ def _report_placement(built: program.Program, folder: RunFolder, reporter: Repor
         placement.check_rows(placed, wanted)
         short = placement.with_fewer_rows(placed, wanted)
         if short:
-            reporter.emit("warning", message=f"cut in fewer than {wanted} shards, one a row: {', '.join(short)}")
+            reporter.warn(f"cut in fewer than {wanted} shards, one a row: {', '.join(short)}")
 
 
 def observe(built: program.Program) -> list[placement.Placed]:
@@ -217,11 +218,7 @@ def _train(
         when = run_config.checkpoint
         if folder.whole is not folder:  # a replica, whose files nobody will read: as few as can be
             when = replace(when, max_to_keep=1, best_metric=None)
-
-        def warn(text: str) -> None:
-            reporter.emit("warning", message=text)
-
-        saving = Saving(Checkpoints(built, Store(folder.checkpoints), when, warn), when, reporter, folder)
+        saving = Saving(Checkpoints(built, Store(folder.checkpoints), when, reporter.warn), when, reporter, folder)
         found = saving.restore()
         start = _within(found.position, run_config.trainer.steps_per_epoch) if found else start
     synchronous = isinstance(run_config.cluster, choices.MultiWorkerMirrored)
@@ -265,7 +262,7 @@ def _within(position: Position, steps_per_epoch: int) -> Position:
 
 def _export(built: program.Program, folder: RunFolder, reporter: Reporter) -> None:
     store = Store(folder.checkpoints)
-    found = trained.load(built.config, built.source, store, lambda text: reporter.emit("warning", message=text))
+    found = trained.load(built.config, built.source, store, reporter.warn)
     path = export.write(found, folder.path / "export")
     folder.update(export=str(path))
     reporter.emit("export", step=found.checkpoint.step, path=str(path))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-
 from rich.console import Console
 
-from psrun import atomic, program, strategy, trained
+from psrun import program, strategy, trained
 from psrun.checkpoint import manifest
 from psrun.checkpoint.store import Store
 from psrun.config import RunConfig
@@ -34,8 +31,6 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
         assert evaluator is not None
         held = trained.restore(built.network, run_config.restore, Store(folder.checkpoints), warner(console))
         found = evaluator.evaluate(held.step)
-    path = folder.path / "evaluations" / f"{held.step}-{found.mode}.json"
-    path.parent.mkdir(exist_ok=True)
-    atomic.write(path, json.dumps({**asdict(found), "checkpoint": manifest.digest(held.files)}, indent=2) + "\n")
+    path = found.keep(folder.path / "evaluations", manifest.digest(held.files))
     said = f"step {found.step} ({found.mode}, {found.examples_seen} examples)  {numbers(found.metrics)}"
     console.print(f"{said}  in {path}", highlight=False, soft_wrap=True)

@@ -37,7 +37,7 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     count = 0
     with predictions.written(path, keys.format) as write:
         batches = source.evaluation(batch_size=batch_size).prefetch(2)
-        num_batches = -(-source.num_eval_examples // batch_size)
+        num_batches = program.num_eval_batches(run_config, source)
         for features, label in track(batches, "predicting", total=num_batches, console=console, transient=True,
                                      disable=not console.is_terminal):  # fmt: skip
             values = predict(features)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import time
 from dataclasses import asdict
@@ -16,10 +15,10 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from psrun import atomic, choices, export, program, strategy, trained
+from psrun import choices, export, program, strategy, trained
 from psrun.checkpoint import manifest
 from psrun.checkpoint.manifest import Manifest
-from psrun.checkpoint.store import Store
+from psrun.checkpoint.store import Store, is_better
 from psrun.cluster import files
 from psrun.cluster.topology import CHIEF, Task
 from psrun.config import RunConfig
@@ -161,7 +160,7 @@ class Sidecar:
             if step in self._store.steps():  # else it was removed meanwhile: the training has gone on
                 if isinstance(error, ConfigError):
                     raise
-                self._reporter.emit("warning", step=step, message=str(error))
+                self._reporter.warn(str(error), step=step)
                 self._done.add(known)
             elif not self._missed and self._evaluation.every == "each":
                 self._missed = True
@@ -169,7 +168,7 @@ class Sidecar:
                     f"the checkpoint of step {step} was removed before it was evaluated: they come faster than that; "
                     "see evaluation.every=latest and checkpoint.max_to_keep"
                 )
-                self._reporter.emit("warning", step=step, message=message)
+                self._reporter.warn(message, step=step)
             return
         finally:
             self.state = "waiting"
@@ -194,16 +193,7 @@ class Sidecar:
         self._last = found
         self._reporter.emit("evaluation", **asdict(found))
         self._compare(found, held)
-        self._evaluations.mkdir(exist_ok=True)
-        told = {**asdict(found), "checkpoint": manifest.digest(held.files)}
-        atomic.write(self._evaluations / f"{found.step}-{_MODE}.json", json.dumps(told, indent=2) + "\n")
-
-    def _is_better(self, value: float, mode: str) -> bool:
-        """Than all that this process has seen, of which the checkpoint may be gone."""
-        best = self._best_value
-        better = math.isfinite(value) and (best is None or (value > best if mode == "max" else value < best))
-        self._best_value = value if better else best
-        return better
+        found.keep(self._evaluations, manifest.digest(held.files))
 
     def _compare(self, found: Evaluation, held: Manifest) -> None:
         checkpoint, step = self._run.checkpoint, found.step
@@ -213,7 +203,9 @@ class Sidecar:
             return
         with contextlib.suppress(OSError, ValueError):  # removed meanwhile
             self._store.compare(step, metric, values[metric], mode=checkpoint.best_mode)
-        better = self._is_better(values[metric], checkpoint.best_mode)
+        # Than all that this process has seen, of which the checkpoint may be gone.
+        better = is_better(values[metric], self._best_value, checkpoint.best_mode)
+        self._best_value = values[metric] if better else self._best_value
         self._without_better = 0 if better else self._without_better + 1
         if better and self._run.export.best and self._built is not None:
             built = self._built[0]
@@ -223,4 +215,4 @@ class Sidecar:
         if patience is not None and self._without_better >= patience and not self._folder.ends_early():
             reason = f"{metric} has not become better in {patience} evaluations"
             self._folder.end_early(reason)
-            self._reporter.emit("warning", step=step, message=f"{reason}: the training is told to end")
+            self._reporter.warn(f"{reason}: the training is told to end", step=step)

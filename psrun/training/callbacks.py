@@ -10,7 +10,8 @@ from psrun import targets
 from psrun.choices import Fit
 from psrun.config import RunConfig
 from psrun.errors import ConfigError, Problem
-from psrun.training.session import Lockstep, Session
+from psrun.training.lockstep import Lockstep
+from psrun.training.session import Session
 
 _BATCH_METHODS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _SEEN = "examples_seen"

@@ -7,11 +7,10 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import tensorflow as tf
 
-from psrun import atomic, choices
+from psrun import choices
 from psrun.checkpoint.manifest import Position
 from psrun.errors import DataExhaustedError, NonFiniteLossError
 from psrun.evaluation.meters import Evaluation
@@ -20,6 +19,7 @@ from psrun.program import Program
 from psrun.reporting.events import Reporter
 from psrun.reporting.run_folder import RunFolder
 from psrun.stop import Stop
+from psrun.training.lockstep import Lockstep
 from psrun.training.monitor import Monitor, iterations
 from psrun.training.saving import Saving
 
@@ -44,33 +44,6 @@ class Totals:
 
     def rate(self) -> float | None:
         return self.steps / self.seconds if self.seconds else None
-
-
-@dataclass
-class Lockstep:
-    """How synchronous tasks, none of which can do a step without the others, stop after the same execution.
-
-    Between two executions the chief writes into `marker` the number of the next one. No other task can have done that
-    one by then, so that all find the number at its end, if not before.
-
-    Attributes:
-      leads: whether this is the chief.
-      agreed: whether this task has come to the agreed end.
-    """
-
-    marker: Path
-    leads: bool
-    agreed: bool = False
-
-    def last(self) -> int | None:
-        """The number, from 1, of the last execution to do, counted from the start of the processes; None: go on."""
-        try:
-            return int(self.marker.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-
-    def agree_on(self, last: int) -> None:
-        atomic.write(self.marker, str(last))
 
 
 class Session:
@@ -307,9 +280,7 @@ class Session:
         self._reporter.emit("evaluation", **asdict(evaluation))
         seen, there = evaluation.examples_seen, self.program.source.num_eval_examples
         if seen != there and evaluation.mode != "distributed":
-            self._reporter.emit(
-                "warning", message=f"{seen} examples were evaluated; the data says that there are {there}"
-            )
+            self._reporter.warn(f"{seen} examples were evaluated; the data says that there are {there}")
         found = {f"val_{name}": value for name, value in evaluation.metrics.items()}
         self.monitor.metrics = {**self.monitor.metrics, **found}
         trained = self._folder.stored().get("metrics", {})
