@@ -33,6 +33,7 @@ class Heartbeat:
       step: steps applied, where the task knows (the chief does).
       step_at_s: when `step` last changed, as of `time.time`.
       slowest_step_s: the longest time there was between two changes of `step`.
+      advances: how often something else than a step was done, such as a batch evaluated.
       progress: what a live view shows of the training, as in `psrun.reporting.events.Progress`.
     """
 
@@ -42,6 +43,7 @@ class Heartbeat:
     step: int | None = None
     step_at_s: float | None = None
     slowest_step_s: float | None = None
+    advances: int = 0
     progress: dict[str, Any] | None = None
 
 

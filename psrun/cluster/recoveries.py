@@ -13,11 +13,12 @@ from psrun.reporting.events import Reporter
 
 @dataclass(frozen=True)
 class Sign:
-    """What a training shows of itself: its state, the steps applied, and the slowest of them so far."""
+    """What a training shows of itself: its state, the steps applied, the slowest of them so far, and other advances."""
 
     state: str = "starting"
     step: int | None = None
     slowest_step_s: float | None = None
+    advances: int = 0
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from psrun.evaluation.meters import Evaluation, Meters
@@ -25,11 +27,16 @@ class DirectEvaluation:
             # Traced now: a trace is told to all workers with Python's lock held, and one that hangs would stop all.
             self._step = tf.function(self._batch).get_concrete_function(*self._dataset.element_spec)
 
-    def evaluate(self, step: int) -> Evaluation:
-        """Metrics over every evaluation example, once each; `step` is what the training has reached."""
+    def evaluate(self, step: int, progress: Callable[[], None]) -> Evaluation:
+        """Metrics over every evaluation example, once each; `step` is what the training has reached.
+
+        Args:
+          progress: called after each batch.
+        """
         self._meters.reset()
         for features, label in self._dataset:
             self._step(features, label)
+            progress()
         return self._meters.found(self._mode, step)
 
     def _batch(self, features: dict[str, tf.Tensor], label: tf.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -28,8 +29,11 @@ class DistributedEvaluation:
         self._iterator = iter(self._coordinator.create_per_worker_dataset(self._dataset))
         self._batch = tf.function(self._over_batch)
 
-    def evaluate(self, step: int) -> Evaluation:
+    def evaluate(self, step: int, progress: Callable[[], None]) -> Evaluation:
         """Metrics over about every evaluation example; `step` is what the training has reached.
+
+        Args:
+          progress: called after each batch that is scheduled; only a few may wait in the coordinator's queue.
 
         Raises:
           tf.errors.OpError: a parameter server was lost, or the data cannot be read.
@@ -37,6 +41,7 @@ class DistributedEvaluation:
         self._meters.reset()
         for _ in range(self._num_batches):
             self._coordinator.schedule(self._batch, args=(self._iterator,))
+            progress()
         self._coordinator.join()
         return self._meters.found("distributed", step)
 

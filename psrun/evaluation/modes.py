@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import tensorflow as tf
@@ -18,8 +19,12 @@ from psrun.program import Program
 class Evaluator(Protocol):
     """Evaluates a program when no step runs."""
 
-    def evaluate(self, step: int) -> Evaluation:
-        """Metrics of the variables as they are; `step` is what the training has reached."""
+    def evaluate(self, step: int, progress: Callable[[], None]) -> Evaluation:
+        """Metrics of the variables as they are; `step` is what the training has reached.
+
+        Args:
+          progress: called now and then while it goes on.
+        """
         ...
 
 

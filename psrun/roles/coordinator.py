@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any
@@ -15,18 +14,16 @@ from psrun.checkpoint.checkpoints import Checkpoints
 from psrun.checkpoint.manifest import Position
 from psrun.checkpoint.store import Store
 from psrun.cluster import files
-from psrun.cluster.recoveries import Recoveries, Sign
 from psrun.cluster.topology import Topology
-from psrun.cluster.watch import Watch
 from psrun.config import RunConfig
 from psrun.errors import PsrunError
 from psrun.evaluation import modes
 from psrun.reporting.events import Reporter, Sink
 from psrun.reporting.run_folder import RunFolder
 from psrun.reporting.summaries import Summaries
-from psrun.roles import server
+from psrun.roles.chief import Chief
 from psrun.stop import Stop
-from psrun.training import custom_loop, failures, fit
+from psrun.training import custom_loop, fit
 from psrun.training.lockstep import Lockstep
 from psrun.training.saving import Saving
 from psrun.training.session import Session
@@ -58,7 +55,7 @@ def run(
       PsrunError: the run failed.
     """
     reporter = Reporter([folder, Summaries(folder.tensorboard), console], started_s=started_s)
-    heart = _Heart(folder.whole, topology)
+    chief = Chief(run_config, folder, reporter, topology, give_up)
     try:
         strategy.prepare(run_config.cluster, topology)
         if isinstance(run_config.cluster, choices.MultiWorkerMirrored):
@@ -70,87 +67,14 @@ def run(
         sizes = {"num_train_examples": source.num_train_examples, "num_eval_examples": source.num_eval_examples}
         folder.update(data={**sizes, **source.facts}, evaluation=folder.stored().get("evaluation"))
         program.start_afresh(run_config.seed)
-        fit.bound_queue(_num_workers(run_config, topology))
-        cluster = run_config.cluster
-        if topology is not None and isinstance(cluster, choices.Local | choices.Unsupervised):
-            strategy.wait_for_servers(topology, within_s=cluster.connect_timeout_s)
-        with _watched(run_config, topology, folder, reporter, heart, give_up), failures.named(lambda: heart.session):
-            built = program.build(run_config, source, connect(cluster, run_config.partitioner, topology))
+        with chief.connected(connect) as distribution:
+            built = program.build(run_config, source, distribution)
             program.build_state(built)
             _report_placement(built, folder, reporter)
-            _train(built, train, folder, reporter, heart, stop)
-        if topology is not None and isinstance(run_config.cluster, choices.Unsupervised):
-            server.tell_servers(topology)  # elsewhere the supervisor does
+            _train(built, train, folder, reporter, chief, stop)
     finally:
-        heart.stop()
+        chief.close()
         reporter.close()
-
-
-class _Heart:
-    """This task's heartbeat, in clusters of several processes; what the monitor knows, once there is one."""
-
-    def __init__(self, folder: RunFolder, topology: Topology | None) -> None:
-        self.session: Session | None = None
-        self._heart = files.Heart(folder.path, topology.me, self._say) if topology else None
-        if self._heart:
-            self._heart.start()
-
-    def stop(self) -> None:
-        if self._heart:
-            self._heart.stop()
-
-    def sign(self) -> Sign:
-        """What the training shows now; never blocks."""
-        if self.session is None:
-            return Sign()
-        monitor = self.session.monitor
-        return Sign(monitor.state, monitor.last_step, monitor.slowest_step_s)
-
-    def _say(self) -> files.Heartbeat:
-        if self.session is None:
-            return files.Heartbeat(os.getpid(), time.time(), "starting")
-        monitor = self.session.monitor
-        return files.Heartbeat(
-            os.getpid(),
-            time.time(),
-            monitor.state,
-            step=monitor.last_step,
-            step_at_s=monitor.step_at_s,
-            slowest_step_s=monitor.slowest_step_s,
-            progress=None if monitor.progress is None else asdict(monitor.progress),
-        )
-
-
-@contextmanager
-def _watched(
-    run_config: RunConfig,
-    topology: Topology | None,
-    folder: RunFolder,
-    reporter: Reporter,
-    heart: _Heart,
-    give_up: Callable[[PsrunError], None] | None,
-) -> Iterator[None]:
-    """Watches over the servers while they train, where no supervisor does; what was lost and came back is recorded."""
-    cluster = run_config.cluster
-    if not isinstance(cluster, choices.Unsupervised):
-        yield
-        return
-    assert topology is not None
-    assert give_up is not None
-    before = folder.stored().get("recoveries", [])
-
-    def record(rows: list[dict[str, Any]]) -> None:
-        folder.update(recoveries=[*before, *rows])
-
-    recoveries = Recoveries(reporter, record)
-    watch = Watch(cluster, topology, reporter, recoveries, sign=heart.sign, give_up=give_up)
-    watch.start()
-    try:
-        yield
-    finally:
-        watch.stop()
-        recoveries.count_repeated(heart.session.steps_repeated if heart.session else 0)
-        record(recoveries.rows)
 
 
 def notes(run_config: RunConfig) -> list[str]:
@@ -210,7 +134,7 @@ def observe(built: program.Program) -> list[placement.Placed]:
 
 
 def _train(
-    built: program.Program, train: Any, folder: RunFolder, reporter: Reporter, heart: _Heart, stop: Stop
+    built: program.Program, train: Any, folder: RunFolder, reporter: Reporter, chief: Chief, stop: Stop
 ) -> None:
     run_config = built.config
     saving, start = None, Position()
@@ -232,7 +156,7 @@ def _train(
         stop=stop,
         lockstep=Lockstep(files.stop_marker(folder.whole.path), leads=folder.whole is folder) if synchronous else None,
     )
-    heart.session = session
+    chief.session, chief.pulse = session, session.monitor
     session.monitor.start()
     stop.defer(_STOP_WITHIN_S)
     try:

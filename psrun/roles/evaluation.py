@@ -30,7 +30,7 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
         evaluator = modes.make(built)
         assert evaluator is not None
         held = trained.restore(built.network, run_config.restore, Store(folder.checkpoints), warner(console))
-        found = evaluator.evaluate(held.step)
+        found = evaluator.evaluate(held.step, lambda: None)
     path = found.keep(folder.path / "evaluations", manifest.digest(held.files))
     said = f"step {found.step} ({found.mode}, {found.examples_seen} examples)  {numbers(found.metrics)}"
     console.print(f"{said}  in {path}", highlight=False, soft_wrap=True)

@@ -186,7 +186,7 @@ class Sidecar:
             self._built = built, DirectEvaluation(built, mode=_MODE)
         built, evaluation = self._built
         held = trained.restore(built.network, str(step), self._store, lambda text: None)
-        return evaluation.evaluate(step), held
+        return evaluation.evaluate(step, lambda: None), held
 
     def _tell(self, found: Evaluation, held: Manifest) -> None:
         """Events, TensorBoard, and a file of its own."""

@@ -224,7 +224,7 @@ class Supervisor:
         return self._chief_stalls(beat) if task.task == CHIEF else None
 
     def _chief_stalls(self, beat: Heartbeat) -> str | None:
-        said = (beat.pid, beat.state, beat.step)
+        said = (beat.pid, beat.state, beat.step, beat.advances)
         if said != self._chief_said[0]:
             self._chief_said = (said, time.monotonic())
         quiet_s = time.monotonic() - self._chief_said[1]

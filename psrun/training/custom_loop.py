@@ -11,10 +11,8 @@ import tensorflow as tf
 
 from psrun.config import RunConfig
 from psrun.program import Program
+from psrun.strategy import IN_FLIGHT_PER_WORKER
 from psrun.training.session import Session
-
-# Enough to keep every worker busy while one closure's end is told to the chief; few, so that a stop comes soon.
-IN_FLIGHT_PER_WORKER = 4
 
 
 def trainer(run: RunConfig) -> Callable[[Program, Session], None]:

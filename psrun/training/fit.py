@@ -7,13 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import tf_keras
-from tensorflow.python.distribute.coordinator import cluster_coordinator  # for its queue; a test pins it
 
 from psrun import choices
 from psrun.config import RunConfig
 from psrun.program import Program
 from psrun.training import callbacks
-from psrun.training.custom_loop import IN_FLIGHT_PER_WORKER
 from psrun.training.monitor import iterations
 from psrun.training.session import Session, data_ended
 
@@ -26,14 +24,6 @@ def trainer(run: RunConfig) -> Callable[[Program, Session], None]:
     """
     made = callbacks.make(run)
     return functools.partial(_train, made)
-
-
-def bound_queue(num_workers: int) -> None:
-    """Makes `fit` schedule no more than a few executions ahead, so that it can stop soon. Call before the coordinator.
-
-    TensorFlow's own bound is 262,144: a whole epoch lies in the queue, and cannot be taken back.
-    """
-    cluster_coordinator._CLOSURE_QUEUE_MAX_SIZE = IN_FLIGHT_PER_WORKER * num_workers
 
 
 def _train(made: list[Any], program: Program, session: Session) -> None:

@@ -21,7 +21,32 @@ _RATE_WINDOW = 10
 _STOP_WITHIN_S = 5.0
 
 
-class Monitor:
+class Pulse:
+    """What a chief shows of what it does, to whoever watches over it.
+
+    Attributes:
+      state: 'starting', 'training', or what it is at between epochs.
+      last_step: how many steps had been applied when they were last read; exact after an epoch's end.
+      step_at_s: when `last_step` last changed, as of `time.time`.
+      slowest_step_s: the longest time there was between two such changes while training.
+      advances: how often something else than a step was done, such as a batch evaluated.
+      progress: what was last reported.
+    """
+
+    def __init__(self) -> None:
+        self.state = "starting"
+        self.last_step: int | None = None
+        self.step_at_s: float | None = None
+        self.slowest_step_s: float | None = None
+        self.advances = 0
+        self.progress: Progress | None = None
+
+    def advance(self) -> None:
+        """Something else than a step was done: who waits for a sign of life has one."""
+        self.advances += 1
+
+
+class Monitor(Pulse):
     """Reads `optimizer.iterations` and the running loss every half second while an epoch trains.
 
     Reading blocks while a parameter server hangs; this thread may block, the training does not wait for it.
@@ -29,17 +54,15 @@ class Monitor:
     Attributes:
       first_step_s: when the first step had been applied, on the clock of `time.monotonic`; None before.
       first_step_count: how many had been applied by then.
-      last_step: how many had been applied when they were last read; exact after an epoch's end.
       planned: how many are to be done.
-      state: 'starting', 'training', or what the session is at between epochs.
-      step_at_s: when `last_step` last changed, as of `time.time`.
-      slowest_step_s: the longest time there was between two such changes while training.
-      progress: what was last reported.
       metrics: of the last epoch and evaluation, put here to be shown.
       non_finite_loss: the loss, once it was NaN or infinite; None before.
     """
 
+    last_step: int
+
     def __init__(self, program: Program, reporter: Reporter, *, first_step: int, planned: int) -> None:
+        super().__init__()
         self._program, self._reporter = program, reporter
         self._epochs, self.planned = program.config.trainer.epochs, planned
         self._epoch = 0
@@ -49,10 +72,6 @@ class Monitor:
         self.first_step_s: float | None = None
         self.first_step_count = 0
         self.last_step = self._first = first_step
-        self.state = "starting"
-        self.step_at_s: float | None = None
-        self.slowest_step_s: float | None = None
-        self.progress: Progress | None = None
         self.metrics: Mapping[str, float] = {}
         self.non_finite_loss: float | None = None
 

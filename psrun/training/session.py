@@ -106,7 +106,7 @@ class Session:
         """Does the evaluation of a training that is whole, if the process before this one did not get to it."""
         evaluated = (self._folder.stored().get("evaluation") or {}).get("step")
         if self._evaluation is not None and evaluated != self.first_step:
-            found = self._evaluated(self._evaluation.evaluate(self.first_step))
+            found = self._evaluated(self._evaluation.evaluate(self.first_step, self.monitor.advance))
             self._compare(self.first_step, found)
 
     def train_dataset(self) -> Callable[..., tf.data.Dataset]:
@@ -199,7 +199,7 @@ class Session:
             self.stop.raise_if_requested()
         if self._evaluation is not None and self._evaluation_due():
             self.monitor.state = "evaluating"
-            found = self._evaluated(self._evaluation.evaluate(step))
+            found = self._evaluated(self._evaluation.evaluate(step, self.monitor.advance))
         self._compare(step, {**metrics, **found})
         return found
 
