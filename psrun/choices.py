@@ -68,7 +68,6 @@ class Restart:
 class Local:
     kind: str
     restart: Restart
-    evaluator: bool
     num_workers: int = at_least(1)
     num_ps: int = at_least(1)
     isolate: Any = one_of(*ISOLATE)
@@ -215,13 +214,16 @@ class Sidecar:
     Attributes:
       every: whether each checkpoint is evaluated, or always the newest.
       wait_s: how long the evaluator waits for a first checkpoint, or for a chief that is gone, and others for it.
-      patience: evaluations without a better one after which the training is told to end; None: never.
     """
 
     kind: str
-    patience: int | None = at_least(1)
     every: str = one_of("each", "latest")
     wait_s: float = at_least(1)
+
+
+@dataclass(frozen=True)
+class SidecarThread(Sidecar):
+    """The same by the last worker, which is set aside for it and never joins the cluster."""
 
 
 BetweenEpochs = Direct | Distributed | Exact
@@ -269,6 +271,7 @@ KINDS: dict[str, dict[str, type]] = {
         "distributed": Distributed,
         "exact": Exact,
         "sidecar": Sidecar,
+        "sidecar_thread": SidecarThread,
     },
     "checkpoint": {"none": NoCheckpoints, "epoch": EpochCheckpoints},
 }

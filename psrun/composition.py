@@ -21,7 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from psrun import config, environment, execution, schema
+from psrun import environment, execution, loading, schema
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
 from psrun.reporting.run_folder import CONFIG, write_config
 
@@ -138,7 +138,7 @@ def as_recorded(composed: Any, unresolved: Any, folder: Path, said: list[str]) -
     now |= {"data"} if "model" in now else set()
     return {
         name: _merged(node, unresolved[name], recorded[name], name, now)
-        if name in {*config.GROUPS, "seed", "export"} and name in recorded
+        if name in loading.RECORDED and name in recorded
         else node
         for name, node in composed.items()
     }
@@ -207,7 +207,7 @@ def _all_problems(first: Exception) -> list[Problem]:
             problems = [_with_guess(problem, composed) for problem in problems]
             with contextlib.suppress(OmegaConfBaseException):
                 try:
-                    config.load(composed)
+                    loading.load(composed)
                 except ConfigError as more:
                     problems += more.problems
             return problems

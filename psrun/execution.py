@@ -18,9 +18,9 @@ from typing import Any, NoReturn, TextIO
 
 from rich.console import Console
 
-from psrun import choices, config, environment, identity
+from psrun import choices, environment, identity, loading
 from psrun.cluster import files, isolation
-from psrun.cluster.topology import CHIEF
+from psrun.cluster.topology import CHIEF, Task
 from psrun.config import RunConfig
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, PsrunError
 from psrun.identity import Identity
@@ -68,18 +68,23 @@ def _import(name: str) -> Any:
 def _coordinator(process: Process) -> None:
     with process.console.status("importing TensorFlow"):  # two seconds and more, in which nothing else is shown
         module = _import("psrun.roles.coordinator")
-    sink, me, cluster = ConsoleSink(process.console), process.me, process.run.cluster
+    _guarded(process)
+    module.run(
+        *(process.run, process.folder, ConsoleSink(process.console), process.stop),
+        started_s=process.started_s,
+        topology=process.me.topology,
+        give_up=process.give_up,
+    )
+
+
+def _guarded(process: Process) -> None:
+    """Starts the guard of a chief that nobody supervises."""
+    me, cluster = process.me, process.run.cluster
     if isinstance(cluster, choices.Unsupervised) and me.topology is not None:
         servers = me.topology.servers()
         timeout_s = cluster.heartbeat_timeout_s + _GUARD_WAITS_LONGER_S
         guard = importlib.import_module("psrun.cluster.guard")
         guard.start(process.folder.path, process.terminal, timeout_s=timeout_s, servers=servers)
-    module.run(
-        *(process.run, process.folder, sink, process.stop),
-        started_s=process.started_s,
-        topology=me.topology,
-        give_up=process.give_up,
-    )
 
 
 def _replica(process: Process) -> None:
@@ -98,13 +103,19 @@ def _server(process: Process) -> None:
 def _evaluator(process: Process) -> None:
     topology = process.me.topology
     assert topology is not None
-    if isinstance(process.run.evaluation, choices.Sidecar):
+    if _evaluates(process.run.evaluation, topology.me):
         module = _import("psrun.roles.sidecar")
-        module.run(process.run, process.folder, ConsoleSink(process.console), process.stop, index=topology.me.index)
+        module.run(process.run, process.folder, ConsoleSink(process.console), process.stop, me=topology.me)
         return
     timeout_s = getattr(process.run.cluster, "chief_timeout_s")  # noqa: B009 - as above
     module = _import("psrun.roles.evaluator")
     module.run(process.folder, process.stop, index=topology.me.index, run_timeout_s=timeout_s)
+
+
+def _evaluates(evaluation: choices.Evaluation, me: Task) -> bool:
+    """Whether this task is the one that evaluates, of those that are no part of the cluster."""
+    aside = isinstance(evaluation, choices.SidecarThread)
+    return isinstance(evaluation, choices.Sidecar) and (me.job == "worker" if aside else me.index == 0)
 
 
 def _supervisor(process: Process) -> ExitCode:
@@ -125,7 +136,14 @@ def _predictor(process: Process) -> None:
 
 
 def _evaluation(process: Process) -> None:
-    _import("psrun.roles.evaluation").run(process.run, process.folder, process.console)
+    module = _import("psrun.roles.evaluation")
+    _guarded(process)
+    module.run(
+        *(process.run, process.folder, ConsoleSink(process.console)),
+        started_s=process.started_s,
+        topology=process.me.topology,
+        give_up=process.give_up,
+    )
 
 
 # The one place of deferred imports: what stands behind it, but for the supervisor, imports TensorFlow.
@@ -167,13 +185,14 @@ def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started
     """
     environment.end_with_supervisor()
     try:
-        run = config.load(raw)
+        run = loading.load(raw)
         me = identity.identify(run, os.environ)
     except ConfigError as error:
         if not (path / "run.json").exists():
             _begun(RunFolder.create(path, raw=raw), raw, overrides, started_s)
             _record_failure(RunFolder.take_over(path), error, "chief-0", started_s)
         raise
+    path = _place(run, me, path)
     undo = _undo(run, me, path)
     folder = _folder(run, me, path)
     if me.owns_folder:
@@ -210,6 +229,13 @@ def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started
         _tell(terminal, recorded["message"], code, folder.path / "logs")
         undo(code)
     return code
+
+
+def _place(run: RunConfig, me: Identity, path: Path) -> Path:
+    """Where this process keeps what it leaves behind, of a run in `path`."""
+    if run.mode == "evaluate" and me.of_processes and environment.SUPERVISOR_PID not in os.environ:
+        return RunFolder(path).evaluations / "cluster"  # a run of its own, beside one that may still be going on
+    return path
 
 
 def _undo(run: RunConfig, me: Identity, path: Path) -> Callable[[ExitCode], None]:

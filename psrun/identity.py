@@ -31,10 +31,16 @@ class Identity:
     owns_folder: bool = True
     may_find_run: bool = False
 
+    @property
+    def of_processes(self) -> bool:
+        """Whether it is one of several processes, or starts them."""
+        return self.topology is not None or self.role == "supervisor"
+
 
 def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
     """Raises ConfigError where the task cannot be told."""
-    if run.mode != "train":
+    of_processes = isinstance(run.cluster, choices.Local | choices.Unsupervised)
+    if run.mode != "train" and not (run.mode == "evaluate" and of_processes):
         role = {"plan": "planner", "export": "exporter", "predict": "predictor", "evaluate": "evaluation"}[run.mode]
         return Identity(role, role, owns_folder=run.resume is None)  # what is there of a run stays as it is
     supervised = SUPERVISOR_PID in environment
@@ -57,12 +63,16 @@ def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
             )
         case _:
             return Identity("coordinator", str(CHIEF))
-    return _of(found, found.me)
+    if isinstance(run.evaluation, choices.SidecarThread):
+        found = topology.with_one_set_aside(found)
+    return _of(found, found.me, "coordinator" if run.mode == "train" else "evaluation")
 
 
-def _of(found: Topology, me: Task) -> Identity:
+def _of(found: Topology, me: Task, chiefs_role: str) -> Identity:
+    if me.job == "worker" and me not in found.addresses:
+        return Identity("evaluator", str(me), found, owns_folder=False)
     if me.job in ("worker", "ps"):
         return Identity("server", str(me), found, owns_folder=False)
     if me.job == "evaluator":
         return Identity("evaluator", str(me), found, owns_folder=False)
-    return Identity("coordinator", str(me), found, may_find_run=True)
+    return Identity(chiefs_role, str(me), found, may_find_run=True)

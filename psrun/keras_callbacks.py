@@ -11,6 +11,8 @@ from typing import Any
 
 from psrun.errors import Problem
 
+# What they look at where nothing else is said.
+MONITORS = {"EarlyStopping": "val_loss", "ReduceLROnPlateau": "val_loss", "ModelCheckpoint": "val_loss"}
 Options = Mapping[str, Any]
 
 

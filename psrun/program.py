@@ -50,13 +50,18 @@ class ExamplesSeen(tf_keras.metrics.Metric):
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled network and its data. `network.optimizer` and all metrics are built: no variable is made later."""
+    """A compiled network and its data. `network.optimizer` and all metrics are built: no variable is made later.
+
+    Attributes:
+      metric_names: of the metrics that it was compiled with; Keras numbers those that have none, anew each time.
+    """
 
     config: RunConfig
     source: DataSource
     model: Model
     loss: tf_keras.losses.Loss
     distribution: Distribution
+    metric_names: tuple[str, ...]
 
     @property
     def network(self) -> tf_keras.Model:
@@ -68,7 +73,10 @@ class Program:
 
     def new_metrics(self) -> list[tf_keras.metrics.Metric]:
         """Fresh metric objects; where their variables live is decided by the scope of the caller."""
-        return (self.model.metrics or _METRICS[self.source.task])()
+        made = _metrics_of(self.model, self.source)
+        for metric, name in zip(made, self.metric_names):
+            metric._name = name  # no other way to name an object that somebody else makes; a test pins it
+        return made
 
     def train_dataset(self, context: Any = None, *, first_step: int = 0, num_batches_done: int = 0) -> tf.data.Dataset:
         """Endless batches of `data.global_batch_size`; called on each worker, every one shuffles differently.
@@ -144,18 +152,24 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
         model = make_model(run, source)
         if run.parameter_servers and not isinstance(run.partitioner, choices.NoPartitioner):
             refuse_single_files(model.network)
-        program = Program(run, source, model, model.loss or _LOSS[source.task](), distribution)
+        made = _metrics_of(model, source)
+        names = tuple(metric.name for metric in made)
+        program = Program(run, source, model, model.loss or _LOSS[source.task](), distribution, names)
         counters = [ExamplesSeen()] if isinstance(run.evaluation, choices.Validation) else []
         exact = isinstance(run.evaluation, choices.Validation) and run.parameter_servers
         model.network.compile(
             optimizer=_calling(run.optimizer),
             loss=program.loss,
-            metrics=[*program.new_metrics(), *counters],
+            metrics=[*made, *counters],
             steps_per_execution=run.trainer.steps_per_execution,
             run_eagerly=run.trainer.run_eagerly,
             pss_evaluation_shards=_num_eval_shards(run, source, distribution.num_workers) if exact else 0,
         )
     return program
+
+
+def _metrics_of(model: Model, source: DataSource) -> list[tf_keras.metrics.Metric]:
+    return (model.metrics or _METRICS[source.task])()
 
 
 def make_model(run: RunConfig, source: DataSource) -> Model:
@@ -192,6 +206,15 @@ def build_state(program: Program) -> None:
 
 def metric_variables(program: Program) -> list[tf.Variable]:
     return [variable for metric in program.network.metrics for variable in metric.variables]
+
+
+def check_metric(key: str, metric: str, program: Program) -> None:
+    """Raises ConfigError where epochs and evaluations of the program will have no metric of that name."""
+    names = ["loss", *program.metric_names]
+    if not isinstance(program.config.evaluation, choices.NoEvaluation):
+        names += [f"val_{name}" for name in names]
+    if metric not in names:
+        raise ConfigError([Problem(key, f"is '{metric}', no metric of this run; there are {', '.join(names)}")])
 
 
 def _zero_batch(program: Program) -> Any:

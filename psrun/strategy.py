@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import portpicker
 import tensorflow as tf
-from tensorflow.python.distribute.coordinator import cluster_coordinator  # for its queue; a test pins it
 from tensorflow.python.ops import lookup_ops  # for the names of tables; a test pins it
 
 from psrun import choices
@@ -19,8 +18,6 @@ from psrun.errors import ClusterError, ConfigError, Problem
 
 partitioners = tf.distribute.experimental.partitioners
 _PROBE_EVERY_S = 0.2
-# Enough to keep every worker busy while one closure's end is told to the chief; few, so that a stop comes soon.
-IN_FLIGHT_PER_WORKER = 4
 
 
 @dataclass(frozen=True)
@@ -132,10 +129,7 @@ def parameter_servers(spec: tf.train.ClusterSpec, partitioner: choices.Partition
     chief = {"task_type": "chief", "task_id": 0} if "chief" in spec.jobs else {}
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc", **chief)
     strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=make_partitioner(partitioner))
-    num_workers = spec.num_tasks("worker")
-    # TensorFlow's own bound is 262,144: a whole epoch of `fit` would lie in the queue, and cannot be taken back.
-    cluster_coordinator._CLOSURE_QUEUE_MAX_SIZE = IN_FLIGHT_PER_WORKER * num_workers
-    return Distribution(strategy, tf.distribute.coordinator.ClusterCoordinator(strategy), num_workers)
+    return Distribution(strategy, tf.distribute.coordinator.ClusterCoordinator(strategy), spec.num_tasks("worker"))
 
 
 def make_partitioner(

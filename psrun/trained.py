@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 import tf_keras
 
-from psrun import placement, program
+from psrun import placement, program, strategy
 from psrun.checkpoint.manifest import Contents, Manifest
 from psrun.checkpoint.store import Store
 from psrun.config import RunConfig
@@ -64,8 +64,10 @@ def restore(network: tf_keras.Model, which: str, store: Store, warn: Callable[[s
             tf.train.Checkpoint(model=network).read(path).assert_existing_objects_matched().expect_partial()
             return found
         except (tf.errors.OpError, AssertionError) as error:
+            if isinstance(error, tf.errors.OpError) and strategy.task_lost(error):
+                raise
             # A run that is going on may have removed it meanwhile, having taken newer ones; each comes once.
-            if found.step in store.steps() or which != "latest":
+            if found.step in store.steps() or which.isdigit():
                 raise CheckpointError(f"{path} could not be restored: {error}") from error
 
 

@@ -70,3 +70,8 @@ def model(source: Numbered) -> Model:
         return [NotOnce(source.num_eval_examples), tf_keras.metrics.MeanAbsoluteError(), tf_keras.metrics.R2Score()]
 
     return Model(network, metrics=metrics)
+
+
+def scheduled(rate: float = 0.1) -> tf_keras.optimizers.Optimizer:
+    """An optimizer whose learning rate no configuration shows to be a schedule."""
+    return tf_keras.optimizers.SGD(tf_keras.optimizers.schedules.CosineDecay(rate, 10))

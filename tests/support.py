@@ -8,7 +8,8 @@ from typing import Any
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from psrun import config
+from psrun import loading
+from psrun.config import RunConfig
 
 SMALL = {
     "features": ["data.num_train_examples=500", "data.num_eval_examples=100", "data.global_batch_size=32"],
@@ -31,8 +32,8 @@ def raw_config(*overrides: str) -> dict[str, Any]:
     return raw
 
 
-def run_config(*overrides: str) -> config.RunConfig:
-    return config.load(raw_config(*overrides))
+def run_config(*overrides: str) -> RunConfig:
+    return loading.load(raw_config(*overrides))
 
 
 def truncated(file: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 import pytest
 from support import raw_config, run_config
 
-from psrun import choices, config
+from psrun import choices, loading
 from psrun.errors import ConfigError
 
 FIT = ("trainer=fit", "evaluation=none")
@@ -17,7 +17,7 @@ FIT = ("trainer=fit", "evaluation=none")
 
 def problems(raw) -> dict[str, str]:
     with pytest.raises(ConfigError) as raised:
-        config.load(raw)
+        loading.load(raw)
     return {problem.key: problem.message for problem in raised.value.problems}
 
 
@@ -34,7 +34,7 @@ def changed(*path: str, value, overrides: tuple[str, ...] = ()):
 def test_every_choice_of_every_group_loads(group):
     for kind, cls in choices.KINDS[group].items():
         needed = ("trainer=fit",) if kind in ("validation", "multi_worker_mirrored") else ()
-        needed = ("cluster=local",) if kind == "sidecar" else needed
+        needed = ("cluster=local",) if kind.startswith("sidecar") else needed
         loaded = run_config(f"{group}={kind}", *needed)
         assert type(getattr(loaded, group)) is cls
 
@@ -105,18 +105,18 @@ def test_callbacks_that_lie_under_parameter_servers_are_refused(node, overrides,
     raw["trainer"]["callbacks"] = [node]
     assert said in problems(raw)["trainer.callbacks[0]"]
     raw["cluster"] = {"kind": "none"}
-    config.load(raw)  # without parameter servers they do what they say
+    loading.load(raw)  # without parameter servers they do what they say
 
 
 def test_callbacks_that_work_are_let_through():
     raw = raw_config(*FIT, "partitioner=fixed_shards")
-    raw["trainer"]["callbacks"] = [callback("ModelCheckpoint", filepath="m"), callback("EarlyStopping")]
-    config.load(raw)
+    raw["trainer"]["callbacks"] = [callback("ModelCheckpoint", filepath="m"), callback("EarlyStopping", monitor="loss")]
+    loading.load(raw)
 
 
 def test_nothing_of_the_configuration_imports_tensorflow():
     code = (
-        "import sys, psrun.cli, psrun.execution; from psrun import config; "
+        "import sys, psrun.cli, psrun.execution; from psrun import loading; "
         "sys.path.insert(0, 'tests'); import support; support.run_config('model=wide_deep', 'trainer=fit'); "
         "print(sorted(m for m in sys.modules if m in ('tensorflow', 'tf_keras', 'pandas')))"
     )

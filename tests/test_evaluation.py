@@ -6,13 +6,16 @@ import io
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 from support import MODELS, TRAINING, flipped, run_config
 
+from psrun.cluster.topology import Task
 from psrun.errors import ChiefGoneError, ConfigError
+from psrun.evaluation.plateau import EarlyStopping, Plateau
 from psrun.reporting.run_folder import RunFolder
 
 RUN = ("trainer.epochs=1", "trainer.steps_per_epoch=5", "trainer.steps_per_execution=5", "optimizer=sgd",
@@ -117,9 +120,9 @@ def test_checkpoints_of_a_run_are_evaluated_later_on_another_cluster(psrun):
         (then,) = (event for event in first.events if event["event"] == "evaluation" and event["step"] == 20)
         assert found["metrics"] == pytest.approx(then["metrics"], rel=1e-5)
     assert (first.folder / "run.json").read_bytes() == before
-    refused = psrun("resume=run", "mode=evaluate", "cluster=local", "evaluation=none")
+    refused = psrun("resume=run", "mode=evaluate", "cluster=multi_worker_mirrored", "evaluation=none")
     assert refused.code == 2
-    assert "mode=evaluate runs in one process" in refused.stderr
+    assert "would evaluate everything" in refused.stderr
     assert "needs evaluation=direct, exact or distributed" in refused.stderr
 
 
@@ -142,7 +145,7 @@ def sidecar():
         before = len((folder.path / "metrics.jsonl").read_text().splitlines())
         config = run_config(*SIDECAR, *TRAINING, *MODELS["embedding"], *overrides)
         console = ConsoleSink(Console(file=io.StringIO(), width=200))
-        role.run(config, RunFolder.join(folder.path), console, Stop(), index=0)
+        role.run(config, RunFolder.join(folder.path), console, Stop(), me=Task("evaluator", 0))
         lines = (folder.path / "metrics.jsonl").read_text().splitlines()[before:]
         return [event for event in map(json.loads, lines) if event["event"] in ("evaluation", "warning", "export")]
 
@@ -155,8 +158,7 @@ def test_the_sidecar_evaluates_what_there_is_once_and_as_exact_does(train, sidec
         "evaluation=exact", "partitioner=fixed_shards", "trainer.epochs=4", "checkpoint.max_to_keep=9"
     )
     folder.update(status="completed", exit_code=0)
-    then = [event for event in map(json.loads, (folder.path / "metrics.jsonl").read_text().splitlines())
-            if event["event"] == "evaluation"]  # fmt: skip
+    then = [event for event in events(folder) if event["event"] == "evaluation"]
     best = ("checkpoint.best_metric=val_loss", "checkpoint.best_mode=min", "export.best=true")
     told = sidecar(folder, *best)
     found = [event for event in told if event["event"] == "evaluation"]
@@ -237,9 +239,26 @@ def test_a_training_that_is_told_to_end_early_does(train, trainer, monkeypatch):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["cluster=inprocess", "evaluation=sidecar"], "'sidecar' needs an evaluator task: cluster=local"),
+        (["cluster=inprocess", "evaluation=sidecar"], "'sidecar' needs an evaluator task: choose cluster=local"),
         (["cluster=local", "evaluation=sidecar", "checkpoint=none"], "'sidecar' evaluates checkpoints"),
-        (["cluster=local", "evaluation=sidecar", "evaluation.patience=2"], "needs checkpoint.best_metric"),
+        (["cluster=local", "evaluation=sidecar", "export.best=true"], "needs checkpoint.best_metric"),
+        (["cluster=inprocess", "evaluation=sidecar_thread"], "the workers here are threads of one process"),
+        (["cluster=local", "evaluation=sidecar_thread", "cluster.num_workers=1"], "another one must be left to train"),
+        (["early_stopping.metric=val_loss"], "early_stopping.mode: must say what is better for val_loss"),
+        (["reduce_lr.factor=1"], r"reduce_lr.factor: is 1.*, must be between 0 and 1"),
+        (
+            ["early_stopping.metric=loss", "cluster=multi_worker_mirrored", "trainer=fit", "evaluation=validation"],
+            "each process would decide for itself",
+        ),
+        (
+            [
+                "trainer=fit",
+                "cluster=local",
+                "evaluation=sidecar",
+                "trainer.callbacks=[{_target_: tf_keras.callbacks.EarlyStopping}]",
+            ],
+            "EarlyStopping waits for val_loss, which evaluation=sidecar gives no callback; see early_stopping",
+        ),
         (["export.best=true"], "is done by the evaluator task; choose evaluation=sidecar"),
         (["cluster=none", "evaluation=distributed"], "'distributed' needs workers"),
         (["evaluation=sidecar", "cluster=local", "evaluation.every=2"], "must be one of each, latest"),
@@ -248,3 +267,133 @@ def test_a_training_that_is_told_to_end_early_does(train, trainer, monkeypatch):
 def test_modes_that_cannot_be_are_told_before_anything_starts(overrides, said):
     with pytest.raises(ConfigError, match=said):
         run_config(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("mode", "min_delta", "values", "reached"),
+    [
+        ("max", 0.0, [0.5, 0.6, 0.6, 0.5, 0.7], [False, False, False, True, False]),
+        ("min", 0.0, [3, 2, 2, 2, 2, 2], [False, False, False, True, False, True]),
+        ("max", 0.2, [0.5, 0.6, 0.7], [False, False, True]),
+        ("min", 0.0, [float("nan"), float("nan"), 1.0], [False, True, False]),
+    ],
+)
+def test_a_plateau_is_reached_when_patience_runs_out(mode, min_delta, values, reached):
+    plateau = Plateau(EarlyStopping("val_auc", mode, 2, min_delta))
+    assert [plateau.reached({"val_auc": value}) for value in values] == reached
+    assert not plateau.reached({"loss": 0.1})  # without the metric nothing counts
+
+
+def events(folder: RunFolder) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+
+
+STILL = ("optimizer=sgd", "optimizer.learning_rate=0.000001", "trainer.epochs=9")
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize(
+    ("trainer", "way"),
+    [("custom_loop", "exact"), ("fit", "direct"), *(
+        pytest.param(trainer, way, marks=pytest.mark.thorough)
+        for trainer, way in [("fit", "validation"), ("custom_loop", "distributed"), ("fit", "exact")]
+    )],
+)  # fmt: skip
+def test_early_stopping_and_learning_rate_follow_every_way_to_evaluate(train, trainer, way):
+    result, folder = train(
+        *STILL, f"trainer={trainer}", f"evaluation={way}", "partitioner=fixed_shards",
+        *("early_stopping.metric=val_auc", "early_stopping.mode=max", "early_stopping.min_delta=1"),
+        *("reduce_lr.metric=val_auc", "reduce_lr.mode=max", "reduce_lr.min_delta=1", "reduce_lr.patience=1"),
+    )  # fmt: skip
+    # The first evaluation sets the mark, the next three do not pass it.
+    assert result["steps"]["applied"] == 4 * 12
+    assert result["checkpoints"][-1]["step"] == 4 * 12
+    lowered = [event for event in events(folder) if event["event"] == "learning_rate"]
+    assert [event["step"] for event in lowered] == [24, 36, 48]
+    assert [event["value"] for event in lowered] == pytest.approx([5e-7, 2.5e-7, 1.25e-7])
+    assert "val_auc has not become better in 3 evaluations" in (folder.path / "end-early").read_text()
+
+
+@pytest.mark.tensorflow
+def test_a_run_that_goes_on_keeps_its_learning_rate_and_its_patience(train, monkeypatch):
+    from psrun.training.following import Following
+
+    ended = Following.epoch_ended
+    rates = []
+
+    def epoch_ended(self, step):
+        rates.append(float(self._optimizer.learning_rate))
+        ended(self, step)
+
+    monkeypatch.setattr(Following, "epoch_ended", epoch_ended)
+    rules = ("cluster=none", *STILL, "reduce_lr.metric=val_auc", "reduce_lr.mode=max", "reduce_lr.min_delta=1",
+             "reduce_lr.patience=2", "reduce_lr.min_lr=0.0000003")  # fmt: skip
+    train(*rules)
+    whole, rates[:] = list(rates), []
+    _, folder = train(*rules, "trainer.epochs=4")
+    folder.update(status="completed")
+    train(*rules, into=RunFolder.take_over(folder.path, completed=True))
+    assert rates == whole == pytest.approx([1e-6] * 2 + [5e-7] * 2 + [3e-7] * 5)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["early_stopping.metric=val_acu", "early_stopping.mode=max"],
+            "'val_acu', no metric of this run; there are loss, auc",
+        ),
+        (["early_stopping.metric=val_auc", "early_stopping.mode=max", "evaluation=none"], "no metric of this run"),
+    ],
+)
+def test_a_metric_to_follow_that_the_run_has_not_got_is_told(train, overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        train("cluster=none", "early_stopping.mode=max", *overrides)
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize(("metric", "said"), [("NotOnce", "not_once cannot be cloned"), ("R2Score", "r2_score makes")])
+def test_a_metric_that_keras_cannot_merge_is_refused_before_training(train, monkeypatch, metric, said):
+    import counted as data
+
+    def model(source):
+        made = inner(source)
+        return replace(made, metrics=lambda: [m for m in made.metrics() if type(m).__name__ == metric])
+
+    inner = data.model
+    monkeypatch.setattr(data, "model", model)
+    with pytest.raises(ConfigError, match=f"'validation' adds up what workers count, and {said}.*choose exact"):
+        train(*counted("trainer=fit", "evaluation=validation"))
+
+
+@pytest.mark.tensorflow
+def test_a_run_stopped_early_by_its_training_loss_is_evaluated_at_its_end(train):
+    result, _ = train("cluster=none", *STILL, "early_stopping.metric=loss", "early_stopping.mode=min",
+                      "early_stopping.min_delta=9", "early_stopping.patience=2", "evaluation.every=5",
+                      "checkpoint.every_epochs=5")  # fmt: skip
+    assert result["steps"]["applied"] == 3 * 12
+    assert result["evaluation"]["step"] == 3 * 12
+    assert result["checkpoints"][-1]["step"] == 3 * 12
+
+
+@pytest.mark.tensorflow
+def test_metrics_without_a_name_have_one_name_everywhere(train, monkeypatch):
+    import counted as data
+    import tf_keras
+
+    inner = data.model
+    named = lambda: [tf_keras.metrics.MeanAbsoluteError(), tf_keras.metrics.AUC(from_logits=True)]  # noqa: E731
+    monkeypatch.setattr(data, "model", lambda source: replace(inner(source), metrics=named))
+    follow = ("early_stopping.metric=val_auc", "early_stopping.mode=max", "checkpoint.best_metric=val_auc")
+    for trainer, way in (("custom_loop", "direct"), ("fit", "validation")):
+        result, _ = train(*counted("cluster=none", f"trainer={trainer}", f"evaluation={way}", *follow))
+        assert {"auc", "val_auc", "mean_absolute_error"} <= result["metrics"].keys()
+        assert result["best_checkpoint"]["metric"] == "val_auc"
+
+
+@pytest.mark.tensorflow
+def test_a_schedule_that_a_function_makes_cannot_be_lowered(train):
+    with pytest.raises(ConfigError, match=r"that of the optimizer is a schedule"):
+        train("cluster=none", "optimizer._target_=counted.scheduled", "~optimizer.learning_rate",
+              "reduce_lr.metric=loss", "reduce_lr.mode=min")  # fmt: skip

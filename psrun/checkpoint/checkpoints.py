@@ -12,7 +12,7 @@ from psrun.checkpoint import manifest
 from psrun.checkpoint.manifest import Contents, Manifest, Position
 from psrun.checkpoint.store import PREFIX, Store
 from psrun.errors import CheckpointError, ConfigError, Problem
-from psrun.program import Program
+from psrun.program import Program, check_metric
 
 
 class Checkpoints:
@@ -35,7 +35,7 @@ class Checkpoints:
         self._contents = contents(program)
         self._config_sha256 = manifest.digest(program.config.raw)
         if keep.best_metric is not None:
-            _check_metric(keep.best_metric, program)
+            check_metric("checkpoint.best_metric", keep.best_metric, program)
         # Traced once, before the training. TensorFlow's own managers trace anew for every checkpoint; each trace is
         # told to all workers with Python's lock held: one that hangs would stop every thread of this process.
         self._write = tf.function(self._checkpoint.write).get_concrete_function(tf.TensorSpec([], tf.string))
@@ -133,13 +133,3 @@ def contents(program: Program) -> Contents:
         *placement.observed("optimizer", program.optimizer.variables()),
     ]
     return Contents.of(type(program.optimizer).__name__, placed)
-
-
-def _check_metric(metric: str, program: Program) -> None:
-    """Whether epochs will have a metric of that name."""
-    names = ["loss", *(made.name for made in program.new_metrics())]
-    if not isinstance(program.config.evaluation, choices.NoEvaluation):
-        names += [f"val_{name}" for name in names]
-    if metric not in names:
-        message = f"is '{metric}', no metric of this run; there are {', '.join(names)}"
-        raise ConfigError([Problem("checkpoint.best_metric", message)])

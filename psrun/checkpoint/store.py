@@ -6,10 +6,14 @@ last, with the size and checksum of each. Without a manifest it was never comple
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import math
+import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -26,6 +30,7 @@ _FILE = re.compile(rf"{PREFIX}-(?P<step>\d+)(?P<rest>[._].*)")
 _DATA = re.compile(r"\.data-(?P<index>\d+)-of-(?P<count>\d+)")
 _MANIFEST = ".manifest.json"
 _LATEST, _BEST_ONE = "latest", "best"
+_ALONE_WITHIN_S = 5.0
 
 
 class Store:
@@ -160,10 +165,11 @@ class Store:
         others = [step for step in self.steps() if step != newest]
         kept = [newest, *others[: max_to_keep - 1]]
         for step in others[max_to_keep - 1 :]:
-            if step == (self.best() or {}).get("step"):  # asked each time: an evaluator may change it meanwhile
-                kept.append(step)
-            else:
-                self._remove(step)
+            with self._alone():  # an evaluator may change meanwhile which one is the best
+                if step == (self.best() or {}).get("step"):
+                    kept.append(step)
+                else:
+                    self._remove(step)
         return kept
 
     def set_aside(self) -> list[int]:
@@ -194,14 +200,27 @@ class Store:
         Raises:
           OSError, ValueError: it is not there, or the folder cannot be written to.
         """
-        before = self.best()
-        contest = before is not None and (before["metric"], before["mode"]) == (metric, mode)
-        better = is_better(value, before["value"] if before and contest else None, mode)
-        if better:
-            files = self.manifest(step).files
-            found = {"step": step, "metric": metric, "mode": mode, "value": value, "files": files}
-            atomic.write(self.folder / _BEST, json.dumps(found) + "\n", durable=True)
+        with self._alone():
+            before = self.best()
+            contest = before is not None and (before["metric"], before["mode"]) == (metric, mode)
+            better = is_better(value, before["value"] if before and contest else None, mode)
+            if better:
+                files = self.manifest(step).files
+                found = {"step": step, "metric": metric, "mode": mode, "value": value, "files": files}
+                atomic.write(self.folder / _BEST, json.dumps(found) + "\n", durable=True)
         return better
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While no other process looks which checkpoint is the best, or removes one; waits a bounded time for that."""
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        try:
+            deadline_s = time.monotonic() + _ALONE_WITHIN_S
+            while time.monotonic() < deadline_s and not _locked(descriptor):
+                time.sleep(0.02)
+            yield
+        finally:
+            os.close(descriptor)
 
     def _files(self) -> Iterator[tuple[int, Path, str]]:
         """Step, path and ending of everything that belongs to a checkpoint, whole or not."""
@@ -223,6 +242,17 @@ def is_better(value: float, best: float | None, mode: str) -> bool:
     if best is None:
         return math.isfinite(value)
     return value > best if mode == "max" else value < best
+
+
+def _locked(descriptor: int) -> bool:
+    """Whether there is nothing to wait for: the lock is ours, or the file system has none."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _delete(path: Path) -> None:

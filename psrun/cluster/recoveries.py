@@ -29,6 +29,7 @@ class _Failure:
       step: that had been reached.
       attempt: whether the training had to start again, rather than go on without the task.
       restored: the step from which it goes on; None while that is not known.
+      back: what the training showed when the task was there again.
     """
 
     task: Task
@@ -37,6 +38,7 @@ class _Failure:
     step: int
     attempt: bool
     restored: int | None = None
+    back: Sign | None = None
 
 
 class Recoveries:
@@ -98,7 +100,7 @@ def _trains_again(failure: _Failure, sign: Sign) -> bool:
         return False
     if failure.attempt:  # a chief's first sign in another state comes with the first step
         return True
-    if failure.restored is None:  # the worker serves again: the next step is the first one after it
-        failure.restored = sign.step
+    if failure.back is None:  # the worker serves again: what is done next is the first after it
+        failure.back = sign
         return False
-    return sign.step > failure.restored
+    return (sign.step, sign.advances) != (failure.back.step, failure.back.advances)

@@ -157,6 +157,24 @@ def _is_address(address: Any) -> bool:
     return bool(host and colon) and port.isdigit() and 0 < int(port) < 65536
 
 
+def set_aside(addresses: Mapping[Task, str]) -> Task:
+    """The worker that evaluates where one of them does: the last one."""
+    return max(task for task in addresses if task.job == "worker")
+
+
+def with_one_set_aside(whole: Topology) -> Topology:
+    """The cluster without the worker that evaluates, which nobody connects to.
+
+    Raises:
+      ConfigError: none would be left to train.
+    """
+    if len(whole.of("worker")) < 2:
+        message = "'sidecar_thread' sets the last worker aside, and another one must be left: all are to be listed here"
+        raise ConfigError([Problem("evaluation", message)])
+    aside = set_aside(whole.addresses)
+    return Topology({task: where for task, where in whole.addresses.items() if task != aside}, whole.me)
+
+
 def tf_config(addresses: Mapping[Task, str], me: Task) -> str:
     """TF_CONFIG for `me`."""
     cluster: dict[str, list[str]] = {}

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from psrun.closures import InFlight
 from psrun.evaluation.meters import Evaluation, Meters
 from psrun.program import Program, num_eval_batches
 
@@ -26,23 +27,25 @@ class DistributedEvaluation:
         self._num_batches = num_eval_batches(program.config, program.source)
         with distribution.strategy.scope():
             self._meters = Meters(program)
-        self._iterator = iter(self._coordinator.create_per_worker_dataset(self._dataset))
-        self._batch = tf.function(self._over_batch)
+            self._iterator = iter(self._coordinator.create_per_worker_dataset(self._dataset))
+            # Concrete, for the reason given in `exact`; the iterators of all workers are alike.
+            self._batch = tf.function(self._over_batch).get_concrete_function(self._iterator._values[0]._type_spec)
 
     def evaluate(self, step: int, progress: Callable[[], None]) -> Evaluation:
         """Metrics over about every evaluation example; `step` is what the training has reached.
 
         Args:
-          progress: called after each batch that is scheduled; only a few may wait in the coordinator's queue.
+          progress: called after each batch.
 
         Raises:
           tf.errors.OpError: a parameter server was lost, or the data cannot be read.
         """
         self._meters.reset()
+        in_flight = InFlight(self._program.distribution)
         for _ in range(self._num_batches):
-            self._coordinator.schedule(self._batch, args=(self._iterator,))
-            progress()
-        self._coordinator.join()
+            for _ in in_flight.add(self._coordinator.schedule(self._batch, args=(self._iterator,))):
+                progress()
+        in_flight.join()
         return self._meters.found("distributed", step)
 
     def _dataset(self) -> tf.data.Dataset:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,12 +24,28 @@ class Evaluation:
     examples_seen: int
     metrics: dict[str, float]
 
+    @property
+    def values(self) -> dict[str, float]:
+        """The metrics by the names that they have among those of the training."""
+        return {f"val_{name}": value for name, value in self.metrics.items()}
+
     def keep(self, folder: Path, checkpoint: str) -> Path:
         """Writes a file of this evaluation of the checkpoint with that digest of its files; returns its path."""
         folder.mkdir(exist_ok=True)
         path = folder / f"{self.step}-{self.mode}.json"
         atomic.write(path, json.dumps({**asdict(self), "checkpoint": checkpoint}, indent=2) + "\n")
         return path
+
+
+def kept(folder: Path, mode: str) -> Iterator[tuple[Evaluation, str]]:
+    """The evaluations of a mode that were kept in a folder, in the order of their steps, each with its checkpoint."""
+    found = []
+    for path in folder.glob(f"*-{mode}.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            told = json.loads(path.read_text(encoding="utf-8"))
+            checkpoint = told.pop("checkpoint")
+            found.append((Evaluation(**told), checkpoint))
+    yield from sorted(found, key=lambda pair: pair[0].step)
 
 
 class Meters:

@@ -13,7 +13,7 @@ from psrun.evaluation.direct import DirectEvaluation
 from psrun.evaluation.distributed import DistributedEvaluation
 from psrun.evaluation.exact import ExactEvaluation
 from psrun.evaluation.meters import Evaluation
-from psrun.program import Program
+from psrun.program import Program, zeros
 
 
 class Evaluator(Protocol):
@@ -45,8 +45,26 @@ def make(program: Program) -> Evaluator | None:
             return ExactEvaluation(program) if workers else DirectEvaluation(program, mode="exact")
         case choices.Distributed():
             return DistributedEvaluation(program)
-        case _:
-            return None
+        case choices.Validation() if workers:
+            _check_mergeable(program)
+    return None
+
+
+def _check_mergeable(program: Program) -> None:
+    """Keras' exact evaluation clones each metric on the workers and adds up the variables of new clones."""
+    features, label = tf.nest.map_structure(zeros, program.evaluation_dataset().element_spec)
+    prediction = program.network(features, training=False)
+    for metric in program.new_metrics():
+        try:
+            clone = type(metric).from_config(metric.get_config())
+            before = len(clone.variables)
+            clone.update_state(label, prediction)
+            reason = "makes variables only when it is used" if len(clone.variables) > before else None
+        except Exception as error:
+            reason = f"cannot be cloned: {type(error).__name__}: {' '.join(str(error).split())}"
+        if reason is not None:
+            message = f"'validation' adds up what workers count, and {metric.name} {reason}; choose exact"
+            raise ConfigError([Problem("evaluation", message)])
 
 
 def _check_data(program: Program) -> None:

@@ -121,10 +121,20 @@ class ConsoleSink:
 
     def _show_evaluation(self, event: Event) -> None:
         data = event.data
-        self._print(f"  evaluation ({data['mode']}, {data['examples_seen']} examples)  {numbers(data['metrics'])}")
+        told = f"({data['mode']}, {data['examples_seen']} examples)  {numbers(data['metrics'])}"
+        self._print(f"step {event.step} {told}  in {data['path']}" if "path" in data else f"  evaluation {told}")
+
+    def _show_learning_rate(self, event: Event) -> None:
+        data = event.data
+        self._print(f"  learning rate {data['before']:.4g} -> {data['value']:.4g}: {data['reason']}")
 
     def _show_warning(self, event: Event) -> None:
         warner(self._console)(event.data["message"])
+
+    def _show_waiting(self, event: Event) -> None:
+        data = event.data
+        limit = f"for {data['until_s']:.0f} s while there is no chief"
+        self._print(f"{data['task']} waits for a checkpoint in {data['folder']}, {limit}")
 
     def _show_restored(self, event: Event) -> None:
         self._print(f"goes on from step {event.step} ({event.data['path']})")

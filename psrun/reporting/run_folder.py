@@ -114,6 +114,14 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 
@@ -150,7 +158,7 @@ class RunFolder:
     def elapsed_s(self) -> float:
         """The time of the last event so far, in seconds since the run began; 0 where there is none."""
         try:
-            lines = (self.path / "metrics.jsonl").read_bytes().splitlines()
+            lines = self.metrics.read_bytes().splitlines()
             return float(json.loads(lines[-1])["wall_s"])
         except (OSError, IndexError, ValueError, KeyError):
             return 0.0
@@ -158,7 +166,7 @@ class RunFolder:
     def event(self, event: Event) -> None:
         line = {"event": event.kind, "step": event.step, "wall_s": event.wall_s, **event.data}
         # One unbuffered write a line: the chief and its supervisor append to the same file.
-        with self._lock, (self.path / "metrics.jsonl").open("ab", buffering=0) as file:
+        with self._lock, self.metrics.open("ab", buffering=0) as file:
             file.write((json.dumps(_plain(line), allow_nan=False) + "\n").encode())
 
     def progress(self, progress: Progress) -> None:

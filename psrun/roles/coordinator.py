@@ -24,6 +24,7 @@ from psrun.reporting.summaries import Summaries
 from psrun.roles.chief import Chief
 from psrun.stop import Stop
 from psrun.training import custom_loop, fit
+from psrun.training.following import Following
 from psrun.training.lockstep import Lockstep
 from psrun.training.saving import Saving
 from psrun.training.session import Session
@@ -96,8 +97,10 @@ def _title(run_config: RunConfig) -> str:
 
 
 def _num_workers(run_config: RunConfig, topology: Topology | None) -> int:
-    configured = getattr(run_config.cluster, "num_workers", None)
-    return configured or (len(topology.of("worker")) if topology else 1)
+    """That train."""
+    if topology is not None and run_config.parameter_servers:
+        return len(topology.of("worker"))
+    return getattr(run_config.cluster, "num_workers", 1)
 
 
 def _cluster(run_config: RunConfig, topology: Topology | None) -> dict[str, Any]:
@@ -133,11 +136,10 @@ def observe(built: program.Program) -> list[placement.Placed]:
     ]
 
 
-def _train(
-    built: program.Program, train: Any, folder: RunFolder, reporter: Reporter, chief: Chief, stop: Stop
-) -> None:
+def _train(built: program.Program, train: Any, folder: RunFolder, reporter: Reporter, chief: Chief, stop: Stop) -> None:
     run_config = built.config
     saving, start = None, Position()
+    following = Following(built, reporter, folder)
     if isinstance(run_config.checkpoint, choices.EpochCheckpoints):
         when = run_config.checkpoint
         if folder.whole is not folder:  # a replica, whose files nobody will read: as few as can be
@@ -145,12 +147,15 @@ def _train(
         saving = Saving(Checkpoints(built, Store(folder.checkpoints), when, reporter.warn), when, reporter, folder)
         found = saving.restore()
         start = _within(found.position, run_config.trainer.steps_per_epoch) if found else start
+        if found is not None:
+            following.go_on(found.step)
     synchronous = isinstance(run_config.cluster, choices.MultiWorkerMirrored)
     session = Session(
         built,
         reporter,
         evaluation=modes.make(built),
         saving=saving,
+        following=following,
         folder=folder,
         start=start,
         stop=stop,
@@ -161,7 +166,7 @@ def _train(
     stop.defer(_STOP_WITHIN_S)
     try:
         train(built, session)
-        if start.epochs >= run_config.trainer.epochs:
+        if start.epochs >= run_config.trainer.epochs or session.ends_early:
             session.catch_up()
         session.training_ends()
         if run_config.export.at_end and folder.whole is folder:

@@ -1,36 +1,67 @@
-"""mode=evaluate: the evaluation of a checkpoint of a run, which may still be going on, on a cluster in this process."""
+"""mode=evaluate: the evaluation of a checkpoint of a run, which may still be going on, on any cluster."""
 
 from __future__ import annotations
 
-from rich.console import Console
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 
 from psrun import program, strategy, trained
 from psrun.checkpoint import manifest
 from psrun.checkpoint.store import Store
+from psrun.cluster.topology import Topology
 from psrun.config import RunConfig
+from psrun.errors import PsrunError
 from psrun.evaluation import modes
-from psrun.reporting.console import numbers, warner
+from psrun.evaluation.meters import Evaluation
+from psrun.reporting.events import Reporter, Sink
 from psrun.reporting.run_folder import RunFolder
-from psrun.training import failures
+from psrun.roles.chief import Chief
 
 
-def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
-    """Evaluates, writes evaluations/STEP-MODE.json and says what was found.
+def run(
+    run_config: RunConfig,
+    folder: RunFolder,
+    console: Sink,
+    *,
+    started_s: float,
+    topology: Topology | None = None,
+    give_up: Callable[[PsrunError], None] | None = None,
+) -> None:
+    """Evaluates, writes evaluations/STEP-MODE.json in the run's folder and says what was found.
+
+    Args:
+      folder: of the run; or, on a cluster of several processes, one of its own within that.
+      topology, give_up: as of `Chief`.
 
     Raises:
       PsrunError: there is no such checkpoint, or it cannot be evaluated.
     """
-    cluster = run_config.cluster
-    strategy.prepare(cluster, None)
-    source = program.load_source(run_config)
-    program.start_afresh(run_config.seed)
-    with failures.named(lambda: None):
-        built = program.build(run_config, source, strategy.connect(cluster, run_config.partitioner))
-        program.build_state(built)
-        evaluator = modes.make(built)
-        assert evaluator is not None
-        held = trained.restore(built.network, run_config.restore, Store(folder.checkpoints), warner(console))
-        found = evaluator.evaluate(held.step, lambda: None)
-    path = found.keep(folder.path / "evaluations", manifest.digest(held.files))
-    said = f"step {found.step} ({found.mode}, {found.examples_seen} examples)  {numbers(found.metrics)}"
-    console.print(f"{said}  in {path}", highlight=False, soft_wrap=True)
+    assert run_config.resume is not None
+    whole, alone = RunFolder(Path(run_config.resume)), topology is None
+    reporter = Reporter([console] if alone else [folder, console], started_s=started_s)
+    chief = Chief(run_config, folder, reporter, topology, give_up)
+    try:
+        strategy.prepare(run_config.cluster, topology)
+        source = program.load_source(run_config)
+        program.start_afresh(run_config.seed)
+        with chief.connected() as distribution:
+            built = program.build(run_config, source, distribution)
+            program.build_state(built)
+            found, checkpoint = _evaluated(built, Store(whole.checkpoints), chief, reporter)
+        path = found.keep(whole.evaluations, checkpoint)
+        if not alone:
+            folder.update(metrics=found.values, evaluation=asdict(found))
+        reporter.emit("evaluation", **asdict(found), path=str(path))
+    finally:
+        chief.close()
+        reporter.close()
+
+
+def _evaluated(built: program.Program, store: Store, chief: Chief, reporter: Reporter) -> tuple[Evaluation, str]:
+    """The evaluation, and the digest of the checkpoint that it is of."""
+    evaluator = modes.make(built)
+    assert evaluator is not None
+    held = trained.restore(built.network, built.config.restore, store, reporter.warn)
+    chief.pulse.state, chief.pulse.last_step = "evaluating", held.step
+    return evaluator.evaluate(held.step, chief.pulse.advance), manifest.digest(held.files)

@@ -180,16 +180,17 @@ def _tasks(run_config: RunConfig) -> list[str]:
 
 
 def _size(run_config: RunConfig) -> tuple[int, int]:
-    """Workers and parameter servers of the run; (0, 0) where everything is done in one process."""
+    """Workers and parameter servers that train; (0, 0) where everything is done in one process."""
+    aside = isinstance(run_config.evaluation, choices.SidecarThread)
     match run_config.cluster:
         case choices.InProcess(num_workers=num_workers, num_ps=num_ps):
             return num_workers, max(1, num_ps)
         case choices.Local(num_workers=num_workers, num_ps=num_ps):
-            return num_workers, num_ps
+            return num_workers - aside, num_ps
         case choices.Static(addresses=addresses):
-            return len(addresses.get("worker", ())), len(addresses.get("ps", ()))
+            return len(addresses.get("worker", ())) - aside, len(addresses.get("ps", ()))
         case choices.TfConfig():
             found = topology.from_tf_config(os.environ.get("TF_CONFIG"))
-            return len(found.of("worker")), len(found.of("ps"))
+            return len(found.of("worker")) - aside, len(found.of("ps"))
         case _:
             return 0, 0

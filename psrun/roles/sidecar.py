@@ -7,15 +7,14 @@ during or after the training, on any machine that sees the folder.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
-from psrun import choices, export, program, strategy, trained
+from psrun import choices, environment, export, program, strategy, trained
 from psrun.checkpoint import manifest
 from psrun.checkpoint.manifest import Manifest
 from psrun.checkpoint.store import Store, is_better
@@ -23,26 +22,27 @@ from psrun.cluster import files
 from psrun.cluster.topology import CHIEF, Task
 from psrun.config import RunConfig
 from psrun.errors import CheckpointError, ChiefGoneError, ConfigError
+from psrun.evaluation import meters
 from psrun.evaluation.direct import DirectEvaluation
 from psrun.evaluation.meters import Evaluation
+from psrun.evaluation.plateau import Plateau
 from psrun.reporting.events import Reporter, Sink
 from psrun.reporting.run_folder import RunFolder
 from psrun.reporting.summaries import Summaries
 from psrun.stop import Stop
 
-_MODE = "sidecar"
 _POLL_S = 0.5
 _STOP_WITHIN_S = 20.0
+_SAID_AFTER_S = 10.0
 
 
-def run(run_config: RunConfig, folder: RunFolder, console: Sink, stop: Stop, *, index: int) -> None:
+def run(run_config: RunConfig, folder: RunFolder, console: Sink, stop: Stop, *, me: Task) -> None:
     """Evaluates checkpoints until the run is over and its last one is evaluated.
 
     Raises:
       ChiefGoneError: there was no checkpoint, or no sign of the chief, for `evaluation.wait_s`.
       ConfigError: the model is not the one that is trained.
     """
-    me = Task("evaluator", index)
     sidecar = Sidecar(run_config, folder, console, me)
     heart = files.Heart(folder.path, me, lambda: files.Heartbeat(os.getpid(), time.time(), sidecar.state))
     heart.start()
@@ -70,29 +70,31 @@ class Sidecar:
         self._done: set[str] = set()  # checkpoints that were evaluated or cannot be, by their checksums
         self._last: Evaluation | None = None
         self._best_value: float | None = None
-        self._without_better, self._missed = 0, False
-        # Of a run that is to go on, and whose chief may come up after this process.
-        self._stale = folder.stored() if run_config.resume else None
+        self._missed = False
+        self._stopping = Plateau(run_config.early_stopping)
+        self._stale = self._before()
         self.state = "waiting"
         self._remember()
 
+    def _before(self) -> dict[str, Any] | None:
+        """The result of a run that is to go on, and whose chief may come up after this process; None where it is up."""
+        result, trainer = self._folder.stored(), self._run.trainer
+        there = (result.get("steps") or {}).get("scheduled", 0) >= trainer.epochs * trainer.steps_per_epoch
+        supervised = environment.SUPERVISOR_PID in os.environ
+        return None if self._run.resume is None or there or supervised else result
+
     def _remember(self) -> None:
         """What an evaluator before this one has done is not done again."""
-        for path in sorted(self._evaluations.glob(f"*-{_MODE}.json")):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                told = json.loads(path.read_text(encoding="utf-8"))
-                self._done.add(told.pop("checkpoint"))
-                found = Evaluation(**told)
-                if self._last is None or found.step > self._last.step:
-                    self._last = found
-
-    @property
-    def _evaluations(self) -> Path:
-        return self._folder.path / "evaluations"
+        for found, checkpoint in meters.kept(self._folder.evaluations, self._evaluation.kind):
+            self._done.add(checkpoint)
+            self._last = found
+            self._stopping.reached(found.values)
+            self._is_best(found)
 
     def watch(self, stop: Stop) -> None:
         """Evaluates what there is and what comes, until the run is over or this process is to end."""
-        quiet_since_s = time.monotonic()
+        began_s = quiet_since_s = time.monotonic()
+        said = False
         while not stop.requested.is_set():
             over = self._over()  # asked first: what is saved after it is seen in the next round
             step = self._next()
@@ -105,6 +107,10 @@ class Sidecar:
             else:
                 if files.still_beats(self._folder.path, CHIEF):
                     quiet_since_s = time.monotonic()
+                if not said and self._last is None and time.monotonic() - began_s > _SAID_AFTER_S:
+                    said = True
+                    self._reporter.emit("waiting", task=str(self._me), folder=str(self._store.folder),
+                                        until_s=self._evaluation.wait_s)  # fmt: skip
                 if time.monotonic() - quiet_since_s > self._evaluation.wait_s:
                     raise ChiefGoneError(
                         f"no checkpoint in {self._store.folder} and no chief for {self._evaluation.wait_s:.0f} s "
@@ -134,8 +140,7 @@ class Sidecar:
         """Puts the last evaluation into run.json, which nobody else writes any more."""
         if self._last is not None:
             self._folder.reload()
-            values = {f"val_{name}": value for name, value in self._last.metrics.items()}
-            metrics = {**self._folder.stored().get("metrics", {}), **values}
+            metrics = {**self._folder.stored().get("metrics", {}), **self._last.values}
             self._folder.update(metrics=metrics, evaluation=asdict(self._last), best_checkpoint=self._store.best())
 
     def _next(self) -> int | None:
@@ -183,7 +188,7 @@ class Sidecar:
             program.start_afresh(self._run.seed)
             built = program.build(self._run, source, strategy.Distribution(tf.distribute.get_strategy()))
             program.build_state(built)
-            self._built = built, DirectEvaluation(built, mode=_MODE)
+            self._built = built, DirectEvaluation(built, mode=self._evaluation.kind)
         built, evaluation = self._built
         held = trained.restore(built.network, str(step), self._store, lambda text: None)
         return evaluation.evaluate(step, lambda: None), held
@@ -193,26 +198,29 @@ class Sidecar:
         self._last = found
         self._reporter.emit("evaluation", **asdict(found))
         self._compare(found, held)
-        found.keep(self._evaluations, manifest.digest(held.files))
+        found.keep(self._folder.evaluations, manifest.digest(held.files))
 
     def _compare(self, found: Evaluation, held: Manifest) -> None:
+        """What follows from an evaluation: which checkpoint is the best, its export, and perhaps the end."""
         checkpoint, step = self._run.checkpoint, found.step
         assert isinstance(checkpoint, choices.EpochCheckpoints)
-        metric, values = checkpoint.best_metric, {f"val_{name}": value for name, value in found.metrics.items()}
-        if metric is None or metric not in values:  # one of the training, which the chief compares
-            return
-        with contextlib.suppress(OSError, ValueError):  # removed meanwhile
-            self._store.compare(step, metric, values[metric], mode=checkpoint.best_mode)
-        # Than all that this process has seen, of which the checkpoint may be gone.
-        better = is_better(values[metric], self._best_value, checkpoint.best_mode)
-        self._best_value = values[metric] if better else self._best_value
-        self._without_better = 0 if better else self._without_better + 1
-        if better and self._run.export.best and self._built is not None:
+        metric = checkpoint.best_metric
+        if metric in found.values:  # else it is one of the training, which the chief compares
+            with contextlib.suppress(OSError, ValueError):  # removed meanwhile
+                self._store.compare(step, metric, found.values[metric], mode=checkpoint.best_mode)
+        if self._is_best(found) and self._run.export.best and self._built is not None:
             built = self._built[0]
             made = export.write(trained.Trained(built.model, built.source, held), self._folder.path / "export" / "best")
             self._reporter.emit("export", step=step, path=str(made))
-        patience = self._evaluation.patience
-        if patience is not None and self._without_better >= patience and not self._folder.ends_early():
-            reason = f"{metric} has not become better in {patience} evaluations"
-            self._folder.end_early(reason)
-            self._reporter.warn(f"{reason}: the training is told to end", step=step)
+        if self._stopping.reached(found.values) and not self._folder.ends_early():
+            self._folder.end_early(self._stopping.reason)
+            self._reporter.warn(f"{self._stopping.reason}: the training is told to end", step=step)
+
+    def _is_best(self, found: Evaluation) -> bool:
+        """Whether it is better than all that were seen, of which the checkpoints may be gone."""
+        checkpoint = self._run.checkpoint
+        assert isinstance(checkpoint, choices.EpochCheckpoints)
+        value = found.values.get(checkpoint.best_metric or "")
+        better = value is not None and is_better(value, self._best_value, checkpoint.best_mode)
+        self._best_value = value if better else self._best_value
+        return better

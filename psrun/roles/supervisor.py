@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import time
@@ -11,10 +10,9 @@ from typing import Any
 
 import portpicker
 from rich.console import Console
-from rich.filesize import decimal
-from rich.table import Table
 
 from psrun import choices
+from psrun.cluster import topology
 from psrun.cluster.files import Heartbeat, age_s, shared
 from psrun.cluster.probe import answering
 from psrun.cluster.processes import TaskProcess, end_all
@@ -24,12 +22,12 @@ from psrun.cluster.watch import progress_limit_s
 from psrun.config import RunConfig
 from psrun.errors import BudgetSpentError, ExitCode
 from psrun.reporting.console import ConsoleSink
-from psrun.reporting.events import Event, Progress, Reporter
+from psrun.reporting.events import Reporter
 from psrun.reporting.run_folder import RunFolder
+from psrun.roles.telling import Teller
 from psrun.stop import Stop
 
 _ROUND_S = 0.1
-_VIEW_EVERY_S = 0.5
 _SERVERS_END_WITHIN_S = 5.0
 _OWN_STALL_S = 2.0
 EVALUATOR = Task("evaluator", 0)
@@ -94,7 +92,7 @@ class Supervisor:
         sidecar: choices.Sidecar | None = None,
     ) -> None:
         self._sidecar, self._evaluator_told = sidecar, False
-        self._restart, self._folder, self._sink = cluster.restart, folder, sink
+        self._restart, self._folder = cluster.restart, folder
         self._reporter = Reporter([folder], started_s=started_s)
         self._lineup = _lineup(cluster)
         self._addresses = {
@@ -102,14 +100,16 @@ class Supervisor:
             for job, n in self._lineup.jobs.items()
             for index in range(n)
         }
-        every = [*self._addresses, *([EVALUATOR] if sidecar or getattr(cluster, "evaluator", False) else [])]
+        self._evaluator = EVALUATOR if sidecar else None
+        if isinstance(sidecar, choices.SidecarThread):
+            self._evaluator = topology.set_aside(self._addresses)
+        every = dict.fromkeys([*self._addresses, *([self._evaluator] if self._evaluator else [])])
         self._tasks = {task: TaskProcess(task, self._addresses, folder.path) for task in every}
         self._left = cluster.restart.budget
         self._recoveries = Recoveries(self._reporter)
         self._before = folder.stored().get("recoveries", [])
-        self._step, self._told_step, self._shown_s = 0, 0, 0.0
-        events = folder.path / "metrics.jsonl"
-        self._told_bytes = events.stat().st_size if events.exists() else 0  # of a run that goes on
+        self._teller = Teller(folder, sink, self._recoveries, self._tasks)
+        self._step = 0
         self._last_round_s = self._no_hangs_before_s = time.monotonic()
         self._last_clock_s = time.time()
         self._chief_said: tuple[Any, float] = (None, time.monotonic())
@@ -119,7 +119,7 @@ class Supervisor:
         for task in self._tasks.values():
             task.start()
         while not stop.requested.wait(_ROUND_S):
-            self._tell()
+            self._teller.tell()
             code = self._chief_code()
             if code is not None:
                 if self._sidecar is not None:
@@ -131,7 +131,7 @@ class Supervisor:
             self._recoveries.look(self._sign(), self._is_up)
         assert stop.signum is not None
         self._reporter.emit("stopping", step=self._step, signal=signal.Signals(stop.signum).name)
-        self._tell()
+        self._teller.tell()
         self._tasks[CHIEF].send(signal.SIGTERM)
         end_all([self._tasks[CHIEF]], within_s=self._restart.stop_timeout_s)
         self._end_servers()
@@ -140,15 +140,15 @@ class Supervisor:
     def close(self) -> None:
         """Leaves no process and no file of the supervision behind, and the recoveries in run.json."""
         self.kill_all()
-        self._tell()
-        self._sink.close()
+        self._teller.close()
         self._folder.reload()
         self._folder.update(recoveries=[*self._before, *self._recoveries.rows])
         shutil.rmtree(shared(self._folder.path), ignore_errors=True)
 
     def _await_evaluator(self, stop: Stop, within_s: float) -> None:
         """Gives the sidecar evaluator time for the last checkpoint; it ends by itself."""
-        task, deadline_s = self._tasks[EVALUATOR], time.monotonic() + within_s
+        assert self._evaluator is not None
+        task, deadline_s = self._tasks[self._evaluator], time.monotonic() + within_s
         while task.code != ExitCode.DONE and not self._evaluator_told:
             if time.monotonic() > deadline_s or stop.requested.wait(_ROUND_S):
                 self._goes_on_without(task, "has not evaluated the last checkpoint")
@@ -157,7 +157,7 @@ class Supervisor:
                 self._look_at(task)
             elif time.monotonic() >= task.start_at_s:
                 task.start()
-            self._tell()
+            self._teller.tell()
 
     def _end_servers(self) -> None:
         """Asks those that serve to end; they do so within a second, with 0."""
@@ -196,7 +196,7 @@ class Supervisor:
             self._look_at(task)
 
     def _look_at(self, task: TaskProcess) -> None:
-        if task.task == EVALUATOR and task.code in (ExitCode.DONE, *_FOR_GOOD):
+        if task.task == self._evaluator and task.code in (ExitCode.DONE, *_FOR_GOOD):
             if task.code != ExitCode.DONE:
                 self._goes_on_without(task, _ended(task.code))
         elif not task.running:
@@ -234,24 +234,24 @@ class Supervisor:
         if quiet_s <= limit_s:
             return None
         up = answering(self._addresses, timeout_s=1.0)
-        silent = [str(task) for task in self._addresses if task not in up]
+        silent = [str(task) for task in self._addresses if task not in up and task != self._evaluator]
         suspects = f"; no answer from {', '.join(silent)}" if silent else ""
         return f"makes no progress: {beat.state} at step {beat.step} for {quiet_s:.0f} s{suspects}"
 
     def _failed(self, task: TaskProcess, cause: str) -> None:
         task.kill()
-        if task.task == EVALUATOR and task.restarts >= self._restart.budget:  # a budget of its own
+        if task.task == self._evaluator and task.restarts >= self._restart.budget:  # a budget of its own
             self._goes_on_without(task, cause)
             return
         attempt = task.task.job in self._lineup.one_fate
         self._recoveries.failed(task.task, cause, step=self._step, attempt=attempt)
-        if self._left == 0 and task.task != EVALUATOR:
+        if self._left == 0 and task.task != self._evaluator:
             self._reporter.emit("failure", step=self._step, task=str(task.task), cause=cause, action="the run ends")
             raise BudgetSpentError(
                 f"{task.task} {cause}; all {self._restart.budget} restarts (cluster.restart.budget) are spent",
                 task=str(task.task),
             )
-        self._left -= task.task != EVALUATOR
+        self._left -= task.task != self._evaluator
         group = [t for t in self._tasks.values() if attempt and t.task.job in self._lineup.one_fate] or [task]
         delay_s = self._delay_s(task)
         for member in group:
@@ -268,7 +268,7 @@ class Supervisor:
 
     def _sign(self) -> Sign:
         beat = self._tasks[CHIEF].heartbeat()
-        return Sign(beat.state, beat.step, beat.slowest_step_s) if beat else Sign()
+        return Sign(beat.state, beat.step, beat.slowest_step_s, beat.advances) if beat else Sign()
 
     def _is_up(self, task: Task) -> bool:
         return self._tasks[task].start_at_s is None and self._tasks[task].heartbeat() is not None
@@ -277,46 +277,6 @@ class Supervisor:
         for task in self._tasks.values():
             if task.start_at_s is not None and time.monotonic() >= task.start_at_s:
                 task.start()
-
-    # -- what is told
-
-    def _tell(self) -> None:
-        """Passes on what has been added to metrics.jsonl, by the chief or from here, and shows the tasks."""
-        path = self._folder.path / "metrics.jsonl"
-        if path.exists():
-            with path.open("rb") as file:
-                file.seek(self._told_bytes)
-                lines = file.read()
-            whole = lines[: lines.rfind(b"\n") + 1]
-            self._told_bytes += len(whole)
-            for line in whole.splitlines():
-                self._heard(json.loads(line))
-        if time.monotonic() - self._shown_s >= _VIEW_EVERY_S:
-            self._shown_s = time.monotonic()
-            beat = self._tasks[CHIEF].heartbeat()
-            progress = Progress(**beat.progress) if beat and beat.progress else None
-            stale = progress is not None and progress.step < self._told_step  # than the epoch's end that was just told
-            self._sink.tasks(self._table(), None if stale else progress)
-
-    def _heard(self, line: dict[str, Any]) -> None:
-        kind, step, wall_s = line.pop("event"), line.pop("step"), line.pop("wall_s")
-        self._told_step = step or 0
-        if kind == "restored":
-            self._recoveries.restored(step)
-        if kind == "epoch":
-            self._recoveries.count_repeated(line["steps_repeated"])
-        self._sink.event(Event(kind, step, wall_s, line))
-
-    def _table(self) -> Table:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for heading in ("task", "state", "restarts", "memory", "CPU", "last heartbeat"):
-            table.add_column(heading, justify="left" if heading in ("task", "state") else "right")
-        for task in self._tasks.values():
-            beat, (memory, processor) = task.heartbeat(), task.usage()
-            state = "restarting" if task.start_at_s is not None else beat.state if beat else "starting"
-            heard = f"{age_s(beat):.1f} s ago" if beat else "-"
-            table.add_row(str(task.task), state, str(task.restarts), decimal(memory), f"{processor:.0f} %", heard)
-        return table
 
 
 def _ended(code: int | None) -> str:

@@ -8,6 +8,7 @@ import tf_keras
 
 from psrun import targets
 from psrun.choices import Fit
+from psrun.closures import InFlight
 from psrun.config import RunConfig
 from psrun.errors import ConfigError, Problem
 from psrun.training.lockstep import Lockstep
@@ -54,20 +55,21 @@ class Epochs(tf_keras.callbacks.Callback):
         self._session = session
         self._joined = False
         self._scheduled = 0
+        distribution = session.program.distribution
+        self._in_flight = InFlight(distribution) if distribution.coordinator is not None else None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._joined, self._scheduled = False, 0
         self._session.epoch_begins()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        num_steps, self._scheduled = (
-            batch + 1 - self._scheduled,
-            batch + 1,
-        )  # under parameter servers scheduled, not done
+        num_steps = batch + 1 - self._scheduled
+        self._scheduled = batch + 1  # under parameter servers not done yet: the logs are what `schedule` returned
+        for _ in self._in_flight.add(logs) if self._in_flight else ():
+            pass
         if self._session.steps_scheduled(num_steps):
-            coordinator = self._session.program.distribution.coordinator
-            if coordinator is not None:
-                coordinator.join()
+            if self._in_flight:
+                self._in_flight.join()
             self._session.save()
         if self._session.stop.requested.is_set() and self._session.lockstep is None:
             self.model.stop_training = True  # the request may have come before `fit`, which forgets it

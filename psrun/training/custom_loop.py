@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from psrun.closures import InFlight
 from psrun.config import RunConfig
 from psrun.program import Program
-from psrun.strategy import IN_FLIGHT_PER_WORKER
 from psrun.training.session import Session
 
 
@@ -56,24 +55,13 @@ def _scheduler(program: Program, session: Session) -> tuple[Callable[[int], None
 
     dataset = functools.partial(session.train_dataset(), context=coordinator)
     iterator = iter(coordinator.create_per_worker_dataset(dataset))
-    most = IN_FLIGHT_PER_WORKER * program.distribution.num_workers
-    in_flight: deque[Any] = deque()
+    in_flight = InFlight(program.distribution)
 
     def schedule(num_steps: int) -> None:
-        if len(in_flight) >= most:
-            try:
-                in_flight.popleft().get()
-            except tf.errors.CancelledError:
-                # Cancelled because another one failed: that one's error is told by the join.
-                join()
-                raise
-        in_flight.append(coordinator.schedule(steps, args=(iterator, tf.constant(num_steps))))
+        for _ in in_flight.add(coordinator.schedule(steps, args=(iterator, tf.constant(num_steps)))):
+            pass
 
-    def join() -> None:
-        in_flight.clear()
-        coordinator.join()
-
-    return schedule, join
+    return schedule, in_flight.join
 
 
 def _packed_steps(program: Program) -> Callable[[Any, tf.Tensor], None]:

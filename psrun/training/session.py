@@ -19,6 +19,7 @@ from psrun.program import Program
 from psrun.reporting.events import Reporter
 from psrun.reporting.run_folder import RunFolder
 from psrun.stop import Stop
+from psrun.training.following import Following
 from psrun.training.lockstep import Lockstep
 from psrun.training.monitor import Monitor, iterations
 from psrun.training.saving import Saving
@@ -52,6 +53,7 @@ class Session:
     Args:
       evaluation: None where nothing is evaluated here.
       saving: None where no checkpoints are taken.
+      following: told of what epochs and evaluations find.
       folder: takes what belongs in the run's result.
       start: where the training goes on from; the program's variables are those of that moment.
       stop: asked between executions whether to end early.
@@ -68,13 +70,14 @@ class Session:
         *,
         evaluation: Evaluator | None,
         saving: Saving | None,
+        following: Following,
         folder: RunFolder,
         start: Position,
         stop: Stop,
         lockstep: Lockstep | None = None,
     ) -> None:
         self.program, self._reporter, self._folder = program, reporter, folder
-        self._evaluation, self._saving = evaluation, saving
+        self._evaluation, self._saving, self._following = evaluation, saving, following
         self.start, self.stop, self.lockstep = start, stop, lockstep
         self.first_step = iterations(program)
         trainer = program.config.trainer
@@ -103,11 +106,10 @@ class Session:
         return max(0, self.monitor.last_step - self.first_step - self.scheduled)
 
     def catch_up(self) -> None:
-        """Does the evaluation of a training that is whole, if the process before this one did not get to it."""
+        """Does the evaluation of a training that was over already, if the process before this one did not get to it."""
         evaluated = (self._folder.stored().get("evaluation") or {}).get("step")
-        if self._evaluation is not None and evaluated != self.first_step:
-            found = self._evaluated(self._evaluation.evaluate(self.first_step, self.monitor.advance))
-            self._compare(self.first_step, found)
+        if self._evaluation is not None and self.scheduled == 0 and evaluated != self.first_step:
+            self._compare(self.first_step, self._evaluate(self.first_step))
 
     def train_dataset(self) -> Callable[..., tf.data.Dataset]:
         """Makes the training data from the step reached now on; for this process, or for each worker.
@@ -183,25 +185,33 @@ class Session:
             self._save(step, self._epoch - 1)
             self.stop.raise_if_requested()
         self._report_epoch(step, metrics)
+        self._following.take(step, metrics)
         if step - self.first_step < self.scheduled:
             # Keras only warns of data that ends; steps may be run twice, but never fewer than were scheduled.
             raise data_ended(step, self.first_step + self.scheduled)
         self._into = 0
         last = self._epoch == trainer.epochs or self.ends_early
-        if self._stops() or self._due or (self._saving and self._saving.due_after(self._epoch, last=last)):
+        saves = bool(self._stops() or self._due or (self._saving and self._saving.due_after(self._epoch, last=last)))
+        if saves:
             self._save(step, self._epoch)
+        stops = saves and self._stops()  # one that is told later waits for a moment in which all is saved
         found = {}
         if validation is not None:
             seen, values = validation
             found = self._evaluated(Evaluation("validation", step, seen, dict(values)))
-        if self._stops():
-            self._compare(step, {**metrics, **found})
-            self.stop.raise_if_requested()
-        if self._evaluation is not None and self._evaluation_due():
-            self.monitor.state = "evaluating"
-            found = self._evaluated(self._evaluation.evaluate(step, self.monitor.advance))
+        if self._evaluation is not None and self._evaluation_due() and not stops:
+            found = self._evaluate(step)
         self._compare(step, {**metrics, **found})
+        self._following.take(step, found)
+        self._following.epoch_ended(step)
+        if stops:
+            self.stop.raise_if_requested()
         return found
+
+    def _evaluate(self, step: int) -> dict[str, float]:
+        assert self._evaluation is not None
+        self.monitor.state = "evaluating"
+        return self._evaluated(self._evaluation.evaluate(step, self.monitor.advance))
 
     @property
     def ends_early(self) -> bool:
@@ -281,7 +291,7 @@ class Session:
         seen, there = evaluation.examples_seen, self.program.source.num_eval_examples
         if seen != there and evaluation.mode != "distributed":
             self._reporter.warn(f"{seen} examples were evaluated; the data says that there are {there}")
-        found = {f"val_{name}": value for name, value in evaluation.metrics.items()}
+        found = evaluation.values
         self.monitor.metrics = {**self.monitor.metrics, **found}
         trained = self._folder.stored().get("metrics", {})
         self._folder.update(metrics={**trained, **found}, evaluation=asdict(evaluation))

@@ -1,4 +1,4 @@
-"""Exact evaluation while tasks are killed and hang: every example counts once."""
+"""Exact evaluation while tasks are killed, hang and are cut off: every example counts once."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from running import Cluster
+from running import TASKS, Cluster
 
 pytestmark = pytest.mark.cluster
 
 TESTS = str(Path(__file__).parents[1])
-NUM_EXAMPLES = 120_000
+NUM_EXAMPLES = 50_000
 RUN = [
     "model=dense", "~model.hidden_units", "model._target_=counted.model", "data._target_=counted.Numbered",
     "~data.num_train_examples", "~data.noise", "~data.num_features", f"data.num_eval_examples={NUM_EXAMPLES}",
@@ -58,3 +58,70 @@ def test_a_parameter_server_is_lost_in_the_middle(start):
     cluster.kill("ps-0")
     assert cluster.end() == 0, cluster.stderr
     counted_once(cluster)
+
+
+@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
+def test_a_worker_is_cut_off_in_the_middle(tasks, network, trainer):
+    given = [*RUN, f"trainer={trainer}", "cluster.heartbeat_timeout_s=6", "cluster.connect_timeout_s=30"]
+    for name in ("ps-0", "worker-0", "worker-1"):
+        tasks(name, *given, PYTHONPATH=TESTS)
+    chief = tasks("chief-0", *given, PYTHONPATH=TESTS)
+    evaluating(chief)
+    network.cut(network.hosts[TASKS["worker-1"]])
+    assert chief.wait_for("failure")["task"] == "worker-1"
+    assert chief.end() == 0, chief.stderr
+    counted_once(chief)
+
+
+def checkpoint_of(start, *arguments: str) -> Cluster:
+    """A run that was trained with one process, on data that takes a while to evaluate."""
+    trained = start("cluster=none", *RUN, "evaluation=none", *arguments, PYTHONPATH=TESTS)
+    assert trained.end() == 0, trained.stderr
+    return trained
+
+
+@pytest.mark.parametrize("fault", ["kill", "stop"])
+def test_a_checkpoint_is_evaluated_on_a_cluster_of_several_processes(start, fault):
+    trained = checkpoint_of(start)
+    before = (trained.folder / "run.json").read_bytes()
+    evaluated = start("cluster=local", f"resume='{trained.folder}'", "mode=evaluate", "evaluation=exact",
+                      "cluster.restart.heartbeat_timeout_s=6", PYTHONPATH=TESTS)  # fmt: skip
+    evaluated.folder = trained.folder / "evaluations" / "cluster"
+    evaluating(evaluated)
+    getattr(evaluated, fault)("worker-1")
+    assert evaluated.wait_for("failure")["task"] == "worker-1"
+    assert evaluated.end() == 0, evaluated.stderr
+    counted_once(evaluated)
+    assert f"step 10 (exact, {NUM_EXAMPLES} examples)" in evaluated.stdout
+    assert (trained.folder / "run.json").read_bytes() == before
+    found = json.loads((trained.folder / "evaluations" / "10-exact.json").read_text())
+    alone = start("cluster=none", f"resume='{trained.folder}'", "mode=evaluate", "evaluation=direct", PYTHONPATH=TESTS)
+    assert alone.end() == 0, alone.stderr
+    other = json.loads((trained.folder / "evaluations" / "10-direct.json").read_text())
+    assert found["metrics"] == pytest.approx(other["metrics"], rel=1e-4)
+    assert evaluated.left() == []
+
+
+def test_a_checkpoint_is_evaluated_on_a_cluster_that_somebody_else_starts(tasks, start):
+    trained = checkpoint_of(start, "data.num_eval_examples=1000")
+    resumed = [f"resume='{trained.folder}'", "mode=evaluate", "evaluation=exact"]
+    servers = [tasks(name, *resumed, PYTHONPATH=TESTS) for name in ("ps-0", "worker-0", "worker-1")]
+    chief = tasks("chief-0", *resumed, PYTHONPATH=TESTS)
+    assert chief.end() == 0, chief.stderr
+    assert "step 10 (exact, 1000 examples)" in chief.stdout
+    assert [server.end(within_s=20) for server in servers] == [0, 0, 0]
+
+
+def test_the_only_worker_is_lost_and_comes_back(start):
+    """Nobody else makes room in a queue for what the lost worker gives back."""
+    cluster = start("cluster=local", "cluster.num_workers=1", "trainer=fit", *RUN, "evaluation=distributed",
+                    "trainer.steps_per_epoch=4000", PYTHONPATH=TESTS)  # fmt: skip
+    cluster.wait_for_step(500)
+    cluster.kill("worker-0")
+    assert cluster.wait_for("recovery")["task"] == "worker-0"
+    evaluating(cluster)
+    cluster.kill("worker-0")
+    assert cluster.wait_for("failure", 2)["task"] == "worker-0"
+    assert cluster.end() == 0, cluster.stderr
+    assert {row["task"] for row in cluster.result["recoveries"]} == {"worker-0"}
+    assert cluster.result["evaluation"]["examples_seen"] >= NUM_EXAMPLES

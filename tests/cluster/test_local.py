@@ -36,7 +36,7 @@ def learned(cluster) -> None:
 
 
 def test_a_run_without_faults_ends_clean_by_itself(start):
-    cluster = start(*SHORT, "cluster.evaluator=true")
+    cluster = start(*SHORT)
     cluster.wait_for_step(1)
     addresses = [c.laddr.port for p in psutil.Process(cluster.process.pid).children() for c in p.net_connections()]
     assert cluster.end() == 0
@@ -44,7 +44,7 @@ def test_a_run_without_faults_ends_clean_by_itself(start):
     result = cluster.result
     assert result["cluster"] == {"topology": "local", "num_workers": 2, "num_ps": 2}
     assert result["recoveries"] == []
-    for name in ("chief-0", "worker-0", "worker-1", "ps-0", "ps-1", "evaluator-0"):
+    for name in ("chief-0", "worker-0", "worker-1", "ps-0", "ps-1"):
         assert (cluster.folder / "logs" / f"{name}.log").exists()
         assert "Traceback" not in (cluster.folder / "logs" / f"{name}.log").read_text()
     # Isolated where the kernel allows it: then no port of the cluster is seen from outside.

@@ -40,8 +40,43 @@ def test_an_evaluator_that_is_killed_is_started_again(start):
 
 
 def test_it_tells_a_training_that_no_longer_learns_to_end(start):
-    cluster = start(*RUN, "trainer.epochs=10000", "evaluation.patience=3", "optimizer.learning_rate=0")
+    cluster = start(*RUN, "trainer.epochs=10000", "early_stopping.metric=val_loss", "early_stopping.mode=min",
+                    "optimizer.learning_rate=0", "reduce_lr.metric=val_loss", "reduce_lr.mode=min")  # fmt: skip
     assert cluster.end() == 0, cluster.stderr
     assert cluster.result["status"] == "completed"
     assert cluster.result["steps"]["applied"] < 50 * 10000
     assert cluster.result["evaluation"]["step"] == cluster.result["steps"]["applied"]
+
+
+@pytest.mark.parametrize("fault", [None, "kill", "stop"])
+def test_the_last_worker_is_set_aside_and_evaluates(start, fault):
+    cluster = start(*RUN, "evaluation=sidecar_thread", "cluster.num_workers=3", "trainer.epochs=20",
+                    "checkpoint.max_to_keep=99", "cluster.restart.heartbeat_timeout_s=6")  # fmt: skip
+    if fault:
+        cluster.wait_for("evaluation", 2)
+        getattr(cluster, fault)("worker-2")
+        assert cluster.wait_for("failure")["task"] == "worker-2"
+    assert cluster.end() == 0, cluster.stderr
+    saved = [event["step"] for event in cluster.events("checkpoint")]
+    assert [event["step"] for event in cluster.events("evaluation")] == saved
+    result = cluster.result
+    assert result["cluster"]["num_workers"] == 2
+    assert (result["evaluation"]["mode"], result["evaluation"]["step"]) == ("sidecar_thread", 1000)
+    assert {row["variable"] for row in result["placement"]}  # it trained on a real cluster
+    assert cluster.left() == []
+
+
+def test_one_of_the_workers_that_somebody_else_starts_is_set_aside(tasks):
+    rules = ("reduce_lr.metric=val_loss", "reduce_lr.mode=max", "reduce_lr.patience=1")
+    kept = (each for each in RUN if each.startswith(("trainer.", "data.")))
+    given = [*kept, "evaluation=sidecar_thread", "trainer.epochs=200", *rules]
+    chief = tasks("chief-0", *given)
+    shared = f"hydra.run.dir='{chief.folder}'"
+    others = [tasks(name, *given, shared) for name in ("ps-0", "worker-0", "worker-1")]
+    lowered = chief.wait_for("learning_rate")  # the loss falls, which this rule takes for the worse
+    assert lowered["value"] == lowered["before"] / 2
+    assert "val_loss has not become better" in lowered["reason"]
+    assert chief.end() == 0, chief.stderr
+    assert [other.end() for other in others] == [0, 0, 0]
+    assert chief.result["cluster"]["num_workers"] == 1
+    assert (chief.result["evaluation"]["mode"], chief.result["evaluation"]["step"]) == ("sidecar_thread", 10000)

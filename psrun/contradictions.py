@@ -1,0 +1,151 @@
+"""Pieces of a configuration that are fine by themselves and cannot go together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from psrun import choices, keras_callbacks
+from psrun.config import OF_A_RUN, RunConfig
+from psrun.errors import Problem
+
+
+def problems(config: RunConfig) -> list[Problem]:
+    """Everything that the pieces of a run do not allow each other."""
+    checks = (_of_training, _of_checkpoints, _of_the_sidecar, _of_what_follows, _of_restoring)
+    return [problem for check in checks for problem in check(config)]
+
+
+def _of_training(config: RunConfig) -> list[Problem]:
+    problems = []
+    trainer, evaluation = config.trainer, config.evaluation
+    if trainer.run_eagerly and config.parameter_servers:
+        problems.append(
+            Problem("trainer.run_eagerly", "true cannot be used with parameter servers; debug with cluster=none")
+        )
+    if isinstance(evaluation, choices.Validation) and not isinstance(trainer, choices.Fit):
+        problems.append(
+            Problem("evaluation", "'validation' is done by Model.fit; choose trainer=fit, or evaluation=direct")
+        )
+    if isinstance(evaluation, choices.Distributed) and not config.parameter_servers:
+        problems.append(
+            Problem("evaluation", "'distributed' needs workers of parameter server training; choose exact or direct")
+        )
+    if isinstance(config.cluster, choices.MultiWorkerMirrored):
+        if not isinstance(trainer, choices.Fit):
+            problems.append(Problem("trainer", "cluster=multi_worker_mirrored trains by Model.fit; choose trainer=fit"))
+        elif any(str(node.get("_target_", "")).endswith("CSVLogger") for node in trainer.callbacks):
+            problems.append(
+                Problem("trainer.callbacks", "CSVLogger would write one file in every process; see metrics.jsonl")
+            )
+    if trainer.steps_per_execution > trainer.steps_per_epoch:
+        problems.append(
+            Problem(
+                "trainer.steps_per_execution",
+                f"is {trainer.steps_per_execution}, more than trainer.steps_per_epoch={trainer.steps_per_epoch}",
+            )
+        )
+    if isinstance(trainer, choices.Fit) and config.parameter_servers:
+        setting = keras_callbacks.Setting(
+            sharded=not isinstance(config.partitioner, choices.NoPartitioner),
+            scheduled=isinstance(config.optimizer.options.get("learning_rate"), Mapping),
+        )
+        problems.extend(keras_callbacks.problems(trainer.callbacks, setting))
+    return problems
+
+
+def _of_checkpoints(config: RunConfig) -> list[Problem]:
+    """Of when checkpoints are taken and what they are compared by."""
+    checkpoint, problems = config.checkpoint, []
+    if isinstance(checkpoint, choices.NoCheckpoints):
+        if config.resume is not None:
+            problems.append(Problem("checkpoint", "'none' has nothing to resume from; choose checkpoint=epoch"))
+        if config.export.at_end:
+            problems.append(Problem("export.at_end", "exports the last checkpoint; choose checkpoint=epoch"))
+        return problems
+    if checkpoint.every_s is not None and isinstance(config.cluster, choices.MultiWorkerMirrored):
+        problems.append(
+            Problem("checkpoint.every_s", "cannot be used here: all workers save at the same step; choose every_steps")
+        )
+    if checkpoint.best_metric is not None and checkpoint.every_epochs is None:
+        problems.append(
+            Problem("checkpoint.best_metric", "is known after epochs: checkpoint.every_epochs must have a value")
+        )
+    for index, node in enumerate(config.trainer.callbacks if isinstance(config.trainer, choices.Fit) else ()):
+        if str(node["_target_"]).endswith("EarlyStopping") and node.get("restore_best_weights"):
+            problems.append(
+                Problem(f"trainer.callbacks[{index}]", "restore_best_weights would change the weights after the last "
+                        "checkpoint; keep the best one with checkpoint.best_metric=... instead")
+            )  # fmt: skip
+    return problems
+
+
+def _of_the_sidecar(config: RunConfig) -> list[Problem]:
+    """Of evaluation by the evaluator task."""
+    evaluation, checkpoint, problems = config.evaluation, config.checkpoint, []
+    if not isinstance(evaluation, choices.Sidecar):
+        if config.export.best and config.mode == "train":
+            problems.append(Problem("export.best", "is done by the evaluator task; choose evaluation=sidecar"))
+        return problems
+    cluster, kind = config.cluster, evaluation.kind
+    if not isinstance(cluster, choices.Local | choices.Unsupervised):
+        needs = (
+            "sets aside a worker that is a process of its own; the workers here are threads of one process"
+            if isinstance(evaluation, choices.SidecarThread)
+            else "needs an evaluator task"
+        )
+        problems.append(Problem("evaluation", f"'{kind}' {needs}: choose cluster=local, tf_config or static"))
+    elif isinstance(evaluation, choices.SidecarThread) and getattr(cluster, "num_workers", 2) < 2:
+        problems.append(
+            Problem(
+                "cluster.num_workers", f"is 1; '{kind}' sets one worker aside, and another one must be left to train"
+            )
+        )
+    if isinstance(checkpoint, choices.NoCheckpoints):
+        problems.append(Problem("evaluation", f"'{kind}' evaluates checkpoints; choose checkpoint=epoch"))
+    elif config.export.best and not (checkpoint.best_metric or "").startswith("val_"):
+        problems.append(Problem("export.best", "needs checkpoint.best_metric=val_..., to know what is better"))
+    return problems
+
+
+def _of_what_follows(config: RunConfig) -> list[Problem]:
+    """Of what follows the metrics of evaluations."""
+    problems = []
+    rules = {"early_stopping": config.early_stopping, "reduce_lr": config.reduce_lr}
+    for key, rule in rules.items():
+        if rule.metric is not None and rule.mode is None:
+            problems.append(Problem(f"{key}.mode", f"must say what is better for {rule.metric}: max or min"))
+        if rule.metric is not None and isinstance(config.cluster, choices.MultiWorkerMirrored):
+            message = "cannot be used here: each process would decide for itself; see trainer.callbacks"
+            problems.append(Problem(f"{key}.metric", message))
+    if not 0 < config.reduce_lr.factor < 1:
+        problems.append(Problem("reduce_lr.factor", f"is {config.reduce_lr.factor}, must be between 0 and 1"))
+    if isinstance(config.optimizer.options.get("learning_rate"), Mapping) and config.reduce_lr.metric is not None:
+        problems.append(Problem("reduce_lr.metric", "needs optimizer.learning_rate to be a number; it is a schedule"))
+    trainer, none_here = config.trainer, isinstance(config.evaluation, choices.Sidecar | choices.NoEvaluation)
+    if none_here and isinstance(trainer, choices.Fit):
+        for index, node in enumerate(trainer.callbacks):
+            name = str(node["_target_"]).rpartition(".")[2]
+            monitor = node.get("monitor", keras_callbacks.MONITORS.get(name))
+            if str(monitor).startswith("val_") and (name != "ModelCheckpoint" or node.get("save_best_only")):
+                message = f"{name} waits for {monitor}, which evaluation={config.evaluation.kind} gives no callback"
+                problems.append(Problem(f"trainer.callbacks[{index}]", f"{message}; see early_stopping, reduce_lr "
+                                        "and checkpoint.best_metric"))  # fmt: skip
+    return problems
+
+
+def _of_restoring(config: RunConfig) -> list[Problem]:
+    """Of what is made from the checkpoints of a run."""
+    problems, makes = [], config.mode in OF_A_RUN
+    if makes and config.resume is None:
+        problems.append(Problem("resume", f"mode={config.mode} needs a run that was trained: resume=RUN_FOLDER"))
+    if config.mode == "evaluate":
+        if not isinstance(config.evaluation, choices.BetweenEpochs):
+            problems.append(Problem("evaluation", "mode=evaluate needs evaluation=direct, exact or distributed"))
+        if isinstance(config.cluster, choices.MultiWorkerMirrored):
+            message = "each process of 'multi_worker_mirrored' would evaluate everything; choose local or none"
+            problems.append(Problem("cluster", message))
+    if config.restore not in ("latest", "best") and not config.restore.isdigit():
+        problems.append(Problem("restore", f"is '{config.restore}', must be latest, best or the step of a checkpoint"))
+    elif config.restore != "latest" and not makes:
+        problems.append(Problem("restore", f"is for mode={', '.join(OF_A_RUN)}; a training goes on from the newest"))
+    return problems

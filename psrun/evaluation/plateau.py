@@ -1,0 +1,92 @@
+"""Whether a metric has stopped becoming better: the rule behind early stopping and lowering the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from psrun.schema import at_least, one_of
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """The training ends when `metric` (None: never) has not become better in `patience` evaluations.
+
+    Attributes:
+      mode: 'max' where more is better, else 'min'; None where there is no metric.
+      min_delta: by how much better it must be to count.
+    """
+
+    metric: str | None
+    mode: str | None = one_of("max", "min", None)
+    patience: int = at_least(1)
+    min_delta: float = at_least(0)
+
+
+@dataclass(frozen=True)
+class LowerLearningRate(EarlyStopping):
+    """The learning rate is multiplied by `factor`, not below `min_lr`, when `metric` is not getting better."""
+
+    factor: float = at_least(0)
+    min_lr: float = at_least(0)
+
+
+class Plateau:
+    """Counts evaluations in a row without a better one.
+
+    The rule is that of `tf_keras.callbacks.EarlyStopping` and `ReduceLROnPlateau` (there with `cooldown=0`).
+
+    Attributes:
+      best: the best value so far; None before the first.
+      waited: evaluations since then.
+    """
+
+    def __init__(self, rule: EarlyStopping) -> None:
+        self.rule = rule
+        self.best: float | None = None
+        self.waited = 0
+
+    @property
+    def reason(self) -> str:
+        """What it means that the plateau is reached."""
+        return f"{self.rule.metric} has not become better in {self.rule.patience} evaluations"
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What `restore` takes, in values that JSON knows."""
+        return {"rule": self._counts, "best": self.best, "waited": self.waited}
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """Goes on from a state, where it is one of the same metric, compared in the same way; returns whether it is."""
+        same = state["rule"] == self._counts
+        if same:
+            self.best, self.waited = state["best"], state["waited"]
+        return same
+
+    @property
+    def _counts(self) -> list[Any]:
+        return [self.rule.metric, self.rule.mode, self.rule.min_delta]
+
+    def reached(self, metrics: Mapping[str, float]) -> bool:
+        """Takes in one evaluation; whether patience has run out with it, after which it is counted anew.
+
+        An evaluation without the metric does not count; NaN is never better.
+        """
+        value = metrics.get(self.rule.metric or "")
+        if value is None:
+            return False
+        if self._better(value):
+            self.best, self.waited = value, 0
+            return False
+        self.waited += 1
+        if self.waited < self.rule.patience:
+            return False
+        self.waited = 0
+        return True
+
+    def _better(self, value: float) -> bool:
+        if self.best is None:
+            return value == value
+        gain = value - self.best if self.rule.mode == "max" else self.best - value
+        return gain > self.rule.min_delta
