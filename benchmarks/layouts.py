@@ -66,6 +66,10 @@ OPTIMIZERS = {
     "adagrad": ("optimizer=adagrad",),
     "adam": ("optimizer=adam",),
     "sgd": ("optimizer=sgd", "+optimizer.momentum=0.9"),
+    **{
+        name: (f"optimizer={name}",)
+        for name in ("sparse_adagrad", "rowwise_adagrad", "lazy_adam", "sparse_sgd", "ftrl")
+    },
 }
 STEPS = 7
 Values = dict[str, bytes]

@@ -181,34 +181,38 @@ class NoEvaluation:
 
 
 @dataclass(frozen=True)
-class Validation:
+class Evaluated:
+    """`batch_size`: examples of a batch that is evaluated; None for as many as a step trains on."""
+
     kind: str
+    batch_size: int | None = at_least(1)
+
+
+@dataclass(frozen=True)
+class Validation(Evaluated):
     every: int = at_least(1)
 
 
 @dataclass(frozen=True)
-class Direct:
-    kind: str
+class Direct(Evaluated):
     every: int = at_least(1)
 
 
 @dataclass(frozen=True)
-class Distributed:
-    kind: str
+class Distributed(Evaluated):
     every: int = at_least(1)
 
 
 @dataclass(frozen=True)
-class Exact:
+class Exact(Evaluated):
     """`num_shards`: in how many closures the data is evaluated; None for a few a worker."""
 
-    kind: str
     every: int = at_least(1)
     num_shards: int | None = at_least(1)
 
 
 @dataclass(frozen=True)
-class Sidecar:
+class Sidecar(Evaluated):
     """Evaluation by the evaluator task.
 
     Attributes:
@@ -216,7 +220,6 @@ class Sidecar:
       wait_s: how long the evaluator waits for a first checkpoint, or for a chief that is gone, and others for it.
     """
 
-    kind: str
     every: str = one_of("each", "latest")
     wait_s: float = at_least(1)
 

@@ -27,15 +27,14 @@ class InFlight:
         self._most = per_worker * distribution.num_workers
         self._waiting: deque[Any] = deque()
 
-    def add(self, scheduled: Any) -> Iterator[Any]:
-        """Takes in what `schedule` returned; yields those that had to be waited for first.
+    def add(self, scheduled: Any) -> list[Any]:
+        """Takes in what `schedule` returned; returns those that had to be waited for, as there were too many.
 
         Raises:
           tf.errors.OpError: one failed; the first error, not those of the others that were cancelled for it.
         """
         self._waiting.append(scheduled)
-        while len(self._waiting) > self._most:
-            yield self._oldest()
+        return [self._oldest() for _ in range(len(self._waiting) - self._most)]
 
     def rest(self) -> Iterator[Any]:
         """Waits for each that is left; raises as `add`."""

@@ -100,7 +100,7 @@ class Program:
           context: as in `train_dataset`.
           shard: the index of a shard, from 0, and how many there are; for only the examples of that one.
         """
-        batch_size = self.config.data.global_batch_size
+        batch_size = eval_batch_size(self.config)
         if shard is None:
             return self._preprocessed(self.source.evaluation(batch_size=batch_size))
         if "shard" in inspect.signature(self.source.evaluation).parameters:
@@ -236,7 +236,12 @@ def zeros(spec: tf.TensorSpec, batch_size: int = 1) -> tf.Tensor:
 
 def num_eval_batches(run: RunConfig, source: DataSource) -> int:
     """How many batches the evaluation examples make."""
-    return -(-source.num_eval_examples // run.data.global_batch_size)
+    return -(-source.num_eval_examples // eval_batch_size(run))
+
+
+def eval_batch_size(run: RunConfig) -> int:
+    """Examples of a batch that is evaluated."""
+    return getattr(run.evaluation, "batch_size", None) or run.data.global_batch_size
 
 
 def _num_eval_shards(run: RunConfig, source: DataSource, num_workers: int) -> int:

@@ -80,6 +80,7 @@ def test_all_ways_give_the_same_metrics(train, trainer):
     ways = ("direct", "exact", *(("validation",) if trainer == "fit" else ()))
     pieces = ("model=wide_deep", "partitioner=fixed_shards", f"trainer={trainer}")
     direct, *others = (train(*pieces, f"evaluation={way}", num_workers=1)[0] for way in ways)
+    others.append(train(*pieces, "evaluation=exact", "evaluation.batch_size=33", num_workers=1)[0])
     for other in others:
         assert other["evaluation"]["examples_seen"] == direct["evaluation"]["examples_seen"] == 100
         assert other["metrics"]["val_auc"] == pytest.approx(direct["metrics"]["val_auc"], abs=1e-6)
@@ -204,11 +205,15 @@ def test_a_checkpoint_that_is_removed_under_the_sidecar_is_not_missed(train, sid
 
 
 @pytest.mark.thorough
-def test_a_sidecar_without_checkpoints_or_with_another_model_says_so(train, sidecar, tmp_path):
+def test_a_sidecar_without_checkpoints_or_with_another_model_says_so(train, sidecar, tmp_path, monkeypatch):
+    from psrun.roles import sidecar as role
+
+    monkeypatch.setattr(role, "_SAID_AFTER_S", 0.0)
     empty = RunFolder.create(tmp_path / "empty", raw={})
     (empty.path / "metrics.jsonl").touch()
     with pytest.raises(ChiefGoneError, match=r"no checkpoint in .* and no chief for 1 s"):
         sidecar(empty)
+    assert [event["event"] for event in events(empty)] == ["waiting"]
     _, folder = train("evaluation=none", "trainer.epochs=1")
     folder.update(status="completed", exit_code=0)
     with pytest.raises(ConfigError, match="8x5 float32 here and 8x20 float32 there"):

@@ -41,7 +41,7 @@ def test_names():
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize("optimizer", ["adagrad", "adam", "sgd", "ftrl"])
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam", "ftrl", "rowwise_adagrad", "sparse_sgd"])
 @pytest.mark.parametrize(
     "pieces",
     [

@@ -18,6 +18,7 @@ from psrun.cluster.topology import Topology
 from psrun.config import RunConfig
 from psrun.errors import PsrunError
 from psrun.evaluation import modes
+from psrun.optimizers import cost
 from psrun.reporting.events import Reporter, Sink
 from psrun.reporting.run_folder import RunFolder
 from psrun.reporting.summaries import Summaries
@@ -118,6 +119,8 @@ def _report_placement(built: program.Program, folder: RunFolder, reporter: Repor
     found = placement.balance(placed)
     folder.update(placement=rows, balance=asdict(found))
     reporter.emit("placement", placement=rows, **asdict(found))
+    for text in cost.of_dense_tables(built.optimizer, placed):
+        reporter.warn(text)
     run_config = built.config
     if run_config.parameter_servers and isinstance(run_config.partitioner, choices.FixedShards):
         wanted = run_config.partitioner.num_shards

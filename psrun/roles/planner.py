@@ -16,8 +16,9 @@ from tensorflow.python.ops.resource_variable_ops import UninitializedVariable  #
 from psrun import choices, placement, program, strategy
 from psrun.cluster import topology
 from psrun.config import RunConfig
+from psrun.optimizers import cost
 from psrun.placement import Placed, Planned
-from psrun.reporting.console import placement_table
+from psrun.reporting.console import placement_table, warner
 from psrun.reporting.run_folder import RunFolder
 
 _INDEX_BYTES = 8
@@ -38,11 +39,12 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run would put where, and move in each step."""
+    """What a run would put where, and move in each step; and what a person should think over."""
 
     placed: list[Placed]
     traffic: Traffic
     traffic_by_variable: dict[str, Traffic]
+    warnings: list[str]
 
 
 def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
@@ -76,7 +78,7 @@ def make(run_config: RunConfig, source: Any) -> Plan:
         sum(traffic.read_bytes for traffic in gradients.values()),
         sum(traffic.pushed_bytes for traffic in gradients.values()),
     )
-    return Plan(placed, total, gradients)
+    return Plan(placed, total, gradients, cost.of_dense_tables(built.optimizer, placed))
 
 
 class _Recorder:
@@ -169,6 +171,8 @@ def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, cons
             f"Each step of a worker reads at most {decimal(traffic.read_bytes)} from the parameter servers and "
             f"pushes at most {decimal(traffic.pushed_bytes)} of gradients"
         )
+    for text in plan.warnings:
+        warner(console)(text)
     share = "" if num_train_examples is None else f", {batch * steps / num_train_examples:.2f} times the training data"
     say(f"{trainer.epochs} epochs x {trainer.steps_per_epoch} steps of {batch} examples{share}")
 

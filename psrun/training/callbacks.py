@@ -65,8 +65,8 @@ class Epochs(tf_keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         num_steps = batch + 1 - self._scheduled
         self._scheduled = batch + 1  # under parameter servers not done yet: the logs are what `schedule` returned
-        for _ in self._in_flight.add(logs) if self._in_flight else ():
-            pass
+        if self._in_flight:
+            self._in_flight.add(logs)
         if self._session.steps_scheduled(num_steps):
             if self._in_flight:
                 self._in_flight.join()

@@ -58,8 +58,7 @@ def _scheduler(program: Program, session: Session) -> tuple[Callable[[int], None
     in_flight = InFlight(program.distribution)
 
     def schedule(num_steps: int) -> None:
-        for _ in in_flight.add(coordinator.schedule(steps, args=(iterator, tf.constant(num_steps)))):
-            pass
+        in_flight.add(coordinator.schedule(steps, args=(iterator, tf.constant(num_steps))))
 
     return schedule, in_flight.join
 

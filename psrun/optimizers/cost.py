@@ -1,0 +1,42 @@
+"""What an optimizer's step costs on an embedding table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tf_keras
+from rich.filesize import decimal
+
+from psrun.placement import Placed
+
+MANY_ROWS = 100_000
+_SPARSE = (
+    tf_keras.optimizers.Adagrad,
+    tf_keras.optimizers.legacy.Adagrad,
+    tf_keras.optimizers.legacy.Ftrl,
+    tf_keras.optimizers.legacy.SGD,
+)
+
+
+def updates_all_rows(optimizer: Any) -> bool:
+    """Whether a step reads and writes all of a table, also the rows that no example of the batch has."""
+    return not getattr(optimizer, "touches_rows_only", isinstance(optimizer, _SPARSE))
+
+
+def of_dense_tables(optimizer: Any, placed: Iterable[Placed]) -> list[str]:
+    """For each table of more than `MANY_ROWS` rows that the optimizer updates as a whole: what that costs."""
+    placed = list(placed)
+    if not updates_all_rows(optimizer):
+        return []
+    tables = {
+        shard.variable: tuple(shard.variable_shape)
+        for shard in placed
+        if shard.kind == "model" and "embeddings" in shard.variable and shard.variable_shape[0] > MANY_ROWS
+    }
+    return [
+        f"{type(optimizer).__name__} updates all {shape[0]:,} rows of {name} in every step, with its slots "
+        f"{decimal(sum(shard.bytes for shard in placed if tuple(shard.variable_shape) == shape))} read and written, "
+        "whatever the batch touches; sparse_adagrad, rowwise_adagrad, lazy_adam and sparse_sgd update its rows only"
+        for name, shape in tables.items()
+    ]

@@ -1,0 +1,198 @@
+"""The optimizers themselves: Adagrad, row-wise Adagrad, lazy Adam, SGD and FTRL on the rows that a batch touches.
+
+Each is the tf-keras optimizer of that name but for sparse gradients: duplicates are summed on the parameter server that
+holds the shard, not on the worker, and only the rows that occur are read and written, with their slots. Dense gradients
+take the way of tf-keras.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from psrun.optimizers import rows
+
+
+class _OnTouchedRows(tf_keras.optimizers.Optimizer):
+    """What they have in common; stands before a tf-keras optimizer among the base classes.
+
+    Args:
+      locking: whether updates of a shard on a parameter server exclude each other. Without, of two workers' updates of
+        the same row at the same time one is lost.
+    """
+
+    touches_rows_only = True
+
+    def __init__(self, *args: Any, locking: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "jit_compile": False})  # XLA cannot tell how many rows there will be
+        self.locking = locking
+
+    def build(self, var_list: list[tf.Variable]) -> None:
+        """Makes the slots, and what updates each variable, with its lock beside it."""
+        super().build(var_list)
+        self._make_updaters(var_list)
+
+    def _make_updaters(self, var_list: list[tf.Variable]) -> None:
+        if not hasattr(self, "_updaters"):
+            self._updaters = self._no_dependency({})
+        for variable in var_list:
+            key = self._var_key(variable)
+            if key not in self._updaters:
+                index = self._index_dict[key]
+                variables = [variable, *(slots[index] for slots in self._slots())]
+                locking = self.locking and "/job:ps" in (variable.device or "")
+                self._updaters[key] = rows.updater(variables, self._formula, locking=locking)
+
+    def update_step(self, gradient: Any, variable: tf.Variable) -> None:
+        """As in tf-keras; a sparse gradient may have a row more than once."""
+        if isinstance(gradient, tf.IndexedSlices):
+            numbers = (tf.cast(number, variable.dtype) for number in self._numbers())
+            self._updaters[self._var_key(variable)](*rows.sum_duplicates(gradient), *numbers)
+        else:
+            super().update_step(gradient, variable)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "locking": self.locking}
+
+    def _deduplicate_sparse_grad(self, grads: list[Any]) -> list[Any]:
+        return grads  # summed where the rows are
+
+    def _slots(self) -> list[list[tf.Variable]]:
+        """The slot variables, one list for each kind."""
+        raise NotImplementedError
+
+    def _numbers(self) -> tuple[Any, ...]:
+        """What the formula takes besides rows and gradients, of this step."""
+        return (self.learning_rate,)
+
+    def _formula(self, variable: tf.Tensor, *others: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """New rows of the variable and its slots, from theirs, the summed gradients and the numbers."""
+        raise NotImplementedError
+
+
+class SparseAdagrad(_OnTouchedRows, tf_keras.optimizers.Adagrad):
+    """Adagrad: accumulator += g^2; variable -= learning_rate g / sqrt(accumulator + epsilon).
+
+    Duchi, Hazan, Singer: Adaptive Subgradient Methods for Online Learning and Stochastic Optimization, JMLR 12 (2011).
+    """
+
+    def _slots(self) -> list[list[tf.Variable]]:
+        return [self._accumulators]
+
+    def _formula(self, variable: tf.Tensor, *others: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        accumulator, gradient, rate = others
+        squares = tf.square(gradient)
+        if accumulator.shape[-1] != gradient.shape[-1]:  # one a row
+            squares = tf.reduce_mean(squares, axis=-1, keepdims=True)
+        accumulator += squares
+        return variable - rate * gradient * tf.math.rsqrt(accumulator + self.epsilon), accumulator
+
+
+class RowwiseAdagrad(SparseAdagrad):
+    """Adagrad with one accumulator a row of an embedding table: accumulator += mean of g^2 over the row.
+
+    For tables of n rows and d columns the optimizer keeps n numbers rather than n d. Tables are the variables of two
+    axes named `embeddings`, as those of Keras' Embedding are; all others are updated as by `SparseAdagrad`.
+    Mudigere et al.: Software-Hardware Co-design for Fast and Scalable Training of Deep Learning Recommendation Models,
+    ISCA 2022, section 4.1.4.
+    """
+
+    def build(self, var_list: list[tf.Variable]) -> None:
+        """Makes the accumulators: (rows, 1) for a table, else of the shape of the variable."""
+        if not getattr(self, "_built", False):
+            tf_keras.optimizers.Optimizer.build(self, var_list)
+            self._accumulators = []
+            for variable in var_list:
+                shape = [variable.shape[0], 1] if _is_table(variable) else variable.shape
+                start = tf.fill(shape, tf.cast(self.initial_accumulator_value, variable.dtype))
+                made = self.add_variable_from_reference(variable, "accumulator", initial_value=start)
+                self._accumulators.append(made)
+            self._built = True
+        self._make_updaters(var_list)
+
+    def update_step(self, gradient: Any, variable: tf.Variable) -> None:
+        if _is_table(variable) and not isinstance(gradient, tf.IndexedSlices):
+            gradient = tf.IndexedSlices(gradient, tf.range(tf.shape(gradient)[0]))
+        super().update_step(gradient, variable)
+
+
+def _is_table(variable: tf.Variable) -> bool:
+    return len(variable.shape) == 2 and "embeddings" in variable.name
+
+
+class LazyAdam(_OnTouchedRows, tf_keras.optimizers.Adam):
+    """Adam, of which the moments of a row are brought forward only in steps that touch it.
+
+    m = beta_1 m + (1 - beta_1) g; v = beta_2 v + (1 - beta_2) g^2;
+    variable -= learning_rate sqrt(1 - beta_2^t) / (1 - beta_1^t) m / (sqrt(v) + epsilon), t the steps of all rows.
+    Kingma, Ba: Adam: A Method for Stochastic Optimization, ICLR 2015; lazy as in TensorFlow Addons' LazyAdam.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("amsgrad"):
+            raise ValueError("LazyAdam has no amsgrad, whose maximum a row that rests would not know")
+        super().__init__(*args, **kwargs)
+
+    def _slots(self) -> list[list[tf.Variable]]:
+        return [self._momentums, self._velocities]
+
+    def _numbers(self) -> tuple[Any, ...]:
+        step = tf.cast(self.iterations + 1, tf.float32)
+        correction = tf.sqrt(1 - tf.pow(self.beta_2, step)) / (1 - tf.pow(self.beta_1, step))
+        return (self.learning_rate * correction,)
+
+    def _formula(self, variable: tf.Tensor, *others: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        m, v, gradient, alpha = others
+        m += (gradient - m) * (1 - self.beta_1)
+        v += (tf.square(gradient) - v) * (1 - self.beta_2)
+        return variable - alpha * m / (tf.sqrt(v) + self.epsilon), m, v
+
+
+class SparseSGD(_OnTouchedRows, tf_keras.optimizers.SGD):
+    """Plain stochastic gradient descent: variable -= learning_rate g. No momentum, and so no slot."""
+
+    def __init__(self, learning_rate: Any = 0.01, name: str = "SparseSGD", **kwargs: Any) -> None:
+        if kwargs.pop("momentum", 0.0) or kwargs.pop("nesterov", False):
+            raise ValueError("SparseSGD has no momentum, which would move rows that no batch touches")
+        super().__init__(learning_rate, name=name, **kwargs)
+
+    def build(self, var_list: list[tf.Variable]) -> None:
+        """Makes no slots: tf-keras keeps a momentum also where it is 0."""
+        tf_keras.optimizers.Optimizer.build(self, var_list)
+        self._built = True
+        self._make_updaters(var_list)
+
+    def update_step(self, gradient: Any, variable: tf.Variable) -> None:
+        if isinstance(gradient, tf.IndexedSlices):
+            super().update_step(gradient, variable)
+        else:
+            variable.assign_sub(tf.cast(self.learning_rate, variable.dtype) * gradient)
+
+    def _slots(self) -> list[list[tf.Variable]]:
+        return []
+
+    def _formula(self, variable: tf.Tensor, *others: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        gradient, rate = others
+        return (variable - rate * gradient,)
+
+
+class SparseFtrl(_OnTouchedRows, tf_keras.optimizers.Ftrl):
+    """Follow the regularized leader, with l1 and l2 as in tf-keras' Ftrl.
+
+    McMahan et al.: Ad Click Prediction: a View from the Trenches, KDD 2013, algorithm 1.
+    """
+
+    def _slots(self) -> list[list[tf.Variable]]:
+        return [self._accumulators, self._linears]
+
+    def _formula(self, variable: tf.Tensor, *others: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        accumulator, linear, gradient, rate = others
+        power, l1 = self.learning_rate_power, self.l1_regularization_strength
+        l2 = self.l2_regularization_strength + self.beta / (2.0 * rate)
+        shrunk = gradient + 2.0 * self.l2_shrinkage_regularization_strength * variable
+        grown = accumulator + tf.square(gradient)
+        linear += shrunk - (grown**-power - accumulator**-power) / rate * variable
+        quadratic = grown**-power / rate + 2.0 * l2
+        return (tf.clip_by_value(linear, -l1, l1) - linear) / quadratic, grown, linear

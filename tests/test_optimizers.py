@@ -1,0 +1,176 @@
+"""Optimizers on the rows that a batch touches: equal to what the papers say, whatever occurs twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+ROWS, DIM, STEPS = 11, 3, 6
+
+
+def gradients(seed: int = 0):
+    """(ids with duplicates, values) of each step, and the sum by row as (touched rows, sums)."""
+    rng = np.random.default_rng(seed)
+    for _ in range(STEPS):
+        ids = rng.integers(ROWS // 2, size=8)
+        values = rng.normal(size=(8, DIM)).astype(np.float32)
+        touched = np.unique(ids)
+        yield ids, values, touched, np.stack([values[ids == row].sum(axis=0) for row in touched])
+
+
+def adagrad(w, rate, epsilon=1e-7):
+    accumulator = np.full_like(w, 0.1)
+    for _, _, rows, g in gradients():
+        accumulator[rows] += g**2
+        w[rows] -= rate * g / np.sqrt(accumulator[rows] + epsilon)
+
+
+def rowwise(w, rate, epsilon=1e-7):
+    accumulator = np.full((ROWS, 1), 0.1)
+    for _, _, rows, g in gradients():
+        accumulator[rows] += (g**2).mean(axis=1, keepdims=True)
+        w[rows] -= rate * g / np.sqrt(accumulator[rows] + epsilon)
+
+
+def adam(w, rate, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for t, (_, _, rows, g) in enumerate(gradients(), start=1):
+        m[rows] = beta_1 * m[rows] + (1 - beta_1) * g
+        v[rows] = beta_2 * v[rows] + (1 - beta_2) * g**2
+        alpha = rate * np.sqrt(1 - beta_2**t) / (1 - beta_1**t)
+        w[rows] -= alpha * m[rows] / (np.sqrt(v[rows]) + epsilon)
+
+
+def sgd(w, rate):
+    for _, _, rows, g in gradients():
+        w[rows] -= rate * g
+
+
+def ftrl(w, rate, l1=0.02, l2=0.03):
+    n, z = np.full_like(w, 0.1), np.zeros_like(w)
+    for _, _, rows, g in gradients():
+        grown = n[rows] + g**2
+        z[rows] += g - (np.sqrt(grown) - np.sqrt(n[rows])) / rate * w[rows]
+        n[rows] = grown
+        clipped = np.clip(z[rows], -l1, l1)
+        w[rows] = (clipped - z[rows]) / (np.sqrt(grown) / rate + 2 * l2)
+
+
+REFERENCES = {
+    "SparseAdagrad": (adagrad, {}), "RowwiseAdagrad": (rowwise, {}), "LazyAdam": (adam, {}), "SparseSGD": (sgd, {}),
+    "SparseFtrl": (ftrl, {"l1_regularization_strength": 0.02, "l2_regularization_strength": 0.03}),
+}  # fmt: skip
+
+
+def start():
+    return np.linspace(-1, 1, ROWS * DIM).reshape(ROWS, DIM)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", REFERENCES)
+def test_rows_that_occur_more_than_once_count_as_their_sum_and_others_stay(name):
+    import tensorflow as tf
+
+    from psrun.optimizers import sparse
+
+    reference, options = REFERENCES[name]
+    expected = start()
+    reference(expected, 0.1)
+    optimizer = getattr(sparse, name)(learning_rate=0.1, **options)
+    table = tf.Variable(start().astype(np.float32), name="embeddings")
+    optimizer.build([table])
+    step = tf.function(lambda g: optimizer.apply_gradients([(g, table)]))
+    for ids, values, _, _ in gradients():
+        step(tf.IndexedSlices(tf.constant(values), tf.constant(ids), tf.constant([ROWS, DIM])))
+    np.testing.assert_allclose(table.numpy(), expected, rtol=2e-6, atol=2e-6)
+    np.testing.assert_array_equal(table.numpy()[ROWS // 2 :], start().astype(np.float32)[ROWS // 2 :])
+    assert int(optimizer.iterations) == STEPS
+    again = type(optimizer).from_config(optimizer.get_config())
+    assert again.get_config() == optimizer.get_config()
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", REFERENCES)
+def test_dense_gradients_are_updated_as_by_keras(name):
+    import tensorflow as tf
+    import tf_keras
+
+    from psrun.optimizers import sparse
+
+    keras = {"SparseAdagrad": "Adagrad", "RowwiseAdagrad": "Adagrad", "LazyAdam": "Adam", "SparseSGD": "SGD",
+             "SparseFtrl": "Ftrl"}[name]  # fmt: skip
+    found = []
+    for optimizer in (getattr(sparse, name)(learning_rate=0.1), getattr(tf_keras.optimizers, keras)(learning_rate=0.1)):
+        kernel = tf.Variable(start().astype(np.float32), name="kernel")
+        for _, values, _, _ in gradients():
+            optimizer.apply_gradients([(tf.constant(np.resize(values, (ROWS, DIM))), kernel)])
+        found.append(kernel.numpy())
+    np.testing.assert_allclose(*found, rtol=1e-6)
+
+
+@pytest.mark.tensorflow
+def test_what_an_optimizer_cannot_do_is_told():
+    from psrun.optimizers import sparse
+
+    with pytest.raises(ValueError, match="has no momentum"):
+        sparse.SparseSGD(momentum=0.9)
+    with pytest.raises(ValueError, match="no amsgrad"):
+        sparse.LazyAdam(amsgrad=True)
+
+
+@pytest.mark.inprocess
+def test_no_update_of_a_row_is_lost_where_two_workers_meet(cluster_spec):
+    """Every step adds 1 to the same rows, so that what is lost is missing in the sum."""
+    import tensorflow as tf
+
+    from psrun import choices, strategy
+    from psrun.closures import InFlight
+    from psrun.optimizers.sparse import SparseSGD
+
+    cluster = strategy.parameter_servers(cluster_spec[2], choices.FixedShards("fixed_shards", 2))
+    with cluster.strategy.scope():
+        table = tf.Variable(tf.zeros([4000, 8]), name="embeddings")
+        optimizer = SparseSGD(learning_rate=1.0)
+        optimizer.build(table.variables)
+
+    def step():
+        ids = tf.range(1000)
+        optimizer.apply_gradients([(tf.IndexedSlices(-tf.ones([1000, 8]), ids), shard) for shard in table.variables])
+
+    def steps():
+        for _ in range(10):  # packed in one function, where a lock taken too soon would wait for ever
+            cluster.strategy.run(step)
+
+    packed = tf.function(steps).get_concrete_function()
+    in_flight = InFlight(cluster)
+    for _ in range(60):
+        in_flight.add(cluster.coordinator.schedule(packed))
+    in_flight.join()
+    for shard in table.variables:
+        np.testing.assert_array_equal(shard.numpy()[:1000], np.full((1000, 8), 600))
+        assert not shard.numpy()[1000:].any()
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("optimizer", "told"), [("adam", True), ("sgd", True), ("adagrad", False), ("lazy_adam", False)]
+)
+def test_an_optimizer_that_updates_all_of_a_large_table_is_told(optimizer, told):
+    import tf_keras
+
+    from psrun.optimizers import cost
+    from psrun.placement import Placed
+
+    made = tf_keras.optimizers.get(optimizer) if optimizer != "lazy_adam" else sparse_optimizer("LazyAdam")
+    shards = [Placed("embedding/embeddings", i, f"ps-{i}", 4_000_000, kind, (2_000_000, 1), "float32")
+              for i in range(2) for kind in ("model", "optimizer")]  # fmt: skip
+    found = cost.of_dense_tables(made, [*shards, Placed("small/embeddings", 0, "ps-0", 8, "model", (2, 1), "float32")])
+    assert len(found) == told
+    if told:
+        assert "updates all 2,000,000 rows of embedding/embeddings in every step, with its slots 16.0 MB" in found[0]
+
+
+def sparse_optimizer(name: str):
+    from psrun.optimizers import sparse
+
+    return getattr(sparse, name)()
