@@ -50,7 +50,8 @@ class Plateau:
     @property
     def reason(self) -> str:
         """What it means that the plateau is reached."""
-        return f"{self.rule.metric} has not become better in {self.rule.patience} evaluations"
+        times = "1 evaluation" if self.rule.patience == 1 else f"{self.rule.patience} evaluations"
+        return f"{self.rule.metric} has not become better in {times}"
 
     @property
     def state(self) -> dict[str, Any]:

@@ -121,8 +121,9 @@ class ConsoleSink:
 
     def _show_evaluation(self, event: Event) -> None:
         data = event.data
+        of = f" of step {event.step}" if data["mode"].startswith("sidecar") else ""  # others come after their epoch
         told = f"({data['mode']}, {data['examples_seen']} examples)  {numbers(data['metrics'])}"
-        self._print(f"step {event.step} {told}  in {data['path']}" if "path" in data else f"  evaluation {told}")
+        self._print(f"step {event.step} {told}  in {data['path']}" if "path" in data else f"  evaluation{of} {told}")
 
     def _show_learning_rate(self, event: Event) -> None:
         data = event.data

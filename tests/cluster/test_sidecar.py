@@ -24,7 +24,7 @@ def test_every_checkpoint_is_evaluated_and_the_last_one_always(start, trainer):
     assert (result["evaluation"]["step"], result["evaluation"]["examples_seen"]) == (200, 200)
     assert result["metrics"]["val_loss"] == result["best_checkpoint"]["value"]
     assert (cluster.folder / "export" / "best" / "200" / "saved_model.pb").exists()
-    assert "evaluation (sidecar, 200 examples)" in cluster.stdout
+    assert "evaluation of step 200 (sidecar, 200 examples)" in cluster.stdout
     assert cluster.left() == []
 
 
