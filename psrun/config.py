@@ -11,7 +11,6 @@ from typing import Any
 
 from psrun import choices
 from psrun.cluster.topology import JOBS
-from psrun.evaluation.plateau import EarlyStopping, LowerLearningRate
 from psrun.schema import at_least, one_of
 from psrun.targets import Target
 
@@ -49,6 +48,29 @@ class PredictKeys:
 
     path: str | None
     format: str = one_of("csv", "tfrecord")
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """The training ends when `metric` (None: never) has not become better in `patience` evaluations.
+
+    Attributes:
+      mode: 'max' where more is better, else 'min'; None where there is no metric.
+      min_delta: by how much better it must be to count.
+    """
+
+    metric: str | None
+    mode: str | None = one_of("max", "min", None)
+    patience: int = at_least(1)
+    min_delta: float = at_least(0)
+
+
+@dataclass(frozen=True)
+class LowerLearningRate(EarlyStopping):
+    """The learning rate is multiplied by `factor`, not below `min_lr`, when `metric` is not getting better."""
+
+    factor: float = at_least(0)
+    min_lr: float = at_least(0)
 
 
 @dataclass(frozen=True)

@@ -4,160 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
-import importlib
 import os
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from rich.console import Console
 
-from psrun import choices, environment, identity, loading
+from psrun import environment, identity, loading, starting
 from psrun.cluster import files, isolation
-from psrun.cluster.topology import CHIEF, Task
+from psrun.cluster.topology import CHIEF
 from psrun.config import RunConfig
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, PsrunError
 from psrun.identity import Identity
-from psrun.reporting.console import ConsoleSink
 from psrun.reporting.run_folder import RunFolder, write_config
 from psrun.stop import Stop
-
-# TensorFlow may hold Python's lock for the 20 s that it takes to give up connecting to a host that is cut off.
-_GUARD_WAITS_LONGER_S = 30.0
-
-
-@dataclass(frozen=True)
-class Process:
-    """What a role is given.
-
-    Attributes:
-      console: for what it reports.
-      terminal: for errors; standard error itself goes to the log.
-      give_up: ends the process with an error, from any thread, whatever the others do.
-    """
-
-    run: RunConfig
-    me: Identity
-    folder: RunFolder
-    stop: Stop
-    started_s: float
-    console: Console
-    terminal: TextIO
-    give_up: Callable[[PsrunError], None]
-
-
-def _import(name: str) -> Any:
-    """Imports a module that imports TensorFlow: some hundred thousand objects that all live as long as the process.
-
-    Python's garbage collector would look at them again and again, during the import and, to the cost of some per cent
-    of a step, during the training.
-    """
-    gc.disable()
-    module = importlib.import_module(name)
-    gc.freeze()
-    gc.enable()
-    return module
-
-
-def _coordinator(process: Process) -> None:
-    with process.console.status("importing TensorFlow"):  # two seconds and more, in which nothing else is shown
-        module = _import("psrun.roles.coordinator")
-    _guarded(process)
-    module.run(
-        *(process.run, process.folder, ConsoleSink(process.console), process.stop),
-        started_s=process.started_s,
-        topology=process.me.topology,
-        give_up=process.give_up,
-    )
-
-
-def _guarded(process: Process) -> None:
-    """Starts the guard of a chief that nobody supervises."""
-    me, cluster = process.me, process.run.cluster
-    if isinstance(cluster, choices.Unsupervised) and me.topology is not None:
-        servers = me.topology.servers()
-        timeout_s = cluster.heartbeat_timeout_s + _GUARD_WAITS_LONGER_S
-        guard = importlib.import_module("psrun.cluster.guard")
-        guard.start(process.folder.path, process.terminal, timeout_s=timeout_s, servers=servers)
-
-
-def _replica(process: Process) -> None:
-    module, sink = _import("psrun.roles.replica"), ConsoleSink(process.console)
-    module.run(process.run, process.folder, sink, process.stop, process.me.topology, started_s=process.started_s)
-
-
-def _server(process: Process) -> None:
-    # TensorFlow imports Keras where it can, for a fifth of the whole; a server has no use for it.
-    sys.modules["tf_keras"] = None  # type: ignore[assignment]
-    module, cluster = _import("psrun.roles.server"), process.run.cluster
-    timeout_s = getattr(cluster, "chief_timeout_s")  # noqa: B009 - clusters of one process have no servers
-    module.run(process.me.topology, process.folder, process.stop, chief_timeout_s=timeout_s)
-
-
-def _evaluator(process: Process) -> None:
-    topology = process.me.topology
-    assert topology is not None
-    if _evaluates(process.run.evaluation, topology.me):
-        module = _import("psrun.roles.sidecar")
-        module.run(process.run, process.folder, ConsoleSink(process.console), process.stop, me=topology.me)
-        return
-    timeout_s = getattr(process.run.cluster, "chief_timeout_s")  # noqa: B009 - as above
-    module = _import("psrun.roles.evaluator")
-    module.run(process.folder, process.stop, index=topology.me.index, run_timeout_s=timeout_s)
-
-
-def _evaluates(evaluation: choices.Evaluation, me: Task) -> bool:
-    """Whether this task is the one that evaluates, of those that are no part of the cluster."""
-    aside = isinstance(evaluation, choices.SidecarThread)
-    return isinstance(evaluation, choices.Sidecar) and (me.job == "worker" if aside else me.index == 0)
-
-
-def _supervisor(process: Process) -> ExitCode:
-    module = importlib.import_module("psrun.roles.supervisor")
-    return module.run(process.run, process.folder, process.stop, process.console, started_s=process.started_s)
-
-
-def _planner(process: Process) -> None:
-    _import("psrun.roles.planner").run(process.run, process.folder, process.console)
-
-
-def _exporter(process: Process) -> None:
-    _import("psrun.roles.exporter").run(process.run, process.folder, process.console)
-
-
-def _predictor(process: Process) -> None:
-    _import("psrun.roles.predictor").run(process.run, process.folder, process.console)
-
-
-def _evaluation(process: Process) -> None:
-    module = _import("psrun.roles.evaluation")
-    _guarded(process)
-    module.run(
-        *(process.run, process.folder, ConsoleSink(process.console)),
-        started_s=process.started_s,
-        topology=process.me.topology,
-        give_up=process.give_up,
-    )
-
-
-# The one place of deferred imports: what stands behind it, but for the supervisor, imports TensorFlow.
-ROLES: dict[str, Callable[[Process], ExitCode | None]] = {
-    "coordinator": _coordinator,
-    "replica": _replica,
-    "server": _server,
-    "evaluator": _evaluator,
-    "supervisor": _supervisor,
-    "planner": _planner,
-    "exporter": _exporter,
-    "predictor": _predictor,
-    "evaluation": _evaluation,
-}
 
 
 def to_the_end(work: Callable[[float], ExitCode]) -> NoReturn:
@@ -217,7 +81,10 @@ def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started
         note = _isolated(run)
         if note:
             console.print(f"[yellow]note:[/yellow] {note}", soft_wrap=True)
-        code = ROLES[me.role](Process(run, me, folder, stop, started_s, console, terminal, give_up)) or ExitCode.DONE
+        code = (
+            starting.ROLES[me.role](starting.Process(run, me, folder, stop, started_s, console, terminal, give_up))
+            or ExitCode.DONE
+        )
     except BaseException as error:
         code = failed(error)
         undo(code)

@@ -18,7 +18,7 @@ class Identity:
     """What this process does.
 
     Attributes:
-      role: of `psrun.execution.ROLES`.
+      role: of `psrun.starting.ROLES`.
       name: of the task, as in log files and messages.
       topology: None where there is only one process.
       owns_folder: whether the run folder's result is this process's to write from the start.

@@ -10,9 +10,17 @@ from typing import Any
 
 from psrun import choices, contradictions, schema, targets
 from psrun.choices import KINDS
-from psrun.config import MODES, Data, ExportKeys, PredictKeys, RunConfig, TaskKeys
+from psrun.config import (
+    MODES,
+    Data,
+    EarlyStopping,
+    ExportKeys,
+    LowerLearningRate,
+    PredictKeys,
+    RunConfig,
+    TaskKeys,
+)
 from psrun.errors import ConfigError, Problem
-from psrun.evaluation.plateau import EarlyStopping, LowerLearningRate
 from psrun.schema import at_least, one_of
 
 TOP = ("mode", "seed", "resume", "restore", "task", "export", "predict", "early_stopping", "reduce_lr")

@@ -14,8 +14,9 @@ from rich.console import Console
 from support import MODELS, TRAINING, flipped, run_config
 
 from psrun.cluster.topology import Task
+from psrun.config import EarlyStopping
 from psrun.errors import ChiefGoneError, ConfigError
-from psrun.evaluation.plateau import EarlyStopping, Plateau
+from psrun.evaluation.plateau import Plateau
 from psrun.reporting.run_folder import RunFolder
 
 RUN = ("trainer.epochs=1", "trainer.steps_per_epoch=5", "trainer.steps_per_execution=5", "optimizer=sgd",

@@ -3,33 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from psrun.schema import at_least, one_of
-
-
-@dataclass(frozen=True)
-class EarlyStopping:
-    """The training ends when `metric` (None: never) has not become better in `patience` evaluations.
-
-    Attributes:
-      mode: 'max' where more is better, else 'min'; None where there is no metric.
-      min_delta: by how much better it must be to count.
-    """
-
-    metric: str | None
-    mode: str | None = one_of("max", "min", None)
-    patience: int = at_least(1)
-    min_delta: float = at_least(0)
-
-
-@dataclass(frozen=True)
-class LowerLearningRate(EarlyStopping):
-    """The learning rate is multiplied by `factor`, not below `min_lr`, when `metric` is not getting better."""
-
-    factor: float = at_least(0)
-    min_lr: float = at_least(0)
+from psrun.config import EarlyStopping
 
 
 class Plateau:
