@@ -1,6 +1,6 @@
 """From every layout to every other: does a run resume with each variable, slot and counter equal, bit by bit?
 
-    python benchmarks/layouts.py [--optimizers adagrad,adam,sgd]
+    python benchmarks/layouts.py [--optimizers adagrad,adam,sgd,lazy_adam]
 
 Trains a few steps in each layout with both trainers and saves, then builds the same program in each layout for both
 trainers and restores, all in this process with servers that are threads of it. What is compared is what the variables
@@ -41,6 +41,7 @@ from psrun.reporting.events import Reporter
 from psrun.reporting.run_folder import RunFolder
 from psrun.roles.coordinator import TRAINERS
 from psrun.stop import Stop
+from psrun.training.following import Following
 from psrun.training.session import Session
 
 
@@ -111,8 +112,10 @@ class Bench:
 
     def train(self, built: Program, trainer: str) -> None:
         folder = RunFolder(Path(tempfile.mkdtemp(dir=self.root)))
+        reporter = Reporter([], started_s=time.time())
+        following = Following(built, reporter, folder)
         session = Session(
-            built, Reporter([], started_s=time.time()), evaluation=None, saving=None, folder=folder, start=Position(),
+            built, reporter, evaluation=None, saving=None, following=following, folder=folder, start=Position(),
             stop=Stop(),
         )  # fmt: skip
         session.monitor.start()

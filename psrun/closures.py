@@ -50,9 +50,9 @@ class InFlight:
         oldest = self._waiting.popleft()
         try:
             oldest.get()
-        except (tf.errors.CancelledError, tf.errors.UnavailableError):
-            # Another one failed, which the join tells; or the worker was lost while the result was on its way: then
-            # the closure is run again, and has been once the join returns.
+        except tf.errors.OpError:
+            # It failed, or was cancelled as another one did, which the join tells; or the worker was lost while the
+            # result was on its way: then the closure is run again, and has been once the join returns.
             self._coordinator.join()
             oldest.get()
         return oldest

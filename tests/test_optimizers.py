@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -116,6 +118,8 @@ def test_what_an_optimizer_cannot_do_is_told():
         sparse.SparseSGD(momentum=0.9)
     with pytest.raises(ValueError, match="no amsgrad"):
         sparse.LazyAdam(amsgrad=True)
+    with pytest.raises(ValueError, match="touch all rows"):
+        sparse.SparseAdagrad(weight_decay=0.1)
 
 
 @pytest.mark.inprocess
@@ -162,8 +166,8 @@ def test_an_optimizer_that_updates_all_of_a_large_table_is_told(optimizer, told)
     from psrun.placement import Placed
 
     made = tf_keras.optimizers.get(optimizer) if optimizer != "lazy_adam" else sparse_optimizer("LazyAdam")
-    shards = [Placed("embedding/embeddings", i, f"ps-{i}", 4_000_000, kind, (2_000_000, 1), "float32")
-              for i in range(2) for kind in ("model", "optimizer")]  # fmt: skip
+    shards = [Placed(f"{slot}embedding/embeddings", i, f"ps-{i}", 4_000_000, kind, (2_000_000, 1), "float32")
+              for i in range(2) for slot, kind in (("", "model"), ("m/", "optimizer"))]  # fmt: skip
     found = cost.of_dense_tables(made, [*shards, Placed("small/embeddings", 0, "ps-0", 8, "model", (2, 1), "float32")])
     assert len(found) == told
     if told:
@@ -174,3 +178,31 @@ def sparse_optimizer(name: str):
     from psrun.optimizers import sparse
 
     return getattr(sparse, name)()
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize(
+    "optimizer",
+    ["rowwise_adagrad", *(pytest.param(name, marks=pytest.mark.thorough)
+                          for name in ("sparse_adagrad", "lazy_adam", "sparse_sgd", "ftrl"))],
+)  # fmt: skip
+@pytest.mark.parametrize("trainer", ["custom_loop", pytest.param("fit", marks=pytest.mark.thorough)])
+def test_models_with_many_tables_learn_on_a_cluster(train, trainer, optimizer):
+    result, folder = train(
+        "model=wide_deep", "partitioner=fixed_shards", f"optimizer={optimizer}", "optimizer.learning_rate=0.05",
+        f"trainer={trainer}", "trainer.epochs=6",
+    )  # fmt: skip
+    losses = [event["metrics"]["loss"] for event in map(json.loads, folder.metrics.read_text().splitlines())
+              if event["event"] == "epoch"]  # fmt: skip
+    assert losses[-1] < losses[0]
+    assert result["steps"]["applied"] == result["steps"]["scheduled"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("optimizer", ["sparse_adagrad", "rowwise_adagrad", "lazy_adam", "sparse_sgd", "ftrl"])
+def test_copies_on_several_devices_learn_as_one_process_does(psrun, optimizer):
+    run = ("data.num_train_examples=400", "data.num_eval_examples=100", "trainer.epochs=2",
+           "trainer.steps_per_epoch=10", f"optimizer={optimizer}")  # fmt: skip
+    one, two = psrun("cluster=none", *run), psrun("cluster=mirrored", "cluster.num_replicas=2", *run, folder="two")
+    assert (one.code, two.code) == (0, 0), two.stderr
+    assert two.result["metrics"]["val_loss"] == pytest.approx(one.result["metrics"]["val_loss"], rel=1e-3)

@@ -213,7 +213,8 @@ class Store:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """While no other process looks which checkpoint is the best, or removes one; waits a bounded time for that."""
-        descriptor = os.open(self.folder, os.O_RDONLY)
+        # Not the folder itself: where locks are emulated, as on NFS, only what is open for writing can be locked.
+        descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
             deadline_s = time.monotonic() + _ALONE_WITHIN_S
             while time.monotonic() < deadline_s and not _locked(descriptor):

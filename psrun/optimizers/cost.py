@@ -36,7 +36,12 @@ def of_dense_tables(optimizer: Any, placed: Iterable[Placed]) -> list[str]:
     }
     return [
         f"{type(optimizer).__name__} updates all {shape[0]:,} rows of {name} in every step, with its slots "
-        f"{decimal(sum(shard.bytes for shard in placed if tuple(shard.variable_shape) == shape))} read and written, "
+        f"{decimal(sum(shard.bytes for shard in placed if _is_of(shard, name)))} read and written, "
         "whatever the batch touches; sparse_adagrad, rowwise_adagrad, lazy_adam and sparse_sgd update its rows only"
         for name, shape in tables.items()
     ]
+
+
+def _is_of(shard: Placed, table: str) -> bool:
+    """Whether it is of the table or of a slot of it, whose name ends with the table's."""
+    return shard.variable == table or shard.variable.endswith(f"/{table}")

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.optimizers import rows
+from psrun.placement import split_name
 
 
 class _OnTouchedRows(tf_keras.optimizers.Optimizer):
@@ -28,6 +29,10 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
     def __init__(self, *args: Any, locking: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "jit_compile": False})  # XLA cannot tell how many rows there will be
         self.locking = locking
+        if self.weight_decay or self.use_ema:
+            raise ValueError(
+                f"{type(self).__name__} has no weight_decay and no use_ema: both touch all rows each step"
+            )
 
     def build(self, var_list: list[tf.Variable]) -> None:
         """Makes the slots, and what updates each variable, with its lock beside it."""
@@ -39,19 +44,29 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
             self._updaters = self._no_dependency({})
         for variable in var_list:
             key = self._var_key(variable)
-            if key not in self._updaters:
-                index = self._index_dict[key]
-                variables = [variable, *(slots[index] for slots in self._slots())]
-                locking = self.locking and "/job:ps" in (variable.device or "")
-                self._updaters[key] = rows.updater(variables, self._formula, locking=locking)
+            if self.locking and key not in self._updaters and "/job:ps" in (variable.device or ""):
+                self._updaters[key] = rows.exclusive([variable, *self._beside(variable)], self._formula)
+
+    def _beside(self, variable: tf.Variable) -> list[tf.Variable]:
+        """The slots of a variable; of a copy of it on one of several devices, those on the same device."""
+        slots = [kind[self._index_dict[self._var_key(variable)]] for kind in self._slots()]
+        container = getattr(variable, "_distributed_container", lambda: None)()
+        copies = getattr(container, "values", (variable,))
+        which = next((index for index, copy in enumerate(copies) if copy is variable), None)
+        return [slot.values[which] if which is not None and hasattr(slot, "values") else slot for slot in slots]
 
     def update_step(self, gradient: Any, variable: tf.Variable) -> None:
         """As in tf-keras; a sparse gradient may have a row more than once."""
-        if isinstance(gradient, tf.IndexedSlices):
-            numbers = (tf.cast(number, variable.dtype) for number in self._numbers())
-            self._updaters[self._var_key(variable)](*rows.sum_duplicates(gradient), *numbers)
-        else:
+        if not isinstance(gradient, tf.IndexedSlices):
             super().update_step(gradient, variable)
+            return
+        touched, summed = rows.sum_duplicates(gradient)
+        numbers = (summed, *(tf.cast(number, variable.dtype) for number in self._numbers()))
+        update = self._updaters.get(self._var_key(variable))
+        if update is not None:
+            update(touched, *numbers)
+        else:
+            rows.replace([variable, *self._beside(variable)], self._formula, touched, *numbers)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "locking": self.locking}
@@ -84,7 +99,7 @@ class SparseAdagrad(_OnTouchedRows, tf_keras.optimizers.Adagrad):
     def _formula(self, variable: tf.Tensor, *others: tf.Tensor) -> tuple[tf.Tensor, ...]:
         accumulator, gradient, rate = others
         squares = tf.square(gradient)
-        if accumulator.shape[-1] != gradient.shape[-1]:  # one a row
+        if accumulator.shape[-1] != variable.shape[-1]:  # one a row; a gradient's shape is not always known
             squares = tf.reduce_mean(squares, axis=-1, keepdims=True)
         accumulator += squares
         return variable - rate * gradient * tf.math.rsqrt(accumulator + self.epsilon), accumulator
@@ -119,7 +134,7 @@ class RowwiseAdagrad(SparseAdagrad):
 
 
 def _is_table(variable: tf.Variable) -> bool:
-    return len(variable.shape) == 2 and "embeddings" in variable.name
+    return len(variable.shape) == 2 and split_name(variable.name)[0].rpartition("/")[2] == "embeddings"
 
 
 class LazyAdam(_OnTouchedRows, tf_keras.optimizers.Adam):
@@ -131,9 +146,9 @@ class LazyAdam(_OnTouchedRows, tf_keras.optimizers.Adam):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("amsgrad"):
-            raise ValueError("LazyAdam has no amsgrad, whose maximum a row that rests would not know")
         super().__init__(*args, **kwargs)
+        if self.amsgrad or self.adaptive_epsilon:
+            raise ValueError("LazyAdam has no amsgrad and no adaptive_epsilon")
 
     def _slots(self) -> list[list[tf.Variable]]:
         return [self._momentums, self._velocities]

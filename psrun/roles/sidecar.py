@@ -78,8 +78,12 @@ class Sidecar:
 
     def _before(self) -> dict[str, Any] | None:
         """The result of a run that is to go on, and whose chief may come up after this process; None where it is up."""
-        result, trainer = self._folder.stored(), self._run.trainer
-        there = (result.get("steps") or {}).get("scheduled", 0) >= trainer.epochs * trainer.steps_per_epoch
+        result = self._folder.stored()
+        there = self._folder.ends_early()
+        with contextlib.suppress(OSError, ValueError):
+            there |= any(
+                self._store.manifest(step).position.epochs >= self._run.trainer.epochs for step in self._store.steps()
+            )
         supervised = environment.SUPERVISOR_PID in os.environ
         return None if self._run.resume is None or there or supervised else result
 

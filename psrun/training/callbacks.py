@@ -67,6 +67,7 @@ class Epochs(tf_keras.callbacks.Callback):
         self._scheduled = batch + 1  # under parameter servers not done yet: the logs are what `schedule` returned
         if self._in_flight:
             self._in_flight.add(logs)
+            self._session.check_loss()
         if self._session.steps_scheduled(num_steps):
             if self._in_flight:
                 self._in_flight.join()

@@ -102,12 +102,17 @@ class Following:
                 if checkpoint not in self._seen:
                     self._seen.add(checkpoint)
                     self.take(step, found.values)
+        self.note(step)
+
+    def note(self, step: int) -> None:
+        """Writes down what is known at a step; raises OSError."""
         if self._stopping.rule.metric is None and self._lower.metric is None:
             return
         now: dict[str, Any] = {"step": step, "stopping": self._stopping.state, "lowering": self._lowering.state}
         if self._configured is not None:
             now |= {"configured": self._configured, "rate": float(self._optimizer.learning_rate)}
-        self._records = [*self._records[1 - _RECORDS_KEPT :], {**now, "seen": sorted(self._seen)}]
+        before = [record for record in self._records if record["step"] != step]
+        self._records = [*before[1 - _RECORDS_KEPT :], {**now, "seen": sorted(self._seen)}]
         atomic.write(self._folder.path / _FILE, json.dumps(self._records) + "\n")
 
     def _by_evaluator(self) -> list[tuple[meters.Evaluation, str]]:

@@ -186,6 +186,7 @@ class Session:
             self.stop.raise_if_requested()
         self._report_epoch(step, metrics)
         self._following.take(step, metrics)
+        self._following.note(step)  # before the checkpoint, which has the learning rate that was decided on
         if step - self.first_step < self.scheduled:
             # Keras only warns of data that ends; steps may be run twice, but never fewer than were scheduled.
             raise data_ended(step, self.first_step + self.scheduled)
