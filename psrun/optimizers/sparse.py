@@ -30,9 +30,7 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
         super().__init__(*args, **{**kwargs, "jit_compile": False})  # XLA cannot tell how many rows there will be
         self.locking = locking
         if self.weight_decay or self.use_ema:
-            raise ValueError(
-                f"{type(self).__name__} has no weight_decay and no use_ema: both touch all rows each step"
-            )
+            raise ValueError(f"{type(self).__name__} has no weight_decay and no use_ema: both touch all rows each step")
 
     def build(self, var_list: list[tf.Variable]) -> None:
         """Makes the slots, and what updates each variable, with its lock beside it."""
