@@ -60,23 +60,23 @@ def _import(name: str) -> Any:
 def _coordinator(process: Process) -> None:
     with process.console.status("importing TensorFlow"):  # two seconds and more, in which nothing else is shown
         module = _import("psrun.roles.coordinator")
-    _guarded(process)
-    module.run(
-        *(process.run, process.folder, ConsoleSink(process.console), process.stop),
-        started_s=process.started_s,
-        topology=process.me.topology,
-        give_up=process.give_up,
-    )
+    _as_chief(process, module, process.stop)
 
 
-def _guarded(process: Process) -> None:
-    """Starts the guard of a chief that nobody supervises."""
+def _as_chief(process: Process, module: Any, *more: Any) -> None:
+    """Runs what a chief does, with a guard where nobody supervises it."""
     me, cluster = process.me, process.run.cluster
     if isinstance(cluster, choices.Unsupervised) and me.topology is not None:
         servers = me.topology.servers()
         timeout_s = cluster.heartbeat_timeout_s + _GUARD_WAITS_LONGER_S
         guard = importlib.import_module("psrun.cluster.guard")
         guard.start(process.folder.path, process.terminal, timeout_s=timeout_s, servers=servers)
+    module.run(
+        *(process.run, process.folder, ConsoleSink(process.console), *more),
+        started_s=process.started_s,
+        topology=me.topology,
+        give_up=process.give_up,
+    )
 
 
 def _replica(process: Process) -> None:
@@ -128,14 +128,7 @@ def _predictor(process: Process) -> None:
 
 
 def _evaluation(process: Process) -> None:
-    module = _import("psrun.roles.evaluation")
-    _guarded(process)
-    module.run(
-        *(process.run, process.folder, ConsoleSink(process.console)),
-        started_s=process.started_s,
-        topology=process.me.topology,
-        give_up=process.give_up,
-    )
+    _as_chief(process, _import("psrun.roles.evaluation"))
 
 
 # The one place of deferred imports: what stands behind it, but for the supervisor, imports TensorFlow.

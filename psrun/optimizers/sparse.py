@@ -7,6 +7,7 @@ take the way of tf-keras.
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 import tensorflow as tf
@@ -72,17 +73,17 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
     def _deduplicate_sparse_grad(self, grads: list[Any]) -> list[Any]:
         return grads  # summed where the rows are
 
+    @abc.abstractmethod
     def _slots(self) -> list[list[tf.Variable]]:
         """The slot variables, one list for each kind."""
-        raise NotImplementedError
 
     def _numbers(self) -> tuple[Any, ...]:
         """What the formula takes besides rows and gradients, of this step."""
         return (self.learning_rate,)
 
+    @abc.abstractmethod
     def _formula(self, variable: tf.Tensor, *others: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """New rows of the variable and its slots, from theirs, the summed gradients and the numbers."""
-        raise NotImplementedError
 
 
 class SparseAdagrad(_OnTouchedRows, tf_keras.optimizers.Adagrad):

@@ -42,7 +42,7 @@ class Following:
             if rule.metric is not None:
                 check_metric(f"{key}.metric", rule.metric, program)
         by_evaluator = isinstance(config.evaluation, choices.Sidecar)
-        self._evaluator = config.evaluation.kind if by_evaluator else None
+        self._evaluator = config.evaluation.kind if by_evaluator and self._lower.metric is not None else None
         self._stops_elsewhere = by_evaluator and (config.early_stopping.metric or "").startswith("val_")
         self._configured = self._changeable_rate() if self._lower.metric is not None else None
         self._records: list[dict[str, Any]] = []
@@ -64,9 +64,8 @@ class Following:
             self._records = [record for record in records if record["step"] <= step]
         last = self._records[-1] if self._records else {}
         self._seen = set(last.get("seen", ()))
-        if self._lower.metric is not None and self._evaluator is not None:
-            # Evaluations of checkpoints that are no more: those that are taken again at these steps are others.
-            self._seen |= {checkpoint for found, checkpoint in self._by_evaluator() if found.step > step}
+        # Evaluations of checkpoints that are no more: those that are taken again at these steps are others.
+        self._seen |= {checkpoint for found, checkpoint in self._by_evaluator() if found.step > step}
         if last.get("stopping"):
             self._stopping.restore(last["stopping"])
         if last.get("configured") == self._configured is not None and self._lowering.restore(last["lowering"]):
@@ -97,11 +96,10 @@ class Following:
         Raises:
           OSError: the run folder cannot be written to.
         """
-        if self._lower.metric is not None and self._evaluator is not None:
-            for found, checkpoint in self._by_evaluator():
-                if checkpoint not in self._seen:
-                    self._seen.add(checkpoint)
-                    self.take(step, found.values)
+        for found, checkpoint in self._by_evaluator():
+            if checkpoint not in self._seen:
+                self._seen.add(checkpoint)
+                self.take(step, found.values)
         self.note(step)
 
     def note(self, step: int) -> None:
@@ -116,4 +114,5 @@ class Following:
         atomic.write(self._folder.path / _FILE, json.dumps(self._records) + "\n")
 
     def _by_evaluator(self) -> list[tuple[meters.Evaluation, str]]:
-        return list(meters.kept(self._folder.whole.evaluations, str(self._evaluator)))
+        """What there is of the evaluator's to take in; reads nothing where nobody asks for it."""
+        return list(meters.kept(self._folder.whole.evaluations, self._evaluator)) if self._evaluator else []
