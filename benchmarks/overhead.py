@@ -12,17 +12,13 @@ import argparse
 import json
 import math
 import os
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
+from measured import Summary, run_python
 from rich.console import Console
 from rich.table import Table
 
@@ -61,28 +57,12 @@ class Pair(NamedTuple):
     by_hand: Measured
 
 
-@dataclass(frozen=True)
-class Summary:
-    """A median with the least and the greatest of what it was taken of."""
-
-    median: float
-    least: float
-    most: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Summary:
-        return cls(statistics.median(values), min(values), max(values))
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.least:.2f} to {self.most:.2f})"
-
-
 def run_psrun(loop: str, options: argparse.Namespace, folder: Path) -> Measured:
     """One run of the psrun command."""
     command = ["-m", "psrun", "cluster=inprocess", "model=embedding", "partitioner=fixed_shards"]
     command += ["evaluation=none", "checkpoint=none", f"trainer={LOOPS[loop]}", f"hydra.run.dir={folder / 'run'}"]
     command += [f"trainer.{name}={value}" for name, value in _steps(options).items()]
-    spent = _run(command, folder)
+    spent = run_python(command, folder)
     result = json.loads((folder / "run" / "run.json").read_text(encoding="utf-8"))
     _check_steps(result["steps"]["applied"], options)
     # psrun's own clock starts when Python and Hydra are loaded; a person waits for those too.
@@ -96,7 +76,7 @@ def run_by_hand(loop: str, options: argparse.Namespace, folder: Path) -> Measure
     command = [str(Path(__file__).with_name("handwritten.py")), "--loop", loop, "--report", str(report)]
     for name, value in _steps(options).items():
         command += [f"--{name.replace('_', '-')}", str(value)]
-    spent = _run(command, folder)
+    spent = run_python(command, folder)
     result = json.loads(report.read_text(encoding="utf-8"))
     _check_steps(result["steps"], options)
     return Measured(spent.wall_s, result["first_step_at_s"] - spent.began_s, spent.cpu_s, spent.others_cpu_s)
@@ -114,45 +94,6 @@ def _check_steps(applied: int, options: argparse.Namespace) -> None:
     planned = options.epochs * options.steps_per_epoch
     if applied < planned:
         raise RuntimeError(f"{applied} steps were applied, not {planned}: these are not the same run")
-
-
-class _Spent(NamedTuple):
-    """What a process took in seconds; `began_s` counts from 1970."""
-
-    began_s: float
-    wall_s: float
-    cpu_s: float
-    others_cpu_s: float
-
-
-def _run(arguments: list[str], folder: Path) -> _Spent:
-    """Runs Python in `folder` to its end.
-
-    Raises:
-      RuntimeError: it failed.
-    """
-    # As for an installed psrun: its modules are compiled once, not at every start.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    log = folder / "output.log"
-    with log.open("wb") as output:
-        began_s, busy_s = time.time(), _busy_s()
-        process = subprocess.Popen(
-            [sys.executable, *arguments], cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
-        )
-        # Not Popen.wait: only wait4 tells the processor time of this one child.
-        _, status, usage = os.wait4(process.pid, 0)
-        wall_s, busy_s = time.time() - began_s, _busy_s() - busy_s
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{arguments} ended with {process.returncode}:\n{log.read_text(errors='replace')[-2000:]}")
-    cpu_s = usage.ru_utime + usage.ru_stime
-    return _Spent(began_s, wall_s, cpu_s, max(0.0, busy_s - cpu_s))
-
-
-def _busy_s() -> float:
-    """Processor seconds that were not idle since the machine was started, over all cores."""
-    times = psutil.cpu_times()
-    return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
 
 
 RUNNERS: dict[str, Callable[[str, argparse.Namespace, Path], Measured]] = {"psrun": run_psrun, "by_hand": run_by_hand}

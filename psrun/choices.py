@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from psrun.placement import RULES
 from psrun.schema import at_least, one_of
 
 ISOLATE = ("auto", True, False)
@@ -38,6 +39,7 @@ class InProcess:
     kind: str
     num_workers: int = at_least(1)
     num_ps: int = at_least(0)
+    placement: str = one_of(*RULES)
     isolate: Any = one_of(*ISOLATE)
 
 
@@ -70,6 +72,7 @@ class Local:
     restart: Restart
     num_workers: int = at_least(1)
     num_ps: int = at_least(1)
+    placement: str = one_of(*RULES)
     isolate: Any = one_of(*ISOLATE)
     connect_timeout_s: float = at_least(1)
     chief_timeout_s: float = at_least(1)
@@ -84,20 +87,7 @@ class MultiWorkerMirrored:
 
 
 @dataclass(frozen=True)
-class TfConfig:
-    """As `Static`, whose addresses are in the environment variable TF_CONFIG."""
-
-    kind: str
-    connect_timeout_s: float = at_least(1)
-    chief_timeout_s: float = at_least(1)
-    heartbeat_timeout_s: float = at_least(5)
-    start_timeout_s: float = at_least(1)
-    progress_timeout_s: float = at_least(1)
-    progress_factor: float = at_least(1)
-
-
-@dataclass(frozen=True)
-class Static:
+class Unsupervised:
     """A cluster whose tasks somebody else starts.
 
     Attributes:
@@ -109,7 +99,7 @@ class Static:
     """
 
     kind: str
-    addresses: dict[str, Any]
+    placement: str = one_of(*RULES)
     connect_timeout_s: float = at_least(1)
     chief_timeout_s: float = at_least(1)
     heartbeat_timeout_s: float = at_least(5)
@@ -118,7 +108,18 @@ class Static:
     progress_factor: float = at_least(1)
 
 
-Unsupervised = TfConfig | Static
+@dataclass(frozen=True)
+class TfConfig(Unsupervised):
+    """One whose addresses are in the environment variable TF_CONFIG."""
+
+
+@dataclass(frozen=True)
+class Static(Unsupervised):
+    """One whose addresses are in the configuration."""
+
+    addresses: dict[str, Any] = field(kw_only=True)
+
+
 ParameterServers = InProcess | Local | Unsupervised
 Supervised = Local | MultiWorkerMirrored
 Synchronous = OneDevice | Mirrored | CentralStorage | MultiWorkerMirrored
@@ -154,21 +155,37 @@ Partitioner = NoPartitioner | FixedShards | MinSize | MaxSize
 
 
 @dataclass(frozen=True)
-class CustomLoop:
+class _Steps:
+    """What both trainers have.
+
+    Attributes:
+      steps_per_execution: a number, or 'auto': chosen by what a step takes.
+      prefetch_rows: whether rows of tables are asked for a step ahead, and so lack the worker's own last step.
+      dense_sync_every: for how many steps the weights that are read as a whole are fetched and pushed once.
+    """
+
     kind: str
     run_eagerly: bool
+    prefetch_rows: bool
     epochs: int = at_least(1)
     steps_per_epoch: int = at_least(1)
-    steps_per_execution: int = at_least(1)
+    steps_per_execution: int | str = at_least(1, or_else="auto")
+    dense_sync_every: int = at_least(1)
+
+    @property
+    def num_steps_packed(self) -> int:
+        """Steps of an execution; ten where they are to be chosen and nobody measures."""
+        packed = self.steps_per_execution
+        return packed if isinstance(packed, int) else min(10, self.steps_per_epoch)
 
 
 @dataclass(frozen=True)
-class Fit:
-    kind: str
-    run_eagerly: bool
-    epochs: int = at_least(1)
-    steps_per_epoch: int = at_least(1)
-    steps_per_execution: int = at_least(1)
+class CustomLoop(_Steps):
+    pass
+
+
+@dataclass(frozen=True)
+class Fit(_Steps):
     callbacks: list[Any] = field(default_factory=list)
 
 

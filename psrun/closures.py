@@ -19,12 +19,15 @@ class InFlight:
 
     Args:
       per_worker: how many may be on their way for each worker.
+
+    Attributes:
+      most: how many may be on their way in all.
     """
 
     def __init__(self, distribution: Distribution, per_worker: int = 4) -> None:
         assert distribution.coordinator is not None
         self._coordinator = distribution.coordinator
-        self._most = per_worker * distribution.num_workers
+        self.most = per_worker * distribution.num_workers
         self._waiting: deque[Any] = deque()
 
     def add(self, scheduled: Any) -> list[Any]:
@@ -34,7 +37,7 @@ class InFlight:
           tf.errors.OpError: one failed; the first error, not those of the others that were cancelled for it.
         """
         self._waiting.append(scheduled)
-        return [self._oldest() for _ in range(len(self._waiting) - self._most)]
+        return [self._oldest() for _ in range(len(self._waiting) - self.most)]
 
     def rest(self) -> Iterator[Any]:
         """Waits for each that is left; raises as `add`."""

@@ -37,11 +37,20 @@ def _of_training(config: RunConfig) -> list[Problem]:
             problems.append(
                 Problem("trainer.callbacks", "CSVLogger would write one file in every process; see metrics.jsonl")
             )
-    if trainer.steps_per_execution > trainer.steps_per_epoch:
+    packed = trainer.steps_per_execution
+    if isinstance(packed, int) and packed > trainer.steps_per_epoch:
         problems.append(
             Problem(
                 "trainer.steps_per_execution",
-                f"is {trainer.steps_per_execution}, more than trainer.steps_per_epoch={trainer.steps_per_epoch}",
+                f"is {packed}, more than trainer.steps_per_epoch={trainer.steps_per_epoch}",
+            )
+        )
+    written_out = min(10, trainer.num_steps_packed)
+    if trainer.dense_sync_every > written_out:
+        problems.append(
+            Problem(
+                "trainer.dense_sync_every",
+                f"is {trainer.dense_sync_every}, more than the {written_out} steps of an execution (at most 10)",
             )
         )
     if isinstance(trainer, choices.Fit) and config.parameter_servers:

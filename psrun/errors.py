@@ -12,7 +12,7 @@ PsrunError                      1   failed for good
   ExportError                   1   a model could not be written, or could not be loaded again
   TaskLostError                 175 a task was lost without which the run cannot go on: start me again
   TrainingError                 1   a step failed
-    NonFiniteLossError          1   the loss became NaN or infinite
+    NonFiniteLossError          1   the loss, or the gradient of a table, became NaN or infinite
 Interrupted                     130 Ctrl-C; 175 SIGTERM, after a checkpoint where there are any: start me again
 """
 
@@ -72,6 +72,12 @@ class DataError(PsrunError):
 class DataExhaustedError(DataError):
     """The training data came to an end before the planned steps were done."""
 
+    @classmethod
+    def at(cls, step: int, planned: int) -> DataExhaustedError:
+        """After `step` steps of those planned."""
+        message = f"the training data came to an end after {step} steps, before the {planned} planned; "
+        return cls(message + "make it endless with .repeat()")
+
 
 class ClusterError(PsrunError):
     """The cluster is not what the run needs."""
@@ -108,7 +114,7 @@ class TrainingError(PsrunError):
 
 
 class NonFiniteLossError(TrainingError):
-    """The loss became NaN or infinite."""
+    """The loss, or the gradient of a table, became NaN or infinite."""
 
 
 class Interrupted(PsrunError):

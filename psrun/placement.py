@@ -66,6 +66,26 @@ def check_rows(placed: Iterable[Placed], num_shards: int) -> None:
         raise ConfigError([Problem("partitioner.num_shards", f"{message}, the largest variable")])
 
 
+def check_memory(placed: Iterable[Placed], memory_bytes: int) -> None:
+    """Raises ConfigError where model and optimizer do not fit into the memory of the machine that all tasks share."""
+    kept = [shard for shard in placed if shard.kind in ("model", "optimizer")]
+    found = balance(kept)
+    total = sum(found.bytes_by_task.values())
+    if total <= memory_bytes:
+        return
+    sizes: dict[str, int] = {}
+    for shard in kept:
+        sizes[shard.variable] = sizes.get(shard.variable, 0) + shard.bytes
+    largest = max(sizes, key=lambda variable: sizes[variable])
+    tasks = ", ".join(f"{task} {size:,}" for task, size in found.bytes_by_task.items())
+    message = (
+        f"has variables of {total:,} bytes, those of the optimizer included ({tasks}; the largest is {largest}, "
+        f"{sizes[largest]:,}), more than the {memory_bytes:,} bytes of memory of this machine, which all tasks share; "
+        "make the table smaller, or spread it over several machines with cluster=static or tf_config"
+    )
+    raise ConfigError([Problem("model", message)])
+
+
 def with_fewer_rows(placed: Iterable[Placed], num_shards: int) -> list[str]:
     """Model variables with rows, but fewer than `num_shards`."""
     model = {shard.variable: shard.variable_shape for shard in placed if shard.kind == "model"}
@@ -78,7 +98,7 @@ def observed(kind: str, variables: Iterable) -> list[Placed]:
     found = []
     for shard in shards:
         name, number = split_name(shard.name)
-        found.append((name, number, tuple(shard.shape), shard.dtype, _task(shard.device)))
+        found.append((name, number, tuple(shard.shape), shard.dtype, task_of(shard.device)))
     rows: dict[str, int] = {}
     for name, _, shape, _, _ in found:
         rows[name] = rows.get(name, 0) + (shape[0] if shape else 0)
@@ -99,9 +119,70 @@ def split_name(name: str) -> tuple[str, int]:
     return (match["variable"], int(match["shard"])) if match else (name, 0)
 
 
-def _task(device: str) -> str:
+def task_of(device: str) -> str:
+    """The task of a device: "ps-1" of "/job:ps/replica:0/task:1/device:CPU:0"; the chief of one that names none."""
     match = re.search(r"/job:(?P<job>ps|worker|chief)/.*task:(?P<index>\d+)", device or "")
     return f"{match['job']}-{match['index']}" if match else CHIEF
+
+
+# Where a new variable goes: from the bytes of its shards (of itself, where it is whole), the bytes that each parameter
+# server holds, and how many shards were placed before, the index of the server for the first shard. The further shards
+# go to the servers that follow.
+Rule = Callable[[Sequence[int], Sequence[int], int], int]
+
+
+def greedy(sizes: Sequence[int], held_bytes: Sequence[int], num_placed: int) -> int:
+    """The server from which on those that get a shard are the least full then.
+
+    The fullest of them counts; where that is equal the next fullest, and so on; else the first server. Without the
+    second, a run of servers that grew together would get every further variable of as many shards.
+    """
+
+    def fullest_first(first: int) -> list[int]:
+        got: dict[int, int] = {}
+        for shard, size in enumerate(sizes):
+            index = (first + shard) % len(held_bytes)
+            got[index] = got.get(index, 0) + size
+        return sorted((held_bytes[index] + size for index, size in got.items()), reverse=True)
+
+    return min(range(len(held_bytes)), key=fullest_first)
+
+
+def round_robin(sizes: Sequence[int], held_bytes: Sequence[int], num_placed: int) -> int:
+    """The server whose turn it is, whatever the sizes: what TensorFlow does by itself."""
+    return num_placed % len(held_bytes)
+
+
+RULES: dict[str, Rule] = {"greedy": greedy, "round_robin": round_robin}
+
+
+class Servers:
+    """What the parameter servers of a cluster hold, variable by variable, as a rule places them."""
+
+    def __init__(self, num_ps: int, rule: Rule) -> None:
+        self.held_bytes = [0] * num_ps
+        self._rule = rule
+        self._num_placed = 0
+
+    def take(self, sizes: Sequence[int]) -> int:
+        """Places a new variable whose shards have these bytes; returns the server of the first."""
+        first = self._rule(sizes, tuple(self.held_bytes), self._num_placed) % len(self.held_bytes)
+        for shard, size in enumerate(sizes):
+            self.add((first + shard) % len(self.held_bytes), size)
+        self._num_placed += len(sizes)
+        return first
+
+    def add(self, index: int, size: int) -> None:
+        """Counts the bytes of what lies beside a variable (a slot) on that server."""
+        self.held_bytes[index] += size
+
+
+def shard_bytes(shape: Sequence[int], value_bytes: int, num_shards: int) -> list[int]:
+    """Bytes of each shard of a variable cut along its first axis; the first shards have the rows that are left over."""
+    rows = shape[0] if shape else 1
+    count = max(1, min(num_shards, rows))
+    row_bytes = math.prod(shape[1:]) * value_bytes
+    return [(rows // count + (shard < rows % count)) * row_bytes for shard in range(count)]
 
 
 @dataclass(frozen=True)
@@ -117,37 +198,50 @@ class Planned:
 
 
 def predicted(
-    variables: Iterable[Planned], *, num_ps: int, num_shards: Callable[[Planned], int] | None
+    variables: Iterable[Planned], *, num_ps: int, num_shards: Callable[[Planned], int] | None, rule: Rule = greedy
 ) -> list[Placed]:
-    """Where ParameterServerStrategy will put `variables`, created in this order.
+    """Where ParameterServerStrategy will put `variables`, created in this order, as `psrun.strategy` guides it.
 
-    Shards go to the parameter servers in turn, whatever their size; a slot goes beside its variable. Source:
-    `ParameterServerStrategyV2Extended._create_variable` of TensorFlow 2.21; a test holds this against it.
+    A slot goes beside its variable. Source: `ParameterServerStrategyV2Extended._create_variable` of TensorFlow 2.21; a
+    test holds this against it.
 
     Args:
       num_ps: 0 where everything lives in one process.
       num_shards: in how many shards a variable is to be cut (at most its rows); None for no partitioner.
     """
     placed: list[Placed] = []
-    tasks_of: dict[str, list[str]] = {}
-    turn = 0
+    held_by: dict[str, list[int]] = {}
+    servers = Servers(max(1, num_ps), rule)
     for variable in variables:
-        rows = variable.shape[0] if variable.shape else 1
-        if variable.beside in tasks_of and variable.beside is not None:
-            tasks = tasks_of[variable.beside] if variable.shape else tasks_of[variable.beside][:1]
+        if variable.beside is not None and variable.beside in held_by:
+            indices = held_by[variable.beside] if variable.shape else held_by[variable.beside][:1]
+            sizes = shard_bytes(variable.shape, variable.value_bytes, len(indices))
+            for index, size in zip(indices, sizes):
+                servers.add(index, size)
         else:
-            count = min(num_shards(variable), rows) if num_ps and num_shards and variable.shape else 1
-            tasks = [f"ps-{(turn + i) % num_ps}" if num_ps else CHIEF for i in range(count)]
-            turn += count
-        tasks_of[variable.name] = tasks
-        row_bytes = math.prod(variable.shape[1:]) * variable.value_bytes
-        for shard, task in enumerate(tasks):
-            shard_rows = rows // len(tasks) + (shard < rows % len(tasks))
+            count = num_shards(variable) if num_ps and num_shards and variable.shape else 1
+            sizes = shard_bytes(variable.shape, variable.value_bytes, count)
+            first = servers.take(sizes)
+            indices = [(first + i) % len(servers.held_bytes) for i in range(len(sizes))]
+        held_by[variable.name] = indices
+        for shard, (index, size) in enumerate(zip(indices, sizes)):
             placed.append(
                 Placed(
-                    *(variable.name, shard, task, shard_rows * row_bytes, variable.kind),
+                    *(variable.name, shard, f"ps-{index}" if num_ps else CHIEF, size, variable.kind),
                     variable_shape=variable.shape,
                     dtype=variable.dtype,
                 )
             )
     return placed
+
+
+def spread(whole_bytes: int, shards: Sequence[Placed]) -> dict[str, int]:
+    """The bytes moved for a variable, by the tasks that hold its shards: in proportion to rows, exact in sum."""
+    by_task: dict[str, int] = {}
+    total, before = sum(shard.bytes for shard in shards), 0
+    for shard in shards:
+        until = before + shard.bytes
+        share = whole_bytes * until // total - whole_bytes * before // total if total else 0
+        by_task[shard.task] = by_task.get(shard.task, 0) + share
+        before = until
+    return by_task

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from psrun import choices, targets
+from psrun import choices, filling, layers, targets
 from psrun.config import RunConfig
 from psrun.data.source import DataSource
 from psrun.errors import ConfigError, Problem, PsrunError
@@ -148,7 +148,7 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
     Raises:
       ConfigError: model, data and options do not fit each other.
     """
-    with distribution.strategy.scope():
+    with filling.in_place(), distribution.strategy.scope():
         model = make_model(run, source)
         if run.parameter_servers and not isinstance(run.partitioner, choices.NoPartitioner):
             refuse_single_files(model.network)
@@ -161,7 +161,7 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
             optimizer=_calling(run.optimizer),
             loss=program.loss,
             metrics=[*made, *counters],
-            steps_per_execution=run.trainer.steps_per_execution,
+            steps_per_execution=run.trainer.num_steps_packed,
             run_eagerly=run.trainer.run_eagerly,
             pss_evaluation_shards=_num_eval_shards(run, source, distribution.num_workers) if exact else 0,
         )
@@ -191,9 +191,13 @@ def build_state(program: Program) -> None:
     On workers they could not be made, and a checkpoint restored before they exist loses the slots without a word.
     """
     network = program.network
-    with program.distribution.strategy.scope():
-        features, label = _zero_batch(program)
-        prediction = network(features, training=False)
+    with filling.in_place(), program.distribution.strategy.scope():
+        spec = _batch_spec(program)
+        features, label = tf.nest.map_structure(zeros, spec)
+        if tf.executing_eagerly() and network.built:
+            prediction = tf.nest.map_structure(zeros, traced_forward(program).structured_outputs)
+        else:
+            prediction = network(features, training=False)
         optimizer = network.optimizer
         if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
             _ = optimizer.iterations
@@ -217,15 +221,33 @@ def check_metric(key: str, metric: str, program: Program) -> None:
         raise ConfigError([Problem(key, f"is '{metric}', no metric of this run; there are {', '.join(names)}")])
 
 
-def _zero_batch(program: Program) -> Any:
-    """A batch of one example of zeros, of the kind that the network is trained on."""
+def decide_lookups(program: Program) -> list[layers.Decided]:
+    """Decides for embedding layers what they leave open, by the first batch of the training data, if any does."""
+    if program.distribution.coordinator is None or all(
+        layer.deduplicate != "auto" for layer in layers.of(program.network)
+    ):
+        return []
+    features, _ = next(iter(program.train_dataset()))
+    return layers.decide(program.network, features)
+
+
+def traced_forward(program: Program) -> Any:
+    """The network as a concrete function of a batch's features. It is traced, not run: Keras' Embedding, called outside
+    of a function, would fetch the whole of a table that is cut in shards.
+    """
+    features, _ = _batch_spec(program)
+    return tf.function(lambda batch: program.network(batch, training=False)).get_concrete_function(features)
+
+
+def _batch_spec(program: Program) -> Any:
+    """What a batch is like that the network is trained on."""
     dataset = program.train_dataset()
     cardinality = int(dataset.cardinality()) if tf.executing_eagerly() else tf.data.INFINITE_CARDINALITY
     if cardinality not in (tf.data.INFINITE_CARDINALITY, tf.data.UNKNOWN_CARDINALITY):
         raise ConfigError(
             [Problem("data", f"the training data ends after {cardinality} batches; make it endless with .repeat()")]
         )
-    return tf.nest.map_structure(zeros, dataset.element_spec)
+    return dataset.element_spec
 
 
 def zeros(spec: tf.TensorSpec, batch_size: int = 1) -> tf.Tensor:

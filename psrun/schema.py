@@ -21,9 +21,9 @@ T = TypeVar("T")
 MISSING = "???"
 
 
-def at_least(minimum: float) -> Any:
-    """A field whose value must be `minimum` or more."""
-    return dataclasses.field(metadata={"at_least": minimum})
+def at_least(minimum: float, *, or_else: str | None = None) -> Any:
+    """A field whose value must be `minimum` or more, or that word."""
+    return dataclasses.field(metadata={"at_least": minimum, "or_else": or_else})
 
 
 def one_of(*choices: str | bool | None) -> Any:
@@ -92,7 +92,11 @@ def _checked(cls: type, field: dataclasses.Field, value: Any, *, where: str, pro
             problems.append(Problem(where, f"{value!r} is not of type {wanted} ({str(error).splitlines()[0]})"))
         return None
     minimum, choices = field.metadata.get("at_least"), field.metadata.get("choices")
-    if minimum is not None and value is not None and value < minimum:
+    if isinstance(value, str) and minimum is not None:
+        word = field.metadata["or_else"]
+        if value != word:
+            problems.append(Problem(where, f"is {value!r}, must be a number of {minimum} or more, or {word}"))
+    elif minimum is not None and value is not None and value < minimum:
         problems.append(Problem(where, f"is {value}, must be {minimum} or more"))
     if choices and value not in choices:
         problems.append(Problem(where, f"is {value!r}, must be one of {', '.join(map(str, choices))}"))

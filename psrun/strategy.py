@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import portpicker
 import tensorflow as tf
+from tensorflow.python.eager import context
 from tensorflow.python.ops import lookup_ops  # for the names of tables; a test pins it
 
-from psrun import choices
+from psrun import choices, placement
 from psrun.cluster import inprocess
 from psrun.cluster.probe import answers, own_host, reachable
 from psrun.cluster.topology import CHIEF, Topology
@@ -39,6 +42,11 @@ def prepare(cluster: choices.Cluster, topology: Topology | None) -> None:
     """
     if isinstance(cluster, choices.InProcess):
         tf.config.threading.set_inter_op_parallelism_threads(inprocess.NUM_INTER_OP_THREADS)
+    if isinstance(cluster, choices.InProcess | choices.Local):
+        # What servers run for a coordinator they run with its options. Where several share cores, threads that spin
+        # while they wait for work took 7 % of the time. No public option reaches it; a test pins this one.
+        calm = tf.compat.v1.ConfigProto.Experimental(disable_thread_spinning=True)
+        context.context()._config = tf.compat.v1.ConfigProto(experimental=calm)
     if isinstance(cluster, choices.ParameterServers):
         # Workers keep the tables of a chief that has gone. TensorFlow names tables by numbers that start anew in every
         # process: the next chief's could meet another one's, "already initialized with different data".
@@ -53,12 +61,17 @@ def prepare(cluster: choices.Cluster, topology: Topology | None) -> None:
 
 
 def connect(
-    cluster: choices.Cluster, partitioner: choices.Partitioner, topology: Topology | None = None
+    cluster: choices.Cluster,
+    partitioner: choices.Partitioner,
+    topology: Topology | None = None,
+    *,
+    rule: placement.Rule | None = None,
 ) -> Distribution:
     """Starts what the topology needs and connects to it. `prepare` must have been called; servers of others be up.
 
     Args:
       topology: of a cluster of several processes; this one is its chief.
+      rule: which parameter servers hold a variable; None for the one that `cluster.placement` names.
 
     Raises:
       ConfigError: this machine has not got the devices that the cluster names.
@@ -77,10 +90,11 @@ def connect(
             return Distribution(_collective[-1])
         case choices.InProcess():
             spec = inprocess.start(num_workers=cluster.num_workers, num_ps=cluster.num_ps)
-            return parameter_servers(spec, partitioner)
+            return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement])
         case choices.Local() | choices.TfConfig() | choices.Static():
             assert topology is not None
-            return parameter_servers(tf.train.ClusterSpec(_with_chief(topology).spec()), partitioner)
+            spec = tf.train.ClusterSpec(_with_chief(topology).spec())
+            return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement])
         case _:
             raise AssertionError(f"cluster={cluster.kind} has a role of its own")
 
@@ -124,12 +138,56 @@ def _with_chief(topology: Topology) -> Topology:
     return replace(topology, addresses={**topology.addresses, CHIEF: f"{host}:{portpicker.pick_unused_port()}"})
 
 
-def parameter_servers(spec: tf.train.ClusterSpec, partitioner: choices.Partitioner) -> Distribution:
+def parameter_servers(
+    spec: tf.train.ClusterSpec, partitioner: choices.Partitioner, rule: placement.Rule = placement.greedy
+) -> Distribution:
     """Connects to servers that are up. Blocks without a bound while one of them is not."""
     chief = {"task_type": "chief", "task_id": 0} if "chief" in spec.jobs else {}
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc", **chief)
     strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=make_partitioner(partitioner))
+    _guide(strategy, rule)
     return Distribution(strategy, tf.distribute.coordinator.ClusterCoordinator(strategy), spec.num_tasks("worker"))
+
+
+def _guide(strategy: tf.distribute.ParameterServerStrategy, rule: placement.Rule) -> None:
+    """Makes the strategy put each variable where `rule` says; those that lie beside another one are only counted.
+
+    TensorFlow puts the next shard on server `_variable_count % _num_ps`. The count is set in `_create_variable`, which
+    all scopes of the strategy end in; a variable_creator_scope would have to be entered again within each of them, also
+    those that Keras enters.
+    """
+    extended = strategy.extended
+    create, partition = extended._create_variable, extended._variable_partitioner
+    servers = placement.Servers(extended._num_ps, rule)
+
+    def placed(next_creator: Any, **kwargs: Any) -> Any:
+        if kwargs.get("per_worker_variable"):
+            return create(next_creator, **kwargs)
+        if "colocate_with" in kwargs:
+            made = create(next_creator, **kwargs)
+            job, _, index = placement.task_of(made.device).partition("-")
+            if job == "ps":
+                servers.add(int(index), (made.shape.num_elements() or 0) * made.dtype.size)
+            return made
+        shape, dtype = spec_of(kwargs)
+        shape = shape if shape.is_fully_defined() else tf.TensorShape(())  # of unknown size: counts as one value
+        num_shards = partition(shape=shape, dtype=dtype)[0] if partition and shape.rank else 1
+        extended._variable_count = servers.take(placement.shard_bytes(tuple(shape), dtype.size, num_shards))
+        return create(next_creator, **kwargs)
+
+    extended._create_variable = placed
+
+
+def spec_of(kwargs: Mapping[str, Any]) -> tuple[tf.TensorShape, tf.DType]:
+    """Shape and type of the variable that a variable creator is called for; its initial value is not computed."""
+    value, shape, dtype = kwargs["initial_value"], kwargs.get("shape"), kwargs.get("dtype")
+    if value is None or (callable(value) and shape is not None and dtype is not None):
+        return tf.TensorShape(shape), tf.as_dtype(dtype)
+    if callable(value):
+        traced = tf.function(lambda: tf.convert_to_tensor(value(), dtype=dtype)).get_concrete_function()
+        return traced.structured_outputs.shape, traced.structured_outputs.dtype
+    made = tf.convert_to_tensor(value, dtype=dtype)
+    return made.shape, made.dtype
 
 
 def make_partitioner(

@@ -95,6 +95,7 @@ def train(cluster_spec, images, tmp_path):
       into: the folder of a run that is to go on; None for a new one.
     """
     from psrun import strategy
+    from psrun.placement import RULES
     from psrun.reporting.console import ConsoleSink
     from psrun.reporting.run_folder import RunFolder
     from psrun.roles import coordinator
@@ -113,7 +114,7 @@ def train(cluster_spec, images, tmp_path):
         def connect(cluster, partitioner, topology):
             if not config.parameter_servers:
                 return strategy.connect(cluster, partitioner)
-            return strategy.parameter_servers(cluster_spec[num_workers], partitioner)
+            return strategy.parameter_servers(cluster_spec[num_workers], partitioner, RULES[cluster.placement])
 
         console = ConsoleSink(Console(file=io.StringIO(), width=200))
         coordinator.run(config, folder, console, Stop(), started_s=time.time(), connect=connect)

@@ -16,7 +16,7 @@ SMALL = {
     "regression": ["data.num_train_examples=500", "data.num_eval_examples=100", "data.global_batch_size=32"],
 }
 STEPS = 12
-TRAINING = ["trainer.epochs=2", f"trainer.steps_per_epoch={STEPS}", "trainer.steps_per_execution=5"]
+TRAINING = ["trainer.epochs=2", f"trainer.steps_per_epoch={STEPS}", "trainer.steps_per_execution=3"]
 MODELS = {
     "dense": SMALL["regression"],
     "embedding": SMALL["features"],

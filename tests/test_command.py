@@ -58,10 +58,13 @@ def test_no_parameter_server_of_its_own(psrun):
 def test_the_plan_starts_no_server_and_takes_no_memory(psrun):
     done = psrun("mode=plan", "partitioner=fixed_shards", "model.embedding_dim=20000000")  # a table of 640 MB
     assert done.code == 0, done.stderr
-    for part in ("embedding/embeddings", "8x20000000", "640.0 MB", "ps-1 ps-0", "worker-1", "Each step of a worker"):
+    for part in ("embedding/embeddings", "8x20000000", "640.0 MB", "ps-0 ps-1", "worker-1", "Each step of a worker"):
         assert part in done.stdout
     assert "grpc" not in (done.folder / "logs" / "planner.log").read_text().lower()
-    assert done.result["bytes_per_step"]["read_bytes"] > 0
+    assert "read, pushed: while every worker does one step" in done.stdout
+    read = {task: moved["read_bytes"] for task, moved in done.result["bytes_per_step_by_task"].items()}
+    assert read["worker-0"] == read["worker-1"] == done.result["bytes_per_step"]["read_bytes"] > 0
+    assert read["ps-0"] + read["ps-1"] == 2 * read["worker-0"]
 
 
 def test_version_and_help_take_no_tensorflow(psrun):

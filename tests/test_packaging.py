@@ -41,6 +41,9 @@ def test_the_wheel_holds_everything_and_runs_in_a_new_folder(tmp_path):
     names = set(zipfile.ZipFile(wheel).namelist())
     for path in [*ROOT.glob("conf/*/*.yaml"), ROOT / "conf" / "config.yaml"]:
         assert f"psrun/{path.relative_to(ROOT)}" in names
+    # A checkout that is installed as editable would lend the installed package what it lacks.
+    for path in ROOT.glob("psrun/**/*.py"):
+        assert str(path.relative_to(ROOT)) in names
     for path in ROOT.glob("experiments/*.yaml"):
         assert f"psrun/conf/experiment/{path.name}" in names
 

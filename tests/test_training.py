@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -130,7 +131,7 @@ def test_evaluation_happens_when_it_is_due(train):
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam", "ftrl", "sgd"])
 def test_every_optimizer_learns(train, optimizer):
-    _, folder = train("cluster=none", f"optimizer={optimizer}", "model=dense", "trainer.epochs=6")
+    _, folder = train("cluster=none", f"optimizer={optimizer}", "model=dense", "trainer.epochs=20")
     events = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
     losses = [event["metrics"]["loss"] for event in events if event["event"] == "epoch"]
     assert losses[-1] < losses[0] - 0.005
@@ -187,6 +188,27 @@ def test_a_step_that_fails_is_told_with_its_reason(train, trainer, monkeypatch):
     monkeypatch.setattr(HeroFeatures, "train", bad)
     with pytest.raises(TrainingError, match="planted failure"):
         train(f"trainer={trainer}", "model=embedding")
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("raised", ["End of sequence", "Function was cancelled before it was started"])
+def test_the_first_of_several_errors_is_told(raised):
+    """A dataset that failed says that it is at its end when it is asked once more, and an error cancels other steps."""
+    import tensorflow as tf
+
+    from psrun.training import failures
+
+    first = tf.errors.InvalidArgumentError(None, None, "Graph execution error:\n\nplanted failure\n")
+
+    def failing():
+        log = logging.getLogger("tensorflow")
+        with failures.named(lambda: None):
+            log.error(" %s encountered the following error when processing closure: %r:%s", "/job:worker", first, first)
+            log.error("Start cancelling closures due to error %r: %s", first, first)
+            raise tf.errors.OutOfRangeError(None, None, raised)
+
+    with pytest.raises(TrainingError, match=r"a step failed: .*: planted failure$"):
+        failing()
 
 
 @pytest.mark.tensorflow
@@ -259,6 +281,14 @@ def test_a_lost_parameter_server_is_known_by_what_tensorflow_makes_of_it():
     assert strategy.task_lost(tf.errors.InternalError(None, None, text))
     assert strategy.task_lost(tf.errors.UnavailableError(None, None, "Socket closed"))
     assert not strategy.task_lost(tf.errors.InternalError(None, None, "something else on /job:ps/replica:0/task:0"))
+
+
+@pytest.mark.inprocess
+def test_threads_that_wait_do_not_spin_on_cores_that_servers_share(train):
+    train("model=dense")
+    from tensorflow.python.eager import context
+
+    assert context.get_server_def().default_session_config.experimental.disable_thread_spinning
 
 
 @pytest.mark.inprocess

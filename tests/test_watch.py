@@ -42,7 +42,7 @@ class Watched:
         monkeypatch.setattr(watch, "sever", lambda others: self.severed.append(others))
         monkeypatch.setattr(watch, "peers", lambda address: {(address, 1)})
         limits = {"connect_timeout_s": 0.5, "chief_timeout_s": 1, "heartbeat_timeout_s": 0.1, "start_timeout_s": 60}
-        limits |= {"progress_timeout_s": 0.4, "progress_factor": 1}
+        limits |= {"progress_timeout_s": 0.4, "progress_factor": 1, "placement": "greedy"}
         self.silent, self.severed, self.given_up = set(), [], []
         self.sign, self.steps, self.goes_on = "training", 0, True
         self.events, self.rows = Events(), []

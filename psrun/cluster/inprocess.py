@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import portpicker
 import tensorflow as tf
 
@@ -41,13 +43,23 @@ def start(*, num_workers: int, num_ps: int) -> tf.train.ClusterSpec:
     raise AssertionError("unreachable")
 
 
+def threads_of_an_op(spec: tf.train.ClusterSpec, job: str, index: int, num_cores: int) -> int:
+    """The share of one server of its host's cores: with all cores for each they would get into each other's way."""
+    host = spec.task_address(job, index).rpartition(":")[0]
+    sharing = sum(address.rpartition(":")[0] == host for name in ("worker", "ps") for address in spec.job_tasks(name))
+    return max(1, num_cores // max(1, sharing))
+
+
 def start_server(spec: tf.train.ClusterSpec, job: str, index: int) -> tf.distribute.Server:
     """Starts the server of one task in this process.
 
     Raises:
       ServerStartError: it could not be started, mostly because its port is taken.
     """
-    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=NUM_INTER_OP_THREADS)
+    config = tf.compat.v1.ConfigProto(
+        inter_op_parallelism_threads=NUM_INTER_OP_THREADS,
+        intra_op_parallelism_threads=threads_of_an_op(spec, job, index, len(os.sched_getaffinity(0))),
+    )
     try:
         return tf.distribute.Server(spec, job_name=job, task_index=index, protocol="grpc", config=config)
     except tf.errors.OpError as error:

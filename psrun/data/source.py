@@ -92,8 +92,7 @@ class ArraySource:
         self.num_eval_examples: int = len(evaluation[1])
 
     def train(self, *, batch_size: int, seed: tf.Tensor) -> tf.data.Dataset:
-        rows = tf.data.Dataset.range(self.num_train_examples).shuffle(self.num_train_examples, seed=seed)
-        return _gathered(rows.repeat().batch(batch_size, drop_remainder=True), self._train)
+        return _gathered(_shuffled(len(self._train[1]), batch_size, seed), self._train)
 
     def evaluation(self, *, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
         rows = tf.data.Dataset.range(self.num_eval_examples)
@@ -101,6 +100,30 @@ class ArraySource:
             index, count = shard
             rows = rows.shard(count, index)
         return _gathered(rows.batch(batch_size), self._evaluation)
+
+
+# Of the block cipher. With TensorFlow's default, 4, neighbouring seeds may give the same order.
+_ROUNDS = 12
+
+
+def _shuffled(num_rows: int, batch_size: int, seed: tf.Tensor) -> tf.data.Dataset:
+    """Endless batches of row numbers: epoch after epoch each row once, each time in another order.
+
+    The order is computed, a batch at once, by a cipher whose key is the seed and the epoch: a third of what it costs to
+    shuffle single numbers and batch them.
+    """
+    low, high = tf.cast(seed % 2**31, tf.int32), tf.cast(seed // 2**31 % 2**31, tf.int32)
+
+    def rows(batch: tf.Tensor) -> tf.Tensor:
+        place = batch * batch_size + tf.range(batch_size, dtype=tf.int64)
+        epoch = tf.cast(place // num_rows % 2**31, tf.int32)
+        keys = tf.stack([tf.broadcast_to(low, epoch.shape), tf.broadcast_to(high, epoch.shape), epoch], axis=1)
+        # The public `index_shuffle` does not take a key for each number, as it says it does.
+        return tf.raw_ops.RandomIndexShuffle(
+            index=place % num_rows, seed=keys, max_index=tf.constant(num_rows - 1, tf.int64), rounds=_ROUNDS
+        )
+
+    return tf.data.Dataset.counter().map(rows)
 
 
 def _gathered(rows: tf.data.Dataset, arrays: Arrays) -> tf.data.Dataset:

@@ -8,6 +8,8 @@ take the way of tf-keras.
 from __future__ import annotations
 
 import abc
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +17,8 @@ import tf_keras
 
 from psrun.optimizers import rows
 from psrun.placement import split_name
+
+NOT_FINITE = "not finite: the gradient of"
 
 
 class _OnTouchedRows(tf_keras.optimizers.Optimizer):
@@ -34,8 +38,22 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
             raise ValueError(f"{type(self).__name__} has no weight_decay and no use_ema: both touch all rows each step")
 
     def build(self, var_list: list[tf.Variable]) -> None:
-        """Makes the slots, and what updates each variable, with its lock beside it."""
-        super().build(var_list)
+        """Makes the slots, and what updates each variable, with its lock beside it.
+
+        tf-keras would fill the slots here and send them: a slot of a large table would pass through this process.
+        """
+        tf_keras.optimizers.Optimizer.build(self, var_list)
+        if not getattr(self, "_built", False):
+            kinds = self._slot_kinds()
+            for attribute in kinds:
+                setattr(self, attribute, [])
+            for variable in var_list:
+                for attribute, (name, start) in kinds.items():
+                    shape = self._slot_shape(variable)
+                    filled = functools.partial(tf.fill, shape, tf.constant(start, variable.dtype))
+                    slot = self.add_variable_from_reference(variable, name, initial_value=filled)
+                    getattr(self, attribute).append(slot)
+            self._built = True
         self._make_updaters(var_list)
 
     def _make_updaters(self, var_list: list[tf.Variable]) -> None:
@@ -48,18 +66,29 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
 
     def _beside(self, variable: tf.Variable) -> list[tf.Variable]:
         """The slots of a variable; of a copy of it on one of several devices, those on the same device."""
-        slots = [kind[self._index_dict[self._var_key(variable)]] for kind in self._slots()]
+        slots = [
+            kind[self._index_dict[self._var_key(variable)]] for kind in map(self.__getattribute__, self._slot_kinds())
+        ]
         container = getattr(variable, "_distributed_container", lambda: None)()
         copies = getattr(container, "values", (variable,))
         which = next((index for index, copy in enumerate(copies) if copy is variable), None)
         return [slot.values[which] if which is not None and hasattr(slot, "values") else slot for slot in slots]
 
     def update_step(self, gradient: Any, variable: tf.Variable) -> None:
-        """As in tf-keras; a sparse gradient may have a row more than once."""
+        """As in tf-keras; a sparse gradient may have a row more than once.
+
+        Raises:
+          tf.errors.InvalidArgumentError: when run: a sparse gradient is not finite. Nothing of it is applied.
+        """
         if not isinstance(gradient, tf.IndexedSlices):
             super().update_step(gradient, variable)
             return
         touched, summed = rows.sum_duplicates(gradient)
+        # A weight that all examples use shows in the next loss; a row that is seldom asked for would be spoilt unseen.
+        # The check of each number would cost 2 % of a step, that of their sum nothing.
+        told = f"{NOT_FINITE} {split_name(variable.name)[0]}"
+        with tf.control_dependencies([tf.debugging.check_numerics(tf.reduce_sum(summed), told)]):
+            summed = tf.identity(summed)
         numbers = (summed, *(tf.cast(number, variable.dtype) for number in self._numbers()))
         update = self._updaters.get(self._var_key(variable))
         if update is not None:
@@ -74,8 +103,11 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
         return grads  # summed where the rows are
 
     @abc.abstractmethod
-    def _slots(self) -> list[list[tf.Variable]]:
-        """The slot variables, one list for each kind."""
+    def _slot_kinds(self) -> dict[str, tuple[str, float]]:
+        """For each attribute of tf-keras' that holds slots, the name of them and the value that they start with."""
+
+    def _slot_shape(self, variable: tf.Variable) -> Sequence[int]:
+        return variable.shape
 
     def _numbers(self) -> tuple[Any, ...]:
         """What the formula takes besides rows and gradients, of this step."""
@@ -92,8 +124,8 @@ class SparseAdagrad(_OnTouchedRows, tf_keras.optimizers.Adagrad):
     Duchi, Hazan, Singer: Adaptive Subgradient Methods for Online Learning and Stochastic Optimization, JMLR 12 (2011).
     """
 
-    def _slots(self) -> list[list[tf.Variable]]:
-        return [self._accumulators]
+    def _slot_kinds(self) -> dict[str, tuple[str, float]]:
+        return {"_accumulators": ("accumulator", self.initial_accumulator_value)}
 
     def _formula(self, variable: tf.Tensor, *others: tf.Tensor) -> tuple[tf.Tensor, ...]:
         accumulator, gradient, rate = others
@@ -113,18 +145,8 @@ class RowwiseAdagrad(SparseAdagrad):
     ISCA 2022, section 4.1.4.
     """
 
-    def build(self, var_list: list[tf.Variable]) -> None:
-        """Makes the accumulators: (rows, 1) for a table, else of the shape of the variable."""
-        if not getattr(self, "_built", False):
-            tf_keras.optimizers.Optimizer.build(self, var_list)
-            self._accumulators = []
-            for variable in var_list:
-                shape = [variable.shape[0], 1] if _is_table(variable) else variable.shape
-                start = tf.fill(shape, tf.cast(self.initial_accumulator_value, variable.dtype))
-                made = self.add_variable_from_reference(variable, "accumulator", initial_value=start)
-                self._accumulators.append(made)
-            self._built = True
-        self._make_updaters(var_list)
+    def _slot_shape(self, variable: tf.Variable) -> Sequence[int]:
+        return [variable.shape[0], 1] if _is_table(variable) else variable.shape
 
     def update_step(self, gradient: Any, variable: tf.Variable) -> None:
         if _is_table(variable) and not isinstance(gradient, tf.IndexedSlices):
@@ -149,8 +171,8 @@ class LazyAdam(_OnTouchedRows, tf_keras.optimizers.Adam):
         if self.amsgrad or self.adaptive_epsilon:
             raise ValueError("LazyAdam has no amsgrad and no adaptive_epsilon")
 
-    def _slots(self) -> list[list[tf.Variable]]:
-        return [self._momentums, self._velocities]
+    def _slot_kinds(self) -> dict[str, tuple[str, float]]:
+        return {"_momentums": ("m", 0.0), "_velocities": ("v", 0.0)}
 
     def _numbers(self) -> tuple[Any, ...]:
         step = tf.cast(self.iterations + 1, tf.float32)
@@ -172,20 +194,14 @@ class SparseSGD(_OnTouchedRows, tf_keras.optimizers.SGD):
             raise ValueError("SparseSGD has no momentum, which would move rows that no batch touches")
         super().__init__(learning_rate, name=name, **kwargs)
 
-    def build(self, var_list: list[tf.Variable]) -> None:
-        """Makes no slots: tf-keras keeps a momentum also where it is 0."""
-        tf_keras.optimizers.Optimizer.build(self, var_list)
-        self._built = True
-        self._make_updaters(var_list)
-
     def update_step(self, gradient: Any, variable: tf.Variable) -> None:
         if isinstance(gradient, tf.IndexedSlices):
             super().update_step(gradient, variable)
         else:
             variable.assign_sub(tf.cast(self.learning_rate, variable.dtype) * gradient)
 
-    def _slots(self) -> list[list[tf.Variable]]:
-        return []
+    def _slot_kinds(self) -> dict[str, tuple[str, float]]:
+        return {}
 
     def _formula(self, variable: tf.Tensor, *others: tf.Tensor) -> tuple[tf.Tensor, ...]:
         gradient, rate = others
@@ -198,8 +214,8 @@ class SparseFtrl(_OnTouchedRows, tf_keras.optimizers.Ftrl):
     McMahan et al.: Ad Click Prediction: a View from the Trenches, KDD 2013, algorithm 1.
     """
 
-    def _slots(self) -> list[list[tf.Variable]]:
-        return [self._accumulators, self._linears]
+    def _slot_kinds(self) -> dict[str, tuple[str, float]]:
+        return {"_accumulators": ("accumulator", self.initial_accumulator_value), "_linears": ("linear", 0.0)}
 
     def _formula(self, variable: tf.Tensor, *others: tf.Tensor) -> tuple[tf.Tensor, ...]:
         accumulator, linear, gradient, rate = others

@@ -154,6 +154,17 @@ class ConsoleSink:
             f"{data['steps_lost']} steps lost"
         )
 
+    def _show_packing(self, event: Event) -> None:
+        data = event.data
+        self._print(f"{data['num_steps']} steps an execution: a step takes {data['step_s'] * 1000:.1f} ms on a worker")
+
+    def _show_lookups(self, event: Event) -> None:
+        for lookup in event.data["lookups"]:
+            once = "sent once" if lookup["deduplicate"] else "sent each time"
+            self._print(
+                f"{lookup['layer']}: {lookup['distinct']:.0%} of a batch's ids are distinct; duplicates are {once}"
+            )
+
     def _show_export(self, event: Event) -> None:
         self._print(f"exported step {event.step} to {event.data['path']}")
 

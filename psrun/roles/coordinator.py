@@ -72,6 +72,10 @@ def run(
         with chief.connected(connect) as distribution:
             built = program.build(run_config, source, distribution)
             program.build_state(built)
+            lookups = program.decide_lookups(built)
+            if lookups:
+                folder.update(lookups=[asdict(lookup) for lookup in lookups])
+                reporter.emit("lookups", lookups=[asdict(lookup) for lookup in lookups])
             _report_placement(built, folder, reporter)
             _train(built, train, folder, reporter, chief, stop)
     finally:
@@ -202,8 +206,8 @@ def _export(built: program.Program, folder: RunFolder, reporter: Reporter) -> No
 
 def _result(session: Session, reporter: Reporter) -> dict[str, Any]:
     """The keys of run.json that are known once the training has ended, well or not."""
-    totals, monitor = session.totals, session.monitor
-    rate = totals.rate()
+    clock, monitor = session.clock, session.monitor
+    rate = clock.rate()
     first_s = monitor.first_step_s
     return {
         "steps": session.steps,

@@ -7,6 +7,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import psutil
 import tensorflow as tf
 from rich.console import Console
 from rich.filesize import decimal
@@ -33,17 +34,26 @@ class Traffic:
       pushed_bytes: gradients to them.
     """
 
-    read_bytes: int
-    pushed_bytes: int
+    read_bytes: int = 0
+    pushed_bytes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.read_bytes + other.read_bytes, self.pushed_bytes + other.pushed_bytes)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run would put where, and move in each step; and what a person should think over."""
+    """What a run would put where, and move in each step; and what a person should think over.
+
+    Attributes:
+      traffic_by_task: bytes moved while every worker does one step: by a worker, its own; of a parameter server, what
+        all workers read from it and push to it. Empty where there are no parameter servers.
+    """
 
     placed: list[Placed]
     traffic: Traffic
     traffic_by_variable: dict[str, Traffic]
+    traffic_by_task: dict[str, Traffic]
     warnings: list[str]
 
 
@@ -52,12 +62,26 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     source = program.load_source(run_config)
     plan = make(run_config, source)
     if run_config.resume is None:
-        folder.update(placement=[asdict(shard) for shard in plan.placed], bytes_per_step=asdict(plan.traffic))
+        folder.update(
+            placement=[asdict(shard) for shard in plan.placed],
+            bytes_per_step=asdict(plan.traffic),
+            bytes_per_step_by_task={task: asdict(traffic) for task, traffic in plan.traffic_by_task.items()},
+        )
     show(plan, run_config, source.num_train_examples, console)
 
 
-def make(run_config: RunConfig, source: Any) -> Plan:
-    """Builds the model with variables that have a shape but no memory, and predicts where they would be put."""
+def make(
+    run_config: RunConfig, source: Any, *, rule: placement.Rule | None = None, memory_bytes: int | None = None
+) -> Plan:
+    """Builds the model with variables that have a shape but no memory, and predicts where they would be put.
+
+    Args:
+      rule: as in `strategy.connect`.
+      memory_bytes: of the machine that all tasks share; None for what this one has.
+
+    Raises:
+      ConfigError: the variables do not fit into the memory, or into the shards that were asked for.
+    """
     recorder = _Recorder()
     program.start_afresh(run_config.seed)
     with tf.variable_creator_scope(recorder.create):
@@ -71,14 +95,14 @@ def make(run_config: RunConfig, source: Any) -> Plan:
             return tf.constant(0)
 
         tf.function(state).get_concrete_function()
-    placed = _place(recorder, built, run_config)
+    placed = _place(recorder, built, run_config, rule)
     if run_config.parameter_servers and isinstance(run_config.partitioner, choices.FixedShards):
         placement.check_rows(placed, run_config.partitioner.num_shards)
-    total = Traffic(
-        sum(traffic.read_bytes for traffic in gradients.values()),
-        sum(traffic.pushed_bytes for traffic in gradients.values()),
-    )
-    return Plan(placed, total, gradients, cost.of_dense_tables(built.optimizer, placed))
+    if isinstance(run_config.cluster, choices.InProcess | choices.Local):
+        placement.check_memory(placed, psutil.virtual_memory().total if memory_bytes is None else memory_bytes)
+    total = sum(gradients.values(), Traffic())
+    by_task = _by_task(gradients, placed, run_config)
+    return Plan(placed, total, gradients, by_task, cost.of_dense_tables(built.optimizer, placed))
 
 
 class _Recorder:
@@ -88,19 +112,18 @@ class _Recorder:
         self.made: list[tf.Variable] = []
 
     def create(self, next_creator: Any, **kwargs: Any) -> tf.Variable:
-        value, shape, dtype = kwargs["initial_value"], kwargs.get("shape"), kwargs.get("dtype")
-        if not callable(value) or shape is None or dtype is None:
-            value = tf.convert_to_tensor(value() if callable(value) else value, dtype=dtype)
-            shape, dtype = value.shape, value.dtype
+        shape, dtype = strategy.spec_of(kwargs)
         with tf.init_scope():
             variable = UninitializedVariable(
-                shape=tf.TensorShape(shape), dtype=dtype, name=kwargs.get("name"), trainable=kwargs.get("trainable")
+                shape=shape, dtype=dtype, name=kwargs.get("name"), trainable=kwargs.get("trainable")
             )
         self.made.append(variable)
         return variable
 
 
-def _place(recorder: _Recorder, built: program.Program, run_config: RunConfig) -> list[Placed]:
+def _place(
+    recorder: _Recorder, built: program.Program, run_config: RunConfig, rule: placement.Rule | None
+) -> list[Placed]:
     kinds = {id(variable): "model" for variable in built.network.variables}
     kinds |= {id(variable): "optimizer" for variable in built.optimizer.variables()}
     kinds |= {id(variable): "metric" for variable in program.metric_variables(built)}
@@ -117,7 +140,8 @@ def _place(recorder: _Recorder, built: program.Program, run_config: RunConfig) -
         assert partition is not None
         return partition(tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype))[0]
 
-    placed = placement.predicted(planned, num_ps=num_ps, num_shards=num_shards if partition else None)
+    rule = rule or placement.RULES[getattr(run_config.cluster, "placement", "greedy")]
+    placed = placement.predicted(planned, num_ps=num_ps, num_shards=num_shards if partition else None, rule=rule)
     return [shard for shard in placed if shard.kind != "other"]
 
 
@@ -143,6 +167,40 @@ def _traffic(built: program.Program) -> dict[str, Traffic]:
     return found
 
 
+def _by_task(gradients: dict[str, Traffic], placed: list[Placed], run_config: RunConfig) -> dict[str, Traffic]:
+    """As in `Plan.traffic_by_task`."""
+    if not run_config.parameter_servers:
+        return {}
+    num_workers, _ = _size(run_config)
+    found = dict.fromkeys(_tasks(run_config), Traffic())
+    for name, traffic in gradients.items():
+        shards = [shard for shard in placed if shard.variable == name and shard.kind == "model"]
+        read = placement.spread(traffic.read_bytes, shards)
+        pushed = placement.spread(traffic.pushed_bytes, shards)
+        for task in read:
+            found[task] += Traffic(num_workers * read[task], num_workers * pushed[task])
+    own = sum(gradients.values(), Traffic())
+    return {task: own if task.startswith("worker") else traffic for task, traffic in found.items()}
+
+
+def _tasks_table(plan: Plan, run_config: RunConfig) -> Table:
+    """What each task holds and, with parameter servers, moves."""
+    moved = ("read", "pushed") if plan.traffic_by_task else ()
+    title = "Tasks (read, pushed: while every worker does one step)" if moved else "Tasks"
+    tasks = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for heading in ("task", "model", "optimizer", "metrics", "in all", *moved):
+        tasks.add_column(heading, justify="left" if heading == "task" else "right")
+    for task in _tasks(run_config):
+        held = [
+            sum(shard.bytes for shard in plan.placed if shard.task == task and shard.kind == kind)
+            for kind in ("model", "optimizer", "metric")
+        ]
+        traffic = plan.traffic_by_task.get(task)
+        moves = (traffic.read_bytes, traffic.pushed_bytes) if traffic else ()
+        tasks.add_row(task, *(decimal(size) for size in (*held, sum(held), *moves)))
+    return tasks
+
+
 def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, console: Console) -> None:
     """The plan for a person."""
     cluster, trainer = run_config.cluster, run_config.trainer
@@ -153,14 +211,7 @@ def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, cons
     say(f"[bold]Plan[/bold] of {run_config.model.name} on cluster={cluster.kind}, trainer={trainer.kind}")
     console.print(placement_table(plan.placed, "Placement"))
     console.print()
-    tasks = Table(title="Tasks", title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for heading in ("task", "model", "optimizer", "metrics", "in all"):
-        tasks.add_column(heading, justify="left" if heading == "task" else "right")
-    for task in _tasks(run_config):
-        held = {kind: sum(s.bytes for s in plan.placed if s.task == task and s.kind == kind)
-                for kind in ("model", "optimizer", "metric")}  # fmt: skip
-        tasks.add_row(task, *(decimal(size) for size in held.values()), decimal(sum(held.values())))
-    console.print(tasks)
+    console.print(_tasks_table(plan, run_config))
     if isinstance(cluster, choices.MultiWorkerMirrored):
         say(f"Each of the {cluster.num_workers} workers, the chief among them, holds a copy of all of this.")
     say("Variables only: TensorFlow itself, the input pipeline and activations come on top.\n")

@@ -8,10 +8,10 @@ import tf_keras
 
 from psrun import targets
 from psrun.choices import Fit
-from psrun.closures import InFlight
 from psrun.config import RunConfig
 from psrun.errors import ConfigError, Problem
 from psrun.training.lockstep import Lockstep
+from psrun.training.packing import Packing
 from psrun.training.session import Session
 
 _BATCH_METHODS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
@@ -47,30 +47,35 @@ def make(run: RunConfig) -> list[tf_keras.callbacks.Callback]:
 
 
 class Epochs(tf_keras.callbacks.Callback):
-    """Tells the session of each epoch. Put first: what it adds to the logs is there for the callbacks after it."""
+    """Tells the session of each epoch. Put first: what it adds to the logs is there for the callbacks after it.
 
-    def __init__(self, session: Session) -> None:
+    Args:
+      packing: what schedules the steps on workers; None where they are done when Keras says so.
+    """
+
+    def __init__(self, session: Session, packing: Packing | None) -> None:
         super().__init__()
         self._supports_tf_logs = True  # takes results as they are: reading them would wait for the step
         self._session = session
         self._joined = False
         self._scheduled = 0
-        distribution = session.program.distribution
-        self._in_flight = InFlight(distribution) if distribution.coordinator is not None else None
+        self._packing = packing
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._joined, self._scheduled = False, 0
+        if self._packing is not None:
+            # Keras puts back what it had before the last execution of an epoch, which may be shorter.
+            self.model._steps_per_execution.assign(self._packing.num_steps)
         self._session.epoch_begins()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         num_steps = batch + 1 - self._scheduled
-        self._scheduled = batch + 1  # under parameter servers not done yet: the logs are what `schedule` returned
-        if self._in_flight:
-            self._in_flight.add(logs)
+        self._scheduled = batch + 1  # under parameter servers they are not done yet
+        if self._packing is not None:
             self._session.check_loss()
         if self._session.steps_scheduled(num_steps):
-            if self._in_flight:
-                self._in_flight.join()
+            if self._packing is not None:
+                self._packing.join()
             self._session.save()
         if self._session.stop.requested.is_set() and self._session.lockstep is None:
             self.model.stop_training = True  # the request may have come before `fit`, which forgets it
@@ -93,6 +98,8 @@ class Epochs(tf_keras.callbacks.Callback):
         """The steps of the epoch end where Keras' validation begins, or where the epoch itself does."""
         if not self._joined:
             self._joined = True
+            if self._packing is not None:
+                self._packing.join()
             self._session.steps_joined()
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from psrun.closures import InFlight
 from psrun.config import RunConfig
 from psrun.program import Program
+from psrun.training.packing import Packing, packed
 from psrun.training.session import Session
 
 
@@ -30,12 +30,10 @@ def _train(program: Program, session: Session) -> None:
             break
         network.reset_metrics()
         session.epoch_begins()
-        for first in range(done, trainer.steps_per_epoch, trainer.steps_per_execution):
-            if session.stop.requested.is_set():
-                break
+        while done < trainer.steps_per_epoch and not session.stop.requested.is_set():
             session.check_loss()
-            num_steps = min(trainer.steps_per_execution, trainer.steps_per_epoch - first)
-            schedule(num_steps)
+            num_steps = schedule(trainer.steps_per_epoch - done)
+            done += num_steps
             if session.steps_scheduled(num_steps):
                 join()
                 session.save()
@@ -45,30 +43,23 @@ def _train(program: Program, session: Session) -> None:
         session.epoch_ends({metric.name: float(metric.result()) for metric in network.metrics})
 
 
-def _scheduler(program: Program, session: Session) -> tuple[Callable[[int], None], Callable[[], None]]:
-    """How a number of steps gets done, and how to wait for all of them."""
-    strategy, coordinator = program.distribution.strategy, program.distribution.coordinator
-    steps = _packed_steps(program)
-    if coordinator is None:
-        iterator = iter(strategy.experimental_distribute_dataset(session.train_dataset()()))
-        return lambda num_steps: steps(iterator, tf.constant(num_steps)), lambda: None
+def _scheduler(program: Program, session: Session) -> tuple[Callable[[int], int], Callable[[], None]]:
+    """What does or schedules some steps, at most so many, and tells how many; and how to wait for all of them."""
+    if program.distribution.coordinator is not None:
+        packing = Packing(program, session.train_dataset(), session.packed, planned=session.left)
+        return packing.schedule, packing.join
 
-    dataset = functools.partial(session.train_dataset(), context=coordinator)
-    iterator = iter(coordinator.create_per_worker_dataset(dataset))
-    in_flight = InFlight(program.distribution)
+    iterator = iter(program.distribution.strategy.experimental_distribute_dataset(session.train_dataset()()))
+    steps = packed(program, _alone)
 
-    def schedule(num_steps: int) -> None:
-        in_flight.add(coordinator.schedule(steps, args=(iterator, tf.constant(num_steps))))
+    def do(most: int) -> int:
+        num_steps = min(most, program.config.trainer.num_steps_packed)
+        steps(iterator, tf.constant(num_steps))
+        return num_steps
 
-    return schedule, in_flight.join
+    return do, lambda: None
 
 
-def _packed_steps(program: Program) -> Callable[[Any, tf.Tensor], None]:
-    """A function of an iterator and a number of steps; it returns nothing, as results would travel to the chief."""
-    strategy, network = program.distribution.strategy, program.network
-
-    def steps(iterator: Any, num_steps: tf.Tensor) -> None:
-        for _ in tf.range(num_steps):
-            strategy.run(network.train_step, args=(next(iterator),))
-
-    return steps if program.config.trainer.run_eagerly else tf.function(steps)
+def _alone(num_steps: int, take: Callable[[], Any]) -> contextlib.AbstractContextManager[Callable[[], Any]]:
+    """Nothing is kept, bundled or asked for ahead where there are no parameter servers."""
+    return contextlib.nullcontext(take)

@@ -11,10 +11,13 @@ from contextlib import contextmanager
 import tensorflow as tf
 
 from psrun import strategy
-from psrun.errors import TaskLostError, TrainingError
+from psrun.errors import DataExhaustedError, NonFiniteLossError, TaskLostError, TrainingError
+from psrun.optimizers import sparse
 from psrun.training.monitor import iterations
-from psrun.training.session import Session, data_ended
+from psrun.training.session import Session
 
+# What the coordinator logs when it gives up, before the first error that it met.
+_GAVE_UP = re.compile(r"^Start cancelling closures due to error \w+\(.*?\): ")
 # What TensorFlow wraps its messages in; the whole is in the log.
 _NOISE = re.compile(
     r"^(Graph execution error|Detected at node|\s*File |Additional GRPC|:UNKNOWN|\d+ root error|\s*\[\[|"
@@ -25,7 +28,8 @@ _NOISE = re.compile(
 class _WorkersErrors(logging.Handler):
     """Remembers what the coordinator logs of steps that failed.
 
-    One error cancels all other steps, and which of them is raised is a matter of chance: the log has the first cause.
+    One error cancels all other steps, and which of them is raised is a matter of chance; a dataset that failed says
+    that it is at its end when it is asked once more. The log has the first cause.
     """
 
     def __init__(self) -> None:
@@ -34,6 +38,12 @@ class _WorkersErrors(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.messages.append(record.getMessage())
+
+    def cause(self, raised: str) -> str:
+        """What came first of all that is known: what the coordinator gave up for, what it raised, what workers said."""
+        gave_up = [_GAVE_UP.sub("", message) for message in self.messages if _GAVE_UP.search(message)]
+        causes = [*gave_up[-1:], raised, *self.messages]
+        return next((cause for cause in causes if "ancelled" not in cause and "CANCELLED" not in cause), raised)
 
 
 @contextmanager
@@ -59,12 +69,13 @@ def named(current: Callable[[], Session | None]) -> Iterator[None]:
             task = re.search(r"/job:(ps|worker)/replica:0/task:(\d+)", str(error))
             name = f"{task[1]}-{task[2]}" if task else "a task"
             raise TaskLostError(f"{name} was lost: {gist(str(error))}", task=name if task else None) from error
-        causes = [str(error), *heard.messages]
-        ended = isinstance(error, tf.errors.OutOfRangeError) or any("End of sequence" in cause for cause in causes)
-        if ended and session is not None:
-            raise data_ended(iterations(session.program), session.monitor.planned) from error
-        told = next((cause for cause in causes if "ancelled" not in cause and "CANCELLED" not in cause), causes[0])
-        raise TrainingError(f"a step failed: {type(error).__name__}: {gist(told)}") from error
+        cause = heard.cause(str(error))
+        if "End of sequence" in cause and session is not None:
+            raise DataExhaustedError.at(iterations(session.program), session.monitor.planned) from error
+        if sparse.NOT_FINITE in cause:
+            message = f"{gist(cause)}; a smaller optimizer.learning_rate, or a look at the data, may help"
+            raise NonFiniteLossError(message) from error
+        raise TrainingError(f"a step failed: {type(error).__name__}: {gist(cause)}") from error
     finally:
         logger.removeHandler(heard)
 

@@ -6,14 +6,17 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
 import tf_keras
 
 from psrun import choices
 from psrun.config import RunConfig
+from psrun.errors import DataExhaustedError
 from psrun.program import Program
 from psrun.training import callbacks
 from psrun.training.monitor import iterations
-from psrun.training.session import Session, data_ended
+from psrun.training.packing import Packing
+from psrun.training.session import Session
 
 
 def trainer(run: RunConfig) -> Callable[[Program, Session], None]:
@@ -38,6 +41,11 @@ def _train(made: list[Any], program: Program, session: Session) -> None:
     done, into = session.start.epochs, session.start.steps
     if session.ends_early:
         return
+    packing = None
+    if program.distribution.coordinator is not None:
+        packing = Packing(program, session.train_dataset(), session.packed, planned=session.left)
+        program.network.make_train_function = lambda force=False: functools.partial(_execution, program, packing)
+    made = [callbacks.Epochs(session, packing), *made]
     if into and done < epochs:
         _fit(made, program, session, range(done, done + 1), steps_per_epoch - into)
         if program.network.stop_training:  # by a callback; the next call would forget it
@@ -49,10 +57,12 @@ def _train(made: list[Any], program: Program, session: Session) -> None:
 
 def _fit(made: list[Any], program: Program, session: Session, epochs: range, steps_per_epoch: int) -> None:
     run = program.config
-    dataset = session.train_dataset()
-    data: Any = dataset()
     if program.distribution.coordinator is not None:
-        data = tf_keras.utils.experimental.DatasetCreator(dataset)
+        # The steps have iterators of their own: those that Keras would give them ask at each step whether there is
+        # another batch, which costs a tenth of the speed.
+        data: Any = tf_keras.utils.experimental.DatasetCreator(lambda context: tf.data.Dataset.from_tensors(0))
+    else:
+        data = session.train_dataset()()
     validation: dict[str, Any] = {}
     if isinstance(run.evaluation, choices.Validation):
         validation = {"validation_data": program.evaluation_dataset(), "validation_freq": run.evaluation.every}
@@ -62,12 +72,27 @@ def _fit(made: list[Any], program: Program, session: Session, epochs: range, ste
             initial_epoch=epochs.start,
             epochs=epochs.stop,
             steps_per_epoch=steps_per_epoch,
-            callbacks=[callbacks.Epochs(session), *made],
+            callbacks=made,
             verbose=0,
             **validation,
         )
     except ValueError as error:
         # Keras' way to say that the data ended within the first execution of an epoch.
         if "Empty logs" in str(error):
-            raise data_ended(iterations(program), session.monitor.planned) from error
+            raise DataExhaustedError.at(iterations(program), session.monitor.planned) from error
         raise
+
+
+def _execution(program: Program, packing: Packing, _: Any) -> Any:
+    """What Keras calls for each execution, in place of the function that it would make: schedules the steps of one.
+
+    Returns:
+      The logs: numbers that Keras replaces by those of the metrics once the epoch is joined. Where the network's own
+      `train_step` names others, what it returned in the last step of the closure.
+    """
+    now = program.network._steps_per_execution  # at the end of an epoch Keras makes it what is left
+    before = packing.num_steps
+    packing.schedule(int(now))
+    if packing.num_steps != before:
+        now.assign(packing.num_steps)
+    return packing.logs

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import tensorflow as tf
 
@@ -19,32 +18,15 @@ from psrun.program import Program
 from psrun.reporting.events import Reporter
 from psrun.reporting.run_folder import RunFolder
 from psrun.stop import Stop
+from psrun.training.clock import Clock
 from psrun.training.following import Following
 from psrun.training.lockstep import Lockstep
 from psrun.training.monitor import Monitor, iterations
+from psrun.training.packing import Packed
 from psrun.training.saving import Saving
 
 # Finding the place in a stream of data again takes time: some 10 s for so many batches of data in memory.
 _MOST_BATCHES_LEFT_OUT = 50_000
-
-
-def data_ended(step: int, planned: int) -> DataExhaustedError:
-    """The error for training data that came to an end at `step`."""
-    return DataExhaustedError(
-        f"the training data came to an end after {step} steps, before the {planned} planned; "
-        "make it endless with .repeat()"
-    )
-
-
-@dataclass
-class Totals:
-    """Sums over the epochs done so far. `steps` and `seconds` leave out what came before the first step was applied."""
-
-    steps: int = 0
-    seconds: float = 0.0
-
-    def rate(self) -> float | None:
-        return self.steps / self.seconds if self.seconds else None
 
 
 class Session:
@@ -61,6 +43,7 @@ class Session:
 
     Attributes:
       scheduled: steps scheduled in this process.
+      left: steps that were to be done when it began.
     """
 
     def __init__(
@@ -81,17 +64,15 @@ class Session:
         self.start, self.stop, self.lockstep = start, stop, lockstep
         self.first_step = iterations(program)
         trainer = program.config.trainer
-        left = max(0, (trainer.epochs - start.epochs) * trainer.steps_per_epoch - start.steps)
-        self.monitor = Monitor(program, reporter, first_step=self.first_step, planned=start.scheduled + left)
-        self.totals = Totals()
+        self.left = max(0, (trainer.epochs - start.epochs) * trainer.steps_per_epoch - start.steps)
+        self.monitor = Monitor(program, reporter, first_step=self.first_step, planned=start.scheduled + self.left)
+        self.clock = Clock(self.first_step)
         self.scheduled = 0
         self._epoch, self._into = start.epochs, start.steps
-        self._pauses_s: list[tuple[float, float]] = []  # of the running epoch, from and to
         self._due = False
         self._stream = self.first_step if start.stream is None else start.stream
         if self.first_step - self._stream > _MOST_BATCHES_LEFT_OUT:
             self._stream = self.first_step
-        self._began_s, self._joined_s, self._step = 0.0, 0.0, self.first_step
 
     @property
     def steps(self) -> dict[str, int]:
@@ -124,11 +105,17 @@ class Session:
             self.program.train_dataset, first_step=self._stream, num_batches_done=step - self._stream
         )
 
+    def packed(self, packed: Packed) -> None:
+        """Call when it is known how many steps an execution has."""
+        self._folder.update(steps_per_execution=asdict(packed))
+        if packed.step_s is not None:
+            self._reporter.emit("packing", step=self.monitor.last_step, **asdict(packed))
+
     def epoch_begins(self) -> None:
         """Call before the first step of each epoch is scheduled."""
         self._epoch += 1
-        self._pauses_s, self._due = [], False
-        self._began_s = time.monotonic()
+        self._due = False
+        self.clock.epoch_begins()
         self.monitor.epoch_begins(self._epoch)
 
     def steps_scheduled(self, num_steps: int) -> bool:
@@ -145,15 +132,14 @@ class Session:
         Raises:
           NonFiniteLossError: the loss is NaN or infinite; nothing is saved.
         """
-        began_s = time.monotonic()
-        self._loss_is(self.monitor.loss() or 0.0)
-        self._save(iterations(self.program), self._epoch - 1)
-        self.monitor.goes_on()
-        self._pauses_s.append((began_s, time.monotonic()))
+        with self.clock.paused():
+            self._loss_is(self.monitor.loss() or 0.0)
+            self._save(iterations(self.program), self._epoch - 1)
+            self.monitor.goes_on()
 
     def steps_joined(self) -> None:
         """Call when every step of the epoch is done, before anything else is."""
-        self._joined_s = time.monotonic()
+        self.clock.steps_joined()
         self.monitor.epoch_ends(iterations(self.program))
 
     def check_loss(self) -> None:
@@ -187,9 +173,11 @@ class Session:
         self._report_epoch(step, metrics)
         self._following.take(step, metrics)
         self._following.note(step)  # before the checkpoint, which has the learning rate that was decided on
-        if step - self.first_step < self.scheduled:
+        cut = self._into < trainer.steps_per_epoch and not self.program.network.stop_training
+        if cut or step - self.first_step < self.scheduled:
             # Keras only warns of data that ends; steps may be run twice, but never fewer than were scheduled.
-            raise data_ended(step, self.first_step + self.scheduled)
+            left = trainer.steps_per_epoch - self._into
+            raise DataExhaustedError.at(step, self.first_step + self.scheduled + left)
         self._into = 0
         last = self._epoch == trainer.epochs or self.ends_early
         saves = bool(self._stops() or self._due or (self._saving and self._saving.due_after(self._epoch, last=last)))
@@ -246,26 +234,17 @@ class Session:
             self._saving.evaluated(step, metrics)
 
     def _report_epoch(self, step: int, metrics: Mapping[str, float]) -> None:
-        monitor, trainer = self.monitor, self.program.config.trainer
-        steps = step - self._step
-        began_s = self._began_s
-        if self._step == self.first_step and monitor.first_step_count < step and monitor.first_step_s is not None:
-            # Tracing and connecting are told as the time to the first step, not as slow steps.
-            steps, began_s = step - monitor.first_step_count, monitor.first_step_s
-        seconds = self._joined_s - began_s - self._paused_since(began_s)
-        rate = steps / max(seconds, 1e-9)
-        self.totals.steps += steps
-        self.totals.seconds += seconds
+        trainer = self.program.config.trainer
+        seconds, rate = self.clock.epoch_ends(step, self.monitor)
         self._folder.update(metrics=dict(metrics), steps=self.steps)
         self.monitor.metrics = {name: value for name, value in metrics.items() if name != "loss"}
-        self._step = step
         self._reporter.emit(
             "epoch",
             step=step,
             epoch=self._epoch,
             epochs=trainer.epochs,
             metrics=dict(metrics),
-            seconds=round(self._joined_s - self._began_s - self._paused_since(self._began_s), 3),
+            seconds=round(seconds, 3),
             steps_per_s=rate,
             examples_per_s=rate * self.program.config.data.global_batch_size,
             steps_repeated=self.steps_repeated,
@@ -277,10 +256,6 @@ class Session:
                 f"the loss became {loss} in epoch {self._epoch}; a smaller optimizer.learning_rate, or a look at the "
                 "data, may help"
             )
-
-    def _paused_since(self, began_s: float) -> float:
-        """Seconds of the running epoch in which checkpoints were taken."""
-        return sum(max(0.0, ended_s - max(began_s, paused_s)) for paused_s, ended_s in self._pauses_s)
 
     def _evaluation_due(self) -> bool:
         evaluation = self.program.config.evaluation

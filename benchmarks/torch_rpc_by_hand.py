@@ -1,0 +1,167 @@
+"""The clicks model on parameter servers in PyTorch RPC: kind `torch_ps` of speed_by_hand.py.
+
+A process for each worker and parameter server, one thread for each computation, as they share the cores. A parameter
+server holds each so-many-th row of the table and each so-many-th weight of the dense layers; a worker asks all of them
+for the rows of its batch and their weights, and sends the gradients, in one call each. Metrics are left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import rpc
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every process is told; `sizes` are those of the dense layers, from the input to the output."""
+
+    rows: int
+    dim: int
+    sizes: tuple[int, ...]
+    batch_size: int
+    num_ps: int
+    optimizer: str
+    adagrad: dict[str, float]
+    adam_rate: float
+
+
+class Shard:
+    """What one parameter server holds."""
+
+    def __init__(self, plan: Plan, index: int) -> None:
+        torch.manual_seed(index)
+        self._table = torch.nn.Parameter(torch.empty(len(range(index, plan.rows, plan.num_ps)), plan.dim))
+        torch.nn.init.uniform_(self._table, -0.05, 0.05)
+        self._dense = list(dense_layers(plan.sizes).parameters())[index :: plan.num_ps]
+        self._lock = threading.Lock()
+        if plan.optimizer == "adam":
+            self._optimizers: list[torch.optim.Optimizer] = [torch.optim.SparseAdam([self._table], lr=plan.adam_rate)]
+            self._optimizers += [torch.optim.Adam(self._dense, lr=plan.adam_rate)] if self._dense else []
+        else:
+            self._optimizers = [torch.optim.Adagrad([self._table, *self._dense], **plan.adagrad)]
+
+    def pull(self, rows: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        with torch.no_grad():
+            return self._table[rows], [weight.detach() for weight in self._dense]
+
+    def push(self, rows: torch.Tensor, of_rows: torch.Tensor, of_dense: Sequence[torch.Tensor]) -> None:
+        with self._lock:
+            self._table.grad = torch.sparse_coo_tensor(rows[None], of_rows, self._table.shape)
+            for weight, gradient in zip(self._dense, of_dense):
+                weight.grad = gradient
+            for optimizer in self._optimizers:
+                optimizer.step()
+
+
+class Worker:
+    """Trains on batches of its own, shuffled without end."""
+
+    def __init__(self, plan: Plan, index: int, data: Sequence[torch.Tensor]) -> None:
+        torch.manual_seed(1000 + index)
+        self._plan, self._data, self._network = plan, data, dense_layers(plan.sizes)
+        self._loss = torch.nn.BCEWithLogitsLoss()
+        self._order = iter(())
+
+    def _batch(self) -> list[torch.Tensor]:
+        chosen = next(self._order, None)
+        if chosen is None:
+            examples = torch.randperm(len(self._data[0])).split(self._plan.batch_size)
+            self._order = iter([each for each in examples if len(each) == self._plan.batch_size])
+            chosen = next(self._order)
+        return [array[chosen] for array in self._data]
+
+    def train(self, count: int) -> None:
+        for _ in range(count):
+            self._step(*self._batch())
+
+    def _step(self, ids: torch.Tensor, numbers: torch.Tensor, labels: torch.Tensor) -> None:
+        num_ps, flat, weights = self._plan.num_ps, ids.flatten(), list(self._network.parameters())
+        places = [torch.nonzero(flat % num_ps == ps).flatten() for ps in range(num_ps)]
+        wanted = [torch.div(flat[place], num_ps, rounding_mode="floor") for place in places]
+        asked = [rpc.rpc_async(f"ps-{ps}", pull, (rows,)) for ps, rows in enumerate(wanted)]
+        rows = torch.empty(len(flat), self._plan.dim)
+        for ps, future in enumerate(asked):
+            found, dense = future.wait()
+            rows[places[ps]] = found
+            for weight, value in zip(weights[ps::num_ps], dense):
+                weight.data, weight.grad = value, None
+        rows.requires_grad_()
+        logits = self._network(torch.cat([rows.view(len(ids), -1), numbers], 1))
+        self._loss(logits, labels).backward()
+        assert rows.grad is not None
+        sent = [
+            rpc.rpc_async(f"ps-{ps}", push, (wanted[ps], rows.grad[place], [w.grad for w in weights[ps::num_ps]]))
+            for ps, place in enumerate(places)
+        ]
+        torch.futures.wait_all(sent)
+
+
+def dense_layers(sizes: Sequence[int]) -> torch.nn.Sequential:
+    """With so many units each, from the input to the output."""
+    layers: list[torch.nn.Module] = []
+    for fan_in, fan_out in itertools.pairwise(sizes):
+        layers += [torch.nn.Linear(fan_in, fan_out), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers[:-1])
+
+
+_here: dict[str, Any] = {}  # the one shard or worker of this process
+_children: list[subprocess.Popen] = []
+
+
+def make(kind: Callable[..., Any], *arguments: Any) -> None:
+    _here["task"] = kind(*arguments)
+
+
+def pull(rows: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    return _here["task"].pull(rows)
+
+
+def push(*arguments: Any) -> None:
+    _here["task"].push(*arguments)
+
+
+def train(count: int) -> None:
+    _here["task"].train(count)
+
+
+def serve(name: str, rank: int, world_size: int, port: int) -> None:
+    """One task, until the process that started it ends, however it does."""
+    torch.set_num_threads(1)
+    _join(name, rank, world_size, port)
+    sys.stdin.read()
+    os._exit(0)  # the group cannot be left in order: its first process is gone
+
+
+def _join(name: str, rank: int, world_size: int, port: int) -> None:
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{port}", rpc_timeout=600)
+    rpc.init_rpc(name, rank=rank, world_size=world_size, rpc_backend_options=options)
+
+
+def loop(plan: Plan, num_workers: int, data: Sequence[torch.Tensor], port: int) -> Callable[[int], None]:
+    """Starts all processes; returns a function that does a number of steps, as many on each worker."""
+    servers = [f"ps-{index}" for index in range(plan.num_ps)]
+    workers = [f"worker-{index}" for index in range(num_workers)]
+    names = ["chief", *servers, *workers]
+    for rank, name in enumerate(names[1:], start=1):
+        command = f"import torch_rpc_by_hand as it; it.serve({name!r}, {rank}, {len(names)}, {port})"
+        _children.append(
+            subprocess.Popen([sys.executable, "-c", command], cwd=Path(__file__).parent, stdin=subprocess.PIPE)
+        )
+    _join("chief", 0, len(names), port)
+    for index, name in enumerate(servers):
+        rpc.rpc_sync(name, make, (Shard, plan, index))
+    for index, name in enumerate(workers):
+        rpc.rpc_sync(name, make, (Worker, plan, index, data))
+    return lambda count: torch.futures.wait_all(
+        [rpc.rpc_async(name, train, (count // len(workers),)) for name in workers]
+    )

@@ -1,0 +1,170 @@
+"""Ways to train the clicks model, psrun's and those by hand: processes that tell steps a second of their windows."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from measured import BENCHMARKS, Rates, Spent, Summary, in_turns, run_python
+from rich.console import Console
+from rich.table import Table
+
+CONF = BENCHMARKS / "conf"
+STEPS_PER_EXECUTION = 20
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Model, data and cluster, the same by hand and with psrun.
+
+    Attributes:
+      skew: of the ids, see `clicks.Clicks`.
+      steps: of each window that is timed; rounded up to whole closures, as many on each worker.
+      windows: how many are timed in a process; what comes before them, to warm up, is not.
+    """
+
+    rows: int = 1_000_000
+    workers: int = 2
+    ps: int = 2
+    batch: int = 1024
+    skew: float = 0.0
+    steps: int = 400
+    windows: int = 3
+
+    @property
+    def whole_steps(self) -> int:
+        even = STEPS_PER_EXECUTION * self.workers
+        return -(-self.steps // even) * even
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """A kind of speed_by_hand.py."""
+
+    name: str
+    kind: str
+    setting: Setting
+    optimizer: str = "adagrad"
+
+    def command(self, folder: Path) -> list[str]:
+        setting = self.setting
+        options = {
+            "rows": setting.rows, "skew": setting.skew, "batch-size": setting.batch, "optimizer": self.optimizer,
+            "num-workers": setting.workers, "num-ps": setting.ps, "steps": setting.whole_steps,
+            "windows": setting.windows, "steps-per-execution": STEPS_PER_EXECUTION, "report": folder / "rates.json",
+        }  # fmt: skip
+        return [
+            str(BENCHMARKS / "speed_by_hand.py"),
+            self.kind,
+            *(f"--{name}={value}" for name, value in options.items()),
+        ]
+
+    def rates(self, folder: Path) -> list[float]:
+        return json.loads((folder / "rates.json").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Psrun:
+    """A run of psrun; each epoch but the first is a window.
+
+    Attributes:
+      overrides: besides those that the setting says.
+    """
+
+    name: str
+    setting: Setting
+    model: str = "clicks"
+    optimizer: str = "sparse_adagrad"
+    trainer: str = "custom_loop"
+    overrides: Sequence[str] = ()
+
+    def command(self, folder: Path) -> list[str]:
+        setting = self.setting
+        return [
+            "-m", "psrun", "--config-dir", str(CONF), "cluster=inprocess", "partitioner=min_size", "evaluation=none",
+            "checkpoint=none", f"model={self.model}", f"optimizer={self.optimizer}", f"trainer={self.trainer}",
+            f"cluster.num_workers={setting.workers}", f"cluster.num_ps={setting.ps}",
+            f"partitioner.max_shards={setting.ps}", f"data.rows={setting.rows}", f"data.skew={setting.skew}",
+            f"data.global_batch_size={setting.batch}", f"trainer.epochs={setting.windows + 1}",
+            f"trainer.steps_per_epoch={setting.whole_steps}",
+            *self.overrides, f"hydra.run.dir={folder / 'run'}",
+        ]  # fmt: skip
+
+    def rates(self, folder: Path) -> list[float]:
+        events = map(json.loads, (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+        return [event["steps_per_s"] for event in events if event["event"] == "epoch"][1:]
+
+    @property
+    def missing(self) -> str | None:
+        """The file that it cannot do without and that is not there."""
+        file = CONF / "model" / f"{self.model}.yaml"
+        return None if file.exists() else str(file.relative_to(BENCHMARKS.parent))
+
+
+Way = ByHand | Psrun
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One process: steps a second of each window, and what it took in all."""
+
+    name: str
+    round: int
+    rates: list[float]
+    spent: Spent
+
+    def plain(self) -> dict[str, object]:
+        """As values that JSON knows."""
+        return {**asdict(self), "spent": self.spent._asdict()}
+
+
+@dataclass
+class Measurements:
+    """All processes of all rounds, in the order they were run."""
+
+    ways: Sequence[Way]
+    timed: list[Timed] = field(default_factory=list)
+
+    def measure(self, repetitions: int, console: Console) -> None:
+        """Runs every way once a round, each in a fresh process, one after the other."""
+        for index, ways in enumerate(in_turns(self.ways, repetitions)):
+            for way in ways:
+                with tempfile.TemporaryDirectory(prefix="psrun-speed-") as folder:
+                    spent = run_python(way.command(Path(folder)), Path(folder))
+                    timed = Timed(way.name, index, way.rates(Path(folder)), spent)
+                self.timed.append(timed)
+                console.print(
+                    f"round {index + 1}/{repetitions}  {way.name}: {statistics.median(timed.rates):,.1f} steps/s  "
+                    f"({timed.spent.wall_s:.0f} s, others {timed.spent.others_cpu_s:.1f} s of the processor)"
+                )
+
+    def rounds(self) -> list[Rates]:
+        """For each round the median of each way's windows."""
+        found: list[dict[str, float]] = [{} for _ in range(1 + max((timed.round for timed in self.timed), default=-1))]
+        for timed in self.timed:
+            found[timed.round][timed.name] = statistics.median(timed.rates)
+        return found
+
+    def summaries(self) -> dict[str, Summary]:
+        """Over all windows of all rounds, by way."""
+        names = [way.name for way in self.ways]
+        windows = {name: [rate for timed in self.timed if timed.name == name for rate in timed.rates] for name in names}
+        return {name: Summary.of(rates) for name, rates in windows.items() if rates}
+
+    def show(self, console: Console) -> None:
+        table = Table("", "steps/s: median (least to most)", box=None, pad_edge=False)
+        for name, summary in self.summaries().items():
+            table.add_row(name, summary.told(1))
+        console.print(table)
+
+    def plain(self) -> dict[str, object]:
+        """As values that JSON knows."""
+        return {
+            "ways": {way.name: asdict(way) for way in self.ways},
+            "processes": [timed.plain() for timed in self.timed],
+            "summaries": {name: asdict(summary) for name, summary in self.summaries().items()},
+        }

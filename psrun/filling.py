@@ -1,0 +1,63 @@
+"""Large variables of parameter servers made where they are, without a copy of their first value beside them.
+
+TensorFlow computes the first value op by op and then assigns it: a parameter server holds two to three times the bytes
+of its shard while it does, and keeps them. Here the variable is made empty, and one function run on its parameter
+server computes the value in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable  # no public name; a test pins it
+
+_LARGE_BYTES = 1 << 20
+
+
+def in_place() -> contextlib.AbstractContextManager[None]:
+    """Fills large variables so. To be entered before the strategy's scope, which decides where they are first."""
+    return tf.variable_creator_scope(_create)
+
+
+def _create(next_creator: Any, **kwargs: Any) -> tf.Variable:
+    value = kwargs.get("initial_value")
+    if not callable(value) or not tf.executing_eagerly() or "/job:ps" not in _device():
+        return next_creator(**kwargs)
+    shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
+    if shape is not None and dtype is not None and not _large(tf.TensorShape(shape), tf.as_dtype(dtype)):
+        return next_creator(**kwargs)
+    try:
+        traced = tf.function(lambda: tf.convert_to_tensor(value(), dtype)).get_concrete_function()
+    except Exception:  # whatever an initializer may raise that works only outside of a function
+        return next_creator(**kwargs)
+    made = traced.structured_outputs
+    # Numbers that are given, rather than computed, would become part of the function.
+    if not _large(made.shape, made.dtype) or traced.graph.as_graph_def().ByteSize() > _LARGE_BYTES:
+        return next_creator(**kwargs)
+    taken = (
+        "name",
+        "trainable",
+        "distribute_strategy",
+        "synchronization",
+        "aggregation",
+        "constraint",
+        "caching_device",
+    )
+    variable = UninitializedVariable(
+        shape=made.shape, dtype=made.dtype, **{name: kwargs[name] for name in taken if name in kwargs}
+    )
+    with tf.device(variable.device):
+        tf.function(lambda: variable.assign(value(), read_value=False) and None)()
+    return variable
+
+
+def _large(shape: tf.TensorShape, dtype: tf.DType) -> bool:
+    return bool(shape.is_fully_defined() and shape.num_elements() * dtype.size >= _LARGE_BYTES)
+
+
+def _device() -> str:
+    """The device that a variable made now would be on."""
+    with tf.init_scope():
+        return tf.zeros([]).device

@@ -1,0 +1,283 @@
+"""Layers for tables that are cut in shards; they work in any tf-keras model, with and without parameter servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+from tensorflow.python.eager import record
+from tensorflow.python.ops.resource_variable_ops import variable_accessed
+
+from psrun.errors import ConfigError, Problem
+
+# Rows that are asked for more than once are sent once where at most so many of a batch's ids are distinct: below it the
+# messages saved are worth more than finding out.
+_DISTINCT_TO_PAY = 0.75
+_FEW_SHARDS = 16
+_WIRES = ("float32", "bfloat16")
+_OOV = ("error", "row")
+
+
+@tf_keras.utils.register_keras_serializable(package="psrun")
+class Embedding(tf_keras.layers.Layer):
+    """Rows of a table by id: Keras' Embedding for tables in shards, without masks. Called several times, it is shared.
+
+    Row `position(id)` of the variable `embeddings` is the row of an id. Ids fill the table as they would a matrix
+    written row by row and read column by column: neighbours, which are often alike in how frequent they are, come to
+    lie far from each other, evenly over contiguous shards. The place of an id does not depend on the number of shards:
+    a checkpoint of one sharding fits every other.
+
+    Args:
+      input_dim: how many ids there are, from 0 on.
+      output_dim: numbers a row.
+      embeddings_initializer, embeddings_regularizer: as in Keras; a regularizer makes each step read the whole table.
+      deduplicate: whether an id that occurs several times in a batch is fetched once, and its gradients summed before
+        they are sent. 'auto': if it pays for the ids of the first batch (see `decide`); until then not.
+      wire: 'float32', or 'bfloat16' to send rows and gradients rounded to 8 significant bits. The table keeps float32.
+      oov: what becomes of an id below 0 or not below `input_dim`: 'error', or 'row' for one row that all of them share.
+
+    Raises:
+      ValueError: an argument is none of these.
+      tf.errors.InvalidArgumentError: when called: an id is outside of the table; it tells the layer, its features and
+        the ids.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        *,
+        embeddings_initializer: Any = "uniform",
+        embeddings_regularizer: Any = None,
+        deduplicate: bool | str = "auto",
+        wire: str = "float32",
+        oov: str = "error",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**{"autocast": False, **kwargs})  # half precision has no room for ids
+        if not 0 < input_dim < 2**31 - 1024 or output_dim < 1:
+            raise ValueError(
+                f"a table of {input_dim} x {output_dim}: both must be positive, the rows below 2**31 - 1024"
+            )
+        if deduplicate not in (True, False, "auto"):
+            raise ValueError(f"deduplicate is {deduplicate!r}, must be true, false or auto")
+        if wire not in _WIRES:
+            raise ValueError(f"wire is {wire!r}, must be one of {', '.join(_WIRES)}")
+        if oov not in _OOV:
+            raise ValueError(f"oov is {oov!r}, must be one of {', '.join(_OOV)}")
+        self.input_dim, self.output_dim = input_dim, output_dim
+        self.embeddings_initializer = tf_keras.initializers.get(embeddings_initializer)
+        self.embeddings_regularizer = tf_keras.regularizers.get(embeddings_regularizer)
+        self.deduplicate, self.wire, self.oov = deduplicate, wire, oov
+        num_rows = input_dim + (oov == "row")
+        # A power of two near the square root, at most 1024: so few rows are left over that no id has.
+        self._column_bits = min(10, (num_rows.bit_length() - 1) // 2)
+        self._column_rows = -(-num_rows >> self._column_bits)
+        self.num_rows = self._column_rows << self._column_bits
+        self._ahead: Any = _Waiting()
+
+    def build(self, input_shape: Any) -> None:
+        self.embeddings = self.add_weight(
+            name="embeddings",
+            shape=(self.num_rows, self.output_dim),
+            initializer=self.embeddings_initializer,
+            regularizer=self.embeddings_regularizer,
+            experimental_autocast=False,
+        )
+        super().build(input_shape)
+
+    def position(self, ids: tf.Tensor) -> tf.Tensor:
+        """Where in the table the rows of ids are; int32, of the same shape.
+
+        Raises:
+          tf.errors.InvalidArgumentError: an id is outside of the table, and `oov` is 'error'.
+        """
+        ids = tf.cast(ids, tf.int64)
+        if self.oov == "row":
+            ids = tf.where((ids >= 0) & (ids < self.input_dim), ids, tf.cast(self.input_dim, ids.dtype))
+        else:
+            least, greatest = tf.reduce_min(ids), tf.reduce_max(ids)
+            told = (
+                f"{self._told()}: ids must be from 0 to {self.input_dim - 1}; the least and the greatest of these are"
+            )
+            inside = (tf.size(ids) == 0) | ((least >= 0) & (greatest < self.input_dim))
+            with tf.control_dependencies([tf.debugging.Assert(inside, [told, least, greatest])]):
+                ids = tf.identity(ids)
+        ids = tf.cast(ids, tf.int32)
+        bits = self._column_bits
+        return tf.bitwise.bitwise_and(ids, (1 << bits) - 1) * self._column_rows + tf.bitwise.right_shift(ids, bits)
+
+    def _told(self) -> str:
+        """Its name with those of the features that it is called on, where it is part of a functional model."""
+        called_on = tf.nest.flatten([node.keras_inputs for node in self._inbound_nodes])
+        features = {source.name for ids in called_on for source in tf_keras.utils.get_source_inputs(ids)}
+        return f"{self.name} of {', '.join(sorted(features))}" if features else self.name
+
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
+        """Rows of ids: of the shape of the ids and, as the last axis, `output_dim`."""
+        if isinstance(ids, tf.RaggedTensor | tf.SparseTensor):
+            raise ValueError(f"{self.name} takes dense ids, not a {type(ids).__name__}; see its to_tensor")
+        fetch = self._ahead.pop(0) if self._ahead else Fetch(self, ids)
+        return tf.cast(fetch.rows(), self.compute_dtype)
+
+    def ask_ahead(self, ids: tf.Tensor) -> None:
+        """Asks now for the rows that a later call for the same ids will return, in the order of these calls."""
+        self._ahead.append(Fetch(self, ids))
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "input_dim": self.input_dim,
+            "output_dim": self.output_dim,
+            "embeddings_initializer": tf_keras.initializers.serialize(self.embeddings_initializer),
+            "embeddings_regularizer": tf_keras.regularizers.serialize(self.embeddings_regularizer),
+            "deduplicate": self.deduplicate,
+            "wire": self.wire,
+            "oov": self.oov,
+        }
+
+    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
+        return tf.TensorShape([*input_shape, self.output_dim])
+
+
+class Fetch:
+    """Rows that were asked for. Made outside of any gradient; `rows` is what a gradient is taken of."""
+
+    def __init__(self, layer: Embedding, ids: tf.Tensor) -> None:
+        self._layer, self._shape = layer, tf.shape(ids)
+        self._static = [*ids.shape, layer.output_dim]
+        with record.stop_recording():
+            positions = tf.reshape(layer.position(ids), [-1])
+            self._inverse = None
+            if layer.deduplicate is True:
+                positions, self._inverse = tf.unique(positions)
+            self._positions = positions
+            shards = getattr(layer.embeddings, "variables", [layer.embeddings])
+            self._parts: list[_Part] = []
+            if all("/job:ps" in (shard.device or "") for shard in shards):
+                self._places, asked = _by_shard(positions, [shard.shape[0] for shard in shards])
+                self._parts = [_Part(shard, wanted, layer.wire) for shard, wanted in zip(shards, asked)]
+
+    def rows(self) -> tf.Tensor:
+        """The rows, of the shape of the ids and, as the last axis, `output_dim`."""
+        if not self._parts:
+            found = tf.gather(self._layer.embeddings, self._positions)
+        elif len(self._parts) == 1:
+            found = self._parts[0].rows()
+        else:
+            found = tf.dynamic_stitch(self._places, [part.rows() for part in self._parts])
+        if self._inverse is not None:
+            found = tf.gather(found, self._inverse)
+        found = tf.reshape(found, tf.concat([self._shape, [self._layer.output_dim]], 0))
+        found.set_shape(self._static)
+        return found
+
+
+class _Part:
+    """Rows of one shard on a parameter server."""
+
+    def __init__(self, shard: tf.Variable, wanted: tf.Tensor, wire: str) -> None:
+        self._shard, self._wire = shard, tf.as_dtype(wire) if wire != "float32" else shard.dtype
+        with tf.device(shard.device):
+            self._there = tf.identity(wanted)  # once, for the gradient as well
+            self._sent = tf.cast(tf.gather(shard, self._there), self._wire)
+
+    def rows(self) -> tf.Tensor:
+        variable_accessed(self._shard)
+        with record.stop_recording():
+            received = tf.cast(tf.identity(self._sent), self._shard.dtype)
+        record.record_operation("ResourceGather", [received], [self._shard.handle], self._gradient)
+        return received
+
+    def _gradient(self, gradient: Any) -> list[tf.IndexedSlices]:
+        # Where duplicates were gathered from it, that sums their gradients.
+        sent = tf.cast(tf.convert_to_tensor(gradient), self._wire)
+        with tf.device(self._shard.device):
+            values = tf.cast(tf.identity(sent), self._shard.dtype)
+            shape = tf.constant(self._shard.shape.as_list(), tf.int64)
+            return [tf.IndexedSlices(values, self._there, shape)]
+
+
+def _by_shard(positions: tf.Tensor, sizes: list[int]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """For each shard where its rows go in the result, and which of its rows they are."""
+    if len(sizes) == 1:
+        return [], [positions]
+    first = [sum(sizes[:shard]) for shard in range(len(sizes))]
+    if len(sizes) <= _FEW_SHARDS:  # comparing is much faster than dividing
+        which = tf.add_n([tf.cast(positions >= start, tf.int32) for start in first[1:]])
+    else:
+        which = tf.searchsorted(tf.constant(first), positions, side="right") - 1
+    local = positions - tf.gather(tf.constant(first), which)
+    places = tf.dynamic_partition(tf.range(tf.size(positions)), which, len(sizes))
+    return places, tf.dynamic_partition(local, which, len(sizes))
+
+
+@dataclass(frozen=True)
+class Decided:
+    """Whether a layer deduplicates, and the share of distinct ids in the batch that it was decided by."""
+
+    layer: str
+    deduplicate: bool
+    distinct: float
+
+
+def of(network: tf_keras.Model) -> list[Embedding]:
+    """The layers of this kind in a network."""
+    return [layer for layer in network._flatten_layers() if isinstance(layer, Embedding)]
+
+
+class Lookup:
+    """The ids that a layer is called on, as a function of a network's features."""
+
+    def __init__(self, network: tf_keras.Model, layer: Embedding, ids: Any) -> None:
+        self.layer, self._names = layer, [tensor.name for tensor in network.inputs]
+        self._ids = tf_keras.Model(network.inputs, ids)
+
+    @classmethod
+    def of(cls, network: tf_keras.Model, layer: Embedding) -> Lookup | None:
+        """None where that cannot be had from outside: the network is no functional model, or calls the layer twice."""
+        nodes = layer._inbound_nodes
+        own = any(each is layer for each in network.layers)  # not of a model within it
+        if not own or not getattr(network, "_is_graph_network", False) or len(nodes) != 1:
+            return None
+        return cls(network, layer, nodes[0].keras_inputs[0])
+
+    def ids(self, features: Any) -> tf.Tensor:
+        by_name = isinstance(features, dict)
+        return self._ids([features[name] for name in self._names] if by_name else tf.nest.flatten(features))
+
+    def check(self, num_batches: int) -> None:
+        """Drops what was asked ahead where a trace failed.
+
+        Raises:
+          ConfigError: the layer was not called once for each batch that was asked for.
+        """
+        waiting = len(self.layer._ahead)
+        if num_batches == 0:
+            self.layer._ahead.clear()
+        elif waiting != num_batches:
+            message = f"{self.layer.name} is called more than once a step, or not at all; set it to false"
+            raise ConfigError([Problem("trainer.prefetch_rows", message)])
+
+    def ask(self, features: Any) -> None:
+        """Asks ahead for the rows of a batch that the network will be called on."""
+        self.layer.ask_ahead(self.ids(features))
+
+
+def decide(network: tf_keras.Model, features: Any) -> list[Decided]:
+    """Decides `deduplicate='auto'` by a batch of features, for the layers whose ids are to be had from outside."""
+    decisions = []
+    for layer in of(network):
+        lookup = Lookup.of(network, layer)
+        if layer.deduplicate == "auto" and lookup is not None:
+            ids = tf.reshape(lookup.ids(features), [-1])
+            distinct = int(tf.size(tf.unique(ids)[0])) / max(int(tf.size(ids)), 1)
+            layer.deduplicate = distinct < _DISTINCT_TO_PAY
+            decisions.append(Decided(layer.name, layer.deduplicate, round(distinct, 3)))
+    return decisions
+
+
+class _Waiting(list):
+    """A list that Keras does not track: what is in it belongs to a function that is being traced."""

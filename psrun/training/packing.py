@@ -1,0 +1,259 @@
+"""Several steps in one closure: the function that does them, and how many they are to be."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from psrun import choices
+from psrun.closures import InFlight
+from psrun.errors import ConfigError, Problem
+from psrun.program import Program, metric_variables
+from psrun.training.ahead import Ahead
+from psrun.training.bundles import Bundles
+from psrun.training.kept import CannotBeKept, Kept
+
+# Steps written out one after the other in the graph of a closure: more gain little.
+_MOST_UNROLLED = 10
+# Writing ten out took 5 to 9 s of training and saved 2 to 3 ms a step, with a tiny and a large model on two slow cores:
+# what it costs comes back after some 2,300 to 3,300 steps.
+_STEPS_TO_UNROLL_FOR = 4000
+# Steps as slow as this gain nothing by it, and ten of them without a sign of life could be taken for a hang.
+_SLOW_STEP_S = 1.0
+# How long a closure is to take where the number of its steps is chosen; its dispatch costs about a millisecond.
+_CLOSURE_S = 0.1
+_MOST_CHOSEN = 200
+_MEASURED_PER_WORKER = 4
+
+
+def chosen(step_s: float, steps_per_epoch: int) -> int:
+    """How many steps a closure is to have where one takes `step_s` seconds on a worker.
+
+    As many as fill 0.1 s, in tens where they are more than ten; a few less where those fill an epoch evenly.
+    """
+    most = min(max(1, round(_CLOSURE_S / max(step_s, 1e-6))), _MOST_CHOSEN, steps_per_epoch)
+    possible = [n for n in range(1, most + 1) if n <= _MOST_UNROLLED or n % _MOST_UNROLLED == 0]
+    even = [n for n in possible if steps_per_epoch % n == 0 and 2 * n > possible[-1]]
+    return max(even or possible)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """How steps are packed.
+
+    Attributes:
+      num_steps: of a closure.
+      step_s: seconds of a step on a worker, by which that was chosen; None where it was given.
+      rows_late: how many of its own steps a worker's rows of tables lack at most.
+      weights_late: the same of the weights that are read as a whole.
+    """
+
+    num_steps: int
+    step_s: float | None = None
+    rows_late: int = 0
+    weights_late: int = 0
+
+
+class Packing:
+    """Schedules steps on the workers of a coordinator, several in a closure.
+
+    Args:
+      dataset: makes the training data of a worker.
+      planned: how many steps are to come, in all.
+      told: called with what is to be known of the packing, once it is.
+
+    Attributes:
+      num_steps: of a closure; may change after the first ones.
+      logs: what the network's `train_step` returned in the last step scheduled, as a value on its way. Where that would
+        be the metrics, their names with zeros: they are read from the metrics themselves once all is joined.
+    """
+
+    def __init__(
+        self, program: Program, dataset: Callable[..., tf.data.Dataset], told: Callable[[Packed], None], *, planned: int
+    ) -> None:
+        distribution, trainer = program.distribution, program.config.trainer
+        assert distribution.coordinator is not None
+        self._program, self._coordinator = program, distribution.coordinator
+        self._in_flight = InFlight(distribution)
+        made = functools.partial(dataset, context=distribution.coordinator)
+        self._iterator = iter(distribution.coordinator.create_per_worker_dataset(made))
+        self._bundles = Bundles(program, trainer.dense_sync_every)
+        self._ahead = Ahead(program) if trainer.prefetch_rows else None
+        self._kept = Kept(metric_variables(program), _counters(program.optimizer))
+        if trainer.dense_sync_every > 1 and not self._bundles:
+            raise ConfigError(
+                [Problem("trainer.dense_sync_every", "the model has no weights that could be late with this optimizer; "
+                         "set it to 1")]
+            )  # fmt: skip
+        self._late = trainer.prefetch_rows or trainer.dense_sync_every > 1  # only steps that are written out can be
+        self._unrolled_steps = _MOST_UNROLLED if self._late or planned >= _STEPS_TO_UNROLL_FOR else 1
+        self._looped, self._unrolled, self._num_closures = self._traced(1, num_steps=None), None, 0
+        self._measure = trainer.steps_per_execution == "auto"
+        self._num_measured, self._since_s = 0, 0.0
+        self._joined_s: float | None = None
+        self._began_s = 0.0
+        self._told = told
+        self.num_steps = 1 if self._measure else trainer.num_steps_packed
+        self.logs: Any = dict.fromkeys((metric.name for metric in program.network.metrics), 0.0)
+        if not self._measure:
+            self._tell(None)
+
+    def schedule(self, most: int) -> int:
+        """Schedules `num_steps` steps, or `most` where those are fewer; returns how many."""
+        num_steps = min(self.num_steps, most)
+        if self._joined_s is not None:  # what was done since then took no part in the steps
+            self._since_s += time.monotonic() - self._joined_s
+            self._joined_s = None
+        if num_steps == self.num_steps and self._unrolled is not None:
+            scheduled = self._coordinator.schedule(self._unrolled, args=(self._iterator,))
+        else:
+            scheduled = self._coordinator.schedule(self._looped, args=(self._iterator, tf.constant(num_steps)))
+        self._in_flight.add(scheduled)
+        if self._looped.structured_outputs is not None:
+            self.logs = scheduled
+        self._num_closures += 1
+        if self._num_closures == 1:
+            self._began_s = time.monotonic()
+        if self._measure:
+            if num_steps == self.num_steps:
+                self._choose()
+        elif self._num_closures == 2 * self._in_flight.most and self._unrolled is None and not self._slow():
+            self._unroll()  # while the workers have something to do: the first step does not wait for it
+        return num_steps
+
+    def _slow(self) -> bool:
+        """Whether the steps done so far were too slow for it: half of the closures scheduled are done at least."""
+        if self._late:
+            return False
+        done = self._num_closures * self.num_steps / 2 / self._program.distribution.num_workers
+        return time.monotonic() - self._began_s > _SLOW_STEP_S * done
+
+    def join(self) -> None:
+        """Waits for all that was scheduled; raises what one of the steps raised."""
+        self._in_flight.join()
+        self._joined_s = time.monotonic()
+
+    @contextlib.contextmanager
+    def _in_closure(self, num_steps: int, take: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
+        batches = self._ahead.batches(num_steps, take) if self._ahead else take
+        with self._kept.in_closure(), self._bundles.in_closure(num_steps) as next_step:
+
+            @tf.autograph.experimental.do_not_convert
+            def next_batch() -> Any:
+                next_step()
+                return batches()
+
+            yield next_batch
+
+    def _tell(self, step_s: float | None) -> None:
+        trainer = self._program.config.trainer
+        unrolled = max(1, min(self.num_steps, self._unrolled_steps))
+        late = min(trainer.dense_sync_every, unrolled) - 1
+        self._told(Packed(self.num_steps, step_s, int(trainer.prefetch_rows and unrolled > 1), late))
+
+    def _closure_s(self) -> float | None:
+        """Seconds of a closure on a worker, once known; each worker's first of the present kind does not count."""
+        workers = self._program.distribution.num_workers
+        self._num_measured += 1
+        if self._num_measured == workers:
+            self._in_flight.join()
+            self._since_s = time.monotonic()
+        if self._num_measured < (1 + _MEASURED_PER_WORKER) * workers:
+            return None
+        self._in_flight.join()
+        self._num_measured = 0
+        return (time.monotonic() - self._since_s) / _MEASURED_PER_WORKER
+
+    def _choose(self) -> None:
+        """Chooses the number of steps: by closures of one step, and where those are short by closures of ten."""
+        closure_s = self._closure_s()
+        if closure_s is None:
+            return
+        steps_per_epoch = self._program.config.trainer.steps_per_epoch
+        step_s, before = closure_s / self.num_steps, self.num_steps
+        ten = min(_MOST_UNROLLED, steps_per_epoch)
+        wanted = chosen(step_s, steps_per_epoch)
+        if (before == 1 and step_s < _CLOSURE_S) or ten / 2 <= wanted <= ten:
+            wanted = ten  # a closure of one step takes much more than the step
+        self.num_steps = wanted
+        if self.num_steps != before:
+            self._unroll()
+        if before != 1 or wanted == 1:
+            self._measure = False
+            self._tell(step_s)
+
+    def _unroll(self) -> None:
+        unrolled = min(self.num_steps, self._unrolled_steps)
+        if unrolled > 1:
+            self._unrolled = self._traced(unrolled, num_steps=self.num_steps)
+
+    def _traced(self, unrolled: int, *, num_steps: int | None) -> Any:
+        """A concrete function of an iterator and, without `num_steps`, of a number of steps.
+
+        Another kind of function `schedule` would trace again, and more than once.
+        """
+        spec = self._iterator._values[0]._type_spec  # those of all workers are alike
+        specs = (spec, tf.TensorSpec([], tf.int32)) if num_steps is None else (spec,)
+        while True:
+            steps = packed(self._program, self._in_closure, unrolled, num_steps)
+            with self._program.distribution.strategy.scope(), contextlib.suppress(CannotBeKept):  # then with fewer kept
+                return steps.get_concrete_function(*specs)
+
+
+# Within it a number of steps is traced. Told how many, and what takes a batch, it gives what the steps take theirs by.
+InClosure = Callable[[int, Callable[[], Any]], contextlib.AbstractContextManager[Callable[[], Any]]]
+
+
+def packed(program: Program, in_closure: InClosure, unrolled: int = 1, num_steps: int | None = None) -> Any:
+    """A function of an iterator and a number of steps, which it does; of an iterator only where that number is known.
+
+    The step is the network's own `train_step`, as in Keras. What it returns is left out if it is the metrics: results
+    of a closure travel to the chief.
+
+    Args:
+      unrolled: how many steps are written out; what is more is done in a loop over so many.
+      num_steps: how many there are; None for a number given in each call, which needs `unrolled` to be 1.
+    """
+    strategy, network = program.distribution.strategy, program.network
+    names = {metric.name for metric in network.metrics}
+    returns = isinstance(program.config.trainer, choices.Fit)
+
+    def written_out(iterator: Any, count: int) -> Any:
+        outputs = None
+        with in_closure(count, functools.partial(next, iterator)) as next_batch:
+            for _ in range(count):
+                outputs = strategy.run(network.train_step, args=(next_batch(),))
+        return None if isinstance(outputs, dict) and set(outputs) == names else outputs
+
+    def known(iterator: Any) -> Any:
+        assert num_steps is not None
+        rounds, rest = divmod(num_steps, unrolled)
+        rest = rest or unrolled
+        if num_steps > rest:
+            for _ in tf.range(rounds - (rest == unrolled)):
+                written_out(iterator, unrolled)
+        return written_out(iterator, rest)
+
+    def given(iterator: Any, count: tf.Tensor) -> Any:
+        if not returns:  # one trace of the step less
+            for _ in tf.range(count):
+                written_out(iterator, 1)
+            return None
+        for _ in tf.range(count - 1):
+            written_out(iterator, 1)
+        return written_out(iterator, 1)
+
+    steps = given if num_steps is None else known
+    return steps if program.config.trainer.run_eagerly else tf.function(steps)
+
+
+def _counters(optimizer: Any) -> list[tf.Variable]:
+    """The counter of steps and the learning rate; an optimizer of before Keras 2.11 has more of that kind."""
+    named = [getattr(optimizer, name, None) for name in ("iterations", "_learning_rate", "_current_learning_rate")]
+    return [each for each in (*named, *getattr(optimizer, "_hyper", {}).values()) if hasattr(each, "assign")]

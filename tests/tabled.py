@@ -1,0 +1,114 @@
+"""A linear model of a table of ids, whose every number can be worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+from psrun import layers
+from psrun.data.source import ArraySource, Feature
+from psrun.models.model import Model
+
+ROWS, IDS, DIM = 50, 4, 3
+
+
+class Ids(ArraySource):
+    """Random ids, each example with a number to be told from them.
+
+    Args:
+      highest: one more than the greatest id.
+      distinct: how many different ids there are.
+    """
+
+    def __init__(self, *, highest: int = ROWS, distinct: int = ROWS) -> None:
+        rng = np.random.default_rng(3)
+
+        def examples(count: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+            ids = rng.integers(distinct, size=(count, IDS)) * (highest // distinct)
+            return {"ids": ids}, rng.normal(size=(count, 1)).astype(np.float32)
+
+        super().__init__(
+            features={"ids": Feature((IDS,), tf.int64)}, task="regression", train=examples(64), evaluation=examples(16)
+        )
+
+
+def model(source: Ids, *, keras: bool = False, **options: Any) -> tf_keras.Model:
+    """The mean over rows and ids, through a dense layer."""
+    ids = tf_keras.Input((IDS,), dtype=tf.int64, name="ids")
+    table = tf_keras.layers.Embedding(ROWS, DIM) if keras else layers.Embedding(ROWS, DIM, **options)
+    averaged = tf_keras.layers.GlobalAveragePooling1D()(table(ids))
+    return tf_keras.Model({"ids": ids}, tf_keras.layers.Dense(1, kernel_initializer="ones")(averaged))
+
+
+class Branching(tf_keras.metrics.Metric):
+    """Counts examples, in a branch and by assigning."""
+
+    def __init__(self, name: str = "branching") -> None:
+        super().__init__(name=name)
+        self.branched = self.add_weight(name="branched", initializer="zeros")
+        self.assigned = self.add_weight(name="assigned", initializer="zeros")
+
+    def update_state(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: Any = None) -> None:
+        count = tf.cast(tf.shape(y_true)[0], tf.float32)
+        tf.cond(tf.reduce_sum(y_true) > -1e9, lambda: self.branched.assign_add(count), lambda: self.branched.value())
+        self.assigned.assign(self.assigned + count)
+
+    def result(self) -> tf.Tensor:
+        return self.branched * 1e6 + self.assigned
+
+
+def branching(source: Ids) -> Model:
+    return Model(model(source), metrics=lambda: [Branching()])
+
+
+class Conditioned(tf_keras.layers.Layer):
+    """A weight that is read in a branch, and one that is read in a loop."""
+
+    def build(self, input_shape: Any) -> None:
+        self.branch_kernel = self.add_weight(name="branch_kernel", shape=(DIM,), initializer="ones")
+        self.loop_kernel = self.add_weight(name="loop_kernel", shape=(DIM,), initializer="ones")
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        inputs = tf.cond(tf.shape(inputs)[0] > 1, lambda: inputs * self.branch_kernel, lambda: inputs)
+        for _ in tf.range(2):
+            inputs = inputs * self.loop_kernel
+        return inputs
+
+
+def constrained(source: Ids) -> tf_keras.Model:
+    """Kernels that must not be negative, and weights in control flow."""
+    ids = tf_keras.Input((IDS,), dtype=tf.int64, name="ids")
+    averaged = tf_keras.layers.GlobalAveragePooling1D()(layers.Embedding(ROWS, DIM)(ids))
+    hidden = tf_keras.layers.Dense(DIM, kernel_constraint="non_neg")(Conditioned()(averaged))
+    return tf_keras.Model({"ids": ids}, tf_keras.layers.Dense(1, kernel_constraint="non_neg")(hidden))
+
+
+class OwnStep(tf_keras.Model):
+    """Takes the usual step, but under a name of its own."""
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+def own_step(source: Ids) -> tf_keras.Model:
+    plain = model(source)
+    return OwnStep(plain.inputs, plain.outputs)
+
+
+def rooted(source: Ids) -> tf_keras.Model:
+    """The root of rows that start with zeros: the first loss is finite, its gradient is not."""
+    ids = tf_keras.Input((IDS,), dtype=tf.int64, name="ids")
+    rows = layers.Embedding(ROWS, DIM, embeddings_initializer="zeros")(ids)
+    averaged = tf_keras.layers.GlobalAveragePooling1D()(tf_keras.layers.Lambda(tf.sqrt)(rows))
+    return tf_keras.Model({"ids": ids}, tf_keras.layers.Dense(1)(averaged))
+
+
+def towers(source: Ids) -> tf_keras.Model:
+    """The table is in a model within the model."""
+    ids = tf_keras.Input((IDS,), dtype=tf.int64, name="ids")
+    inner = tf_keras.Input((IDS,), dtype=tf.int64)
+    tower = tf_keras.Model(inner, tf_keras.layers.GlobalAveragePooling1D()(layers.Embedding(ROWS, DIM)(inner)))
+    return tf_keras.Model({"ids": ids}, tf_keras.layers.Dense(1)(tower(ids)))

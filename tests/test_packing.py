@@ -1,0 +1,203 @@
+"""Steps packed in closures: what is kept on the worker, what is late, and how many there are."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from support import STEPS
+from test_training import SAME, variables
+
+from psrun.errors import ConfigError
+
+pytestmark = pytest.mark.inprocess
+
+TABLED = ("~model.embedding_dim", "~data.num_train_examples", "~data.num_eval_examples", "data._target_=tabled.Ids",
+          "data.global_batch_size=8", "evaluation=none")  # fmt: skip
+
+
+@pytest.fixture
+def unrolled(monkeypatch):
+    """Steps are written out one after the other also in runs of few steps, and from the first one on."""
+    from psrun.training import packing
+
+    monkeypatch.setattr(packing, "_STEPS_TO_UNROLL_FOR", 1)
+    traced: list[tuple[int, int | None]] = []
+    begin = packing.Packing.__init__
+
+    def begins(self: Any, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        self._unroll()
+
+    monkeypatch.setattr(packing.Packing, "__init__", begins)
+    original = packing.packed
+
+    def packed(program: Any, in_closure: Any, unrolled: int = 1, num_steps: int | None = None) -> Any:
+        traced.append((unrolled, num_steps))
+        return original(program, in_closure, unrolled, num_steps)
+
+    monkeypatch.setattr(packing, "packed", packed)
+    return traced
+
+
+def test_as_many_steps_as_fill_a_tenth_of_a_second_and_an_epoch_evenly():
+    from psrun.training.packing import chosen
+
+    assert [chosen(step_s, 1000) for step_s in (1.0, 0.05, 0.02, 0.0125, 0.01, 0.002, 1e-9)] == [
+        1,
+        2,
+        5,
+        8,
+        10,
+        50,
+        200,
+    ]
+    assert chosen(0.0125, 100) == 5  # 8 would leave a rest, and 5 is more than half of it
+    assert chosen(0.001, 7) == 7
+    assert chosen(0.001, 97) == 90
+
+
+@pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
+@pytest.mark.parametrize("optimizer", ["adam", "sparse_adagrad", "ftrl"])
+def test_written_out_steps_give_the_numbers_of_one_process(train, unrolled, trainer, optimizer):
+    """With a learning rate that follows the steps, and metrics: all of them are kept on the worker."""
+    schedule = (
+        "optimizer.learning_rate={_target_: tf_keras.optimizers.schedules.ExponentialDecay, "
+        "initial_learning_rate: 0.02, decay_steps: 5, decay_rate: 0.7}"
+    )
+    pieces = ("model=wide_deep", f"trainer={trainer}", f"optimizer={optimizer}", schedule, "trainer.epochs=4")
+    (alone, here), (found, there) = (
+        train(*pieces, f"cluster={cluster}", num_workers=1) for cluster in ("none", "inprocess")
+    )
+    assert (3, 3) in unrolled
+    assert found["steps"] == alone["steps"] == {"applied": 4 * STEPS, "scheduled": 4 * STEPS, "repeated": 0}
+    held = variables(there)
+    for name, values in variables(here).items():
+        np.testing.assert_allclose(held[name], values, **SAME, err_msg=name)
+    for name, value in alone["metrics"].items():
+        assert found["metrics"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+
+
+@pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
+def test_a_metric_that_branches_and_assigns_counts_every_example(train, unrolled, trainer):
+    """It is found out when traced, and read and written each time, as without psrun."""
+    found, _ = train(
+        *TABLED, "model._target_=tabled.branching", f"trainer={trainer}", "trainer.epochs=4", num_workers=1
+    )
+    assert len(unrolled) > 2  # more than once: the first time it was not known yet
+    assert found["metrics"]["branching"] == pytest.approx(STEPS * 8 * (1e6 + 1))
+
+
+@pytest.mark.parametrize(("slow_s", "written_out"), [(0.0, 0), (1e9, 1)])
+def test_slow_steps_are_not_written_out(train, monkeypatch, slow_s, written_out):
+    from psrun.training import packing
+
+    monkeypatch.setattr(packing, "_STEPS_TO_UNROLL_FOR", 1)
+    monkeypatch.setattr(packing, "_SLOW_STEP_S", slow_s)
+    original, traced = packing.packed, []
+
+    def packed(*arguments: Any) -> Any:
+        traced.append(arguments[3])
+        return original(*arguments)
+
+    monkeypatch.setattr(packing, "packed", packed)
+    found, _ = train("trainer.epochs=3", num_workers=1)
+    assert found["steps"]["applied"] == 3 * STEPS
+    assert traced == [None] + [3] * written_out
+
+
+@pytest.mark.parametrize("steps_per_epoch", [7, 20])
+def test_a_rest_of_steps_is_done_too(train, unrolled, steps_per_epoch):
+    found, _ = train("trainer.steps_per_execution=5", f"trainer.steps_per_epoch={steps_per_epoch}", "trainer.epochs=5")
+    assert found["steps"]["applied"] == 5 * steps_per_epoch
+
+
+def test_late_rows_and_weights_are_as_late_as_told(train, unrolled):
+    """Two steps that do not see each other are one step of both batches at twice the rate, on the same examples."""
+    run = (*TABLED, "model._target_=tabled.model", "optimizer=sparse_sgd", "trainer.epochs=9")
+    two = ("trainer.steps_per_epoch=2", "trainer.steps_per_execution=2")
+    one = ("trainer.steps_per_epoch=1", "trainer.steps_per_execution=1", "cluster=none", "data.global_batch_size=16")
+    late = variables(train(*run, *two, "trainer.prefetch_rows=true", "trainer.dense_sync_every=2", num_workers=1)[1])
+    in_time = variables(train(*run, *two, num_workers=1)[1])
+    at_once = variables(train(*run, *one, "optimizer.learning_rate=0.2")[1])
+    assert (2, 2) in unrolled
+    differ = 0.0
+    for name, values in at_once.items():
+        if np.size(values) > 1:  # not the counters of steps and the learning rate
+            np.testing.assert_allclose(late[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
+            differ = max(differ, np.abs(in_time[name] - values).max())
+    assert differ > 1e-4
+
+
+def test_what_is_late_is_in_the_result(train):
+    found, _ = train(*TABLED, "model._target_=tabled.model", "trainer.prefetch_rows=true", "trainer.dense_sync_every=3")
+    assert found["steps_per_execution"] == {"num_steps": 3, "step_s": None, "rows_late": 1, "weights_late": 2}
+
+
+def test_rows_cannot_be_asked_ahead_where_the_model_has_no_such_table(train):
+    with pytest.raises(ConfigError, match=r"trainer\.prefetch_rows.*psrun\.layers\.Embedding"):
+        train("model=embedding", "trainer.prefetch_rows=true")
+
+
+@pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
+def test_the_number_of_steps_is_chosen_and_told(train, trainer):
+    found, folder = train(f"trainer={trainer}", "trainer.steps_per_execution=auto", "trainer.steps_per_epoch=60")
+    assert found["steps"]["applied"] == 120
+    told = found["steps_per_execution"]
+    assert told["step_s"] > 0
+    assert 1 <= told["num_steps"] <= 60
+    events = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+    assert [event["num_steps"] for event in events if event["event"] == "packing"] == [told["num_steps"]]
+
+
+@pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
+def test_without_parameter_servers_a_number_to_be_chosen_is_ten(train, trainer):
+    found, _ = train("cluster=none", f"trainer={trainer}", "trainer.steps_per_execution=auto", "model=dense")
+    assert found["steps"]["applied"] == 2 * STEPS
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad", "sgd"])
+def test_weights_with_constraints_in_loops_and_in_branches_train_as_in_one_process(train, unrolled, optimizer):
+    """A constraint reads what the optimizer has just written; gradients come out of loops and branches."""
+    pieces = (*TABLED, "model._target_=tabled.constrained", f"optimizer={optimizer}", "trainer.epochs=3")
+    (_, here), (_, there) = (train(*pieces, f"cluster={cluster}", num_workers=1) for cluster in ("none", "inprocess"))
+    assert (3, 3) in unrolled
+    held = variables(there)
+    for name, values in variables(here).items():
+        np.testing.assert_allclose(held[name], values, **SAME, err_msg=name)
+    (_, untrained) = train(*pieces, "trainer.epochs=1", "trainer.steps_per_epoch=1", "trainer.steps_per_execution=1")
+    for name, values in variables(untrained).items():
+        if "kernel" in name and "OPT" not in name:
+            assert np.abs(held[name] - values).max() > 1e-6, name
+
+
+@pytest.mark.parametrize("at", ["adagrad", "adam"])
+def test_moving_averages_of_weights_are_of_those_just_updated(train, unrolled, at):
+    pieces = ("model=dense", f"optimizer={at}", "+optimizer.use_ema=true", "+optimizer.ema_momentum=0.5")
+    (_, here), (_, there) = (train(*pieces, f"cluster={cluster}", num_workers=1) for cluster in ("none", "inprocess"))
+    held = variables(there)
+    for name, values in variables(here).items():
+        np.testing.assert_allclose(held[name], values, **SAME, err_msg=name)
+
+
+def test_rows_are_not_asked_ahead_for_a_train_step_that_may_look_up_others(train):
+    with pytest.raises(ConfigError, match=r"trainer\.prefetch_rows.*train_step of its own"):
+        train(*TABLED, "model._target_=tabled.own_step", "trainer.prefetch_rows=true")
+
+
+def test_a_number_chosen_at_the_end_of_an_epoch_holds_in_the_next(train, monkeypatch):
+    """Keras puts back the number that it had before the last, shorter execution of an epoch."""
+    from psrun.training import packing
+
+    monkeypatch.setattr(packing, "chosen", lambda step_s, steps_per_epoch: 4)
+    found, _ = train(
+        "trainer=fit",
+        "trainer.steps_per_execution=auto",
+        "trainer.steps_per_epoch=24",
+        "trainer.epochs=8",
+        num_workers=1,
+    )
+    assert found["steps"]["applied"] == found["steps"]["scheduled"] == 8 * 24
+    assert found["steps_per_execution"]["num_steps"] == 4
