@@ -57,7 +57,10 @@ def test_checkpoints_within_epochs_hold_what_was_scheduled(train, cluster, train
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(train, trainer):
     """In one process, one stream of data: from any checkpoint on, the same batches and so the same bits."""
-    pieces = ("cluster=none", f"trainer={trainer}", "checkpoint.every_steps=5", "checkpoint.max_to_keep=9")
+    pieces = (
+        "cluster=none", f"trainer={trainer}", "checkpoint.every_steps=5", "checkpoint.max_to_keep=9",
+        "trainer.steps_per_execution=5",
+    )  # fmt: skip
     _, whole = train(*pieces, "trainer.epochs=3")
     shutil.copytree(whole.path, whole.path.with_name("cut"))
     for step in (5, 12, 17):
