@@ -209,9 +209,9 @@ def _by_shard(positions: tf.Tensor, sizes: list[int]) -> tuple[list[tf.Tensor], 
         which = tf.add_n([tf.cast(positions >= start, tf.int32) for start in first[1:]])
     else:
         which = tf.searchsorted(tf.constant(first), positions, side="right") - 1
-    local = positions - tf.gather(tf.constant(first), which)
     places = tf.dynamic_partition(tf.range(tf.size(positions)), which, len(sizes))
-    return places, tf.dynamic_partition(local, which, len(sizes))
+    parts = tf.dynamic_partition(positions, which, len(sizes))
+    return places, [part - start if start else part for part, start in zip(parts, first)]
 
 
 @dataclass(frozen=True)

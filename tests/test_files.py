@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from psrun.cluster import files
 from psrun.cluster.topology import Task
@@ -48,3 +52,11 @@ def test_a_heart_is_heard_on_a_full_disk_too(tmp_path, monkeypatch):
     time_s = time.time()
     wait(lambda: files.read(tmp_path, WORKER).at_s > time_s)
     made.stop()
+
+
+@pytest.mark.command
+def test_only_the_process_that_is_told_knows_that_the_run_is_over():
+    """Two runs on one machine may have servers of the same address, each in a network of its own."""
+    script = "from psrun.roles import server\ntold = server.Told()\nprint(bool(told))\nserver.tell()\nprint(bool(told))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["False", "True"]

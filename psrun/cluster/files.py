@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -78,11 +77,6 @@ class Heart:
         except OSError:
             with contextlib.suppress(OSError):  # the disk is full: what is there already says at least that we live
                 os.utime(self._path)
-
-
-def over_marker(address: str) -> Path:
-    """The file by which the chief tells the server at `address`, on the server's own machine, that the run is over."""
-    return Path(tempfile.gettempdir()) / f"psrun-over-{address.replace(':', '-').replace('/', '-')}"
 
 
 def shared(folder: Path) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from pathlib import Path
 
 import tensorflow as tf
 
@@ -21,17 +20,18 @@ _POLL_S = 0.25
 _PROBE_EVERY_S = 2.0
 _END_WITHIN_S = 5.0
 _TELL_WITHIN_S = 3.0
+_TOLD = 250  # the number, agreed on by all tasks, of the file that a server is told by; no process has so many so early
 
 _servers: list[tf.distribute.Server] = []  # lives as long as the process
 
 
 def tell_servers(topology: Topology) -> None:
-    """Tells every server that the run is over. Needs no folder that is shared: the files are written by the servers.
+    """Tells every server that the run is over. Needs no folder that is shared.
 
     Call in the chief, while it is connected. A server that has gone meanwhile is passed over; what takes longer than a
     few seconds is left, and the servers find out for themselves that the chief has gone.
     """
-    threads = [threading.Thread(target=_tell, args=server, daemon=True) for server in topology.servers().items()]
+    threads = [threading.Thread(target=_tell, args=(task,), daemon=True) for task in topology.servers()]
     for thread in threads:
         thread.start()
     deadline_s = time.monotonic() + _TELL_WITHIN_S
@@ -39,25 +39,36 @@ def tell_servers(topology: Topology) -> None:
         thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
-def _tell(task: Task, address: str) -> None:
-    # A function without arguments: a tensor copied to a worker that came back after a failure can hang, lock held.
-    @tf.function
-    def tell() -> None:
-        tf.io.write_file(str(files.over_marker(address)), "over")
-
+def _tell(task: Task) -> None:
     with tf.device(f"/job:{task.job}/replica:0/task:{task.index}/device:CPU:0"):
         try:
-            tell()
+            tf.function(tell)()
         except tf.errors.OpError as error:
             tf.get_logger().warning("%s could not be told that the run is over: %s", task, error)
 
 
-def _is_own(marker: Path) -> bool:
-    """Whether the marker is there, and was not put there by another user."""
-    try:
-        return marker.stat().st_uid == os.geteuid()
-    except FileNotFoundError:
-        return False
+def tell() -> None:
+    """Tells the process that runs it. It takes nothing: a tensor for a worker that came back can hang, lock held."""
+    tf.io.write_file(f"/proc/self/fd/{_TOLD}", "over")
+
+
+class Told:
+    """Whether this process was told that the run is over, by `tell` run here by a chief.
+
+    It is told through a file that has no name, and so not by the chief of another run: servers of two runs on one
+    machine, each in a network of its own, may well have the same address.
+    """
+
+    def __init__(self) -> None:
+        unnamed = os.memfd_create("psrun-over")
+        os.dup2(unnamed, _TOLD, inheritable=False)
+        os.close(unnamed)
+
+    def __bool__(self) -> bool:
+        return os.fstat(_TOLD).st_size > 0
+
+    def close(self) -> None:
+        os.close(_TOLD)
 
 
 def run(topology: Topology, folder: RunFolder, stop: Stop, *, chief_timeout_s: float) -> None:
@@ -72,15 +83,14 @@ def run(topology: Topology, folder: RunFolder, stop: Stop, *, chief_timeout_s: f
     """
     stop.defer(_END_WITHIN_S)
     me = topology.me
-    marker = files.over_marker(topology.addresses[me])
-    marker.unlink(missing_ok=True)
+    told = Told()
     heart = files.Heart(folder.path, me, lambda: files.Heartbeat(os.getpid(), time.time(), "serving"))
     _servers.append(start_server(tf.train.ClusterSpec(topology.spec()), me.job, me.index))
     heart.start()
     chief = topology.addresses.get(CHIEF)
     seen_s = probed_s = time.monotonic()
     try:
-        while not stop.requested.wait(_POLL_S) and not _is_own(marker):
+        while not stop.requested.wait(_POLL_S) and not told:
             now_s = time.monotonic()
             if chief is None or now_s - probed_s < _PROBE_EVERY_S:
                 continue
@@ -91,4 +101,4 @@ def run(topology: Topology, folder: RunFolder, stop: Stop, *, chief_timeout_s: f
                 raise ChiefGoneError(f"no chief at {chief} for {chief_timeout_s:.0f} s; {me} ends", task=str(me))
     finally:
         heart.stop()
-        marker.unlink(missing_ok=True)
+        told.close()
