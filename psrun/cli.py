@@ -10,7 +10,7 @@ from rich.console import Console
 from psrun import __version__, composition, execution
 from psrun.errors import ConfigError, ExitCode
 
-VERBS = {"checkpoint": "psrun.checkpoint.commands"}
+VERBS = {"checkpoint": "psrun.checkpoint.commands", "data": "psrun.data.commands"}
 
 
 def main() -> None:

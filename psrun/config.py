@@ -20,10 +20,16 @@ OF_A_RUN = ("export", "predict", "evaluate")  # modes that take a checkpoint of 
 
 @dataclass(frozen=True)
 class Data:
-    """Where the examples come from, and how many make one step (over all replicas of one worker, as in Keras)."""
+    """Where the examples come from.
+
+    Attributes:
+      global_batch_size: how many make one step (over all replicas of one worker, as in Keras).
+      visitation: whether in each pass over the data an example goes to one worker ('once') or to all ('every_worker').
+    """
 
     target: Target
     global_batch_size: int
+    visitation: str = "every_worker"
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,9 @@ class Embedding(tf_keras.layers.Layer):
                 f"{self._told()}: ids must be from 0 to {self.input_dim - 1}; the least and the greatest of these are"
             )
             inside = (tf.size(ids) == 0) | ((least >= 0) & (greatest < self.input_dim))
-            with tf.control_dependencies([tf.debugging.Assert(inside, [told, least, greatest])]):
+            # tf.debugging.Assert would be a branch, and so another function to call.
+            check = tf.raw_ops.Assert(condition=inside, data=[told, least, greatest])
+            with tf.control_dependencies([] if check is None else [check]):
                 ids = tf.identity(ids)
         ids = tf.cast(ids, tf.int32)
         bits = self._column_bits

@@ -31,6 +31,10 @@ GROUPS = (*KINDS, "model", "data", "optimizer")
 @dataclass(frozen=True)
 class _DataKeys:
     global_batch_size: int = at_least(1)
+    visitation: str = one_of("once", "every_worker", default="every_worker")
+
+
+_OF_DATA = frozenset(field.name for field in dataclasses.fields(_DataKeys))
 
 
 @dataclass(frozen=True)
@@ -91,10 +95,11 @@ def _read_data(node: Any, problems: list[Problem]) -> Data | None:
     if not isinstance(node, Mapping):
         problems.append(Problem("data", f"is {node!r}; choose data=NAME"))
         return None
-    own = {name: value for name, value in node.items() if name == "global_batch_size"}
+    own = {name: value for name, value in node.items() if name in _OF_DATA}
     keys = schema.read(_DataKeys, own, key="data", problems=problems)
     target = targets.read({k: v for k, v in node.items() if k not in own}, key="data", problems=problems)
     path = node.get("path")
-    if isinstance(path, str) and "://" not in path and not Path(path).expanduser().exists():
+    patterns = isinstance(path, str) and any(mark in path for mark in "*?[")
+    if isinstance(path, str) and "://" not in path and not patterns and not Path(path).expanduser().exists():
         problems.append(Problem("data.path", f"{path!r} is not there (seen from {Path.cwd()})"))
-    return Data(target, keys.global_batch_size) if target and keys else None
+    return Data(target, **dataclasses.asdict(keys)) if target and keys else None

@@ -79,18 +79,23 @@ class Program:
         return made
 
     def train_dataset(self, context: Any = None, *, first_step: int = 0, num_batches_done: int = 0) -> tf.data.Dataset:
-        """Endless batches of `data.global_batch_size`; called on each worker, every one shuffles differently.
+        """Endless batches of `data.global_batch_size`. Called on each worker: every one shuffles all of the examples
+        differently, or has those of its own, as `data.visitation` says.
 
         Args:
           context: anything but None where called on a worker of a coordinator.
           first_step: of a run that goes on; it shuffles differently from the run before.
           num_batches_done: how many of the first batches to leave out.
         """
-        worker = 0
+        seed = tf.constant(self.config.seed * _SEED_STRIDE + first_step * _STEP_STRIDE, tf.int64)
+        options: dict[str, Any] = {"batch_size": self.config.data.global_batch_size, "seed": seed}
         if self.distribution.coordinator is not None and context is not None:
-            worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-        seed = tf.cast(worker, tf.int64) + self.config.seed * _SEED_STRIDE + first_step * _STEP_STRIDE
-        batches = self.source.train(batch_size=self.config.data.global_batch_size, seed=seed)
+            worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
+            if self.config.data.visitation == "once":
+                options["shard"] = (worker, self.distribution.num_workers)
+            else:
+                options["seed"] = worker + seed
+        batches = self.source.train(**options)
         return self._preprocessed(batches.skip(num_batches_done) if num_batches_done else batches)
 
     def evaluation_dataset(self, context: Any = None, *, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
@@ -103,7 +108,7 @@ class Program:
         batch_size = eval_batch_size(self.config)
         if shard is None:
             return self._preprocessed(self.source.evaluation(batch_size=batch_size))
-        if "shard" in inspect.signature(self.source.evaluation).parameters:
+        if _in_shards(self.source.evaluation):
             return self._preprocessed(self.source.evaluation(batch_size=batch_size, shard=shard))  # type: ignore[call-arg]
         index, count = shard
         return self._preprocessed(self.source.evaluation(batch_size=batch_size).shard(count, index))
@@ -113,6 +118,10 @@ class Program:
         if preprocessing is not None:
             dataset = dataset.map(lambda features, label: (preprocessing(features), label))
         return dataset.prefetch(2)
+
+
+def _in_shards(read: Callable[..., tf.data.Dataset]) -> bool:
+    return "shard" in inspect.signature(read).parameters
 
 
 def load_source(run: RunConfig) -> DataSource:
@@ -128,6 +137,10 @@ def load_source(run: RunConfig) -> DataSource:
     if examples is not None and batch > examples:
         problems.append(
             Problem("data.global_batch_size", f"is {batch}, more than the {examples} examples there are to train on")
+        )
+    if run.data.visitation == "once" and run.parameter_servers and not _in_shards(source.train):
+        problems.append(
+            Problem("data.visitation", f"is once, but the train method of {run.data.target.name} takes no `shard`")
         )
     if not isinstance(run.evaluation, choices.NoEvaluation) and not source.num_eval_examples:
         problems.append(Problem("evaluation", "there are no evaluation examples; choose evaluation=none"))

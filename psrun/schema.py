@@ -26,9 +26,9 @@ def at_least(minimum: float, *, or_else: str | None = None) -> Any:
     return dataclasses.field(metadata={"at_least": minimum, "or_else": or_else})
 
 
-def one_of(*choices: str | bool | None) -> Any:
-    """A field whose value must be one of `choices`."""
-    return dataclasses.field(metadata={"choices": choices})
+def one_of(*choices: str | bool | None, default: Any = dataclasses.MISSING) -> Any:
+    """A field whose value must be one of `choices`; without a default it must be given."""
+    return dataclasses.field(default=default, metadata={"choices": choices})
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from psrun import __version__
+from psrun.data import synthesis
 
 pytestmark = pytest.mark.command
 
@@ -261,7 +262,8 @@ def test_keras_callbacks_do_what_they_say(psrun, tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in Path(__file__).parents[1].glob("experiments/*.yaml")))
-def test_every_experiment_runs_at_a_small_size(psrun, name):
+def test_every_experiment_runs_at_a_small_size(psrun, tmp_path, name):
+    synthesis.write(tmp_path / "criteo-synthetic", synthesis.Recipe(3000, 500, num_values=20), num_files=2)
     done = psrun(f"experiment={name}", "trainer.epochs=1", "trainer.steps_per_epoch=20", timeout_s=240)
     assert done.code == 0, done.stderr
     assert done.result["evaluation"]["examples_seen"] == done.result["data"]["num_eval_examples"]

@@ -63,6 +63,7 @@ def test_every_choice_of_every_group_loads(group):
         (("model", "_target_"), 3, "needs a _target_"),
         (("data", "global_batch_size"), 0, "must be 1 or more"),
         (("data", "path"), "/no/such/file", "is not there"),
+        (("data", "visitation"), "twice", "must be one of once, every_worker"),
         (("optimizer", "_target_"), "tf_kears.optimizers.Adam", "no module named"),
         (("mode",), "tarin", "must be one of train, plan"),
         (("nonsense",), 1, "no such key"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
@@ -18,13 +19,17 @@ class Feature:
 
     Attributes:
       shape, dtype: of one example's value.
-      vocabulary: the values it can take, where they are known.
+      vocabulary: the values it can take, where they are known; or a file with one of them a line, for long ones.
+      num_buckets: of strings without a vocabulary: how many ids they are hashed to.
+      logarithm: of counts, whether models take log(1 + x) of them, and 0 of those below 0.
       mean, deviation: of floats, over the training examples; models standardise by them.
     """
 
     shape: tuple[int, ...]
     dtype: tf.DType
-    vocabulary: tuple[str, ...] | tuple[int, ...] | None = None
+    vocabulary: tuple[str, ...] | tuple[int, ...] | Path | None = None
+    num_buckets: int | None = None
+    logarithm: bool = False
     mean: float = 0.0
     deviation: float = 1.0
 
@@ -55,6 +60,10 @@ class DataSource(Protocol):
         Args:
           batch_size: examples a batch; every batch is full.
           seed: int64 scalar; another one on each worker.
+
+        A source may take an optional argument `shard`, the index of a worker (an int64 scalar) and how many there are:
+        then each example of a pass goes to one worker, and all workers have the same seed. `data.visitation=once`
+        needs it.
         """
         ...
 
@@ -91,8 +100,8 @@ class ArraySource:
         self.num_train_examples: int | None = len(train[1])
         self.num_eval_examples: int = len(evaluation[1])
 
-    def train(self, *, batch_size: int, seed: tf.Tensor) -> tf.data.Dataset:
-        return _gathered(_shuffled(len(self._train[1]), batch_size, seed), self._train)
+    def train(self, *, batch_size: int, seed: tf.Tensor, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
+        return _gathered(_shuffled(len(self._train[1]), batch_size, seed, shard), self._train)
 
     def evaluation(self, *, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
         rows = tf.data.Dataset.range(self.num_eval_examples)
@@ -106,7 +115,7 @@ class ArraySource:
 _ROUNDS = 12
 
 
-def _shuffled(num_rows: int, batch_size: int, seed: tf.Tensor) -> tf.data.Dataset:
+def _shuffled(num_rows: int, batch_size: int, seed: tf.Tensor, shard: tuple[tf.Tensor, int] | None) -> tf.data.Dataset:
     """Endless batches of row numbers: epoch after epoch each row once, each time in another order.
 
     The order is computed, a batch at once, by a cipher whose key is the seed and the epoch: a third of what it costs to
@@ -123,7 +132,11 @@ def _shuffled(num_rows: int, batch_size: int, seed: tf.Tensor) -> tf.data.Datase
             index=place % num_rows, seed=keys, max_index=tf.constant(num_rows - 1, tf.int64), rounds=_ROUNDS
         )
 
-    return tf.data.Dataset.counter().map(rows)
+    batches = tf.data.Dataset.counter()
+    if shard is not None:
+        index, count = shard
+        batches = batches.shard(count, index)
+    return batches.map(rows)
 
 
 def _gathered(rows: tf.data.Dataset, arrays: Arrays) -> tf.data.Dataset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -38,30 +39,40 @@ def inputs(features: dict[str, Feature]) -> dict[str, tf_keras.Input]:
 
 
 def prepared(source: DataSource) -> tuple[tf_keras.Model | None, dict[str, int]]:
-    """Preprocessing that replaces each feature with a vocabulary by ids, and standardises floats; others pass.
+    """Preprocessing that replaces strings and features with a vocabulary by ids, and scales numbers; others pass.
 
     Returns:
-      The preprocessing (None where nothing is to be done), and the number of ids of each feature that has a vocabulary.
-      Id 0 stands for values outside the vocabulary.
+      The preprocessing (None where nothing is to be done), and the number of ids of each feature that has them. With a
+      vocabulary id 0 stands for values outside of it.
     """
     raw = inputs(dict(source.features))
-    lookups = {
-        name: (tf_keras.layers.StringLookup if feature.dtype == tf.string else tf_keras.layers.IntegerLookup)(
-            vocabulary=list(feature.vocabulary), num_oov_indices=1, name=f"{name}_ids"
-        )
-        for name, feature in source.features.items()
-        if feature.vocabulary is not None
-    }
-    scalings = {
-        name: tf_keras.layers.Rescaling(1 / feature.deviation, -feature.mean / feature.deviation, name=f"{name}_scaled")
-        for name, feature in source.features.items()
-        if (feature.mean, feature.deviation) != (0.0, 1.0)
-    }
-    layers = {**lookups, **scalings}
-    if not layers:
+    num_ids: dict[str, int] = {}
+    outputs = {}
+    for name, feature in source.features.items():
+        outputs[name] = raw[name]
+        if feature.vocabulary is not None:
+            outputs[name], num_ids[name] = _looked_up(name, feature, raw[name])
+        elif feature.num_buckets is not None:
+            hashing = tf_keras.layers.Hashing(feature.num_buckets, name=f"{name}_ids")
+            outputs[name], num_ids[name] = hashing(raw[name]), feature.num_buckets
+        elif feature.logarithm:
+            outputs[name] = tf.math.log1p(tf.nn.relu(raw[name]))
+        if (feature.mean, feature.deviation) != (0.0, 1.0):
+            scaling = tf_keras.layers.Rescaling(
+                1 / feature.deviation, -feature.mean / feature.deviation, name=f"{name}_scaled"
+            )
+            outputs[name] = scaling(outputs[name])
+    if all(outputs[name] is raw[name] for name in raw):
         return None, {}
-    outputs = {name: layers[name](tensor) if name in layers else tensor for name, tensor in raw.items()}
-    return tf_keras.Model(raw, outputs), {name: layer.vocabulary_size() for name, layer in lookups.items()}
+    return tf_keras.Model(raw, outputs), num_ids
+
+
+def _looked_up(name: str, feature: Feature, tensor: tf.Tensor) -> tuple[tf.Tensor, int]:
+    of_strings = feature.dtype == tf.string
+    words = str(feature.vocabulary) if isinstance(feature.vocabulary, Path) else list(feature.vocabulary or ())
+    kind = tf_keras.layers.StringLookup if of_strings else tf_keras.layers.IntegerLookup
+    lookup = kind(vocabulary=words, num_oov_indices=1, name=f"{name}_ids")
+    return lookup(tensor), lookup.vocabulary_size()
 
 
 def network_inputs(source: DataSource, num_ids: dict[str, int]) -> dict[str, tf_keras.Input]:

@@ -1,0 +1,76 @@
+"""`psrun data synthesize|vocabulary`: files in the layout of data=criteo, and the values that their categories have."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from psrun import environment
+from psrun.data import synthesis
+from psrun.errors import ConfigError, ExitCode
+
+
+def main(arguments: list[str]) -> ExitCode:
+    """Does what `psrun data ARGUMENTS` asks for.
+
+    Raises:
+      ConfigError: an argument is out of its range, or there is something in the folder to write to.
+      DataError: files are not there or cannot be read.
+      SystemExit: as argparse ends: help, or arguments that it does not know.
+    """
+    parser = argparse.ArgumentParser(prog="psrun data", description=__doc__.partition(": ")[2])
+    shown = argparse.ArgumentDefaultsHelpFormatter
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="synthesize|vocabulary")
+    text = "writes rows in Criteo's layout of which the truth is known, and what no model can beat (truth.json)"
+    verb = verbs.add_parser("synthesize", help=text, description=text, formatter_class=shown)
+    verb.set_defaults(function=_synthesize)
+    verb.add_argument("folder", type=Path, help="a new one")
+    verb.add_argument("--num-examples", type=int, default=200_000, help="rows to train on")
+    verb.add_argument("--num-eval-examples", type=int, default=50_000, help="rows to evaluate on")
+    verb.add_argument("--num-values", type=int, default=1000, help="of each of the 26 categories")
+    verb.add_argument("--skew", type=float, default=1.1, help="exponent of Zipf's law; 0: all values as frequent")
+    verb.add_argument("--empty", type=float, default=0.1, help="share of the fields that are empty")
+    verb.add_argument("--signal", type=float, default=1.5, help="standard deviation of the true logit")
+    verb.add_argument("--num-files", type=int, default=4, help="of the rows to train on")
+    verb.add_argument("--gzip", action="store_true", help="whether they are compressed")
+    verb.add_argument("--seed", type=int, default=1, help="of the random numbers")
+    text = "writes the values of each category, in a random order, for data.vocabulary=FOLDER"
+    verb = verbs.add_parser("vocabulary", help=text, description=text, formatter_class=shown)
+    verb.set_defaults(function=_vocabulary)
+    verb.add_argument("path", help="files: one, a folder, or a pattern such as 'train-*.tsv'")
+    verb.add_argument("folder", type=Path, help="a new one")
+    verb.add_argument("--min-count", type=int, default=1, help="leaves out values that are less frequent")
+    verb.add_argument("--num-buckets", type=int, default=100_000, help="tells how many values would meet in so many")
+    verb.add_argument("--seed", type=int, default=1, help="of the order")
+    given = vars(parser.parse_args(arguments))
+    function, _ = given.pop("function"), given.pop("verb")
+    return function(Console(highlight=False), **given)
+
+
+def _synthesize(console: Console, folder: Path, num_files: int, gzip: bool, **recipe: float) -> ExitCode:
+    if not 1 <= num_files <= recipe["num_examples"]:
+        raise ConfigError(f"num-files is {num_files}, must be from 1 to the number of examples")
+    made = synthesis.Recipe(**recipe)  # type: ignore[arg-type]
+    bayes = synthesis.write(folder, made, num_files=num_files, zipped=gzip)
+    console.print(f"{folder}: {made.num_examples:,} rows to train on, {made.num_eval_examples:,} to evaluate on")
+    if bayes:
+        console.print(f"the truth has an AUC of {bayes['auc']:.4f} and a log loss of {bayes['loss']:.4f} on these")
+    return ExitCode.DONE
+
+
+def _vocabulary(console: Console, path: str, folder: Path, min_count: int, num_buckets: int, seed: int) -> ExitCode:
+    with environment.silent_stderr():  # what TensorFlow finds out about this machine is of no interest here
+        vocabulary = importlib.import_module("psrun.data.vocabulary")  # the one verb that needs it
+    found = vocabulary.write(path, folder, min_count=min_count, num_buckets=num_buckets, seed=seed)
+    table = Table(box=None, pad_edge=False)
+    for name in ("category", "values", "left out", f"share a bucket of {num_buckets:,}"):
+        table.add_column(name, justify="left" if name == "category" else "right")
+    for name, told in found.items():
+        table.add_row(name, *(f"{told[key]:,}" for key in ("values", "left_out", "collisions")))
+    console.print(table)
+    console.print(f"written to {folder}: data.vocabulary={folder}")
+    return ExitCode.DONE

@@ -1,0 +1,133 @@
+"""Rows of text files: which files there are, and their lines in batches that know where each line stands."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from psrun.errors import DataError
+
+# Lines that are read, dealt out to workers and shuffled together: so many that single ones cost nothing.
+BLOCK = 1024
+_SHUFFLED_BLOCKS = 32
+_FILES_AT_ONCE = 4
+_CHUNK = 1 << 20
+
+Rows = Mapping[str, tf.Tensor]  # file (int32, an index), row (int64, from 1 on) and line (string) of each, shape (n,)
+
+
+def find(pattern: str) -> list[str]:
+    """The files that a pattern names, on any file system that TensorFlow knows, in order.
+
+    Args:
+      pattern: a file, a folder (all in it but hidden files) or a pattern with * ? and [].
+
+    Raises:
+      DataError: there is none, or one of them is empty.
+    """
+    try:
+        folder = tf.io.gfile.isdir(pattern)
+        found = sorted(tf.io.gfile.glob(f"{pattern.rstrip('/')}/[!.]*" if folder else pattern))
+        files = [name for name in found if not tf.io.gfile.isdir(name)]
+        empty = [name for name in files if tf.io.gfile.stat(name).length == 0]
+    except tf.errors.OpError as error:
+        raise DataError(f"{pattern} cannot be read: {error.message}") from error
+    if not files:
+        raise DataError(f"{pattern}: no such file" + (", the folder is empty" if folder else ""))
+    if empty:
+        raise DataError(f"{empty[0]} is empty")
+    return files
+
+
+def count(files: Sequence[str]) -> int:
+    """How many lines there are; reads all files.
+
+    Raises:
+      DataError: one of them cannot be read to its end.
+    """
+    return sum(_count(file) for file in files)
+
+
+def _count(file: str) -> int:
+    """With Python's own means: TensorFlow takes a gzipped file that is cut short for one that ends there."""
+    lines, last = 0, b""
+    try:
+        with tf.io.gfile.GFile(file, "rb") as raw:
+            stream: Any = gzip.GzipFile(fileobj=raw) if _compression(file) else raw
+            while chunk := stream.read(_CHUNK):
+                lines, last = lines + chunk.count(b"\n"), chunk[-1:]
+    except (tf.errors.OpError, EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{file} cannot be read to its end: {error}") from error
+    return lines + (last not in (b"", b"\n"))
+
+
+def in_order(files: Sequence[str], shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
+    """All rows once, in blocks; of a shard (its index and how many there are) every so many blocks."""
+    blocks = tf.data.Dataset.range(len(files)).flat_map(lambda file: _blocks(files, file))
+    return blocks if shard is None else blocks.shard(shard[1], shard[0])
+
+
+def shuffled(
+    files: Sequence[str], batch_size: int, seed: tf.Tensor, shard: tuple[tf.Tensor, int] | None = None
+) -> tf.data.Dataset:
+    """Endless full batches of rows, pass after pass, each in another order: see `one_pass`."""
+    passes = tf.data.Dataset.counter().flat_map(lambda number: one_pass(files, seed, number, shard))
+    return passes.rebatch(batch_size, drop_remainder=True)
+
+
+def one_pass(
+    files: Sequence[str], seed: tf.Tensor, number: tf.Tensor, shard: tuple[tf.Tensor, int] | None = None
+) -> tf.data.Dataset:
+    """Each row once, in blocks: files in a random order, a few at a time, and rows shuffled among some 30,000.
+
+    Args:
+      seed, number: of the run and of the pass, int64 scalars; the order follows from them.
+      shard: its index and how many there are: every so many blocks. With one seed for all, each row is in one of them.
+    """
+    order = tf.random.experimental.stateless_shuffle(tf.range(len(files)), _key(seed, number))
+    blocks = tf.data.Dataset.from_tensor_slices(order).interleave(
+        lambda file: _blocks(files, file),
+        cycle_length=min(_FILES_AT_ONCE, len(files)),
+        deterministic=True,
+    )
+    if shard is not None:
+        blocks = blocks.shard(shard[1], shard[0])
+
+    def mixed(window: tf.Tensor, rows: Rows) -> Rows:
+        places = tf.range(tf.size(rows["row"]))
+        places = tf.random.experimental.stateless_shuffle(places, _key(seed + window, number))
+        return {name: tf.gather(values, places) for name, values in rows.items()}
+
+    return blocks.rebatch(BLOCK * _SHUFFLED_BLOCKS).enumerate().map(mixed)
+
+
+def _key(seed: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    return tf.stack([seed % 2**31, number % 2**31])
+
+
+def _blocks(files: Sequence[str], index: tf.Tensor) -> tf.data.Dataset:
+    """The rows of one file."""
+    names = tf.constant(list(files))
+    zipped = tf.constant([_compression(file) for file in files])
+
+    def located(number: tf.Tensor, lines: tf.Tensor) -> Rows:
+        size = tf.size(lines, tf.int64)
+        return {
+            "file": tf.repeat(tf.cast(index, tf.int32), size),
+            "row": number * BLOCK + tf.range(1, size + 1),
+            "line": lines,
+        }
+
+    return _lines(names[index], zipped[index]).batch(BLOCK).enumerate().map(located)
+
+
+def _lines(file: tf.Tensor, compression: tf.Tensor | str) -> tf.data.Dataset:
+    return tf.data.TextLineDataset(file, compression_type=compression, buffer_size=1 << 20)
+
+
+def _compression(file: str) -> str:
+    return "GZIP" if file.endswith((".gz", ".gzip")) else ""

@@ -1,0 +1,153 @@
+"""Generated rows in the layout of `psrun.data.criteo`, with a truth that is known."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from psrun import atomic
+from psrun.errors import ConfigError
+
+NUM_COUNTS, NUM_CATEGORIES = 13, 26
+_ROWS_AT_ONCE = 10_000
+_ODD = 2654435761  # times it, modulo 2**32, numbers that differ still differ, and look as hashes do
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is generated.
+
+    Attributes:
+      num_examples, num_eval_examples: rows to train on and to evaluate on.
+      num_values: how many values each of the 26 categories has.
+      skew: the exponent of Zipf's law, by which values are more or less frequent; 0 for all the same.
+      empty: the share of fields that are empty, of counts and of categories.
+      signal: standard deviation of the logit, of categories and counts together.
+    """
+
+    num_examples: int
+    num_eval_examples: int
+    num_values: int = 1000
+    skew: float = 1.1
+    empty: float = 0.1
+    signal: float = 1.5
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name.replace('_', '-')} is {value}, must be {wanted}"
+            for name, value, good, wanted in (
+                ("num_examples", self.num_examples, self.num_examples >= 1, "1 or more"),
+                ("num_eval_examples", self.num_eval_examples, self.num_eval_examples >= 0, "0 or more"),
+                ("num_values", self.num_values, 1 <= self.num_values < 2**26, "from 1 to 67,108,863"),
+                ("skew", self.skew, self.skew >= 0, "0 or more"),
+                ("empty", self.empty, 0 <= self.empty < 1, "at least 0 and below 1"),
+                ("signal", self.signal, self.signal >= 0, "0 or more"),
+            )
+            if not good
+        ]
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+
+class _Truth:
+    """A logistic model: a weight for each value of each category, and a slope for the logarithm of each count."""
+
+    def __init__(self, recipe: Recipe, rng: np.random.Generator) -> None:
+        self._recipe = recipe
+        frequencies = np.arange(1, recipe.num_values + 1, dtype=np.float64) ** -recipe.skew
+        self._cumulated = np.cumsum(frequencies / frequencies.sum())
+        # Of the two halves of the variance one is the categories' and one the counts'.
+        self._weights = rng.normal(size=(NUM_CATEGORIES, recipe.num_values)) / np.sqrt(2 * NUM_CATEGORIES)
+        self._slopes = rng.normal(size=NUM_COUNTS) / np.sqrt(2 * NUM_COUNTS)
+
+    def draw(self, rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Counts (size, 13) and values (size, 26), -1 where empty, and the probability of a click (size,)."""
+        recipe = self._recipe
+        counts = np.floor(np.exp(rng.normal(1.0, 1.0, size=(size, NUM_COUNTS)))).astype(np.int64)
+        values = np.searchsorted(self._cumulated, rng.random((size, NUM_CATEGORIES)))
+        values = np.minimum(values, recipe.num_values - 1)
+        counts[rng.random(counts.shape) < recipe.empty] = -1
+        values[rng.random(values.shape) < recipe.empty] = -1
+        weights = np.where(values < 0, 0.0, self._weights[np.arange(NUM_CATEGORIES), values])
+        logit = weights.sum(1) + (np.log1p(np.maximum(counts, 0)) - 1.1) @ self._slopes
+        return counts, values, 1 / (1 + np.exp(-recipe.signal * logit))
+
+
+def write(folder: Path, recipe: Recipe, *, num_files: int = 1, zipped: bool = False) -> dict[str, float]:
+    """Writes files `train-*` and `eval-*` and, last, `truth.json`, into a new folder.
+
+    Returns:
+      What `truth.json` holds under `bayes`: AUC and log loss of the true probabilities on the rows to evaluate on. No
+      model can beat them but by chance.
+
+    Raises:
+      ConfigError: there is something in the folder.
+      OSError: it cannot be written.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty: what is generated goes into a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(recipe.seed)
+    truth = _Truth(recipe, rng)
+    sizes = [len(part) for part in np.array_split(np.arange(recipe.num_examples), num_files)]
+    for index, size in enumerate(sizes):
+        _write(folder / f"train-{index:05}-of-{num_files:05}.tsv", truth, rng, size, zipped)
+    bayes = {}
+    if recipe.num_eval_examples:
+        probability, label = _write(folder / "eval.tsv", truth, rng, recipe.num_eval_examples, zipped)
+        bayes = {"auc": auc(label, probability), "loss": log_loss(label, probability)}
+    told = {"recipe": asdict(recipe), "bayes": bayes}
+    atomic.write(folder / "truth.json", json.dumps(told, indent=2) + "\n")
+    return bayes
+
+
+def _write(
+    path: Path, truth: _Truth, rng: np.random.Generator, size: int, zipped: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Writes one file; returns the probabilities and labels of its rows."""
+    drawn = []
+    path = path.with_name(path.name + ".gz") if zipped else path
+    with path.open("wb") as raw, _zipping(raw) if zipped else contextlib.nullcontext(raw) as file:
+        for begin in range(0, size, _ROWS_AT_ONCE):
+            counts, values, probability = truth.draw(rng, min(_ROWS_AT_ONCE, size - begin))
+            label = (rng.random(len(probability)) < probability).astype(np.int64)
+            drawn.append((probability, label))
+            file.write("".join(_lines(label, counts, values)).encode())
+    return np.concatenate([each[0] for each in drawn]), np.concatenate([each[1] for each in drawn])
+
+
+def _zipping(raw: BinaryIO) -> gzip.GzipFile:
+    """Without name and time in it: the same rows make the same file."""
+    return gzip.GzipFile("", "wb", compresslevel=4, fileobj=raw, mtime=0)
+
+
+def _lines(labels: np.ndarray, counts: np.ndarray, values: np.ndarray) -> Iterator[str]:
+    names = (np.arange(NUM_CATEGORIES) * 2**26 + values + 1) * _ODD % 2**32
+    for label, of_counts, of_values, of_names in zip(labels, counts.tolist(), values.tolist(), names.tolist()):
+        fields = [str(label), *("" if count < 0 else str(count) for count in of_counts)]
+        fields += ["" if value < 0 else f"{name:08x}" for value, name in zip(of_values, of_names)]
+        yield "\t".join(fields) + "\n"
+
+
+def auc(label: np.ndarray, score: np.ndarray) -> float:
+    """The share of pairs of a positive and a negative that the score puts in the right order; ties count one half."""
+    _, place, count = np.unique(score, return_inverse=True, return_counts=True)
+    rank = (np.cumsum(count) - (count - 1) / 2)[place]
+    positives = int(label.sum())
+    negatives = len(label) - positives
+    if not positives or not negatives:
+        return float("nan")
+    return float((rank[label == 1].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+
+
+def log_loss(label: np.ndarray, probability: np.ndarray) -> float:
+    """The mean of -log of the probability of what happened."""
+    return float(-np.log(np.where(label == 1, probability, 1 - probability)).mean())

@@ -1,0 +1,76 @@
+"""The values that categories have, counted in files of `psrun.data.criteo` and written once, for every run to use."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from psrun import atomic
+from psrun.data import criteo, rows
+from psrun.errors import ConfigError, DataError
+
+_AT_ONCE = 65_536
+
+
+def write(path: str, folder: Path, *, min_count: int, num_buckets: int, seed: int) -> dict[str, dict[str, int]]:
+    """Counts the values of each category and writes `C1.txt` to `C26.txt`, a value a line, and last `vocabulary.json`.
+
+    The order is random, so that frequent values are spread over a table. An empty field is the value ''.
+
+    Returns:
+      For each category: `values` that were written, values `left_out` as they are rarer than `min_count`, and
+      `collisions`, how many of the values written would share their id with another one if they were hashed to
+      `num_buckets`.
+
+    Raises:
+      ConfigError: an argument is below 1, or there is something in the folder.
+      DataError: there are no such files, or a row is not as it should be.
+    """
+    if min(min_count, num_buckets) < 1:
+        raise ConfigError("--min-count and --num-buckets must be 1 or more")
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty: a vocabulary is written once, into a new folder")
+    counted = _counted(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    told: dict[str, dict[str, int]] = {}
+    for name, counter in counted.items():
+        kept = sorted(value for value, count in counter.items() if count >= min_count)
+        rng.shuffle(kept)
+        atomic.write(folder / f"{name}.txt", "".join(f"{value.decode()}\n" for value in kept))
+        told[name] = {
+            "values": len(kept), "left_out": len(counter) - len(kept), "collisions": _collisions(kept, num_buckets),
+        }  # fmt: skip
+    record: dict[str, Any] = {"path": path, "min_count": min_count, "num_buckets": num_buckets, "categories": told}
+    atomic.write(folder / "vocabulary.json", json.dumps(record, indent=2) + "\n")
+    return told
+
+
+def _counted(path: str) -> dict[str, Counter[bytes]]:
+    files = rows.find(path)
+    rows.count(files)  # finds what is cut short, which the reading would not
+    parsed = rows.in_order(files).rebatch(_AT_ONCE).map(criteo.parser(files), num_parallel_calls=tf.data.AUTOTUNE)
+    unique = parsed.map(
+        lambda features, _: {name: tf.unique_with_counts(features[name][:, 0])[::2] for name in criteo.CATEGORIES}
+    )
+    counted: dict[str, Counter[bytes]] = {name: Counter() for name in criteo.CATEGORIES}
+    try:
+        for batch in unique.as_numpy_iterator():
+            for name, (values, counts) in batch.items():
+                counted[name].update(dict(zip(values.tolist(), counts.tolist())))
+    except tf.errors.OpError as error:
+        raise DataError(f"{path} cannot be read to its end: {error.message}") from error
+    return counted
+
+
+def _collisions(values: list[bytes], num_buckets: int) -> int:
+    if not values:
+        return 0
+    ids = tf.strings.to_hash_bucket_fast(tf.constant(values), num_buckets).numpy()  # as Keras' Hashing does
+    _, counts = np.unique(ids, return_counts=True)
+    return int(counts[counts > 1].sum())

@@ -1,0 +1,53 @@
+"""Deep learning recommendation model (Naumov et al., arXiv:1906.00091, 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+import tf_keras
+
+from psrun import layers
+from psrun.data.source import DataSource
+from psrun.models.model import Model, concatenated, floats, head, hidden, network_inputs, prepared
+
+
+def dlrm(
+    source: DataSource,
+    *,
+    embedding_dim: int = 16,
+    bottom_units: Sequence[int] = (64,),
+    top_units: Sequence[int] = (64, 32),
+    deduplicate: bool | str = "auto",
+    wire: str = "float32",
+) -> Model:
+    """An MLP over the numbers meets the rows of all ids in dot products of each with each; an MLP is over these.
+
+    Tables are (ids, embedding_dim), one of each a feature with ids. The bottom MLP ends in a vector of `embedding_dim`,
+    which takes part in the products as a row does, and goes to the top MLP beside them, as in the paper.
+
+    Args:
+      deduplicate, wire: of the tables, see `psrun.layers.Embedding`.
+    """
+    preprocessing, num_ids = prepared(source)
+    tensors = network_inputs(source, num_ids)
+    rows = []
+    for name, size in num_ids.items():
+        table = layers.Embedding(size, embedding_dim, deduplicate=deduplicate, wire=wire, name=f"{name}_rows")
+        found = table(tensors[name])
+        rows.append(tf_keras.layers.Lambda(tf.reduce_sum, arguments={"axis": 1, "keepdims": True})(found))
+    numbers = hidden(floats(tensors), [*bottom_units, embedding_dim])
+    vectors = tf_keras.layers.Concatenate(axis=1)([tf_keras.layers.Reshape((1, embedding_dim))(numbers), *rows])
+    top = hidden(concatenated([numbers, Interactions()(vectors)]), top_units)
+    return Model(tf_keras.Model(tensors, head(top, source)), preprocessing)
+
+
+@tf_keras.utils.register_keras_serializable(package="psrun")
+class Interactions(tf_keras.layers.Layer):
+    """Dot products of each vector with each other: (batch, n, d) to (batch, n (n - 1) / 2)."""
+
+    def call(self, vectors: tf.Tensor) -> tf.Tensor:
+        num_vectors = vectors.shape[1]
+        products = tf.reshape(tf.matmul(vectors, vectors, transpose_b=True), [-1, num_vectors**2])
+        below = [row * num_vectors + column for row in range(num_vectors) for column in range(row)]
+        return tf.gather(products, below, axis=1)

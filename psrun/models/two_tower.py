@@ -1,0 +1,50 @@
+"""Two towers (Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations", 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+import tf_keras
+
+from psrun import layers
+from psrun.data.source import DataSource
+from psrun.errors import ConfigError, Problem
+from psrun.models.model import Model, concatenated, head, hidden, network_inputs, prepared
+
+
+def two_tower(
+    source: DataSource,
+    *,
+    query_features: Sequence[str],
+    embedding_dim: int = 16,
+    hidden_units: Sequence[int] = (64, 32),
+) -> Model:
+    """A tower of ReLU layers over the features of the query and one over all others; their dot product is the logit.
+
+    Rows of ids are looked up in tables of (ids, embedding_dim), one of each a feature with ids; numbers go in as they
+    are. Here both towers are trained on labels of pairs; the paper trains them by the softmax over a batch's items.
+
+    Raises:
+      ConfigError: `query_features` names one that the data has not, or leaves one of the towers without features.
+    """
+    preprocessing, num_ids = prepared(source)
+    tensors = network_inputs(source, num_ids)
+    unknown = [name for name in query_features if name not in tensors]
+    if unknown or not query_features or len(set(query_features)) == len(tensors):
+        problem = f"has no feature '{unknown[0]}'" if unknown else "leaves one of the towers without features"
+        raise ConfigError([Problem("model.query_features", f"{problem}; the data has {', '.join(tensors)}")])
+
+    def tower(names: Sequence[str]) -> tf.Tensor:
+        flat = tf_keras.layers.Flatten()
+        parts = [
+            flat(layers.Embedding(num_ids[name], embedding_dim, name=f"{name}_rows")(tensors[name]))
+            if name in num_ids
+            else flat(tensors[name])
+            for name in names
+        ]
+        *most, last = hidden_units
+        return tf_keras.layers.Dense(last)(hidden(concatenated(parts), most))
+
+    towers = [tower(query_features), tower([name for name in tensors if name not in query_features])]
+    return Model(tf_keras.Model(tensors, head(tf_keras.layers.Dot(axes=1)(towers), source)), preprocessing)

@@ -1,0 +1,255 @@
+"""Rows of files in Criteo's layout: found, dealt out, parsed; made with a truth; their values counted."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psrun.data import commands, synthesis
+from psrun.errors import ConfigError, DataError, ExitCode
+
+pytestmark = pytest.mark.tensorflow
+
+READ = ("data=criteo", "data._target_=psrun.data.criteo.Criteo")
+GOOD = "\t".join(["1", *(str(number) for number in range(13)), *(f"{number:08x}" for number in range(26))])
+
+
+def made(folder: Path, num_examples: int = 500, **options) -> Path:
+    recipe = synthesis.Recipe(num_examples, 200, **{"num_values": 20, **options})
+    synthesis.write(folder, recipe, num_files=3)
+    return folder
+
+
+def as_csv_reads_it(files: list[Path]) -> list[list[str]]:
+    return [row for file in files for row in csv.reader(file.open(), delimiter="\t")]
+
+
+def all_of(dataset) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    batches = list(dataset.as_numpy_iterator())
+    features = {name: np.concatenate([batch[0][name] for batch in batches]) for name in batches[0][0]}
+    return features, np.concatenate([batch[1] for batch in batches])
+
+
+def criteo(path, **options):
+    from psrun.data.criteo import Criteo
+
+    return Criteo(path=str(path), **options)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_rows_are_what_a_csv_reader_finds(tmp_path, zipped):
+    folder = made(tmp_path / "made")
+    read = as_csv_reads_it([folder / "eval.tsv"])
+    if zipped:
+        (folder / "eval.tsv.gz").write_bytes(gzip.compress((folder / "eval.tsv").read_bytes()))
+    source = criteo(folder / "train-*", eval_path=str(folder / ("eval.tsv.gz" if zipped else "eval.tsv")))
+    assert source.num_eval_examples == 200
+    features, label = all_of(source.evaluation(batch_size=64))
+    assert label[:, 0].tolist() == [float(row[0]) for row in read]
+    assert features["counts"].tolist() == [[float(field or 0) for field in row[1:14]] for row in read]
+    for index in range(26):
+        assert features[f"C{index + 1}"][:, 0].tolist() == [row[14 + index].encode() for row in read]
+    assert {field for row in read for field in row} >= {"", "0", "1"}
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_each_row_of_a_pass_goes_to_one_worker(tmp_path, monkeypatch, num_workers):
+    import tensorflow as tf
+
+    from psrun.data import rows
+
+    monkeypatch.setattr(rows, "BLOCK", 8)
+    sizes, lines = (100, 3, 50, 8), iter(range(1000))
+    for index, size in enumerate(sizes):
+        (tmp_path / f"{index}.tsv").write_text("".join(f"{next(lines)}\n" for _ in range(size)))
+    files = rows.find(str(tmp_path))
+    orders = []
+    for number in range(3):
+        order: list[int] = []
+        for worker in range(num_workers):
+            shard = (tf.constant(worker, tf.int64), num_workers)
+            for block in rows.one_pass(files, tf.constant(1, tf.int64), number, shard).as_numpy_iterator():
+                numbers = block["line"].astype(int)
+                before = [sum(sizes[:file]) for file in block["file"]]
+                assert block["row"].tolist() == [1 + each - first for each, first in zip(numbers, before)]
+                order += numbers.tolist()
+        assert sorted(order) == list(range(sum(sizes)))
+        orders.append(order)
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_a_pass_is_in_another_order_and_batches_are_full(tmp_path):
+    import tensorflow as tf
+
+    folder = made(tmp_path / "made")
+    source = criteo(folder / "train-*")
+    batches = source.train(batch_size=100, seed=tf.constant(7, tf.int64)).take(10)
+    counts = [batch[0]["counts"] for batch in batches.as_numpy_iterator()]
+    assert [len(each) for each in counts] == [100] * 10
+    passes = np.concatenate(counts[:5]), np.concatenate(counts[5:])
+    assert not np.array_equal(*passes)
+    again = source.train(batch_size=100, seed=tf.constant(7, tf.int64)).take(1).as_numpy_iterator()
+    np.testing.assert_array_equal(next(again)[0]["counts"], counts[0])
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("1\t2\t3", "row 2: not 40 fields with tabs between"),
+        (GOOD + "\tmore", "row 2: not 40 fields with tabs between"),
+        ("", "row 2: not 40 fields with tabs between"),
+        (GOOD.replace("1", "2", 1), "row 2: the label is neither 0 nor 1"),
+        (GOOD.replace("\t7\t", "\tseven\t", 1), "row 2: a count is no number"),
+    ],
+)
+def test_a_row_that_is_not_as_it_should_be_is_named(tmp_path, row, said):
+    import tensorflow as tf
+
+    file = tmp_path / "rows.tsv"
+    file.write_text(f"{GOOD}\n{row}\n{GOOD}\n")
+    for dataset in (
+        criteo(file, eval_path=str(file)).evaluation(batch_size=2),
+        criteo(file).train(batch_size=3, seed=tf.constant(1, tf.int64)),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"rows.tsv, {said}"):
+            next(iter(dataset))
+
+
+def test_a_bad_row_ends_a_run_and_is_told(train, tmp_path):
+    from psrun.errors import TrainingError
+
+    file = tmp_path / "rows.tsv"
+    file.write_text(f"{GOOD}\n" * 99 + "1\t2\n")
+    with pytest.raises(TrainingError, match=r"rows.tsv, row 100: not 40 fields"):
+        train(*READ, f"data.path={file}", "cluster=none", "model=dense", "evaluation=none", "data.global_batch_size=64")
+
+
+def test_files_that_cannot_be_used_are_told(tmp_path):
+    with pytest.raises(DataError, match=r"nothing-\*: no such file"):
+        criteo(tmp_path / "nothing-*")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match="the folder is empty"):
+        criteo(tmp_path / "folder")
+    (tmp_path / "empty.tsv").touch()
+    with pytest.raises(DataError, match=r"empty\.tsv is empty"):
+        criteo(tmp_path / "empty.tsv")
+    whole = gzip.compress(f"{GOOD}\n".encode() * 1000)
+    (tmp_path / "cut.tsv.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"cut\.tsv\.gz cannot be read to its end"):
+        criteo(tmp_path / "cut.tsv.gz", eval_path=str(tmp_path / "cut.tsv.gz"))
+    (tmp_path / "good.tsv").write_text(GOOD + "\n")
+    with pytest.raises(ConfigError, match=r"data.vocabulary: .* holds no vocabulary"):
+        criteo(tmp_path / "good.tsv", vocabulary=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"data.num_buckets: is 0"):
+        criteo(tmp_path / "good.tsv", num_buckets=0)
+
+
+def test_a_vocabulary_is_counted_and_used(tmp_path, capsys):
+    folder = made(tmp_path / "made")
+    words = tmp_path / "words"
+    arguments = ["vocabulary", str(folder / "train-*"), str(words), "--min-count", "2", "--num-buckets", "16"]
+    assert commands.main(arguments) == ExitCode.DONE
+    assert f"data.vocabulary={words}" in capsys.readouterr().out.replace("\n", "")
+    read = as_csv_reads_it(sorted(folder.glob("train-*")))
+    told = json.loads((words / "vocabulary.json").read_text())["categories"]
+    for index in range(26):
+        values = [row[14 + index] for row in read]
+        wanted = {value for value in values if values.count(value) >= 2}
+        lines = (words / f"C{index + 1}.txt").read_text().splitlines()
+        assert (set(lines), len(lines)) == (wanted, len(wanted))
+        assert told[f"C{index + 1}"]["values"] == len(wanted)
+        assert told[f"C{index + 1}"]["left_out"] == len(set(values) - wanted)
+    assert any(told[name]["collisions"] for name in told)
+    with pytest.raises(ConfigError, match="written once"):
+        commands.main(arguments)
+
+    from psrun.models.model import prepared
+
+    source = criteo(folder / "train-*", eval_path=str(folder / "eval.tsv"), vocabulary=str(words))
+    preprocessing, num_ids = prepared(source)
+    lines = (words / "C3.txt").read_text().splitlines()
+    assert num_ids["C3"] == len(lines) + 1
+    features, _ = all_of(source.evaluation(batch_size=200))
+    ids = preprocessing(features)["C3"].numpy()[:, 0]
+    known = {value.encode(): 1 + place for place, value in enumerate(lines)}
+    assert ids.tolist() == [known.get(value, 0) for value in features["C3"][:, 0]]
+
+
+def test_what_is_made_has_the_truth_that_it_tells(tmp_path):
+    """The told AUC is that of the true probabilities, as another library counts it."""
+    from sklearn import metrics
+
+    rng = np.random.default_rng(1)
+    scores = rng.integers(50, size=2000) / 50  # many ties
+    labels = (rng.random(2000) < scores).astype(int)
+    assert synthesis.auc(labels, scores) == pytest.approx(metrics.roc_auc_score(labels, scores))
+    clipped = np.clip(scores, 0.01, 0.99)
+    assert synthesis.log_loss(labels, clipped) == pytest.approx(metrics.log_loss(labels, clipped))
+    bayes = synthesis.write(tmp_path / "made", synthesis.Recipe(10, 20_000, signal=2.0))
+    assert 0.75 < bayes["auc"] < 0.95
+    assert json.loads((tmp_path / "made" / "truth.json").read_text())["bayes"] == bayes
+    chance = synthesis.write(tmp_path / "noise", synthesis.Recipe(10, 20_000, signal=0.0))
+    assert chance["auc"] == pytest.approx(0.5)
+
+
+def test_the_same_seed_makes_the_same_files(tmp_path, capsys):
+    for name in ("one", "other"):
+        assert commands.main(["synthesize", str(tmp_path / name), "--num-examples", "50", "--gzip"]) == ExitCode.DONE
+    assert "AUC" in capsys.readouterr().out
+    files = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert files == ["eval.tsv.gz", *(f"train-0000{n}-of-00004.tsv.gz" for n in range(4)), "truth.json"]
+    for name in files:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--num-examples", "0"], "num-files is 4"),
+        (["--num-values", "0"], "num-values is 0"),
+        (["--empty", "1"], "empty is 1"),
+        (["--num-files", "0"], "num-files is 0"),
+    ],
+)
+def test_what_cannot_be_made_is_told(tmp_path, arguments, said):
+    with pytest.raises(ConfigError, match=said):
+        commands.main(["synthesize", str(tmp_path / "made"), *arguments])
+    assert not (tmp_path / "made").exists()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(ConfigError, match="is not empty"):
+        commands.main(["synthesize", str(tmp_path / "full")])
+
+
+def test_the_published_layout_is_read(tmp_path):
+    """Two hundred rows of the real set, which are not part of psrun; there they have commas, a header and fractions."""
+    sample = Path(__file__).parents[2] / "shared" / "data" / "criteo_sample.csv"
+    if not sample.exists():
+        pytest.skip("the sample is not here")
+    read = list(csv.reader(sample.open()))[1:]
+    file = tmp_path / "sample.tsv"
+    file.write_text("".join("\t".join(field.removesuffix(".0") for field in row) + "\n" for row in read))
+    features, label = all_of(criteo(file, eval_path=str(file)).evaluation(batch_size=64))
+    assert len(label) == len(read) == 200
+    assert label[:, 0].tolist() == [float(row[0]) for row in read]
+    assert features["counts"].tolist() == [[float(field or 0) for field in row[1:14]] for row in read]
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize("model", ["dlrm", "two_tower", "wide_deep"])
+def test_models_learn_from_it_on_a_cluster(train, tmp_path, model):
+    folder = made(tmp_path / "made", 2000, signal=3.0)
+    own = ("model.query_features=[counts,C1,C2]",) if model == "two_tower" else ()
+    result, _ = train(
+        *READ, f"data.path={folder}/train-*", f"data.eval_path={folder}/eval.tsv", f"model={model}",
+        "data.num_buckets=50", "data.global_batch_size=64", "trainer.epochs=6", "partitioner=fixed_shards",
+        "partitioner.num_shards=2", "optimizer=sparse_adagrad", "optimizer.learning_rate=0.1", *own,
+    )  # fmt: skip
+    assert result["data"]["num_train_files"] == 3
+    assert result["evaluation"]["examples_seen"] == 200
+    assert result["evaluation"]["metrics"]["auc"] > 0.6
