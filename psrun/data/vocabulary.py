@@ -20,7 +20,7 @@ _AT_ONCE = 65_536
 def write(path: str, folder: Path, *, min_count: int, num_buckets: int, seed: int) -> dict[str, dict[str, int]]:
     """Counts the values of each category and writes `C1.txt` to `C26.txt`, a value a line, and last `vocabulary.json`.
 
-    The order is random, so that frequent values are spread over a table. An empty field is the value ''.
+    The order is random, so that frequent values are spread over a table. An empty field is no value.
 
     Returns:
       For each category: `values` that were written, values `left_out` as they are rarer than `min_count`, and
@@ -40,6 +40,7 @@ def write(path: str, folder: Path, *, min_count: int, num_buckets: int, seed: in
     rng = np.random.default_rng(seed)
     told: dict[str, dict[str, int]] = {}
     for name, counter in counted.items():
+        del counter[b""]
         kept = sorted(value for value, count in counter.items() if count >= min_count)
         rng.shuffle(kept)
         atomic.write(folder / f"{name}.txt", "".join(f"{value.decode()}\n" for value in kept))
