@@ -83,6 +83,19 @@ def test_each_row_of_a_pass_goes_to_one_worker(tmp_path, monkeypatch, num_worker
     assert len({tuple(order) for order in orders}) == 3
 
 
+def test_a_worker_that_gets_few_rows_gets_some(tmp_path):
+    import tensorflow as tf
+
+    from psrun.data import rows
+
+    (tmp_path / "rows.tsv").write_text("0\n1\n2\n")
+    files = rows.find(str(tmp_path / "rows.tsv"))
+    for worker, own in enumerate(({1}, {0, 2})):
+        shard = (tf.constant(worker, tf.int64), 2)
+        batches = rows.shuffled(files, 4, tf.constant(1, tf.int64), shard).take(3).as_numpy_iterator()
+        assert {int(line) for batch in batches for line in batch["line"]} == own
+
+
 def test_a_pass_is_in_another_order_and_batches_are_full(tmp_path):
     import tensorflow as tf
 
@@ -105,15 +118,17 @@ def test_a_pass_is_in_another_order_and_batches_are_full(tmp_path):
         ("", "row 2: not 40 fields with tabs between"),
         (GOOD.replace("1", "2", 1), "row 2: the label is neither 0 nor 1"),
         (GOOD.replace("\t7\t", "\tseven\t", 1), "row 2: a count is no number"),
+        (GOOD.replace("\t7\t", "\t-\t", 1), "row 2: a count is no number"),
     ],
 )
 def test_a_row_that_is_not_as_it_should_be_is_named(tmp_path, row, said):
     import tensorflow as tf
 
-    file = tmp_path / "rows.tsv"
+    file, other = tmp_path / "rows.tsv", tmp_path / "other.tsv"
     file.write_text(f"{GOOD}\n{row}\n{GOOD}\n")
+    other.write_text(f"{GOOD}\n")
     for dataset in (
-        criteo(file, eval_path=str(file)).evaluation(batch_size=2),
+        criteo(other, eval_path=str(file)).evaluation(batch_size=2),
         criteo(file).train(batch_size=3, seed=tf.constant(1, tf.int64)),
     ):
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"rows.tsv, {said}"):
@@ -138,11 +153,19 @@ def test_files_that_cannot_be_used_are_told(tmp_path):
     (tmp_path / "empty.tsv").touch()
     with pytest.raises(DataError, match=r"empty\.tsv is empty"):
         criteo(tmp_path / "empty.tsv")
+    (tmp_path / "good.tsv").write_text(GOOD + "\n")
     whole = gzip.compress(f"{GOOD}\n".encode() * 1000)
     (tmp_path / "cut.tsv.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"cut\.tsv\.gz cannot be read to its end"):
-        criteo(tmp_path / "cut.tsv.gz", eval_path=str(tmp_path / "cut.tsv.gz"))
-    (tmp_path / "good.tsv").write_text(GOOD + "\n")
+        criteo(tmp_path / "good.tsv", eval_path=str(tmp_path / "cut.tsv.gz"))
+    (tmp_path / "nothing.tsv.gz").write_bytes(gzip.compress(b""))
+    with pytest.raises(DataError, match=r"there is no row in .*nothing\.tsv\.gz"):
+        criteo(tmp_path / "nothing.tsv.gz")
+    (tmp_path / "header.tsv").write_text("label\tcounts\n")
+    with pytest.raises(DataError, match=r"header\.tsv cannot be used: .*row 1: not 40 fields"):
+        criteo(tmp_path / "header.tsv")
+    with pytest.raises(ConfigError, match=r"data.eval_path: .*good\.tsv is also one of the files to train on"):
+        criteo(tmp_path / "good.tsv", eval_path=str(tmp_path / "good.tsv"))
     with pytest.raises(ConfigError, match=r"data.vocabulary: .* holds no vocabulary"):
         criteo(tmp_path / "good.tsv", vocabulary=str(tmp_path))
     with pytest.raises(ConfigError, match=r"data.num_buckets: is 0"):
@@ -232,9 +255,10 @@ def test_the_published_layout_is_read(tmp_path):
     if not sample.exists():
         pytest.skip("the sample is not here")
     read = list(csv.reader(sample.open()))[1:]
-    file = tmp_path / "sample.tsv"
+    file, other = tmp_path / "sample.tsv", tmp_path / "other.tsv"
+    other.write_text(GOOD + "\n")
     file.write_text("".join("\t".join(field.removesuffix(".0") for field in row) + "\n" for row in read))
-    features, label = all_of(criteo(file, eval_path=str(file)).evaluation(batch_size=64))
+    features, label = all_of(criteo(other, eval_path=str(file)).evaluation(batch_size=64))
     assert len(label) == len(read) == 200
     assert label[:, 0].tolist() == [float(row[0]) for row in read]
     assert features["counts"].tolist() == [[float(field or 0) for field in row[1:14]] for row in read]
@@ -253,3 +277,23 @@ def test_models_learn_from_it_on_a_cluster(train, tmp_path, model):
     assert result["data"]["num_train_files"] == 3
     assert result["evaluation"]["examples_seen"] == 200
     assert result["evaluation"]["metrics"]["auc"] > 0.6
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        (("model=dlrm", "data=regression"), "dlrm needs features with ids; the data has x"),
+        (("model=two_tower", "model.query_features=[C27]"), "has no feature 'C27'"),
+        (("model=two_tower", "model.query_features=[C1,C1]"), "names a feature twice"),
+        (("model=two_tower", "model.query_features=[]"), "leaves one of the towers without features"),
+        (("model=two_tower", "model.hidden_units=[]"), "model.hidden_units: must be given"),
+        (("model=two_tower", "data=regression"), "the data is for regression"),
+    ],
+)
+def test_data_that_a_model_cannot_use_is_told(train, tmp_path, pieces, said):
+    file = tmp_path / "rows.tsv"
+    file.write_text(f"{GOOD}\n" * 99)
+    own = () if "data=regression" in pieces else (f"data.path={file}", *READ)
+    with pytest.raises(ConfigError, match=said):
+        train(*pieces, *own, "data._target_=psrun.data.regression.Regression" if not own else "seed=1",
+              "cluster=none", "evaluation=none", "data.global_batch_size=64")  # fmt: skip

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from psrun import environment
 from psrun.data import synthesis
-from psrun.errors import ConfigError, ExitCode
+from psrun.errors import ConfigError, DataError, ExitCode
 
 
 def main(arguments: list[str]) -> ExitCode:
@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> ExitCode:
 
     Raises:
       ConfigError: an argument is out of its range, or there is something in the folder to write to.
-      DataError: files are not there or cannot be read.
+      DataError: files are not there or cannot be read, or the folder cannot be written.
       SystemExit: as argparse ends: help, or arguments that it does not know.
     """
     parser = argparse.ArgumentParser(prog="psrun data", description=__doc__.partition(": ")[2])
@@ -48,7 +48,10 @@ def main(arguments: list[str]) -> ExitCode:
     verb.add_argument("--seed", type=int, default=1, help="of the order")
     given = vars(parser.parse_args(arguments))
     function, _ = given.pop("function"), given.pop("verb")
-    return function(Console(highlight=False), **given)
+    try:
+        return function(Console(highlight=False), **given)
+    except OSError as error:
+        raise DataError(f"{given['folder']} cannot be written: {error}") from error
 
 
 def _synthesize(console: Console, folder: Path, num_files: int, gzip: bool, **recipe: float) -> ExitCode:
@@ -58,7 +61,8 @@ def _synthesize(console: Console, folder: Path, num_files: int, gzip: bool, **re
     bayes = synthesis.write(folder, made, num_files=num_files, zipped=gzip)
     console.print(f"{folder}: {made.num_examples:,} rows to train on, {made.num_eval_examples:,} to evaluate on")
     if bayes:
-        console.print(f"the truth has an AUC of {bayes['auc']:.4f} and a log loss of {bayes['loss']:.4f} on these")
+        told = {name: "none" if value is None else f"{value:.4f}" for name, value in bayes.items()}
+        console.print(f"the truth has an AUC of {told['auc']} and a log loss of {told['loss']} on these")
     return ExitCode.DONE
 
 

@@ -15,13 +15,15 @@ from psrun.errors import ConfigError, DataError, Problem
 NUM_COUNTS = 13
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
 NUM_FIELDS = 1 + NUM_COUNTS + len(CATEGORIES)
-_NUMBER = r"-?\d*(\.\d*)?"
+_NUMBER = r"(-?(\d+(\.\d*)?|\.\d+))?"
 
 
 class Criteo:
     """Rows of text files, gzipped where their names end in .gz.
 
     Features are `counts` (13 numbers, 0 where a field is empty) and `C1` to `C26` (strings, empty where the field is).
+    TensorFlow takes a gzipped file that is cut short for one that ends there, and nothing here looks for that in the
+    files to train on.
 
     Args:
       path: files to train on: one, a folder, or a pattern with * ? and [].
@@ -30,8 +32,10 @@ class Criteo:
       num_buckets: ids of each category, where there is no vocabulary.
 
     Raises:
-      ConfigError: `num_buckets` is below 1, or the folder has no vocabulary in it.
-      DataError: there are no such files, or one is empty or cannot be read.
+      ConfigError: `num_buckets` is below 1, the folder has no vocabulary in it, or a file is both to train on and to
+        evaluate on.
+      DataError: there are no such files, one is empty, one to evaluate on cannot be read to its end, or the first row
+        to train on is not as it should be.
     """
 
     task: Task = "binary"
@@ -45,8 +49,11 @@ class Criteo:
             raise ConfigError([Problem("data.num_buckets", f"is {num_buckets}, must be 1 or more")])
         self._train = rows.find(path)
         self._evaluation = rows.find(eval_path) if eval_path else []
+        if both := sorted({*self._train} & {*self._evaluation}):
+            raise ConfigError([Problem("data.eval_path", f"{both[0]} is also one of the files to train on")])
+        _read_first(self._train)
         self.num_eval_examples = rows.count(self._evaluation)
-        words = _vocabularies(Path(vocabulary).expanduser()) if vocabulary else {}
+        words = _vocabularies(Path(vocabulary).expanduser().absolute()) if vocabulary else {}
         self.features: Mapping[str, Feature] = {
             "counts": Feature((NUM_COUNTS,), tf.float32, logarithm=True),
             **{
@@ -92,6 +99,18 @@ def parser(files: Sequence[str]) -> Callable[[rows.Rows], tuple[dict[str, tf.Ten
         return features, tf.cast(labels == "1", tf.float32)[:, tf.newaxis]
 
     return parse
+
+
+def _read_first(files: Sequence[str]) -> None:
+    """Raises DataError where there is no first row, or it is not as it should be: what is no such file at all is told
+    before anything starts.
+    """
+    try:
+        for _ in rows.in_order(files).rebatch(1).take(1).map(parser(files)):
+            return
+    except tf.errors.OpError as error:
+        raise DataError(f"{files[0]} cannot be used: {error.message}") from error
+    raise DataError(f"there is no row in {files[0]}" + (" and the others" if len(files) > 1 else ""))
 
 
 def _checked(batch: rows.Rows, names: tf.Tensor, good: tf.Tensor, problem: str) -> tf.Operation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,15 +25,17 @@ def find(pattern: str) -> list[str]:
     """The files that a pattern names, on any file system that TensorFlow knows, in order.
 
     Args:
-      pattern: a file, a folder (all in it but hidden files) or a pattern with * ? and [].
+      pattern: a file, a folder (all in it but what begins with a dot or a low line) or a pattern with * ? and [].
 
     Raises:
       DataError: there is none, or one of them is empty.
     """
+    pattern = os.path.expanduser(pattern)
     try:
         folder = tf.io.gfile.isdir(pattern)
-        found = sorted(tf.io.gfile.glob(f"{pattern.rstrip('/')}/[!.]*" if folder else pattern))
+        found = sorted(tf.io.gfile.glob(f"{pattern.rstrip('/')}/*" if folder else pattern))
         files = [name for name in found if not tf.io.gfile.isdir(name)]
+        files = [name for name in files if not (folder and name.rpartition("/")[2].startswith((".", "_")))]
         empty = [name for name in files if tf.io.gfile.stat(name).length == 0]
     except tf.errors.OpError as error:
         raise DataError(f"{pattern} cannot be read: {error.message}") from error
@@ -76,7 +79,7 @@ def shuffled(
 ) -> tf.data.Dataset:
     """Endless full batches of rows, pass after pass, each in another order: see `one_pass`."""
     passes = tf.data.Dataset.counter().flat_map(lambda number: one_pass(files, seed, number, shard))
-    return passes.rebatch(batch_size, drop_remainder=True)
+    return passes.prefetch(1).rebatch(batch_size, drop_remainder=True)
 
 
 def one_pass(
@@ -86,16 +89,24 @@ def one_pass(
 
     Args:
       seed, number: of the run and of the pass, int64 scalars; the order follows from them.
-      shard: its index and how many there are: every so many blocks. With one seed for all, each row is in one of them.
+      shard: its index and how many there are: of each file every so many rows. Each row is in one of them.
     """
     order = tf.random.experimental.stateless_shuffle(tf.range(len(files)), _key(seed, number))
     blocks = tf.data.Dataset.from_tensor_slices(order).interleave(
         lambda file: _blocks(files, file),
         cycle_length=min(_FILES_AT_ONCE, len(files)),
+        num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=True,
     )
     if shard is not None:
-        blocks = blocks.shard(shard[1], shard[0])
+        index, count = shard
+        # Single rows and not blocks, of which there may be fewer than workers: one without any would wait for ever.
+        blocks = blocks.map(
+            lambda rows: {
+                name: values[(index - rows["row"][0] - tf.cast(rows["file"][0], tf.int64)) % count :: count]
+                for name, values in rows.items()
+            }
+        )
 
     def mixed(window: tf.Tensor, rows: Rows) -> Rows:
         places = tf.range(tf.size(rows["row"]))

@@ -22,7 +22,8 @@ class Feature:
       vocabulary: the values it can take, where they are known; or a file with one of them a line, for long ones.
       num_buckets: of strings without a vocabulary: how many ids they are hashed to.
       logarithm: of counts, whether models take log(1 + x) of them, and 0 of those below 0.
-      mean, deviation: of floats, over the training examples; models standardise by them.
+      mean, deviation: of floats (of their logarithms, where models take those), over the training examples; models
+        standardise by them.
     """
 
     shape: tuple[int, ...]
@@ -71,7 +72,7 @@ class DataSource(Protocol):
         """Every evaluation example once, in an order that never changes; the last batch may be smaller.
 
         A source may take an optional argument `shard`, the index of a shard (an int64 scalar) and how many there are:
-        then only the examples of that shard are read. Where it does not, all are read for each shard.
+        then only the examples of that shard come. Where it does not, all are read for each shard.
         """
         ...
 

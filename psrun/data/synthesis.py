@@ -29,7 +29,7 @@ class Recipe:
       num_values: how many values each of the 26 categories has.
       skew: the exponent of Zipf's law, by which values are more or less frequent; 0 for all the same.
       empty: the share of fields that are empty, of counts and of categories.
-      signal: standard deviation of the logit, of categories and counts together.
+      signal: the standard deviation of the logit, about: skew, empty fields and chance change it.
     """
 
     num_examples: int
@@ -50,6 +50,7 @@ class Recipe:
                 ("skew", self.skew, self.skew >= 0, "0 or more"),
                 ("empty", self.empty, 0 <= self.empty < 1, "at least 0 and below 1"),
                 ("signal", self.signal, self.signal >= 0, "0 or more"),
+                ("seed", self.seed, self.seed >= 0, "0 or more"),
             )
             if not good
         ]
@@ -81,12 +82,12 @@ class _Truth:
         return counts, values, 1 / (1 + np.exp(-recipe.signal * logit))
 
 
-def write(folder: Path, recipe: Recipe, *, num_files: int = 1, zipped: bool = False) -> dict[str, float]:
-    """Writes files `train-*` and `eval-*` and, last, `truth.json`, into a new folder.
+def write(folder: Path, recipe: Recipe, *, num_files: int = 1, zipped: bool = False) -> dict[str, float | None]:
+    """Writes files `train-*`, `eval.tsv` and, last, `truth.json`, into a new folder.
 
     Returns:
       What `truth.json` holds under `bayes`: AUC and log loss of the true probabilities on the rows to evaluate on. No
-      model can beat them but by chance.
+      model can beat them but by chance. Labels that are all alike have no AUC: None.
 
     Raises:
       ConfigError: there is something in the folder.
@@ -100,7 +101,7 @@ def write(folder: Path, recipe: Recipe, *, num_files: int = 1, zipped: bool = Fa
     sizes = [len(part) for part in np.array_split(np.arange(recipe.num_examples), num_files)]
     for index, size in enumerate(sizes):
         _write(folder / f"train-{index:05}-of-{num_files:05}.tsv", truth, rng, size, zipped)
-    bayes = {}
+    bayes: dict[str, float | None] = {}
     if recipe.num_eval_examples:
         probability, label = _write(folder / "eval.tsv", truth, rng, recipe.num_eval_examples, zipped)
         bayes = {"auc": auc(label, probability), "loss": log_loss(label, probability)}
@@ -137,14 +138,14 @@ def _lines(labels: np.ndarray, counts: np.ndarray, values: np.ndarray) -> Iterat
         yield "\t".join(fields) + "\n"
 
 
-def auc(label: np.ndarray, score: np.ndarray) -> float:
+def auc(label: np.ndarray, score: np.ndarray) -> float | None:
     """The share of pairs of a positive and a negative that the score puts in the right order; ties count one half."""
     _, place, count = np.unique(score, return_inverse=True, return_counts=True)
     rank = (np.cumsum(count) - (count - 1) / 2)[place]
     positives = int(label.sum())
     negatives = len(label) - positives
     if not positives or not negatives:
-        return float("nan")
+        return None
     return float((rank[label == 1].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
 

@@ -31,8 +31,8 @@ def write(path: str, folder: Path, *, min_count: int, num_buckets: int, seed: in
       ConfigError: an argument is below 1, or there is something in the folder.
       DataError: there are no such files, or a row is not as it should be.
     """
-    if min(min_count, num_buckets) < 1:
-        raise ConfigError("--min-count and --num-buckets must be 1 or more")
+    if min(min_count, num_buckets) < 1 or seed < 0:
+        raise ConfigError("--min-count and --num-buckets must be 1 or more, --seed 0 or more")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty: a vocabulary is written once, into a new folder")
     counted = _counted(path)
@@ -43,7 +43,7 @@ def write(path: str, folder: Path, *, min_count: int, num_buckets: int, seed: in
         del counter[b""]
         kept = sorted(value for value, count in counter.items() if count >= min_count)
         rng.shuffle(kept)
-        atomic.write(folder / f"{name}.txt", "".join(f"{value.decode()}\n" for value in kept))
+        atomic.write(folder / f"{name}.txt", "".join(f"{value.decode(errors='replace')}\n" for value in kept))
         told[name] = {
             "values": len(kept), "left_out": len(counter) - len(kept), "collisions": _collisions(kept, num_buckets),
         }  # fmt: skip
@@ -65,7 +65,7 @@ def _counted(path: str) -> dict[str, Counter[bytes]]:
             for name, (values, counts) in batch.items():
                 counted[name].update(dict(zip(values.tolist(), counts.tolist())))
     except tf.errors.OpError as error:
-        raise DataError(f"{path} cannot be read to its end: {error.message}") from error
+        raise DataError(f"{path} cannot be counted: {error.message}") from error
     return counted
 
 

@@ -9,6 +9,7 @@ import tf_keras
 
 from psrun import layers
 from psrun.data.source import DataSource
+from psrun.errors import ConfigError, Problem
 from psrun.models.model import Model, concatenated, floats, head, hidden, network_inputs, prepared
 
 
@@ -28,8 +29,15 @@ def dlrm(
 
     Args:
       deduplicate, wire: of the tables, see `psrun.layers.Embedding`.
+
+    Raises:
+      ConfigError: the data has no features with ids.
     """
     preprocessing, num_ids = prepared(source)
+    if not num_ids:
+        raise ConfigError(
+            [Problem("model", f"dlrm needs features with ids; the data has {', '.join(source.features)}")]
+        )
     tensors = network_inputs(source, num_ids)
     rows = []
     for name, size in num_ids.items():

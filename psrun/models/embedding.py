@@ -9,9 +9,9 @@ from psrun.models.model import Model, concatenated, head, network_inputs, prepar
 
 
 def embedding(source: DataSource, *, embedding_dim: int = 20) -> Model:
-    """Each feature with a vocabulary is embedded in a table of its own and averaged over its values.
+    """Each feature with ids is embedded in a table of its own and averaged over its values.
 
-    The tables have shape (vocabulary + 1, embedding_dim); row 0 is for values outside the vocabulary.
+    The tables have shape (ids, embedding_dim); with a vocabulary, row 0 is for values outside of it.
     """
     preprocessing, num_ids = prepared(source)
     tensors = network_inputs(source, num_ids)

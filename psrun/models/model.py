@@ -76,7 +76,7 @@ def _looked_up(name: str, feature: Feature, tensor: tf.Tensor) -> tuple[tf.Tenso
 
 
 def network_inputs(source: DataSource, num_ids: dict[str, int]) -> dict[str, tf_keras.Input]:
-    """Keras inputs for what `prepared` gives: int64 ids in place of features with a vocabulary."""
+    """Keras inputs for what `prepared` gives: int64 ids in place of the features that have them."""
     features = {
         name: Feature(feature.shape, tf.int64) if name in num_ids else feature
         for name, feature in source.features.items()

@@ -10,7 +10,7 @@ import tf_keras
 from psrun import layers
 from psrun.data.source import DataSource
 from psrun.errors import ConfigError, Problem
-from psrun.models.model import Model, concatenated, head, hidden, network_inputs, prepared
+from psrun.models.model import Model, concatenated, hidden, network_inputs, prepared
 
 
 def two_tower(
@@ -26,13 +26,20 @@ def two_tower(
     are. Here both towers are trained on labels of pairs; the paper trains them by the softmax over a batch's items.
 
     Raises:
-      ConfigError: `query_features` names one that the data has not, or leaves one of the towers without features.
+      ConfigError: `query_features` names one that the data has not or one twice, or leaves one of the towers without
+        features; there are no `hidden_units`, or the labels are not binary.
     """
+    if not hidden_units:
+        raise ConfigError([Problem("model.hidden_units", "must be given: the last is the width of what is compared")])
+    if source.task != "binary":
+        raise ConfigError([Problem("model", f"two_tower tells clicks from others; the data is for {source.task}")])
     preprocessing, num_ids = prepared(source)
     tensors = network_inputs(source, num_ids)
     unknown = [name for name in query_features if name not in tensors]
-    if unknown or not query_features or len(set(query_features)) == len(tensors):
+    twice = len(set(query_features)) < len(query_features)
+    if unknown or twice or not query_features or len(query_features) == len(tensors):
         problem = f"has no feature '{unknown[0]}'" if unknown else "leaves one of the towers without features"
+        problem = "names a feature twice" if twice else problem
         raise ConfigError([Problem("model.query_features", f"{problem}; the data has {', '.join(tensors)}")])
 
     def tower(names: Sequence[str]) -> tf.Tensor:
@@ -46,5 +53,8 @@ def two_tower(
         *most, last = hidden_units
         return tf_keras.layers.Dense(last)(hidden(concatenated(parts), most))
 
-    towers = [tower(query_features), tower([name for name in tensors if name not in query_features])]
-    return Model(tf_keras.Model(tensors, head(tf_keras.layers.Dot(axes=1)(towers), source)), preprocessing)
+    dot = tf_keras.layers.Dot(axes=1)(
+        [tower(query_features), tower([name for name in tensors if name not in query_features])]
+    )
+    clicked = tf_keras.layers.Activation("sigmoid", name="prediction")(dot)
+    return Model(tf_keras.Model(tensors, clicked), preprocessing)

@@ -16,8 +16,8 @@ def wide_deep(
 ) -> Model:
     """The sum of a linear model (a weight a value of each categorical feature) and an MLP over embeddings and floats.
 
-    Both parts meet in the last layer, as in the paper. Tables are (vocabulary + 1, 1) and (vocabulary + 1,
-    embedding_dim), one of each a feature with a vocabulary; row 0 is for values outside the vocabulary.
+    Both parts meet in the last layer, as in the paper. Tables are (ids, 1) and (ids, embedding_dim), one
+    of each a feature with ids; with a vocabulary, row 0 is for values outside of it.
     """
     preprocessing, num_ids = prepared(source)
     tensors = network_inputs(source, num_ids)
