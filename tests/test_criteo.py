@@ -271,12 +271,13 @@ def test_models_learn_from_it_on_a_cluster(train, tmp_path, model):
     own = ("model.query_features=[counts,C1,C2]",) if model == "two_tower" else ()
     result, _ = train(
         *READ, f"data.path={folder}/train-*", f"data.eval_path={folder}/eval.tsv", f"model={model}",
-        "data.num_buckets=50", "data.global_batch_size=64", "trainer.epochs=6", "partitioner=fixed_shards",
-        "partitioner.num_shards=2", "optimizer=sparse_adagrad", "optimizer.learning_rate=0.1", *own,
+        "data.num_buckets=50", "data.global_batch_size=64", "trainer.epochs=4", "trainer.steps_per_epoch=80",
+        "partitioner=fixed_shards", "partitioner.num_shards=2", "optimizer=sparse_adagrad",
+        "optimizer.learning_rate=0.1", *own,
     )  # fmt: skip
     assert result["data"]["num_train_files"] == 3
     assert result["evaluation"]["examples_seen"] == 200
-    assert result["evaluation"]["metrics"]["auc"] > 0.6
+    assert result["metrics"]["auc"] > 0.8  # of the rows to train on, seen ten times
 
 
 @pytest.mark.parametrize(
