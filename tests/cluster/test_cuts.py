@@ -16,8 +16,8 @@ LONG = [
     "data.num_eval_examples=200", "cluster.heartbeat_timeout_s=6", "cluster.connect_timeout_s=30",
 ]  # fmt: skip
 
-# After so many epochs the steps have been traced once more, written out. A worker that is cut off in that second hangs the
-# chief, whose trace is told to all workers with Python's lock held; the chief is then ended by its own watch.
+# After so many epochs the steps have been traced once more, written out. A worker that is cut off in that second hangs
+# the chief, whose trace is told to all workers with Python's lock held; the chief is then ended by its own watch.
 WRITTEN_OUT = 12
 
 
