@@ -154,6 +154,10 @@ class MaxSize:
 Partitioner = NoPartitioner | FixedShards | MinSize | MaxSize
 
 
+# Steps written out one after the other in the graph of an execution: more gain little.
+MOST_WRITTEN_OUT = 10
+
+
 @dataclass(frozen=True)
 class _Steps:
     """What both trainers have.

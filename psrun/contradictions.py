@@ -45,12 +45,13 @@ def _of_training(config: RunConfig) -> list[Problem]:
                 f"is {packed}, more than trainer.steps_per_epoch={trainer.steps_per_epoch}",
             )
         )
-    written_out = min(10, trainer.num_steps_packed)
+    written_out = min(choices.MOST_WRITTEN_OUT, trainer.num_steps_packed)
     if trainer.dense_sync_every > written_out:
         problems.append(
             Problem(
                 "trainer.dense_sync_every",
-                f"is {trainer.dense_sync_every}, more than the {written_out} steps of an execution (at most 10)",
+                f"is {trainer.dense_sync_every}, more than the {written_out} steps of an execution "
+                f"(at most {choices.MOST_WRITTEN_OUT})",
             )
         )
     if isinstance(trainer, choices.Fit) and config.parameter_servers:

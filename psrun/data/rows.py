@@ -60,7 +60,7 @@ def _count(file: str) -> int:
     lines, last = 0, b""
     try:
         with tf.io.gfile.GFile(file, "rb") as raw:
-            stream: Any = gzip.GzipFile(fileobj=raw) if _compression(file) else raw
+            stream: Any = gzip.GzipFile(fileobj=raw) if compression(file) else raw
             while chunk := stream.read(_CHUNK):
                 lines, last = lines + chunk.count(b"\n"), chunk[-1:]
     except (tf.errors.OpError, EOFError, OSError, zlib.error) as error:
@@ -123,7 +123,7 @@ def _key(seed: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
 def _blocks(files: Sequence[str], index: tf.Tensor) -> tf.data.Dataset:
     """The rows of one file."""
     names = tf.constant(list(files))
-    zipped = tf.constant([_compression(file) for file in files])
+    zipped = tf.constant([compression(file) for file in files])
 
     def located(number: tf.Tensor, lines: tf.Tensor) -> Rows:
         size = tf.size(lines, tf.int64)
@@ -133,12 +133,10 @@ def _blocks(files: Sequence[str], index: tf.Tensor) -> tf.data.Dataset:
             "line": lines,
         }
 
-    return _lines(names[index], zipped[index]).batch(BLOCK).enumerate().map(located)
+    lines = tf.data.TextLineDataset(names[index], compression_type=zipped[index], buffer_size=_CHUNK)
+    return lines.batch(BLOCK).enumerate().map(located)
 
 
-def _lines(file: tf.Tensor, compression: tf.Tensor | str) -> tf.data.Dataset:
-    return tf.data.TextLineDataset(file, compression_type=compression, buffer_size=1 << 20)
-
-
-def _compression(file: str) -> str:
+def compression(file: str) -> str:
+    """As TensorFlow names it; '' where there is none."""
     return "GZIP" if file.endswith((".gz", ".gzip")) else ""

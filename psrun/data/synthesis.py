@@ -98,8 +98,9 @@ def write(folder: Path, recipe: Recipe, *, num_files: int = 1, zipped: bool = Fa
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(recipe.seed)
     truth = _Truth(recipe, rng)
-    sizes = [len(part) for part in np.array_split(np.arange(recipe.num_examples), num_files)]
-    for index, size in enumerate(sizes):
+    least, more = divmod(recipe.num_examples, num_files)
+    for index in range(num_files):
+        size = least + (index < more)
         _write(folder / f"train-{index:05}-of-{num_files:05}.tsv", truth, rng, size, zipped)
     bayes: dict[str, float | None] = {}
     if recipe.num_eval_examples:

@@ -54,7 +54,7 @@ def write(path: str, folder: Path, *, min_count: int, num_buckets: int, seed: in
 
 def _counted(path: str) -> dict[str, Counter[bytes]]:
     files = rows.find(path)
-    rows.count(files)  # finds what is cut short, which the reading would not
+    rows.count([file for file in files if rows.compression(file)])  # finds what is cut short; the reading would not
     parsed = rows.in_order(files).rebatch(_AT_ONCE).map(criteo.parser(files), num_parallel_calls=tf.data.AUTOTUNE)
     unique = parsed.map(
         lambda features, _: {name: tf.unique_with_counts(features[name][:, 0])[::2] for name in criteo.CATEGORIES}

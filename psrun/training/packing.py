@@ -19,8 +19,6 @@ from psrun.training.ahead import Ahead
 from psrun.training.bundles import Bundles
 from psrun.training.kept import CannotBeKept, Kept
 
-# Steps written out one after the other in the graph of a closure: more gain little.
-_MOST_UNROLLED = 10
 # Writing ten out took 5 to 9 s of training and saved 2 to 3 ms a step, with a tiny and a large model on two slow cores:
 # what it costs comes back after some 2,300 to 3,300 steps.
 _STEPS_TO_UNROLL_FOR = 4000
@@ -38,7 +36,7 @@ def chosen(step_s: float, steps_per_epoch: int) -> int:
     As many as fill 0.1 s, in tens where they are more than ten; a few less where those fill an epoch evenly.
     """
     most = min(max(1, round(_CLOSURE_S / max(step_s, 1e-6))), _MOST_CHOSEN, steps_per_epoch)
-    possible = [n for n in range(1, most + 1) if n <= _MOST_UNROLLED or n % _MOST_UNROLLED == 0]
+    possible = [n for n in range(1, most + 1) if n <= choices.MOST_WRITTEN_OUT or n % choices.MOST_WRITTEN_OUT == 0]
     even = [n for n in possible if steps_per_epoch % n == 0 and 2 * n > possible[-1]]
     return max(even or possible)
 
@@ -92,7 +90,7 @@ class Packing:
                          "set it to 1")]
             )  # fmt: skip
         self._late = trainer.prefetch_rows or trainer.dense_sync_every > 1  # only steps that are written out can be
-        self._unrolled_steps = _MOST_UNROLLED if self._late or planned >= _STEPS_TO_UNROLL_FOR else 1
+        self._unrolled_steps = choices.MOST_WRITTEN_OUT if self._late or planned >= _STEPS_TO_UNROLL_FOR else 1
         self._looped, self._unrolled, self._num_closures = self._traced(1, num_steps=None), None, 0
         self._measure = trainer.steps_per_execution == "auto"
         self._num_measured, self._since_s = 0, 0.0
@@ -177,7 +175,7 @@ class Packing:
             return
         steps_per_epoch = self._program.config.trainer.steps_per_epoch
         step_s, before = closure_s / self.num_steps, self.num_steps
-        ten = min(_MOST_UNROLLED, steps_per_epoch)
+        ten = min(choices.MOST_WRITTEN_OUT, steps_per_epoch)
         wanted = chosen(step_s, steps_per_epoch)
         if (before == 1 and step_s < _CLOSURE_S) or ten / 2 <= wanted <= ten:
             wanted = ten  # a closure of one step takes much more than the step
