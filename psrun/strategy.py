@@ -146,7 +146,31 @@ def parameter_servers(
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc", **chief)
     strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=make_partitioner(partitioner))
     _guide(strategy, rule)
-    return Distribution(strategy, tf.distribute.coordinator.ClusterCoordinator(strategy), spec.num_tasks("worker"))
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    _renew_iterators(coordinator)
+    return Distribution(strategy, coordinator, spec.num_tasks("worker"))
+
+
+def _renew_iterators(coordinator: tf.distribute.coordinator.ClusterCoordinator) -> None:
+    """Makes a worker's data anew where one of its steps was cancelled.
+
+    Where the connection between a worker and a parameter server breaks, TensorFlow runs the closure again and holds the
+    worker for whole. But with the step it has cancelled the iterator that the step was reading from, for good: the next
+    step would find endless data at its end.
+    """
+    handler = coordinator._cluster.failure_handler
+    waiting = handler.wait_on_failure
+
+    def wait_on_failure(*, on_transient_failure_fn: Any = None, on_recovery_fn: Any = None, **options: Any) -> Any:
+        def again() -> None:
+            if on_recovery_fn is not None:
+                on_recovery_fn()
+            if on_transient_failure_fn is not None:
+                on_transient_failure_fn()
+
+        return waiting(on_transient_failure_fn=again, on_recovery_fn=on_recovery_fn, **options)
+
+    handler.wait_on_failure = wait_on_failure
 
 
 def _guide(strategy: tf.distribute.ParameterServerStrategy, rule: placement.Rule) -> None:
