@@ -25,11 +25,13 @@ class Data:
     Attributes:
       global_batch_size: how many make one step (over all replicas of one worker, as in Keras).
       visitation: whether in each pass over the data an example goes to one worker ('once') or to all ('every_worker').
+      audit: whether it is counted how often each example was trained on.
     """
 
     target: Target
     global_batch_size: int
     visitation: str = "every_worker"
+    audit: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,14 @@ from psrun.errors import Problem
 
 def problems(config: RunConfig) -> list[Problem]:
     """Everything that the pieces of a run do not allow each other."""
-    checks = (_of_training, _of_checkpoints, _of_the_sidecar, _of_what_follows, _of_restoring)
+    checks = (_of_data, _of_training, _of_checkpoints, _of_the_sidecar, _of_what_follows, _of_restoring)
     return [problem for check in checks for problem in check(config)]
+
+
+def _of_data(config: RunConfig) -> list[Problem]:
+    if config.data.audit and not config.parameter_servers:
+        return [Problem("data.audit", "counts what workers of parameter server training are dealt; set it to false")]
+    return []
 
 
 def _of_training(config: RunConfig) -> list[Problem]:
@@ -38,7 +44,7 @@ def _of_training(config: RunConfig) -> list[Problem]:
                 Problem("trainer.callbacks", "CSVLogger would write one file in every process; see metrics.jsonl")
             )
     packed = trainer.steps_per_execution
-    if isinstance(packed, int) and packed > trainer.steps_per_epoch:
+    if isinstance(packed, int) and trainer.steps_per_epoch is not None and packed > trainer.steps_per_epoch:
         problems.append(
             Problem(
                 "trainer.steps_per_execution",

@@ -32,6 +32,7 @@ GROUPS = (*KINDS, "model", "data", "optimizer")
 class _DataKeys:
     global_batch_size: int = at_least(1)
     visitation: str = one_of("once", "every_worker", default="every_worker")
+    audit: bool = False
 
 
 _OF_DATA = frozenset(field.name for field in dataclasses.fields(_DataKeys))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -12,7 +12,7 @@ import tf_keras
 
 from psrun import choices, filling, layers, targets
 from psrun.config import RunConfig
-from psrun.data.source import DataSource
+from psrun.data.source import ByNumber, DataSource
 from psrun.errors import ConfigError, Problem, PsrunError
 from psrun.models.model import Model, refuse_single_files
 from psrun.strategy import Distribution
@@ -78,25 +78,46 @@ class Program:
             metric._name = name  # no other way to name an object that somebody else makes; a test pins it
         return made
 
-    def train_dataset(self, context: Any = None, *, first_step: int = 0, num_batches_done: int = 0) -> tf.data.Dataset:
+    @property
+    def dealt(self) -> bool:
+        """Whether workers are told which batches they are to read; else each has a stream of its own."""
+        return self.config.data.visitation == "once" and self.distribution.coordinator is not None
+
+    def train_dataset(
+        self, context: Any = None, *, first_step: int = 0, num_batches_done: int = 0, numbers: Any = None
+    ) -> tf.data.Dataset:
         """Endless batches of `data.global_batch_size`. Called on each worker: every one shuffles all of the examples
-        differently, or has those of its own, as `data.visitation` says.
+        differently.
 
         Args:
           context: anything but None where called on a worker of a coordinator.
-          first_step: of a run that goes on; it shuffles differently from the run before.
+          first_step: of a run that goes on; where there is more than one stream, it shuffles differently from the run
+            before.
           num_batches_done: how many of the first batches to leave out.
+          numbers: makes a dataset of the numbers of the batches to read. Then they come with numbers: that of the
+            batch, and those of its examples plus the worker's index times how many examples there are.
         """
-        seed = tf.constant(self.config.seed * _SEED_STRIDE + first_step * _STEP_STRIDE, tf.int64)
-        options: dict[str, Any] = {"batch_size": self.config.data.global_batch_size, "seed": seed}
+        seed, batch_size = self.config.seed * _SEED_STRIDE, self.config.data.global_batch_size
+        once, worker = self.config.data.visitation == "once", tf.constant(0, tf.int64)
         if self.distribution.coordinator is not None and context is not None:
             worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
-            if self.config.data.visitation == "once":
-                options["shard"] = (worker, self.distribution.num_workers)
-            else:
-                options["seed"] = worker + seed
-        batches = self.source.train(**options)
-        return self._preprocessed(batches.skip(num_batches_done) if num_batches_done else batches)
+        own = tf.constant(seed, tf.int64) if once else worker + (seed + first_step * _STEP_STRIDE)
+        if not once and numbers is None:
+            batches = self.source.train(batch_size=batch_size, seed=own)
+            return self._preprocessed(batches.skip(num_batches_done) if num_batches_done else batches)
+        assert isinstance(self.source, ByNumber)
+        wanted = tf.data.Dataset.range(num_batches_done, tf.int64.max) if numbers is None else numbers()
+        read = self.source.batches(wanted, self.source.order(batch_size, whole_passes=once), own)
+        if numbers is None:
+            return self._preprocessed(read.map(lambda number, examples, batch: batch))
+        first = worker * self.source.num_train_examples
+        return self._preprocessed(read, lambda number, examples, batch: (number, first + examples, self._ready(*batch)))
+
+    @property
+    def batches_per_pass(self) -> int | None:
+        """None where it is not known how many examples there are."""
+        examples = self.source.num_train_examples
+        return None if examples is None else -(-examples // self.config.data.global_batch_size)
 
     def evaluation_dataset(self, context: Any = None, *, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
         """Every evaluation example once.
@@ -109,15 +130,20 @@ class Program:
         if shard is None:
             return self._preprocessed(self.source.evaluation(batch_size=batch_size))
         if _in_shards(self.source.evaluation):
-            return self._preprocessed(self.source.evaluation(batch_size=batch_size, shard=shard))  # type: ignore[call-arg]
-        index, count = shard
-        return self._preprocessed(self.source.evaluation(batch_size=batch_size).shard(count, index))
+            own = self.source.evaluation(batch_size=batch_size, shard=shard)  # type: ignore[call-arg]
+        else:
+            index, count = shard
+            own = self.source.evaluation(batch_size=batch_size).shard(count, index)
+        return self._preprocessed(own)
 
-    def _preprocessed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def _ready(self, features: Any, *rest: Any) -> Any:
         preprocessing = self.model.preprocessing
-        if preprocessing is not None:
-            dataset = dataset.map(lambda features, label: (preprocessing(features), label))
-        return dataset.prefetch(2)
+        return (features if preprocessing is None else preprocessing(features), *rest)
+
+    def _preprocessed(self, dataset: tf.data.Dataset, ready: Callable[..., Any] | None = None) -> tf.data.Dataset:
+        if ready is None and self.model.preprocessing is not None:
+            ready = self._ready
+        return (dataset if ready is None else dataset.map(ready)).prefetch(2)
 
 
 def _in_shards(read: Callable[..., tf.data.Dataset]) -> bool:
@@ -138,15 +164,34 @@ def load_source(run: RunConfig) -> DataSource:
         problems.append(
             Problem("data.global_batch_size", f"is {batch}, more than the {examples} examples there are to train on")
         )
-    if run.data.visitation == "once" and run.parameter_servers and not _in_shards(source.train):
+    if run.data.visitation == "once" and not isinstance(source, ByNumber):
         problems.append(
-            Problem("data.visitation", f"is once, but the train method of {run.data.target.name} takes no `shard`")
+            Problem("data.visitation", f"is once, but {run.data.target.name} is no psrun.data.source.ByNumber: its "
+                    "examples cannot be read by their numbers; choose every_worker")
+        )  # fmt: skip
+    if run.data.audit and not isinstance(source, ByNumber):
+        problems.append(Problem("data.audit", f"{run.data.target.name} is no psrun.data.source.ByNumber"))
+    if run.trainer.steps_per_epoch is None and examples is None:
+        problems.append(
+            Problem("trainer.steps_per_epoch", "must be given: how many examples there are to train on is not known")
         )
     if not isinstance(run.evaluation, choices.NoEvaluation) and not source.num_eval_examples:
         problems.append(Problem("evaluation", "there are no evaluation examples; choose evaluation=none"))
     if problems:
         raise ConfigError(problems)
     return source
+
+
+def planned(run: RunConfig, source: DataSource) -> RunConfig:
+    """The run with its epochs as long as they are to be: where nothing else is said, as a pass over the examples."""
+    trainer = run.trainer
+    if trainer.steps_per_epoch is not None:
+        return run
+    assert source.num_train_examples is not None
+    steps = -(-source.num_train_examples // run.data.global_batch_size)
+    packed = trainer.steps_per_execution
+    packed = min(packed, steps) if isinstance(packed, int) else packed
+    return replace(run, trainer=replace(trainer, steps_per_epoch=steps, steps_per_execution=packed))
 
 
 def start_afresh(seed: int) -> None:

@@ -43,6 +43,12 @@ class Command:
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def cache(tmp_path_factory):
+    """What psrun keeps for later runs goes where the tests' other files do."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture
 def psrun(tmp_path: Path):
     """Runs psrun in a folder of its own, as a person would, and waits for it with a bound."""

@@ -47,7 +47,7 @@ def test_every_choice_of_every_group_loads(group):
         (("trainer", "epochs"), 1.5, "not of type int"),
         (("trainer", "epochs"), 0, "must be 1 or more"),
         (("trainer", "steps_per_epoch"), "???", "must be given a value"),
-        (("trainer", "steps_per_epoch"), None, "must be given a value"),
+        (("trainer", "epochs"), None, "must be given a value"),
         (("trainer", "run_eagerly"), True, "cannot be used with parameter servers"),
         (("trainer", "steps_per_execution"), 101, "more than trainer.steps_per_epoch"),
         (("trainer", "steps_per_execution"), "ten", "must be a number of 1 or more, or auto"),

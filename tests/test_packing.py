@@ -34,9 +34,9 @@ def unrolled(monkeypatch):
     monkeypatch.setattr(packing.Packing, "__init__", begins)
     original = packing.packed
 
-    def packed(program: Any, in_closure: Any, unrolled: int = 1, num_steps: int | None = None) -> Any:
+    def packed(program: Any, feed: Any, in_closure: Any, unrolled: int = 1, num_steps: int | None = None) -> Any:
         traced.append((unrolled, num_steps))
-        return original(program, in_closure, unrolled, num_steps)
+        return original(program, feed, in_closure, unrolled, num_steps)
 
     monkeypatch.setattr(packing, "packed", packed)
     return traced
@@ -99,7 +99,7 @@ def test_slow_steps_are_not_written_out(train, monkeypatch, slow_s, written_out)
     original, traced = packing.packed, []
 
     def packed(*arguments: Any) -> Any:
-        traced.append(arguments[3])
+        traced.append(arguments[4])
         return original(*arguments)
 
     monkeypatch.setattr(packing, "packed", packed)

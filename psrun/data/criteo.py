@@ -3,56 +3,79 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
-from psrun.data import rows
-from psrun.data.source import Feature, Task
+from psrun.data import blocks, files
+from psrun.data.source import Batches, ByNumber, Feature, Task
 from psrun.errors import ConfigError, DataError, Problem
 
 NUM_COUNTS = 13
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
 NUM_FIELDS = 1 + NUM_COUNTS + len(CATEGORIES)
 _NUMBER = r"(-?(\d+(\.\d*)?|\.\d+))?"
+_PROBLEMS = (
+    "",
+    f"not {NUM_FIELDS} fields with tabs between",
+    "the label is neither 0 nor 1",
+    "a count is no number",
+)
+_COLUMNS = {
+    "label": blocks.Column("float32"),
+    "counts": blocks.Column("float32", NUM_COUNTS),
+    **{name: blocks.Column("string") for name in CATEGORIES},
+}
 
 
-class Criteo:
+class Criteo(ByNumber):
     """Rows of text files, gzipped where their names end in .gz.
 
     Features are `counts` (13 numbers, 0 where a field is empty) and `C1` to `C26` (strings, empty where the field is).
-    TensorFlow takes a gzipped file that is cut short for one that ends there, and nothing here looks for that in the
-    files to train on.
+    The rows are read, checked and prepared once (see `psrun.data.blocks`): a run on files that were prepared before
+    begins at once.
 
     Args:
       path: files to train on: one, a folder, or a pattern with * ? and [].
       eval_path: the same to evaluate on; None for none.
       vocabulary: a folder that `psrun data vocabulary` has written; None to hash the categories.
       num_buckets: ids of each category, where there is no vocabulary.
+      max_bad_rows: so many rows with a wrong number of fields, label or count are left out and told; one more is an
+        error.
+      cache: the folder for prepared sets, which all workers must see; None for one in the home folder.
 
     Raises:
-      ConfigError: `num_buckets` is below 1, the folder has no vocabulary in it, or a file is both to train on and to
-        evaluate on.
-      DataError: there are no such files, one is empty, one to evaluate on cannot be read to its end, or the first row
-        to train on is not as it should be.
+      ConfigError: `num_buckets` is below 1, `max_bad_rows` below 0, the folder has no vocabulary in it, or a file is
+        both to train on and to evaluate on.
+      DataError: there are no such files, one cannot be read to its end, or there are more bad rows.
     """
 
     task: Task = "binary"
     num_classes = 1
-    num_train_examples = None
 
     def __init__(
-        self, *, path: str, eval_path: str | None = None, vocabulary: str | None = None, num_buckets: int = 100_000
+        self,
+        *,
+        path: str,
+        eval_path: str | None = None,
+        vocabulary: str | None = None,
+        num_buckets: int = 100_000,
+        max_bad_rows: int = 0,
+        cache: str | None = None,
     ) -> None:
         if num_buckets < 1:
             raise ConfigError([Problem("data.num_buckets", f"is {num_buckets}, must be 1 or more")])
-        self._train = rows.find(path)
-        self._evaluation = rows.find(eval_path) if eval_path else []
-        if both := sorted({*self._train} & {*self._evaluation}):
+        if max_bad_rows < 0:
+            raise ConfigError([Problem("data.max_bad_rows", f"is {max_bad_rows}, must be 0 or more")])
+        train, evaluation = files.find(path), files.find(eval_path) if eval_path else []
+        if both := sorted({*train} & {*evaluation}):
             raise ConfigError([Problem("data.eval_path", f"{both[0]} is also one of the files to train on")])
-        _read_first(self._train)
-        self.num_eval_examples = rows.count(self._evaluation)
+        self._train = prepared(train, max_bad_rows, cache)
+        self._evaluation = prepared(evaluation, max_bad_rows, cache) if evaluation else None
+        self.num_train_examples = self._train.num_examples
+        self.num_eval_examples = self._evaluation.num_examples if self._evaluation else 0
         words = _vocabularies(Path(vocabulary).expanduser().absolute()) if vocabulary else {}
         self.features: Mapping[str, Feature] = {
             "counts": Feature((NUM_COUNTS,), tf.float32, logarithm=True),
@@ -63,63 +86,74 @@ class Criteo:
                 for name in CATEGORIES
             },
         }
-        self.facts = {"num_train_files": len(self._train), "num_eval_files": len(self._evaluation)}
+        sets = [found for found in (self._train, self._evaluation) if found]
+        self.facts = {
+            "num_train_files": len(train),
+            "num_eval_files": len(evaluation),
+            "num_bad_rows": sum(found.num_bad for found in sets),
+        }
+        self.warnings = tuple(
+            f"{found.num_bad:,} bad rows left out, the first: {found.bad[0]}" for found in sets if found.num_bad
+        )
 
-    def train(self, *, batch_size: int, seed: tf.Tensor, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
-        read = rows.shuffled(self._train, batch_size, seed, shard)
-        return read.map(parser(self._train), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    def block(self, batch_size: int) -> int:
+        return self._train.block(batch_size)
+
+    def read(self, batches: Batches) -> Batches:
+        return self._train.read(batches).map(lambda number, numbers, columns: (number, numbers, _example(columns)))
 
     def evaluation(self, *, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
-        read = rows.in_order(self._evaluation, shard).rebatch(batch_size)
-        return read.map(parser(self._evaluation), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        assert self._evaluation is not None
+        read = self._evaluation.in_order(batch_size, shard)
+        return read.map(lambda number, numbers, columns: _example(columns))
 
 
-def parser(files: Sequence[str]) -> Callable[[rows.Rows], tuple[dict[str, tf.Tensor], tf.Tensor]]:
-    """A function from rows of `files` to features by name and label, of shape (n, 1).
+def prepared(names: list[str], max_bad_rows: int = 0, cache: str | None = None) -> blocks.Blocks:
+    """The rows of such files.
 
-    It raises tf.errors.InvalidArgumentError, when run, that tells file and number of the first row that has not 40
-    fields, a label other than 0 and 1 or a count that is no number.
+    Raises:
+      DataError: as `blocks.prepared`, or there is no row in them.
     """
-
-    def parse(batch: rows.Rows) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        fields = tf.strings.split(batch["line"], "\t")
-        names = tf.constant(list(files))
-        whole = _checked(batch, names, fields.row_lengths() == NUM_FIELDS, f"not {NUM_FIELDS} fields with tabs between")
-        with tf.control_dependencies([whole]):
-            table = tf.reshape(fields.flat_values, [-1, NUM_FIELDS])
-        labels, counts = table[:, 0], table[:, 1 : 1 + NUM_COUNTS]
-        binary = _checked(batch, names, (labels == "0") | (labels == "1"), "the label is neither 0 nor 1")
-        numbers = tf.reduce_all(tf.strings.regex_full_match(counts, _NUMBER), axis=1)
-        told = _checked(batch, names, numbers, "a count is no number")
-        with tf.control_dependencies([binary, told]):
-            values = tf.strings.to_number(tf.where(counts == "", "0", counts))
-        features = {"counts": values}
-        for index, name in enumerate(CATEGORIES):
-            features[name] = table[:, 1 + NUM_COUNTS + index :][:, :1]
-        return features, tf.cast(labels == "1", tf.float32)[:, tf.newaxis]
-
-    return parse
+    found = blocks.prepared(names, _COLUMNS, _pieces, layout="criteo", max_bad=max_bad_rows, within=cache)
+    if not found.num_examples:
+        raise DataError(f"there is no row in {names[0]}" + (" and the others" if len(names) > 1 else ""))
+    return found
 
 
-def _read_first(files: Sequence[str]) -> None:
-    """Raises DataError where there is no first row, or it is not as it should be: what is no such file at all is told
-    before anything starts.
-    """
-    try:
-        for _ in rows.in_order(files).rebatch(1).take(1).map(parser(files)):
-            return
-    except tf.errors.OpError as error:
-        raise DataError(f"{files[0]} cannot be used: {error.message}") from error
-    raise DataError(f"there is no row in {files[0]}" + (" and the others" if len(files) > 1 else ""))
+def _example(columns: dict[str, tf.Tensor]) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    return {name: values for name, values in columns.items() if name != "label"}, columns["label"]
 
 
-def _checked(batch: rows.Rows, names: tf.Tensor, good: tf.Tensor, problem: str) -> tf.Operation:
-    """Fails where a row is not good, and tells the first one."""
-    first = tf.argmin(tf.cast(good, tf.int32))
-    where = tf.strings.join(
-        [names[batch["file"][first]], ", row ", tf.strings.as_string(batch["row"][first]), f": {problem}"]
-    )
-    return tf.debugging.Assert(tf.reduce_all(good), [where])
+def _pieces(name: str) -> Iterator[blocks.Piece]:
+    first = 1
+    for text in files.texts(name):
+        problems, columns = _parsed(text)
+        wrong = np.flatnonzero(problems.numpy())
+        bad = [(first + int(row), _PROBLEMS[problems[row]]) for row in wrong]
+        first += len(problems)
+        yield blocks.Piece({key: values.numpy() for key, values in columns.items()}, bad)
+
+
+@tf.function(input_signature=[tf.TensorSpec([], tf.string)])
+def _parsed(text: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """What is wrong with each line (an index of _PROBLEMS), and the columns of those with which nothing is."""
+    fields = tf.strings.split(tf.strings.split(text, "\n"), "\t")
+    long = fields.row_lengths() == NUM_FIELDS
+    table = tf.reshape(tf.ragged.boolean_mask(fields, long).flat_values, [-1, NUM_FIELDS])
+    labels, counts = table[:, 0], table[:, 1 : 1 + NUM_COUNTS]
+    binary = (labels == "0") | (labels == "1")
+    numbers = tf.reduce_all(tf.strings.regex_full_match(counts, _NUMBER), axis=1)
+    within = tf.where(binary, tf.where(numbers, 0, 3), 2)
+    problems = tf.tensor_scatter_nd_update(tf.where(long, 0, 1), tf.where(long), within)
+    good = tf.boolean_mask(table, within == 0)
+    counts = good[:, 1 : 1 + NUM_COUNTS]
+    columns = {
+        "label": tf.cast(good[:, :1] == "1", tf.float32),
+        "counts": tf.strings.to_number(tf.where(counts == "", "0", counts)),
+    }
+    for index, name in enumerate(CATEGORIES):
+        columns[name] = good[:, 1 + NUM_COUNTS + index :][:, :1]
+    return problems, columns
 
 
 def _vocabularies(folder: Path) -> dict[str, Path]:

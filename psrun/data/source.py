@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import tensorflow as tf
+
+from psrun.data.order import Order
 
 Task = Literal["binary", "multiclass", "regression"]
 
@@ -61,10 +63,6 @@ class DataSource(Protocol):
         Args:
           batch_size: examples a batch; every batch is full.
           seed: int64 scalar; another one on each worker.
-
-        A source may take an optional argument `shard`, the index of a worker (an int64 scalar) and how many there are:
-        then each example of a pass goes to one worker, and all workers have the same seed. `data.visitation=once`
-        needs it.
         """
         ...
 
@@ -77,11 +75,51 @@ class DataSource(Protocol):
         ...
 
 
-Arrays = tuple[Mapping[str, np.ndarray], np.ndarray]  # features by name and label, examples along the first axis
+# The number of a batch, int64, and those of its examples, int64 of shape (n,); read, those and the examples themselves.
+Batches: TypeAlias = tf.data.Dataset
 
 
-class ArraySource:
-    """Base of sources whose examples are arrays in memory: batches are gathered by shuffled row numbers."""
+class ByNumber:
+    """Base of sources whose training examples can be read by their numbers, from 0 to num_train_examples - 1.
+
+    That makes them fit for `data.visitation=once`: whoever runs a step is told which batch it is to read.
+    """
+
+    num_train_examples: int
+
+    def block(self, batch_size: int) -> int:
+        """How many examples with consecutive numbers are best read together, for batches of that size."""
+        return 1
+
+    def read(self, batches: Batches) -> Batches:
+        """Reads examples, without Python: the pipeline runs on workers.
+
+        Args:
+          batches: (number, numbers) of each batch.
+
+        Returns:
+          (number, numbers, ({name: (n, *shape)}, label)) of each, in the same order.
+        """
+        raise NotImplementedError
+
+    def order(self, batch_size: int, *, whole_passes: bool = False) -> Order:
+        return Order(self.num_train_examples, batch_size, self.block(batch_size), whole_passes)
+
+    def batches(self, numbers: tf.data.Dataset, order: Order, seed: tf.Tensor) -> Batches:
+        """The batches with these numbers, as `read` gives them."""
+        return self.read(numbers.map(lambda number: (number, order.numbers(number, seed))))
+
+    def train(self, *, batch_size: int, seed: tf.Tensor) -> tf.data.Dataset:
+        read = self.batches(tf.data.Dataset.counter(), self.order(batch_size), seed)
+        return read.map(lambda number, numbers, examples: examples)
+
+
+# Features by name and label, examples along the first axis.
+Arrays: TypeAlias = tuple[Mapping[str, np.ndarray], np.ndarray]
+
+
+class ArraySource(ByNumber):
+    """Base of sources whose examples are arrays in memory: batches are gathered by their numbers."""
 
     def __init__(
         self,
@@ -98,52 +136,25 @@ class ArraySource:
         self.num_classes = num_classes
         self.facts = facts or {}
         self._train, self._evaluation = train, evaluation
-        self.num_train_examples: int | None = len(train[1])
+        self.num_train_examples: int = len(train[1])
         self.num_eval_examples: int = len(evaluation[1])
 
-    def train(self, *, batch_size: int, seed: tf.Tensor, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
-        return _gathered(_shuffled(len(self._train[1]), batch_size, seed, shard), self._train)
+    def read(self, batches: Batches) -> Batches:
+        gathered = _gathering(self._train)
+        return batches.map(lambda number, numbers: (number, numbers, gathered(numbers)))
 
     def evaluation(self, *, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
-        rows = tf.data.Dataset.range(self.num_eval_examples)
+        numbers = tf.data.Dataset.range(self.num_eval_examples)
         if shard is not None:
             index, count = shard
-            rows = rows.shard(count, index)
-        return _gathered(rows.batch(batch_size), self._evaluation)
+            numbers = numbers.shard(count, index)
+        return numbers.batch(batch_size).map(_gathering(self._evaluation))
 
 
-# Of the block cipher. With TensorFlow's default, 4, neighbouring seeds may give the same order.
-_ROUNDS = 12
-
-
-def _shuffled(num_rows: int, batch_size: int, seed: tf.Tensor, shard: tuple[tf.Tensor, int] | None) -> tf.data.Dataset:
-    """Endless batches of row numbers: epoch after epoch each row once, each time in another order.
-
-    The order is computed, a batch at once, by a cipher whose key is the seed and the epoch: a third of what it costs to
-    shuffle single numbers and batch them.
-    """
-    low, high = tf.cast(seed % 2**31, tf.int32), tf.cast(seed // 2**31 % 2**31, tf.int32)
-
-    def rows(batch: tf.Tensor) -> tf.Tensor:
-        place = batch * batch_size + tf.range(batch_size, dtype=tf.int64)
-        epoch = tf.cast(place // num_rows % 2**31, tf.int32)
-        keys = tf.stack([tf.broadcast_to(low, epoch.shape), tf.broadcast_to(high, epoch.shape), epoch], axis=1)
-        # The public `index_shuffle` does not take a key for each number, as it says it does.
-        return tf.raw_ops.RandomIndexShuffle(
-            index=place % num_rows, seed=keys, max_index=tf.constant(num_rows - 1, tf.int64), rounds=_ROUNDS
-        )
-
-    batches = tf.data.Dataset.counter()
-    if shard is not None:
-        index, count = shard
-        batches = batches.shard(count, index)
-    return batches.map(rows)
-
-
-def _gathered(rows: tf.data.Dataset, arrays: Arrays) -> tf.data.Dataset:
-    """Batches of rows of `arrays`. Gathering them costs a tenth of slicing single examples and batching those."""
+def _gathering(arrays: Arrays) -> Callable[[tf.Tensor], Any]:
+    """A function of row numbers to those rows. It costs a tenth of slicing single examples and batching those."""
     columns = tf.nest.map_structure(_column, arrays)
-    return rows.map(lambda batch: tf.nest.map_structure(lambda column: column(batch), columns))
+    return lambda numbers: tf.nest.map_structure(lambda column: column(numbers), columns)
 
 
 def _column(array: np.ndarray) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -154,7 +165,7 @@ def _column(array: np.ndarray) -> Callable[[tf.Tensor], tf.Tensor]:
     """
     if array.dtype.kind != "S":
         values = tf.constant(array)
-        return lambda batch: tf.gather(values, batch)
+        return lambda numbers: tf.gather(values, numbers)
     distinct, codes = np.unique(array, return_inverse=True)
-    strings, numbers = tf.constant(distinct), tf.constant(codes.reshape(array.shape).astype(np.int32))
-    return lambda batch: tf.gather(strings, tf.gather(numbers, batch))
+    strings, places = tf.constant(distinct), tf.constant(codes.reshape(array.shape).astype(np.int32))
+    return lambda numbers: tf.gather(strings, tf.gather(places, numbers))

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from psrun import atomic
-from psrun.data import criteo, rows
-from psrun.errors import ConfigError, DataError
+from psrun.data import criteo, files
+from psrun.errors import ConfigError
 
 _AT_ONCE = 65_536
 
@@ -53,19 +53,16 @@ def write(path: str, folder: Path, *, min_count: int, num_buckets: int, seed: in
 
 
 def _counted(path: str) -> dict[str, Counter[bytes]]:
-    files = rows.find(path)
-    rows.count([file for file in files if rows.compression(file)])  # finds what is cut short; the reading would not
-    parsed = rows.in_order(files).rebatch(_AT_ONCE).map(criteo.parser(files), num_parallel_calls=tf.data.AUTOTUNE)
-    unique = parsed.map(
-        lambda features, _: {name: tf.unique_with_counts(features[name][:, 0])[::2] for name in criteo.CATEGORIES}
+    read = criteo.prepared(files.find(path)).in_order(_AT_ONCE)
+    unique = read.map(
+        lambda number, numbers, columns: {
+            name: tf.unique_with_counts(columns[name][:, 0])[::2] for name in criteo.CATEGORIES
+        }
     )
     counted: dict[str, Counter[bytes]] = {name: Counter() for name in criteo.CATEGORIES}
-    try:
-        for batch in unique.as_numpy_iterator():
-            for name, (values, counts) in batch.items():
-                counted[name].update(dict(zip(values.tolist(), counts.tolist())))
-    except tf.errors.OpError as error:
-        raise DataError(f"{path} cannot be counted: {error.message}") from error
+    for batch in unique.as_numpy_iterator():
+        for name, (values, counts) in batch.items():
+            counted[name].update(dict(zip(values.tolist(), counts.tolist())))
     return counted
 
 

@@ -119,6 +119,10 @@ class ConsoleSink:
             f"{data['examples_per_s']:,.0f} examples/s  {numbers(data['metrics'])}"
         )
 
+    def _show_visitation(self, event: Event) -> None:
+        seen = ", ".join(f"{number:,} {times}x" for times, number in event.data["seen"].items() if number)
+        self._print(f"  examples trained on in {event.data['steps']} steps: {seen}")
+
     def _show_evaluation(self, event: Event) -> None:
         data = event.data
         of = f" of step {event.step}" if data["mode"].startswith("sidecar") else ""  # others come after their epoch

@@ -66,6 +66,7 @@ def run(
         folder.update(cluster=_cluster(run_config, topology), versions={name: version(name) for name in _VERSIONS})
         train = TRAINERS[run_config.trainer.kind](run_config)
         source = program.load_source(run_config)
+        run_config = program.planned(run_config, source)
         sizes = {"num_train_examples": source.num_train_examples, "num_eval_examples": source.num_eval_examples}
         folder.update(data={**sizes, **source.facts}, evaluation=folder.stored().get("evaluation"))
         program.start_afresh(run_config.seed)
@@ -153,7 +154,7 @@ def _train(built: program.Program, train: Any, folder: RunFolder, reporter: Repo
             when = replace(when, max_to_keep=1, best_metric=None)
         saving = Saving(Checkpoints(built, Store(folder.checkpoints), when, reporter.warn), when, reporter, folder)
         found = saving.restore()
-        start = _within(found.position, run_config.trainer.steps_per_epoch) if found else start
+        start = _within(found.position, run_config.trainer.num_steps) if found else start
         if found is not None:
             following.go_on(found.step)
     synchronous = isinstance(run_config.cluster, choices.MultiWorkerMirrored)

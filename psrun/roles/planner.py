@@ -215,7 +215,7 @@ def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, cons
     if isinstance(cluster, choices.MultiWorkerMirrored):
         say(f"Each of the {cluster.num_workers} workers, the chief among them, holds a copy of all of this.")
     say("Variables only: TensorFlow itself, the input pipeline and activations come on top.\n")
-    batch, steps = run_config.data.global_batch_size, trainer.epochs * trainer.steps_per_epoch
+    batch, steps = run_config.data.global_batch_size, trainer.epochs * trainer.num_steps
     traffic = plan.traffic
     if run_config.parameter_servers:
         say(
@@ -225,7 +225,7 @@ def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, cons
     for text in plan.warnings:
         warner(console)(text)
     share = "" if num_train_examples is None else f", {batch * steps / num_train_examples:.2f} times the training data"
-    say(f"{trainer.epochs} epochs x {trainer.steps_per_epoch} steps of {batch} examples{share}")
+    say(f"{trainer.epochs} epochs x {trainer.num_steps} steps of {batch} examples{share}")
 
 
 def _tasks(run_config: RunConfig) -> list[str]:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from psrun.config import RunConfig
 from psrun.program import Program
+from psrun.training.feeding import Stream
 from psrun.training.packing import Packing, packed
 from psrun.training.session import Session
 
@@ -30,9 +31,9 @@ def _train(program: Program, session: Session) -> None:
             break
         network.reset_metrics()
         session.epoch_begins()
-        while done < trainer.steps_per_epoch and not session.stop.requested.is_set():
+        while done < trainer.num_steps and not session.stop.requested.is_set():
             session.check_loss()
-            num_steps = schedule(trainer.steps_per_epoch - done)
+            num_steps = schedule(trainer.num_steps - done)
             done += num_steps
             if session.steps_scheduled(num_steps):
                 join()
@@ -46,11 +47,12 @@ def _train(program: Program, session: Session) -> None:
 def _scheduler(program: Program, session: Session) -> tuple[Callable[[int], int], Callable[[], None]]:
     """What does or schedules some steps, at most so many, and tells how many; and how to wait for all of them."""
     if program.distribution.coordinator is not None:
-        packing = Packing(program, session.train_dataset(), session.packed, planned=session.left)
+        packing = Packing(program, session.feed(), session.packed, planned=session.left)
         return packing.schedule, packing.join
 
-    iterator = iter(program.distribution.strategy.experimental_distribute_dataset(session.train_dataset()()))
-    steps = packed(program, _alone)
+    dataset = session.train_dataset()
+    iterator = iter(program.distribution.strategy.experimental_distribute_dataset(dataset()))
+    steps = packed(program, Stream(dataset), _alone)
 
     def do(most: int) -> int:
         num_steps = min(most, program.config.trainer.num_steps_packed)

@@ -31,7 +31,7 @@ def trainer(run: RunConfig) -> Callable[[Program, Session], None]:
 
 def _train(made: list[Any], program: Program, session: Session) -> None:
     """Runs what is left of a cut epoch, then whole epochs: `fit` knows epochs of one length only."""
-    steps_per_epoch, epochs = program.config.trainer.steps_per_epoch, program.config.trainer.epochs
+    steps_per_epoch, epochs = program.config.trainer.num_steps, program.config.trainer.epochs
     if session.lockstep is None:
         session.stop.on_request = lambda: setattr(program.network, "stop_training", True)
     else:
@@ -43,7 +43,7 @@ def _train(made: list[Any], program: Program, session: Session) -> None:
         return
     packing = None
     if program.distribution.coordinator is not None:
-        packing = Packing(program, session.train_dataset(), session.packed, planned=session.left)
+        packing = Packing(program, session.feed(), session.packed, planned=session.left)
         program.network.make_train_function = lambda force=False: functools.partial(_execution, program, packing)
     made = [callbacks.Epochs(session, packing), *made]
     if into and done < epochs:

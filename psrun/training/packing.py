@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from psrun.errors import ConfigError, Problem
 from psrun.program import Program, metric_variables
 from psrun.training.ahead import Ahead
 from psrun.training.bundles import Bundles
+from psrun.training.feeding import Stream
 from psrun.training.kept import CannotBeKept, Kept
 
 # Writing ten out took 5 to 9 s of training and saved 2 to 3 ms a step, with a tiny and a large model on two slow cores:
@@ -62,7 +62,7 @@ class Packing:
     """Schedules steps on the workers of a coordinator, several in a closure.
 
     Args:
-      dataset: makes the training data of a worker.
+      feed: where the steps get their batches.
       planned: how many steps are to come, in all.
       told: called with what is to be known of the packing, once it is.
 
@@ -72,15 +72,12 @@ class Packing:
         be the metrics, their names with zeros: they are read from the metrics themselves once all is joined.
     """
 
-    def __init__(
-        self, program: Program, dataset: Callable[..., tf.data.Dataset], told: Callable[[Packed], None], *, planned: int
-    ) -> None:
+    def __init__(self, program: Program, feed: Stream, told: Callable[[Packed], None], *, planned: int) -> None:
         distribution, trainer = program.distribution, program.config.trainer
         assert distribution.coordinator is not None
         self._program, self._coordinator = program, distribution.coordinator
         self._in_flight = InFlight(distribution)
-        made = functools.partial(dataset, context=distribution.coordinator)
-        self._iterator = iter(distribution.coordinator.create_per_worker_dataset(made))
+        self._feed, self._iterator = feed, feed.iterator(distribution.coordinator)
         self._bundles = Bundles(program, trainer.dense_sync_every)
         self._ahead = Ahead(program) if trainer.prefetch_rows else None
         self._kept = Kept(metric_variables(program), _counters(program.optimizer))
@@ -108,10 +105,11 @@ class Packing:
         if self._joined_s is not None:  # what was done since then took no part in the steps
             self._since_s += time.monotonic() - self._joined_s
             self._joined_s = None
+        told = self._feed.told(num_steps)
         if num_steps == self.num_steps and self._unrolled is not None:
-            scheduled = self._coordinator.schedule(self._unrolled, args=(self._iterator,))
+            scheduled = self._coordinator.schedule(self._unrolled, args=(self._iterator, *told))
         else:
-            scheduled = self._coordinator.schedule(self._looped, args=(self._iterator, tf.constant(num_steps)))
+            scheduled = self._coordinator.schedule(self._looped, args=(self._iterator, tf.constant(num_steps), *told))
         self._in_flight.add(scheduled)
         if self._looped.structured_outputs is not None:
             self.logs = scheduled
@@ -173,7 +171,7 @@ class Packing:
         closure_s = self._closure_s()
         if closure_s is None:
             return
-        steps_per_epoch = self._program.config.trainer.steps_per_epoch
+        steps_per_epoch = self._program.config.trainer.num_steps
         step_s, before = closure_s / self.num_steps, self.num_steps
         ten = min(choices.MOST_WRITTEN_OUT, steps_per_epoch)
         wanted = chosen(step_s, steps_per_epoch)
@@ -197,9 +195,10 @@ class Packing:
         Another kind of function `schedule` would trace again, and more than once.
         """
         spec = self._iterator._values[0]._type_spec  # those of all workers are alike
-        specs = (spec, tf.TensorSpec([], tf.int32)) if num_steps is None else (spec,)
+        count = (tf.TensorSpec([], tf.int32),) if num_steps is None else ()
+        specs = (spec, *count, *self._feed.specs)
         while True:
-            steps = packed(self._program, self._in_closure, unrolled, num_steps)
+            steps = packed(self._program, self._feed, self._in_closure, unrolled, num_steps)
             with self._program.distribution.strategy.scope(), contextlib.suppress(CannotBeKept):  # then with fewer kept
                 return steps.get_concrete_function(*specs)
 
@@ -208,8 +207,11 @@ class Packing:
 InClosure = Callable[[int, Callable[[], Any]], contextlib.AbstractContextManager[Callable[[], Any]]]
 
 
-def packed(program: Program, in_closure: InClosure, unrolled: int = 1, num_steps: int | None = None) -> Any:
-    """A function of an iterator and a number of steps, which it does; of an iterator only where that number is known.
+def packed(
+    program: Program, feed: Stream, in_closure: InClosure, unrolled: int = 1, num_steps: int | None = None
+) -> Any:
+    """A function of an iterator, a number of steps, which it does, and what `feed` tells; without the number where that
+    is known.
 
     The step is the network's own `train_step`, as in Keras. What it returns is left out if it is the metrics: results
     of a closure travel to the chief.
@@ -222,30 +224,32 @@ def packed(program: Program, in_closure: InClosure, unrolled: int = 1, num_steps
     names = {metric.name for metric in network.metrics}
     returns = isinstance(program.config.trainer, choices.Fit)
 
-    def written_out(iterator: Any, count: int) -> Any:
+    def written_out(take: Callable[[], Any], count: int) -> Any:
         outputs = None
-        with in_closure(count, functools.partial(next, iterator)) as next_batch:
+        with in_closure(count, take) as next_batch:
             for _ in range(count):
                 outputs = strategy.run(network.train_step, args=(next_batch(),))
         return None if isinstance(outputs, dict) and set(outputs) == names else outputs
 
-    def known(iterator: Any) -> Any:
+    def known(iterator: Any, *told: tf.Tensor) -> Any:
         assert num_steps is not None
+        feed.begin(num_steps, *told)
         rounds, rest = divmod(num_steps, unrolled)
         rest = rest or unrolled
         if num_steps > rest:
-            for _ in tf.range(rounds - (rest == unrolled)):
-                written_out(iterator, unrolled)
-        return written_out(iterator, rest)
+            for number in tf.range(rounds - (rest == unrolled)):
+                written_out(feed.taker(iterator, number * unrolled, *told), unrolled)
+        return written_out(feed.taker(iterator, num_steps - rest, *told), rest)
 
-    def given(iterator: Any, count: tf.Tensor) -> Any:
+    def given(iterator: Any, count: tf.Tensor, *told: tf.Tensor) -> Any:
+        feed.begin(count, *told)
         if not returns:  # one trace of the step less
-            for _ in tf.range(count):
-                written_out(iterator, 1)
+            for number in tf.range(count):
+                written_out(feed.taker(iterator, number, *told), 1)
             return None
-        for _ in tf.range(count - 1):
-            written_out(iterator, 1)
-        return written_out(iterator, 1)
+        for number in tf.range(count - 1):
+            written_out(feed.taker(iterator, number, *told), 1)
+        return written_out(feed.taker(iterator, count - 1, *told), 1)
 
     steps = given if num_steps is None else known
     return steps if program.config.trainer.run_eagerly else tf.function(steps)

@@ -18,7 +18,9 @@ from psrun.program import Program
 from psrun.reporting.events import Reporter
 from psrun.reporting.run_folder import RunFolder
 from psrun.stop import Stop
+from psrun.training.audit import Audit
 from psrun.training.clock import Clock
+from psrun.training.feeding import Dealt, Stream
 from psrun.training.following import Following
 from psrun.training.lockstep import Lockstep
 from psrun.training.monitor import Monitor, iterations
@@ -64,11 +66,13 @@ class Session:
         self.start, self.stop, self.lockstep = start, stop, lockstep
         self.first_step = iterations(program)
         trainer = program.config.trainer
-        self.left = max(0, (trainer.epochs - start.epochs) * trainer.steps_per_epoch - start.steps)
+        self.left = max(0, (trainer.epochs - start.epochs) * trainer.num_steps - start.steps)
         self.monitor = Monitor(program, reporter, first_step=self.first_step, planned=start.scheduled + self.left)
         self.clock = Clock(self.first_step)
         self.scheduled = 0
+        self._audit = Audit(program) if program.config.data.audit else None
         self._epoch, self._into = start.epochs, start.steps
+        self._entered = start.steps  # of its first epoch done in other processes
         self._due = False
         self._stream = self.first_step if start.stream is None else start.stream
         if self.first_step - self._stream > _MOST_BATCHES_LEFT_OUT:
@@ -92,6 +96,12 @@ class Session:
         if self._evaluation is not None and self.scheduled == 0 and evaluated != self.first_step:
             self._compare(self.first_step, self._evaluate(self.first_step))
 
+    def feed(self) -> Stream:
+        """Where the steps on workers get their batches, from the step reached now on."""
+        if self.program.dealt:
+            return Dealt(self.program.train_dataset, self._first_batch, self._audit)
+        return Stream(self.train_dataset(), self._audit)
+
     def train_dataset(self) -> Callable[..., tf.data.Dataset]:
         """Makes the training data from the step reached now on; for this process, or for each worker.
 
@@ -99,11 +109,21 @@ class Session:
         own, they begin anew, each time shuffled differently.
         """
         step = iterations(self.program)
+        if self.program.config.data.visitation == "once":  # whose place is found at once
+            return functools.partial(self.program.train_dataset, num_batches_done=self._first_batch)
         if self.program.distribution.coordinator is not None:
             return functools.partial(self.program.train_dataset, first_step=step)
         return functools.partial(
             self.program.train_dataset, first_step=self._stream, num_batches_done=step - self._stream
         )
+
+    @property
+    def _first_batch(self) -> int:
+        """The number of the next batch, where all are numbered."""
+        trainer = self.program.config.trainer
+        if trainer.num_steps == self.program.batches_per_pass:
+            return self.start.epochs * trainer.num_steps + self.start.steps
+        return self.start.scheduled
 
     def packed(self, packed: Packed) -> None:
         """Call when it is known how many steps an execution has."""
@@ -122,7 +142,7 @@ class Session:
         """Call when steps were scheduled; returns whether to join them now, for `save`."""
         self.scheduled += num_steps
         self._into += num_steps
-        within = self._into < self.program.config.trainer.steps_per_epoch
+        within = self._into < self.program.config.trainer.num_steps
         self._due = self._saving is not None and self._saving.due(self.scheduled)
         return self._due and within
 
@@ -141,6 +161,11 @@ class Session:
         """Call when every step of the epoch is done, before anything else is."""
         self.clock.steps_joined()
         self.monitor.epoch_ends(iterations(self.program))
+        if self._audit is not None:
+            found = {"epoch": self._epoch, "steps": self._into - self._entered, **self._audit.epoch()}
+            self._folder.update(visitation=[*self._folder.stored().get("visitation", []), found])
+            self._reporter.emit("visitation", step=self.monitor.last_step, **found)
+        self._entered = 0
 
     def check_loss(self) -> None:
         """Raises NonFiniteLossError once the monitor has seen the loss go."""
@@ -167,16 +192,16 @@ class Session:
         step = iterations(self.program)
         self._loss_is(metrics.get("loss", 0.0))
         trainer = self.program.config.trainer
-        if self._stops() and self._into < trainer.steps_per_epoch:
+        if self._stops() and self._into < trainer.num_steps:
             self._save(step, self._epoch - 1)
             self.stop.raise_if_requested()
         self._report_epoch(step, metrics)
         self._following.take(step, metrics)
         self._following.note(step)  # before the checkpoint, which has the learning rate that was decided on
-        cut = self._into < trainer.steps_per_epoch and not self.program.network.stop_training
+        cut = self._into < trainer.num_steps and not self.program.network.stop_training
         if cut or step - self.first_step < self.scheduled:
             # Keras only warns of data that ends; steps may be run twice, but never fewer than were scheduled.
-            left = trainer.steps_per_epoch - self._into
+            left = trainer.num_steps - self._into
             raise DataExhaustedError.at(step, self.first_step + self.scheduled + left)
         self._into = 0
         last = self._epoch == trainer.epochs or self.ends_early

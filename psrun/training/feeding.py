@@ -1,0 +1,126 @@
+"""Where the steps of a closure get their batches: from a stream of the worker's own, or as the closure tells."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from psrun.training.audit import Audit
+
+_MOST_WAITING = 64  # pieces of work of one worker, which does one at a time; those of closures that were lost stay
+
+
+class Stream:
+    """Each worker reads an endless stream of batches of its own.
+
+    Args:
+      dataset: makes it, as `Program.train_dataset` does.
+      audit: counts the examples of each batch that is taken.
+
+    Attributes:
+      specs: of what a closure is told beside the rest.
+    """
+
+    specs: tuple[tf.TensorSpec, ...] = ()
+
+    def __init__(self, dataset: Callable[..., tf.data.Dataset], audit: Audit | None = None) -> None:
+        self._dataset, self._audit = dataset, audit
+
+    def iterator(self, coordinator: tf.distribute.coordinator.ClusterCoordinator) -> Any:
+        """One for each worker."""
+        made = functools.partial(self._dataset, context=coordinator, numbers=self._numbers())
+        return iter(coordinator.create_per_worker_dataset(made))
+
+    def _numbers(self) -> Callable[[], tf.data.Dataset] | None:
+        return tf.data.Dataset.counter if self._audit else None
+
+    def told(self, num_steps: int) -> tuple[tf.Tensor, ...]:
+        """What a closure of so many steps is told."""
+        return ()
+
+    def begin(self, num_steps: tf.Tensor | int, *told: tf.Tensor) -> None:
+        """Call in the closure, before any step."""
+
+    def taker(self, iterator: Any, place: tf.Tensor | int, *told: tf.Tensor) -> Callable[[], Any]:
+        """What gives the batches of steps of a closure, one after the other.
+
+        Args:
+          place: of the first one of them among the steps of the closure.
+        """
+        return functools.partial(self._next, iterator) if self._audit else functools.partial(next, iterator)
+
+    @tf.autograph.experimental.do_not_convert
+    def _next(self, iterator: Any) -> Any:
+        _, examples, batch = next(iterator)
+        return self._counted(examples, batch)
+
+    def _counted(self, examples: tf.Tensor, batch: Any) -> Any:
+        if self._audit is not None:
+            self._audit.count(examples)
+        return batch
+
+
+class Dealt(Stream):
+    """Batches are dealt out, each to one closure: who runs that, and how often, changes nothing in what it reads.
+
+    A worker has one pipeline, which waits for numbers of batches in a queue, so that it reads ahead within a closure. A
+    closure that was cut off leaves numbers there or batches behind: they are passed over, by their numbers.
+
+    Args:
+      first: number of the first batch.
+    """
+
+    specs = (tf.TensorSpec([], tf.int64),)
+
+    def __init__(self, dataset: Callable[..., tf.data.Dataset], first: int, audit: Audit | None = None) -> None:
+        super().__init__(dataset, audit)
+        self._next_number = first
+        self._name = f"psrun-{uuid.uuid4().hex}"  # workers outlive a chief, and keep its queue
+
+    def told(self, num_steps: int) -> tuple[tf.Tensor, ...]:
+        first = self._next_number
+        self._next_number += num_steps
+        return (tf.constant(first, tf.int64),)
+
+    def begin(self, num_steps: tf.Tensor | int, *told: tf.Tensor) -> None:
+        piece = tf.stack([told[0], tf.cast(num_steps, tf.int64)])
+        tf.raw_ops.QueueEnqueueV2(handle=self._queue(), components=[piece])
+
+    def taker(self, iterator: Any, place: tf.Tensor | int, *told: tf.Tensor) -> Callable[[], Any]:
+        first, steps = told[0] + tf.cast(place, tf.int64), itertools.count()
+
+        @tf.autograph.experimental.do_not_convert
+        def take() -> Any:
+            wanted = first + next(steps)
+            # Values in which the batch is wrapped, not the tensors of it, go through the loop.
+            (found,) = tf.while_loop(
+                lambda found: tf.not_equal(found.get_value()[0], wanted),
+                lambda found: (iterator.get_next_as_optional(),),
+                (iterator.get_next_as_optional(),),
+            )
+            _, examples, batch = found.get_value()
+            return self._counted(examples, batch)
+
+        return take
+
+    def _numbers(self) -> Callable[[], tf.data.Dataset]:
+        def numbers() -> tf.data.Dataset:
+            pieces = tf.data.Dataset.counter().map(
+                lambda _: tf.raw_ops.QueueDequeueV2(handle=self._queue(), component_types=[tf.int64])[0]
+            )
+            return pieces.flat_map(
+                lambda piece: tf.data.Dataset.range(tf.ensure_shape(piece, [2])[0], piece[0] + piece[1])
+            )
+
+        return numbers
+
+    def _queue(self) -> tf.Tensor:
+        """The worker's own: it is made where it is first asked for. tf.queue would make it on the chief."""
+        return tf.raw_ops.FIFOQueueV2(
+            component_types=[tf.int64], shapes=[[2]], capacity=_MOST_WAITING, shared_name=self._name
+        )

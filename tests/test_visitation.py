@@ -1,0 +1,109 @@
+"""Which examples are trained on, by whom, and how often."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from psrun.data.order import Order
+from psrun.errors import ConfigError
+
+pytestmark = pytest.mark.inprocess
+
+COUNTED = (
+    "~model.embedding_dim", "model._target_=counted.model", "~data.num_train_examples", "~data.num_eval_examples",
+    "data._target_=counted.Numbered", "evaluation=none",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("block", [1, 4, 7, 100])
+@pytest.mark.parametrize(("num_examples", "batch_size"), [(60, 20), (50, 8), (7, 7), (1, 1), (9, 4)])
+def test_each_pass_has_every_example_once_in_an_order_of_its_own(num_examples, batch_size, block):
+    order = Order(num_examples, batch_size, min(block, num_examples), whole_passes=True)
+    passes = [
+        np.concatenate([
+            order.numbers(tf.constant(number * order.batches_per_pass + batch, tf.int64), tf.constant(3, tf.int64))
+            for batch in range(order.batches_per_pass)
+        ])
+        for number in range(3)
+    ]  # fmt: skip
+    for each in passes:
+        assert sorted(each) == list(range(num_examples))
+    if num_examples > 5 * order.block:
+        assert len({tuple(each) for each in passes}) == 3
+        firsts = passes[0][: num_examples // block * block : block]
+        assert sorted(firsts) == list(range(0, num_examples // block * block, block))  # blocks stay together
+
+
+def test_without_whole_passes_every_batch_is_full():
+    order = Order(10, 4)
+    found = np.concatenate([order.numbers(tf.constant(n, tf.int64), tf.constant(1, tf.int64)) for n in range(5)])
+    assert sorted(found[:10]) == sorted(found[10:]) == list(range(10))
+
+
+@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("written_out", [False, True])
+def test_each_example_of_an_epoch_is_trained_on_once(train, monkeypatch, trainer, num_workers, written_out):
+    """200 examples in batches of 16: the last one of a pass is smaller."""
+    from psrun.training import packing
+
+    monkeypatch.setattr(packing, "_STEPS_TO_UNROLL_FOR", 1 if written_out else 4000)
+    result, _ = train(
+        *COUNTED, f"trainer={trainer}", "data.visitation=once", "data.audit=true", "trainer.epochs=3",
+        "trainer.steps_per_epoch=null", "data.global_batch_size=16", num_workers=num_workers,
+    )  # fmt: skip
+    assert result["steps"]["applied"] == 3 * 13
+    assert [row["seen"] for row in result["visitation"]] == [{"0": 0, "1": 200, "2": 0, "3+": 0}] * 3
+    assert [row["epoch"] for row in result["visitation"]] == [1, 2, 3]
+    by_worker = result["visitation"][-1]["by_worker"]
+    assert len(by_worker) == num_workers
+    assert sum(own["seen"] for own in by_worker.values()) == 200
+
+
+def test_every_worker_reads_all(train):
+    """As many steps as two passes: what comes twice and what not at all is chance."""
+    result, _ = train(
+        *COUNTED, "data.visitation=every_worker", "data.audit=true", "trainer.epochs=1", "trainer.steps_per_epoch=20",
+        "data.global_batch_size=20",
+    )  # fmt: skip
+    (row,) = result["visitation"]
+    assert sum(int(times[0]) * number for times, number in row["seen"].items()) <= 400
+    assert row["steps"] == 20
+    assert row["seen"]["2"] > 0
+
+
+@pytest.mark.parametrize("cluster", ["none", "one_device", "mirrored"])
+def test_a_pass_of_one_process_is_an_epoch_too(train, cluster):
+    result, _ = train(
+        *COUNTED, f"cluster={cluster}", "data.visitation=once", "trainer.epochs=2", "trainer.steps_per_epoch=null",
+        "data.global_batch_size=16",
+    )  # fmt: skip
+    assert result["steps"]["applied"] == 2 * 13
+
+
+def test_a_run_that_goes_on_takes_up_the_pass_where_it_was(train):
+    pieces = (*COUNTED, "data.visitation=once", "data.audit=true", "data.global_batch_size=16")
+    _, folder = train(*pieces, "trainer.epochs=1", "trainer.steps_per_epoch=8")
+    result, _ = train(*pieces, "trainer.epochs=2", "trainer.steps_per_epoch=8", into=folder)
+    first, second = (row["seen"] for row in result["visitation"])
+    assert first == {"0": 72, "1": 128, "2": 0, "3+": 0}
+    # The other 72 in five batches, the last of them smaller, and 48 of the next pass, some of which are among them.
+    assert first["1"] + second["1"] + 2 * second["2"] == 200 + 48
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        (
+            ("data._target_=counted.AsOthersHaveIt", "data.visitation=once"),
+            "its examples cannot be read by their numbers",
+        ),
+        (("data._target_=counted.AsOthersHaveIt", "data.audit=true"), "data.audit: counted.AsOthersHaveIt"),
+        (("data.audit=true", "cluster=none"), "data.audit: counts what workers"),
+    ],
+)
+def test_what_cannot_be_is_told(train, pieces, said):
+    with pytest.raises(ConfigError, match=said):
+        train(*COUNTED, *pieces)
