@@ -48,6 +48,7 @@ class DataSource(Protocol):
       num_train_examples: how many there are to train on, or None where they never end.
       num_eval_examples: how many `evaluation` yields.
       facts: numbers about the data that belong in the run's result.
+      warnings: what a person should know of it; a source may lack this.
     """
 
     features: Mapping[str, Feature]

@@ -69,6 +69,8 @@ def run(
         run_config = program.planned(run_config, source)
         sizes = {"num_train_examples": source.num_train_examples, "num_eval_examples": source.num_eval_examples}
         folder.update(data={**sizes, **source.facts}, evaluation=folder.stored().get("evaluation"))
+        for text in getattr(source, "warnings", ()):
+            reporter.warn(text)
         program.start_afresh(run_config.seed)
         with chief.connected(connect) as distribution:
             built = program.build(run_config, source, distribution)

@@ -1,0 +1,73 @@
+"""Which examples a cluster of real processes trains on, with files of different lengths, and where workers are lost."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.cluster
+
+SIZES = (700, 3, 298)  # rows of the files
+NUM_EXAMPLES = sum(SIZES)
+BATCH, PACKED = 16, 4
+ONCE = {"0": 0, "1": NUM_EXAMPLES, "2": 0, "3+": 0}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> list[str]:
+    """Passes over files in which each row is another one."""
+    numbers = iter(range(NUM_EXAMPLES))
+    for index, size in enumerate(SIZES):
+        rows = (
+            "\t".join([str(n % 2), str(n), *["1"] * 12, *["value"] * 26]) for n in (next(numbers) for _ in range(size))
+        )
+        (tmp_path / f"{index}.tsv").write_text("\n".join(rows) + "\n")
+    return [
+        "cluster=local", "model=dense", "data=criteo", f"data.path='{tmp_path}/*.tsv'",
+        f"data.cache='{tmp_path}/cache'",
+        "data.audit=true", f"data.global_batch_size={BATCH}", "trainer.steps_per_epoch=null", "evaluation=none",
+        f"trainer.steps_per_execution={PACKED}", "cluster.restart.heartbeat_timeout_s=6",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_each_row_is_trained_on_once_an_epoch(start, run, trainer, num_workers):
+    cluster = start(*run, f"trainer={trainer}", f"cluster.num_workers={num_workers}", "trainer.epochs=3")
+    assert cluster.end() == 0
+    result = cluster.result
+    assert result["data"]["num_train_examples"] == NUM_EXAMPLES
+    assert result["steps"]["applied"] == 3 * -(-NUM_EXAMPLES // BATCH)
+    assert [row["seen"] for row in result["visitation"]] == [ONCE] * 3
+
+
+@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
+def test_a_worker_that_is_killed_costs_no_row_and_repeats_no_more_than_one_execution(start, run, trainer):
+    cluster = start(*run, f"trainer={trainer}", "trainer.epochs=40")
+    cluster.wait_for("epoch", 3)
+    cluster.kill("worker-1")
+    cluster.wait_for("recovery")
+    assert cluster.end() == 0
+    seen = [row["seen"] for row in cluster.result["visitation"]]
+    assert len(seen) == 40
+    assert {row["0"] for row in seen} == {0}
+    assert sum(row["2"] + row["3+"] for row in seen) <= BATCH * PACKED
+    assert sum(row != ONCE for row in seen) <= 1
+    assert cluster.result["steps"]["repeated"] <= PACKED
+
+
+def test_a_run_that_is_stopped_takes_up_the_pass_where_it_was(start, run):
+    cluster = start(*run, "trainer.epochs=400")
+    cluster.wait_for("epoch", 2)
+    cluster.process.send_signal(signal.SIGTERM)
+    assert cluster.end() == 175
+    done = len(cluster.events("epoch"))
+    again = start(f"resume={cluster.folder}", f"trainer.epochs={done + 2}", "data.audit=true")
+    assert again.end() == 0
+    rows = again.result["visitation"]
+    assert [row["seen"] for row in rows[-1:]] == [ONCE]
+    cut = [row["seen"] for row in rows if row["epoch"] == done + 1]  # before it was stopped, perhaps, and after
+    assert sum(row["1"] for row in cut) == NUM_EXAMPLES
+    assert all(row["2"] == row["3+"] == 0 for row in cut)
