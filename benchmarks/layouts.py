@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from psrun import environment
+from psrun.data import opening
 
 environment.prepare()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -93,7 +94,7 @@ class Bench:
             distribution = strategy.parameter_servers(self._cluster(layout.num_ps), run.partitioner)
         else:
             distribution = strategy.connect(run.cluster, run.partitioner)
-        built = program.build(run, program.load_source(run), distribution)
+        built = program.build(run, opening.load_source(run), distribution)
         program.build_state(built)
         return built
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ import tf_keras
 from psrun import choices, filling, layers, targets
 from psrun.config import RunConfig
 from psrun.data.source import ByNumber, DataSource
-from psrun.errors import ConfigError, Problem, PsrunError
+from psrun.errors import ConfigError, Problem
 from psrun.models.model import Model, refuse_single_files
 from psrun.strategy import Distribution
 
@@ -150,50 +150,6 @@ def _in_shards(read: Callable[..., tf.data.Dataset]) -> bool:
     return "shard" in inspect.signature(read).parameters
 
 
-def load_source(run: RunConfig) -> DataSource:
-    """The data of the run.
-
-    Raises:
-      ConfigError: it does not fit the configuration.
-      DataError: it cannot be read.
-    """
-    source: DataSource = _calling(run.data.target, seed=run.seed)
-    batch, examples = run.data.global_batch_size, source.num_train_examples
-    problems = []
-    if examples is not None and batch > examples:
-        problems.append(
-            Problem("data.global_batch_size", f"is {batch}, more than the {examples} examples there are to train on")
-        )
-    if run.data.visitation == "once" and not isinstance(source, ByNumber):
-        problems.append(
-            Problem("data.visitation", f"is once, but {run.data.target.name} is no psrun.data.source.ByNumber: its "
-                    "examples cannot be read by their numbers; choose every_worker")
-        )  # fmt: skip
-    if run.data.audit and not isinstance(source, ByNumber):
-        problems.append(Problem("data.audit", f"{run.data.target.name} is no psrun.data.source.ByNumber"))
-    if run.trainer.steps_per_epoch is None and examples is None:
-        problems.append(
-            Problem("trainer.steps_per_epoch", "must be given: how many examples there are to train on is not known")
-        )
-    if not isinstance(run.evaluation, choices.NoEvaluation) and not source.num_eval_examples:
-        problems.append(Problem("evaluation", "there are no evaluation examples; choose evaluation=none"))
-    if problems:
-        raise ConfigError(problems)
-    return source
-
-
-def planned(run: RunConfig, source: DataSource) -> RunConfig:
-    """The run with its epochs as long as they are to be: where nothing else is said, as a pass over the examples."""
-    trainer = run.trainer
-    if trainer.steps_per_epoch is not None:
-        return run
-    assert source.num_train_examples is not None
-    steps = -(-source.num_train_examples // run.data.global_batch_size)
-    packed = trainer.steps_per_execution
-    packed = min(packed, steps) if isinstance(packed, int) else packed
-    return replace(run, trainer=replace(trainer, steps_per_epoch=steps, steps_per_execution=packed))
-
-
 def start_afresh(seed: int) -> None:
     """Names and random numbers of a new process, whatever was built before in this one. Call before `build`."""
     tf_keras.backend.clear_session()
@@ -216,7 +172,7 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
         counters = [ExamplesSeen()] if isinstance(run.evaluation, choices.Validation) else []
         exact = isinstance(run.evaluation, choices.Validation) and run.parameter_servers
         model.network.compile(
-            optimizer=_calling(run.optimizer),
+            optimizer=targets.called(run.optimizer),
             loss=program.loss,
             metrics=[*made, *counters],
             steps_per_execution=run.trainer.num_steps_packed,
@@ -236,7 +192,7 @@ def make_model(run: RunConfig, source: DataSource) -> Model:
     Raises:
       ConfigError: model, data and options do not fit each other.
     """
-    made = _calling(run.model, source=source, seed=run.seed)
+    made = targets.called(run.model, source=source, seed=run.seed)
     model = Model(made) if isinstance(made, tf_keras.Model) else made
     if not isinstance(model, Model):
         raise ConfigError([Problem("model._target_", f"{run.model.name} returned {type(made).__name__}, not a model")])
@@ -327,13 +283,3 @@ def eval_batch_size(run: RunConfig) -> int:
 def _num_eval_shards(run: RunConfig, source: DataSource, num_workers: int) -> int:
     """Shards of Keras' exact evaluation: a few a worker, but never more than there are batches, which it cannot do."""
     return max(1, min(num_eval_batches(run, source), 4 * num_workers))
-
-
-def _calling(target: targets.Target, **provided: Any) -> Any:
-    """Calls a target; what it raises becomes a message that names the key it stands under."""
-    try:
-        return targets.call(target, **provided)
-    except (PsrunError, OSError, MemoryError):
-        raise
-    except Exception as error:
-        raise ConfigError([Problem(target.key, f"{target.name} failed: {type(error).__name__}: {error}")]) from error

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Optional
 
 from psrun import schema
-from psrun.errors import ConfigError, Problem
+from psrun.errors import ConfigError, Problem, PsrunError
 
 # Parameters that psrun fills in itself; the configuration does not name them.
-PROVIDED = frozenset({"self", "source", "seed"})
+PROVIDED = frozenset({"self", "source", "seed", "tell"})
 _ANNOTATIONS = {"int": int, "float": float, "str": str, "bool": bool}
 
 
@@ -84,6 +84,16 @@ def call(target: Target, **provided: Any) -> Any:
     except TypeError as error:
         raise ConfigError([Problem(target.key, f"{target.name}: {error}")]) from error
     return function(**options)
+
+
+def called(target: Target, **provided: Any) -> Any:
+    """Calls a target; what it raises becomes a message that names the key it stands under."""
+    try:
+        return call(target, **provided)
+    except (PsrunError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise ConfigError([Problem(target.key, f"{target.name} failed: {type(error).__name__}: {error}")]) from error
 
 
 def _build(value: Any, key: str) -> Any:

@@ -10,7 +10,7 @@ import tf_keras
 
 from psrun import layers
 from psrun.data.source import ArraySource, Feature
-from psrun.models.model import Model
+from psrun.models.model import Model, head, network_inputs, prepared
 
 ROWS, IDS, DIM = 50, 4, 3
 
@@ -112,3 +112,11 @@ def towers(source: Ids) -> tf_keras.Model:
     inner = tf_keras.Input((IDS,), dtype=tf.int64)
     tower = tf_keras.Model(inner, tf_keras.layers.GlobalAveragePooling1D()(layers.Embedding(ROWS, DIM)(inner)))
     return tf_keras.Model({"ids": ids}, tf_keras.layers.Dense(1)(tower(ids)))
+
+
+def of_one_category(source: Any) -> Model:
+    """What the rows of category C1 of Criteo's layout tell."""
+    preprocessing, num_ids = prepared(source)
+    tensors = network_inputs(source, num_ids)
+    rows = layers.Embedding(num_ids["C1"], DIM)(tensors["C1"])
+    return Model(tf_keras.Model(tensors, head(tf_keras.layers.Flatten()(rows), source)), preprocessing)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import run_config
 
 from psrun.data import commands, synthesis
 from psrun.errors import ConfigError, DataError, ExitCode
@@ -155,6 +156,32 @@ def test_a_vocabulary_is_counted_and_used(tmp_path, capsys):
     assert ids.tolist() == [known.get(value, 0) for value in features["C3"][:, 0]]
 
 
+def test_a_vocabulary_belongs_to_the_run(train, tmp_path):
+    """An export has it within; a run does not go on with another one."""
+    import tensorflow as tf
+
+    from psrun.data import opening
+
+    folder = made(tmp_path / "made")
+    for name, seed in (("words", "1"), ("others", "2")):
+        arguments = ["vocabulary", str(folder / "train-*"), str(tmp_path / name), "--seed", seed]
+        assert commands.main(arguments) == ExitCode.DONE
+    pieces = (
+        *READ, "~model.embedding_dim", "model._target_=tabled.of_one_category", f"data.path={folder}/train-*",
+        f"data.eval_path={folder}/eval.tsv", "data.global_batch_size=64", "optimizer.learning_rate=0.5",
+    )  # fmt: skip
+    result, run = train(*pieces, f"data.vocabulary={tmp_path}/words", "export.at_end=true")
+    (tmp_path / "words").rename(tmp_path / "moved")
+    serve = tf.saved_model.load(result["export"]).signatures["serving_default"]
+    features, label = next(iter(criteo(folder / "train-*", eval_path=f"{folder}/eval.tsv").evaluation(batch_size=200)))
+    found = serve(**features)["prediction"]
+    loss = tf.keras.losses.BinaryCrossentropy()(label, found)
+    assert float(loss) == pytest.approx(result["metrics"]["val_loss"], rel=1e-4)
+    assert len(np.unique(found)) > 10
+    with pytest.raises(ConfigError, match=f"data.vocabulary: is another one than the run in {run.path}"):
+        opening.load_source(run_config(*pieces, f"data.vocabulary={tmp_path}/others", f"resume={run.path}"))
+
+
 def test_what_is_made_has_the_truth_that_it_tells(tmp_path):
     """The told AUC is that of the true probabilities, as another library counts it."""
     from sklearn import metrics
@@ -220,7 +247,8 @@ def test_the_published_layout_is_read(tmp_path):
 @pytest.mark.parametrize("model", ["dlrm", "two_tower", "wide_deep"])
 def test_models_learn_from_it_on_a_cluster(train, tmp_path, model):
     folder = made(tmp_path / "made", 2000, signal=3.0)
-    own = ("model.query_features=[counts,C1,C2]",) if model == "two_tower" else ()
+    own = ("model.query_features=[counts,C1,C2]", "model.embedding_dim={default: 8, C1: 2}")
+    own = own if model == "two_tower" else ()
     result, _ = train(
         *READ, f"data.path={folder}/train-*", f"data.eval_path={folder}/eval.tsv", f"model={model}",
         "data.num_buckets=50", "data.global_batch_size=64", "trainer.epochs=4", "trainer.steps_per_epoch=80",
@@ -239,6 +267,9 @@ def test_models_learn_from_it_on_a_cluster(train, tmp_path, model):
         (("model=two_tower", "model.query_features=[C27]"), "has no feature 'C27'"),
         (("model=two_tower", "model.query_features=[C1,C1]"), "names a feature twice"),
         (("model=two_tower", "model.query_features=[]"), "leaves one of the towers without features"),
+        (("model=two_tower", "model.embedding_dim={C1: 4}"), "model.embedding_dim: gives C2 None"),
+        (("model=wide_deep", "model.embedding_dim={default: 4, counts: 2}"), "names 'counts', which has no ids"),
+        (("model=wide_deep", "model.embedding_dim=0"), "gives C1 0"),
         (("model=two_tower", "model.hidden_units=[]"), "model.hidden_units: must be given"),
         (("model=two_tower", "data=regression"), "the data is for regression"),
     ],

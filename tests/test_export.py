@@ -36,13 +36,14 @@ def test_an_export_gives_the_predictions_of_the_run(train, images, model):
     import tensorflow as tf
 
     from psrun import program
+    from psrun.data import opening
 
     pieces = (f"model={model}", "partitioner=fixed_shards", "export.at_end=true", "trainer=fit")
     result, folder = train(*pieces)
     assert result["export"] == str(folder.path / "export" / str(2 * STEPS))
     serve = tf.saved_model.load(result["export"]).signatures["serving_default"]
     run = run_config(*pieces, *MODELS[model], *([f"data.path={images}"] if model == "cnn" else []))
-    source = program.load_source(run)
+    source = opening.load_source(run)
     ((features, label),) = source.evaluation(batch_size=source.num_eval_examples)
     loss = program._LOSS[source.task]()(label, serve(**features)["prediction"])
     assert float(loss) == pytest.approx(result["metrics"]["val_loss"], rel=1e-5)
@@ -111,9 +112,9 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def evaluation_strings() -> list[list[str]]:
-    from psrun import program
+    from psrun.data import opening
 
-    source = program.load_source(run_config(*SMALL["features"]))
+    source = opening.load_source(run_config(*SMALL["features"]))
     ((features, _),) = source.evaluation(batch_size=source.num_eval_examples)
     return [[name.decode() for name in row] for row in features["features"].numpy()]
 

@@ -113,11 +113,12 @@ def _cluster(cluster_spec, run):
 )
 def test_the_plan_is_what_tensorflow_does(cluster_spec, pieces, optimizer):
     from psrun import program
+    from psrun.data import opening
     from psrun.roles import coordinator, planner
 
     data = "features" if "model=embedding" in pieces else "regression"
     run = run_config(f"optimizer={optimizer}", *pieces, *SMALL[data])
-    source = program.load_source(run)
+    source = opening.load_source(run)
     planned = planner.make(run, source).placed
     program.start_afresh(run.seed)
     built = program.build(run, source, _cluster(cluster_spec, run))
@@ -169,11 +170,11 @@ def test_a_strategy_creates_variables_where_it_is_guided():
 
 @pytest.mark.tensorflow
 def test_the_plan_spreads_the_bytes_of_a_step_over_tasks():
-    from psrun import program
+    from psrun.data import opening
     from psrun.roles import planner
 
     run = run_config("partitioner=fixed_shards", "cluster.num_workers=3", *SMALL["features"])
-    source = program.load_source(run)
+    source = opening.load_source(run)
     plan = planner.make(run, source)
     # A table of 8 x 20 and a kernel of 20 x 1, each cut in two, and a bias.
     table = plan.traffic_by_variable["embedding/embeddings"]

@@ -137,6 +137,7 @@ def prepared(
     layout: str,
     max_bad: int = 0,
     within: str | None = None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Blocks:
     """Examples of files, prepared now or, while the files have not changed since, at an earlier time.
 
@@ -145,6 +146,7 @@ def prepared(
       layout: says how; what was prepared otherwise is another set.
       max_bad: how many rows may be left out.
       within: the folder for prepared sets; None for `cache()`.
+      tell: called again and again while it takes, with how far it is.
 
     Raises:
       DataError: a file cannot be read to its end, there are more bad rows, no rows at all, or the folder cannot be
@@ -160,7 +162,7 @@ def prepared(
             for left in folder.parent.glob(f".{folder.name}.*") if alone else ():
                 shutil.rmtree(left)  # by a process that was killed
             if not (folder / "prepared.json").exists():
-                _write(folder, names, columns, pieces, max_bad)
+                _write(folder, names, columns, pieces, max_bad, tell)
     found = _opened(folder, columns)
     _check(found.num_bad, found.bad, max_bad)
     return found
@@ -180,6 +182,7 @@ def _write(
     columns: Mapping[str, Column],
     pieces: Callable[[str], Iterator[Piece]],
     max_bad: int,
+    tell: Callable[[str], None],
 ) -> None:
     """Writes a set whose folder appears once it is whole."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -187,10 +190,11 @@ def _write(
     writing = _Writing(columns, max_bad)
     try:
         with tf.io.TFRecordWriter(str(temporary / "examples.tfrecord")) as writer:
-            for name in names:
+            for number, name in enumerate(names, 1):
                 with _told(name):
                     for piece in pieces(name):
                         writing.add(writer, name, piece)
+                        tell(f"preparing {name} ({number} of {len(names)} files): {writing.num_examples:,} rows so far")
             writing.rest(writer)
         np.save(temporary / "offsets.npy", np.array(writing.offsets, np.int64))
         told = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,7 @@ class Criteo(ByNumber):
       max_bad_rows: so many rows with a wrong number of fields, label or count are left out and told; one more is an
         error.
       cache: the folder for prepared sets, which all workers must see; None for one in the home folder.
+      tell: called while rows are prepared, with how far that is.
 
     Raises:
       ConfigError: `num_buckets` is below 1, `max_bad_rows` below 0, the folder has no vocabulary in it, or a file is
@@ -64,6 +65,7 @@ class Criteo(ByNumber):
         num_buckets: int = 100_000,
         max_bad_rows: int = 0,
         cache: str | None = None,
+        tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         if num_buckets < 1:
             raise ConfigError([Problem("data.num_buckets", f"is {num_buckets}, must be 1 or more")])
@@ -72,11 +74,11 @@ class Criteo(ByNumber):
         train, evaluation = files.find(path), files.find(eval_path) if eval_path else []
         if both := sorted({*train} & {*evaluation}):
             raise ConfigError([Problem("data.eval_path", f"{both[0]} is also one of the files to train on")])
-        self._train = prepared(train, max_bad_rows, cache)
-        self._evaluation = prepared(evaluation, max_bad_rows, cache) if evaluation else None
+        self._train = prepared(train, max_bad_rows, cache, tell)
+        self._evaluation = prepared(evaluation, max_bad_rows, cache, tell) if evaluation else None
         self.num_train_examples = self._train.num_examples
         self.num_eval_examples = self._evaluation.num_examples if self._evaluation else 0
-        words = _vocabularies(Path(vocabulary).expanduser().absolute()) if vocabulary else {}
+        words, digest = _vocabularies(Path(vocabulary).expanduser().absolute()) if vocabulary else ({}, None)
         self.features: Mapping[str, Feature] = {
             "counts": Feature((NUM_COUNTS,), tf.float32, logarithm=True),
             **{
@@ -91,6 +93,7 @@ class Criteo(ByNumber):
             "num_train_files": len(train),
             "num_eval_files": len(evaluation),
             "num_bad_rows": sum(found.num_bad for found in sets),
+            **({"vocabulary": digest} if digest else {}),
         }
         self.warnings = tuple(
             f"{found.num_bad:,} bad rows left out, the first: {found.bad[0]}" for found in sets if found.num_bad
@@ -108,13 +111,18 @@ class Criteo(ByNumber):
         return read.map(lambda number, numbers, columns: _example(columns))
 
 
-def prepared(names: list[str], max_bad_rows: int = 0, cache: str | None = None) -> blocks.Blocks:
-    """The rows of such files.
+def prepared(
+    names: list[str],
+    max_bad_rows: int = 0,
+    cache: str | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> blocks.Blocks:
+    """The rows of such files; arguments as of `Criteo`.
 
     Raises:
       DataError: as `blocks.prepared`, or there is no row in them.
     """
-    found = blocks.prepared(names, _COLUMNS, _pieces, layout="criteo", max_bad=max_bad_rows, within=cache)
+    found = blocks.prepared(names, _COLUMNS, _pieces, layout="criteo", max_bad=max_bad_rows, within=cache, tell=tell)
     if not found.num_examples:
         raise DataError(f"there is no row in {names[0]}" + (" and the others" if len(names) > 1 else ""))
     return found
@@ -156,15 +164,16 @@ def _parsed(text: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     return problems, columns
 
 
-def _vocabularies(folder: Path) -> dict[str, Path]:
+def _vocabularies(folder: Path) -> tuple[dict[str, Path], str]:
+    """The files of a vocabulary, and its digest."""
     files = {name: folder / f"{name}.txt" for name in CATEGORIES}
     try:
-        json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        digest = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))["digest"]
+    except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             [Problem("data.vocabulary", f"{folder} holds no vocabulary ({error}); psrun data vocabulary writes one")]
         ) from error
     missing = [file for file in files.values() if not file.exists()]
     if missing:
         raise DataError(f"{missing[0]} is missing: the vocabulary is not whole")
-    return files
+    return files, digest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -37,17 +38,20 @@ def write(path: str, folder: Path, *, min_count: int, num_buckets: int, seed: in
         raise ConfigError(f"{folder} is not empty: a vocabulary is written once, into a new folder")
     counted = _counted(path)
     folder.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(seed)
+    rng, digest = np.random.default_rng(seed), hashlib.sha256()
     told: dict[str, dict[str, int]] = {}
     for name, counter in counted.items():
         del counter[b""]
         kept = sorted(value for value, count in counter.items() if count >= min_count)
         rng.shuffle(kept)
-        atomic.write(folder / f"{name}.txt", "".join(f"{value.decode(errors='replace')}\n" for value in kept))
+        text = "".join(f"{value.decode(errors='replace')}\n" for value in kept)
+        atomic.write(folder / f"{name}.txt", text)
+        digest.update(f"{name}\n{text}".encode())
         told[name] = {
             "values": len(kept), "left_out": len(counter) - len(kept), "collisions": _collisions(kept, num_buckets),
         }  # fmt: skip
     record: dict[str, Any] = {"path": path, "min_count": min_count, "num_buckets": num_buckets, "categories": told}
+    record["digest"] = digest.hexdigest()
     atomic.write(folder / "vocabulary.json", json.dumps(record, indent=2) + "\n")
     return told
 

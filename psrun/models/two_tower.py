@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 import tf_keras
@@ -10,20 +10,23 @@ import tf_keras
 from psrun import layers
 from psrun.data.source import DataSource
 from psrun.errors import ConfigError, Problem
-from psrun.models.model import Model, concatenated, hidden, network_inputs, prepared
+from psrun.models.model import Model, concatenated, dims, hidden, network_inputs, prepared
 
 
 def two_tower(
     source: DataSource,
     *,
     query_features: Sequence[str],
-    embedding_dim: int = 16,
+    embedding_dim: int | Mapping[str, int] = 16,
     hidden_units: Sequence[int] = (64, 32),
 ) -> Model:
     """A tower of ReLU layers over the features of the query and one over all others; their dot product is the logit.
 
     Rows of ids are looked up in tables of (ids, embedding_dim), one of each a feature with ids; numbers go in as they
     are. Here both towers are trained on labels of pairs; the paper trains them by the softmax over a batch's items.
+
+    Args:
+      embedding_dim: of all features, or by name, as of `dims`.
 
     Raises:
       ConfigError: `query_features` names one that the data has not or one twice, or leaves one of the towers without
@@ -34,7 +37,7 @@ def two_tower(
     if source.task != "binary":
         raise ConfigError([Problem("model", f"two_tower tells clicks from others; the data is for {source.task}")])
     preprocessing, num_ids = prepared(source)
-    tensors = network_inputs(source, num_ids)
+    tensors, width = network_inputs(source, num_ids), dims(embedding_dim, num_ids)
     unknown = [name for name in query_features if name not in tensors]
     twice = len(set(query_features)) < len(query_features)
     if unknown or twice or not query_features or len(query_features) == len(tensors):
@@ -45,7 +48,7 @@ def two_tower(
     def tower(names: Sequence[str]) -> tf.Tensor:
         flat = tf_keras.layers.Flatten()
         parts = [
-            flat(layers.Embedding(num_ids[name], embedding_dim, name=f"{name}_rows")(tensors[name]))
+            flat(layers.Embedding(num_ids[name], width[name], name=f"{name}_rows")(tensors[name]))
             if name in num_ids
             else flat(tensors[name])
             for name in names

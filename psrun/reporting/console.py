@@ -119,8 +119,12 @@ class ConsoleSink:
             f"{data['examples_per_s']:,.0f} examples/s  {numbers(data['metrics'])}"
         )
 
+    def _show_preparing(self, event: Event) -> None:
+        self._print(event.data["text"])
+
     def _show_visitation(self, event: Event) -> None:
-        seen = ", ".join(f"{number:,} {times}x" for times, number in event.data["seen"].items() if number)
+        words = {"0": "never", "1": "once", "2": "twice", "3+": "more often"}
+        seen = ", ".join(f"{number:,} {words[times]}" for times, number in event.data["seen"].items() if number)
         self._print(f"  examples trained on in {event.data['steps']} steps: {seen}")
 
     def _show_evaluation(self, event: Event) -> None:

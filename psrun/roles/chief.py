@@ -23,6 +23,8 @@ from psrun.training import failures
 from psrun.training.monitor import Pulse
 from psrun.training.session import Session
 
+_TELL_EVERY_S = 5.0
+
 
 class Chief:
     """What makes this process the chief of its cluster, from its start to its end.
@@ -46,7 +48,7 @@ class Chief:
     ) -> None:
         self._cluster, self._partitioner = run_config.cluster, run_config.partitioner
         self._folder, self._reporter, self._topology, self._give_up = folder, reporter, topology, give_up
-        self.pulse = Pulse()
+        self.pulse, self._told_s = Pulse(), time.monotonic()
         self.session: Session | None = None
         self._heart = files.Heart(folder.whole.path, topology.me, self._say) if topology else None
         if self._heart:
@@ -55,6 +57,13 @@ class Chief:
     def close(self) -> None:
         if self._heart:
             self._heart.stop()
+
+    def preparing(self, text: str) -> None:
+        """Call while data is prepared, again and again: whoever watches has a sign of life, and now and then a line."""
+        self.pulse.advance()
+        if time.monotonic() - self._told_s > _TELL_EVERY_S:
+            self._told_s = time.monotonic()
+            self._reporter.emit("preparing", text=text)
 
     @contextmanager
     def connected(self, connect: Callable[..., strategy.Distribution] = strategy.connect) -> Iterator[Any]:

@@ -16,6 +16,7 @@ from psrun.checkpoint.store import Store
 from psrun.cluster import files
 from psrun.cluster.topology import Topology
 from psrun.config import RunConfig
+from psrun.data import opening
 from psrun.errors import PsrunError
 from psrun.evaluation import modes
 from psrun.optimizers import cost
@@ -65,8 +66,8 @@ def run(
         reporter.emit("start", title=_title(run_config), run_folder=str(folder.path), notes=notes(run_config))
         folder.update(cluster=_cluster(run_config, topology), versions={name: version(name) for name in _VERSIONS})
         train = TRAINERS[run_config.trainer.kind](run_config)
-        source = program.load_source(run_config)
-        run_config = program.planned(run_config, source)
+        source = opening.load_source(run_config, chief.preparing)
+        run_config = opening.planned(run_config, source)
         sizes = {"num_train_examples": source.num_train_examples, "num_eval_examples": source.num_eval_examples}
         folder.update(data={**sizes, **source.facts}, evaluation=folder.stored().get("evaluation"))
         for text in getattr(source, "warnings", ()):

@@ -11,6 +11,7 @@ from psrun.checkpoint import manifest
 from psrun.checkpoint.store import Store
 from psrun.cluster.topology import Topology
 from psrun.config import RunConfig
+from psrun.data import opening
 from psrun.errors import PsrunError
 from psrun.evaluation import modes
 from psrun.evaluation.meters import Evaluation
@@ -43,7 +44,7 @@ def run(
     chief = Chief(run_config, folder, reporter, topology, give_up)
     try:
         strategy.prepare(run_config.cluster, topology)
-        source = program.load_source(run_config)
+        source = opening.load_source(run_config, chief.preparing)
         program.start_afresh(run_config.seed)
         with chief.connected() as distribution:
             built = program.build(run_config, source, distribution)

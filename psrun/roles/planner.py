@@ -17,6 +17,7 @@ from tensorflow.python.ops.resource_variable_ops import UninitializedVariable  #
 from psrun import choices, placement, program, strategy
 from psrun.cluster import topology
 from psrun.config import RunConfig
+from psrun.data import opening
 from psrun.optimizers import cost
 from psrun.placement import Placed, Planned
 from psrun.reporting.console import placement_table, warner
@@ -59,7 +60,8 @@ class Plan:
 
 def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     """Prints the plan and records it."""
-    source = program.load_source(run_config)
+    source = opening.load_source(run_config)
+    run_config = opening.planned(run_config, source)
     plan = make(run_config, source)
     if run_config.resume is None:
         folder.update(

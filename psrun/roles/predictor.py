@@ -11,6 +11,7 @@ from rich.progress import track
 from psrun import predictions, program, trained
 from psrun.checkpoint.store import Store
 from psrun.config import RunConfig
+from psrun.data import opening
 from psrun.errors import ConfigError, Problem
 from psrun.reporting.console import warner
 from psrun.reporting.run_folder import RunFolder
@@ -22,7 +23,7 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     Raises:
       PsrunError: there is no such checkpoint, nothing to predict, or the file cannot be written.
     """
-    source, keys = program.load_source(run_config), run_config.predict
+    source, keys = opening.load_source(run_config), run_config.predict
     if not source.num_eval_examples:
         raise ConfigError([Problem("data", "has no evaluation examples to predict")])
     found = trained.load(run_config, source, Store(folder.checkpoints), warner(console))

@@ -21,6 +21,7 @@ from psrun.checkpoint.store import Store, is_better
 from psrun.cluster import files
 from psrun.cluster.topology import CHIEF, Task
 from psrun.config import RunConfig
+from psrun.data import opening
 from psrun.errors import CheckpointError, ChiefGoneError, ConfigError
 from psrun.evaluation import meters
 from psrun.evaluation.direct import DirectEvaluation
@@ -188,7 +189,7 @@ class Sidecar:
 
     def _evaluated(self, step: int) -> tuple[Evaluation, Manifest]:
         if self._built is None:
-            source = program.load_source(self._run)
+            source = opening.load_source(self._run)
             program.start_afresh(self._run.seed)
             built = program.build(self._run, source, strategy.Distribution(tf.distribute.get_strategy()))
             program.build_state(built)
