@@ -1,7 +1,8 @@
-"""Examples of files, prepared once so that any of them can be read without the others: columns, in blocks of 64 rows.
+"""Examples of files, prepared once so that any of them can be read without the others: columns, in blocks of 128 rows.
 
-A prepared set is a folder: `examples.tfrecord`, whose records are tf.train.Examples with the values of 64 rows a
-feature; `offsets.npy`, where each of them begins; and, last, `prepared.json`, what it was made of.
+A prepared set is a folder: `examples.tfrecord`, whose records are tf.train.Examples with the values of 128 rows a
+feature (the last one is filled up); `offsets.npy`, where each of them begins; and `prepared.json`, written last, what
+it was made of.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from psrun import atomic
 from psrun.data.source import Batches
 from psrun.errors import DataError
 
-_ROWS = 64  # of a record
+_ROWS = 128  # of a record
 _VERSION = 1
+_PLACES = 8  # from which a batch is read
 _AT_ONCE = 16  # records that a batch waits for together
 _RECORD_BYTES = 16  # of a TFRecord beside its content: length and checksums
 _FIRST_BAD = 20  # of the bad rows, remembered
@@ -76,13 +78,14 @@ class Blocks:
         """How many examples with consecutive numbers are best read together. Of a smaller batch or of few examples they
         are fewer, for a batch to come from many places.
         """
-        fitting = (rows for rows in (_ROWS, 16, 4) if 16 * rows <= batch_size and _ROWS * rows <= self.num_examples)
-        return next(fitting, 1)
+        most = min(_ROWS, batch_size // _PLACES, self.num_examples // _PLACES**2)
+        return 1 << max(0, most.bit_length() - 1)
 
     def read(self, batches: Batches) -> Batches:
         """Columns of batches: (number, numbers, {name: (n, width)}) of each."""
         offsets = tf.constant(self.offsets)
-        specs = {name: tf.io.RaggedFeature(_FEATURES[column.dtype]) for name, column in self.columns.items()}
+        specs = {name: tf.io.FixedLenFeature([_ROWS * column.width], _FEATURES[column.dtype])
+                 for name, column in self.columns.items()}  # fmt: skip
 
         def record(index: tf.Tensor) -> tf.Tensor:
             # In one operation, with nothing called: a dataset made for each record would take fifty times as long.
@@ -97,19 +100,14 @@ class Blocks:
             others = tf.concat([[0], tf.cast(of[1:] != of[:-1], tf.int64)], 0)  # where another record begins
             needed = tf.gather(of, tf.concat([[0], tf.where(others == 1)[:, 0]], 0))
             records = tf.map_fn(record, needed, fn_output_signature=tf.string, parallel_iterations=_AT_ONCE)
-            rows = tf.gather(tf.range(tf.size(needed, tf.int64)) * _ROWS, tf.cumsum(others)) + numbers % _ROWS
+            rows = tf.cumsum(others) * _ROWS + numbers % _ROWS
             parsed = tf.io.parse_example(records, specs)
             return number, numbers, {
-                # Only the last record has fewer rows, and it stands where its rows are looked for.
-                name: self._rows(parsed[name], column, rows)
+                name: tf.gather(tf.reshape(parsed[name], [-1, column.width]), rows)
                 for name, column in self.columns.items()
             }  # fmt: skip
 
         return batches.map(columns, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-
-    def _rows(self, values: tf.RaggedTensor, column: Column, rows: tf.Tensor) -> tf.Tensor:
-        padded = values.to_tensor(shape=[None, _ROWS * column.width])
-        return tf.gather(tf.reshape(padded, [-1, column.width]), rows)
 
     def in_order(self, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> Batches:
         """All examples once, as `read` gives them; of a shard (index, count) every so many-th batch."""
@@ -235,8 +233,13 @@ class _Writing:
         self._left = {key: values[whole:] for key, values in rows.items()}
 
     def rest(self, writer: tf.io.TFRecordWriter) -> None:
-        if len(next(iter(self._left.values()))):
-            self._record(writer, self._left)
+        count = len(next(iter(self._left.values())))
+        if count:
+            filled: dict[str, np.ndarray] = {
+                key: np.resize(values, (_ROWS, values.shape[1])) for key, values in self._left.items()
+            }
+            self._record(writer, filled)
+            self.num_examples += count - _ROWS
 
     def _record(self, writer: tf.io.TFRecordWriter, rows: Mapping[str, np.ndarray]) -> None:
         example = tf.train.Example()
@@ -247,7 +250,7 @@ class _Writing:
         record = example.SerializeToString()
         writer.write(record)
         self.offsets.append(self.offsets[-1] + _RECORD_BYTES + len(record))
-        self.num_examples += len(rows[next(iter(self._columns))])
+        self.num_examples += _ROWS
 
 
 def _check(num_bad: int, bad: Sequence[str], max_bad: int) -> None:

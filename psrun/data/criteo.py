@@ -134,12 +134,15 @@ def _example(columns: dict[str, tf.Tensor]) -> tuple[dict[str, tf.Tensor], tf.Te
 
 def _pieces(name: str) -> Iterator[blocks.Piece]:
     first = 1
-    for text in files.texts(name):
-        problems, columns = _parsed(text)
-        wrong = np.flatnonzero(problems.numpy())
-        bad = [(first + int(row), _PROBLEMS[problems[row]]) for row in wrong]
+    for problems, columns in files.in_threads(_checked, files.texts(name)):
+        bad = [(first + int(row), _PROBLEMS[problems[row]]) for row in np.flatnonzero(problems)]
         first += len(problems)
-        yield blocks.Piece({key: values.numpy() for key, values in columns.items()}, bad)
+        yield blocks.Piece(columns, bad)
+
+
+def _checked(text: bytes) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    problems, columns = _parsed(text)
+    return problems.numpy(), {key: values.numpy() for key, values in columns.items()}
 
 
 @tf.function(input_signature=[tf.TensorSpec([], tf.string)])

@@ -46,18 +46,25 @@ class Order:
         num_blocks = self.num_examples // self.block
         if num_blocks < 2:  # one after the other, then
             return within
+        last = tf.constant(num_blocks - 1, tf.int64)
+        block = tf.minimum(within // self.block, last)
+        if self.block == 1:
+            return self._shuffled(block, number, last, seed)
+        # The cipher takes its time: once for each block.
+        others = (block[1:] != block[:-1]) | (number[1:] != number[:-1])
+        firsts = tf.concat([[0], 1 + tf.where(others)[:, 0]], 0)
+        shuffled = self._shuffled(tf.gather(block, firsts), tf.gather(number, firsts), last, seed)
+        block = tf.gather(shuffled, tf.cumsum(tf.concat([[0], tf.cast(others, tf.int64)], 0)))
+        return tf.where(within < num_blocks * self.block, block * self.block + within % self.block, within)
+
+    def _shuffled(self, blocks: tf.Tensor, number: tf.Tensor, last: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Which blocks stand in the places of `blocks`, each in the pass of that number."""
         low, high = tf.cast(seed % 2**31, tf.int32), tf.cast(seed // 2**31 % 2**31, tf.int32)
         number = tf.cast(number % 2**31, tf.int32)
         keys = tf.stack([tf.fill(tf.shape(number), low), tf.fill(tf.shape(number), high), number], axis=1)
-        last = tf.constant(num_blocks - 1, tf.int64)
         # A batch at once costs a third of shuffling single numbers and batching those. The public `index_shuffle` does
         # not take a key for each number, as it says it does.
-        blocks = tf.raw_ops.RandomIndexShuffle(
-            index=tf.minimum(within // self.block, last), seed=keys, max_index=last, rounds=_ROUNDS
-        )
-        if self.block == 1:
-            return blocks
-        return tf.where(within < num_blocks * self.block, blocks * self.block + within % self.block, within)
+        return tf.raw_ops.RandomIndexShuffle(index=blocks, seed=keys, max_index=last, rounds=_ROUNDS)
 
     def _places(self, batch: tf.Tensor) -> tf.Tensor:
         """Where the examples of a batch stand in the endless row of passes."""
