@@ -43,9 +43,11 @@ class Stream:
         """What a closure of so many steps is told."""
         return ()
 
+    @tf.autograph.experimental.do_not_convert
     def begin(self, num_steps: tf.Tensor | int, *told: tf.Tensor) -> None:
         """Call in the closure, before any step."""
 
+    @tf.autograph.experimental.do_not_convert
     def taker(self, iterator: Any, place: tf.Tensor | int, *told: tf.Tensor) -> Callable[[], Any]:
         """What gives the batches of steps of a closure, one after the other.
 
@@ -87,10 +89,12 @@ class Dealt(Stream):
         self._next_number += num_steps
         return (tf.constant(first, tf.int64),)
 
+    @tf.autograph.experimental.do_not_convert
     def begin(self, num_steps: tf.Tensor | int, *told: tf.Tensor) -> None:
         piece = tf.stack([told[0], tf.cast(num_steps, tf.int64)])
         tf.raw_ops.QueueEnqueueV2(handle=self._queue(), components=[piece])
 
+    @tf.autograph.experimental.do_not_convert
     def taker(self, iterator: Any, place: tf.Tensor | int, *told: tf.Tensor) -> Callable[[], Any]:
         first, steps = told[0] + tf.cast(place, tf.int64), itertools.count()
 
