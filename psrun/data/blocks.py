@@ -22,11 +22,12 @@ import numpy as np
 import tensorflow as tf
 
 from psrun import atomic
+from psrun.data.moments import Scale, Scaling
 from psrun.data.source import Batches
 from psrun.errors import DataError
 
 _ROWS = 64  # of a record
-_VERSION = 1
+_VERSION = 2
 _AT_ONCE = 16  # records that a batch waits for together
 _RECORD_BYTES = 16  # of a TFRecord beside its content: length and checksums
 _FIRST_BAD = 20  # of the bad rows, remembered
@@ -63,6 +64,7 @@ class Blocks:
       path: of the records, for workers to read.
       offsets: where each record begins, in bytes, and the end of the last one.
       num_bad: rows left out; `bad`: what is wrong with the first of them.
+      scales: of float columns, by name.
     """
 
     path: str
@@ -71,6 +73,7 @@ class Blocks:
     offsets: np.ndarray
     num_bad: int
     bad: Sequence[str]
+    scales: Mapping[str, Scale]
 
     def block(self, batch_size: int) -> int:
         """How many examples with consecutive numbers are best read together. Of a smaller batch or of few examples they
@@ -171,7 +174,8 @@ def _opened(folder: Path, columns: Mapping[str, Column]) -> Blocks:
         told = json.loads((folder / "prepared.json").read_text(encoding="utf-8"))
         offsets = np.load(folder / "offsets.npy")
     path = str(folder / "examples.tfrecord")
-    return Blocks(path, columns, told["num_examples"], offsets, told["num_bad"], told["bad"])
+    scales = {name: Scale(**scale) for name, scale in told["scales"].items()}
+    return Blocks(path, columns, told["num_examples"], offsets, told["num_bad"], told["bad"], scales)
 
 
 def _write(
@@ -198,6 +202,7 @@ def _write(
             "num_examples": writing.num_examples,
             "num_bad": writing.num_bad,
             "bad": writing.bad,
+            "scales": {name: asdict(scaling.scale()) for name, scaling in writing.scalings.items()},
         }
         atomic.write(temporary / "prepared.json", json.dumps(told, indent=2) + "\n", durable=True)
         with contextlib.suppress(FileExistsError):  # another process was quicker
@@ -214,12 +219,15 @@ class _Writing:
         self._columns, self._max_bad = columns, max_bad
         self._left = {name: np.zeros((0, column.width)) for name, column in columns.items()}
         self.offsets, self.num_examples, self.num_bad, self.bad = [0], 0, 0, list[str]()
+        self.scalings = {name: Scaling() for name, column in columns.items() if column.dtype == "float32"}
 
     def add(self, writer: tf.io.TFRecordWriter, name: str, piece: Piece) -> None:
         self.num_bad += len(piece.bad)
         room = _FIRST_BAD - len(self.bad)
         self.bad += [f"{name}, row {row}: {problem}" for row, problem in piece.bad[: max(0, room)]]
         _check(self.num_bad, self.bad, self._max_bad)
+        for key, scaling in self.scalings.items():
+            scaling.add(piece.columns[key])
         rows = {
             key: np.concatenate([left, piece.columns[key]]) if len(left) else piece.columns[key]
             for key, left in self._left.items()
