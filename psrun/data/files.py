@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import io
 import os
+import re
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
@@ -14,6 +15,7 @@ import tensorflow as tf
 from psrun.errors import DataError
 
 _CHUNK = 1 << 22
+SHARD = re.compile(r"-\d+-of-\d+$")  # as some name the parts of a file: after its ending
 
 
 def find(pattern: str) -> list[str]:
@@ -53,7 +55,7 @@ def opened(name: str) -> Iterator[BinaryIO]:
 
 
 def zipped(name: str) -> bool:
-    return name.endswith((".gz", ".gzip"))
+    return SHARD.sub("", name).endswith((".gz", ".gzip"))
 
 
 class _Raw(io.RawIOBase):
