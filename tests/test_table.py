@@ -286,6 +286,15 @@ def test_a_flipped_bit_is_an_error(tmp_path, ending):
         table(path, features=FEATURES)
 
 
+def test_the_record_that_is_broken_is_told_by_its_number(tmp_path):
+    path = write(tmp_path / "rows.tfrecord", {"age": [1] * 1300, "label": [1] * 1300})
+    held = bytearray(path.read_bytes())
+    held[1234 * len(held) // 1300 + 20] ^= 1
+    path.write_bytes(held)
+    with pytest.raises(DataError, match=r"rows\.tfrecord, record 1235 cannot be read: corrupted record at"):
+        table(path, features={"age": {}})
+
+
 @pytest.mark.parametrize("ending", ["csv", "npz", pytest.param("parquet", marks=needs_pyarrow)])
 def test_other_columns_in_one_of_the_files_are_told(tmp_path, ending):
     write(tmp_path / f"a.{ending}", {"age": [1.5, 2.0], "work": ["a", "b"], "label": [0, 1]})

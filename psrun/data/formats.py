@@ -150,7 +150,7 @@ def _record_columns(name: str, layout: Layout) -> None:
 def _record_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
     records = _records(name)
     while part := list(itertools.islice(records, _AT_ONCE)):
-        numbers, bad, values = list[int](), list[tuple[int, str]](), list[dict[str, Any]]()
+        numbers, bad, values = list[int](), list[tuple[int, str]](), list[list[Any]]()
         for number, record in part:
             try:
                 features = tf.train.Example.FromString(record).features.feature
@@ -158,13 +158,21 @@ def _record_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[R
                 bad.append((number, "is no tf.train.Example"))
                 continue
             numbers.append(number)
-            values.append({column: _held(features[column]) if column in features else None for column in wanted})
-        yield Rows(numbers, {column: objects([row[column] for row in values]) for column in wanted}, bad)
+            values.append([_held(features[column]) for column in wanted])  # made empty where it is not there
+        yield Rows(numbers, {column: _side_by_side(held) for column, held in zip(wanted, zip(*values))}, bad)
 
 
 def _held(feature: Any) -> list[Any] | None:
     kind = feature.WhichOneof("kind")
     return list(getattr(feature, kind).value) if kind else None
+
+
+def _side_by_side(held: Sequence[list[Any] | None]) -> np.ndarray:
+    """A column of records: an array of numbers where each has the same number of them."""
+    widths = {len(values) if values else 0 for values in held}
+    if len(widths) > 1 or 0 in widths or any(isinstance(values[0], bytes) for values in held if values):
+        return objects(held)
+    return np.array(held)
 
 
 def _records(name: str) -> Iterator[tuple[int, bytes]]:
@@ -174,8 +182,9 @@ def _records(name: str) -> Iterator[tuple[int, bytes]]:
     at many places: so what has been read is compared with what there is.
     """
     size, read, number = _size(name), 0, 0
+    records = tf.data.TFRecordDataset(name, "GZIP" if files.zipped(name) else "")
     try:
-        for record in tf.data.TFRecordDataset(name, "GZIP" if files.zipped(name) else "").as_numpy_iterator():
+        for record in _one_by_one(records):
             read, number = read + _FRAME_BYTES + len(record), number + 1
             yield number, record
     except tf.errors.OpError as error:
@@ -183,6 +192,17 @@ def _records(name: str) -> Iterator[tuple[int, bytes]]:
         raise DataError(f"{name}, record {number + 1} cannot be read: {said}") from error
     if read != size:
         raise DataError(f"{name}, record {number + 1} cannot be read: the file is cut short")
+
+
+def _one_by_one(records: tf.data.Dataset) -> Iterator[bytes]:
+    """The records as TensorFlow reads many at once, and where it cannot, those before the one that it cannot read."""
+    number = 0
+    try:
+        for batch in records.batch(_AT_ONCE).as_numpy_iterator():
+            yield from batch.tolist()
+            number += len(batch)
+    except tf.errors.OpError:
+        yield from records.skip(number).as_numpy_iterator()
 
 
 def _size(name: str) -> int:
