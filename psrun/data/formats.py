@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from psrun.data import files
+from psrun.data import files, records
 from psrun.data.columns import Rows, objects
 from psrun.errors import ConfigError, DataError, Problem
 
 _AT_ONCE = 1000
-_FRAME_BYTES = 16  # of a TFRecord beside its content: length and checksums
 _ENDINGS = {
     ".csv": "csv",
     ".tsv": "tsv",
@@ -143,75 +142,6 @@ def _text_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Row
             yield Rows([number for number, _ in good], fields, bad)
 
 
-def _record_columns(name: str, layout: Layout) -> None:
-    return None
-
-
-def _record_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
-    records = _records(name)
-    while part := list(itertools.islice(records, _AT_ONCE)):
-        numbers, bad, values = list[int](), list[tuple[int, str]](), list[list[Any]]()
-        for number, record in part:
-            try:
-                features = tf.train.Example.FromString(record).features.feature
-            except Exception:  # of protobuf, which is no dependency by itself
-                bad.append((number, "is no tf.train.Example"))
-                continue
-            numbers.append(number)
-            values.append([_held(features[column]) for column in wanted])  # made empty where it is not there
-        yield Rows(numbers, {column: _side_by_side(held) for column, held in zip(wanted, zip(*values))}, bad)
-
-
-def _held(feature: Any) -> list[Any] | None:
-    kind = feature.WhichOneof("kind")
-    return list(getattr(feature, kind).value) if kind else None
-
-
-def _side_by_side(held: Sequence[list[Any] | None]) -> np.ndarray:
-    """A column of records: an array of numbers where each has the same number of them."""
-    widths = {len(values) if values else 0 for values in held}
-    if len(widths) > 1 or 0 in widths or any(isinstance(values[0], bytes) for values in held if values):
-        return objects(held)
-    return np.array(held)
-
-
-def _records(name: str) -> Iterator[tuple[int, bytes]]:
-    """The records of a TFRecord file, numbered from 1.
-
-    TensorFlow takes a file for one that ends there when it is cut within the first 12 bytes of a record, or, gzipped,
-    at many places: so what has been read is compared with what there is.
-    """
-    size, read, number = _size(name), 0, 0
-    records = tf.data.TFRecordDataset(name, "GZIP" if files.zipped(name) else "")
-    try:
-        for record in _one_by_one(records):
-            read, number = read + _FRAME_BYTES + len(record), number + 1
-            yield number, record
-    except tf.errors.OpError as error:
-        said = error.message.rpartition("}} ")[2].partition(" [Op:")[0]
-        raise DataError(f"{name}, record {number + 1} cannot be read: {said}") from error
-    if read != size:
-        raise DataError(f"{name}, record {number + 1} cannot be read: the file is cut short")
-
-
-def _one_by_one(records: tf.data.Dataset) -> Iterator[bytes]:
-    """The records as TensorFlow reads many at once, and where it cannot, those before the one that it cannot read."""
-    number = 0
-    try:
-        for batch in records.batch(_AT_ONCE).as_numpy_iterator():
-            yield from batch.tolist()
-            number += len(batch)
-    except tf.errors.OpError:
-        yield from records.skip(number).as_numpy_iterator()
-
-
-def _size(name: str) -> int:
-    if not files.zipped(name):
-        return tf.io.gfile.stat(name).length
-    with files.opened(name) as stream:
-        return sum(len(chunk) for chunk in iter(lambda: stream.read(1 << 20), b""))
-
-
 def _parquet() -> Any:
     if importlib.util.find_spec("pyarrow") is None:
         raise ConfigError([Problem("data", "Parquet files need the parquet extra: pip install 'psrun[parquet]'")])
@@ -277,7 +207,7 @@ _Rows = Callable[[str, Sequence[str], Layout], Iterator[Rows]]
 FORMATS: dict[str, tuple[_Columns, _Rows]] = {
     "csv": (_text_columns, _text_rows),
     "tsv": (_text_columns, _text_rows),
-    "tfrecord": (_record_columns, _record_rows),
+    "tfrecord": (lambda name, layout: None, lambda name, wanted, layout: records.rows(name, wanted)),
     "parquet": (_parquet_columns, _parquet_rows),
     "npz": (_npz_columns, _npz_rows),
 }
