@@ -215,6 +215,28 @@ def test_a_default_stands_for_what_is_missing(tmp_path):
     assert found["day"].tolist() == [[7], [3]]
 
 
+def test_vocabularies_are_lists_or_files_and_integers_without_are_told(tmp_path):
+    from psrun.models.model import prepared
+
+    path = write(
+        tmp_path / "rows.npz", {"work": ["b", "a", "c"], "day": [5, 3, 4], "hour": [1, 2, 3], "label": [0, 1, 0]}
+    )
+    (tmp_path / "words.txt").write_text("a\nb\n")
+    words, days = (
+        {"dtype": "string", "vocabulary": str(tmp_path / "words.txt")},
+        {"dtype": "int64", "vocabulary": [3, 5]},
+    )
+    source = table(path, features={"work": words, "day": days, "hour": {"dtype": "int64"}})
+    assert source.warnings == (
+        "hour: integers with neither vocabulary nor num_buckets, which psrun's own models do not use",
+    )
+    preprocessing, num_ids = prepared(source)
+    assert num_ids == {"work": 3, "day": 3}
+    ids = preprocessing(next(source.train(batch_size=3, seed=np.int64(0)).as_numpy_iterator())[0])
+    pairs = zip(ids["work"].numpy()[:, 0].tolist(), ids["day"].numpy()[:, 0].tolist())
+    assert sorted(pairs) == [(0, 0), (1, 1), (2, 2)]
+
+
 @needs_pyarrow
 def test_what_is_null_in_parquet_is_as_an_empty_field(tmp_path):
     path = write(tmp_path / "rows.parquet", {"age": [1.5, None], "work": [None, "b"], "label": [0, 1]})

@@ -65,8 +65,7 @@ class Table(Prepared):
         read = described.read(features) if features is not None else None
         train, evaluation = found(path, eval_path, max_bad_rows)
         form = format or formats.of([*train, *evaluation])
-        names = tuple(columns) if columns else None
-        layout = formats.Layout(form, delimiter or _TEXT.get(form, ","), quoted, names)
+        layout = formats.Layout(form, delimiter or _TEXT.get(form, ","), quoted, tuple(columns) if columns else None)
         known = formats.columns(train[0], layout)
         own = read or _taken(train[0], known, label, layout)
         wanted = {name: feature.wanted(name) for name, feature in own.items()}
