@@ -120,7 +120,7 @@ def dealt(source: criteo.Criteo) -> Callable[..., tf.data.Dataset]:
 
 def records(of: blocks.Blocks) -> Callable[..., tf.data.Dataset]:
     """Whole records of a prepared set, one after the other."""
-    return parsed(of, of.path, rows=blocks._ROWS)
+    return parsed(of, of.path, rows=blocks.ROWS)
 
 
 def examples(of: blocks.Blocks, single: Path) -> Callable[..., tf.data.Dataset]:
@@ -130,7 +130,7 @@ def examples(of: blocks.Blocks, single: Path) -> Callable[..., tf.data.Dataset]:
 
 def parsed(of: blocks.Blocks, path: str, *, rows: int) -> Callable[..., tf.data.Dataset]:
     specs = {
-        name: tf.io.FixedLenFeature([rows * column.width], blocks._FEATURES[column.dtype])
+        name: tf.io.FixedLenFeature([rows * column.width], blocks.TYPES[column.dtype])
         for name, column in of.columns.items()
     }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import run_config
+from support import run_config, truncated
 
 from psrun.data import commands, synthesis
 from psrun.errors import ConfigError, DataError, ExitCode
@@ -123,6 +123,36 @@ def test_files_that_cannot_be_used_are_told(tmp_path):
         criteo(tmp_path / "good.tsv", vocabulary=str(tmp_path))
     with pytest.raises(ConfigError, match=r"data.num_buckets: is 0"):
         criteo(tmp_path / "good.tsv", num_buckets=0)
+
+
+def test_rows_are_prepared_once_and_again_where_a_set_is_not_whole(tmp_path):
+    from psrun.data import preparation
+
+    folder, cache, told = made(tmp_path / "made"), tmp_path / "cache", []
+
+    def rows() -> list[float]:
+        source = criteo(folder / "train-*", cache=str(cache), tell=told.append)
+        batches = source.train(batch_size=500, seed=np.int64(1)).take(1).as_numpy_iterator()
+        return next(batches)[0]["counts"].tolist()
+
+    first = rows()
+    assert told[-1].endswith("(3 of 3 files): 384 rows so far")
+    (found,) = (path for path in cache.iterdir() if path.is_dir())
+    told.clear()
+    assert rows() == first
+    assert told == []
+    (cache / f".{found.name}.1").mkdir()  # by a process that was killed
+    truncated(found / "examples.tfrecord")
+    assert rows() == first
+    assert told
+    assert [path for path in cache.iterdir() if path.is_dir()] == [found]
+    (folder / "train-00000-of-00003.tsv").write_text(GOOD + "\n")
+    assert criteo(folder / "train-*", cache=str(cache)).num_train_examples == 1 + 166 + 167
+    file = tmp_path / "no folder"
+    file.touch()
+    with pytest.raises(DataError, match=r"no folder.* cannot be written: "):
+        criteo(folder / "train-*", cache=str(file))
+    assert preparation.cache() != cache
 
 
 def test_a_vocabulary_is_counted_and_used(tmp_path, capsys):

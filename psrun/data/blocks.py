@@ -7,33 +7,21 @@ it was made of.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
 import json
-import os
-import shutil
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from psrun import atomic
+from psrun.data.moments import Scale
 from psrun.data.source import Batches
-from psrun.errors import DataError
 
-_ROWS = 128  # of a record
-_VERSION = 1
+ROWS = 128  # of a record
 _PLACES = 8  # from which a batch is read
 _AT_ONCE = 16  # records that a batch waits for together
-_RECORD_BYTES = 16  # of a TFRecord beside its content: length and checksums
-_FIRST_BAD = 20  # of the bad rows, remembered
-
-_FEATURES = {"float32": tf.float32, "int64": tf.int64, "string": tf.string}
+TYPES = {"float32": tf.float32, "int64": tf.int64, "string": tf.string}
 
 
 @dataclass(frozen=True)
@@ -45,19 +33,6 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Some rows of a file.
-
-    Attributes:
-      columns: by name, of shape (rows, width).
-      bad: rows left out: their numbers in the file, from 1 on, and what is wrong with each.
-    """
-
-    columns: Mapping[str, np.ndarray]
-    bad: Sequence[tuple[int, str]] = ()
-
-
-@dataclass(frozen=True)
 class Blocks:
     """A prepared set. Examples are numbered from 0, in the order of the files and of their rows.
 
@@ -65,6 +40,7 @@ class Blocks:
       path: of the records, for workers to read.
       offsets: where each record begins, in bytes, and the end of the last one.
       num_bad: rows left out; `bad`: what is wrong with the first of them.
+      scales: of float columns, by name.
     """
 
     path: str
@@ -73,18 +49,19 @@ class Blocks:
     offsets: np.ndarray
     num_bad: int
     bad: Sequence[str]
+    scales: Mapping[str, Scale]
 
     def block(self, batch_size: int) -> int:
         """How many examples with consecutive numbers are best read together. Of a smaller batch or of few examples they
         are fewer, for a batch to come from many places.
         """
-        most = min(_ROWS, batch_size // _PLACES, self.num_examples // _PLACES**2)
+        most = min(ROWS, batch_size // _PLACES, self.num_examples // _PLACES**2)
         return 1 << max(0, most.bit_length() - 1)
 
     def read(self, batches: Batches) -> Batches:
         """Columns of batches: (number, numbers, {name: (n, width)}) of each."""
         offsets = tf.constant(self.offsets)
-        specs = {name: tf.io.FixedLenFeature([_ROWS * column.width], _FEATURES[column.dtype])
+        specs = {name: tf.io.FixedLenFeature([ROWS * column.width], TYPES[column.dtype])
                  for name, column in self.columns.items()}  # fmt: skip
 
         def record(index: tf.Tensor) -> tf.Tensor:
@@ -96,11 +73,11 @@ class Blocks:
             return tf.data.experimental.from_variant(found, tf.TensorSpec([], tf.string)).take(1).get_single_element()
 
         def columns(number: tf.Tensor, numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
-            of = numbers // _ROWS
+            of = numbers // ROWS
             others = tf.concat([[0], tf.cast(of[1:] != of[:-1], tf.int64)], 0)  # where another record begins
             needed = tf.gather(of, tf.concat([[0], tf.where(others == 1)[:, 0]], 0))
             records = tf.map_fn(record, needed, fn_output_signature=tf.string, parallel_iterations=_AT_ONCE)
-            rows = tf.cumsum(others) * _ROWS + numbers % _ROWS
+            rows = tf.cumsum(others) * ROWS + numbers % ROWS
             parsed = tf.io.parse_example(records, specs)
             return number, numbers, {
                 name: tf.gather(tf.reshape(parsed[name], [-1, column.width]), rows)
@@ -122,167 +99,15 @@ class Blocks:
         return self.read(batches.map(numbers))
 
 
-def cache() -> Path:
-    """The folder for what can be made again, of all runs of a person."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "psrun" / "data"
-
-
-def prepared(
-    names: Sequence[str],
-    columns: Mapping[str, Column],
-    pieces: Callable[[str], Iterator[Piece]],
-    *,
-    layout: str,
-    max_bad: int = 0,
-    within: str | None = None,
-    tell: Callable[[str], None] = lambda text: None,
-) -> Blocks:
-    """Examples of files, prepared now or, while the files have not changed since, at an earlier time.
-
-    Args:
-      pieces: reads a file.
-      layout: says how; what was prepared otherwise is another set.
-      max_bad: how many rows may be left out.
-      within: the folder for prepared sets; None for `cache()`.
-      tell: called again and again while it takes, with how far it is.
+def opened(folder: Path, columns: Mapping[str, Column]) -> Blocks:
+    """The prepared set in a folder.
 
     Raises:
-      DataError: a file cannot be read to its end, there are more bad rows, no rows at all, or the folder cannot be
-        written.
+      OSError, ValueError: it is not whole.
     """
-    key = json.dumps([_VERSION, layout, [_stamp(name) for name in names], {n: asdict(c) for n, c in columns.items()}])
-    folder = (Path(within).expanduser() if within else cache()).absolute() / hashlib.sha256(key.encode()).hexdigest()[
-        :32
-    ]
-    with _told(str(folder)):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder.with_suffix(".lock")) as alone:
-            for left in folder.parent.glob(f".{folder.name}.*") if alone else ():
-                shutil.rmtree(left)  # by a process that was killed
-            if not (folder / "prepared.json").exists():
-                _write(folder, names, columns, pieces, max_bad, tell)
-    found = _opened(folder, columns)
-    _check(found.num_bad, found.bad, max_bad)
-    return found
-
-
-def _opened(folder: Path, columns: Mapping[str, Column]) -> Blocks:
-    with _told(str(folder)):
-        told = json.loads((folder / "prepared.json").read_text(encoding="utf-8"))
-        offsets = np.load(folder / "offsets.npy")
-    path = str(folder / "examples.tfrecord")
-    return Blocks(path, columns, told["num_examples"], offsets, told["num_bad"], told["bad"])
-
-
-def _write(
-    folder: Path,
-    names: Sequence[str],
-    columns: Mapping[str, Column],
-    pieces: Callable[[str], Iterator[Piece]],
-    max_bad: int,
-    tell: Callable[[str], None],
-) -> None:
-    """Writes a set whose folder appears once it is whole."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    temporary.mkdir()
-    writing = _Writing(columns, max_bad)
-    try:
-        with tf.io.TFRecordWriter(str(temporary / "examples.tfrecord")) as writer:
-            for number, name in enumerate(names, 1):
-                with _told(name):
-                    for piece in pieces(name):
-                        writing.add(writer, name, piece)
-                        tell(f"preparing {name} ({number} of {len(names)} files): {writing.num_examples:,} rows so far")
-            writing.rest(writer)
-        np.save(temporary / "offsets.npy", np.array(writing.offsets, np.int64))
-        told = {
-            "files": list(names),
-            "num_examples": writing.num_examples,
-            "num_bad": writing.num_bad,
-            "bad": writing.bad,
-        }
-        atomic.write(temporary / "prepared.json", json.dumps(told, indent=2) + "\n", durable=True)
-        with contextlib.suppress(FileExistsError):  # another process was quicker
-            temporary.rename(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-class _Writing:
-    """Cuts pieces into records; what is left of one stands before the next."""
-
-    def __init__(self, columns: Mapping[str, Column], max_bad: int) -> None:
-        self._columns, self._max_bad = columns, max_bad
-        self._left = {name: np.zeros((0, column.width)) for name, column in columns.items()}
-        self.offsets, self.num_examples, self.num_bad, self.bad = [0], 0, 0, list[str]()
-
-    def add(self, writer: tf.io.TFRecordWriter, name: str, piece: Piece) -> None:
-        self.num_bad += len(piece.bad)
-        room = _FIRST_BAD - len(self.bad)
-        self.bad += [f"{name}, row {row}: {problem}" for row, problem in piece.bad[: max(0, room)]]
-        _check(self.num_bad, self.bad, self._max_bad)
-        rows = {
-            key: np.concatenate([left, piece.columns[key]]) if len(left) else piece.columns[key]
-            for key, left in self._left.items()
-        }
-        count = len(next(iter(rows.values())))
-        whole = count - count % _ROWS
-        for first in range(0, whole, _ROWS):
-            self._record(writer, {key: values[first : first + _ROWS] for key, values in rows.items()})
-        self._left = {key: values[whole:] for key, values in rows.items()}
-
-    def rest(self, writer: tf.io.TFRecordWriter) -> None:
-        count = len(next(iter(self._left.values())))
-        if count:
-            filled: dict[str, np.ndarray] = {
-                key: np.resize(values, (_ROWS, values.shape[1])) for key, values in self._left.items()
-            }
-            self._record(writer, filled)
-            self.num_examples += count - _ROWS
-
-    def _record(self, writer: tf.io.TFRecordWriter, rows: Mapping[str, np.ndarray]) -> None:
-        example = tf.train.Example()
-        for name, column in self._columns.items():
-            feature, values = example.features.feature[name], rows[name].ravel().tolist()
-            kind = {"float32": feature.float_list, "int64": feature.int64_list, "string": feature.bytes_list}
-            kind[column.dtype].value.extend(values)
-        record = example.SerializeToString()
-        writer.write(record)
-        self.offsets.append(self.offsets[-1] + _RECORD_BYTES + len(record))
-        self.num_examples += _ROWS
-
-
-def _check(num_bad: int, bad: Sequence[str], max_bad: int) -> None:
-    if num_bad > max_bad:
-        allowed = f" (bad rows: {num_bad:,} so far, data.max_bad_rows={max_bad})" if max_bad else ""
-        raise DataError(f"{bad[min(max_bad, len(bad) - 1)]}{allowed}; data.max_bad_rows=... leaves out so many")
-
-
-def _stamp(name: str) -> list[Any]:
-    """Another one once the file changes."""
-    with _told(name):
-        found = tf.io.gfile.stat(name)
-    return [name if "://" in name else os.path.abspath(name), found.length, found.mtime_nsec]
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[bool]:
-    """One process at a time, where the file system can do that (True); elsewhere several do the same at once."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            alone = True
-        except OSError:
-            alone = False
-        yield alone
-
-
-@contextlib.contextmanager
-def _told(name: str) -> Iterator[None]:
-    """Raises what goes wrong with a file as a DataError that names it."""
-    try:
-        yield
-    except (tf.errors.OpError, EOFError, OSError, zlib.error) as error:
-        said = error.message if isinstance(error, tf.errors.OpError) else error
-        raise DataError(f"{name} cannot be read to its end or written: {said}") from error
+    told = json.loads((folder / "prepared.json").read_text(encoding="utf-8"))
+    offsets, path = np.load(folder / "offsets.npy"), folder / "examples.tfrecord"
+    if path.stat().st_size != offsets[-1]:
+        raise ValueError(f"{path} has not {offsets[-1]} bytes")
+    scales = {name: Scale(**scale) for name, scale in told["scales"].items()}
+    return Blocks(str(path), columns, told["num_examples"], offsets, told["num_bad"], told["bad"], scales)

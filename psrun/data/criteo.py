@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
-from psrun.data import blocks, files
-from psrun.data.source import Batches, ByNumber, Feature, Task
+from psrun.data import blocks, files, preparation
+from psrun.data.prepared import Prepared, found, with_rows
+from psrun.data.source import Feature, Task
 from psrun.errors import ConfigError, DataError, Problem
 
 NUM_COUNTS = 13
@@ -30,12 +32,10 @@ _COLUMNS = {
 }
 
 
-class Criteo(ByNumber):
+class Criteo(Prepared):
     """Rows of text files, gzipped where their names end in .gz.
 
     Features are `counts` (13 numbers, 0 where a field is empty) and `C1` to `C26` (strings, empty where the field is).
-    The rows are read, checked and prepared once (see `psrun.data.blocks`): a run on files that were prepared before
-    begins at once.
 
     Args:
       path: files to train on: one, a folder, or a pattern with * ? and [].
@@ -69,15 +69,9 @@ class Criteo(ByNumber):
     ) -> None:
         if num_buckets < 1:
             raise ConfigError([Problem("data.num_buckets", f"is {num_buckets}, must be 1 or more")])
-        if max_bad_rows < 0:
-            raise ConfigError([Problem("data.max_bad_rows", f"is {max_bad_rows}, must be 0 or more")])
-        train, evaluation = files.find(path), files.find(eval_path) if eval_path else []
-        if both := sorted({*train} & {*evaluation}):
-            raise ConfigError([Problem("data.eval_path", f"{both[0]} is also one of the files to train on")])
-        self._train = prepared(train, max_bad_rows, cache, tell)
-        self._evaluation = prepared(evaluation, max_bad_rows, cache, tell) if evaluation else None
-        self.num_train_examples = self._train.num_examples
-        self.num_eval_examples = self._evaluation.num_examples if self._evaluation else 0
+        train, evaluation = found(path, eval_path, max_bad_rows)
+        prepare = functools.partial(_set, preparation.Preparing(max_bad_rows, cache, tell))
+        super().__init__(train, evaluation, prepare, label="label")
         words, digest = _vocabularies(Path(vocabulary).expanduser().absolute()) if vocabulary else ({}, None)
         self.features: Mapping[str, Feature] = {
             "counts": Feature((NUM_COUNTS,), tf.float32, logarithm=True),
@@ -88,56 +82,29 @@ class Criteo(ByNumber):
                 for name in CATEGORIES
             },
         }
-        sets = [found for found in (self._train, self._evaluation) if found]
-        self.facts = {
-            "num_train_files": len(train),
-            "num_eval_files": len(evaluation),
-            "num_bad_rows": sum(found.num_bad for found in sets),
-            **({"vocabulary": digest} if digest else {}),
-        }
-        self.warnings = tuple(
-            f"{found.num_bad:,} bad rows left out, the first: {found.bad[0]}" for found in sets if found.num_bad
-        )
-
-    def block(self, batch_size: int) -> int:
-        return self._train.block(batch_size)
-
-    def read(self, batches: Batches) -> Batches:
-        return self._train.read(batches).map(lambda number, numbers, columns: (number, numbers, _example(columns)))
-
-    def evaluation(self, *, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
-        assert self._evaluation is not None
-        read = self._evaluation.in_order(batch_size, shard)
-        return read.map(lambda number, numbers, columns: _example(columns))
+        if digest:
+            self.facts = {**self.facts, "vocabulary": digest}
 
 
-def prepared(
-    names: list[str],
-    max_bad_rows: int = 0,
-    cache: str | None = None,
-    tell: Callable[[str], None] = lambda text: None,
-) -> blocks.Blocks:
-    """The rows of such files; arguments as of `Criteo`.
+def prepared(names: Sequence[str]) -> blocks.Blocks:
+    """The rows of such files.
 
     Raises:
-      DataError: as `blocks.prepared`, or there is no row in them.
+      DataError: as `preparation.prepared`, or there is no row in them.
     """
-    found = blocks.prepared(names, _COLUMNS, _pieces, layout="criteo", max_bad=max_bad_rows, within=cache, tell=tell)
-    if not found.num_examples:
-        raise DataError(f"there is no row in {names[0]}" + (" and the others" if len(names) > 1 else ""))
-    return found
+    return with_rows(names, functools.partial(_set, preparation.Preparing()))
 
 
-def _example(columns: dict[str, tf.Tensor]) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    return {name: values for name, values in columns.items() if name != "label"}, columns["label"]
+def _set(how: preparation.Preparing, names: Sequence[str]) -> blocks.Blocks:
+    return preparation.prepared(names, _COLUMNS, _pieces, layout="criteo", how=how)
 
 
-def _pieces(name: str) -> Iterator[blocks.Piece]:
+def _pieces(name: str) -> Iterator[preparation.Piece]:
     first = 1
     for problems, columns in files.in_threads(_checked, files.texts(name)):
         bad = [(first + int(row), _PROBLEMS[problems[row]]) for row in np.flatnonzero(problems)]
         first += len(problems)
-        yield blocks.Piece(columns, bad)
+        yield preparation.Piece(columns, bad)
 
 
 def _checked(text: bytes) -> tuple[np.ndarray, dict[str, np.ndarray]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import io
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import BinaryIO, TypeVar, cast
 
 import tensorflow as tf
 
@@ -16,6 +19,7 @@ from psrun.errors import DataError
 T = TypeVar("T")
 R = TypeVar("R")
 _CHUNK = 1 << 22
+SHARD = re.compile(r"-\d+-of-\d+$")  # as some name the parts of a file: after its ending
 
 
 def find(pattern: str) -> list[str]:
@@ -43,16 +47,57 @@ def find(pattern: str) -> list[str]:
     return files
 
 
+@contextlib.contextmanager
+def opened(name: str) -> Iterator[BinaryIO]:
+    """A file to read, what is gzipped as it was before.
+
+    TensorFlow would take a gzipped file that is cut short for one that ends there; this does not: reading raises
+    tf.errors.OpError, OSError, EOFError or zlib.error where it cannot be read to its end.
+    """
+    with io.BufferedReader(cast(io.RawIOBase, _Raw(name)), _CHUNK) as raw:
+        yield cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if zipped(name) else raw
+
+
+def zipped(name: str) -> bool:
+    return SHARD.sub("", name).endswith((".gz", ".gzip"))
+
+
+class _Raw(io.RawIOBase):
+    """A file of TensorFlow's file systems, as Python's own readers want it."""
+
+    def __init__(self, name: str) -> None:
+        self._file = tf.io.gfile.GFile(name, "rb")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        held = self._file.read(len(buffer))
+        buffer[: len(held)] = held
+        return len(held)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._file.seek(offset, whence)
+        return self.tell()
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 def texts(name: str) -> Iterator[bytes]:
     """The lines of a text file, gzipped or not, many at a time: those of each piece have line feeds between them.
-
-    TensorFlow would take a gzipped file that is cut short for one that ends there; this does not.
 
     Raises:
       tf.errors.OpError, OSError, EOFError, zlib.error: it cannot be read to its end.
     """
-    with tf.io.gfile.GFile(name, "rb") as raw:
-        stream: Any = gzip.GzipFile(fileobj=raw) if name.endswith((".gz", ".gzip")) else raw
+    with opened(name) as stream:
         begun = b""
         while chunk := stream.read(_CHUNK):
             whole, ended, rest = chunk.rpartition(b"\n")

@@ -1,0 +1,178 @@
+"""Columns of rows as they stand in files, made into what a prepared set holds; rows that cannot be are told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from psrun.data.preparation import Piece
+
+_TYPES = {"float32": np.float32, "int64": np.int64, "string": object}
+_INT64 = 2**63
+_FLOAT32 = float(np.finfo(np.float32).max)
+_NUMBERS = "fiub"  # kinds of NumPy's types
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a column of a file must hold.
+
+    Attributes:
+      column: its name in the file.
+      dtype: float32, int64 or string; `width`: values of a row.
+      default: stands where there is no value; None: such a row is bad, but for a string that is empty.
+      num_classes: of a label, which is then one of 0 to num_classes - 1.
+    """
+
+    column: str
+    dtype: str
+    width: int = 1
+    default: float | int | str | None = None
+    num_classes: int | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a file, as they stand there.
+
+    Attributes:
+      numbers: of the rows in the file.
+      columns: by name, rows along the first axis: numbers, or objects (text, bytes, numbers, several of them, None).
+      bad: rows that are not in the columns: their numbers, and what is wrong with each.
+    """
+
+    numbers: Sequence[int]
+    columns: Mapping[str, np.ndarray]
+    bad: Sequence[tuple[int, str]] = ()
+
+
+def checked(rows: Rows, wanted: Mapping[str, Wanted]) -> Piece:
+    """The rows as what is wanted, by name, without those that cannot be that."""
+    made, problems = {}, dict[int, str]()
+    for name, want in wanted.items():
+        made[name], wrong = _converted(rows.columns[want.column], want)
+        for index, problem in wrong.items():
+            problems.setdefault(index, f"column {want.column}: {problem}")
+    good: np.ndarray = np.ones(len(rows.numbers), bool)
+    good[list(problems)] = False
+    bad = sorted([*rows.bad, *((rows.numbers[index], problem) for index, problem in problems.items())])
+    return Piece({name: values[good] for name, values in made.items()}, bad)
+
+
+def objects(values: Sequence[Any]) -> np.ndarray:
+    """An array of just these objects: NumPy would make lists of one length an array of two axes."""
+    made: np.ndarray = np.empty(len(values), object)
+    for index, value in enumerate(values):
+        made[index] = value
+    return made
+
+
+def _converted(values: np.ndarray, want: Wanted) -> tuple[np.ndarray, dict[int, str]]:
+    """The column, (rows, width), and what is wrong with rows by their index."""
+    values = values.reshape(len(values), -1) if values.ndim > 1 else values
+    made, todo = _numbers(values, want)
+    convert, wrong = CONVERSIONS[want.dtype], dict[int, str]()
+    for index in todo:
+        try:
+            made[index] = _row(values[index], want, convert)
+        except ValueError as error:
+            wrong[index] = str(error)
+    if want.num_classes is not None:
+        label = made[:, 0]
+        for index in np.flatnonzero((label != label // 1) | (label < 0) | (label >= want.num_classes)).tolist():
+            wrong.setdefault(index, f"{label[index]:g} is no class from 0 to {want.num_classes - 1}")
+    return made, wrong
+
+
+def _numbers(values: np.ndarray, want: Wanted) -> tuple[np.ndarray, Sequence[int]]:
+    """The column as far as it can be had at once, and the indices of the rows that are to be looked at one by one."""
+    made: np.ndarray = np.full((len(values), want.width), b"" if want.dtype == "string" else 0, _TYPES[want.dtype])
+    table = values[:, np.newaxis] if values.ndim == 1 else values
+    if values.dtype.kind not in _NUMBERS or want.dtype == "string" or table.shape[1] != want.width:
+        return made, range(len(values))
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast: np.ndarray = table.astype(_TYPES[want.dtype])
+    fine = np.isfinite(cast) if want.dtype == "float32" else cast == table
+    if want.dtype == "int64":  # the limit itself is no int64, but as a float the same as the largest one
+        fine &= table < _INT64
+    whole = fine.all(axis=1)
+    made[whole] = cast[whole]
+    return made, np.flatnonzero(~whole).tolist()
+
+
+def _row(value: Any, want: Wanted, convert: Callable[[Any], Any]) -> list[Any]:
+    several = isinstance(value, list | tuple | np.ndarray)
+    items = list(value) if several else [value]
+    if not items:
+        items = [None] * want.width
+    if len(items) != want.width:
+        raise ValueError(f"has {len(items)} values instead of {want.width}")
+    return [_value(item, want, convert) for item in items]
+
+
+def _value(item: Any, want: Wanted, convert: Callable[[Any], Any]) -> Any:
+    """One value.
+
+    Raises:
+      ValueError: it cannot be what is wanted.
+    """
+    nothing = item is None or (isinstance(item, float | np.floating) and math.isnan(item))
+    empty = isinstance(item, str | bytes) and not item.strip()
+    if (nothing or empty) and want.default is not None:
+        return convert(want.default)
+    if nothing or (empty and want.dtype != "string"):
+        raise ValueError("is empty")
+    return convert(item)
+
+
+def number(item: Any) -> float:
+    """A float32.
+
+    Raises:
+      ValueError: it is none.
+    """
+    try:
+        value = math.nan if _grouped(item) else float(item)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if math.isnan(value):
+        raise ValueError(f"{item!r} is no number")
+    if abs(value) > _FLOAT32:
+        raise ValueError(f"{item!r} is too large for a float32, or infinite")
+    return value
+
+
+def _integer(item: Any) -> int:
+    try:
+        value = None if _grouped(item) else int(item)
+        if not isinstance(item, str | bytes) and value != item:
+            value = None
+    except (TypeError, ValueError, OverflowError):
+        value = None
+    if value is None:
+        raise ValueError(f"{item!r} is no integer")
+    if not -_INT64 <= value < _INT64:
+        raise ValueError(f"{item!r} is too large for an int64")
+    return value
+
+
+def _grouped(item: Any) -> bool:
+    """Whether it is a number in Python's own notation, such as 1_000."""
+    return isinstance(item, str | bytes) and ("_" in item if isinstance(item, str) else b"_" in item)
+
+
+def _text(item: Any) -> bytes:
+    if isinstance(item, bytes):
+        return bytes(item)
+    if isinstance(item, str):
+        return item.encode("utf-8", "surrogateescape")
+    if isinstance(item, int | np.integer) and not isinstance(item, bool):
+        return str(int(item)).encode()
+    raise ValueError(f"{item!r} is no string")
+
+
+CONVERSIONS: dict[str, Callable[[Any], Any]] = {"float32": number, "int64": _integer, "string": _text}

@@ -1,0 +1,229 @@
+"""Writes prepared sets (see `psrun.data.blocks`), each once: the next run on the same files finds it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from psrun import atomic
+from psrun.data.blocks import ROWS, Blocks, Column, opened
+from psrun.data.moments import Scaling
+from psrun.errors import DataError
+
+_VERSION = 2
+_RECORD_BYTES = 16  # of a TFRecord beside its content: length and checksums
+_FIRST_BAD = 20  # of the bad rows, remembered
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of a file.
+
+    Attributes:
+      columns: by name, of shape (rows, width).
+      bad: rows left out: their numbers in the file, from 1 on, and what is wrong with each.
+    """
+
+    columns: Mapping[str, np.ndarray]
+    bad: Sequence[tuple[int, str]] = ()
+
+
+@dataclass(frozen=True)
+class Preparing:
+    """How files are prepared.
+
+    Attributes:
+      max_bad_rows: so many bad rows are left out; one more is an error.
+      cache: the folder for prepared sets; None for `cache()`.
+      tell: called again and again while it takes, with how far it is.
+    """
+
+    max_bad_rows: int = 0
+    cache: str | None = None
+    tell: Callable[[str], None] = lambda text: None
+
+
+def cache() -> Path:
+    """The folder for what can be made again, of all runs of a person."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "psrun" / "data"
+
+
+def prepared(
+    names: Sequence[str],
+    columns: Mapping[str, Column],
+    pieces: Callable[[str], Iterator[Piece]],
+    *,
+    layout: str,
+    how: Preparing,
+) -> Blocks:
+    """Examples of files, prepared now or, while the files have not changed since, at an earlier time.
+
+    Args:
+      pieces: reads a file.
+      layout: says how; what was read otherwise is another set.
+
+    Raises:
+      DataError: a file cannot be read to its end, there are more bad rows, no rows at all, or the folder cannot be
+        written.
+    """
+    key = json.dumps([_VERSION, layout, [_stamp(name) for name in names], {n: asdict(c) for n, c in columns.items()}])
+    digest = hashlib.sha256(key.encode()).hexdigest()[:32]
+    folder = (Path(how.cache).expanduser() if how.cache else cache()).absolute() / digest
+    found = _whole(folder, columns)
+    if found is None:
+        with _told(str(folder), "cannot be written"):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with _alone(folder.with_suffix(".lock")) as alone:
+                found = _whole(folder, columns) or _write(folder, names, columns, pieces, how, alone=alone)
+    _check(found.num_bad, found.bad, how.max_bad_rows)
+    return found
+
+
+def _whole(folder: Path, columns: Mapping[str, Column]) -> Blocks | None:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return opened(folder, columns)
+    return None
+
+
+def _write(
+    folder: Path,
+    names: Sequence[str],
+    columns: Mapping[str, Column],
+    pieces: Callable[[str], Iterator[Piece]],
+    how: Preparing,
+    *,
+    alone: bool,
+) -> Blocks:
+    """Writes a set whose folder appears once it is whole.
+
+    Args:
+      alone: whether nobody else can be writing it.
+    """
+    if alone:
+        for left in folder.parent.glob(f".{folder.name}.*"):  # by a process that was killed
+            shutil.rmtree(left)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    temporary.mkdir()
+    writing = _Writing(columns, how.max_bad_rows)
+    try:
+        with tf.io.TFRecordWriter(str(temporary / "examples.tfrecord")) as writer:
+            for number, name in enumerate(names, 1):
+                with _told(name):
+                    for piece in pieces(name):
+                        writing.add(writer, name, piece)
+                        how.tell(
+                            f"preparing {name} ({number} of {len(names)} files): {writing.num_examples:,} rows so far"
+                        )
+            writing.rest(writer)
+        np.save(temporary / "offsets.npy", np.array(writing.offsets, np.int64))
+        told = {
+            "files": list(names),
+            "num_examples": writing.num_examples,
+            "num_bad": writing.num_bad,
+            "bad": writing.bad,
+            "scales": {name: asdict(scaling.scale()) for name, scaling in writing.scalings.items()},
+        }
+        atomic.write(temporary / "prepared.json", json.dumps(told, indent=2) + "\n", durable=True)
+        if not alone and (found := _whole(folder, columns)):  # somebody was quicker
+            shutil.rmtree(temporary)
+            return found
+        shutil.rmtree(folder, ignore_errors=True)  # one that is not whole any more
+        temporary.rename(folder)
+        return opened(folder, columns)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+class _Writing:
+    """Cuts pieces into records; what is left of one stands before the next."""
+
+    def __init__(self, columns: Mapping[str, Column], max_bad: int) -> None:
+        self._columns, self._max_bad = columns, max_bad
+        self._left = {name: np.zeros((0, column.width)) for name, column in columns.items()}
+        self.offsets, self.num_examples, self.num_bad, self.bad = [0], 0, 0, list[str]()
+        self.scalings = {name: Scaling() for name, column in columns.items() if column.dtype == "float32"}
+
+    def add(self, writer: tf.io.TFRecordWriter, name: str, piece: Piece) -> None:
+        self.num_bad += len(piece.bad)
+        room = _FIRST_BAD - len(self.bad)
+        self.bad += [f"{name}, row {row}: {problem}" for row, problem in piece.bad[: max(0, room)]]
+        _check(self.num_bad, self.bad, self._max_bad)
+        for key, scaling in self.scalings.items():
+            scaling.add(piece.columns[key])
+        rows = {
+            key: np.concatenate([left, piece.columns[key]]) if len(left) else piece.columns[key]
+            for key, left in self._left.items()
+        }
+        count = len(next(iter(rows.values())))
+        whole = count - count % ROWS
+        for first in range(0, whole, ROWS):
+            self._record(writer, {key: values[first : first + ROWS] for key, values in rows.items()})
+        self._left = {key: values[whole:] for key, values in rows.items()}
+
+    def rest(self, writer: tf.io.TFRecordWriter) -> None:
+        count = len(next(iter(self._left.values())))
+        if count:
+            filled: dict[str, np.ndarray] = {
+                key: np.resize(values, (ROWS, values.shape[1])) for key, values in self._left.items()
+            }
+            self._record(writer, filled)
+            self.num_examples += count - ROWS
+
+    def _record(self, writer: tf.io.TFRecordWriter, rows: Mapping[str, np.ndarray]) -> None:
+        example = tf.train.Example()
+        for name, column in self._columns.items():
+            feature, values = example.features.feature[name], rows[name].ravel().tolist()
+            kind = {"float32": feature.float_list, "int64": feature.int64_list, "string": feature.bytes_list}
+            kind[column.dtype].value.extend(values)
+        record = example.SerializeToString()
+        writer.write(record)
+        self.offsets.append(self.offsets[-1] + _RECORD_BYTES + len(record))
+        self.num_examples += ROWS
+
+
+def _check(num_bad: int, bad: Sequence[str], max_bad: int) -> None:
+    if num_bad > max_bad:
+        allowed = f" (bad rows: {num_bad:,} so far, data.max_bad_rows={max_bad})" if max_bad else ""
+        raise DataError(f"{bad[min(max_bad, len(bad) - 1)]}{allowed}; data.max_bad_rows=... leaves out so many")
+
+
+def _stamp(name: str) -> list[Any]:
+    """Another one once the file changes."""
+    with _told(name):
+        found = tf.io.gfile.stat(name)
+    return [name if "://" in name else os.path.abspath(name), found.length, found.mtime_nsec]
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[bool]:
+    """One process at a time, where the file system can do that (True); elsewhere several do the same at once."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            alone = True
+        except OSError:
+            alone = False
+        yield alone
+
+
+@contextlib.contextmanager
+def _told(name: str, problem: str = "cannot be read to its end") -> Iterator[None]:
+    """Raises what goes wrong with a file as a DataError that names it."""
+    try:
+        yield
+    except (tf.errors.OpError, EOFError, OSError, zlib.error) as error:
+        said = error.message if isinstance(error, tf.errors.OpError) else error
+        raise DataError(f"{name} {problem}: {said}") from error

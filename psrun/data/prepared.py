@@ -1,0 +1,94 @@
+"""What all sources share whose examples are rows of files, prepared once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import tensorflow as tf
+
+from psrun.data import files
+from psrun.data.blocks import Blocks
+from psrun.data.source import Batches, ByNumber
+from psrun.errors import ConfigError, DataError, Problem
+
+
+class Prepared(ByNumber):
+    """Base of sources that read, check and prepare the rows of files once (see `psrun.data.blocks`).
+
+    A run on files that were prepared before begins at once. What is left to a source are its features and its task.
+
+    Args:
+      train, evaluation: the names of files, as `found` gives them.
+      prepare: makes a set of such files.
+      label: the column that is the label; all others are features.
+
+    Raises:
+      DataError: there is no row in the files, or what `prepare` raises.
+    """
+
+    facts: Mapping[str, int | float | str]
+
+    def __init__(
+        self,
+        train: Sequence[str],
+        evaluation: Sequence[str],
+        prepare: Callable[[Sequence[str]], Blocks],
+        *,
+        label: str,
+    ) -> None:
+        self._label = label
+        self._train = with_rows(train, prepare)
+        self._evaluation = with_rows(evaluation, prepare) if evaluation else None
+        self.num_train_examples = self._train.num_examples
+        self.num_eval_examples = self._evaluation.num_examples if self._evaluation else 0
+        sets = [each for each in (self._train, self._evaluation) if each]
+        self.facts = {
+            "num_train_files": len(train),
+            "num_eval_files": len(evaluation),
+            "num_bad_rows": sum(each.num_bad for each in sets),
+        }
+        self.warnings = tuple(
+            f"{each.num_bad:,} bad rows left out, the first: {each.bad[0]}" for each in sets if each.num_bad
+        )
+
+    def block(self, batch_size: int) -> int:
+        return self._train.block(batch_size)
+
+    def read(self, batches: Batches) -> Batches:
+        return self._train.read(batches).map(lambda number, numbers, columns: (number, numbers, self._example(columns)))
+
+    def evaluation(self, *, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
+        assert self._evaluation is not None
+        read = self._evaluation.in_order(batch_size, shard)
+        return read.map(lambda number, numbers, columns: self._example(columns))
+
+    def _example(self, columns: dict[str, tf.Tensor]) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        """The features and the label of rows."""
+        return {name: values for name, values in columns.items() if name != self._label}, columns[self._label]
+
+
+def found(path: str, eval_path: str | None, max_bad_rows: int) -> tuple[list[str], list[str]]:
+    """The files to train on and those to evaluate on.
+
+    Raises:
+      ConfigError: one of them is both, or `max_bad_rows` is below 0.
+      DataError: there are none.
+    """
+    if max_bad_rows < 0:
+        raise ConfigError([Problem("data.max_bad_rows", f"is {max_bad_rows}, must be 0 or more")])
+    train, evaluation = files.find(path), files.find(eval_path) if eval_path else []
+    if both := sorted({*train} & {*evaluation}):
+        raise ConfigError([Problem("data.eval_path", f"{both[0]} is also one of the files to train on")])
+    return train, evaluation
+
+
+def with_rows(names: Sequence[str], prepare: Callable[[Sequence[str]], Blocks]) -> Blocks:
+    """The set of such files.
+
+    Raises:
+      DataError: there is no row in them, or what `prepare` raises.
+    """
+    made = prepare(names)
+    if not made.num_examples:
+        raise DataError(f"there is no row in {names[0]}" + (" and the others" if len(names) > 1 else ""))
+    return made

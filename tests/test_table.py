@@ -1,0 +1,410 @@
+"""Rows of files in several formats: what is read, what is bad, what is cut short, and models that learn from them."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psrun.errors import ConfigError, DataError
+
+pytestmark = pytest.mark.tensorflow
+
+READ = ("data=table", "data._target_=psrun.data.table.Table", "data.label=label")
+needs_pyarrow = pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed")
+FORMATS = ("csv", "csv.gz", "tsv", "tfrecord", "tfrecord.gz", "npz", pytest.param("parquet", marks=needs_pyarrow))
+FEATURES = {"age": {}, "work": {"dtype": "string"}}
+WORKS = ("baker", 'said "so"', "tab\there", "two\nlines", "comma, here", "", "Käse")
+
+
+def rows(count: int = 150) -> dict[str, list]:
+    """Columns that a model can learn from."""
+    rng = np.random.default_rng(3)
+    age = rng.integers(1, 90, size=count)
+    works = [WORKS[index] for index in rng.integers(len(WORKS), size=count)]
+    return {"age": (age / 4).tolist(), "work": works, "label": [int(each > 45) for each in age]}
+
+
+def write(path: Path, columns: dict[str, list]) -> Path:
+    {"csv": _text, "tsv": _text, "tfrecord": _records, "npz": _arrays, "parquet": _parquet}[path.name.split(".")[1]](
+        path, columns
+    )
+    return path
+
+
+def _text(path: Path, columns: dict[str, list]) -> None:
+    opened = gzip.open if path.name.endswith(".gz") else open
+    with opened(path, "wt", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter="\t" if ".tsv" in path.name else ",")
+        writer.writerows([columns.keys(), *zip(*columns.values())])
+
+
+def example(row: dict) -> bytes:
+    import tensorflow as tf
+
+    made = tf.train.Example()
+    for name, value in row.items():
+        feature, values = made.features.feature[name], value if isinstance(value, list) else [value]
+        if isinstance(values[0], str):
+            feature.bytes_list.value.extend(item.encode() for item in values)
+        elif isinstance(values[0], int):
+            feature.int64_list.value.extend(values)
+        else:
+            feature.float_list.value.extend(values)
+    return made.SerializeToString()
+
+
+def _records(path: Path, columns: dict[str, list]) -> None:
+    import tensorflow as tf
+
+    with tf.io.TFRecordWriter(str(path), "GZIP" if path.name.endswith(".gz") else None) as writer:
+        for row in zip(*columns.values()):
+            writer.write(example(dict(zip(columns, row))))
+
+
+def _arrays(path: Path, columns: dict[str, list]) -> None:
+    np.savez(path, **{name: np.array(values) for name, values in columns.items()})
+
+
+def _parquet(path: Path, columns: dict[str, list]) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table(columns), path, row_group_size=64)
+
+
+def table(path, **options):
+    from psrun.data.table import Table
+
+    return Table(path=str(path), label="label", **options)
+
+
+def all_of(source) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    batches = list(source.evaluation(batch_size=64).as_numpy_iterator())
+    features = {name: np.concatenate([batch[0][name] for batch in batches]) for name in batches[0][0]}
+    return features, np.concatenate([batch[1] for batch in batches])
+
+
+def read(path: Path, **options) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """All rows of a file, in order: those of an evaluation set."""
+    other = path.with_name(f"other-{path.name}")
+    other.write_bytes(path.read_bytes())
+    return all_of(table(other, eval_path=str(path), **options))
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_rows_are_those_that_were_written(tmp_path, ending):
+    written = rows()
+    features, label = read(write(tmp_path / f"rows.{ending}", written), features=FEATURES)
+    assert features["age"].tolist() == [[age] for age in written["age"]]
+    assert features["work"].tolist() == [[work.encode()] for work in written["work"]]
+    assert label.tolist() == [[each] for each in written["label"]]
+    assert (features["age"].dtype, label.dtype) == (np.float32, np.float32)
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_features_are_taken_from_the_first_file(tmp_path, ending):
+    import tensorflow as tf
+
+    path = write(tmp_path / f"rows.{ending}", rows())
+    path = path.rename(tmp_path / f"rows.{ending}-00000-of-00001")
+    if "tfrecord" in ending:
+        with pytest.raises(ConfigError, match=r"data.features: must be given"):
+            table(path)
+        return
+    source = table(path, num_buckets=7)
+    assert source.facts["features_taken"] == "age float32, work string"
+    assert (source.features["age"].dtype, source.features["work"].dtype) == (tf.float32, tf.string)
+    assert source.features["work"].num_buckets == 7
+    assert source.num_eval_examples == 0
+
+
+def test_columns_with_names_that_are_no_layers_get_others(tmp_path):
+    path = write(tmp_path / "rows.csv", {"fixed acidity": [1.0, 2.0], "label": [0, 1]})
+    assert list(table(path).features) == ["fixed_acidity"]
+    assert list(table(path, features={"acid": {"column": "fixed acidity"}}).features) == ["acid"]
+    with pytest.raises(ConfigError, match=r"data.features.fixed acidity: cannot be the name of a layer"):
+        table(path, features={"fixed acidity": {}})
+
+
+def test_floats_are_told_with_their_mean_and_deviation(tmp_path):
+    """Over all files to train on, and of logarithms as the model takes them."""
+    first, second = {"x": [-1.0, 0.0, 5.0], "label": [0, 1, 1]}, {"x": [100.0], "label": [1]}
+    write(tmp_path / "a.csv", first)
+    write(tmp_path / "b.csv", second)
+    features = {"x": {}, "counts": {"column": "x", "logarithm": True}}
+    source = table(tmp_path, features=features)
+    values = np.array(first["x"] + second["x"])
+    logarithms = np.log1p(np.maximum(values, 0))
+    told = source.features["x"], source.features["counts"]
+    np.testing.assert_allclose([each.mean for each in told], [values.mean(), logarithms.mean()], rtol=1e-6)
+    np.testing.assert_allclose([each.deviation for each in told], [values.std(), logarithms.std()], rtol=1e-6)
+
+    from psrun.models.model import prepared
+
+    preprocessing, _ = prepared(source)
+    given = preprocessing({name: values[:, np.newaxis].astype(np.float32) for name in features})
+    np.testing.assert_allclose(given["counts"][:, 0], (logarithms - logarithms.mean()) / logarithms.std(), rtol=1e-5)
+    same = table(write(tmp_path / "same.csv", {"x": [3.0, 3.0], "label": [0, 1]}))
+    assert (same.features["x"].mean, same.features["x"].deviation) == (3.0, 1.0)
+    assert table(tmp_path / "?.csv", features=features).features == source.features  # prepared before
+
+
+@pytest.mark.parametrize("ending", ["tfrecord", "npz", pytest.param("parquet", marks=needs_pyarrow)])
+def test_columns_have_several_values_and_labels_of_several_tasks(tmp_path, ending):
+    written = {"pair": [[1, 2], [3, 4], [5, 6]], "words": [["a", "b"], ["c", "d"], ["e", "f"]], "label": [2, 0, 1]}
+    path = write(tmp_path / f"rows.{ending}", written)
+    features = {"pair": {"width": 2, "dtype": "int64", "num_buckets": 9}, "words": {"dtype": "string", "width": 2}}
+    found, label = read(path, features=features, task="multiclass", num_classes=3)
+    assert found["pair"].tolist() == written["pair"]
+    assert found["words"].tolist() == [[word.encode() for word in each] for each in written["words"]]
+    assert (label.tolist(), label.dtype) == ([2, 0, 1], np.int64)
+    found, label = read(path, features={"pair": {"width": 2}}, task="regression")
+    assert (found["pair"].tolist(), label.tolist()) == (written["pair"], [[2.0], [0.0], [1.0]])
+    if ending != "tfrecord":
+        assert {name: each.shape for name, each in table(path, task="regression").features.items()} == {
+            "pair": (2,), "words": (2,)
+        }  # fmt: skip
+    with pytest.raises(DataError, match=r"row 1: column pair: has 2 values instead of 3"):
+        table(path, features={"pair": {"width": 3}}, task="regression")
+    with pytest.raises(DataError, match=r"row 1: column label: 2 is no class from 0 to 1"):
+        table(path, features=features, task="multiclass", num_classes=2)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("old,baker,1", "column age: 'old' is no number"),
+        ("1_0,baker,1", "column age: '1_0' is no number"),
+        (",baker,1", "column age: is empty"),
+        ("1e39,baker,1", "column age: '1e39' is too large for a float32"),
+        ("nan,baker,1", "column age: 'nan' is no number"),
+        ("1,baker", "2 fields instead of 3"),
+        ("1,baker,1,1", "4 fields instead of 3"),
+        ("1,baker,2", "column label: 2 is no class from 0 to 1"),
+        ("1,baker,0.5", "column label: 0.5 is no class from 0 to 1"),
+        ("1,baker,", "column label: is empty"),
+    ],
+)
+def test_a_bad_row_is_named_or_left_out(tmp_path, row, said):
+    path = tmp_path / "rows.csv"
+    path.write_text(f'age,work,label\n1,"two\nlines",0\n\n{row}\n2,,1\n')
+    with pytest.raises(DataError, match=rf"rows\.csv, row 4: {said}.*; data.max_bad_rows="):
+        table(path, features=FEATURES)
+    source = table(path, features=FEATURES, max_bad_rows=1)
+    assert (source.num_train_examples, source.facts["num_bad_rows"]) == (2, 1)
+    assert source.features["age"].mean == 1.5
+    assert len(source.warnings) == 1
+
+
+def test_a_default_stands_for_what_is_missing(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("age,work,day,label\n,,,1\n2,b,3,0\n")
+    features = {
+        "age": {"default": -1},
+        "work": {"dtype": "string", "default": "none"},
+        "day": {"dtype": "int64", "default": 7, "vocabulary": [3, 7]},
+    }
+    found, _ = read(path, features=features)
+    assert found["age"].tolist() == [[-1.0], [2.0]]
+    assert found["work"].tolist() == [[b"none"], [b"b"]]
+    assert found["day"].tolist() == [[7], [3]]
+
+
+def test_vocabularies_are_lists_or_files_and_integers_without_are_told(tmp_path):
+    from psrun.models.model import prepared
+
+    path = write(
+        tmp_path / "rows.npz", {"work": ["b", "a", "c"], "day": [5, 3, 4], "hour": [1, 2, 3], "label": [0, 1, 0]}
+    )
+    (tmp_path / "words.txt").write_text("a\nb\n")
+    words, days = (
+        {"dtype": "string", "vocabulary": str(tmp_path / "words.txt")},
+        {"dtype": "int64", "vocabulary": [3, 5]},
+    )
+    source = table(path, features={"work": words, "day": days, "hour": {"dtype": "int64"}})
+    assert source.warnings == (
+        "hour: integers with neither vocabulary nor num_buckets, which psrun's own models do not use",
+    )
+    preprocessing, num_ids = prepared(source)
+    assert num_ids == {"work": 3, "day": 3}
+    ids = preprocessing(next(source.train(batch_size=3, seed=np.int64(0)).as_numpy_iterator())[0])
+    pairs = zip(ids["work"].numpy()[:, 0].tolist(), ids["day"].numpy()[:, 0].tolist())
+    assert sorted(pairs) == [(0, 0), (1, 1), (2, 2)]
+
+
+@needs_pyarrow
+def test_what_is_null_in_parquet_is_as_an_empty_field(tmp_path):
+    path = write(tmp_path / "rows.parquet", {"age": [1.5, None], "work": [None, "b"], "label": [0, 1]})
+    with pytest.raises(DataError, match=r"rows\.parquet, row 2: column age: is empty"):
+        table(path)
+    found, _ = read(path, features={"age": {"default": 0}, "work": {"dtype": "string"}})
+    assert (found["age"].tolist(), found["work"].tolist()) == ([[1.5], [0.0]], [[b""], [b"b"]])
+
+
+def test_a_record_that_lacks_a_feature_is_bad(tmp_path):
+    import tensorflow as tf
+
+    path = tmp_path / "rows.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for record in (example({"age": 1, "label": 1}), example({"label": 1}), b"\xff\xff", example({"age": "x"})):
+            writer.write(record)
+    source = table(path, features={"age": {}}, max_bad_rows=3)
+    assert source.num_train_examples == 1
+    for row, said in (
+        (2, "column age: is empty"), (3, "is no tf.train.Example"), (4, "column age: b'x' is no number")
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=f"row {row}: {said}"):
+            table(path, features={"age": {}}, max_bad_rows=row - 2)
+
+
+@pytest.mark.parametrize("ending", [each for each in FORMATS if each not in ("csv", "tsv")])
+def test_a_file_that_is_cut_short_is_an_error(tmp_path, ending):
+    """Wherever it is cut within a record; TensorFlow takes some of these for files that end there."""
+    whole = write(tmp_path / f"rows.{ending}", rows()).read_bytes()
+    path = tmp_path / f"cut.{ending}"
+    for size in (5, 13, len(whole) // 2, len(whole) - 12, len(whole) - 3):
+        path.write_bytes(whole[:size])
+        with pytest.raises(DataError, match=rf"cut\.{ending}(, (row|record) \d+)? cannot be read"):
+            table(path, features=FEATURES, max_bad_rows=9)
+
+
+def test_records_that_are_cut_after_their_length_are_no_end(tmp_path):
+    """TensorFlow reads 100 records of such a file and says nothing."""
+    import tensorflow as tf
+
+    record = example({"age": 1, "label": 1})
+    path = tmp_path / "rows.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for _ in range(101):
+            writer.write(record)
+    whole = path.read_bytes()
+    for over in (1, 8, 11):
+        path.write_bytes(whole[: 100 * (len(record) + 16) + over])
+        assert len(list(tf.data.TFRecordDataset(str(path)))) == 100
+        with pytest.raises(DataError, match=r"rows\.tfrecord, record 101 cannot be read: the file is cut short"):
+            table(path, features={"age": {}})
+
+
+def test_text_that_ends_within_quotes_is_an_error(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text('age,work,label\n1,a,0\n1,"a,0\n2,b,1\n')
+    with pytest.raises(DataError, match=r"rows\.csv, row 3 cannot be read: unexpected end of data"):
+        table(path, features=FEATURES, max_bad_rows=10)
+    assert table(path, features=FEATURES, quoted=False).num_train_examples == 3
+
+
+@pytest.mark.parametrize("ending", ["tfrecord", "tfrecord.gz", "npz", "csv.gz"])
+def test_a_flipped_bit_is_an_error(tmp_path, ending):
+    path = write(tmp_path / f"rows.{ending}", rows())
+    held = bytearray(path.read_bytes())
+    held[len(held) // 2] ^= 1
+    path.write_bytes(held)
+    with pytest.raises(DataError, match=r"rows\..* (cannot be read|row|record)"):
+        table(path, features=FEATURES)
+
+
+def test_the_record_that_is_broken_is_told_by_its_number(tmp_path):
+    path = write(tmp_path / "rows.tfrecord", {"age": [1] * 1300, "label": [1] * 1300})
+    held = bytearray(path.read_bytes())
+    held[1234 * len(held) // 1300 + 20] ^= 1
+    path.write_bytes(held)
+    with pytest.raises(DataError, match=r"rows\.tfrecord, record 1235 cannot be read: corrupted record at"):
+        table(path, features={"age": {}})
+
+
+@pytest.mark.parametrize("ending", ["csv", "npz", pytest.param("parquet", marks=needs_pyarrow)])
+def test_other_columns_in_one_of_the_files_are_told(tmp_path, ending):
+    write(tmp_path / f"a.{ending}", {"age": [1.5, 2.0], "work": ["a", "b"], "label": [0, 1]})
+    turned = {"label": [1, 0], "work": ["c", "d"], "age": [3.5, 4.0]}
+    write(tmp_path / f"b.{ending}", turned)
+    assert table(tmp_path / f"*.{ending}").features["age"].mean == 2.75  # in another order
+    write(tmp_path / f"c.{ending}", {"label": [1], "ages": [3.0], "work": ["c"]})
+    for options in ({}, {"eval_path": str(tmp_path / f"c.{ending}")}):
+        path = tmp_path / (f"[ab].{ending}" if options else f"*.{ending}")
+        with pytest.raises(DataError, match=rf"c\.{ending} has other columns than .*a\.{ending}: it lacks 'age' and "
+                                            "also has 'ages'"):  # fmt: skip
+            table(path, **options)
+
+
+def test_text_without_a_header_and_of_other_delimiters(tmp_path):
+    path = tmp_path / "rows.txt"
+    path.write_bytes(b"\xef\xbb\xbf1;a\r\n0;\xff\r\n")
+    options = {"format": "csv", "delimiter": ";", "columns": ["label", "work"]}
+    found, label = read(path, **options)
+    assert (found["work"].tolist(), label.tolist()) == ([[b"a"], [b"\xff"]], [[1.0], [0.0]])
+
+
+def problems(path: Path, **options) -> str:
+    with pytest.raises(ConfigError) as error:
+        table(path, **options)
+    return str(error.value)
+
+
+def test_options_that_cannot_be_are_told(tmp_path):
+    path = write(tmp_path / "rows.csv", rows(10))
+    for options, said in (
+        ({"task": "ranking"}, "data.task: is 'ranking'"),
+        ({"task": "multiclass"}, "data.num_classes: is None"),
+        ({"num_classes": 2}, "data.num_classes: is for data.task=multiclass"),
+        ({"format": "xml"}, "data.format: is 'xml'"),
+        ({"delimiter": "||"}, "data.delimiter: is '||'"),
+        ({"columns": ["a", "a"]}, "data.columns: must name"),
+        ({"num_buckets": 0}, "data.num_buckets: is 0"),
+        ({"max_bad_rows": -1}, "data.max_bad_rows: is -1"),
+        ({"features": {}}, "data.features: is {}"),
+        ({"features": {"ages": {}}}, "csv has no column 'ages'. Did you mean 'age'?"),
+        ({"features": {"label": {}}}, "data.features.label: 'label' is the label"),
+        ({"features": {"age": {"width": 2}}}, "data.features.age.width: is 2"),
+        ({"features": {"age": {"dtype": "int"}}}, "data.features.age.dtype: is 'int', must be one of float32"),
+        ({"features": {"age": {"wide": 2}}}, "data.features.age.wide: no such key"),
+        ({"features": {"age": {"num_buckets": 2}}}, "data.features.age.num_buckets: is for strings"),
+        ({"features": {"age": {"default": "x"}}}, "data.features.age.default: 'x' is no number"),
+        ({"features": {"age": {"vocabulary": [1]}}}, "data.features.age.vocabulary: is for strings"),
+        ({"features": {"work": {"dtype": "string", "logarithm": True}}}, "data.features.work.logarithm: is for"),
+        ({"features": {"work": {"dtype": "string", "vocabulary": [1]}}}, "work.vocabulary: must be a list of values"),
+        ({"features": {"work": {"dtype": "string", "vocabulary": "no"}}}, "work.vocabulary: there is no file no"),
+        ({"columns": ["age", "work", "labels"]}, "has no column 'label'. Did you mean 'labels'?"),
+    ):
+        assert said in problems(path, **options)
+    write(tmp_path / "rows.npz", rows(10))
+    assert "must be of one format; here are" in problems(tmp_path / "rows.*")
+    (tmp_path / "rows.xls").write_text("rows")
+    assert "data.format: cannot be told from the name" in problems(tmp_path / "rows.xls")
+    for text, said in (("age,age,label\n1,2,0\n", "more than one column 'age'"), ("age,label\n", "there is no row")):
+        path.write_text(text)
+        with pytest.raises(DataError, match=said):
+            table(path)
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "rows.parquet").write_text("PAR1")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'psrun[parquet]'" in problems(tmp_path / "rows.parquet")
+
+
+def test_arrays_of_different_lengths_are_told(tmp_path):
+    np.savez(tmp_path / "rows.npz", age=np.arange(3.0), label=np.arange(2))
+    with pytest.raises(DataError, match=r"rows\.npz: the arrays' first axes must be equal"):
+        table(tmp_path / "rows.npz")
+    np.savez(tmp_path / "rows.npz", age=np.array([1, "a", None], object), label=np.arange(3))
+    with pytest.raises(DataError, match=r"rows\.npz cannot be read to its end: .*allow_pickle"):
+        table(tmp_path / "rows.npz")
+
+
+@pytest.mark.parametrize(("model", "ending"), [("dense", "csv.gz"), ("wide_deep", "tfrecord")])
+def test_models_learn_from_it(train, tmp_path, model, ending):
+    write(tmp_path / f"train-0.{ending}", rows(300))
+    write(tmp_path / f"eval.{ending}", rows(70))
+    result, _ = train(
+        *READ, f"data.path={tmp_path}/train-*", f"data.eval_path={tmp_path}/eval.{ending}", f"model={model}",
+        "data.features={age:{},work:{dtype:string,num_buckets:11}}", "data.global_batch_size=32", "trainer.epochs=1",
+        "trainer.steps_per_epoch=18", "optimizer.learning_rate=0.1",
+    )  # fmt: skip
+    assert result["data"]["num_train_files"] == 1
+    assert result["evaluation"]["examples_seen"] == 70
+    assert result["metrics"]["auc"] > 0.8
