@@ -118,7 +118,7 @@ def test_files_that_cannot_be_used_are_told(tmp_path):
     with pytest.raises(DataError, match=r"header\.tsv, row 1: not 40 fields"):
         criteo(tmp_path / "header.tsv")
     with pytest.raises(ConfigError, match=r"data.eval_path: .*good\.tsv is also one of the files to train on"):
-        criteo(tmp_path / "good.tsv", eval_path=str(tmp_path / "good.tsv"))
+        criteo(tmp_path / "good.tsv", eval_path=str(tmp_path / "folder" / ".." / "good.tsv"))
     with pytest.raises(ConfigError, match=r"data.vocabulary: .* holds no vocabulary"):
         criteo(tmp_path / "good.tsv", vocabulary=str(tmp_path))
     with pytest.raises(ConfigError, match=r"data.num_buckets: is 0"):

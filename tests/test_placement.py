@@ -176,6 +176,9 @@ def test_the_plan_spreads_the_bytes_of_a_step_over_tasks():
     run = run_config("partitioner=fixed_shards", "cluster.num_workers=3", *SMALL["features"])
     source = opening.load_source(run)
     plan = planner.make(run, source)
+    # A pass over 500 examples, whose last batch of 32 is smaller, moves as much a step.
+    once = run_config("data.visitation=once", "partitioner=fixed_shards", "cluster.num_workers=3", *SMALL["features"])
+    assert planner.make(once, source).traffic == plan.traffic
     # A table of 8 x 20 and a kernel of 20 x 1, each cut in two, and a bias.
     table = plan.traffic_by_variable["embedding/embeddings"]
     assert plan.traffic.read_bytes == table.read_bytes + 20 * 4 + 4

@@ -47,6 +47,11 @@ def find(pattern: str) -> list[str]:
     return files
 
 
+def path(name: str) -> str:
+    """The same for each way to name a file."""
+    return name if "://" in name else os.path.realpath(name)
+
+
 @contextlib.contextmanager
 def opened(name: str) -> Iterator[BinaryIO]:
     """A file to read, what is gzipped as it was before.

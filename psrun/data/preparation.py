@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from psrun import atomic
+from psrun.data import files
 from psrun.data.blocks import ROWS, Blocks, Column, opened
 from psrun.data.moments import Scaling
 from psrun.errors import DataError
@@ -204,7 +205,7 @@ def _stamp(name: str) -> list[Any]:
     """Another one once the file changes."""
     with _told(name):
         found = tf.io.gfile.stat(name)
-    return [name if "://" in name else os.path.abspath(name), found.length, found.mtime_nsec]
+    return [files.path(name), found.length, found.mtime_nsec]
 
 
 @contextlib.contextmanager

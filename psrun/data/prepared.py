@@ -77,7 +77,8 @@ def found(path: str, eval_path: str | None, max_bad_rows: int) -> tuple[list[str
     if max_bad_rows < 0:
         raise ConfigError([Problem("data.max_bad_rows", f"is {max_bad_rows}, must be 0 or more")])
     train, evaluation = files.find(path), files.find(eval_path) if eval_path else []
-    if both := sorted({*train} & {*evaluation}):
+    paths = {files.path(name) for name in train}
+    if both := [name for name in evaluation if files.path(name) in paths]:
         raise ConfigError([Problem("data.eval_path", f"{both[0]} is also one of the files to train on")])
     return train, evaluation
 
