@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -106,12 +107,27 @@ class Program:
             batches = self.source.train(batch_size=batch_size, seed=own)
             return self._preprocessed(batches.skip(num_batches_done) if num_batches_done else batches)
         assert isinstance(self.source, ByNumber)
-        wanted = tf.data.Dataset.range(num_batches_done, tf.int64.max) if numbers is None else numbers()
+        wanted = tf.data.Dataset.counter(num_batches_done) if numbers is None else numbers()
         read = self.source.batches(wanted, self.source.order(batch_size, whole_passes=once), own)
         if numbers is None:
             return self._preprocessed(read.map(lambda number, examples, batch: batch))
         first = worker * self.source.num_train_examples
         return self._preprocessed(read, lambda number, examples, batch: (number, first + examples, self._ready(*batch)))
+
+    @functools.cached_property
+    def batch_spec(self) -> Any:
+        """What a batch is like that the network is trained on.
+
+        Raises:
+          ConfigError: the training data ends.
+        """
+        dataset = self.train_dataset()
+        cardinality = int(dataset.cardinality()) if tf.executing_eagerly() else tf.data.INFINITE_CARDINALITY
+        if cardinality not in (tf.data.INFINITE_CARDINALITY, tf.data.UNKNOWN_CARDINALITY):
+            raise ConfigError(
+                [Problem("data", f"the training data ends after {cardinality} batches; make it endless with .repeat()")]
+            )
+        return dataset.element_spec
 
     @property
     def batches_per_pass(self) -> int | None:
@@ -206,7 +222,7 @@ def build_state(program: Program) -> None:
     """
     network = program.network
     with filling.in_place(), program.distribution.strategy.scope():
-        spec = _batch_spec(program)
+        spec = program.batch_spec
         features, label = tf.nest.map_structure(zeros, spec)
         if tf.executing_eagerly() and network.built:
             prediction = tf.nest.map_structure(zeros, traced_forward(program).structured_outputs)
@@ -249,19 +265,8 @@ def traced_forward(program: Program) -> Any:
     """The network as a concrete function of a batch's features. It is traced, not run: Keras' Embedding, called outside
     of a function, would fetch the whole of a table that is cut in shards.
     """
-    features, _ = _batch_spec(program)
+    features, _ = program.batch_spec
     return tf.function(lambda batch: program.network(batch, training=False)).get_concrete_function(features)
-
-
-def _batch_spec(program: Program) -> Any:
-    """What a batch is like that the network is trained on."""
-    dataset = program.train_dataset()
-    cardinality = int(dataset.cardinality()) if tf.executing_eagerly() else tf.data.INFINITE_CARDINALITY
-    if cardinality not in (tf.data.INFINITE_CARDINALITY, tf.data.UNKNOWN_CARDINALITY):
-        raise ConfigError(
-            [Problem("data", f"the training data ends after {cardinality} batches; make it endless with .repeat()")]
-        )
-    return dataset.element_spec
 
 
 def zeros(spec: tf.TensorSpec, batch_size: int = 1) -> tf.Tensor:

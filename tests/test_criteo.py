@@ -171,7 +171,7 @@ def test_a_vocabulary_is_counted_and_used(tmp_path, capsys):
         assert told[f"C{index + 1}"]["values"] == len(wanted)
         assert told[f"C{index + 1}"]["left_out"] == len({value for value in values if value} - wanted)
     assert any(told[name]["collisions"] for name in told)
-    with pytest.raises(ConfigError, match="written once"):
+    with pytest.raises(ConfigError, match="is not empty"):
         commands.main(arguments)
 
     from psrun.models.model import prepared

@@ -48,10 +48,13 @@ def main(arguments: list[str]) -> ExitCode:
     verb.add_argument("--seed", type=int, default=1, help="of the order")
     given = vars(parser.parse_args(arguments))
     function, _ = given.pop("function"), given.pop("verb")
+    folder: Path = given["folder"]
     try:
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"{folder} is not empty: what is written goes into a new folder")
         return function(Console(highlight=False), **given)
     except OSError as error:
-        raise DataError(f"{given['folder']} cannot be written: {error}") from error
+        raise DataError(f"{folder} cannot be written: {error}") from error
 
 
 def _synthesize(console: Console, folder: Path, num_files: int, gzip: bool, **recipe: float) -> ExitCode:

@@ -13,10 +13,10 @@ import tensorflow as tf
 from psrun.data import blocks, files, preparation
 from psrun.data.prepared import Prepared, found, with_rows
 from psrun.data.source import Feature, Task
+from psrun.data.synthesis import NUM_CATEGORIES, NUM_COUNTS
 from psrun.errors import ConfigError, DataError, Problem
 
-NUM_COUNTS = 13
-CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
+CATEGORIES = tuple(f"C{number}" for number in range(1, NUM_CATEGORIES + 1))
 NUM_FIELDS = 1 + NUM_COUNTS + len(CATEGORIES)
 _NUMBER = r"(-?(\d+(\.\d*)?|\.\d+))?"
 _PROBLEMS = (

@@ -90,11 +90,8 @@ def write(folder: Path, recipe: Recipe, *, num_files: int = 1, zipped: bool = Fa
       model can beat them but by chance. Labels that are all alike have no AUC: None.
 
     Raises:
-      ConfigError: there is something in the folder.
-      OSError: it cannot be written.
+      OSError: the folder cannot be written.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty: what is generated goes into a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(recipe.seed)
     truth = _Truth(recipe, rng)

@@ -29,13 +29,11 @@ def write(path: str, folder: Path, *, min_count: int, num_buckets: int, seed: in
       `num_buckets`.
 
     Raises:
-      ConfigError: an argument is below 1, or there is something in the folder.
+      ConfigError: an argument is below 1.
       DataError: there are no such files, or a row is not as it should be.
     """
     if min(min_count, num_buckets) < 1 or seed < 0:
         raise ConfigError("--min-count and --num-buckets must be 1 or more, --seed 0 or more")
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty: a vocabulary is written once, into a new folder")
     counted = _counted(path)
     folder.mkdir(parents=True, exist_ok=True)
     rng, digest = np.random.default_rng(seed), hashlib.sha256()

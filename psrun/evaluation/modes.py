@@ -68,12 +68,12 @@ def _check_mergeable(program: Program) -> None:
 
 
 def _check_data(program: Program) -> None:
-    evaluation, train = program.evaluation_dataset(), program.train_dataset()
+    evaluation = program.evaluation_dataset()
     if int(evaluation.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise ConfigError([Problem("data", "the evaluation data never ends; leave out .repeat()")])
     here, there = (
-        tf.nest.map_structure(lambda spec: f"{spec.shape[1:]} {spec.dtype.name}", dataset.element_spec)
-        for dataset in (evaluation, train)
+        tf.nest.map_structure(lambda spec: f"{spec.shape[1:]} {spec.dtype.name}", specs)
+        for specs in (evaluation.element_spec, program.batch_spec)
     )
     if here != there:
         raise ConfigError([Problem("data", f"evaluation examples are {here}, those to train on {there}")])

@@ -149,8 +149,8 @@ def _place(
 
 def _traffic(built: program.Program) -> dict[str, Traffic]:
     """Bytes a step by variable, from the shapes of one step's gradients."""
-    spec, batch_size = built.train_dataset().element_spec, built.config.data.global_batch_size
-    features, label = tf.nest.map_structure(lambda s: program.zeros(s, batch_size), spec)
+    batch_size = built.config.data.global_batch_size
+    features, label = tf.nest.map_structure(lambda spec: program.zeros(spec, batch_size), built.batch_spec)
     with tf.GradientTape() as tape:
         prediction = built.network(features, training=True)
         loss = built.network.compute_loss(features, label, prediction)
