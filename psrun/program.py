@@ -13,6 +13,7 @@ import tf_keras
 
 from psrun import choices, filling, layers, targets
 from psrun.config import RunConfig
+from psrun.data.order import Order
 from psrun.data.source import ByNumber, DataSource
 from psrun.errors import ConfigError, Problem
 from psrun.models.model import Model, refuse_single_files
@@ -108,7 +109,7 @@ class Program:
             return self._preprocessed(batches.skip(num_batches_done) if num_batches_done else batches)
         assert isinstance(self.source, ByNumber)
         wanted = tf.data.Dataset.counter(num_batches_done) if numbers is None else numbers()
-        read = self.source.batches(wanted, self.source.order(batch_size, whole_passes=once), own)
+        read = self.source.batches(wanted, self.order or self.source.order(batch_size), own)
         if numbers is None:
             return self._preprocessed(read.map(lambda number, examples, batch: batch))
         first = worker * self.source.num_train_examples
@@ -130,10 +131,12 @@ class Program:
         return dataset.element_spec
 
     @property
-    def batches_per_pass(self) -> int | None:
-        """None where it is not known how many examples there are."""
-        examples = self.source.num_train_examples
-        return None if examples is None else -(-examples // self.config.data.global_batch_size)
+    def order(self) -> Order | None:
+        """Of the batches; None where they are not numbered."""
+        if self.config.data.visitation != "once":
+            return None
+        assert isinstance(self.source, ByNumber)
+        return self.source.order(self.config.data.global_batch_size, whole_passes=True)
 
     def evaluation_dataset(self, context: Any = None, *, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
         """Every evaluation example once.

@@ -10,6 +10,7 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import cancellation
 
 from psrun import choices, strategy
+from psrun.training.feeding import Dealt, Stream
 
 pytestmark = pytest.mark.inprocess
 
@@ -21,24 +22,41 @@ def _slowly(number: tf.Tensor) -> tf.Tensor:
     return number + tf.cast(product[0, 0] * 0, tf.int64)
 
 
-def test_a_worker_whose_step_was_cancelled_reads_on(cluster_spec, monkeypatch):
+def _stream() -> Stream:
+    return Stream(lambda context, numbers: tf.data.Dataset.counter().map(_slowly))
+
+
+def _dealt() -> Dealt:
+    return Dealt(lambda context, numbers: numbers().map(lambda number: (number, number, _slowly(number))), 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "firsts"),
+    [
+        (_stream, (0, 50)),  # a worker's own stream begins anew
+        (_dealt, (50, 100)),  # and who is told what to read, reads that
+    ],
+)
+def test_a_worker_whose_step_was_cancelled_reads_on(cluster_spec, monkeypatch, make, firsts):
     """TensorFlow cancels with the step the iterator that it reads from, for good, and says that the data is at its end.
 
     It is what happens when the connection between a worker and a parameter server breaks: the closure is run again.
     """
     coordinator = strategy.parameter_servers(cluster_spec[1], choices.NoPartitioner("none")).coordinator
     assert coordinator is not None
-    iterator = iter(coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.counter().map(_slowly)))
+    feed = make()
+    iterator = feed.iterator(coordinator)
 
     @tf.function
-    def steps(source):
+    def steps(source, *told):
         total = tf.constant(0, tf.int64)
-        for _ in tf.range(50):
-            total += next(source)
+        feed.begin(50, *told)
+        for place in tf.range(50):
+            total += feed.taker(source, place, *told)()
         return total
 
-    closure = steps.get_concrete_function(iterator._values[0]._type_spec)
-    coordinator.schedule(closure, args=(iterator,))
+    closure = steps.get_concrete_function(iterator._values[0]._type_spec, *feed.specs)
+    coordinator.schedule(closure, args=(iterator, *feed.told(50)))
     coordinator.join()
     execute, tries = cluster_coordinator.Closure.execute_on, []
 
@@ -55,7 +73,9 @@ def test_a_worker_whose_step_was_cancelled_reads_on(cluster_spec, monkeypatch):
             self._function = function
 
     monkeypatch.setattr(cluster_coordinator.Closure, "execute_on", execute_on)
-    found = coordinator.schedule(closure, args=(iterator,))
+    found = coordinator.schedule(closure, args=(iterator, *feed.told(50)))
+    after = coordinator.schedule(closure, args=(iterator, *feed.told(50)))
     coordinator.join()
-    assert tries == ["Closure", "ResourceClosure", "Closure"]
-    assert found.fetch() == sum(range(50))  # the data was made anew
+    assert tries[:2] == ["Closure", "ResourceClosure"]  # the data is made anew
+    assert sorted(tries[2:]) == ["Closure", "Closure"]
+    assert {int(found.fetch()), int(after.fetch())} == {sum(range(first, first + 50)) for first in firsts}

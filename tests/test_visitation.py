@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from psrun.checkpoint import manifest
+from psrun.checkpoint.store import Store
 from psrun.data.order import Order
 from psrun.errors import ConfigError
+from psrun.reporting.run_folder import RunFolder
 
 pytestmark = pytest.mark.inprocess
 
@@ -91,6 +97,47 @@ def test_a_run_that_goes_on_takes_up_the_pass_where_it_was(train):
     assert first == {"0": 72, "1": 128, "2": 0, "3+": 0}
     # The other 72 in five batches, the last of them smaller, and 48 of the next pass, some of which are among them.
     assert first["1"] + second["1"] + 2 * second["2"] == 200 + 48
+
+
+PASSES = ("data.visitation=once", "data.global_batch_size=16", "trainer.steps_per_epoch=null")
+
+
+@pytest.mark.parametrize("cluster", ["none", "inprocess"])
+@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
+def test_a_pass_that_was_cut_ends_before_the_next_begins(train, monkeypatch, cluster, trainer):
+    """Eight of thirteen steps are done; the metric counts the examples of an epoch that were not seen once."""
+    pieces = (*COUNTED, "+data.num_eval_examples=200", *PASSES, f"cluster={cluster}", f"trainer={trainer}")
+    _, folder = train(*pieces, "trainer.epochs=1", "trainer.steps_per_epoch=8")
+    cut_short(folder, 8)
+    result, _ = train(*pieces, "trainer.epochs=3", into=folder)
+    assert result["steps"]["applied"] == 3 * 13
+    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
+    epochs = [event for event in map(json.loads, lines) if event["event"] == "epoch"]
+    assert [event["metrics"]["not_once"] for event in epochs] == [72, 128, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "left_out"),
+    [(16, 0), (8, 72), (20, 72), (25, 72)],
+)
+def test_a_pass_that_was_begun_with_other_batches_is_left(train, batch_size, left_out):
+    pieces = (*COUNTED, *PASSES, "data.audit=true", f"data.global_batch_size={batch_size}")
+    _, folder = train(*pieces, "data.global_batch_size=16", "trainer.epochs=1", "trainer.steps_per_epoch=8")
+    cut_short(folder, 8)
+    result, _ = train(*pieces, "trainer.epochs=2", into=folder)
+    *cut, last = (row["seen"] for row in result["visitation"])
+    assert last == {"0": 0, "1": 200, "2": 0, "3+": 0}
+    assert sum(row["1"] for row in cut) == 200 - left_out
+    warned = [line for line in (folder.path / "metrics.jsonl").read_text().splitlines() if "left out" in line]
+    assert len(warned) == bool(left_out)
+
+
+def cut_short(folder: RunFolder, steps: int) -> None:
+    """Makes the whole epoch that a run did the beginning of a longer one."""
+    store = Store(folder.checkpoints)
+    prefix = str(store.prefix(store.steps()[-1]))
+    held = manifest.read(prefix)
+    manifest.write(prefix, replace(held, position=replace(held.position, epochs=0, steps=steps)))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,16 @@ class Position:
       scheduled: steps that were scheduled so far, over all epochs, however long they were.
       stream: the step at which the stream of training batches began that the training reads from; None where there
         is no one stream, as each worker has its own.
+      batch: the number of the next batch, where batches are numbered.
+      order: by what they are: examples, batch size and block; None where they are not.
     """
 
     epochs: int = 0
     steps: int = 0
     scheduled: int = 0
     stream: int | None = None
+    batch: int = 0
+    order: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)

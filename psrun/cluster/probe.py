@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -22,6 +24,32 @@ def reachable(address: str, *, timeout_s: float) -> bool:
             return True
     except OSError:
         return False
+
+
+class Door:
+    """Accepts connections at `address`, HOST:PORT, of this process, until closed: who probes finds somebody at home.
+
+    Where the port is taken nothing happens here; whoever needs it next will tell.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._socket: socket.socket | None = None
+        with contextlib.suppress(OSError):
+            self._socket = socket.create_server(("", int(address.rpartition(":")[2])))
+            threading.Thread(target=self._serve, args=(self._socket,), name="psrun-door", daemon=True).start()
+
+    def close(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+            self._socket.close()
+            self._socket = None
+
+    @staticmethod
+    def _serve(listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                listening.accept()[0].close()
 
 
 def answers(address: str, *, timeout_s: float) -> bool:

@@ -18,7 +18,7 @@ from psrun.errors import ConfigError, DataError, Problem
 
 CATEGORIES = tuple(f"C{number}" for number in range(1, NUM_CATEGORIES + 1))
 NUM_FIELDS = 1 + NUM_COUNTS + len(CATEGORIES)
-_NUMBER = r"(-?(\d+(\.\d*)?|\.\d+))?"
+_NUMBER = r"(-?(\d{1,30}(\.\d*)?|\.\d+))?"  # of more digits some would be infinite
 _PROBLEMS = (
     "",
     f"not {NUM_FIELDS} fields with tabs between",

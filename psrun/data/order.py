@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -26,6 +27,27 @@ class Order:
     batch_size: int
     block: int = 1
     whole_passes: bool = False
+
+    @property
+    def geometry(self) -> list[int]:
+        """What decides which example is in which batch, beside the seed."""
+        return [self.num_examples, self.batch_size, self.block]
+
+    def taken_up(self, batch: int, before: Sequence[int] | None) -> tuple[int, int]:
+        """Where to go on: the number of the next batch, and how many examples are left out.
+
+        A pass that was begun with other batches cannot be gone on with: the next one is begun.
+
+        Args:
+          batch: the next one in the order before; before: the `geometry` of that one, None for none.
+        """
+        if before is None or list(before) == self.geometry:
+            return batch, 0
+        old = Order(before[0], before[1], before[2], whole_passes=True)
+        passes, done = divmod(batch, old.batches_per_pass)
+        if not done:
+            return passes * self.batches_per_pass, 0
+        return (passes + 1) * self.batches_per_pass, old.num_examples - done * old.batch_size
 
     @property
     def batches_per_pass(self) -> int:

@@ -8,6 +8,8 @@ import hashlib
 import json
 import os
 import shutil
+import socket
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,10 +23,11 @@ from psrun import atomic
 from psrun.data import files
 from psrun.data.blocks import ROWS, Blocks, Column, opened
 from psrun.data.moments import Scaling
-from psrun.errors import DataError
+from psrun.errors import ConfigError, DataError, Problem
 
 _VERSION = 2
 _RECORD_BYTES = 16  # of a TFRecord beside its content: length and checksums
+_LOOK_EVERY_S = 0.5
 _FIRST_BAD = 20  # of the bad rows, remembered
 
 
@@ -76,9 +79,12 @@ def prepared(
       layout: says how; what was read otherwise is another set.
 
     Raises:
+      ConfigError: `how.cache` is no folder.
       DataError: a file cannot be read to its end, there are more bad rows, no rows at all, or the folder cannot be
         written.
     """
+    if how.cache and "://" in how.cache:
+        raise ConfigError([Problem("data.cache", f"is {how.cache!r}, must be a folder on a mounted disk")])
     key = json.dumps([_VERSION, layout, [_stamp(name) for name in names], {n: asdict(c) for n, c in columns.items()}])
     digest = hashlib.sha256(key.encode()).hexdigest()[:32]
     folder = (Path(how.cache).expanduser() if how.cache else cache()).absolute() / digest
@@ -86,7 +92,7 @@ def prepared(
     if found is None:
         with _told(str(folder), "cannot be written"):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with _alone(folder.with_suffix(".lock")) as alone:
+            with _alone(folder.with_suffix(".lock"), how.tell) as alone:
                 found = _whole(folder, columns) or _write(folder, names, columns, pieces, how, alone=alone)
     _check(found.num_bad, found.bad, how.max_bad_rows)
     return found
@@ -113,20 +119,17 @@ def _write(
       alone: whether nobody else can be writing it.
     """
     if alone:
-        for left in folder.parent.glob(f".{folder.name}.*"):  # by a process that was killed
+        for left in folder.parent.glob(f".{folder.name}.{socket.gethostname()}.*"):  # by a process that was killed
             shutil.rmtree(left)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    temporary = folder.with_name(f".{folder.name}.{socket.gethostname()}.{os.getpid()}")
     temporary.mkdir()
     writing = _Writing(columns, how.max_bad_rows)
     try:
         with tf.io.TFRecordWriter(str(temporary / "examples.tfrecord")) as writer:
             for number, name in enumerate(names, 1):
-                with _told(name):
-                    for piece in pieces(name):
-                        writing.add(writer, name, piece)
-                        how.tell(
-                            f"preparing {name} ({number} of {len(names)} files): {writing.num_examples:,} rows so far"
-                        )
+                for piece in _read(name, pieces):
+                    writing.add(writer, name, piece)
+                    how.tell(f"preparing {name} ({number} of {len(names)} files): {writing.num_examples:,} rows so far")
             writing.rest(writer)
         np.save(temporary / "offsets.npy", np.array(writing.offsets, np.int64))
         told = {
@@ -146,6 +149,11 @@ def _write(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _read(name: str, pieces: Callable[[str], Iterator[Piece]]) -> Iterator[Piece]:
+    with _told(name):  # what is done with a piece is no matter of this file
+        yield from pieces(name)
 
 
 class _Writing:
@@ -209,14 +217,20 @@ def _stamp(name: str) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[bool]:
+def _alone(path: Path, tell: Callable[[str], None]) -> Iterator[bool]:
     """One process at a time, where the file system can do that (True); elsewhere several do the same at once."""
     with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            alone = True
-        except OSError:
-            alone = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                alone = True
+            except BlockingIOError:
+                tell("waiting for another process, which prepares the same rows")
+                time.sleep(_LOOK_EVERY_S)
+                continue
+            except OSError:
+                alone = False
+            break
         yield alone
 
 

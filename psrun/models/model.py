@@ -98,7 +98,7 @@ def dims(embedding_dim: int | Mapping[str, int], num_ids: Mapping[str, int]) -> 
     unknown = [name for name in given if name not in num_ids and name != "default"]
     bad = [name for name, width in found.items() if not isinstance(width, int) or width < 1]
     if unknown or bad:
-        problem = f"names {unknown[0]!r}, which has no ids" if unknown else f"gives {bad[0]} {found[bad[0]]}"
+        problem = f"names {unknown[0]!r}, which has no ids" if unknown else f"gives {bad[0]} the width {found[bad[0]]}"
         raise ConfigError([Problem("model.embedding_dim", f"{problem}; with ids are {', '.join(num_ids)}")])
     return {name: int(width) for name, width in found.items() if width is not None}
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from psrun import choices, strategy
 from psrun.cluster import files
+from psrun.cluster.probe import Door
 from psrun.cluster.recoveries import Recoveries, Sign
-from psrun.cluster.topology import Topology
+from psrun.cluster.topology import CHIEF, Topology
 from psrun.cluster.watch import Watch
 from psrun.config import RunConfig
 from psrun.errors import PsrunError
@@ -48,6 +49,9 @@ class Chief:
     ) -> None:
         self._cluster, self._partitioner = run_config.cluster, run_config.partitioner
         self._folder, self._reporter, self._topology, self._give_up = folder, reporter, topology, give_up
+        # Servers end where nobody listens there for too long; TensorFlow does once it connects, and data comes before.
+        waits = topology is not None and isinstance(self._cluster, choices.Local | choices.Unsupervised)
+        self._door = Door(topology.addresses[CHIEF]) if waits and topology and CHIEF in topology.addresses else None
         self.pulse, self._told_s = Pulse(), time.monotonic()
         self.session: Session | None = None
         self._heart = files.Heart(folder.whole.path, topology.me, self._say) if topology else None
@@ -57,6 +61,8 @@ class Chief:
     def close(self) -> None:
         if self._heart:
             self._heart.stop()
+        if self._door:
+            self._door.close()
 
     def preparing(self, text: str) -> None:
         """Call while data is prepared, again and again: whoever watches has a sign of life, and now and then a line."""
@@ -76,6 +82,8 @@ class Chief:
         if topology is not None and isinstance(cluster, choices.Local | choices.Unsupervised):
             strategy.wait_for_servers(topology, within_s=cluster.connect_timeout_s)
         with self._watched(), failures.named(lambda: self.session):
+            if self._door:
+                self._door.close()
             yield connect(cluster, self._partitioner, topology)
         if topology is not None and isinstance(cluster, choices.Unsupervised):
             server.tell_servers(topology)  # elsewhere the supervisor does

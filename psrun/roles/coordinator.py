@@ -157,9 +157,10 @@ def _train(built: program.Program, train: Any, folder: RunFolder, reporter: Repo
             when = replace(when, max_to_keep=1, best_metric=None)
         saving = Saving(Checkpoints(built, Store(folder.checkpoints), when, reporter.warn), when, reporter, folder)
         found = saving.restore()
-        start = _within(found.position, run_config.trainer.num_steps) if found else start
+        start = found.position if found else start
         if found is not None:
             following.go_on(found.step)
+    start = _taken_up(built, start, reporter)
     synchronous = isinstance(run_config.cluster, choices.MultiWorkerMirrored)
     session = Session(
         built,
@@ -193,11 +194,24 @@ def _train(built: program.Program, train: Any, folder: RunFolder, reporter: Repo
     reporter.emit("end", step=session.monitor.last_step, **{key: result.get(key) for key in told})
 
 
-def _within(position: Position, steps_per_epoch: int) -> Position:
-    """The position where epochs are perhaps shorter now than they were."""
-    if position.steps < steps_per_epoch:
-        return position
-    return replace(position, epochs=position.epochs + 1, steps=0)
+def _taken_up(built: program.Program, position: Position, reporter: Reporter) -> Position:
+    """Where to go on, though epochs may have another length now, and batches another size."""
+    steps, order = built.config.trainer.num_steps, built.order
+    if position.steps >= steps:
+        position = replace(position, epochs=position.epochs + 1, steps=0)
+    if order is None:
+        return replace(position, batch=0, order=None)
+    batch, left_out = order.taken_up(position.batch, position.order)
+    into = batch % order.batches_per_pass
+    if steps == order.batches_per_pass and into != position.steps:  # an epoch and a pass begin together
+        if into:
+            left_out = order.num_examples - into * order.batch_size
+            batch += order.batches_per_pass - into
+        if position.steps:
+            position = replace(position, epochs=position.epochs + 1, steps=0)
+    if left_out:
+        reporter.warn(f"the pass was begun with other batches or epochs: {left_out:,} examples of it are left out")
+    return replace(position, batch=batch, order=order.geometry)
 
 
 def _export(built: program.Program, folder: RunFolder, reporter: Reporter) -> None:

@@ -24,9 +24,11 @@ class Stream:
 
     Attributes:
       specs: of what a closure is told beside the rest.
+      least: a closure of fewer steps waits for its batches more than it needs to.
     """
 
     specs: tuple[tf.TensorSpec, ...] = ()
+    least = 1
 
     def __init__(self, dataset: Callable[..., tf.data.Dataset], audit: Audit | None = None) -> None:
         self._dataset, self._audit = dataset, audit
@@ -78,6 +80,7 @@ class Dealt(Stream):
     """
 
     specs = (tf.TensorSpec([], tf.int64),)
+    least = 4  # its first batch is not read before it begins
 
     def __init__(self, dataset: Callable[..., tf.data.Dataset], first: int, audit: Audit | None = None) -> None:
         super().__init__(dataset, audit)
@@ -125,6 +128,7 @@ class Dealt(Stream):
 
     def _queue(self) -> tf.Tensor:
         """The worker's own: it is made where it is first asked for. tf.queue would make it on the chief."""
-        return tf.raw_ops.FIFOQueueV2(
-            component_types=[tf.int64], shapes=[[2]], capacity=_MOST_WAITING, shared_name=self._name
-        )
+        with tf.device("/device:CPU:0"):  # where the pipeline runs, on a worker with other devices, too
+            return tf.raw_ops.FIFOQueueV2(
+                component_types=[tf.int64], shapes=[[2]], capacity=_MOST_WAITING, shared_name=self._name
+            )

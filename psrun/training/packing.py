@@ -174,7 +174,7 @@ class Packing:
         steps_per_epoch = self._program.config.trainer.num_steps
         step_s, before = closure_s / self.num_steps, self.num_steps
         ten = min(choices.MOST_WRITTEN_OUT, steps_per_epoch)
-        wanted = chosen(step_s, steps_per_epoch)
+        wanted = max(chosen(step_s, steps_per_epoch), min(self._feed.least, steps_per_epoch))
         if (before == 1 and step_s < _CLOSURE_S) or ten / 2 <= wanted <= ten:
             wanted = ten  # a closure of one step takes much more than the step
         self.num_steps = wanted

@@ -99,7 +99,7 @@ class Session:
     def feed(self) -> Stream:
         """Where the steps on workers get their batches, from the step reached now on."""
         if self.program.dealt:
-            return Dealt(self.program.train_dataset, self._first_batch, self._audit)
+            return Dealt(self.program.train_dataset, self._next_batch, self._audit)
         return Stream(self.train_dataset(), self._audit)
 
     def train_dataset(self) -> Callable[..., tf.data.Dataset]:
@@ -110,7 +110,7 @@ class Session:
         """
         step = iterations(self.program)
         if self.program.config.data.visitation == "once":  # whose place is found at once
-            return functools.partial(self.program.train_dataset, num_batches_done=self._first_batch)
+            return functools.partial(self.program.train_dataset, num_batches_done=self._next_batch)
         if self.program.distribution.coordinator is not None:
             return functools.partial(self.program.train_dataset, first_step=step)
         return functools.partial(
@@ -118,12 +118,9 @@ class Session:
         )
 
     @property
-    def _first_batch(self) -> int:
-        """The number of the next batch, where all are numbered."""
-        trainer = self.program.config.trainer
-        if trainer.num_steps == self.program.batches_per_pass:
-            return self.start.epochs * trainer.num_steps + self.start.steps
-        return self.start.scheduled
+    def _next_batch(self) -> int:
+        """Its number, where all are numbered."""
+        return self.start.batch + self.scheduled
 
     def packed(self, packed: Packed) -> None:
         """Call when it is known how many steps an execution has."""
@@ -252,7 +249,8 @@ class Session:
         if self._saving is not None:
             self.monitor.state = "saving"
             stream = self._stream if self.program.distribution.coordinator is None else None
-            self._saving.save(step, Position(epochs, self._into, self.start.scheduled + self.scheduled, stream))
+            scheduled, numbered = self.start.scheduled + self.scheduled, (self._next_batch, self.start.order)
+            self._saving.save(step, Position(epochs, self._into, scheduled, stream, *numbered))
 
     def _compare(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._saving is not None:

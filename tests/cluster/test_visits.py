@@ -71,3 +71,27 @@ def test_a_run_that_is_stopped_takes_up_the_pass_where_it_was(start, run):
     cut = [row["seen"] for row in rows if row["epoch"] == done + 1]  # before it was stopped, perhaps, and after
     assert sum(row["1"] for row in cut) == NUM_EXAMPLES
     assert all(row["2"] == row["3+"] == 0 for row in cut)
+
+
+SLOW = """
+import time
+from psrun.data.regression import Regression
+class Slow(Regression):
+    def __init__(self, *, tell, **options):
+        for second in range({seconds}):
+            tell("preparing: second " + str(second))
+            time.sleep(1)
+        super().__init__(**options)
+"""
+
+
+def test_servers_wait_for_a_chief_that_prepares_its_data(start, tmp_path):
+    """For longer than they wait for one that is not there."""
+    (tmp_path / "slow.py").write_text(SLOW.format(seconds=25))
+    cluster = start(
+        "cluster=local", "model=dense", "data._target_=slow.Slow", "evaluation=none", "trainer.epochs=1",
+        "cluster.chief_timeout_s=12", PYTHONPATH=str(tmp_path),
+    )  # fmt: skip
+    assert cluster.end() == 0
+    assert cluster.result["recoveries"] == []
+    assert "preparing: second" in cluster.stdout
