@@ -84,7 +84,7 @@ def test_version_and_help_take_no_tensorflow(psrun):
         (["+model.unit=3"], "model.unit: no such key (value 3)"),
         (["+nonsense=3"], "nonsense: no such key"),
         (["cluster.num_workers=0"], "cluster.num_workers: is 0, must be 1 or more"),
-        (["trainer.steps_per_epoch=null"], "trainer.steps_per_epoch: must be given a value"),
+        (["trainer.epochs=null"], "trainer.epochs: must be given a value"),
         (["data=fashion_mnist", "data.path=/no/such"], "data.path: '/no/such' is not there"),
         (["cluster=mirrored", "cluster.num_workers=2"], "cluster.num_workers: no such key"),
         (["trainer.epochs"], "trainer.epochs"),

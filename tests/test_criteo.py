@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -141,7 +142,7 @@ def test_rows_are_prepared_once_and_again_where_a_set_is_not_whole(tmp_path):
     told.clear()
     assert rows() == first
     assert told == []
-    (cache / f".{found.name}.1").mkdir()  # by a process that was killed
+    (cache / f".{found.name}.{socket.gethostname()}.1").mkdir()  # by a process that was killed
     truncated(found / "examples.tfrecord")
     assert rows() == first
     assert told
