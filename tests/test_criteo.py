@@ -82,6 +82,8 @@ def test_a_pass_is_in_another_order_and_batches_are_full(tmp_path):
         (GOOD.replace("1", "2", 1), "row 2: the label is neither 0 nor 1"),
         (GOOD.replace("\t7\t", "\tseven\t", 1), "row 2: a count is no number"),
         (GOOD.replace("\t7\t", "\t-\t", 1), "row 2: a count is no number"),
+        (GOOD.replace("\t7\t", "\tnan\t", 1), "row 2: a count is no number"),
+        (GOOD.replace("\t7\t", f"\t{'7' * 60}\t", 1), "row 2: a count is no number"),  # an infinite one
     ],
 )
 def test_a_row_that_is_not_as_it_should_be_is_named(tmp_path, row, said):
@@ -96,6 +98,21 @@ def test_a_row_that_is_not_as_it_should_be_is_named(tmp_path, row, said):
     file.write_text(f"{GOOD}\n{row}\n{GOOD}\n{row}\n")
     with pytest.raises(DataError, match=r"row 4: .*bad rows: 2 so far, data.max_bad_rows=1"):
         criteo(file, max_bad_rows=1)
+
+
+def test_rows_are_the_same_whether_others_are_bad(tmp_path):
+    """Where all are good they are read another way."""
+    odd = [GOOD.replace("\t7\t", f"\t{count}\t", 1) for count in ("7", "", " 8", "+9", "-2.5", ".5", "1e3", "3.")]
+    (tmp_path / "good.tsv").write_text("\n".join(odd))
+    (tmp_path / "bad.tsv").write_text("\n".join([*odd, "no row"]))
+    (good, one), (bad, other) = (
+        all_of(criteo(tmp_path / name, eval_path=str(tmp_path / eval_name), max_bad_rows=1).evaluation(batch_size=3))
+        for name, eval_name in (("bad.tsv", "good.tsv"), ("good.tsv", "bad.tsv"))
+    )
+    assert good["counts"][:, 7].tolist() == [7, 0, 8, 9, -2.5, 0.5, 1000, 3]
+    assert one.tolist() == other.tolist()
+    for name, values in good.items():
+        assert values.tolist() == bad[name].tolist()
 
 
 def test_files_that_cannot_be_used_are_told(tmp_path):

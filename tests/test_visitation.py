@@ -149,6 +149,15 @@ def cut_short(folder: RunFolder, steps: int) -> None:
         ),
         (("data._target_=counted.AsOthersHaveIt", "data.audit=true"), "data.audit: counted.AsOthersHaveIt"),
         (("data.audit=true", "cluster=none"), "data.audit: counts what workers"),
+        (
+            (
+                "data.visitation=once",
+                "data.global_batch_size=100",
+                "trainer.steps_per_epoch=null",
+                "trainer.dense_sync_every=3",
+            ),
+            "trainer.dense_sync_every: is 3, more than the 2 steps",
+        ),
     ],
 )
 def test_what_cannot_be_is_told(train, pieces, said):

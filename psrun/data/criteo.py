@@ -18,7 +18,8 @@ from psrun.errors import ConfigError, DataError, Problem
 
 CATEGORIES = tuple(f"C{number}" for number in range(1, NUM_CATEGORIES + 1))
 NUM_FIELDS = 1 + NUM_COUNTS + len(CATEGORIES)
-_NUMBER = r"(-?(\d{1,30}(\.\d*)?|\.\d+))?"  # of more digits some would be infinite
+# What TensorFlow takes for a number, but what is infinite, or would be.
+_NUMBER = r"(\s*[-+]?(\d{1,30}(\.\d*)?|\.\d+)([eE][-+]?\d)?\s*)?"
 _PROBLEMS = (
     "",
     f"not {NUM_FIELDS} fields with tabs between",
@@ -108,13 +109,41 @@ def _pieces(name: str) -> Iterator[preparation.Piece]:
 
 
 def _checked(text: bytes) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    problems, columns = _parsed(text)
+    """What is wrong with each line (an index of _PROBLEMS), and the columns of those with which nothing is."""
+    try:
+        good, columns = _read(text)
+        if good:
+            return np.zeros(len(columns["label"]), np.int32), {key: values.numpy() for key, values in columns.items()}
+    except tf.errors.InvalidArgumentError:
+        pass
+    problems, columns = _sorted_out(text)
     return problems.numpy(), {key: values.numpy() for key, values in columns.items()}
 
 
 @tf.function(input_signature=[tf.TensorSpec([], tf.string)])
-def _parsed(text: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """What is wrong with each line (an index of _PROBLEMS), and the columns of those with which nothing is."""
+def _read(text: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Whether all lines are as they should be, and the columns. Three times as quick as what tells what is wrong.
+
+    Raises:
+      tf.errors.InvalidArgumentError: one has not 40 fields, or a count is no number.
+    """
+    defaults = [[], *[[0.0]] * NUM_COUNTS, *[[""]] * NUM_CATEGORIES]
+    types = [tf.string, *[tf.float32] * NUM_COUNTS, *[tf.string] * NUM_CATEGORIES]
+    label, *fields = tf.io.decode_csv(
+        tf.strings.split(text, "\n"),
+        [tf.constant(default, kind) for default, kind in zip(defaults, types)],
+        field_delim="\t",
+        use_quote_delim=False,
+    )
+    counts = tf.stack(fields[:NUM_COUNTS], axis=1)
+    good = tf.reduce_all((label == "0") | (label == "1")) & tf.reduce_all(tf.math.is_finite(counts))
+    categories = {name: values[:, tf.newaxis] for name, values in zip(CATEGORIES, fields[NUM_COUNTS:])}
+    return good, {"label": tf.cast(label == "1", tf.float32)[:, tf.newaxis], "counts": counts, **categories}
+
+
+@tf.function(input_signature=[tf.TensorSpec([], tf.string)])
+def _sorted_out(text: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """As `_checked`."""
     fields = tf.strings.split(tf.strings.split(text, "\n"), "\t")
     long = fields.row_lengths() == NUM_FIELDS
     table = tf.reshape(tf.ragged.boolean_mask(fields, long).flat_values, [-1, NUM_FIELDS])

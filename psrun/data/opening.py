@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from psrun import choices, targets
+from psrun import choices, contradictions, targets
 from psrun.config import RunConfig
 from psrun.data.source import ByNumber, DataSource
 from psrun.errors import ConfigError, Problem
@@ -59,7 +59,11 @@ def _of_the_vocabulary(source: DataSource, folder: RunFolder) -> list[Problem]:
 
 
 def planned(run: RunConfig, source: DataSource) -> RunConfig:
-    """The run with its epochs as long as they are to be: where nothing else is said, as a pass over the examples."""
+    """The run with its epochs as long as they are to be: where nothing else is said, as a pass over the examples.
+
+    Raises:
+      ConfigError: something else does not fit epochs as short as these.
+    """
     trainer = run.trainer
     if trainer.steps_per_epoch is not None:
         return run
@@ -67,4 +71,7 @@ def planned(run: RunConfig, source: DataSource) -> RunConfig:
     steps = -(-source.num_train_examples // run.data.global_batch_size)
     packed = trainer.steps_per_execution
     packed = min(packed, steps) if isinstance(packed, int) else packed
-    return replace(run, trainer=replace(trainer, steps_per_epoch=steps, steps_per_execution=packed))
+    found = replace(run, trainer=replace(trainer, steps_per_epoch=steps, steps_per_execution=packed))
+    if problems := contradictions.problems(found):
+        raise ConfigError(problems)
+    return found
