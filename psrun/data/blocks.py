@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from psrun.data.moments import Scale
+from psrun.data.order import runs
 from psrun.data.source import Batches
 
 ROWS = 128  # of a record
@@ -74,10 +75,11 @@ class Blocks:
 
         def columns(number: tf.Tensor, numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
             of = numbers // ROWS
-            others = tf.concat([[0], tf.cast(of[1:] != of[:-1], tf.int64)], 0)  # where another record begins
-            needed = tf.gather(of, tf.concat([[0], tf.where(others == 1)[:, 0]], 0))
-            records = tf.map_fn(record, needed, fn_output_signature=tf.string, parallel_iterations=_AT_ONCE)
-            rows = tf.cumsum(others) * ROWS + numbers % ROWS
+            firsts, which = runs(of[1:] != of[:-1])
+            records = tf.map_fn(
+                record, tf.gather(of, firsts), fn_output_signature=tf.string, parallel_iterations=_AT_ONCE
+            )
+            rows = which * ROWS + numbers % ROWS
             parsed = tf.io.parse_example(records, specs)
             return number, numbers, {
                 name: tf.gather(tf.reshape(parsed[name], [-1, column.width]), rows)

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from psrun import schema
+from psrun.data.blocks import TYPES
 from psrun.data.columns import CONVERSIONS, Rows, Wanted, number
 from psrun.data.moments import Scale
 from psrun.data.source import Feature
 from psrun.errors import ConfigError, DataError, Problem
 
-_DTYPES = {"float32": tf.float32, "int64": tf.int64, "string": tf.string}
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # what Keras and TensorFlow take for the name of a layer
 
 
@@ -48,7 +47,7 @@ class Described:
 
     def feature(self, num_buckets: int, scale: Scale | None) -> Feature:
         """What models are told; of floats with their scale."""
-        shape, dtype = (self.width,), _DTYPES[self.dtype]
+        shape, dtype = (self.width,), TYPES[self.dtype]
         if self.vocabulary is not None:
             file = isinstance(self.vocabulary, str)
             known = Path(self.vocabulary).expanduser().absolute() if file else tuple(self.vocabulary)

@@ -7,6 +7,7 @@ import gzip
 import io
 import os
 import re
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,7 @@ from psrun.errors import DataError
 T = TypeVar("T")
 R = TypeVar("R")
 _CHUNK = 1 << 22
+RECORD_BYTES = 16  # of a TFRecord beside its content: length and checksums
 SHARD = re.compile(r"-\d+-of-\d+$")  # as some name the parts of a file: after its ending
 
 
@@ -50,6 +52,16 @@ def find(pattern: str) -> list[str]:
 def path(name: str) -> str:
     """The same for each way to name a file."""
     return name if "://" in name else os.path.realpath(name)
+
+
+@contextlib.contextmanager
+def told(name: str, problem: str = "cannot be read to its end", *others: type[Exception]) -> Iterator[None]:
+    """Raises what goes wrong with a file, and errors of `others`, as a DataError that names it."""
+    try:
+        yield
+    except (tf.errors.OpError, EOFError, OSError, zlib.error, *others) as error:
+        said = error.message if isinstance(error, tf.errors.OpError) else error
+        raise DataError(f"{name} {problem}: {said}") from error
 
 
 @contextlib.contextmanager

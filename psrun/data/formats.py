@@ -8,13 +8,11 @@ import importlib.util
 import io
 import itertools
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from psrun.data import files, records
 from psrun.data.columns import Rows, objects
@@ -90,13 +88,8 @@ def rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
         yield from FORMATS[layout.format][1](name, wanted, layout)
 
 
-@contextlib.contextmanager
-def _told(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (tf.errors.OpError, OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        said = error.message if isinstance(error, tf.errors.OpError) else error
-        raise DataError(f"{name} cannot be read to its end: {said}") from error
+def _told(name: str) -> contextlib.AbstractContextManager[None]:
+    return files.told(name, "cannot be read to its end", ValueError, zipfile.BadZipFile)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from psrun import choices, contradictions, targets
 from psrun.config import RunConfig
+from psrun.data.order import Order
 from psrun.data.source import ByNumber, DataSource
 from psrun.errors import ConfigError, Problem
 from psrun.reporting.run_folder import RunFolder
@@ -68,7 +69,7 @@ def planned(run: RunConfig, source: DataSource) -> RunConfig:
     if trainer.steps_per_epoch is not None:
         return run
     assert source.num_train_examples is not None
-    steps = -(-source.num_train_examples // run.data.global_batch_size)
+    steps = Order(source.num_train_examples, run.data.global_batch_size).batches_per_pass
     packed = trainer.steps_per_execution
     packed = min(packed, steps) if isinstance(packed, int) else packed
     found = replace(run, trainer=replace(trainer, steps_per_epoch=steps, steps_per_execution=packed))

@@ -73,10 +73,9 @@ class Order:
         if self.block == 1:
             return self._shuffled(block, number, last, seed)
         # The cipher takes its time: once for each block.
-        others = (block[1:] != block[:-1]) | (number[1:] != number[:-1])
-        firsts = tf.concat([[0], 1 + tf.where(others)[:, 0]], 0)
+        firsts, which = runs((block[1:] != block[:-1]) | (number[1:] != number[:-1]))
         shuffled = self._shuffled(tf.gather(block, firsts), tf.gather(number, firsts), last, seed)
-        block = tf.gather(shuffled, tf.cumsum(tf.concat([[0], tf.cast(others, tf.int64)], 0)))
+        block = tf.gather(shuffled, which)
         return tf.where(within < num_blocks * self.block, block * self.block + within % self.block, within)
 
     def _shuffled(self, blocks: tf.Tensor, number: tf.Tensor, last: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -95,3 +94,13 @@ class Order:
         first = batch % self.batches_per_pass * self.batch_size
         within = tf.range(first, tf.minimum(first + self.batch_size, self.num_examples))
         return batch // self.batches_per_pass * self.num_examples + within
+
+
+def runs(begins: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Where runs of n values that belong together begin, and of each value, which run it is in; int64.
+
+    Args:
+      begins: of each value but the first, whether a run begins with it; bool, shape (n - 1,).
+    """
+    firsts = tf.concat([[0], 1 + tf.where(begins)[:, 0]], 0)
+    return firsts, tf.cumsum(tf.concat([[0], tf.cast(begins, tf.int64)], 0))

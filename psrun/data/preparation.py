@@ -10,7 +10,6 @@ import os
 import shutil
 import socket
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +25,6 @@ from psrun.data.moments import Scaling
 from psrun.errors import ConfigError, DataError, Problem
 
 _VERSION = 2
-_RECORD_BYTES = 16  # of a TFRecord beside its content: length and checksums
 _LOOK_EVERY_S = 0.5
 _FIRST_BAD = 20  # of the bad rows, remembered
 
@@ -90,7 +88,7 @@ def prepared(
     folder = (Path(how.cache).expanduser() if how.cache else cache()).absolute() / digest
     found = _whole(folder, columns)
     if found is None:
-        with _told(str(folder), "cannot be written"):
+        with files.told(str(folder), "cannot be written"):
             folder.parent.mkdir(parents=True, exist_ok=True)
             with _alone(folder.with_suffix(".lock"), how.tell) as alone:
                 found = _whole(folder, columns) or _write(folder, names, columns, pieces, how, alone=alone)
@@ -152,7 +150,7 @@ def _write(
 
 
 def _read(name: str, pieces: Callable[[str], Iterator[Piece]]) -> Iterator[Piece]:
-    with _told(name):  # what is done with a piece is no matter of this file
+    with files.told(name):  # what is done with a piece is no matter of this file
         yield from pieces(name)
 
 
@@ -199,7 +197,7 @@ class _Writing:
             kind[column.dtype].value.extend(values)
         record = example.SerializeToString()
         writer.write(record)
-        self.offsets.append(self.offsets[-1] + _RECORD_BYTES + len(record))
+        self.offsets.append(self.offsets[-1] + files.RECORD_BYTES + len(record))
         self.num_examples += ROWS
 
 
@@ -211,7 +209,7 @@ def _check(num_bad: int, bad: Sequence[str], max_bad: int) -> None:
 
 def _stamp(name: str) -> list[Any]:
     """Another one once the file changes."""
-    with _told(name):
+    with files.told(name):
         found = tf.io.gfile.stat(name)
     return [files.path(name), found.length, found.mtime_nsec]
 
@@ -232,13 +230,3 @@ def _alone(path: Path, tell: Callable[[str], None]) -> Iterator[bool]:
                 alone = False
             break
         yield alone
-
-
-@contextlib.contextmanager
-def _told(name: str, problem: str = "cannot be read to its end") -> Iterator[None]:
-    """Raises what goes wrong with a file as a DataError that names it."""
-    try:
-        yield
-    except (tf.errors.OpError, EOFError, OSError, zlib.error) as error:
-        said = error.message if isinstance(error, tf.errors.OpError) else error
-        raise DataError(f"{name} {problem}: {said}") from error

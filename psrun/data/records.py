@@ -14,7 +14,6 @@ from psrun.data.columns import Rows, objects
 from psrun.errors import DataError
 
 _AT_ONCE = 1000
-_FRAME_BYTES = 16  # of a record beside its content: length and checksums
 _KINDS = {"float_list": tf.float32, "int64_list": tf.int64, "bytes_list": tf.string}
 
 
@@ -91,7 +90,7 @@ def _records(name: str) -> Iterator[tuple[int, bytes]]:
     records = tf.data.TFRecordDataset(name, "GZIP" if files.zipped(name) else "")
     try:
         for record in _one_by_one(records):
-            read, number = read + _FRAME_BYTES + len(record), number + 1
+            read, number = read + files.RECORD_BYTES + len(record), number + 1
             yield number, record
     except tf.errors.OpError as error:
         said = error.message.rpartition("}} ")[2].partition(" [Op:")[0]

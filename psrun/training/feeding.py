@@ -118,11 +118,11 @@ class Dealt(Stream):
     def _numbers(self) -> Callable[[], tf.data.Dataset]:
         def numbers() -> tf.data.Dataset:
             pieces = tf.data.Dataset.counter().map(
-                lambda _: tf.raw_ops.QueueDequeueV2(handle=self._queue(), component_types=[tf.int64])[0]
+                lambda _: tf.ensure_shape(
+                    tf.raw_ops.QueueDequeueV2(handle=self._queue(), component_types=[tf.int64])[0], [2]
+                )
             )
-            return pieces.flat_map(
-                lambda piece: tf.data.Dataset.range(tf.ensure_shape(piece, [2])[0], piece[0] + piece[1])
-            )
+            return pieces.flat_map(lambda piece: tf.data.Dataset.range(piece[0], piece[0] + piece[1]))
 
         return numbers
 
