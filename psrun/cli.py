@@ -7,10 +7,15 @@ import sys
 
 from rich.console import Console
 
-from psrun import __version__, composition, execution
+from psrun import __version__, completion, composition, execution
 from psrun.errors import ConfigError, ExitCode
 
-VERBS = {"checkpoint": "psrun.checkpoint.commands", "data": "psrun.data.commands"}
+VERBS = {
+    "checkpoint": "psrun.checkpoint.commands",
+    "data": "psrun.data.commands",
+    "report": "psrun.reports.commands",
+    "watch": "psrun.watching.commands",
+}
 
 
 def main() -> None:
@@ -23,6 +28,8 @@ def _dispatch(started_s: float) -> ExitCode:
     if arguments == ["--version"]:
         Console().print(f"psrun {__version__}", highlight=False)
         return ExitCode.DONE
+    if arguments and arguments[0] in completion.OPTIONS:
+        return completion.main(VERBS, arguments[1:], started_s)
     if arguments and arguments[0] in VERBS:
         return importlib.import_module(VERBS[arguments[0]]).main(arguments[1:])
     if arguments and arguments[0].isidentifier():

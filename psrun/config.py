@@ -24,14 +24,18 @@ class Data:
 
     Attributes:
       global_batch_size: how many make one step (over all replicas of one worker, as in Keras).
-      visitation: whether in each pass over the data an example goes to one worker ('once') or to all ('every_worker').
+      visitation: whether in each pass over the data an example goes to one worker, dealt by the chief ('once') or
+        handed out by tf.data service ('dynamic'), or to all ('every_worker').
       audit: whether it is counted how often each example was trained on.
+      sharding: TensorFlow's policy (tf.data.experimental.AutoShardPolicy, in small letters) by which synchronous
+        workers share the training data; None for its own choice.
     """
 
     target: Target
     global_batch_size: int
     visitation: str = "every_worker"
     audit: bool = False
+    sharding: str | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,21 @@ class LowerLearningRate(EarlyStopping):
 
 
 @dataclass(frozen=True)
+class SweepKeys:
+    """How the jobs of a sweep are run and compared; a single run has no use for it.
+
+    Attributes:
+      max_parallel: how many at once; 'auto' for what the machine has cores and memory for.
+      metric: of run.json, by which jobs are compared; None for val_loss or, where nothing is evaluated, loss.
+      mode: whether more or less of it is better; None where there is no metric.
+    """
+
+    metric: str | None
+    mode: str | None = one_of("max", "min", None)
+    max_parallel: int | str = at_least(1, or_else="auto")
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Everything that decides a run. `raw` is the composed configuration, resolved, as plain values.
 
@@ -98,11 +117,13 @@ class RunConfig:
     trainer: choices.Trainer
     evaluation: choices.Evaluation
     checkpoint: choices.Checkpoints
+    tracker: choices.Tracker
     task: TaskKeys
     export: ExportKeys
     predict: PredictKeys
     early_stopping: EarlyStopping
     reduce_lr: LowerLearningRate
+    sweep: SweepKeys
     mode: str
     seed: int
     resume: str | None
@@ -113,6 +134,11 @@ class RunConfig:
     def parameter_servers(self) -> bool:
         """Whether the run is trained with parameter servers."""
         return isinstance(self.cluster, choices.ParameterServers)
+
+    @property
+    def data_service(self) -> bool:
+        """Whether tf.data service reads for the workers that train."""
+        return self.mode == "train" and self.data.visitation == "dynamic"
 
     @property
     def needs_network(self) -> bool:

@@ -16,9 +16,28 @@ def problems(config: RunConfig) -> list[Problem]:
 
 
 def _of_data(config: RunConfig) -> list[Problem]:
-    if config.data.audit and not config.parameter_servers:
-        return [Problem("data.audit", "counts what workers of parameter server training are dealt; set it to false")]
-    return []
+    problems, data = [], config.data
+    if data.audit and not config.parameter_servers:
+        message = "counts what workers of parameter server training are dealt; set it to false"
+        problems.append(Problem("data.audit", message))
+    if data.visitation == "dynamic" and not config.parameter_servers:
+        message = "is dynamic: tf.data service reads for workers of parameter server training; choose once"
+        problems.append(Problem("data.visitation", message))
+    if data.sharding is None:
+        return problems
+    key, asked = "data.sharding", f"is {data.sharding}, a policy for cluster=multi_worker_mirrored"
+    if config.parameter_servers:
+        why = "with parameter servers TensorFlow takes each worker for the only one, and it would do nothing"
+        problems.append(Problem(key, f"{asked}; {why}: set it to null and see data.visitation"))
+    elif not isinstance(config.cluster, choices.MultiWorkerMirrored):
+        message = f"{asked}; with cluster={config.cluster.kind} one process reads all the data: set it to null"
+        problems.append(Problem(key, message))
+    elif data.visitation == "once" and data.sharding in ("file", "off"):
+        by_file = "batches are read by number there, not by file"
+        told = by_file if data.sharding == "file" else "all workers would train on all examples"
+        message = f"is {data.sharding}, which does not go with data.visitation=once: {told}"
+        problems.append(Problem(key, f"{message}; choose data, or data.visitation=every_worker"))
+    return problems
 
 
 def _of_training(config: RunConfig) -> list[Problem]:
@@ -137,6 +156,10 @@ def _of_what_follows(config: RunConfig) -> list[Problem]:
         problems.append(Problem("reduce_lr.factor", f"is {config.reduce_lr.factor}, must be between 0 and 1"))
     if isinstance(config.optimizer.options.get("learning_rate"), Mapping) and config.reduce_lr.metric is not None:
         problems.append(Problem("reduce_lr.metric", "needs optimizer.learning_rate to be a number; it is a schedule"))
+    if (config.sweep.metric is None) != (config.sweep.mode is None):
+        missing, given = ("metric", "mode") if config.sweep.metric is None else ("mode", "metric")
+        what = "say what is better (max or min)" if missing == "mode" else "name what is compared"
+        problems.append(Problem(f"sweep.{missing}", f"must {what}, as sweep.{given} is given"))
     trainer, none_here = config.trainer, isinstance(config.evaluation, choices.Sidecar | choices.NoEvaluation)
     if none_here and isinstance(trainer, choices.Fit):
         for index, node in enumerate(trainer.callbacks):

@@ -6,10 +6,11 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 VARIABLES = {
     # Keras 3 has no parameter server support; tf-keras has.
@@ -22,6 +23,8 @@ VARIABLES = {
 }
 # The supervisor's process id, set for its children: a TF_CONFIG that merely stands in somebody's shell makes no task.
 SUPERVISOR_PID = "PSRUN_SUPERVISOR_PID"
+# The process id of what runs a job of a sweep, set for that job, which takes it out: its own tasks are not the sweep's.
+SWEEP_PID = "PSRUN_SWEEP_PID"
 # Two servers would share one port in silence; with the coordination service a cut network hangs without an error.
 UNWANTED = ("TF_GRPC_REUSE_PORT", "TF_PSS_ENABLE_COORDINATION_SERVICE")
 
@@ -29,6 +32,16 @@ UNWANTED = ("TF_GRPC_REUSE_PORT", "TF_PSS_ENABLE_COORDINATION_SERVICE")
 def task_command(folder: Path) -> list[str]:
     """The command that runs what the run folder `folder` holds: see `psrun.task`."""
     return [sys.executable, "-m", "psrun.task", str(folder)]
+
+
+def place() -> dict[str, Any]:
+    """Where process ids mean what they mean to this process: a host may have containers that count for themselves."""
+    return {"host": socket.gethostname(), "pid_namespace": os.stat("/proc/self/ns/pid").st_ino}
+
+
+def this_process() -> dict[str, Any]:
+    """How others find this process."""
+    return {**place(), "pid": os.getpid()}
 
 
 def prepare() -> None:
@@ -98,6 +111,13 @@ def end_with_supervisor() -> None:
     """From now on the kernel kills this process when its supervisor, if it has one, has ended."""
     if SUPERVISOR_PID in os.environ:
         end_with_parent(int(os.environ[SUPERVISOR_PID]))
+
+
+def end_with_sweep() -> None:
+    """From now on the kernel kills this process when what runs it, if it is a job of a sweep, has ended."""
+    parent = os.environ.pop(SWEEP_PID, None)
+    if parent is not None:
+        end_with_parent(int(parent))
 
 
 def leave(code: int) -> NoReturn:

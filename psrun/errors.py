@@ -11,6 +11,7 @@ PsrunError                      1   failed for good
   CheckpointError               1   a checkpoint could not be written, or none is good
   ExportError                   1   a model could not be written, or could not be loaded again
   TaskLostError                 175 a task was lost without which the run cannot go on: start me again
+  SweepError                    1   a sweep, or a job of it, could not be run
   TrainingError                 1   a step failed
     NonFiniteLossError          1   the loss, or the gradient of a table, became NaN or infinite
 Interrupted                     130 Ctrl-C; 175 SIGTERM, after a checkpoint where there are any: start me again
@@ -109,6 +110,10 @@ class TaskLostError(PsrunError):
     exit_code = ExitCode.RESTART
 
 
+class SweepError(PsrunError):
+    """A sweep, or a job of it, could not be run."""
+
+
 class TrainingError(PsrunError):
     """A training step failed."""
 
@@ -123,3 +128,10 @@ class Interrupted(PsrunError):
     def __init__(self, signum: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(signum).name}")
         self.exit_code = ExitCode.INTERRUPTED if signum == signal.SIGINT else ExitCode.RESTART
+
+
+def ended(code: int | None) -> str:
+    """How a process ended, by its exit code as of `subprocess`: negative for a signal."""
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"

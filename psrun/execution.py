@@ -54,7 +54,7 @@ def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started
     except ConfigError as error:
         if not (path / "run.json").exists():
             _begun(RunFolder.create(path, raw=raw), raw, overrides, started_s)
-            _record_failure(RunFolder.take_over(path), error, "chief-0", started_s)
+            record_failure(RunFolder.take_over(path), error, "chief-0", started_s)
         raise
     path = _place(run, me, path)
     undo = _undo(run, me, path)
@@ -134,6 +134,8 @@ def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], star
     # Where the run was begun long ago, as if there had been no pause.
     began_s = before["started_s"] if supervised else started_s - folder.elapsed_s()
     folder.update(status="running", mode=raw.get("mode"), exit_code=None, error=None, started_s=began_s)
+    if not supervised:
+        folder.update(process=environment.this_process())
     if overrides or not before.get("overrides"):
         folder.update(overrides=overrides)
     return began_s
@@ -167,7 +169,7 @@ def _failed(error: BaseException, folder: RunFolder, me: Identity, terminal: Tex
     text = gone + (str(error) if known else f"{type(error).__name__}: {error}")
     if me.owns_folder:
         try:
-            _record_failure(folder, error, me.name, started_s)
+            record_failure(folder, error, me.name, started_s)
         except OSError as disk:
             text += f"\n(and run.json could not be written: {disk})"
     _tell(terminal, text, code, log)
@@ -179,7 +181,8 @@ def _tell(terminal: TextIO, text: str, code: ExitCode, log: Path) -> None:
     Console(file=terminal, highlight=False, soft_wrap=True).print(f"psrun: {text}{where}", style="red", markup=False)
 
 
-def _record_failure(folder: RunFolder, error: BaseException, task: str, started_s: float) -> None:
+def record_failure(folder: RunFolder, error: BaseException, task: str, started_s: float) -> None:
+    """Records in run.json what a run came to that an error has ended. Raises OSError."""
     code = error.exit_code if isinstance(error, PsrunError) else ExitCode.FAILED
     told = {"type": type(error).__name__, "message": str(error), "task": getattr(error, "task", None) or task}
     status = "interrupted" if isinstance(error, Interrupted) else "failed"

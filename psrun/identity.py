@@ -39,6 +39,7 @@ class Identity:
 
 def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
     """Raises ConfigError where the task cannot be told."""
+    needed = ("worker", "ps", *topology.DATA_JOBS) if run.data_service else ("worker", "ps")
     of_processes = isinstance(run.cluster, choices.Local | choices.Unsupervised)
     if run.mode != "train" and not (run.mode == "evaluate" and of_processes):
         role = {"plan": "planner", "export": "exporter", "predict": "predictor", "evaluate": "evaluation"}[run.mode]
@@ -52,15 +53,14 @@ def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
             if found.me != CHIEF:
                 return Identity("replica", str(found.me), found, owns_folder=False)
         case choices.Local() | choices.TfConfig():
-            found = topology.from_tf_config(environment.get("TF_CONFIG"))
+            found = topology.from_tf_config(environment.get("TF_CONFIG"), needed=needed)
         case choices.Static():
             if run.task.type is None:
                 raise ConfigError(
                     [Problem("task.type", "must be given with cluster=static: task.type=... task.index=...")]
                 )
-            found = topology.make(
-                run.cluster.addresses, run.task.type, run.task.index, key="cluster.addresses", task_key="task"
-            )
+            keys = {"key": "cluster.addresses", "task_key": "task"}
+            found = topology.make(run.cluster.addresses, run.task.type, run.task.index, **keys, needed=needed)
         case _:
             return Identity("coordinator", str(CHIEF))
     if isinstance(run.evaluation, choices.SidecarThread):
@@ -73,6 +73,8 @@ def _of(found: Topology, me: Task, chiefs_role: str) -> Identity:
         return Identity("evaluator", str(me), found, owns_folder=False)
     if me.job in ("worker", "ps"):
         return Identity("server", str(me), found, owns_folder=False)
+    if me.job in topology.DATA_JOBS:
+        return Identity("data_server", str(me), found, owns_folder=False)
     if me.job == "evaluator":
         return Identity("evaluator", str(me), found, owns_folder=False)
     return Identity(chiefs_role, str(me), found, may_find_run=True)

@@ -18,12 +18,13 @@ from psrun.config import (
     LowerLearningRate,
     PredictKeys,
     RunConfig,
+    SweepKeys,
     TaskKeys,
 )
 from psrun.errors import ConfigError, Problem
 from psrun.schema import at_least, one_of
 
-TOP = ("mode", "seed", "resume", "restore", "task", "export", "predict", "early_stopping", "reduce_lr")
+TOP = ("mode", "seed", "resume", "restore", "task", "export", "predict", "early_stopping", "reduce_lr", "sweep")
 RECORDED = (*KINDS, "model", "data", "optimizer", "seed", "export", "early_stopping", "reduce_lr")  # hold when resumed
 GROUPS = (*KINDS, "model", "data", "optimizer")
 
@@ -31,8 +32,9 @@ GROUPS = (*KINDS, "model", "data", "optimizer")
 @dataclass(frozen=True)
 class _DataKeys:
     global_batch_size: int = at_least(1)
-    visitation: str = one_of("once", "every_worker", default="every_worker")
+    visitation: str = one_of("once", "every_worker", "dynamic", default="every_worker")
     audit: bool = False
+    sharding: str | None = one_of("auto", "file", "data", "off", None, default=None)
 
 
 _OF_DATA = frozenset(field.name for field in dataclasses.fields(_DataKeys))
@@ -45,6 +47,7 @@ class _Top:
     predict: PredictKeys
     early_stopping: EarlyStopping
     reduce_lr: LowerLearningRate
+    sweep: SweepKeys
     resume: str | None
     restore: Any
     mode: str = one_of(*MODES)
@@ -97,6 +100,8 @@ def _read_data(node: Any, problems: list[Problem]) -> Data | None:
         problems.append(Problem("data", f"is {node!r}; choose data=NAME"))
         return None
     own = {name: value for name, value in node.items() if name in _OF_DATA}
+    if own.get("sharding") is False:  # YAML's `off`
+        own["sharding"] = "off"
     keys = schema.read(_DataKeys, own, key="data", problems=problems)
     target = targets.read({k: v for k, v in node.items() if k not in own}, key="data", problems=problems)
     path = node.get("path")

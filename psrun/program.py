@@ -11,11 +11,12 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from psrun import choices, filling, layers, targets
+from psrun import choices, filling, layers, sharding, targets
 from psrun.config import RunConfig
 from psrun.data.order import Order
 from psrun.data.source import ByNumber, DataSource
 from psrun.errors import ConfigError, Problem
+from psrun.metrics import ExamplesSeen
 from psrun.models.model import Model, refuse_single_files
 from psrun.strategy import Distribution
 
@@ -34,20 +35,6 @@ _METRICS: dict[str, Callable[[], list]] = {
 # Workers' shuffles must differ, and so must those of seeds that stand side by side in a sweep.
 _SEED_STRIDE = 1_000_003
 _STEP_STRIDE = 7919
-
-
-class ExamplesSeen(tf_keras.metrics.Metric):
-    """Counts the examples that the other metrics have seen."""
-
-    def __init__(self, name: str = "examples_seen", dtype: tf.DType = tf.int64) -> None:
-        super().__init__(name=name, dtype=dtype)
-        self.count = self.add_weight(name="count", initializer="zeros", dtype=tf.int64)
-
-    def update_state(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None = None) -> None:
-        self.count.assign_add(tf.shape(y_true, out_type=tf.int64)[0])
-
-    def result(self) -> tf.Tensor:
-        return tf.convert_to_tensor(self.count)
 
 
 @dataclass(frozen=True)
@@ -85,6 +72,16 @@ class Program:
         """Whether workers are told which batches they are to read; else each has a stream of its own."""
         return self.config.data.visitation == "once" and self.distribution.coordinator is not None
 
+    @functools.cached_property
+    def sharding(self) -> str | None:
+        """By which policy workers that do every step together share the training data; see `sharding.policy`."""
+        return sharding.policy(self.config, self._batches)
+
+    @property
+    def own_streams(self) -> bool:
+        """Whether each worker reads a stream of its own; else each batch is read by all, who take parts of it."""
+        return self.distribution.coordinator is not None or self.sharding not in (None, "data")
+
     def train_dataset(
         self, context: Any = None, *, first_step: int = 0, num_batches_done: int = 0, numbers: Any = None
     ) -> tf.data.Dataset:
@@ -99,10 +96,18 @@ class Program:
           numbers: makes a dataset of the numbers of the batches to read. Then they come with numbers: that of the
             batch, and those of its examples plus the worker's index times how many examples there are.
         """
+        made = self._batches(context, first_step=first_step, num_batches_done=num_batches_done, numbers=numbers)
+        return sharding.applied(made, self.sharding)
+
+    def _batches(
+        self, context: Any = None, *, first_step: int = 0, num_batches_done: int = 0, numbers: Any = None
+    ) -> tf.data.Dataset:
         seed, batch_size = self.config.seed * _SEED_STRIDE, self.config.data.global_batch_size
-        once, worker = self.config.data.visitation == "once", tf.constant(0, tf.int64)
+        once, worker = self.config.data.visitation != "every_worker", tf.constant(0, tf.int64)
         if self.distribution.coordinator is not None and context is not None:
             worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
+        elif self.config.data.sharding == "off":  # else all would read the same at the same time
+            worker = tf.constant(sharding.index(self.distribution.strategy), tf.int64)
         own = tf.constant(seed, tf.int64) if once else worker + (seed + first_step * _STEP_STRIDE)
         if not once and numbers is None:
             batches = self.source.train(batch_size=batch_size, seed=own)
@@ -133,7 +138,7 @@ class Program:
     @property
     def order(self) -> Order | None:
         """Of the batches; None where they are not numbered."""
-        if self.config.data.visitation != "once":
+        if self.config.data.visitation == "every_worker":
             return None
         assert isinstance(self.source, ByNumber)
         return self.source.order(self.config.data.global_batch_size, whole_passes=True)
@@ -198,6 +203,7 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
             run_eagerly=run.trainer.run_eagerly,
             pss_evaluation_shards=_num_eval_shards(run, source, distribution.num_workers) if exact else 0,
         )
+    _ = program.sharding  # within a function, as a plan is made in, it cannot be found
     return program
 
 

@@ -92,6 +92,13 @@ def _server(process: Process) -> None:
     module.run(process.me.topology, process.folder, process.stop, chief_timeout_s=timeout_s)
 
 
+def _data_server(process: Process) -> None:
+    sys.modules["tf_keras"] = None  # type: ignore[assignment]
+    module, cluster = _import("psrun.roles.data_server"), process.run.cluster
+    timeout_s = getattr(cluster, "chief_timeout_s")  # noqa: B009 - as above
+    module.run(process.me.topology, process.folder, process.stop, chief_timeout_s=timeout_s)
+
+
 def _evaluator(process: Process) -> None:
     topology = process.me.topology
     assert topology is not None
@@ -136,6 +143,7 @@ ROLES: dict[str, Callable[[Process], ExitCode | None]] = {
     "coordinator": _coordinator,
     "replica": _replica,
     "server": _server,
+    "data_server": _data_server,
     "evaluator": _evaluator,
     "supervisor": _supervisor,
     "planner": _planner,

@@ -16,7 +16,7 @@ from tensorflow.python.ops import lookup_ops  # for the names of tables; a test 
 from psrun import choices, placement
 from psrun.cluster import inprocess
 from psrun.cluster.probe import answers, own_host, reachable
-from psrun.cluster.topology import CHIEF, Topology
+from psrun.cluster.topology import CHIEF, DATA_JOBS, Task, Topology
 from psrun.errors import ClusterError, ConfigError, Problem
 
 partitioners = tf.distribute.experimental.partitioners
@@ -25,11 +25,17 @@ _PROBE_EVERY_S = 0.2
 
 @dataclass(frozen=True)
 class Distribution:
-    """A strategy, and the coordinator that schedules steps on its workers (None: steps run in this process)."""
+    """What trains.
+
+    Attributes:
+      coordinator: schedules steps on workers; None where they run in this process.
+      data_service: where the dispatcher is asked of which workers get their batches; None where they do not.
+    """
 
     strategy: tf.distribute.Strategy
     coordinator: tf.distribute.coordinator.ClusterCoordinator | None = None
     num_workers: int = 1
+    data_service: str | None = None
 
 
 _collective: list[tf.distribute.Strategy] = []  # one a process
@@ -105,10 +111,10 @@ def wait_for_servers(topology: Topology, *, within_s: float) -> None:
     Raises:
       ClusterError: one did not, with the names of all that did not.
     """
-    waiting = [*topology.of("ps"), *topology.of("worker")]
+    waiting = [task for job in ("ps", "worker", *DATA_JOBS) for task in topology.of(job)]
     deadline_s = time.monotonic() + within_s
     while waiting:
-        waiting = [task for task in waiting if not _up(topology.addresses[task])]
+        waiting = [task for task in waiting if not _up(task, topology.addresses[task])]
         if waiting and time.monotonic() > deadline_s:
             named = ", ".join(f"{task} at {topology.addresses[task]}" for task in waiting)
             raise ClusterError(
@@ -126,8 +132,9 @@ def task_lost(error: tf.errors.OpError) -> bool:
     return isinstance(error, tf.errors.UnavailableError) or ("/job:ps" in text and unavailable)
 
 
-def _up(address: str) -> bool:
-    return reachable(address, timeout_s=1.0) and answers(address, timeout_s=2.0)  # the first says no at once
+def _up(task: Task, address: str) -> bool:
+    there = reachable(address, timeout_s=1.0)  # says no at once
+    return there and (task.job in DATA_JOBS or answers(address, timeout_s=2.0))
 
 
 def _with_chief(topology: Topology) -> Topology:

@@ -12,12 +12,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from psrun import execution
+from psrun import environment, execution
 from psrun.errors import ExitCode
 from psrun.reporting.run_folder import CONFIG
 
 
 def _run(started_s: float) -> ExitCode:
+    environment.end_with_sweep()
     folder = Path(sys.argv[1])
     sys.path.append(os.getcwd())  # where a person's own models and data are named from
     raw: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))

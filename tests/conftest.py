@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -70,6 +71,19 @@ def psrun(tmp_path: Path):
         return Command(process.returncode, process.stdout, process.stderr, here, time.monotonic() - began_s)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    with playwright.sync_playwright() as started:
+        # Chromium's own sandbox is not to be had in containers; the page is ours.
+        made = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield made
+        made.close()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from psrun import atomic
 from psrun.data.source import ArraySource, Feature
 from psrun.models import dense as plain
 from psrun.models.model import Model
@@ -41,6 +46,49 @@ class AsOthersHaveIt:
         if self._wide:
             batches = batches.map(lambda features, label: ({"x": tf.tile(features["x"], [1, 2])}, label))
         return batches.repeat() if self._endless else batches
+
+
+class InFiles:
+    """Examples 0 to 199 as lines of files, which the pipeline begins with, as in many scripts.
+
+    Args:
+      folder: where the files are, or are to be written.
+      policy: of sharding that the pipeline itself chooses; None for none.
+    """
+
+    def __init__(self, *, folder: str, num_files: int = 4, policy: str | None = None) -> None:
+        self.features, self.task, self.num_classes, self.facts = {"x": Feature((1,), tf.float32)}, "regression", 1, {}
+        self.num_train_examples, self.num_eval_examples, self._policy = 200, 0, policy
+        self._names = [f"{folder}/{index}.txt" for index in range(num_files)]
+        for name, numbers in zip(self._names, np.array_split(np.arange(200), num_files)):
+            atomic.write(Path(name), "".join(f"{number}\n" for number in numbers))
+
+    def train(self, *, batch_size: int, seed: tf.Tensor) -> tf.data.Dataset:
+        lines = tf.data.TextLineDataset(self._names).shuffle(200, seed=seed)
+        numbers = lines.map(lambda line: tf.reshape(tf.strings.to_number(line), [1])).repeat()
+        batches = numbers.map(lambda number: ({"x": number / 100}, number)).batch(batch_size, drop_remainder=True)
+        if self._policy is None:
+            return batches
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[self._policy]
+        return batches.with_options(options)
+
+    def evaluation(self, *, batch_size: int) -> tf.data.Dataset:
+        raise NotImplementedError
+
+
+class Telling(tf_keras.Model):
+    """Writes the labels of each step into a file of its process, in the folder that the environment names."""
+
+    def train_step(self, data):
+        where = f"file://{os.environ['SEEN']}/{os.getpid()}"
+        tf.print(tf.reshape(data[1], [-1]), summarize=-1, output_stream=where)
+        return super().train_step(data)
+
+
+def telling(source: Any) -> tf_keras.Model:
+    x = tf_keras.Input((1,), name="x")
+    return Telling({"x": x}, tf_keras.layers.Dense(1)(x))
 
 
 class NotOnce(tf_keras.metrics.Metric):

@@ -1,4 +1,4 @@
-"""A linear model of a table of ids, whose every number can be worked out by hand."""
+"""A linear model of a table of ids, whose every number can be worked out by hand; and features that share a table."""
 
 from __future__ import annotations
 
@@ -41,6 +41,36 @@ def model(source: Ids, *, keras: bool = False, **options: Any) -> tf_keras.Model
     table = tf_keras.layers.Embedding(ROWS, DIM) if keras else layers.Embedding(ROWS, DIM, **options)
     averaged = tf_keras.layers.GlobalAveragePooling1D()(table(ids))
     return tf_keras.Model({"ids": ids}, tf_keras.layers.Dense(1, kernel_initializer="ones")(averaged))
+
+
+WORDS = ("ant", "bee", "cat", "dog", "eel", "fox")
+
+
+class Pairs(ArraySource):
+    """Two features with the same values, most of them in both of an example: two words clicked on, and one bought.
+
+    Args:
+      hashed: whether the values are hashed; else they are a vocabulary.
+    """
+
+    def __init__(self, *, hashed: bool = False) -> None:
+        rng = np.random.default_rng(5)
+
+        def examples(count: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+            ids = rng.integers(len(WORDS), size=(count, 3))
+            words = np.array(WORDS, dtype=bytes)[ids]
+            inputs = {"clicked": words[:, :2], "bought": words[:, 2:]}
+            inputs["price"] = rng.normal(size=(count, 1)).astype(np.float32)
+            return inputs, (ids[:, 0] == ids[:, 2]).astype(np.float32)[:, np.newaxis]
+
+        known: dict[str, Any] = {"num_buckets": 20} if hashed else {"vocabulary": WORDS}
+        super().__init__(
+            features={
+                "clicked": Feature((2,), tf.string, **known), "bought": Feature((1,), tf.string, **known),
+                "price": Feature((1,), tf.float32),
+            },
+            task="binary", train=examples(64), evaluation=examples(16),
+        )  # fmt: skip
 
 
 class Branching(tf_keras.metrics.Metric):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import signal
 import subprocess
 import sys
@@ -68,12 +70,11 @@ def test_the_plan_starts_no_server_and_takes_no_memory(psrun):
     assert read["ps-0"] + read["ps-1"] == 2 * read["worker-0"]
 
 
-def test_version_and_help_take_no_tensorflow(psrun):
+def test_version_and_help_take_no_tensorflow(psrun, tmp_path):
+    (tmp_path / "tensorflow.py").write_text("raise RuntimeError('imported')\n")
     assert psrun("--version").stdout.strip() == f"psrun {__version__}"
-    text = psrun("--help").stdout
-    assert "psrun cluster=inprocess model=embedding" in text
-    assert "partitioner: fixed_shards, max_size, min_size, none" in text
-    assert len(text.splitlines()) <= 40
+    assert "psrun cluster=inprocess model=embedding" in psrun("--help").stdout
+    assert "Known here: fixed_shards, max_size, min_size, none." in psrun("--cfg", "job", "partitioner=?").stderr
 
 
 @pytest.mark.parametrize(
@@ -89,6 +90,8 @@ def test_version_and_help_take_no_tensorflow(psrun):
         (["cluster=mirrored", "cluster.num_workers=2"], "cluster.num_workers: no such key"),
         (["trainer.epochs"], "trainer.epochs"),
         (["reprot"], "'reprot' is no verb"),
+        (["-sc", "install=tcsh"], "-sc takes install, uninstall or query, and a shell, such as install=bash"),
+        (["-sc"], "not nothing"),
         (["evaluation=validation"], "choose trainer=fit"),
         (["cluster=multi_worker_mirrored"], "trains by Model.fit; choose trainer=fit"),
         (["mode=plan", "partitioner=fixed_shards", "partitioner.num_shards=9"], "more than the 8 rows of embedding"),
@@ -261,12 +264,34 @@ def test_keras_callbacks_do_what_they_say(psrun, tmp_path):
     assert done.result["steps"]["applied"] == 40  # stopped early: patience 0 lets one epoch without progress pass
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in Path(__file__).parents[1].glob("experiments/*.yaml")))
+EXPERIMENTS = {path.stem: path.read_text() for path in Path(__file__).parents[1].glob("experiments/*.yaml")}
+SWEEPS = {name: text for name, text in EXPERIMENTS.items() if "sweeper:" in text}
+
+
+@pytest.mark.parametrize("name", sorted(EXPERIMENTS.keys() - SWEEPS))
 def test_every_experiment_runs_at_a_small_size(psrun, tmp_path, name):
     synthesis.write(tmp_path / "criteo-synthetic", synthesis.Recipe(3000, 500, num_values=20), num_files=2)
     done = psrun(f"experiment={name}", "trainer.epochs=1", "trainer.steps_per_epoch=20", timeout_s=240)
     assert done.code == 0, done.stderr
     assert done.result["evaluation"]["examples_seen"] == done.result["data"]["num_eval_examples"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", sorted(SWEEPS))
+def test_every_experiment_that_is_a_sweep_goes_through_all_of_its_jobs(psrun, tmp_path, name):
+    """One of them trains; of the others, whose jobs are much alike, all jobs are planned."""
+    synthesis.write(tmp_path / "criteo-synthetic", synthesis.Recipe(3000, 500, num_values=20), num_files=2)
+    (params,) = re.findall(r"params:\n((?: {6}.+\n)+)", SWEEPS[name])
+    jobs = math.prod(len(line.partition(": ")[2].split(",")) for line in params.splitlines())
+    trains = name == "evaluations"
+    done = psrun(
+        "-m", f"experiment={name}", f"mode={'train' if trains else 'plan'}", "trainer.epochs=1",
+        "trainer.steps_per_epoch=20", "data.num_buckets=1000", f"hydra.sweep.dir={tmp_path}/sweep", timeout_s=400,
+    )  # fmt: skip
+    assert done.code == 0, done.stdout + done.stderr
+    results = [json.loads(path.read_text()) for path in (tmp_path / "sweep").glob("*/run.json")]
+    assert [result["status"] for result in results] == ["completed"] * jobs
+    assert not trains or {result["steps"]["applied"] for result in results} == {20}
 
 
 def test_a_run_with_a_missing_extra_says_how_to_get_it(psrun, tmp_path):

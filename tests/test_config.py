@@ -63,7 +63,7 @@ def test_every_choice_of_every_group_loads(group):
         (("model", "_target_"), 3, "needs a _target_"),
         (("data", "global_batch_size"), 0, "must be 1 or more"),
         (("data", "path"), "/no/such/file", "is not there"),
-        (("data", "visitation"), "twice", "must be one of once, every_worker"),
+        (("data", "visitation"), "twice", "must be one of once, every_worker, dynamic"),
         (("optimizer", "_target_"), "tf_kears.optimizers.Adam", "no module named"),
         (("mode",), "tarin", "must be one of train, plan"),
         (("nonsense",), 1, "no such key"),
@@ -80,6 +80,10 @@ def test_all_problems_are_told_at_once():
     raw = raw_config()
     raw["trainer"]["epochs"], raw["cluster"]["num_workers"], raw["model"]["unit"] = "x", 0, 1
     assert set(problems(raw)) == {"trainer.epochs", "cluster.num_workers", "model.unit"}
+
+
+def test_the_data_service_needs_parameter_servers():
+    assert "choose once" in problems(raw_config("cluster=none", "data.visitation=dynamic"))["data.visitation"]
 
 
 def test_validation_needs_fit():

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from running import Cluster
 
-from psrun import composition
+from psrun import composing, composition
 from psrun.errors import ConfigError
+from psrun.recorded import _merged, as_recorded
 
 QUICK = ["trainer.steps_per_epoch=20", "data.num_train_examples=500", "data.num_eval_examples=100"]
 
@@ -34,14 +35,14 @@ def test_what_was_said_then_holds_as_far_as_nothing_else_is_said_now(tmp_path, m
 
 def test_options_may_stand_anywhere():
     given = ["seed=1", "--config-dir", "own", "-m", "model=mine,dense", "--cfg", "job", "+x=1"]
-    assert composition._options_first(given) == [
+    assert composing.options_first(given) == [
         "--config-dir", "own", "-m", "--cfg", "job", "seed=1", "model=mine,dense", "+x=1"
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["resume=/no/such"], "there is no run in /no/such"), (["resume={}", "-m"], "in its own folder")],
+    [(["resume=/no/such"], "there is no run in /no/such"), (["resume={}", "hydra.run.dir=x"], "in its own folder")],
 )
 def test_what_cannot_be_resumed_is_told(tmp_path, arguments, said):
     folder = recorded(tmp_path / "run")
@@ -72,7 +73,7 @@ def test_what_was_recorded_holds_whatever_the_files_say_today(tmp_path):
     }
     said = ["cluster=none", "trainer.epochs=9", "data.global_batch_size=64", "--config-dir", "conf", "~model.depth"]
     refers = {**today, "trainer": {**today["trainer"], "folder": "${hydra:runtime.output_dir}/x"}}
-    assert composition.as_recorded(today, refers, tmp_path, said) == {
+    assert as_recorded(today, refers, tmp_path, said) == {
         "mode": "train",
         "seed": 7,
         "model": {"_target_": "mine.model", "width": 4, "new": True},
@@ -81,7 +82,7 @@ def test_what_was_recorded_holds_whatever_the_files_say_today(tmp_path):
         "trainer": {"kind": "fit", "epochs": 9, "folder": f"{tmp_path}/x"},
         "evaluation": {"kind": "direct", "every": 5},
     }
-    assert composition.as_recorded(today, today, tmp_path, ["experiment=flights"]) == today
+    assert as_recorded(today, today, tmp_path, ["experiment=flights"]) == today
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_what_was_recorded_holds_whatever_the_files_say_today(tmp_path):
     ],
 )  # fmt: skip
 def test_what_is_said_now_or_refers_to_it_wins(here, refers, there, now, merged):
-    assert composition._merged(here, refers, there, "k", now) == merged
+    assert _merged(here, refers, there, "k", now) == merged
 
 
 @pytest.mark.thorough

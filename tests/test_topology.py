@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from support import run_config
 
 from psrun.cluster import topology
-from psrun.cluster.topology import Task
+from psrun.cluster.topology import DATA_JOBS, DISPATCHER, Task, make
 from psrun.errors import ConfigError
+from psrun.identity import identify
 
 CLUSTER = {"chief": ["c:1"], "worker": ["w:1", "w:2"], "ps": ["p:1"]}
 
@@ -66,3 +68,37 @@ def test_round_trip():
 def test_what_is_malformed_is_told(text, said):
     with pytest.raises(ConfigError, match=said.replace("[", r"\[")):
         topology.from_tf_config(text)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "job", "said"),
+    [
+        ({"data_worker": ["d:1"]}, "chief", "data_dispatcher: is missing: data.visitation=dynamic needs one"),
+        ({"data_dispatcher": ["d:1", "d:2"], "data_worker": ["e:1"]}, "chief", "there is one dispatcher"),
+        ({"data_dispatcher": ["d:1"], "data_worker": ["e:1"]}, "data_worker:3", "is 3; cluster.data_worker has [0]"),
+    ],
+)
+def test_what_is_wrong_with_the_tasks_of_the_data_service_is_told(cluster, job, said):
+    whole = {"chief": ["c:1"], "worker": ["w:1"], "ps": ["p:1"], **cluster}
+    job, _, index = job.partition(":")
+    with pytest.raises(ConfigError) as raised:
+        make(whole, job, int(index or 0), key="cluster", task_key="task", needed=("worker", "ps", *DATA_JOBS))
+    assert said in str(raised.value)
+
+
+def test_tensorflow_is_not_told_of_the_tasks_of_the_data_service():
+    whole = {"chief": ["c:1"], "worker": ["w:1"], "ps": ["p:1"], "data_dispatcher": ["d:1"], "data_worker": ["e:1"]}
+    found = make(whole, "data_worker", 0, key="cluster", task_key="task")
+    assert set(found.spec()) == {"chief", "worker", "ps"}
+    assert found.addresses[DISPATCHER] == "d:1"
+
+
+def test_addresses_of_the_data_service_can_be_in_the_configuration():
+    addresses = "{chief: ['c:1'], worker: ['w:1'], ps: ['p:1'], data_dispatcher: ['d:1'], data_worker: ['e:1']}"
+    run = run_config(
+        "cluster=static", f"cluster.addresses={addresses}", "data.visitation=dynamic", "task.type=data_worker"
+    )
+    found = identify(run, {})
+    assert (found.role, found.name) == ("data_server", "data_worker-0")
+    assert found.topology is not None
+    assert found.topology.addresses[DISPATCHER] == "d:1"

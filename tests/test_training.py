@@ -213,6 +213,32 @@ def test_the_first_of_several_errors_is_told(raised):
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
+    "other", ["CANCELLED:  EagerClusterFunctionLibraryRuntime::Run", "OUT_OF_RANGE:  End of sequence"]
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_errors_at_several_places_of_a_step_the_cause_is_told(other, turned):
+    import tensorflow as tf
+
+    from psrun.training import failures
+
+    roots = [f"  ({number}) {root}\n\t [[node]]" for number, root in
+             enumerate([other, "INVALID_ARGUMENT:  planted failure"][:: -1 if turned else 1])]  # fmt: skip
+    both = "\n".join(["Graph execution error:", "", "2 root error(s) found.", *roots, "0 successful operations."])
+    first = tf.errors.InvalidArgumentError(None, None, both)
+
+    def failing():
+        log = logging.getLogger("tensorflow")
+        with failures.named(lambda: None):
+            log.error(" %s encountered the following error when processing closure: %r:%s", "/job:worker", first, first)
+            log.error("Start cancelling closures due to error %r: %s", first, first)
+            raise tf.errors.CancelledError(None, None, "cancelled")
+
+    with pytest.raises(TrainingError, match=r"a step failed: .*planted failure$"):
+        failing()
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
     ("overrides", "said"),
     [
         (["data.global_batch_size=501"], "more than the 500 examples"),

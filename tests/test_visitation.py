@@ -68,6 +68,37 @@ def test_each_example_of_an_epoch_is_trained_on_once(train, monkeypatch, trainer
     assert sum(own["seen"] for own in by_worker.values()) == 200
 
 
+@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
+def test_what_the_data_service_hands_out_is_trained_on_once_but_for_what_is_on_its_way(train, trainer):
+    from psrun.training.serving import MOST_ON_THEIR_WAY
+
+    result, _ = train(
+        *COUNTED, f"trainer={trainer}", "data.visitation=dynamic", "data.audit=true", "trainer.epochs=10",
+        "trainer.steps_per_epoch=null", "data.global_batch_size=4",
+    )  # fmt: skip
+    assert result["steps"]["applied"] == 10 * 50
+    on_their_way = 2 * (MOST_ON_THEIR_WAY + 2) * 4  # of two workers: also what they hold ready, and train on
+    for row in result["visitation"]:
+        assert row["seen"]["0"] <= on_their_way
+        assert row["seen"]["2"] + row["seen"]["3+"] <= on_their_way
+        assert trained_on(row) == 200
+
+
+def test_a_run_that_goes_on_asks_the_data_service_for_what_is_left_of_the_pass(train):
+    pieces = (*COUNTED, "data.visitation=dynamic", "data.audit=true", "data.global_batch_size=4")
+    _, folder = train(*pieces, "trainer.epochs=1", "trainer.steps_per_epoch=25")
+    result, _ = train(*pieces, "trainer.epochs=2", "trainer.steps_per_epoch=25", into=folder)
+    first, second = result["visitation"]
+    assert first["seen"]["1"] == 100
+    assert trained_on(second) == 100
+    assert second["seen"]["1"] >= 60  # the rest are of the next pass, while the last of this one were on their way
+
+
+def trained_on(row: dict) -> int:
+    """How many examples, each as often as it was; none more often than three times."""
+    return sum(int(times[0]) * number for times, number in row["seen"].items())
+
+
 def test_every_worker_reads_all(train):
     """As many steps as two passes: what comes twice and what not at all is chance."""
     result, _ = train(

@@ -9,7 +9,8 @@ from typing import Any
 
 from psrun.errors import ConfigError, Problem
 
-JOBS = ("chief", "worker", "ps", "evaluator")
+JOBS = ("chief", "worker", "ps", "evaluator", "data_dispatcher", "data_worker")
+DATA_JOBS = ("data_dispatcher", "data_worker")  # of tf.data service, which TensorFlow's cluster knows nothing of
 _MASTER = "master"  # what TF_CONFIG called the chief before TensorFlow 2
 
 
@@ -25,6 +26,7 @@ class Task:
 
 
 CHIEF = Task("chief", 0)
+DISPATCHER = Task("data_dispatcher", 0)
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class Topology:
         """As `tf.train.ClusterSpec` takes it."""
         spec: dict[str, dict[int, str]] = {}
         for task, address in self.addresses.items():
-            spec.setdefault(task.job, {})[task.index] = address
+            if task.job not in DATA_JOBS:
+                spec.setdefault(task.job, {})[task.index] = address
         return spec
 
 
@@ -110,13 +113,14 @@ def make(
         problems.append(Problem(key, f"{where} is the address of {both}; each needs its own"))
     for missing in needed:
         if not any(task.job == missing for task in addresses):
-            problems.append(Problem(f"{key}.{missing}", "is missing: parameter server training needs one at least"))
+            what = "data.visitation=dynamic" if missing in DATA_JOBS else "parameter server training"
+            problems.append(Problem(f"{key}.{missing}", f"is missing: {what} needs one at least"))
     me = Task("chief" if job == _MASTER else job, index)
     if me.job not in JOBS:
         problems.append(Problem(f"{task_key}.type", f"is {job!r}, must be one of {', '.join(JOBS)}"))
     elif not isinstance(index, int):
         problems.append(Problem(f"{task_key}.index", f"is {index!r}, must be a number"))
-    elif me.job in ("worker", "ps") and me not in addresses:
+    elif me.job in ("worker", "ps", *DATA_JOBS) and me not in addresses:
         known = sorted(task.index for task in addresses if task.job == me.job)
         problems.append(Problem(f"{task_key}.index", f"is {index}; {key}.{job} has {known}"))
     elif me.job == "chief" and index != 0:
@@ -139,6 +143,8 @@ def _addresses(name: str, given: Any, key: str, problems: list[Problem]) -> list
     else:
         problems.append(Problem(where, f"is {given!r}, must be a list of addresses"))
         return []
+    if job == DISPATCHER.job and len(pairs) > 1:
+        problems.append(Problem(where, f"has {len(pairs)} addresses; there is one dispatcher"))
     found = []
     for index, address in pairs:
         if not str(index).isdigit():

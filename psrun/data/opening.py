@@ -31,11 +31,10 @@ def load_source(run: RunConfig, tell: Callable[[str], None] = lambda text: None)
         problems.append(
             Problem("data.global_batch_size", f"is {batch}, more than the {examples} examples there are to train on")
         )
-    if run.data.visitation == "once" and not isinstance(source, ByNumber):
-        problems.append(
-            Problem("data.visitation", f"is once, but {run.data.target.name} is no psrun.data.source.ByNumber: its "
-                    "examples cannot be read by their numbers; choose every_worker")
-        )  # fmt: skip
+    if run.data.visitation != "every_worker" and not isinstance(source, ByNumber):
+        problem = f"is {run.data.visitation}, but {run.data.target.name} is no psrun.data.source.ByNumber"
+        message = f"{problem}: its examples cannot be read by their numbers; choose every_worker"
+        problems.append(Problem("data.visitation", message))
     if run.data.audit and not isinstance(source, ByNumber):
         problems.append(Problem("data.audit", f"{run.data.target.name} is no psrun.data.source.ByNumber"))
     if run.trainer.steps_per_epoch is None and examples is None:

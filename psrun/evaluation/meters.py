@@ -12,7 +12,8 @@ import tensorflow as tf
 import tf_keras
 
 from psrun import atomic
-from psrun.program import ExamplesSeen, Program
+from psrun.metrics import ExamplesSeen
+from psrun.program import Program
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 import tf_keras
@@ -10,6 +10,7 @@ import tf_keras
 from psrun import layers
 from psrun.data.source import DataSource
 from psrun.errors import ConfigError, Problem
+from psrun.models import tables
 from psrun.models.model import Model, concatenated, floats, head, hidden, network_inputs, prepared
 
 
@@ -17,6 +18,7 @@ def dlrm(
     source: DataSource,
     *,
     embedding_dim: int = 16,
+    shared_tables: Mapping[str, Sequence[str]] | None = None,
     bottom_units: Sequence[int] = (64,),
     top_units: Sequence[int] = (64, 32),
     deduplicate: bool | str = "auto",
@@ -24,10 +26,12 @@ def dlrm(
 ) -> Model:
     """An MLP over the numbers meets the rows of all ids in dot products of each with each; an MLP is over these.
 
-    Tables are (ids, embedding_dim), one of each a feature with ids. The bottom MLP ends in a vector of `embedding_dim`,
-    which takes part in the products as a row does, and goes to the top MLP beside them, as in the paper.
+    Tables are (ids, embedding_dim), one of each a feature with ids but for those that share one. The bottom MLP ends in
+    a vector of `embedding_dim`, which takes part in the products as a row does, and goes to the top MLP beside them, as
+    in the paper.
 
     Args:
+      shared_tables: see `psrun.models.tables.of`.
       deduplicate, wire: of the tables, see `psrun.layers.Embedding`.
 
     Raises:
@@ -39,11 +43,15 @@ def dlrm(
             [Problem("model", f"dlrm needs features with ids; the data has {', '.join(source.features)}")]
         )
     tensors = network_inputs(source, num_ids)
-    rows = []
-    for name, size in num_ids.items():
-        table = layers.Embedding(size, embedding_dim, deduplicate=deduplicate, wire=wire, name=f"{name}_rows")
-        found = table(tensors[name])
-        rows.append(tf_keras.layers.Lambda(tf.reduce_sum, arguments={"axis": 1, "keepdims": True})(found))
+    found = tables.rows(
+        tables.of(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared_tables),
+        tensors,
+        lambda table: layers.Embedding(
+            table.num_ids, table.dim, deduplicate=deduplicate, wire=wire, name=f"{table.name}_rows"
+        ),
+    )
+    add = {"axis": 1, "keepdims": True}
+    rows = [tf_keras.layers.Lambda(tf.reduce_sum, arguments=add)(found[name]) for name in num_ids]
     numbers = hidden(floats(tensors), [*bottom_units, embedding_dim])
     vectors = tf_keras.layers.Concatenate(axis=1)([tf_keras.layers.Reshape((1, embedding_dim))(numbers), *rows])
     top = hidden(concatenated([numbers, Interactions()(vectors)]), top_units)

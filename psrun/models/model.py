@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.data.source import DataSource, Feature
-from psrun.errors import ConfigError, ExportError, Problem
+from psrun.errors import ExportError
 
 Preprocessing = Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]
 
@@ -82,25 +82,6 @@ def network_inputs(source: DataSource, num_ids: dict[str, int]) -> dict[str, tf_
         for name, feature in source.features.items()
     }
     return inputs(features)
-
-
-def dims(embedding_dim: int | Mapping[str, int], num_ids: Mapping[str, int]) -> dict[str, int]:
-    """How wide the rows of each feature with ids are.
-
-    Args:
-      embedding_dim: of all; or by name, and as 'default' of those that are not named.
-
-    Raises:
-      ConfigError: it names a feature that has no ids, leaves one out without a default, or is below 1.
-    """
-    given = {"default": embedding_dim} if isinstance(embedding_dim, int) else dict(embedding_dim)
-    found = {name: given.get(name, given.get("default")) for name in num_ids}
-    unknown = [name for name in given if name not in num_ids and name != "default"]
-    bad = [name for name, width in found.items() if not isinstance(width, int) or width < 1]
-    if unknown or bad:
-        problem = f"names {unknown[0]!r}, which has no ids" if unknown else f"gives {bad[0]} the width {found[bad[0]]}"
-        raise ConfigError([Problem("model.embedding_dim", f"{problem}; with ids are {', '.join(num_ids)}")])
-    return {name: int(width) for name, width in found.items() if width is not None}
 
 
 def hidden(tensor: tf.Tensor, units: Sequence[int], dropout: float = 0.0) -> tf.Tensor:

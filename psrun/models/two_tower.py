@@ -10,7 +10,8 @@ import tf_keras
 from psrun import layers
 from psrun.data.source import DataSource
 from psrun.errors import ConfigError, Problem
-from psrun.models.model import Model, concatenated, dims, hidden, network_inputs, prepared
+from psrun.models import tables
+from psrun.models.model import Model, concatenated, hidden, network_inputs, prepared
 
 
 def two_tower(
@@ -18,15 +19,17 @@ def two_tower(
     *,
     query_features: Sequence[str],
     embedding_dim: int | Mapping[str, int] = 16,
+    shared_tables: Mapping[str, Sequence[str]] | None = None,
     hidden_units: Sequence[int] = (64, 32),
 ) -> Model:
     """A tower of ReLU layers over the features of the query and one over all others; their dot product is the logit.
 
-    Rows of ids are looked up in tables of (ids, embedding_dim), one of each a feature with ids; numbers go in as they
-    are. Here both towers are trained on labels of pairs; the paper trains them by the softmax over a batch's items.
+    Rows of ids are looked up in tables of (ids, embedding_dim), one of each a feature with ids but for those that share
+    one, be it across both towers; numbers go in as they are. Here both towers are trained on labels of pairs; the paper
+    trains them by the softmax over a batch's items.
 
     Args:
-      embedding_dim: of all features, or by name, as of `dims`.
+      embedding_dim, shared_tables: see `psrun.models.tables.of`.
 
     Raises:
       ConfigError: `query_features` names one that the data has not or one twice, or leaves one of the towers without
@@ -37,7 +40,7 @@ def two_tower(
     if source.task != "binary":
         raise ConfigError([Problem("model", f"two_tower tells clicks from others; the data is for {source.task}")])
     preprocessing, num_ids = prepared(source)
-    tensors, width = network_inputs(source, num_ids), dims(embedding_dim, num_ids)
+    tensors = network_inputs(source, num_ids)
     unknown = [name for name in query_features if name not in tensors]
     twice = len(set(query_features)) < len(query_features)
     if unknown or twice or not query_features or len(query_features) == len(tensors):
@@ -45,14 +48,14 @@ def two_tower(
         problem = "names a feature twice" if twice else problem
         raise ConfigError([Problem("model.query_features", f"{problem}; the data has {', '.join(tensors)}")])
 
+    shared = tables.of(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared_tables)
+    rows = tables.rows(
+        shared, tensors, lambda table: layers.Embedding(table.num_ids, table.dim, name=f"{table.name}_rows")
+    )
+
     def tower(names: Sequence[str]) -> tf.Tensor:
         flat = tf_keras.layers.Flatten()
-        parts = [
-            flat(layers.Embedding(num_ids[name], width[name], name=f"{name}_rows")(tensors[name]))
-            if name in num_ids
-            else flat(tensors[name])
-            for name in names
-        ]
+        parts = [flat(rows[name] if name in num_ids else tensors[name]) for name in names]
         *most, last = hidden_units
         return tf_keras.layers.Dense(last)(hidden(concatenated(parts), most))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
@@ -16,11 +18,17 @@ from psrun.placement import Balance, Placed, balance
 from psrun.reporting.events import Event, Progress
 
 _PLAIN_EVERY_S = 10.0
+_STAGES = {
+    "input": "waiting for input",
+    "traffic": "parameter traffic",
+    "compute": "computing",
+    "other": "between executions",
+}
 
 
-def numbers(metrics: Mapping[str, float]) -> str:
-    """'loss 0.1234  auc 0.9'."""
-    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+def numbers(metrics: Mapping[str, float | None]) -> str:
+    """'loss 0.1234  auc 0.9'; what no JSON number could be is read back as None."""
+    return "  ".join(f"{name} {'nan' if value is None else f'{value:.4g}'}" for name, value in metrics.items())
 
 
 def warner(console: Console) -> Callable[[str], None]:
@@ -52,6 +60,36 @@ def _balance_line(found: Balance) -> Text:
     return Text(f"in all: {parts}{uneven}")
 
 
+@dataclass(frozen=True)
+class TaskRow:
+    """How a task of a cluster is, as far as the one who shows it can see.
+
+    Attributes:
+      processor: use in percent of one core.
+      heard_s: seconds since its last heartbeat; None before the first.
+    """
+
+    name: str
+    state: str
+    restarts: int
+    memory_bytes: int | None
+    processor: float | None
+    heard_s: float | None
+
+
+def task_table(rows: Sequence[TaskRow]) -> Table:
+    """A row a task."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("task", "state", "restarts", "memory", "CPU", "last heartbeat"):
+        table.add_column(heading, justify="left" if heading in ("task", "state") else "right")
+    for row in rows:
+        memory = "-" if row.memory_bytes is None else decimal(row.memory_bytes)
+        processor = "-" if row.processor is None else f"{row.processor:.0f} %"
+        heard = "-" if row.heard_s is None else f"{row.heard_s:.1f} s ago"
+        table.add_row(row.name, row.state, str(row.restarts), memory, processor, heard)
+    return table
+
+
 class ConsoleSink:
     """Prints a run's events on `console`; on a terminal, with a line of progress that stays at the bottom."""
 
@@ -72,13 +110,13 @@ class ConsoleSink:
             if not self._console.is_terminal:
                 self._plain_progress(progress)
                 return
-            self._show_live(_progress_line(progress))
+            self._show_live(progress_line(progress))
 
-    def tasks(self, table: Table, progress: Progress | None) -> None:
-        """On a terminal: the tasks of a cluster, above the progress of the training."""
+    def view(self, what: RenderableType, progress: Progress | None = None) -> None:
+        """On a terminal: `what`, such as the tasks of a cluster, above the progress of the training."""
         with self._lock:
             if self._console.is_terminal:
-                self._show_live(Group(table, *([_progress_line(progress)] if progress else [])))
+                self._show_live(Group(what, *([progress_line(progress)] if progress else [])))
             elif progress:
                 self._plain_progress(progress)
 
@@ -177,10 +215,20 @@ class ConsoleSink:
         self._print(f"exported step {event.step} to {event.data['path']}")
 
     def _show_end(self, event: Event) -> None:
+        if event.data["step_time"]:
+            self._print(step_time_line(event.data["step_time"]))
         first_s = event.data["time_to_first_step_s"]
         first = "" if first_s is None else f" (first step after {first_s:.1f} s)"
         done = f"[green]completed[/green] {event.step} steps in {event.wall_s:.1f} s{first}"
         self._print(f"{done}  {numbers(event.data['metrics'])}")
+
+
+def step_time_line(found: Mapping[str, Any]) -> str:
+    """Where the time of a step on a worker went, and what takes the most of it."""
+    seconds = {name: found[f"{name}_s"] for name in _STAGES}
+    whole = sum(seconds.values())
+    parts = ", ".join(f"{_STAGES[name]} {seconds[name] / whole:.0%}" for name in seconds)
+    return f"a step takes {whole * 1000:.3g} ms on a worker: {parts}; the bottleneck is {_STAGES[found['bottleneck']]}"
 
 
 def _progress_text(progress: Progress) -> str:
@@ -192,7 +240,8 @@ def _progress_text(progress: Progress) -> str:
     )
 
 
-def _progress_line(progress: Progress) -> Table:
+def progress_line(progress: Progress) -> Table:
+    """A bar and what there is to say beside it."""
     table = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=progress.steps, completed=min(progress.step, progress.steps), width=24)
     table.add_row(bar, _progress_text(progress) if progress.step else "starting the first step")

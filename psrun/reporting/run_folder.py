@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,10 +12,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from psrun import atomic
+from psrun import atomic, locks
 from psrun.errors import ConfigError, Problem
 from psrun.reporting.events import Event, Progress
 
+_FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?e[-+]?[0-9]+")
+OVER = ("completed", "failed", "interrupted")  # what `status` may be in the end
 CONFIG, RESULT, END_EARLY = "config.yaml", "run.json", "end-early"
 
 
@@ -57,13 +58,12 @@ class RunFolder:
           ConfigError: another one does, or nothing can be written there.
         """
         cls.join(path)
-        descriptor = os.open(path, os.O_RDONLY)  # never closed; the kernel lets go of the lock with the process
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError([Problem("hydra.run.dir", f"{path} holds a run that is going on")]) from error
+            held = locks.take(path)  # never let go of before the process ends
         except OSError:  # a file system without locks
-            os.close(descriptor)
+            return
+        if held is None:
+            raise ConfigError([Problem("hydra.run.dir", f"{path} holds a run that is going on")])
 
     @classmethod
     def join(cls, path: Path) -> RunFolder:
@@ -179,6 +179,19 @@ class RunFolder:
 def write_config(folder: Path, raw: Mapping[str, Any]) -> None:
     """What was run, resolved, as a person reads it and as a process of the run does."""
     atomic.write(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(dict(raw))), durable=True)
+
+
+def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested mappings by dotted key; lists are values."""
+    values: dict[str, Any] = {}
+    for name, value in node.items():
+        if isinstance(value, dict) and value:
+            values |= flat(value, f"{prefix}{name}.")
+        else:
+            # YAML takes 1e-05, as it is written, for a string.
+            written = isinstance(value, str) and _FLOAT.fullmatch(value)
+            values[f"{prefix}{name}"] = float(value) if written else value
+    return values
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -54,13 +55,19 @@ class Chief:
         self._door = Door(topology.addresses[CHIEF]) if waits and topology and CHIEF in topology.addresses else None
         self.pulse, self._told_s = Pulse(), time.monotonic()
         self.session: Session | None = None
-        self._heart = files.Heart(folder.whole.path, topology.me, self._say) if topology else None
+        # Also where this is the only process: a sweep shows how far it is. Beside a run that goes on there is its own.
+        beats = topology is not None or run_config.mode == "train"
+        me = topology.me if topology else CHIEF
+        self._heart = files.Heart(folder.whole.path, me, self._say) if beats else None
         if self._heart:
             self._heart.start()
 
     def close(self) -> None:
         if self._heart:
             self._heart.stop()
+            if self._topology is None:
+                with contextlib.suppress(OSError):
+                    files.shared(self._folder.path).rmdir()
         if self._door:
             self._door.close()
 

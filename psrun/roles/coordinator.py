@@ -13,7 +13,7 @@ from psrun import choices, export, placement, program, strategy, trained
 from psrun.checkpoint.checkpoints import Checkpoints
 from psrun.checkpoint.manifest import Position
 from psrun.checkpoint.store import Store
-from psrun.cluster import files
+from psrun.cluster import data_service, files
 from psrun.cluster.topology import Topology
 from psrun.config import RunConfig
 from psrun.data import opening
@@ -22,9 +22,9 @@ from psrun.evaluation import modes
 from psrun.optimizers import cost
 from psrun.reporting.events import Reporter, Sink
 from psrun.reporting.run_folder import RunFolder
-from psrun.reporting.summaries import Summaries
 from psrun.roles.chief import Chief
 from psrun.stop import Stop
+from psrun.trackers import choosing
 from psrun.training import custom_loop, fit
 from psrun.training.following import Following
 from psrun.training.lockstep import Lockstep
@@ -57,7 +57,8 @@ def run(
     Raises:
       PsrunError: the run failed.
     """
-    reporter = Reporter([folder, Summaries(folder.tensorboard), console], started_s=started_s)
+    warn = Reporter([folder, console], started_s=started_s).warn
+    reporter = Reporter([folder, *choosing.make(run_config, folder, warn), console], started_s=started_s)
     chief = Chief(run_config, folder, reporter, topology, give_up)
     try:
         strategy.prepare(run_config.cluster, topology)
@@ -74,8 +75,12 @@ def run(
             reporter.warn(text)
         program.start_afresh(run_config.seed)
         with chief.connected(connect) as distribution:
+            if run_config.data_service:
+                distribution = replace(distribution, data_service=_data_service(run_config, topology))
             built = program.build(run_config, source, distribution)
             program.build_state(built)
+            if built.sharding is not None:
+                folder.update(data={**folder.stored()["data"], "sharding": built.sharding})
             lookups = program.decide_lookups(built)
             if lookups:
                 folder.update(lookups=[asdict(lookup) for lookup in lookups])
@@ -85,6 +90,14 @@ def run(
     finally:
         chief.close()
         reporter.close()
+
+
+def _data_service(run_config: RunConfig, topology: Topology | None) -> str:
+    """Where the dispatcher is asked; it is started where this is the only process."""
+    if isinstance(run_config.cluster, choices.InProcess):
+        return data_service.start_here(run_config.cluster.num_data_workers)
+    assert topology is not None
+    return data_service.target(topology)
 
 
 def notes(run_config: RunConfig) -> list[str]:
@@ -190,7 +203,7 @@ def _train(built: program.Program, train: Any, folder: RunFolder, reporter: Repo
         result = _result(session, reporter)
         folder.update(**{**result, "time_to_first_step_s": first_s or result["time_to_first_step_s"]})
     result = folder.stored()
-    told = ("metrics", "time_to_first_step_s", "steps_per_s", "examples_per_s")
+    told = ("metrics", "time_to_first_step_s", "steps_per_s", "examples_per_s", "step_time")
     reporter.emit("end", step=session.monitor.last_step, **{key: result.get(key) for key in told})
 
 
@@ -232,6 +245,7 @@ def _result(session: Session, reporter: Reporter) -> dict[str, Any]:
         "steps_per_s": rate,
         "examples_per_s": None if rate is None else rate * session.program.config.data.global_batch_size,
         "time_to_first_step_s": None if first_s is None else round(reporter.wall_s - (time.monotonic() - first_s), 3),
+        "step_time": asdict(session.step_time) if session.step_time else None,
         "wall_s": round(reporter.wall_s, 3),
         "pid": os.getpid(),
     }

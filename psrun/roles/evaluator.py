@@ -8,11 +8,10 @@ import time
 from psrun.cluster import files
 from psrun.cluster.topology import Task
 from psrun.errors import ChiefGoneError
-from psrun.reporting.run_folder import RunFolder
+from psrun.reporting.run_folder import OVER, RunFolder
 from psrun.stop import Stop
 
 _POLL_S = 0.5
-_OVER = ("completed", "failed", "interrupted")
 
 
 def run(folder: RunFolder, stop: Stop, *, index: int, run_timeout_s: float) -> None:
@@ -28,7 +27,7 @@ def run(folder: RunFolder, stop: Stop, *, index: int, run_timeout_s: float) -> N
     try:
         while not stop.requested.wait(_POLL_S):
             status = folder.stored().get("status")
-            if status in _OVER:
+            if status in OVER:
                 return
             if status is None and time.monotonic() - began_s > run_timeout_s:
                 raise ChiefGoneError(f"no run in {folder.path} for {run_timeout_s:.0f} s; {me} ends", task=str(me))

@@ -71,6 +71,30 @@ class Told:
         os.close(_TOLD)
 
 
+class Presence:
+    """Whether the chief is there, looked at every two seconds.
+
+    Args:
+      timeout_s: how long it may have gone, or not have been there yet.
+    """
+
+    def __init__(self, topology: Topology, *, timeout_s: float) -> None:
+        self._me, self._chief, self._timeout_s = topology.me, topology.addresses.get(CHIEF), timeout_s
+        self._seen_s = self._probed_s = time.monotonic()
+
+    def look(self) -> None:
+        """Raises ChiefGoneError where it has been gone for too long."""
+        now_s = time.monotonic()
+        if self._chief is None or now_s - self._probed_s < _PROBE_EVERY_S:
+            return
+        self._probed_s = now_s
+        if reachable(self._chief, timeout_s=1.0):
+            self._seen_s = now_s
+        elif now_s - self._seen_s > self._timeout_s:
+            message = f"no chief at {self._chief} for {self._timeout_s:.0f} s; {self._me} ends"
+            raise ChiefGoneError(message, task=str(self._me))
+
+
 def run(topology: Topology, folder: RunFolder, stop: Stop, *, chief_timeout_s: float) -> None:
     """Serves.
 
@@ -87,18 +111,10 @@ def run(topology: Topology, folder: RunFolder, stop: Stop, *, chief_timeout_s: f
     heart = files.Heart(folder.path, me, lambda: files.Heartbeat(os.getpid(), time.time(), "serving"))
     _servers.append(start_server(tf.train.ClusterSpec(topology.spec()), me.job, me.index))
     heart.start()
-    chief = topology.addresses.get(CHIEF)
-    seen_s = probed_s = time.monotonic()
+    chief = Presence(topology, timeout_s=chief_timeout_s)
     try:
         while not stop.requested.wait(_POLL_S) and not told:
-            now_s = time.monotonic()
-            if chief is None or now_s - probed_s < _PROBE_EVERY_S:
-                continue
-            probed_s = now_s
-            if reachable(chief, timeout_s=1.0):
-                seen_s = now_s
-            elif now_s - seen_s > chief_timeout_s:
-                raise ChiefGoneError(f"no chief at {chief} for {chief_timeout_s:.0f} s; {me} ends", task=str(me))
+            chief.look()
     finally:
         heart.stop()
         told.close()

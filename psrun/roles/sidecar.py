@@ -29,8 +29,8 @@ from psrun.evaluation.meters import Evaluation
 from psrun.evaluation.plateau import Plateau
 from psrun.reporting.events import Reporter, Sink
 from psrun.reporting.run_folder import RunFolder
-from psrun.reporting.summaries import Summaries
 from psrun.stop import Stop
+from psrun.trackers import choosing
 
 _POLL_S = 0.5
 _STOP_WITHIN_S = 20.0
@@ -66,7 +66,8 @@ class Sidecar:
         assert isinstance(run_config.evaluation, choices.Sidecar)
         self._run, self._evaluation, self._folder, self._me = run_config, run_config.evaluation, folder, me
         self._store = Store(folder.checkpoints)
-        self._sinks: list[Sink] = [folder, Summaries(folder.tensorboard), console]
+        warn = Reporter([folder, console], started_s=time.time()).warn
+        self._sinks: list[Sink] = [folder, *choosing.make(run_config, folder, warn, joins=True), console]
         self._built: tuple[program.Program, DirectEvaluation] | None = None
         self._done: set[str] = set()  # checkpoints that were evaluated or cannot be, by their checksums
         self._last: Evaluation | None = None

@@ -20,7 +20,7 @@ from psrun.cluster.recoveries import Recoveries, Sign
 from psrun.cluster.topology import CHIEF, Task
 from psrun.cluster.watch import progress_limit_s
 from psrun.config import RunConfig
-from psrun.errors import BudgetSpentError, ExitCode
+from psrun.errors import BudgetSpentError, ExitCode, ended
 from psrun.reporting.console import ConsoleSink
 from psrun.reporting.events import Reporter
 from psrun.reporting.run_folder import RunFolder
@@ -46,7 +46,8 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
     assert isinstance(run_config.cluster, choices.Supervised)
     evaluation = run_config.evaluation
     sidecar = evaluation if isinstance(evaluation, choices.Sidecar) else None
-    supervisor = Supervisor(run_config.cluster, folder, ConsoleSink(console), started_s, sidecar=sidecar)
+    lineup = _lineup(run_config)
+    supervisor = Supervisor(run_config.cluster, lineup, folder, ConsoleSink(console), started_s, sidecar=sidecar)
     stop.at_once = supervisor.kill_all
     stop.defer(run_config.cluster.restart.stop_timeout_s + 2 * _SERVERS_END_WITHIN_S)
     try:
@@ -71,12 +72,16 @@ class _Lineup:
     serving: tuple[str, ...]
 
 
-def _lineup(cluster: choices.Supervised) -> _Lineup:
+def _lineup(run_config: RunConfig) -> _Lineup:
+    cluster = run_config.cluster
     if isinstance(cluster, choices.MultiWorkerMirrored):  # whose chief is a worker too
         return _Lineup({"worker": cluster.num_workers - 1, "chief": 1}, ("worker", "chief"), ())
+    assert isinstance(cluster, choices.Local)
     jobs = {"ps": cluster.num_ps, "worker": cluster.num_workers, "chief": 1}
+    if run_config.data_service:
+        jobs |= {topology.DISPATCHER.job: 1, "data_worker": cluster.num_data_workers}
     # A chief that starts again would leave its tables behind in parameter servers that do not.
-    return _Lineup(jobs, ("ps", "chief"), ("ps", "worker", "evaluator"))
+    return _Lineup(jobs, ("ps", "chief"), ("ps", "worker", "evaluator", *topology.DATA_JOBS))
 
 
 class Supervisor:
@@ -85,6 +90,7 @@ class Supervisor:
     def __init__(
         self,
         cluster: choices.Supervised,
+        lineup: _Lineup,
         folder: RunFolder,
         sink: ConsoleSink,
         started_s: float,
@@ -94,7 +100,7 @@ class Supervisor:
         self._sidecar, self._evaluator_told = sidecar, False
         self._restart, self._folder = cluster.restart, folder
         self._reporter = Reporter([folder], started_s=started_s)
-        self._lineup = _lineup(cluster)
+        self._lineup = lineup
         self._addresses = {
             Task(job, index): f"localhost:{portpicker.pick_unused_port()}"
             for job, n in self._lineup.jobs.items()
@@ -198,9 +204,9 @@ class Supervisor:
     def _look_at(self, task: TaskProcess) -> None:
         if task.task == self._evaluator and task.code in (ExitCode.DONE, *_FOR_GOOD):
             if task.code != ExitCode.DONE:
-                self._goes_on_without(task, _ended(task.code))
+                self._goes_on_without(task, ended(task.code))
         elif not task.running:
-            self._failed(task, _ended(task.code))
+            self._failed(task, ended(task.code))
         elif time.monotonic() >= self._no_hangs_before_s:
             cause = self._hangs(task)
             if cause:
@@ -234,7 +240,8 @@ class Supervisor:
         if quiet_s <= limit_s:
             return None
         up = answering(self._addresses, timeout_s=1.0)
-        silent = [str(task) for task in self._addresses if task not in up and task != self._evaluator]
+        asked = [task for task in self._addresses if task.job not in topology.DATA_JOBS and task != self._evaluator]
+        silent = [str(task) for task in asked if task not in up]
         suspects = f"; no answer from {', '.join(silent)}" if silent else ""
         return f"makes no progress: {beat.state} at step {beat.step} for {quiet_s:.0f} s{suspects}"
 
@@ -258,8 +265,9 @@ class Supervisor:
             member.kill()
             member.restarts += 1
             member.start_at_s = time.monotonic() + delay_s
-        action = f"restarting {', '.join(str(member.task) for member in group)}"
-        self._reporter.emit("failure", step=self._step, task=str(task.task), cause=cause, action=action)
+        restarted = [str(member.task) for member in group]
+        told = {"cause": cause, "action": f"restarting {', '.join(restarted)}", "restarted": restarted}
+        self._reporter.emit("failure", step=self._step, task=str(task.task), **told)
 
     def _delay_s(self, task: TaskProcess) -> float:
         return (
@@ -277,9 +285,3 @@ class Supervisor:
         for task in self._tasks.values():
             if task.start_at_s is not None and time.monotonic() >= task.start_at_s:
                 task.start()
-
-
-def _ended(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"

@@ -13,6 +13,7 @@ from psrun.program import Program
 from psrun.training.feeding import Stream
 from psrun.training.packing import Packing, packed
 from psrun.training.session import Session
+from psrun.training.stages import Unmeasured
 
 
 def trainer(run: RunConfig) -> Callable[[Program, Session], None]:
@@ -47,16 +48,16 @@ def _train(program: Program, session: Session) -> None:
 def _scheduler(program: Program, session: Session) -> tuple[Callable[[int], int], Callable[[], None]]:
     """What does or schedules some steps, at most so many, and tells how many; and how to wait for all of them."""
     if program.distribution.coordinator is not None:
-        packing = Packing(program, session.feed(), session.packed, planned=session.left)
+        packing = Packing(program, session.feed(), session.stages(), session.packed, planned=session.left)
         return packing.schedule, packing.join
 
     dataset = session.train_dataset()
     iterator = iter(program.distribution.strategy.experimental_distribute_dataset(dataset()))
-    steps = packed(program, Stream(dataset), _alone)
+    steps, unmeasured = packed(program, Stream(dataset), _alone, Unmeasured()), tf.constant(False)
 
     def do(most: int) -> int:
         num_steps = min(most, program.config.trainer.num_steps_packed)
-        steps(iterator, tf.constant(num_steps))
+        steps(iterator, tf.constant(num_steps), unmeasured)
         return num_steps
 
     return do, lambda: None

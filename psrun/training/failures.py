@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from psrun import strategy
-from psrun.errors import DataExhaustedError, NonFiniteLossError, TaskLostError, TrainingError
+from psrun import sharding, strategy
+from psrun.errors import ConfigError, DataExhaustedError, NonFiniteLossError, TaskLostError, TrainingError
 from psrun.optimizers import sparse
 from psrun.training.monitor import iterations
 from psrun.training.session import Session
@@ -21,8 +21,10 @@ _GAVE_UP = re.compile(r"^Start cancelling closures due to error \w+\(.*?\): ")
 # What TensorFlow wraps its messages in; the whole is in the log.
 _NOISE = re.compile(
     r"^(Graph execution error|Detected at node|\s*File |Additional GRPC|:UNKNOWN|\d+ root error|\s*\[\[|"
-    r"Remote function on worker)|^\s*$|stack traces unavailable"
+    r"Remote function on worker)|^\s*$|stack traces unavailable|encountered the following error when processing closure"
 )
+_OF_SEVERAL = re.compile(r"^\s*\(\d+\) ")  # errors of one function that failed in more than one place
+_CANCELLED = re.compile("[Cc]ancelled|CANCELLED")
 
 
 class _WorkersErrors(logging.Handler):
@@ -43,7 +45,7 @@ class _WorkersErrors(logging.Handler):
         """What came first of all that is known: what the coordinator gave up for, what it raised, what workers said."""
         gave_up = [_GAVE_UP.sub("", message) for message in self.messages if _GAVE_UP.search(message)]
         causes = [*gave_up[-1:], raised, *self.messages]
-        return next((cause for cause in causes if "ancelled" not in cause and "CANCELLED" not in cause), raised)
+        return next((cause for cause in causes if not _CANCELLED.search(gist(cause))), raised)
 
 
 @contextmanager
@@ -55,6 +57,7 @@ def named(current: Callable[[], Session | None]) -> Iterator[None]:
 
     Raises:
       TaskLostError: a parameter server has gone.
+      ConfigError: there are fewer files than workers that share them.
       NonFiniteLossError, DataExhaustedError, TrainingError: the reason behind the error.
     """
     heard, logger = _WorkersErrors(), logging.getLogger("tensorflow")
@@ -70,8 +73,10 @@ def named(current: Callable[[], Session | None]) -> Iterator[None]:
             name = f"{task[1]}-{task[2]}" if task else "a task"
             raise TaskLostError(f"{name} was lost: {gist(str(error))}", task=name if task else None) from error
         cause = heard.cause(str(error))
-        if "End of sequence" in cause and session is not None:
+        if "End of sequence" in gist(cause) and session is not None:
             raise DataExhaustedError.at(iterations(session.program), session.monitor.planned) from error
+        if problem := sharding.too_few_files(cause):
+            raise ConfigError([problem]) from error
         if sparse.NOT_FINITE in cause:
             message = f"{gist(cause)}; a smaller optimizer.learning_rate, or a look at the data, may help"
             raise NonFiniteLossError(message) from error
@@ -81,6 +86,13 @@ def named(current: Callable[[], Session | None]) -> Iterator[None]:
 
 
 def gist(text: str) -> str:
-    """The first line of one of TensorFlow's messages that says what happened."""
+    """The first line of one of TensorFlow's messages that says what happened; of several errors in it, a cause."""
     lines = [line for line in text.splitlines() if not _NOISE.search(line)]
-    return re.sub(r"\{\{[^}]*\}\}\s*", "", lines[0] if lines else text).strip()[:400]
+    several = sorted((line for line in lines if _OF_SEVERAL.search(line)), key=_consequence)
+    first = next(iter(several or lines), text)
+    return re.sub(r"\{\{[^}]*\}\}\s*", "", first).strip()[:400]
+
+
+def _consequence(line: str) -> int:
+    """How likely an error is one that followed from another."""
+    return 2 if _CANCELLED.search(line) else int("End of sequence" in line)

@@ -43,7 +43,7 @@ def _train(made: list[Any], program: Program, session: Session) -> None:
         return
     packing = None
     if program.distribution.coordinator is not None:
-        packing = Packing(program, session.feed(), session.packed, planned=session.left)
+        packing = Packing(program, session.feed(), session.stages(), session.packed, planned=session.left)
         program.network.make_train_function = lambda force=False: functools.partial(_execution, program, packing)
     made = [callbacks.Epochs(session, packing), *made]
     if into and done < epochs:

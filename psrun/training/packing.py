@@ -18,6 +18,7 @@ from psrun.training.ahead import Ahead
 from psrun.training.bundles import Bundles
 from psrun.training.feeding import Stream
 from psrun.training.kept import CannotBeKept, Kept
+from psrun.training.stages import Stages, Unmeasured
 
 # Writing ten out took 5 to 9 s of training and saved 2 to 3 ms a step, with a tiny and a large model on two slow cores:
 # what it costs comes back after some 2,300 to 3,300 steps.
@@ -63,6 +64,7 @@ class Packing:
 
     Args:
       feed: where the steps get their batches.
+      stages: measure where the time of steps goes.
       planned: how many steps are to come, in all.
       told: called with what is to be known of the packing, once it is.
 
@@ -72,11 +74,13 @@ class Packing:
         be the metrics, their names with zeros: they are read from the metrics themselves once all is joined.
     """
 
-    def __init__(self, program: Program, feed: Stream, told: Callable[[Packed], None], *, planned: int) -> None:
+    def __init__(
+        self, program: Program, feed: Stream, stages: Stages, told: Callable[[Packed], None], *, planned: int
+    ) -> None:
         distribution, trainer = program.distribution, program.config.trainer
         assert distribution.coordinator is not None
         self._program, self._coordinator = program, distribution.coordinator
-        self._in_flight = InFlight(distribution)
+        self._in_flight, self._stages = InFlight(distribution), stages
         self._feed, self._iterator = feed, feed.iterator(distribution.coordinator)
         self._bundles = Bundles(program, trainer.dense_sync_every)
         self._ahead = Ahead(program) if trainer.prefetch_rows else None
@@ -105,7 +109,7 @@ class Packing:
         if self._joined_s is not None:  # what was done since then took no part in the steps
             self._since_s += time.monotonic() - self._joined_s
             self._joined_s = None
-        told = self._feed.told(num_steps)
+        told = (tf.constant(self._stages.wanted()), *self._feed.told(num_steps))
         if num_steps == self.num_steps and self._unrolled is not None:
             scheduled = self._coordinator.schedule(self._unrolled, args=(self._iterator, *told))
         else:
@@ -196,9 +200,9 @@ class Packing:
         """
         spec = self._iterator._values[0]._type_spec  # those of all workers are alike
         count = (tf.TensorSpec([], tf.int32),) if num_steps is None else ()
-        specs = (spec, *count, *self._feed.specs)
+        specs = (spec, *count, tf.TensorSpec([], tf.bool), *self._feed.specs)
         while True:
-            steps = packed(self._program, self._feed, self._in_closure, unrolled, num_steps)
+            steps = packed(self._program, self._feed, self._in_closure, self._stages, unrolled, num_steps)
             with self._program.distribution.strategy.scope(), contextlib.suppress(CannotBeKept):  # then with fewer kept
                 return steps.get_concrete_function(*specs)
 
@@ -208,10 +212,15 @@ InClosure = Callable[[int, Callable[[], Any]], contextlib.AbstractContextManager
 
 
 def packed(
-    program: Program, feed: Stream, in_closure: InClosure, unrolled: int = 1, num_steps: int | None = None
+    program: Program,
+    feed: Stream,
+    in_closure: InClosure,
+    stages: Unmeasured,
+    unrolled: int = 1,
+    num_steps: int | None = None,
 ) -> Any:
-    """A function of an iterator, a number of steps, which it does, and what `feed` tells; without the number where that
-    is known.
+    """A function of an iterator, a number of steps, which it does, whether to measure them, and what `feed` tells;
+    without the number where that is known.
 
     The step is the network's own `train_step`, as in Keras. What it returns is left out if it is the metrics: results
     of a closure travel to the chief.
@@ -222,37 +231,61 @@ def packed(
     """
     strategy, network = program.distribution.strategy, program.network
     names = {metric.name for metric in network.metrics}
-    returns = isinstance(program.config.trainer, choices.Fit)
 
-    def written_out(take: Callable[[], Any], count: int) -> Any:
-        outputs = None
-        with in_closure(count, take) as next_batch:
+    def written_out(take: Callable[[], Any], count: int, spent: tf.Tensor) -> Any:
+        outputs, steps = None, stages.steps()
+        with in_closure(count, steps.timed(take)) as next_batch:
             for _ in range(count):
                 outputs = strategy.run(network.train_step, args=(next_batch(),))
-        return None if isinstance(outputs, dict) and set(outputs) == names else outputs
+                spent = steps.done(spent)
+        return spent, None if isinstance(outputs, dict) and set(outputs) == names else outputs
 
-    def known(iterator: Any, *told: tf.Tensor) -> Any:
-        assert num_steps is not None
+    if num_steps is None:
+        steps = _given(written_out, feed, stages, returns=isinstance(program.config.trainer, choices.Fit))
+    else:
+        steps = _known(written_out, feed, stages, unrolled, num_steps)
+    return steps if program.config.trainer.run_eagerly else tf.function(steps)
+
+
+# Traces some steps: takes what gives their batches, how many they are, and what was spent before; returns what was
+# spent then, and what the last of them returned.
+WrittenOut = Callable[[Callable[[], Any], int, tf.Tensor], Any]
+
+
+def _known(written_out: WrittenOut, feed: Stream, stages: Unmeasured, unrolled: int, num_steps: int) -> Any:
+    rounds, rest = divmod(num_steps, unrolled)
+    rest = rest or unrolled
+
+    def known(iterator: Any, measured: tf.Tensor, *told: tf.Tensor) -> Any:
         feed.begin(num_steps, *told)
-        rounds, rest = divmod(num_steps, unrolled)
-        rest = rest or unrolled
+        spent = stages.begin()
         if num_steps > rest:
             for number in tf.range(rounds - (rest == unrolled)):
-                written_out(feed.taker(iterator, number * unrolled, *told), unrolled)
-        return written_out(feed.taker(iterator, num_steps - rest, *told), rest)
+                spent, _ = written_out(feed.taker(iterator, number * unrolled, *told), unrolled, spent)
+        spent, outputs = written_out(feed.taker(iterator, num_steps - rest, *told), rest, spent)
+        if measured:
+            stages.end(spent)
+        return outputs
 
-    def given(iterator: Any, count: tf.Tensor, *told: tf.Tensor) -> Any:
+    return known
+
+
+def _given(written_out: WrittenOut, feed: Stream, stages: Unmeasured, *, returns: bool) -> Any:
+    def given(iterator: Any, count: tf.Tensor, measured: tf.Tensor, *told: tf.Tensor) -> Any:
         feed.begin(count, *told)
-        if not returns:  # one trace of the step less
+        outputs, spent = None, stages.begin()
+        if returns:  # otherwise one trace of the step less
+            for number in tf.range(count - 1):
+                spent, _ = written_out(feed.taker(iterator, number, *told), 1, spent)
+            spent, outputs = written_out(feed.taker(iterator, count - 1, *told), 1, spent)
+        else:
             for number in tf.range(count):
-                written_out(feed.taker(iterator, number, *told), 1)
-            return None
-        for number in tf.range(count - 1):
-            written_out(feed.taker(iterator, number, *told), 1)
-        return written_out(feed.taker(iterator, count - 1, *told), 1)
+                spent, _ = written_out(feed.taker(iterator, number, *told), 1, spent)
+        if measured:
+            stages.end(spent)
+        return outputs
 
-    steps = given if num_steps is None else known
-    return steps if program.config.trainer.run_eagerly else tf.function(steps)
+    return given
 
 
 def _counters(optimizer: Any) -> list[tf.Variable]:

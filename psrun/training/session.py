@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from typing import Any
 
 import tensorflow as tf
 
@@ -20,15 +20,14 @@ from psrun.reporting.run_folder import RunFolder
 from psrun.stop import Stop
 from psrun.training.audit import Audit
 from psrun.training.clock import Clock
-from psrun.training.feeding import Dealt, Stream
+from psrun.training.feeding import Stream
+from psrun.training.feeds import Feeds
 from psrun.training.following import Following
 from psrun.training.lockstep import Lockstep
 from psrun.training.monitor import Monitor, iterations
 from psrun.training.packing import Packed
 from psrun.training.saving import Saving
-
-# Finding the place in a stream of data again takes time: some 10 s for so many batches of data in memory.
-_MOST_BATCHES_LEFT_OUT = 50_000
+from psrun.training.stages import Stages, StepTime, step_time
 
 
 class Session:
@@ -46,6 +45,7 @@ class Session:
     Attributes:
       scheduled: steps scheduled in this process.
       left: steps that were to be done when it began.
+      step_time: where the time of steps went, up to the last join; None where it was not measured.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class Session:
         self.clock = Clock(self.first_step)
         self.scheduled = 0
         self._audit = Audit(program) if program.config.data.audit else None
+        self._stages: Stages | None = None
+        self.step_time: StepTime | None = None
         self._epoch, self._into = start.epochs, start.steps
         self._entered = start.steps  # of its first epoch done in other processes
         self._due = False
-        self._stream = self.first_step if start.stream is None else start.stream
-        if self.first_step - self._stream > _MOST_BATCHES_LEFT_OUT:
-            self._stream = self.first_step
+        self._feeds = Feeds(program, start, self.first_step, self._audit)
 
     @property
     def steps(self) -> dict[str, int]:
@@ -97,30 +97,17 @@ class Session:
             self._compare(self.first_step, self._evaluate(self.first_step))
 
     def feed(self) -> Stream:
-        """Where the steps on workers get their batches, from the step reached now on."""
-        if self.program.dealt:
-            return Dealt(self.program.train_dataset, self._next_batch, self._audit)
-        return Stream(self.train_dataset(), self._audit)
+        """Where the steps on workers get their batches, from here on."""
+        return self._feeds.on_workers(self.scheduled)
 
     def train_dataset(self) -> Callable[..., tf.data.Dataset]:
-        """Makes the training data from the step reached now on; for this process, or for each worker.
+        """Makes the training data from here on, in this process."""
+        return self._feeds.dataset(self.scheduled)
 
-        One stream of batches goes on where it was left, unless that would take too long; where each worker has its
-        own, they begin anew, each time shuffled differently.
-        """
-        step = iterations(self.program)
-        if self.program.config.data.visitation == "once":  # whose place is found at once
-            return functools.partial(self.program.train_dataset, num_batches_done=self._next_batch)
-        if self.program.distribution.coordinator is not None:
-            return functools.partial(self.program.train_dataset, first_step=step)
-        return functools.partial(
-            self.program.train_dataset, first_step=self._stream, num_batches_done=step - self._stream
-        )
-
-    @property
-    def _next_batch(self) -> int:
-        """Its number, where all are numbered."""
-        return self.start.batch + self.scheduled
+    def stages(self) -> Stages:
+        """What measures where the time of steps on workers goes."""
+        self._stages = Stages(self.program)
+        return self._stages
 
     def packed(self, packed: Packed) -> None:
         """Call when it is known how many steps an execution has."""
@@ -248,9 +235,9 @@ class Session:
     def _save(self, step: int, epochs: int) -> None:
         if self._saving is not None:
             self.monitor.state = "saving"
-            stream = self._stream if self.program.distribution.coordinator is None else None
-            scheduled, numbered = self.start.scheduled + self.scheduled, (self._next_batch, self.start.order)
-            self._saving.save(step, Position(epochs, self._into, scheduled, stream, *numbered))
+            scheduled = self.start.scheduled + self.scheduled
+            numbered = (self._feeds.next_batch(self.scheduled), self.start.order)
+            self._saving.save(step, Position(epochs, self._into, scheduled, self._feeds.stream, *numbered))
 
     def _compare(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._saving is not None:
@@ -270,8 +257,15 @@ class Session:
             seconds=round(seconds, 3),
             steps_per_s=rate,
             examples_per_s=rate * self.program.config.data.global_batch_size,
+            step_time=self._step_time(),
             steps_repeated=self.steps_repeated,
         )
+
+    def _step_time(self) -> dict[str, Any] | None:
+        rate = self.clock.rate()
+        if self._stages is not None and rate:
+            self.step_time = step_time(self._stages.measured(), self.program.distribution.num_workers / rate)
+        return asdict(self.step_time) if self.step_time else None
 
     def _loss_is(self, loss: float) -> None:
         if not math.isfinite(loss):

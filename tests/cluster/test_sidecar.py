@@ -58,7 +58,9 @@ def test_the_last_worker_is_set_aside_and_evaluates(start, fault):
         assert cluster.wait_for("failure")["task"] == "worker-2"
     assert cluster.end() == 0, cluster.stderr
     saved = [event["step"] for event in cluster.events("checkpoint")]
-    assert [event["step"] for event in cluster.events("evaluation")] == saved
+    evaluated = [event["step"] for event in cluster.events("evaluation")]
+    assert list(dict.fromkeys(evaluated)) == saved
+    assert len(evaluated) <= len(saved) + bool(fault)  # what was just told when it was lost may be told again
     result = cluster.result
     assert result["cluster"]["num_workers"] == 2
     assert (result["evaluation"]["mode"], result["evaluation"]["step"]) == ("sidecar_thread", 1000)

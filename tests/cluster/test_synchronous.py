@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,3 +75,84 @@ def test_a_signal_stops_all_after_the_same_step(start):
     assert result["status"] == "interrupted"
     assert result["checkpoints"][-1]["step"] == result["steps"]["applied"] < 1000
     assert cluster.left() == []
+
+
+@pytest.fixture
+def seen(start, tmp_path):
+    """Runs two epochs on 200 numbered examples; returns the cluster and, for each worker, the numbers of each step."""
+
+    def run(source: str, *pieces: str) -> tuple[Any, list[list[list[int]]]]:
+        folder = tmp_path / "seen"
+        folder.mkdir()
+        paths = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+        generated = ("num_train_examples", "num_eval_examples", "num_features", "noise")
+        cluster = start(
+            "cluster=multi_worker_mirrored", "trainer=fit", "evaluation=none", "model=dense", "~model.hidden_units",
+            "model._target_=counted.telling", *(f"~data.{name}" for name in generated),
+            f"data._target_=counted.{source}", "trainer.epochs=2", "trainer.steps_per_epoch=null", *pieces,
+            SEEN=str(folder), PYTHONPATH=paths,
+        )  # fmt: skip
+        code = cluster.end()
+        assert cluster.left() == []
+        steps = [
+            [[int(float(number)) for number in re.findall(r"[\d.]+", line)] for line in path.read_text().splitlines()]
+            for path in sorted(folder.iterdir())
+        ]
+        return (cluster, steps) if code == 0 else (cluster, [])
+
+    return run
+
+
+def passes(steps: list[list[list[int]]], num_steps: int) -> list[Counter[int]]:
+    """How often each example was trained on in each epoch, by all workers."""
+    return [
+        Counter(number for own in steps for step in own[first : first + num_steps] for number in step)
+        for first in range(0, len(steps[0]), num_steps)
+    ]
+
+
+@pytest.mark.parametrize("sharding", ["null", "data"])
+def test_each_example_of_a_pass_is_trained_on_once_by_one_worker(seen, sharding):
+    """In batches of 16, of which the last one of a pass has 8."""
+    cluster, steps = seen("Numbered", "data.visitation=once", "data.global_batch_size=16", f"data.sharding={sharding}")
+    assert passes(steps, 13) == [Counter(range(200))] * 2
+    assert [len(own) for own in steps] == [26, 26]
+    assert [Counter(map(len, own)) for own in steps] == [{8: 24, 4: 2}] * 2  # all have the same part of the work
+    assert cluster.result["data"]["sharding"] == "data"
+
+
+@pytest.mark.parametrize("sharding", ["auto", "data", "file"])
+def test_workers_have_files_or_parts_of_batches(seen, tmp_path, sharding):
+    cluster, steps = seen(
+        "InFiles", f"+data.folder={tmp_path}", "data.global_batch_size=20", f"data.sharding={sharding}"
+    )
+    files = [{number // 50 for step in own for number in step} for own in steps]
+    if sharding == "data":
+        assert files == [{0, 1, 2, 3}] * 2
+    else:
+        assert sorted(map(sorted, files)) == [[0, 2], [1, 3]]
+    assert passes(steps, 10) == [Counter(range(200))] * 2
+    assert cluster.result["data"]["sharding"] == ("data" if sharding == "data" else "file")
+
+
+def test_files_of_other_lengths_are_repeated_by_their_workers(seen, tmp_path):
+    """Of three files one worker has two: the examples of the third one are trained on twice as often."""
+    _, steps = seen(
+        "InFiles", f"+data.folder={tmp_path}", "+data.num_files=3", "data.global_batch_size=20", "data.sharding=file"
+    )
+    few = min(steps, key=lambda own: len({number for step in own for number in step}))
+    times = Counter(number for step in few for number in step)
+    assert set(times) == set(range(67, 134))
+    assert min(times.values()) >= 2
+
+
+def test_without_sharding_each_worker_reads_all_in_an_order_of_its_own(seen, tmp_path):
+    _, steps = seen("InFiles", f"+data.folder={tmp_path}", "data.global_batch_size=20", "data.sharding='off'")
+    assert [Counter(number for step in own for number in step) for own in steps] == [Counter(range(200))] * 2
+    assert steps[0] != steps[1]
+
+
+def test_fewer_files_than_workers_are_told(seen, tmp_path):
+    cluster, _ = seen("InFiles", f"+data.folder={tmp_path}", "+data.num_files=1", "data.global_batch_size=20")
+    assert cluster.process.returncode == 2
+    assert "would share out files, of which there are fewer than the 2 workers; choose data" in cluster.stderr

@@ -58,6 +58,27 @@ def test_a_worker_that_is_killed_costs_no_row_and_repeats_no_more_than_one_execu
     assert cluster.result["steps"]["repeated"] <= PACKED
 
 
+def test_a_data_worker_and_a_dispatcher_that_are_killed_come_back(start, run):
+    """What they had begun to hand out is lost, and told; what comes after is handed out once."""
+    cluster = start(
+        *run, "model=wide_deep", "data.num_buckets=50", "model.hidden_units=[4]", "checkpoint=none",
+        "data.visitation=dynamic", "trainer.epochs=20", "cluster.num_data_workers=2",
+    )  # fmt: skip
+    cluster.wait_for("epoch", 2)
+    cluster.kill("data_worker-1")
+    cluster.wait_for("recovery")
+    cluster.kill("data_dispatcher-0")
+    cluster.wait_for("recovery", 2)
+    assert cluster.end() == 0
+    assert [row["task"] for row in cluster.result["recoveries"]] == ["data_worker-1", "data_dispatcher-0"]
+    rows = [row["seen"] for row in cluster.result["visitation"]]
+    steps = -(-NUM_EXAMPLES // BATCH)
+    assert cluster.result["steps"]["applied"] == 20 * steps
+    assert sum(row["1"] + 2 * row["2"] + 3 * row["3+"] for row in rows) == pytest.approx(20 * NUM_EXAMPLES, abs=BATCH)
+    assert all(row["0"] <= 20 * BATCH for row in rows)
+    assert cluster.left() == []
+
+
 def test_a_run_that_is_stopped_takes_up_the_pass_where_it_was(start, run):
     cluster = start(*run, "trainer.epochs=400")
     cluster.wait_for("epoch", 2)

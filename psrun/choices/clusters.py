@@ -1,0 +1,128 @@
+"""Clusters: who there is, and how their tasks are watched over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from psrun.placement import RULES
+from psrun.schema import at_least, one_of
+
+ISOLATE = ("auto", True, False)
+
+
+@dataclass(frozen=True)
+class NoCluster:
+    kind: str
+
+
+@dataclass(frozen=True)
+class OneDevice:
+    kind: str
+    device: str
+
+
+@dataclass(frozen=True)
+class Mirrored:
+    kind: str
+    num_replicas: int = at_least(1)
+
+
+@dataclass(frozen=True)
+class CentralStorage:
+    kind: str
+    num_replicas: int = at_least(1)
+
+
+@dataclass(frozen=True)
+class InProcess:
+    kind: str
+    num_workers: int = at_least(1)
+    num_ps: int = at_least(0)
+    num_data_workers: int = at_least(1)
+    placement: str = one_of(*RULES)
+    isolate: Any = one_of(*ISOLATE)
+
+
+@dataclass(frozen=True)
+class Restart:
+    """How a supervisor restarts tasks.
+
+    Attributes:
+      budget: restarts in all, over all tasks; the next failure after them ends the run.
+      backoff_s: before a task's second restart; twice as long before each further one, up to max_backoff_s.
+      heartbeat_timeout_s: a task that has not been heard of for so long hangs.
+      progress_timeout_s: no step for so long, and for progress_factor times the slowest step seen, is a hang.
+      start_timeout_s: from a chief's start to its first step.
+      stop_timeout_s: how long tasks may take to end when told to.
+    """
+
+    budget: int = at_least(0)
+    backoff_s: float = at_least(0)
+    max_backoff_s: float = at_least(0)
+    heartbeat_timeout_s: float = at_least(2)
+    progress_timeout_s: float = at_least(1)
+    progress_factor: float = at_least(1)
+    start_timeout_s: float = at_least(1)
+    stop_timeout_s: float = at_least(1)
+
+
+@dataclass(frozen=True)
+class Local:
+    kind: str
+    restart: Restart
+    num_workers: int = at_least(1)
+    num_ps: int = at_least(1)
+    num_data_workers: int = at_least(1)
+    placement: str = one_of(*RULES)
+    isolate: Any = one_of(*ISOLATE)
+    connect_timeout_s: float = at_least(1)
+    chief_timeout_s: float = at_least(1)
+
+
+@dataclass(frozen=True)
+class MultiWorkerMirrored:
+    kind: str
+    restart: Restart
+    num_workers: int = at_least(1)
+    isolate: Any = one_of(*ISOLATE)
+
+
+@dataclass(frozen=True)
+class Unsupervised:
+    """A cluster whose tasks somebody else starts.
+
+    Attributes:
+      connect_timeout_s: how long the chief waits for every server to come up, and later for any worker to come back.
+      chief_timeout_s: how long a server waits for a chief that was never there or has gone.
+      heartbeat_timeout_s: a server that has not answered the chief for so long hangs or is cut off.
+      start_timeout_s: no first step for so long, or no end of an evaluation or a save, is a hang.
+      progress_timeout_s: no step for so long, and for progress_factor times the slowest step seen, is a hang.
+    """
+
+    kind: str
+    placement: str = one_of(*RULES)
+    connect_timeout_s: float = at_least(1)
+    chief_timeout_s: float = at_least(1)
+    heartbeat_timeout_s: float = at_least(5)
+    start_timeout_s: float = at_least(1)
+    progress_timeout_s: float = at_least(1)
+    progress_factor: float = at_least(1)
+
+
+@dataclass(frozen=True)
+class TfConfig(Unsupervised):
+    """One whose addresses are in the environment variable TF_CONFIG."""
+
+
+@dataclass(frozen=True)
+class Static(Unsupervised):
+    """One whose addresses are in the configuration."""
+
+    addresses: dict[str, Any] = field(kw_only=True)
+
+
+ParameterServers = InProcess | Local | Unsupervised
+Supervised = Local | MultiWorkerMirrored
+Synchronous = OneDevice | Mirrored | CentralStorage | MultiWorkerMirrored
+Cluster = NoCluster | Synchronous | ParameterServers

@@ -1,0 +1,64 @@
+"""The servers of tf.data service: a dispatcher, which hands out work, and workers, which read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from psrun.cluster.topology import DISPATCHER, Topology
+from psrun.errors import ServerStartError
+
+service = tf.data.experimental.service
+
+# How soon a worker that was started again is given work, and a dispatcher learns of one.
+_HEARTBEAT_MS = 1000
+
+_servers: list[Any] = []  # live as long as the process
+
+
+def start_here(num_workers: int) -> str:
+    """Starts a dispatcher and workers in this process, on free ports; returns where the dispatcher is asked."""
+    _servers.append(service.DispatchServer(service.DispatcherConfig(port=0)))
+    target = _servers[-1].target
+    for _ in range(num_workers):
+        _servers.append(service.WorkerServer(_worker(target.rpartition("/")[2])))
+    return target
+
+
+def start(topology: Topology, work_dir: Path) -> None:
+    """Starts the server of the task that this process is.
+
+    Args:
+      work_dir: where a dispatcher keeps what one that is started again must know.
+
+    Raises:
+      ServerStartError: it could not be started, mostly because its port is taken.
+    """
+    me, address = topology.me, topology.addresses[topology.me]
+    try:
+        if me == DISPATCHER:
+            work_dir.mkdir(parents=True, exist_ok=True)
+            config = service.DispatcherConfig(port=_port(address), work_dir=str(work_dir), fault_tolerant_mode=True)
+            _servers.append(service.DispatchServer(config))
+        else:
+            _servers.append(service.WorkerServer(_worker(topology.addresses[DISPATCHER], address)))
+    except tf.errors.OpError as error:
+        raise ServerStartError(
+            f"the server of {me} could not be started on {address}: {error.message}. Is the port taken?", task=str(me)
+        ) from error
+
+
+def target(topology: Topology) -> str:
+    """Where the dispatcher of a cluster is asked."""
+    return f"grpc://{topology.addresses[DISPATCHER]}"
+
+
+def _worker(dispatcher: str, address: str | None = None) -> Any:
+    own = {} if address is None else {"worker_address": address, "port": _port(address)}
+    return service.WorkerConfig(dispatcher_address=dispatcher, heartbeat_interval_ms=_HEARTBEAT_MS, **own)
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])

@@ -1,0 +1,189 @@
+"""Which table the rows of a feature's ids are in: one of its own, or one that several features share."""
+
+from __future__ import annotations
+
+import filecmp
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from psrun.data.source import DataSource, Feature
+from psrun.errors import ConfigError, Problem
+from psrun.schema import did_you_mean
+
+_KEY = "model.shared_tables"
+_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # what TensorFlow takes for the name of a variable
+
+
+@dataclass(frozen=True)
+class Table:
+    """An embedding table.
+
+    Attributes:
+      name: that of its feature, or the one it is shared under.
+      features: whose ids are looked up in it.
+      num_ids: how many there are, from 0 on.
+      dim: numbers a row.
+    """
+
+    name: str
+    features: tuple[str, ...]
+    num_ids: int
+    dim: int
+
+
+def of(
+    source: DataSource,
+    num_ids: Mapping[str, int],
+    *,
+    embedding_dim: int | Mapping[str, int],
+    shared_tables: Mapping[str, Sequence[str]] | None = None,
+) -> list[Table]:
+    """The tables of all features with ids, in the order of these.
+
+    Args:
+      num_ids: as `prepared` gives them.
+      embedding_dim: of all features; or by name, and as 'default' of those that are not named.
+      shared_tables: by the name of a table, two or more features whose ids it holds; None for none.
+
+    Raises:
+      ConfigError: one of both names a feature that has no ids; a width is missing or below 1; features that share a
+        table differ in their values or widths, or are in two tables; a table cannot have its name.
+    """
+    dims = _dims(embedding_dim, num_ids)
+    shared = _listed(shared_tables)
+    problems = [*_of_names(shared, num_ids, source.features)]
+    if not problems:
+        problems += _of_pairs(shared, source.features, dims)
+    if problems:
+        raise ConfigError(problems)
+    name_of = {feature: name for name, features in shared.items() for feature in features}
+    by_name: dict[str, list[str]] = {}
+    for feature in num_ids:
+        by_name.setdefault(name_of.get(feature, feature), []).append(feature)
+    return [Table(name, tuple(each), num_ids[each[0]], dims[each[0]]) for name, each in by_name.items()]
+
+
+def rows(
+    tables: Iterable[Table], ids: Mapping[str, tf.Tensor], make: Callable[[Table], tf_keras.layers.Layer]
+) -> dict[str, tf.Tensor]:
+    """The rows of each feature's ids: of the shape of these and, as the last axis, the table's `dim`.
+
+    Args:
+      ids: (batch, *shape) of each feature.
+      make: the layer that looks ids up in a table.
+    """
+    found = {}
+    for table in tables:
+        layer, own = make(table), [ids[name] for name in table.features]
+        if len(own) == 1:
+            found[table.features[0]] = layer(own[0])
+            continue
+        # In one call: a row that several features ask for is sent once, and its gradients are summed before that.
+        flat = [tf_keras.layers.Flatten()(tensor) for tensor in own]
+        parts = tf.split(layer(tf_keras.layers.Concatenate()(flat)), [tensor.shape[1] for tensor in flat], axis=1)
+        for name, part in zip(table.features, parts):
+            found[name] = tf_keras.layers.Reshape((*ids[name].shape[1:], table.dim))(part)
+    return found
+
+
+def _dims(embedding_dim: int | Mapping[str, int], num_ids: Mapping[str, int]) -> dict[str, int]:
+    """How wide the rows of each feature with ids are."""
+    given = {"default": embedding_dim} if isinstance(embedding_dim, int) else dict(embedding_dim)
+    found = {name: given.get(name, given.get("default")) for name in num_ids}
+    unknown = [name for name in given if name not in num_ids and name != "default"]
+    bad = [name for name, width in found.items() if not isinstance(width, int) or width < 1]
+    if unknown or bad:
+        problem = f"names {unknown[0]!r}, which has no ids" if unknown else f"gives {bad[0]} the width {found[bad[0]]}"
+        raise ConfigError([Problem("model.embedding_dim", f"{problem}; with ids are {', '.join(num_ids)}")])
+    return {name: int(width) for name, width in found.items() if width is not None}
+
+
+def _listed(shared_tables: Any) -> dict[str, list[str]]:
+    """`shared_tables` as names of tables with their features.
+
+    Raises:
+      ConfigError: it is something else.
+    """
+    wanted = "must name tables and the features of each, as in {item: [clicked, bought]}"
+    if shared_tables is None:
+        return {}
+    if not isinstance(shared_tables, Mapping):
+        raise ConfigError([Problem(_KEY, f"is {shared_tables!r}, {wanted}")])
+    for name, features in shared_tables.items():
+        if not isinstance(features, list | tuple) or not all(isinstance(each, str) for each in features):
+            raise ConfigError([Problem(f"{_KEY}.{name}", f"is {features!r}; {_KEY} {wanted}")])
+    return {str(name): list(features) for name, features in shared_tables.items()}
+
+
+def _of_names(
+    shared: Mapping[str, Sequence[str]], num_ids: Mapping[str, int], known: Mapping[str, Feature]
+) -> Iterable[Problem]:
+    """Names of tables and features that cannot be."""
+    held_by: dict[str, str] = {}
+    for table, features in shared.items():
+        key = f"{_KEY}.{table}"
+        if not _NAME.fullmatch(table):
+            yield Problem(key, "cannot be the name of a variable; use letters, digits and _ . -")
+        if table in num_ids and table not in features:
+            yield Problem(
+                key, f"is also the name of a feature that is not in it; name the table otherwise, or add {table}"
+            )
+        if len(features) < 2:
+            yield Problem(key, f"is {list(features)}; a table is shared by two features or more, leave out this one")
+        for name in features:
+            if name not in num_ids:
+                has_none = f"{name} has no ids to look up; with ids are {', '.join(num_ids)}"
+                unknown = f"the data has no feature {name!r}.{did_you_mean(name, num_ids)}"
+                yield Problem(key, has_none if name in known else unknown)
+            elif name in held_by:
+                twice = "twice" if held_by[name] == table else f"which is in {held_by[name]} already"
+                yield Problem(key, f"names {name}, {twice}; a feature has one table")
+            held_by.setdefault(name, table)
+
+
+def _of_pairs(
+    shared: Mapping[str, Sequence[str]], known: Mapping[str, Feature], dims: Mapping[str, int]
+) -> Iterable[Problem]:
+    """Features that cannot be in one table, as an id must be of the same value in all of them."""
+    for table, (first, *others) in shared.items():
+        for other in others:
+            told = _difference(known[first], known[other])
+            if dims[first] != dims[other]:
+                told = (
+                    told
+                    or f"the rows of {dims[first]} and of {dims[other]} numbers that model.embedding_dim gives them"
+                )
+            if told:
+                yield Problem(f"{_KEY}.{table}", f"{first} and {other} cannot share a table: they have {told}")
+
+
+def _difference(one: Feature, other: Feature) -> str | None:
+    """What makes ids of two features stand for other values; None where the same value has the same id."""
+    if one.dtype != other.dtype:
+        return f"values of type {one.dtype.name} and {other.dtype.name}"
+    ours, theirs = one.vocabulary, other.vocabulary
+    if isinstance(ours, Path) and isinstance(theirs, Path):
+        if ours == theirs or filecmp.cmp(ours, theirs, shallow=False):
+            return None
+        return f"{_ids(one)} and {_ids(other)}, in which there are other values or another order"
+    if _ids(one) != _ids(other):
+        return f"{_ids(one)} and {_ids(other)}"
+    if isinstance(ours, tuple) and isinstance(theirs, tuple) and ours != theirs:
+        place = next(place for place, pair in enumerate(zip(ours, theirs)) if pair[0] != pair[1])
+        return f"vocabularies in which value {place + 1} is {ours[place]!r} and {theirs[place]!r}"
+    return None
+
+
+def _ids(feature: Feature) -> str:
+    """Where the ids of a feature come from."""
+    if feature.vocabulary is None:
+        return f"num_buckets {feature.num_buckets}"
+    if isinstance(feature.vocabulary, Path):
+        return f"the vocabulary in {feature.vocabulary}"
+    return f"a vocabulary of {len(feature.vocabulary)} values"

@@ -1,0 +1,236 @@
+// The page around the charts: choosing runs, their table, their configuration.
+"use strict";
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const TELLING = telling();
+// Those that tell the runs apart come first, the seed last.
+const NAMED = [...TELLING, ...Object.keys(DATA.axes).filter((axis) => !TELLING.includes(axis)).sort((a, b) => (a === "seed") - (b === "seed"))];
+const AXES = { ...Object.fromEntries(NAMED.map((axis) => [axis, DATA.axes[axis]])), ...(new Set(DATA.runs.map((run) => run.status)).size > 1 ? { status: "status" } : {}) };
+const CONFIGURATION = "configuration";
+const state = { chosen: {}, colour: CONFIGURATION, metric: "loss", run: null, tone: null, sort: null, descending: false, fold: false };
+const byId = (id) => document.getElementById(id);
+const valueOf = (run, axis) => (axis === "status" ? run.status : run.axes[axis] ?? "");
+const compare = (a, b) => a.localeCompare(b, undefined, { numeric: true });
+
+function el(tag, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+}
+
+function shown(value, digits = 4) {
+  if (!known(value) || value === "") return "";
+  if (typeof value !== "number") return String(value);
+  return Math.abs(value) >= 10 ** digits && Math.abs(value) < 1e9 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(digits)));
+}
+
+const chosen = () => DATA.runs.filter((run) => Object.entries(state.chosen).every(([axis, values]) => !values.size || values.has(valueOf(run, axis))));
+
+// -- choosing
+
+function facets() {
+  const made = Object.entries(AXES).map(([axis, name]) => {
+    const values = unique(DATA.runs.map((run) => valueOf(run, axis))).sort(compare);
+    state.chosen[axis] = new Set();
+    const chips = values.map((value) => {
+      const count = DATA.runs.filter((run) => valueOf(run, axis) === value).length;
+      const chip = el("button", { className: "chip", type: "button" }, value || "(none)", " ", el("small", {}, String(count)));
+      chip.setAttribute("aria-pressed", "false");
+      chip.dataset.axis = axis;
+      chip.dataset.value = value;
+      chip.onclick = () => {
+        const on = !state.chosen[axis].delete(value);
+        if (on) state.chosen[axis].add(value);
+        chip.setAttribute("aria-pressed", String(on));
+        update();
+      };
+      return chip;
+    });
+    return el("div", { className: "facet" }, el("h3", { title: axis }, name), el("div", { className: "chips" }, ...chips));
+  });
+  byId("facets").replaceChildren(...(made.length ? made : [el("p", { className: "note" }, "Nothing differs between the runs.")]));
+}
+
+function choices() {
+  const options = [[CONFIGURATION, "configuration"], ...Object.entries(AXES), ["run", "each run"]];
+  byId("colour").replaceChildren(...options.map(([value, text]) => el("option", { value }, text)));
+  byId("colour").onchange = (event) => { state.colour = event.target.value; update(); };
+  const names = unique(DATA.runs.flatMap((run) => Object.keys(run.curves)).map((name) => name.replace(/^val_/, "")));
+  byId("metric").replaceChildren(...names.map((value) => el("option", { value }, value)));
+  state.metric = names.find((name) => name !== "loss") ?? "loss";
+  byId("metric").value = state.metric;
+  byId("metric").onchange = (event) => { state.metric = event.target.value; update(); };
+  state.fold = unique(DATA.runs.map((run) => run.group)).length < DATA.runs.length;
+  const box = byId("fold").querySelector("input");
+  box.checked = state.fold;
+  byId("fold").hidden = !state.fold;
+  box.onchange = () => { state.fold = box.checked; update(); };
+}
+
+function colours() {
+  const key = (run) => (state.colour === CONFIGURATION ? label(run) : state.colour === "run" ? run.name : valueOf(run, state.colour));
+  const names = unique(DATA.runs.map(key)).sort(state.colour === CONFIGURATION ? () => 0 : compare);
+  const tones = new Map(names.map((name, index) => [name, PALETTE[index % PALETTE.length]]));
+  state.tone = (run) => tones.get(key(run));
+  const there = new Set(chosen().map(key));
+  const items = names.filter((name) => there.has(name)).map((name) => {
+    const patch = el("i");
+    patch.style.background = tones.get(name);
+    return el("li", {}, patch, el("span", {}, name || "(none)"));
+  });
+  const axes = TELLING.map((axis) => DATA.axes[axis]).join(" · ");
+  const heading = state.colour === CONFIGURATION ? axes || "run" : AXES[state.colour] ?? "run";
+  byId("legend").replaceChildren(el("h3", {}, heading), el("ul", {}, ...items));
+}
+
+// -- what there is to read
+
+function tiles(runs) {
+  const count = Object.entries(Object.fromEntries([...grouped(runs, (run) => run.status)].map(([status, those]) => [status, those.length])));
+  const made = [[`${runs.length} of ${DATA.runs.length}`, `runs: ${count.map(([status, number]) => `${number} ${status}`).join(", ")}`]];
+  const metric = DATA.metrics.find((name) => name.startsWith("val_") && !name.endsWith("loss")) ?? DATA.metrics[0];
+  for (const [name, least] of [...new Set([metric, "val_loss"])].filter((each) => DATA.metrics.includes(each)).map((each) => [each, each.endsWith("loss")])) {
+    const told = runs.filter((run) => known(run.metrics[name]));
+    if (!told.length) continue;
+    const best = told.reduce((a, b) => ((least ? b.metrics[name] < a.metrics[name] : b.metrics[name] > a.metrics[name]) ? b : a));
+    made.push([shown(best.metrics[name]), `${least ? "least" : "greatest"} ${name}: ${best.name}`]);
+  }
+  const quick = runs.filter((run) => run.examples_per_s);
+  if (quick.length) {
+    const best = quick.reduce((a, b) => (b.examples_per_s > a.examples_per_s ? b : a));
+    made.push([shown(Math.round(best.examples_per_s)), `examples/s at most: ${best.name}`]);
+  }
+  made.push([String(runs.reduce((sum, run) => sum + (run.recoveries ?? 0), 0)), "recoveries from lost tasks"]);
+  byId("tiles").replaceChildren(...made.map(([value, text]) => el("div", { className: "tile" }, el("b", {}, value), el("span", {}, text))));
+}
+
+/** 'sweep/0, 1' */
+function names(same) {
+  const folders = unique(same.map((run) => run.name.slice(0, run.name.lastIndexOf("/") + 1)));
+  return folders.length > 1 ? same.map((run) => run.name).join(", ") : folders[0] + same.map((run) => run.name.slice(folders[0].length)).join(", ");
+}
+
+/** One line of the table: of a run, or of several that differ only in the seed. */
+function line(same) {
+  const pick = (get) => {
+    const values = same.map(get).filter((value) => known(value) && value !== "");
+    if (!values.length) return [null, ""];
+    if (unique(values).length === 1) return [values[0], shown(values[0])];
+    if (!values.every((value) => typeof value === "number")) return [values[0], short(unique(values).join(", "), 40)];
+    const middle = mean(values);
+    const spread = Math.sqrt(values.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (values.length - 1));
+    return [middle, `${shown(middle)} ± ${shown(spread, 2)}`];
+  };
+  const cells = { run: [same[0].name, names(same)] };
+  const value = (text) => (text && Number.isFinite(Number(text)) ? Number(text) : text);
+  const axis = (name) => { cells[name] = pick((run) => (name === "seed" && same.length > 1 ? run.axes[name] : value(run.axes[name]))); };
+  for (const name of NAMED) if (TELLING.includes(name) || name === "seed") axis(name);
+  cells.status = pick((run) => run.status);
+  for (const name of DATA.metrics) cells[name] = pick((run) => run.metrics[name]);
+  for (const name of ["steps", "steps_per_s", "examples_per_s", "wall_s", "recoveries"]) cells[name] = pick((run) => run[name]);
+  for (const name of NAMED) if (!(name in cells)) axis(name);
+  return cells;
+}
+
+function table(runs) {
+  const lines = [...grouped(runs, (run) => (state.fold ? run.group : run.name)).values()].map(line);
+  const columns = Object.keys(lines[0] ?? { run: 0 }).filter((name) => name === "run" || lines.some((cells) => cells[name][1] !== ""));
+  if (state.sort) {
+    const rank = ([a], [b]) => (typeof a === "number" && typeof b === "number" ? a - b : compare(String(a), String(b)));
+    const has = lines.filter((cells) => known(cells[state.sort][0])).sort((a, b) => rank(a[state.sort], b[state.sort]) * (state.descending ? -1 : 1));
+    lines.splice(0, lines.length, ...has, ...lines.filter((cells) => !known(cells[state.sort][0])));
+  }
+  const numeric = (name) => lines.some((cells) => typeof cells[name][0] === "number");
+  const heads = columns.map((name) => {
+    const mark = state.sort === name ? (state.descending ? " ↓" : " ↑") : "";
+    const button = el("button", { type: "button", title: `sort by ${name}` }, (DATA.axes[name] ?? name) + mark);
+    button.onclick = () => { state.descending = state.sort === name && !state.descending; state.sort = name; table(chosen()); };
+    return el("th", { className: numeric(name) ? "number" : "" }, button);
+  });
+  const body = lines.map((cells) => el("tr", {}, ...columns.map((name) => {
+    const style = name === "run" ? "names" : name === "status" ? cells.status[1] : numeric(name) ? "number" : "";
+    return el("td", { className: style }, cells[name][1]);
+  })));
+  byId("runs").replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...body)));
+  const said = grouped(runs.flatMap((run) => [run.error, run.problem].filter(Boolean).map((text) => ({ name: run.name, text }))), (each) => each.text);
+  byId("errors").replaceChildren(...[...said].map(([text, those]) => el("p", {}, el("b", { className: "failed" }, those.map((each) => each.name).join(", ")), ": ", text)));
+}
+
+function diffs(runs) {
+  byId("diffs").replaceChildren(...runs.map((run) => {
+    const parts = Object.entries(run.diff).map(([key, value]) => el("code", {}, `${key}=${value}`));
+    return el("div", { className: "diff" }, el("b", {}, run.name), el("div", {}, ...(parts.length ? parts : ["nothing"])));
+  }));
+}
+
+function common() {
+  const pairs = Object.entries(DATA.common);
+  byId("common-title").textContent = `Common to all runs: ${pairs.length} keys`;
+  byId("common").replaceChildren(...pairs.map(([key, value]) => el("div", {}, el("code", {}, `${key}=${value || "null"}`))));
+}
+
+// -- charts
+
+const LAYOUT = {
+  height: 320, showlegend: false, hovermode: "closest", dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+  paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+  font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: "#1d2433" }, hoverlabel: { align: "left" },
+};
+const AXIS = { gridcolor: "#e8ebf0", linecolor: "#b9c0cc", zeroline: false, automargin: true };
+const CONFIG = { responsive: true, displaylogo: false, displayModeBar: innerWidth > 1000 ? "hover" : false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+
+function frames() {
+  byId("charts").replaceChildren(...CHARTS.map((chart) => {
+    const inside = [el("h2", {}, chart.title), el("p", { className: "note" }, chart.note)];
+    if (chart.pick) inside.push(el("select", { className: "pick", id: "pick", onchange: (event) => { state.run = event.target.value; draw(chart, chosen()); } }));
+    inside.push(el("div", { className: "plot", id: `plot-${chart.id}` }), el("p", { className: "empty", id: `empty-${chart.id}`, hidden: true }));
+    return el("figure", { className: chart.wide ? "card wide" : "card", id: chart.id }, ...inside);
+  }));
+}
+
+function draw(chart, runs) {
+  const made = runs.length ? chart.draw(runs, state) : "no run is chosen";
+  const plot = byId(`plot-${chart.id}`), empty = byId(`empty-${chart.id}`);
+  plot.hidden = typeof made === "string";
+  empty.hidden = !plot.hidden;
+  empty.textContent = plot.hidden ? made : "";
+  byId(chart.id).querySelector(".note").textContent = chart.note + (made.note ?? "");
+  if (plot.hidden) return Plotly.purge(plot);
+  const layout = { ...LAYOUT, ...made.layout, margin: { l: 52, r: 14, t: 10, b: 42, ...made.layout.margin } };
+  for (const name of ["xaxis", "yaxis"]) layout[name] = { ...AXIS, ...made.layout[name] };
+  return Plotly.react(plot, made.traces, layout, CONFIG);
+}
+
+function pick(runs) {
+  const order = [...runs].sort((a, b) => (b.recoveries ?? 0) - (a.recoveries ?? 0));
+  if (!runs.some((run) => run.name === state.run)) state.run = order[0]?.name ?? null;
+  byId("pick").replaceChildren(...order.map((run) => {
+    const told = run.recoveries ? ` (${run.recoveries} ${run.recoveries === 1 ? "recovery" : "recoveries"})` : "";
+    return el("option", { value: run.name, selected: run.name === state.run }, short(`${run.name}${told}: ${label(run)}`, 60));
+  }));
+}
+
+function update() {
+  const runs = chosen();
+  colours();
+  tiles(runs);
+  table(runs);
+  diffs(runs);
+  pick(runs);
+  return Promise.all(CHARTS.map((chart) => draw(chart, runs)));
+}
+
+function start() {
+  const versions = DATA.versions.length ? `, run with psrun ${DATA.versions.join(", ")}` : "";
+  byId("title").textContent = `Runs in ${DATA.named.join(", ")}`;
+  byId("about").textContent = `${DATA.runs.length} runs${versions}; report of psrun ${DATA.psrun}, ${DATA.made}`;
+  byId("choose").open = innerWidth > 1000;
+  document.title = `psrun: ${DATA.named.join(", ")}`;
+  facets();
+  choices();
+  frames();
+  common();
+  update().then(() => { document.body.dataset.drawn = "true"; });
+}
+
+start();

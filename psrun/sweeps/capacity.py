@@ -1,0 +1,71 @@
+"""How many jobs this machine has cores and memory for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from psrun import choices
+from psrun.config import RunConfig
+
+# A process with TensorFlow holds 0.7 GiB before there is a model, a cluster of two workers and two servers in one 0.9.
+_PROCESS_BYTES = 2**30
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def jobs_at_once(runs: Sequence[RunConfig], *, cores: int | None = None, memory_bytes: int | None = None) -> int:
+    """How many of the largest of `runs` go at once, one at least.
+
+    A job takes a core for each worker and a gibibyte for each process; how large its tables are is not looked at.
+
+    Args:
+      cores: that there are; None for those that this process may use.
+      memory_bytes: that are free; None for those that are.
+    """
+    workers, processes = (max((count(run) for run in runs), default=1) for count in (_num_workers, _num_processes))
+    cores = _cores() if cores is None else cores
+    memory_bytes = _free_bytes() if memory_bytes is None else memory_bytes
+    return max(1, min(cores // workers, memory_bytes // (processes * _PROCESS_BYTES)))
+
+
+def _num_workers(run: RunConfig) -> int:
+    match run.cluster:
+        case choices.InProcess(num_workers=count) | choices.Local(num_workers=count):
+            return count
+        case choices.MultiWorkerMirrored(num_workers=count):
+            return count
+        case _:
+            return 1
+
+
+def _num_processes(run: RunConfig) -> int:
+    match run.cluster:
+        case choices.Local(num_workers=num_workers, num_ps=num_ps):
+            return 1 + num_workers + num_ps + isinstance(run.evaluation, choices.Sidecar)
+        case choices.MultiWorkerMirrored(num_workers=count):
+            return count
+        case _:
+            return 1
+
+
+def _cores() -> int:
+    allowed = len(os.sched_getaffinity(0))
+    quota, _, period = _read("cpu.max").partition(" ")
+    return min(allowed, max(1, int(quota) // int(period))) if quota.isdigit() else allowed
+
+
+def _free_bytes() -> int:
+    free = psutil.virtual_memory().available
+    most, used = _read("memory.max"), _read("memory.current")
+    return min(free, int(most) - int(used)) if most.isdigit() and used.isdigit() else free
+
+
+def _read(name: str) -> str:
+    """What the control group of a container says; nothing where there is none."""
+    try:
+        return (_CGROUP / name).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

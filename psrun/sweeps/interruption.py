@@ -1,0 +1,56 @@
+"""How a sweep is ended by Ctrl-C or SIGTERM, whatever launcher it waits in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from psrun.errors import Interrupted
+from psrun.sweeps.record import END, KILL, Sweep
+
+_WITHIN_S = 40.0  # a run saves and ends within 25 s, and those of a cluster's tasks that are left within 10 s
+_KILLED_WITHIN_S = 3.0
+
+
+class Ended(BaseException):
+    """The sweep was told to end, and its jobs have. No Exception: launchers and sweepers take those for a job's."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+class Interruption:
+    """The first signal tells the jobs under way to save and end, and then raises Ended; the second ends all at once."""
+
+    def __init__(self, sweep: Sweep, say: Callable[[str], None]) -> None:
+        self._sweep, self._say = sweep, say
+        self.signum: int | None = None
+
+    def install(self) -> None:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._handle)
+
+    def raise_if_ended(self) -> None:
+        """Again, for a launcher that has kept it to itself."""
+        if self.signum is not None:
+            raise Ended(self.signum)
+
+    def _handle(self, signum: int, frame: Any) -> None:
+        if self.signum is not None:
+            self._sweep.tell_to_end(KILL)
+            self._wait(_KILLED_WITHIN_S)
+            os._exit(Interrupted(signum).exit_code)
+        self.signum = signum
+        self._sweep.tell_to_end(END)
+        self._say(f"{signal.Signals(signum).name}: jobs under way save and end; once more ends all at once")
+        self._wait(_WITHIN_S)
+        raise Ended(signum)
+
+    def _wait(self, within_s: float) -> None:
+        deadline_s = time.monotonic() + within_s
+        while self._sweep.is_any_under_way() and time.monotonic() < deadline_s:
+            time.sleep(0.1)

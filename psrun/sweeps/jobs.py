@@ -1,0 +1,118 @@
+"""A job of a sweep: a child process of whatever the launcher lets run it, which lives no longer than that."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from psrun import environment
+from psrun.errors import PsrunError, SweepError, ended
+from psrun.reporting.run_folder import RunFolder
+from psrun.sweeps import state
+from psrun.sweeps.record import KILL, LOG, Sweep
+
+_POLL_S = 0.1
+_ALIVE_EVERY_S = 1.0
+
+
+def run(folder: Path, sweep: Sweep, *, elsewhere: bool) -> float | None:
+    """Runs the job that is prepared in `folder` to its end, once there is a place for it, if it is not done already.
+
+    Args:
+      elsewhere: whether this is another process than the sweep's, and ends with it.
+
+    Returns:
+      What jobs are compared by; None where the job has failed, or was not run as the sweep is told to end.
+    """
+    if not sweep.is_done(folder):
+        with _place(sweep, elsewhere) as taken:
+            if not taken:
+                return None
+            try:
+                _run(folder, sweep, elsewhere)
+            except OSError as error:  # a full disk; the others may have more luck
+                _record(folder, SweepError(f"the job could not be run: {error}"), code=1)
+    result = RunFolder(folder).stored()
+    return state.measured(sweep, result.get("metrics") or {}) if result.get("status") == "completed" else None
+
+
+def ignore_interrupts() -> None:
+    """A Ctrl-C, which reaches every process of the terminal, is the sweep's to pass on."""
+    signal.signal(signal.SIGINT, lambda signum, frame: None)  # not SIG_IGN, which children would inherit
+
+
+@contextlib.contextmanager
+def _place(sweep: Sweep, elsewhere: bool) -> Iterator[bool]:
+    """Waits for a place among the jobs under way; False where the sweep is told to end."""
+    if socket.gethostname() != sweep.host:  # the limit is that of another machine
+        yield sweep.told_to_end() is None
+        return
+    held = None
+    while sweep.told_to_end() is None and held is None:
+        _end_with(sweep, elsewhere)
+        held = sweep.take_place()
+        if held is None:
+            time.sleep(_POLL_S)
+    try:
+        yield held is not None and sweep.told_to_end() is None
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def _run(folder: Path, sweep: Sweep, elsewhere: bool) -> None:
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    with RunFolder(folder).log(LOG).open("ab") as log:
+        process = subprocess.Popen(
+            environment.task_command(folder),
+            env={**os.environ, environment.SWEEP_PID: str(os.getpid())},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # a Ctrl-C at the terminal is the sweep's to pass on
+        )
+    try:
+        code = _await(process, sweep, elsewhere)
+    finally:
+        process.kill()
+        process.wait()
+    if code and sweep.told_to_end() is None and RunFolder(folder).stored().get("status") in (None, "running"):
+        _record(folder, SweepError(f"the job {ended(code)} (log: {folder / 'logs' / LOG}.log)"), code=abs(code))
+
+
+def _await(process: subprocess.Popen, sweep: Sweep, elsewhere: bool) -> int:
+    """The exit code of a job, to which is passed on what its sweep is told."""
+    told, looked_s = None, time.monotonic()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(_POLL_S)
+        if elsewhere and time.monotonic() - looked_s > _ALIVE_EVERY_S:
+            looked_s = time.monotonic()
+            _end_with(sweep, elsewhere, process)
+        now = sweep.told_to_end()
+        if now is not None and now != told:
+            process.send_signal(signal.SIGKILL if now == KILL else signal.SIGINT)
+            told = now
+
+
+def _end_with(sweep: Sweep, elsewhere: bool, process: subprocess.Popen | None = None) -> None:
+    """Ends this process, and the job, where the one that runs the sweep is gone."""
+    if elsewhere and not sweep.is_alive():
+        if process is not None:
+            process.kill()
+        environment.leave(1)
+
+
+def _record(folder: Path, error: PsrunError, *, code: int) -> None:
+    """What a job could not say itself."""
+    run = RunFolder(folder)
+    told = {"type": type(error).__name__, "message": str(error), "task": None}
+    with contextlib.suppress(OSError):
+        run.reload()
+        run.update(status="failed", exit_code=code, error=told)

@@ -1,0 +1,89 @@
+"""`psrun -m mode=plan`: what the jobs of a sweep would hold and move, planned in one process and shown in one table."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from psrun import environment
+from psrun.errors import ConfigError, Problem, SweepError, ended
+from psrun.reporting.run_folder import RunFolder
+from psrun.sweeps import state
+from psrun.sweeps.record import Sweep
+
+
+def make(sweep: Sweep) -> None:
+    """Plans all jobs that are not planned yet; what came of it is in their run folders.
+
+    Raises:
+      SweepError: the process that plans ended before its time.
+    """
+    log = sweep.path / "plan.log"
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "psrun.roles.plans", str(sweep.path)],
+            env={**os.environ, environment.SWEEP_PID: str(os.getpid())},
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+        )  # fmt: skip
+    try:
+        code = process.wait()
+    finally:
+        process.kill()
+        process.wait()
+    if code:
+        raise SweepError(f"the planning {ended(code)} (log: {log})")
+
+
+def show(sweep: Sweep, console: Console) -> None:
+    """A row a job.
+
+    Raises:
+      ConfigError: what a plan of a single job refuses, with the job.
+    """
+    jobs = [job for _, job in sorted(sweep.jobs.items())]
+    apart, problems = state.told_apart(jobs), []
+    table = Table(title="Plans (read, pushed: by a worker in a step)", title_justify="left", box=None, pad_edge=False,
+                  header_style="bold")  # fmt: skip
+    for heading in ("job", "overrides", "on each ps", "fullest task", "read", "pushed"):
+        table.add_column(
+            heading, justify="left" if heading in ("overrides", "on each ps") else "right", overflow="fold"
+        )
+    for job in jobs:
+        result = RunFolder(sweep.folder(job)).stored()
+        if result.get("status") == "completed":
+            table.add_row(str(job.number), Text(apart[job.number]), *_priced(result))
+            continue
+        message = (result.get("error") or {}).get("message", "was not planned")
+        table.add_row(str(job.number), Text(apart[job.number]), "[red]refused[/red]")
+        problems.append(Problem(f"job {job.number} ({apart[job.number] or 'as given'})", message))
+    console.print(table)
+    console.print("Variables only: TensorFlow itself, the input pipeline and activations come on top.", soft_wrap=True)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _priced(result: dict[str, Any]) -> list[str]:
+    held: dict[str, int] = {}
+    for shard in result["placement"]:
+        held[shard["task"]] = held.get(shard["task"], 0) + shard["bytes"]
+    ps = [size for task, size in sorted(held.items()) if task.startswith("ps-")]
+    fullest = max(held, key=lambda task: held[task], default="")
+    moved = result["bytes_per_step"]
+    return [
+        _at_most(ps),
+        f"{fullest} {decimal(held.get(fullest, 0))}",
+        *((decimal(moved[name]) if ps else "") for name in ("read_bytes", "pushed_bytes")),
+    ]
+
+
+def _at_most(sizes: list[int], most: int = 4) -> str:
+    if len(sizes) <= most:
+        return ", ".join(map(decimal, sizes))
+    return f"{decimal(min(sizes))} to {decimal(max(sizes))} on {len(sizes)}"

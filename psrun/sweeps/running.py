@@ -1,0 +1,280 @@
+"""A sweep that goes on in this process: its jobs checked, prepared and run, and what they came to."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from psrun import loading, recorded, schema
+from psrun.config import RunConfig, SweepKeys
+from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
+from psrun.reporting.run_folder import RESULT, RunFolder, write_config
+from psrun.sweeps import capacity, jobs, plans, state
+from psrun.sweeps.interruption import Interruption
+from psrun.sweeps.record import Job, Sweep
+from psrun.sweeps.view import View
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A job that a sweeper wants to be run: `raw` as plain values, `unresolved` with references as they stand."""
+
+    number: int
+    overrides: list[str]
+    folder: Path
+    raw: dict[str, Any]
+    unresolved: Any
+
+
+class Running:
+    """A sweep of this process.
+
+    Args:
+      arguments: those that start it again, in Hydra's grammar.
+      before: the sweep that goes on; None for a new one.
+
+    Attributes:
+      plans: whether its jobs are planned and not run.
+    """
+
+    def __init__(self, arguments: list[str], before: Sweep | None) -> None:
+        self._arguments, self._before = arguments, before
+        self._console = Console(highlight=False)
+        self._sweep: Sweep | None = None
+        self._limit: int | str = "auto"
+        self._shown = self.plans = False
+
+    # -- its begin
+
+    def has_nothing_to_do(self) -> bool:
+        """Whether all of a sweep that was to go on is done; then that is said."""
+        before = self._before
+        if before is None or before.status != "completed":
+            return False
+        if not all(before.is_done(before.folder(job)) for job in before.jobs.values()):
+            return False
+        View(before, self._console).result()
+        self._say(f"all jobs of the sweep in {before.path} are done: there is nothing to do")
+        return True
+
+    def begin(self, folder: Path, *, search: bool, keys: Mapping[str, Any]) -> None:
+        """Makes the sweep's folder.
+
+        Raises:
+          ConfigError: `keys` of the node `sweep` are not what they must be, or the folder is another sweep's.
+          SweepError: nothing can be written there.
+        """
+        problems: list[Problem] = []
+        read = schema.read(SweepKeys, keys, key="sweep", problems=problems)
+        if search and not keys.get("metric"):
+            message = "a search needs what it is to improve: sweep.metric=val_auc sweep.mode=max"
+            problems.append(Problem("sweep.metric", message))
+        if problems or read is None:
+            raise ConfigError(problems)
+        self._limit = read.max_parallel
+        sweep = self._before or Sweep(folder, self._arguments, search, read.metric, read.mode)
+        sweep.begin(again=self._before is not None)
+        self._sweep = sweep
+        self._view = View(sweep, self._console)
+        self._interruption = Interruption(sweep, self._view.say)
+
+    def add(self, arguments: list[str]) -> None:
+        """Further arguments that start it again."""
+        self.sweep.arguments = [*self.sweep.arguments, *arguments]
+        self.sweep.write()
+
+    @property
+    def sweep(self) -> Sweep:
+        """Raises SweepError before there is one."""
+        if self._sweep is None:
+            raise SweepError("the sweep has not begun")
+        return self._sweep
+
+    @property
+    def has_begun(self) -> bool:
+        return self._sweep is not None
+
+    # -- its jobs
+
+    def prepare(self, proposed: Sequence[Proposed]) -> None:
+        """Checks all of them, and then makes their folders.
+
+        Raises:
+          ConfigError: with everything that is wrong with any of them.
+          SweepError: nothing can be written there.
+        """
+        self._interruption.raise_if_ended()
+        sweep = self.sweep
+        _require_folders_of_their_own(sweep, proposed)
+        left = [each for each in proposed if not self._is_done(each)]
+        raws = {each.number: self._raw(each) for each in left}
+        runs = self._checked(left, raws)
+        self.plans = bool(left) and all(raw["mode"] == "plan" for raw in raws.values())
+        if not self._shown:
+            auto = capacity.jobs_at_once(runs)
+            sweep.max_parallel = self._limit if isinstance(self._limit, int) else auto
+        try:
+            for each in left:
+                self._make(each, raws[each.number])
+        except OSError as error:
+            raise SweepError(f"the sweep folder {sweep.path} cannot be written to: {error}") from error
+        at = {each.number: str(each.folder.relative_to(sweep.path)) for each in proposed}
+        sweep.plan([Job(each.number, each.overrides, at[each.number]) for each in proposed])
+        if not self._shown:
+            self._interruption.install()
+            if not self.plans:
+                self._view.start()
+            self._shown = True
+
+    def run(self, folder: Path) -> float | None:
+        """Runs the job in `folder`, as `jobs.run` does."""
+        return jobs.run(folder, self.sweep, elsewhere=False)
+
+    def plan(self) -> None:
+        """Plans the jobs instead. Raises SweepError."""
+        with self._console.status("planning"):
+            plans.make(self.sweep)
+
+    def look(self) -> None:
+        """What has become of the jobs so far.
+
+        Raises:
+          ConfigError: a search would go on without the metric that it is to improve.
+        """
+        self._interruption.raise_if_ended()
+        self._view.look()
+        if self.sweep.search:
+            self._require_metric()
+
+    def _is_done(self, each: Proposed) -> bool:
+        """Raises ConfigError where there is another job in the folder."""
+        sweep, stored = self.sweep, RunFolder(each.folder).stored()
+        there = stored.get("overrides")
+        if there is not None and sorted(there) != sorted(each.overrides):
+            message = f"holds a job with {' '.join(there)}, and is now to be one with {' '.join(each.overrides)}"
+            raise ConfigError(
+                [Problem("resume", f"{each.folder} {message}; what the sweep was started with has changed")]
+            )
+        before = sweep.jobs.get(each.number)
+        if before is not None and before.status == "completed" and not stored:
+            self._say(f"job {each.number} was completed, but {each.folder} is gone: it is run again")
+        return sweep.is_done(each.folder)
+
+    def _raw(self, each: Proposed) -> dict[str, Any]:
+        if not self._goes_on(each):
+            return each.raw
+        return {**recorded.as_recorded(each.raw, each.unresolved, each.folder, []), "resume": str(each.folder)}
+
+    @staticmethod
+    def _goes_on(each: Proposed) -> bool:
+        """Whether there is something to go on from, rather than to be begun anew."""
+        checkpoints = each.raw["checkpoint"]["kind"] != "none" and each.raw["mode"] == "train"
+        return checkpoints and (each.folder / RESULT).exists()
+
+    def _checked(self, proposed: Sequence[Proposed], raws: Mapping[int, Mapping[str, Any]]) -> list[RunConfig]:
+        runs, found = [], dict[Problem, list[int]]()
+        for each in proposed:
+            try:
+                runs.append(loading.load(raws[each.number]))
+            except ConfigError as error:
+                for problem in error.problems:
+                    found.setdefault(problem, []).append(each.number)
+        # What a search proposes later may be wrong in itself: such a job fails, and the others go on.
+        if found and (not self.sweep.search or not runs):
+            apart = state.told_apart([Job(each.number, each.overrides, "") for each in proposed])
+            raise ConfigError([_of_jobs(problem, numbers, apart) for problem, numbers in found.items()])
+        return runs
+
+    def _make(self, each: Proposed, raw: Mapping[str, Any]) -> None:
+        if not self._goes_on(each) and (each.folder / RESULT).exists():
+            shutil.rmtree(each.folder)
+        each.folder.mkdir(parents=True, exist_ok=True)
+        write_config(each.folder, raw)
+
+    # -- its end
+
+    def is_fruitless(self) -> bool:
+        """Whether it is a search of which no job was completed."""
+        sweep = self._sweep
+        if sweep is None:
+            return False
+        state.refresh(sweep)
+        return sweep.search and bool(sweep.jobs) and all(job.status == "failed" for job in sweep.jobs.values())
+
+    def abandon(self) -> None:
+        """The sweep cannot go on, or could not begin."""
+        if self._sweep is None:
+            return
+        if self._shown:
+            self._view.stop()
+            self._view.result()
+        if self._before is None and not self._sweep.jobs:
+            self._sweep.discard()
+        else:
+            self._sweep.end("failed")
+
+    def end(self, signum: int | None) -> ExitCode:
+        """Shows what the jobs came to.
+
+        Args:
+          signum: by which the sweep was ended; None where it came to its end.
+
+        Raises:
+          ConfigError: no job has the metric they are to be compared by, or jobs cannot be planned.
+          SweepError: nothing can be written to the sweep's folder.
+        """
+        sweep, codes = self.sweep, set[int]()
+        if self.plans:
+            state.refresh(sweep)
+        else:
+            self._view.stop()
+            self._view.result()
+        for job in sweep.jobs.values():
+            if job.status != "completed":
+                codes.add(job.exit_code or ExitCode.FAILED)
+        done = not codes or (sweep.search and signum is None)
+        sweep.end("interrupted" if signum is not None else "completed" if done else "failed")
+        if not done and not self.plans:
+            self._say(f"what is not completed goes on with: psrun -m resume={recorded.quoted(sweep.path)}")
+        if signum is not None:
+            return Interrupted(signum).exit_code
+        if self.plans:
+            plans.show(sweep, self._console)
+        else:
+            self._require_metric()
+        return ExitCode.USAGE if codes == {ExitCode.USAGE} else ExitCode.FAILED if codes else ExitCode.DONE
+
+    def _require_metric(self) -> None:
+        sweep = self.sweep
+        completed = [job for job in sweep.jobs.values() if job.status == "completed"]
+        if sweep.metric is None or not completed or any(job.metric is not None for job in completed):
+            return
+        there = RunFolder(sweep.folder(completed[0])).stored().get("metrics") or {}
+        guess = schema.did_you_mean(sweep.metric, there)
+        raise ConfigError([Problem("sweep.metric", f"no job has a metric '{sweep.metric}'.{guess}")])
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, markup=False)
+
+
+def _require_folders_of_their_own(sweep: Sweep, proposed: Sequence[Proposed]) -> None:
+    held = {sweep.folder(job): job.number for job in sweep.jobs.values()}
+    for each in proposed:
+        other = held.setdefault(each.folder, each.number)
+        if other != each.number:
+            message = f"is {each.folder} for jobs {other} and {each.number}; each needs one of its own"
+            raise ConfigError([Problem("hydra.sweep.subdir", message)])
+
+
+def _of_jobs(problem: Problem, numbers: list[int], apart: Mapping[int, str]) -> Problem:
+    """The problem with the jobs that have it, where not all do."""
+    if len(numbers) == len(apart):
+        return problem
+    named = ", ".join(f"{number} ({apart[number]})" for number in numbers[:3])
+    more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
+    return Problem(problem.key, f"{problem.message} [job {named}{more}]")

@@ -1,0 +1,1 @@
+"""Who else is told of a run, beside its folder and the terminal."""

@@ -1,0 +1,78 @@
+"""Run folders as runs leave them behind, made in no time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+KINDS = {"none": {"kind": "none"}, "fixed_shards": {"kind": "fixed_shards", "num_shards": 2}}
+
+
+def a_run(
+    folder: Path, *, workers: int = 2, partitioner: str = "none", seed: int = 1, auc: float = 0.9, **changes: Any
+) -> Path:
+    """A run of two epochs, which loses a worker in the second.
+
+    Args:
+      changes: keys of run.json that are otherwise; None leaves one out.
+    """
+    (folder / ".hydra").mkdir(parents=True)
+    config = {
+        "data": {"_target_": "psrun.data.features.HeroFeatures", "global_batch_size": 64},
+        "model": {"_target_": "psrun.models.embedding.embedding", "embedding_dim": 20},
+        "optimizer": {"_target_": "tf_keras.optimizers.Adagrad", "learning_rate": 1e-05},
+        "cluster": {"kind": "local", "num_workers": workers, "num_ps": 2},
+        "partitioner": KINDS[partitioner],
+        "seed": seed,
+        "resume": None,
+    }
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+    overrides = [f"cluster.num_workers={workers}", f"partitioner={partitioner}", f"seed={seed}"]
+    rate = 1000.0 * workers**0.8 + seed
+    parts = 2 if partitioner == "fixed_shards" else 1
+    lost = {"task": "worker-1", "cause": "was killed by SIGKILL", "at_s": 7.0, "seconds": 2.0, "steps_lost": 0}
+    result = {
+        "status": "completed", "mode": "train", "exit_code": 0, "error": None, "overrides": overrides,
+        "cluster": {"topology": "local", "num_workers": workers, "num_ps": 2}, "versions": {"psrun": "0.1.0"},
+        "placement": [
+            {"variable": "table", "shard": shard, "task": f"ps-{shard}", "bytes": 6400 // parts, "kind": "model"}
+            for shard in range(parts)
+        ],
+        "metrics": {"loss": 0.5, "val_loss": 0.4, "val_auc": auc}, "steps": {"applied": 200, "scheduled": 200},
+        "steps_per_s": rate / 64, "examples_per_s": rate, "time_to_first_step_s": 3.0, "wall_s": 12.0,
+        "recoveries": [lost],
+        "step_time": {
+            "input_s": 0.001, "traffic_s": 0.004, "compute_s": 0.002, "other_s": 0.001, "bottleneck": "traffic"
+        },
+    }  # fmt: skip
+    kept = {key: value for key, value in {**result, **changes}.items() if key not in changes or value is not None}
+    (folder / "run.json").write_text(json.dumps(kept))
+    events: list[dict[str, Any]] = []
+    for epoch in (1, 2):
+        at = {"step": 100 * epoch, "wall_s": 4.0 * epoch}
+        told = {"loss": 1.0 / epoch, "auc": auc - 0.1 / epoch}
+        events += [
+            {"event": "epoch", **at, "epoch": epoch, "metrics": told, "seconds": 2.0, "steps_per_s": rate / 64 + epoch},
+            {"event": "checkpoint", **at, "path": "ckpt", "seconds": 0.1},
+            {"event": "evaluation", **at, "mode": "exact", "examples_seen": 9, "metrics": told},
+        ]
+    failure = {"event": "failure", "step": 150, "wall_s": 7.0, "task": "worker-1", "cause": "was killed by SIGKILL"}
+    events += [{**failure, "action": "restarting worker-1"}, {"event": "recovery", "step": 160, "wall_s": 9.0, **lost}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return folder
+
+
+def a_sweep(folder: Path) -> Path:
+    """Twelve runs in subfolders 0 to 11; the third failed, and the last never began."""
+    grid = [(workers, kind, seed) for workers in (1, 2, 4) for kind in KINDS for seed in (1, 2)]
+    failed = {"type": "TrainingError", "message": "the loss\nbecame nan", "task": "chief-0"}
+    for index, (workers, kind, seed) in enumerate(grid):
+        bad = {"status": "failed", "exit_code": 1, "error": failed, "metrics": None} if index == 2 else {}
+        a_run(folder / str(index), workers=workers, partitioner=kind, seed=seed, auc=0.8 + index / 100, **bad)
+    (folder / "11" / "run.json").unlink()
+    (folder / "11" / "metrics.jsonl").unlink()
+    (folder / "multirun.yaml").write_text("hydra: {}\n")
+    return folder

@@ -1,0 +1,115 @@
+"""What a person sees who asks for help, and who presses TAB."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from psrun import completion
+from psrun.cli import VERBS
+
+pytestmark = pytest.mark.command
+
+LINES, COLUMNS = 24, 80
+CONF = Path(__file__).parents[1] / "conf"
+HELPS = [
+    (verb, *part)
+    for verb, module in VERBS.items()
+    for part in [(), *((p,) for p in completion.parts_of(completion.help_of(module)))]
+]
+
+
+@pytest.mark.parametrize("arguments", [(), *HELPS])
+def test_every_help_fits_on_a_screen(psrun, arguments):
+    lines = psrun(*arguments, "--help", COLUMNS=str(COLUMNS)).stdout.splitlines()
+    assert 5 <= len(lines) <= LINES
+    assert max(map(len, lines)) <= COLUMNS
+
+
+def test_the_help_has_commands_to_copy_and_every_group_and_verb(psrun):
+    done = psrun("--help")
+    assert done.code == 0
+    assert len([line for line in done.stdout.splitlines() if line.startswith("  psrun ")]) == 5
+    words = done.stdout.replace(";", " ").split()
+    assert {path.name for path in CONF.iterdir() if path.is_dir() and path.name.isalpha()} | set(VERBS) <= set(words)
+
+
+@pytest.mark.parametrize(
+    ("line", "answers"),
+    [
+        ("psrun che", ["checkpoint", "checkpoint.", "checkpoint="]),
+        ("psrun partitioner=m", ["partitioner=max_size", "partitioner=min_size"]),
+        ("psrun -m cluster=local cluster.num_p", ["cluster.num_ps="]),
+        ("psrun checkpoint ", ["inspect", "verify", "diff"]),
+        ("psrun checkpoint verify ru", ["runs/"]),
+        ("psrun report --c", ["--columns", "--csv"]),
+        ("psrun data synthesize --sk", ["--skew"]),
+        ("psrun resume=ru", ["resume=runs/"]),
+        ("psrun --config-dir runs model=m", ["model=mine"]),
+        ("psrun --multi", ["--multirun"]),
+        ("psrun model=nonsense trainer=f", ["trainer=fit"]),
+        ("psrun 'a'b clust", ["cluster.", "cluster="]),
+        ("psrun 'trainer.callbacks=[{", []),
+        ("psrun seed.nonsense", []),
+    ],
+)
+def test_an_answer_is_all_that_is_told(psrun, tmp_path, line, answers):
+    (tmp_path / "tensorflow.py").write_text("raise RuntimeError('imported')\n")  # which takes seconds
+    (tmp_path / "runs" / "model").mkdir(parents=True)
+    (tmp_path / "runs" / "model" / "mine.yaml").write_text("_target_: mine.line\n")
+    done = psrun("-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line)))
+    assert (done.code, done.stdout.split(), done.stderr) == (0, answers, "")
+
+
+SHELLS = {
+    "bash": (["--norc", "--noprofile"], "PS1='> '", 'eval "$(psrun -sc install=bash)"'),
+    "zsh": (
+        ["-f"],
+        "PS1='> '",
+        'autoload -U compinit bashcompinit; compinit -D; bashcompinit; eval "$(psrun -sc install=bash)"',
+    ),
+    "fish": (["--no-config"], "function fish_prompt; echo '> '; end", "psrun -sc install=fish | source"),
+}
+
+
+@pytest.fixture(params=SHELLS)
+def shell(request, tmp_path):
+    """A shell with the line that the README gives, in a folder with a psrun that is this one."""
+    pexpect = pytest.importorskip("pexpect")
+    program = shutil.which(request.param)
+    if program is None:
+        pytest.skip(f"there is no {request.param}")
+    script = tmp_path / "bin" / "psrun"
+    script.parent.mkdir()
+    script.write_text(f"#!{sys.executable}\nfrom psrun.cli import main\nmain()\n")
+    script.chmod(0o755)
+    (tmp_path / "runs").mkdir()
+    options, prompt, install = SHELLS[request.param]
+    kept = {
+        "HOME": str(tmp_path),
+        "TERM": "dumb" if request.param != "fish" else "xterm",
+        "PATH": f"{script.parent}:{os.environ['PATH']}",
+    }
+    inherited = {name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "LANG"))}
+    child = pexpect.spawn(
+        program, options, cwd=tmp_path, env={**inherited, **kept}, encoding="utf-8", timeout=30, dimensions=(24, 200)
+    )
+    child.sendline(prompt)
+    child.sendline(f"{install}; echo read''y")
+    child.expect("ready")
+    yield child
+    child.close(force=True)
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"), [("psrun cluster=inp", "rocess"), ("psrun rep", "ort"), ("psrun report ru", "ns/")]
+)
+def test_tab_completes_choices_verbs_and_paths(shell, typed, completed):
+    shell.send(typed)
+    shell.expect_exact(typed)
+    shell.send("\t")
+    shell.expect_exact(completed)

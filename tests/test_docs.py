@@ -1,0 +1,92 @@
+"""The documentation site: all of conf/ and of the command line is in it, and nothing from elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import importlib.util
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+from psrun import errors
+from psrun.cli import VERBS
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted(path.relative_to(ROOT / "conf") for path in (ROOT / "conf").glob("*/*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs" / "pages.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.pages()
+
+
+@pytest.mark.parametrize("file", FILES, ids=str)
+def test_every_choice_has_a_section_with_its_comment_keys_and_code(pages, file):
+    sections = dict(
+        re.findall(r"^## (\S+) .*?\n(.*?)(?=^## |\Z)", pages[f"groups/{file.parent}.md"], flags=re.M | re.S)
+    )
+    text = (ROOT / "conf" / file).read_text()
+    node = yaml.safe_load(text)
+    section = sections[file.stem]
+    assert yaml.safe_load(re.search(r"```yaml.*?\n(.*?)```", section, flags=re.S)[1]) == node
+    assert section.strip()[0].isalpha(), "there is no comment at the head of the file"
+    for line in re.findall(r"^# +(?!@package)(\S.*)$", text, flags=re.M):
+        assert line in section
+    target = node.get("_target_", "")
+    assert not target.startswith("psrun.") or f"::: {target}" in section
+
+
+def test_every_key_verb_and_error_is_there(pages):
+    plain = yaml.safe_load((ROOT / "conf" / "config.yaml").read_text())
+    for key in set(plain) - {"hydra"}:
+        assert re.search(rf"^{key}:", pages["keys.md"], flags=re.M)
+    for verb in VERBS:
+        assert f"usage: psrun {verb} " in pages["verbs.md"]
+    for name, kind in vars(errors).items():
+        if isinstance(kind, type) and issubclass(kind, errors.PsrunError):
+            assert f"`{name}`" in pages["errors.md"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", folder]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1440, 390])
+def test_every_page_opens_and_nothing_is_asked_of_others(pages, site, browser, width):
+    wrong = []
+    handler = functools.partial(Quiet, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_port}/"
+        page = browser.new_page(viewport={"width": width, "height": 850})
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda asked: None if asked.url.startswith((base, "data:")) else wrong.append(asked.url))
+        for path in pages:
+            answer = page.goto(base + path.replace("index.md", "").replace(".md", "/"))
+            assert answer.status == 200
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+        page.close()
+        server.shutdown()
+    assert wrong == []
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *told: object) -> None:
+        """Nothing."""

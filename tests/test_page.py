@@ -1,0 +1,132 @@
+"""The page of `psrun report --html` in a real browser, as wide as a desk's and as a phone's screen."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from reported import a_run, a_sweep
+
+from psrun.reports.commands import main
+
+pytestmark = pytest.mark.browser
+
+CHARTS = ["loss", "steps", "wall", "times", "throughput", "efficiency", "stages", "placement", "timeline"]
+WIDTHS = [1440, 390]
+DRAWN = ".scatterlayer path.js-line, .scatterlayer path.point, .barlayer path, .boxlayer path"
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Writes a page of what is in a folder and opens it; nothing may be asked of others, or be told on the console."""
+    wrong, contexts = [], []
+
+    def run(folder: Path, width: int = 1440):
+        file = tmp_path / "page.html"
+        main([str(folder), "--html", str(file)])
+        context = browser.new_context(
+            viewport={"width": width, "height": 850}, is_mobile=width < 500, has_touch=width < 500
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: wrong.append(f"console: {message.type} {message.text}"))
+        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+        page.on("request", lambda request: None if request.url == file.as_uri() else wrong.append(request.url))
+        page.goto(file.as_uri())
+        page.wait_for_selector("body[data-drawn=true]", timeout=60_000)
+        return page
+
+    yield run
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def marks(page, chart: str) -> int:
+    """How many lines, points, bars and boxes a chart has that can be seen."""
+    found = page.locator(f"#{chart} .plot").locator(DRAWN)
+    return sum(1 for each in found.all() if each.bounding_box() is not None)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_chart_is_drawn_and_nothing_is_wider_than_the_screen(opened, tmp_path, width):
+    page = opened(a_sweep(tmp_path / "sweep"), width)
+    for chart in CHARTS:
+        assert marks(page, chart) >= 4, chart
+        assert page.locator(f"#empty-{chart}").is_hidden()
+        box = page.locator(f"#{chart} svg.main-svg").first.bounding_box()
+        assert box["width"] > 0.7 * min(width, 500)
+        assert box["height"] > 150
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    picture = page.screenshot(path=tmp_path / f"page-{width}.png", full_page=True)
+    assert struct.unpack(">I", picture[16:20]) == (width,)
+    assert len(picture) > 50_000
+
+
+def test_facets_choose_runs(opened, tmp_path):
+    page = opened(a_sweep(tmp_path / "sweep"))
+    chip = '.chip[data-axis="{}"][data-value="{}"]'.format
+    before = marks(page, "loss")
+    assert page.locator("#tiles b").first.inner_text() == "12 of 12"
+    page.click(chip("cluster.num_workers", "2"))
+    assert page.locator("#tiles b").first.inner_text() == "4 of 12"
+    assert 0 < marks(page, "loss") < before
+    assert page.locator("#empty-efficiency").inner_text().startswith("needs runs with different numbers of workers")
+    page.click(chip("cluster.num_workers", "4"))
+    page.click(chip("partitioner", "fixed_shards"))
+    page.click(chip("status", "completed"))
+    assert page.locator("#tiles b").first.inner_text() == "3 of 12"
+    assert page.locator("#diffs .diff b").all_inner_texts() == ["6", "7", "10"]
+    assert page.locator("#efficiency .plot").is_visible()
+    for value in ("2", "4"):
+        page.click(chip("cluster.num_workers", value))
+    assert page.locator("#tiles b").first.inner_text() == "4 of 12"  # one failed, one never began
+
+
+def test_the_table_folds_seeds_and_sorts(opened, tmp_path):
+    page = opened(a_sweep(tmp_path / "sweep"))
+    first = page.locator("#runs tbody tr").first
+    assert page.locator("#runs tbody tr").count() == 6
+    assert "0.805 ± 0.0071" in first.inner_text()
+    page.uncheck("#fold input")
+    assert page.locator("#runs tbody tr").count() == 12
+    for expected in ("0", "10"):
+        page.click("#runs th button[title='sort by val_auc']")
+        assert first.locator("td").first.inner_text() == expected
+    assert "the loss became nan" in page.locator("#errors").inner_text()
+    assert "no run.json" in page.locator("#errors").inner_text()
+
+
+def test_failures_and_recoveries_are_marked_and_differences_listed(opened, tmp_path):
+    page = opened(a_sweep(tmp_path / "sweep"))
+    texts = "all => all.map((each) => each.textContent)"
+    names = page.locator("#timeline .legendtext").evaluate_all(texts)
+    assert {"epoch", "lost", "failure", "recovery", "checkpoint"} <= set(names)
+    page.select_option("#pick", "4")
+    lanes = page.locator("#timeline .ytick text").evaluate_all(texts)
+    assert sorted(lanes) == ["chief-0", "ps-0", "ps-1", "training", "worker-0", "worker-1"]
+    assert "cluster.num_workers=2" in page.locator("#diffs .diff").nth(4).inner_text()
+    assert "model.embedding_dim=20" in page.locator("#common").evaluate("each => each.textContent")
+
+
+def test_names_are_text_whatever_is_in_them(opened, tmp_path):
+    hostile = "</script><img src=x onerror=alert(1)>&amp;<b>${1}$data"
+    a_run(tmp_path / "runs" / "plain")
+    a_run(
+        tmp_path / "runs" / hostile.replace("/", ""), seed=2, status="failed", error={"type": "E", "message": hostile}
+    )
+    page = opened(tmp_path / "runs")
+    assert hostile in page.locator("#errors").inner_text()
+    assert page.locator("img").count() == 0
+    assert hostile.replace("/", "") in page.locator("#diffs").inner_text()
+
+
+def test_runs_that_tell_nothing_are_a_page_that_says_so(opened, tmp_path):
+    folder = a_run(tmp_path / "run", status="failed", metrics=None, placement=None, recoveries=None, step_time=None,
+                   wall_s=None, examples_per_s=None)  # fmt: skip
+    (folder / "metrics.jsonl").unlink()
+    page = opened(folder)
+    for chart in CHARTS:
+        assert page.locator(f"#empty-{chart}").inner_text() != "", chart
+    assert "no metrics.jsonl" in page.locator("#errors").inner_text()

@@ -1,0 +1,331 @@
+"""`psrun report`: which runs are found, what of them is told, and what is said of those that are not whole."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from reported import a_run, a_sweep
+
+from psrun.errors import ConfigError, ExitCode, PsrunError
+from psrun.reports import rows, runs
+from psrun.reports.commands import main
+
+
+@pytest.fixture
+def report(capfd):
+    """Runs `psrun report` in this process; returns what it prints."""
+
+    def run(*arguments: object) -> str:
+        capfd.readouterr()
+        assert main([str(argument) for argument in arguments]) == ExitCode.DONE
+        return capfd.readouterr().out
+
+    return run
+
+
+def told(text: str) -> list[list[str]]:
+    """The words of a table, by line."""
+    return [line.split() for line in text.splitlines()]
+
+
+def listed(report, *arguments: object) -> list[dict]:
+    return json.loads(report(*arguments, "--json", "-"))
+
+
+# -- which runs
+
+
+def test_runs_are_found_in_sweeps_and_folders_of_them_each_once_and_in_the_order_of_numbers(tmp_path):
+    a_sweep(tmp_path / "runs" / "sweep")
+    a_run(tmp_path / "runs" / "single")
+    (tmp_path / "runs" / "single" / "evaluations" / "cluster").mkdir(parents=True)
+    (tmp_path / "runs" / "single" / "evaluations" / "cluster" / "run.json").write_text("{}")  # no run of its own
+    (tmp_path / "runs" / "notes").mkdir()
+    found = runs.find([tmp_path / "runs", tmp_path / "runs" / "sweep" / "3"])
+    assert [run.name for run in found] == ["single", *(f"sweep/{index}" for index in range(12))]
+    (alone,) = runs.find([tmp_path / "runs" / "single"])
+    assert alone.name == "single"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere", "there is no folder"),
+        ("empty", "there is no run in"),
+        ("file", "is a file; name the run folder"),
+    ],
+)
+def test_folders_without_runs_are_named(tmp_path, name, said):
+    (tmp_path / "empty" / "inner").mkdir(parents=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=said) as error:
+        main([str(tmp_path / name)])
+    assert name in str(error.value)
+
+
+# -- what is told
+
+
+def test_the_table_has_a_row_a_configuration_and_the_errors_below(tmp_path, report):
+    text = report(a_sweep(tmp_path / "sweep"))
+    head, *lines = told(text)
+    assert head[:5] == ["run", "num_workers", "partitioner", "seeds", "status"]
+    assert head[5:8] == ["val_loss", "val_auc", "loss"]
+    assert "num_shards" not in head  # follows from the partitioner
+    assert lines[0][:7] == ["0,", "1", "1", "none", "2", "completed", "0.4"]
+    assert "0.805 ± 0.0071" in text
+    assert "12 runs; 12 that differ only in the seed are folded" in text
+    assert "2: TrainingError: the loss became nan\n" in text
+    assert "11: no run.json: the run has not begun, or was ended before it could say so\n" in text
+    assert "1 failed, 1 completed" in text
+
+
+def test_one_row_a_run_for_programs(tmp_path, report):
+    folder = a_sweep(tmp_path / "sweep")
+    found = listed(report, folder)
+    assert [row["run"] for row in found] == [str(index) for index in range(12)]
+    assert found[5]["cluster.num_workers"] == 2
+    assert (found[5]["partitioner"], found[5]["seed"], found[5]["recoveries"]) == ("none", 2, 1)
+    assert found[2]["error"] == "TrainingError: the loss became nan"
+    assert found[2]["val_auc"] is None
+    assert (found[11]["status"], found[11]["steps"]) == ("unknown", None)
+    lines = list(csv.DictReader(io.StringIO(report(folder, "--csv", "-"))))
+    assert [line["val_auc"] for line in lines[:3]] == ["0.8", "0.81", ""]
+    report(folder, "--csv", tmp_path / "out.csv", "--json", tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text()) == found
+    assert list(csv.DictReader((tmp_path / "out.csv").open())) == lines
+
+
+def test_folding_seeds_tells_mean_deviation_and_number(tmp_path, report):
+    for seed, auc in ((1, 0.7), (2, 0.8), (3, 0.9)):
+        a_run(tmp_path / "runs" / f"same{seed}", seed=seed, auc=auc)
+    a_run(tmp_path / "runs" / "other", partitioner="fixed_shards")
+    a_run(tmp_path / "runs" / "other again", partitioner="fixed_shards")  # the same seed: two rows
+    found = listed(report, tmp_path / "runs", "--fold-seeds")
+    assert [row["run"] for row in found] == ["other", "other again", "same1, same2, same3"]
+    assert found[2]["seeds"] == 3
+    assert found[2]["val_auc"] == pytest.approx(0.8)
+    assert found[2]["val_auc_sd"] == pytest.approx(0.1)
+    assert found[2]["val_loss"] == 0.4
+    assert found[0]["val_auc_sd"] is None
+    better = listed(report, tmp_path / "runs", "--fold-seeds", "--sort", "val_auc")  # by the mean, not the best
+    assert [row["run"] for row in better] == ["same1, same2, same3", "other", "other again"]
+    assert "same1, same2, same3" not in report(tmp_path / "runs", "--no-fold-seeds")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        (["cluster.num_workers=2"], "4 5 6 7"),
+        (["num_workers=2", "partitioner!=none"], "6 7"),
+        (["val_auc>0.88"], "9 10"),
+        (["val_auc >= 0.88"], "8 9 10"),
+        (["status=failed"], "2"),
+        (["status!=completed"], "2 11"),
+        (["optimizer.learning_rate<0.0001", "num_workers<=1"], "0 1 2 3"),  # written as 1.0e-05
+        (["seed==2", "num_ps=2", "topology=local"], "1 3 5 7 9"),
+    ],
+)
+def test_where(tmp_path, report, conditions, expected):
+    chosen = [part for condition in conditions for part in ("--where", condition)]
+    assert [row["run"] for row in listed(report, a_sweep(tmp_path / "s"), *chosen)] == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (["-val_auc"], "10 9 8 7 6 5 4 3 1 0 2 11"),  # those without one last
+        (["num_workers", "-seed"], "1 3 0 2 5 7 4 6 9 11 8 10"),
+        (["status", "run"], "0 1 3 4 5 6 7 8 9 10 2 11"),
+    ],
+)
+def test_sort(tmp_path, report, keys, expected):
+    chosen = [part for key in keys for part in ("--sort", key)]
+    assert [row["run"] for row in listed(report, a_sweep(tmp_path / "s"), *chosen)] == expected.split()
+
+
+def test_columns_may_be_any_key(tmp_path, report):
+    text = report(a_run(tmp_path / "one"), "--columns", "val_auc,embedding_dim,bottleneck,model")
+    assert told(text)[:2] == [
+        ["run", "val_auc", "embedding_dim", "bottleneck", "model"], ["one", "0.9", "20", "traffic", "embedding"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--where", "val_auc"], "'val_auc' is no comparison"),
+        (["--where", "val_acu>0.7"], "no run has 'val_acu'. Did you mean 'val_auc'?"),
+        (["--where", "val_auc>high"], "'high' is no number"),
+        (["--where", "val_auc>2"], "none of 12 runs is as --where says: val_auc>2"),
+        (["--sort", "-val_acu"], "Did you mean 'val_auc'?"),
+        (["--columns", "nonsense"], "no run has 'nonsense'"),
+        (["--columns", "kind"], "'kind' may be cluster.kind or partitioner.kind: name it whole"),
+    ],
+)
+def test_a_mistake_is_one_clear_message(tmp_path, arguments, said):
+    with pytest.raises(ConfigError) as error:
+        main([str(a_sweep(tmp_path / "s")), *arguments])
+    assert said in str(error.value)
+
+
+def test_what_was_said_differs_even_where_it_follows_from_something_else(tmp_path):
+    a_run(tmp_path / "runs" / "a", workers=1, partitioner="none")
+    a_run(tmp_path / "runs" / "b", workers=2, partitioner="fixed_shards")
+    assert rows.axes(runs.find([tmp_path / "runs"])) == ["cluster.num_workers", "partitioner"]
+
+
+def test_null_in_one_run_and_nothing_in_another_is_the_same(tmp_path):
+    """As where an older run did not know the key yet."""
+    a_run(tmp_path / "runs" / "a", workers=1)
+    config = a_run(tmp_path / "runs" / "b", workers=2) / "config.yaml"
+    config.write_text(config.read_text() + "sweep: {metric: null}\n")
+    assert rows.axes(runs.find([tmp_path / "runs"])) == ["cluster.num_workers"]
+
+
+# -- runs that are not whole, and older ones
+
+
+def spoil(folder: Path, name: str, how: str) -> None:
+    file = folder / name
+    if how == "missing":
+        file.unlink()
+    elif how == "cut":
+        file.write_bytes(file.read_bytes()[:-30])
+    elif how == "empty":
+        file.write_text("")
+    elif how == "a list":
+        file.write_text("[1, 2]")
+    elif how == "bytes":
+        file.write_bytes(b"\xff\xfe\x00")
+    elif how == "a folder":
+        file.unlink()
+        file.mkdir()
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.yaml", "metrics.jsonl"])
+@pytest.mark.parametrize("how", ["missing", "cut", "empty", "a list", "bytes", "a folder"])
+def test_a_run_that_is_not_whole_is_a_row_that_says_so(tmp_path, report, name, how):
+    pytest.importorskip("plotly")
+    a_run(tmp_path / "runs" / "good")
+    spoil(a_run(tmp_path / "runs" / "spoilt", seed=2), name, how)
+    found = {row["run"]: row for row in listed(report, tmp_path / "runs")}
+    assert found["good"]["error"] == ""
+    report(tmp_path / "runs", "--html", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    if name == "metrics.jsonl":  # of which the table does not need anything
+        assert found["spoilt"]["error"] == ""
+        assert how == "empty" or "metrics.jsonl" in text
+    elif (name, how) != ("config.yaml", "cut"):  # which is YAML still
+        assert name in found["spoilt"]["error"]
+        assert found["spoilt"]["status"] == ("unknown" if name == "run.json" else "completed")
+
+
+def test_runs_of_other_versions_lack_keys_or_have_other_things_in_them(tmp_path, report):
+    pytest.importorskip("plotly")
+    keys = ["metrics", "steps", "placement", "recoveries", "cluster", "overrides", "versions", "error", "step_time"]
+    for index, value in enumerate((None, 3, "text", [1, "text", None], {"a": {"b": "c"}})):
+        a_run(tmp_path / "runs" / str(index), seed=index, **dict.fromkeys(keys, value))
+    assert len(listed(report, tmp_path / "runs")) == 5
+    report(tmp_path / "runs", "--html", tmp_path / "page.html")
+    assert "completed" in report(tmp_path / "runs")
+
+
+def test_a_run_that_nobody_writes_to_any_more_says_so(tmp_path, report):
+    folder = a_run(tmp_path / "run", status="running", error=None)
+    assert listed(report, folder)[0]["error"] == ""
+    for name in ("run.json", "metrics.jsonl"):
+        os.utime(folder / name, (time.time() - 7200,) * 2)
+    assert listed(report, folder)[0]["error"] == "is said to be running, but nothing was written for 2.0 h"
+
+
+def test_names_of_folders_may_be_anything(tmp_path, report):
+    pytest.importorskip("plotly")
+    for name in ("[red]a[/red]", "b\nc", 'd,"e', os.fsdecode(b"f\xff")):
+        a_run(tmp_path / "runs" / name, seed=len(name))
+    text = report(tmp_path / "runs", "--no-fold-seeds")
+    assert "[red]a[/red]" in text
+    assert "f\\xff" in text
+    lines = list(csv.DictReader(io.StringIO(report(tmp_path / "runs", "--csv", "-"), newline="")))
+    assert {line["run"] for line in lines} == {"[red]a[/red]", "b\nc", 'd,"e', "f\\xff"}
+    report(tmp_path / "runs", "--csv", tmp_path / "out.csv", "--html", tmp_path / "page.html")
+
+
+# -- where it is written to
+
+
+def test_what_goes_to_standard_output_is_whole(tmp_path, capfd):
+    main([str(a_run(tmp_path / "run")), "--csv", str(tmp_path / "out.csv"), "--json", "-"])
+    printed = capfd.readouterr()
+    assert json.loads(printed.out)[0]["run"] == "run"
+    assert printed.err == f"written to {tmp_path / 'out.csv'}\n"
+
+
+def test_a_full_disk_is_a_named_error(tmp_path):
+    folder = str(a_run(tmp_path / "run"))
+    for option in ("--csv", "--json"):
+        with pytest.raises(PsrunError, match="cannot be written to /dev/full: No space left on device"):
+            main([folder, option, "/dev/full"])
+    with pytest.raises(PsrunError, match=r"cannot be written to .*: No such file or directory"):
+        main([folder, "--csv", str(tmp_path / "no" / "such.csv")])
+
+
+@pytest.mark.command
+@pytest.mark.parametrize("option", [[], ["--csv", "-"]])
+def test_standard_output_that_cannot_be_written_is_a_named_error(tmp_path, option):
+    command = [sys.executable, "-m", "psrun", "report", str(a_run(tmp_path / "run")), *option]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    said = "psrun: the report cannot be written to standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_without_plotly_the_page_names_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(PsrunError, match=r"pip install 'psrun\[report\]'"):
+        main([str(a_run(tmp_path / "run")), "--html", str(tmp_path / "page.html")])
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.command
+def test_a_run_as_psrun_leaves_it(psrun):
+    done = psrun("cluster=none", "trainer.epochs=2", "trainer.steps_per_epoch=10", "data.num_eval_examples=64")
+    assert done.code == 0, done.stderr
+    shown = psrun("report", "--json", "-", str(done.folder))
+    assert (shown.code, shown.stderr) == (0, "")
+    (row,) = json.loads(shown.stdout)
+    result = done.result
+    assert (row["run"], row["status"], row["steps"]) == ("run", "completed", 20)
+    assert {name: row[name] for name in result["metrics"]} == result["metrics"]
+    assert row["wall_s"] == result["wall_s"]
+    page = psrun("report", str(done.folder), "--html", str(done.folder / "page.html"))
+    assert page.code == 0, page.stderr
+    data = (done.folder / "page.html").read_text().partition('id="data">')[2].partition("</script>")[0]
+    (run,) = json.loads(data)["runs"]
+    assert run["curves"]["val_loss"][0] == [10, 20]
+    assert len(run["epochs"]) == 2
+    assert sum(run["bytes"].values()) > 0
+
+
+@pytest.mark.command
+def test_the_help_is_short_and_nothing_of_tensorflow_is_imported(psrun):
+    assert len(psrun("report", "--help").stdout.splitlines()) <= 35
+    code = "import sys, psrun.reports.commands; assert not {'tensorflow', 'plotly'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.thorough
+def test_a_thousand_runs_take_less_than_five_seconds(tmp_path, report):
+    for index in range(1000):
+        a_run(tmp_path / "runs" / str(index), workers=1 + index % 8, seed=index // 8, auc=index / 1000)
+    began_s = time.process_time()  # other processes of this machine are none of its business
+    assert "1,000 runs" in report(tmp_path / "runs", "--no-fold-seeds")
+    assert time.process_time() - began_s < 5

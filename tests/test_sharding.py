@@ -1,0 +1,100 @@
+"""How workers that do every step together share the training data; see tests/cluster/test_synchronous.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import tensorflow as tf
+from support import run_config
+
+from psrun import loading, sharding
+from psrun.config import RunConfig
+from psrun.data.source import DataSource
+from psrun.errors import ConfigError
+
+pytestmark = pytest.mark.tensorflow
+
+TOGETHER = ("cluster=multi_worker_mirrored", "trainer=fit", "model=dense")
+
+
+def policy(source: DataSource, asked: str | None, run: RunConfig | None = None) -> str | None:
+    run = run or run_config(*TOGETHER)
+    run = replace(run, data=replace(run.data, sharding=asked))
+    return sharding.policy(run, lambda: source.train(batch_size=20, seed=tf.constant(1, tf.int64)))
+
+
+def test_what_is_not_chosen_is_as_tensorflow_does_it(tmp_path):
+    from counted import InFiles, Numbered
+
+    files, numbers = InFiles(folder=str(tmp_path)), Numbered()
+    assert [policy(files, asked) for asked in (None, "auto", "file", "data", "off")] == [
+        "file", "file", "file", "data", "off"
+    ]  # fmt: skip
+    assert [policy(numbers, asked) for asked in (None, "auto", "data", "off")] == ["data", "data", "data", "off"]
+    chosen = InFiles(folder=str(tmp_path), policy="DATA")
+    assert [policy(chosen, asked) for asked in (None, "auto", "off")] == ["data", "file", "off"]
+    assert policy(files, None, run_config("cluster=local", "model=dense")) is None
+
+
+def test_data_that_does_not_begin_with_files_is_told():
+    from counted import Numbered
+
+    with pytest.raises(ConfigError, match=r"data\.sharding: is file, but .* does not begin with files.*choose data"):
+        policy(Numbered(), "file")
+
+
+def test_a_plan_tells_it_too():
+    from psrun.data import opening
+    from psrun.roles import planner
+
+    run = run_config(*TOGETHER, "data.sharding=file")
+    with pytest.raises(ConfigError, match="does not begin with files"):
+        planner.make(run, opening.load_source(run))
+
+
+def test_what_tensorflow_says_of_too_few_files_is_understood(tmp_path):
+    """It has no other way to tell."""
+    from counted import InFiles
+    from tensorflow.python.data.experimental.ops import distribute
+
+    dataset = sharding.applied(
+        InFiles(folder=str(tmp_path), num_files=2).train(batch_size=20, seed=tf.constant(1, tf.int64)), "file"
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        next(iter(distribute._AutoShardDataset(dataset, 3, 0)))
+    problem = sharding.too_few_files(str(raised.value))
+    assert problem is not None
+    assert "fewer than the 3 workers" in problem.message
+    assert sharding.too_few_files("something else") is None
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        (
+            ("cluster=local",),
+            r"data\.sharding: is data, .*with parameter servers TensorFlow takes each worker for the only",
+        ),
+        (("cluster=inprocess",), "it would do nothing: set it to null and see data.visitation"),
+        (("cluster=none",), "with cluster=none one process reads all the data"),
+        (("cluster=mirrored",), "with cluster=mirrored one process reads all the data"),
+        (
+            (*TOGETHER, "data.sharding=file", "data.visitation=once"),
+            "is file, which does not go with .*=once: batches are",
+        ),
+        ((*TOGETHER, "data.sharding=off", "data.visitation=once"), "is off, which does not .*all workers would train"),
+        ((*TOGETHER, "data.sharding=files"), r"is 'files', must be one of auto, file, data, off, None"),
+    ],
+)
+def test_what_cannot_be_is_told(pieces, said):
+    with pytest.raises(ConfigError, match=said):
+        run_config("data.sharding=data", *pieces)
+
+
+def test_off_in_yaml_is_off():
+    """Which YAML takes for false."""
+    from support import raw_config
+
+    raw = raw_config(*TOGETHER)
+    assert loading.load({**raw, "data": {**raw["data"], "sharding": False}}).data.sharding == "off"

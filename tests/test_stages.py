@@ -1,0 +1,95 @@
+"""Where the time of a step goes, told of steps of which it is known."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.inprocess
+
+QUICK, SLOW = "data._target_=psrun.data.regression.Regression", "data._target_=staged.Slow"
+PLANTED = {"input": (SLOW, "staged.quick"), "compute": (QUICK, "staged.slow"), "traffic": (QUICK, "staged.wide")}
+
+
+@pytest.mark.parametrize(("trainer", "steps_per_execution"), [("custom_loop", 1), ("custom_loop", 4), ("fit", 4)])
+@pytest.mark.parametrize("planted", PLANTED)
+def test_the_bottleneck_is_what_was_made_slow(train, monkeypatch, trainer, steps_per_execution, planted):
+    from psrun.training import packing, stages
+
+    monkeypatch.setattr(stages, "_EVERY_S", 0.0)
+    if steps_per_execution > 1 and trainer == "custom_loop":  # written out
+        monkeypatch.setattr(packing, "_STEPS_TO_UNROLL_FOR", 1)
+    data, model = PLANTED[planted]
+    found, _ = train(
+        "model=dense", "~model.hidden_units", f"model._target_={model}", data, "data.global_batch_size=8",
+        "optimizer=sgd", "evaluation=none", f"trainer={trainer}", f"trainer.steps_per_execution={steps_per_execution}",
+        "trainer.steps_per_epoch=12", num_workers=1,
+    )  # fmt: skip
+    assert longest(found["step_time"]) == planted, found["step_time"]
+    whole_s = sum(value for name, value in found["step_time"].items() if name != "bottleneck")
+    assert whole_s == pytest.approx(1 / found["steps_per_s"], rel=0.5)  # some of the closures are measured, not all
+
+
+def longest(step_time: dict) -> str:
+    """Of what workers spend in closures: what lies between them hangs on what else the machine does."""
+    return max(("input", "traffic", "compute"), key=lambda name: step_time[f"{name}_s"])
+
+
+LATE = ("trainer.prefetch_rows=true", "trainer.dense_sync_every=2")
+
+
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        ("slow_function", ()),
+        ("slow_branch", ()),
+        ("slow_step", ()),
+        ("slow_rows", ("optimizer=sgd",)),
+        ("slow_rows", ("optimizer=adagrad",)),
+        ("slow_rows", LATE),
+        ("slow_rows", LATE[1:]),
+        ("slow", ("optimizer=adam", "+optimizer.use_ema=true")),
+    ],
+)
+def test_computing_is_found_wherever_it_is(train, monkeypatch, model, more):
+    """In functions and branches, between rows and their gradients, and where weights are read after updates too."""
+    from psrun.training import packing, stages
+
+    monkeypatch.setattr(stages, "_EVERY_S", 0.0)
+    monkeypatch.setattr(packing, "_STEPS_TO_UNROLL_FOR", 1)
+    found, _ = train(
+        "model=dense", "~model.hidden_units", f"model._target_=staged.{model}", QUICK, "data.global_batch_size=8",
+        "evaluation=none", "trainer.steps_per_execution=4", "trainer.steps_per_epoch=16", "trainer.epochs=1", *more,
+        num_workers=1,
+    )  # fmt: skip
+    assert longest(found["step_time"]) == "compute", found["step_time"]
+
+
+def test_what_the_first_batch_takes_is_told_as_the_time_to_the_first_step(train, monkeypatch):
+    from psrun.training import stages
+
+    monkeypatch.setattr(stages, "_EVERY_S", 0.0)
+    found, _ = train(
+        "model=dense", "~model.hidden_units", "model._target_=staged.quick", "data._target_=staged.LateFirst",
+        "data.visitation=once", "data.global_batch_size=8", "optimizer=sgd", "evaluation=none",
+        "trainer.steps_per_execution=4", "trainer.steps_per_epoch=12", "trainer.epochs=1", num_workers=1,
+    )  # fmt: skip
+    assert found["step_time"]["input_s"] < 1 / found["steps_per_s"]
+
+
+def test_what_takes_the_most_is_told_in_one_line():
+    from psrun.reporting.console import step_time_line
+    from psrun.training.stages import step_time
+
+    assert step_time([0, 0.0, 0.0, 0.0], 0.1) is None
+    found = step_time([10, 0.5, 0.1, 0.2], 0.1)
+    assert found is not None
+    assert (found.input_s, found.bottleneck) == (0.05, "input")
+    assert step_time_line(vars(found)) == (
+        "a step takes 100 ms on a worker: waiting for input 50%, parameter traffic 10%, computing 20%, "
+        "between executions 20%; the bottleneck is waiting for input"
+    )
+
+
+def test_without_parameter_servers_nothing_is_told(train):
+    found, _ = train("cluster=none")
+    assert found["step_time"] is None

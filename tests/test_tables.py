@@ -1,0 +1,213 @@
+"""Embedding tables that several features share."""
+
+from __future__ import annotations
+
+import shutil
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from support import run_config
+from test_training import SAME, variables
+
+from psrun.errors import ConfigError
+
+pytestmark = pytest.mark.inprocess
+
+SHARED = {"word": ["clicked", "bought"]}
+MODELS = {"wide_deep": "_deep", "dlrm": "_rows", "two_tower": "_rows"}  # and how the names of their tables end
+PIECES = (
+    "data=features", "~data.num_train_examples", "~data.num_eval_examples", "data._target_=tabled.Pairs",
+    "data.global_batch_size=8", "optimizer=sparse_adagrad", "model.shared_tables={word: [clicked, bought]}",
+)  # fmt: skip
+
+
+def model_of(name: str, **options: Any) -> Any:
+    import importlib
+
+    import tf_keras
+    from tabled import Pairs
+
+    tf_keras.backend.clear_session()  # which numbers the layers
+    own = {"query_features": ["clicked", "price"]} if name == "two_tower" else {}
+    return getattr(importlib.import_module(f"psrun.models.{name}"), name)(Pairs(), embedding_dim=4, **own, **options)
+
+
+@pytest.mark.parametrize(("name", "deduplicate"), [*((name, None) for name in MODELS), ("dlrm", True), ("dlrm", False)])
+def test_the_gradients_of_all_features_arrive_in_the_one_table(name, deduplicate):
+    import tensorflow as tf
+    from tabled import Pairs
+
+    more = {} if deduplicate is None else {"deduplicate": deduplicate}
+    shared, apart = model_of(name, shared_tables=SHARED, **more), model_of(name, **more)
+    tables = {kind: f"{kind}{MODELS[name]}/embeddings:0" for kind in ("word", "clicked", "bought")}
+    one = {variable.name: variable for variable in shared.network.trainable_variables}
+    two = {variable.name: variable for variable in apart.network.trainable_variables}
+    assert set(one) - set(two) == {tables["word"]}
+    assert set(two) - set(one) == {tables["clicked"], tables["bought"]}
+    for variable in two.values():
+        variable.assign(one.get(variable.name, one[tables["word"]]))
+    features, label = next(iter(Pairs().train(batch_size=16, seed=tf.constant(1, tf.int64))))
+
+    def gradients(model: Any, of: Any) -> tuple[Any, dict[str, Any]]:
+        with tf.GradientTape() as tape:
+            prediction = model.network(model.preprocessing(features))
+            loss = tf.reduce_mean((prediction - label) ** 2)
+        return prediction, {n: tf.convert_to_tensor(g) for n, g in tape.gradient(loss, of).items()}
+
+    (ours, here), (theirs, there) = gradients(shared, one), gradients(apart, two)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    assert np.abs(there[tables["clicked"]]).max() > 0 < np.abs(there[tables["bought"]]).max()
+    there[tables["word"]] = there.pop(tables["clicked"]) + there.pop(tables["bought"])
+    for variable, gradient in here.items():
+        np.testing.assert_allclose(gradient, there[variable], rtol=1e-4, atol=1e-7, err_msg=variable)
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+def test_the_same_value_has_the_same_id_in_all_features(hashed):
+    import tensorflow as tf
+    from tabled import WORDS, Pairs
+
+    from psrun.models.model import prepared
+
+    words = tf.constant([*WORDS, "unknown"])[:, tf.newaxis]
+    preprocessing, num_ids = prepared(Pairs(hashed=hashed))
+    found = preprocessing({"clicked": tf.tile(words, [1, 2]), "bought": words, "price": tf.zeros([len(words), 1])})
+    assert num_ids["clicked"] == num_ids["bought"] == (20 if hashed else 7)
+    np.testing.assert_array_equal(found["clicked"], np.tile(found["bought"], [1, 2]))
+    assert len(set(found["bought"].numpy()[:, 0])) > 4
+
+
+@pytest.mark.parametrize("deduplicate", ["auto", "true", "false"])
+def test_a_cluster_trains_it_as_one_process_does(train, tmp_path, deduplicate):
+    """From the same checkpoint, in which the table is whole; in the batches half of the rows are asked for again."""
+    from psrun.reporting.run_folder import RunFolder
+
+    pieces = (*PIECES, "model=dlrm", f"model.deduplicate={deduplicate}", "data.visitation=once")
+    _, begun = train(*pieces, "cluster=none", "trainer.epochs=1")
+    shutil.copytree(begun.path, tmp_path / "copy")
+    _, here = train(*pieces, "cluster=none", into=RunFolder(tmp_path / "copy"))
+    result, there = train(
+        *pieces, "partitioner=fixed_shards", "partitioner.num_shards=2", "export.at_end=true", num_workers=1, into=begun
+    )
+    held = variables(there)
+    for name, values in variables(here).items():
+        np.testing.assert_allclose(held[name], values, **SAME, err_msg=name)
+    tables = {
+        row["variable"] for row in result["placement"] if row["kind"] == "model" and len(row["variable_shape"]) > 1
+    }
+    assert {name for name in tables if "embeddings" in name} == {"word_rows/embeddings"}
+    if deduplicate == "auto":
+        (lookup,) = result["lookups"]
+        assert lookup["layer"] == "word_rows"
+        assert lookup["deduplicate"] is True  # 24 ids a batch, of 6 values
+        assert lookup["distinct"] <= 6 / 24 + 0.001
+    _exports(result)
+
+
+def _exports(result: dict[str, Any]) -> None:
+    import tensorflow as tf
+    from tabled import Pairs
+
+    serve = tf.saved_model.load(result["export"]).signatures["serving_default"]
+    ((features, label),) = Pairs().evaluation(batch_size=16)
+    found = tf.keras.losses.BinaryCrossentropy()(label, serve(**features)["prediction"])
+    assert float(found) == pytest.approx(result["metrics"]["val_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("model", ["wide_deep", "two_tower"])
+def test_rows_asked_for_ahead_and_other_models_train_too(train, model):
+    """The layer is called once a step, for both features."""
+    own = ("model.query_features=[clicked,price]", "trainer.prefetch_rows=true") if model == "two_tower" else ()
+    result, folder = train(*PIECES, f"model={model}", "partitioner=fixed_shards", "trainer=fit", *own)
+    assert result["steps"]["applied"] == 24
+    assert f"word{MODELS[model]}/embeddings" in {row["variable"] for row in result["placement"]}
+    with pytest.raises(ConfigError, match=f"no word{MODELS[model]}/embeddings here"):
+        train(*PIECES[:-1], f"model={model}", "trainer.epochs=3", *own, into=folder)
+
+
+def test_a_plan_counts_the_table_once_and_the_rows_of_all_features():
+    from psrun.data import opening
+    from psrun.roles import planner
+
+    plans = []
+    for shared in (True, False):
+        run = run_config(*(PIECES if shared else PIECES[:-1]), "model=dlrm", "model.embedding_dim=4")
+        plans.append(planner.make(run, opening.load_source(run)))
+    one, two = plans
+    tables = [
+        [shard for shard in plan.placed if "_rows/" in shard.variable and shard.kind == "model"] for plan in plans
+    ]
+    assert [shard.variable for shard in tables[0]] == ["word_rows/embeddings"]
+    assert sum(shard.bytes for shard in tables[1]) == 2 * tables[0][0].bytes
+    rows = one.traffic_by_variable["word_rows/embeddings"]
+    assert rows.read_bytes == rows.pushed_bytes == 8 * 3 * (4 * 4 + 8)  # 8 examples of 3 ids, each with a row
+    assert one.traffic == two.traffic
+
+
+def test_an_id_outside_of_the_table_is_told_with_its_features():
+    import tensorflow as tf
+    import tf_keras
+
+    from psrun.layers import Embedding
+    from psrun.models import tables
+
+    ids = {name: tf_keras.Input((width,), dtype=tf.int64, name=name) for name, width in (("clicked", 2), ("bought", 1))}
+    table = tables.Table("word", ("clicked", "bought"), 5, 3)
+    rows = tables.rows([table], ids, lambda table: Embedding(table.num_ids, table.dim, name="word_rows"))
+    assert [tuple(rows[name].shape) for name in ids] == [(None, 2, 3), (None, 1, 3)]
+    network = tf_keras.Model(ids, rows)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"word_rows of bought, clicked: ids must be from 0 to 4"):
+        network({"clicked": tf.constant([[1, 2]]), "bought": tf.constant([[7]])})
+
+
+@pytest.mark.parametrize(
+    ("shared", "said"),
+    [
+        ([["clicked", "bought"]], r"shared_tables: is \[\['clicked', 'bought'\]\], must name tables .*\{item: \["),
+        ({"word": "clicked"}, "shared_tables.word: is 'clicked'; .*must name tables"),
+        ({"word": {"a": "clicked"}}, "shared_tables.word: is {'a': 'clicked'}"),
+        ({"word": ["clicked", 3]}, r"is \['clicked', 3\]"),
+        ({"word": ["clicked"]}, r"word: is \['clicked'\]; a table is shared by two features or more"),
+        ({"word": []}, r"word: is \[\]; a table is shared"),
+        ({"word": ["clicked", "brought"]}, "the data has no feature 'brought'. Did you mean 'bought'?"),
+        ({"word": ["clicked", "price"]}, "price has no ids to look up; with ids are clicked, bought"),
+        ({"word": ["clicked", "clicked"]}, "word: names clicked, twice"),
+        ({"a": ["clicked", "bought"], "b": ["bought", "seen"]}, "b: names bought, which is in a already"),
+        ({"seen": ["clicked", "bought"]}, "seen: is also the name of a feature that is not in it"),
+        ({"a b": ["clicked", "bought"]}, "a b: cannot be the name of a variable"),
+        ({"word": ["clicked", "seen"]}, "clicked and seen cannot share a table: they have a vocabulary of 3 values and "
+                                        "num_buckets 9"),
+        ({"word": ["seen", "heard"]}, "seen and heard cannot share .* num_buckets 9 and num_buckets 8"),
+        ({"word": ["clicked", "turned"]}, "vocabularies in which value 1 is 'a' and 'b'"),
+        ({"word": ["clicked", "longer"]}, "a vocabulary of 3 values and a vocabulary of 4 values"),
+        ({"word": ["seen", "number"]}, "values of type string and int64"),
+        ({"word": ["filed", "other"]}, "the vocabulary in .*one.txt and the vocabulary in .*two.txt, in which"),
+        ({"word": ["clicked", "bought"], "sound": ["same", "filed", "seen"]}, "same and seen cannot share|filed"),
+        ({"word": ["clicked", "wide"]}, "clicked and wide .*the rows of 4 and of 2 numbers that model.embedding_dim"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_shared_is_told(tmp_path, shared, said):
+    import tensorflow as tf
+
+    from psrun.data.source import Feature
+    from psrun.models import tables
+
+    (tmp_path / "one.txt").write_text("a\nb\n")
+    (tmp_path / "two.txt").write_text("b\na\n")
+    (tmp_path / "same.txt").write_text("a\nb\n")
+    files = {name: Feature((1,), tf.string, tmp_path / f"{file}.txt")
+             for name, file in (("filed", "one"), ("other", "two"), ("same", "same"))}  # fmt: skip
+    words = {"clicked": "abc", "bought": "abc", "turned": "bac", "longer": "abcd", "wide": "abc"}
+    features = {
+        **{name: Feature((1,), tf.string, tuple(values)) for name, values in words.items()}, **files,
+        "seen": Feature((1,), tf.string, num_buckets=9), "heard": Feature((1,), tf.string, num_buckets=8),
+        "number": Feature((1,), tf.int64, num_buckets=9), "price": Feature((1,), tf.float32),
+    }  # fmt: skip
+    num_ids = dict.fromkeys([name for name in features if name != "price"], 4)
+    source: Any = SimpleNamespace(features=features)
+    dims = {"default": 4, "wide": 2}
+    tables.of(source, num_ids, embedding_dim=dims, shared_tables={"a": ["clicked", "bought"], "b": ["filed", "same"]})
+    with pytest.raises(ConfigError, match=said):
+        tables.of(source, num_ids, embedding_dim=dims, shared_tables=shared)

@@ -1,0 +1,104 @@
+"""Who else is told of a run."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from support import STEPS
+
+pytestmark = pytest.mark.inprocess
+
+
+def scalars(folder) -> dict[str, list[tuple[int, float]]]:
+    import tensorflow as tf
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    held = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
+    return {
+        tag: [(event.step, float(tf.make_ndarray(event.tensor_proto))) for event in held.Tensors(tag)]
+        for tag in held.Tags()["tensors"]
+    }
+
+
+def test_tensorboard_has_metrics_text_and_hyperparameters(train):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    result, folder = train()
+    loss = scalars(folder.tensorboard / "train")["loss"]
+    assert [step for step, _ in loss] == [STEPS, 2 * STEPS]
+    assert loss[-1][1] == pytest.approx(result["metrics"]["loss"], rel=1e-5)
+    assert scalars(folder.tensorboard / "evaluation")["auc"][-1][1] == pytest.approx(result["metrics"]["val_auc"])
+    held = EventAccumulator(str(folder.tensorboard)).Reload()
+    assert b"trainer.epochs | 2" in held.Tensors("configuration")[0].tensor_proto.string_val[0]
+    told = held.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    values = plugin_data_pb2.HParamsPluginData.FromString(told).session_start_info.hparams
+    assert values["trainer.epochs"].number_value == 2
+    assert values["cluster.kind"].string_value == "inprocess"
+
+
+def test_nobody_is_told(train):
+    _, folder = train("tracker=none")
+    assert not list(folder.tensorboard.iterdir())
+
+
+@pytest.fixture
+def mlflow(tmp_path, monkeypatch):
+    """A store of MLflow's in a folder, and what looks into it."""
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    store = str(tmp_path / "mlruns")
+
+    def look(run_id: str):
+        from mlflow.tracking import MlflowClient
+
+        return MlflowClient(tracking_uri=store), MlflowClient(tracking_uri=store).get_run(run_id)
+
+    return f"tracker.tracking_uri={store}", look
+
+
+def test_mlflow_has_the_run_its_parameters_and_metrics(train, mlflow):
+    uri, look = mlflow
+    result, folder = train("tracker=mlflow", uri, "tracker.experiment=tests")
+    run_id = result["tracker"]["run_id"]
+    client, found = look(run_id)
+    assert found.info.status == "FINISHED"
+    assert client.get_experiment(found.info.experiment_id).name == "tests"
+    assert found.data.tags["run_folder"] == str(folder.path)
+    assert found.data.params["trainer.epochs"] == "2"
+    assert found.data.metrics["val_auc"] == pytest.approx(result["metrics"]["val_auc"])
+    assert [each.step for each in client.get_metric_history(run_id, "loss")] == [STEPS, 2 * STEPS]
+    again, _ = train("tracker=mlflow", uri, "tracker.experiment=tests", "trainer.epochs=3", into=folder)
+    client, found = look(run_id)
+    assert again["tracker"]["run_id"] == run_id
+    assert [each.step for each in client.get_metric_history(run_id, "loss")] == [STEPS, 2 * STEPS, 3 * STEPS]
+    assert found.data.params["trainer.epochs"] == "2"  # what was filed once stays
+
+
+def test_a_run_that_fails_is_filed_as_failed(train, mlflow):
+    uri, _ = mlflow
+    with pytest.raises(Exception, match="loss became"):
+        train("tracker=mlflow", uri, "optimizer=sgd", "optimizer.learning_rate=1e30", "model=dense", "checkpoint=none")
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri.partition("=")[2])
+    (filed,) = client.search_runs([client.get_experiment_by_name("psrun").experiment_id])
+    assert filed.info.status == "FAILED"
+
+
+def test_a_store_that_cannot_be_written_costs_a_warning_and_no_training(train, tmp_path):
+    (tmp_path / "file").write_text("")
+    result, folder = train("tracker=mlflow", f"tracker.tracking_uri={tmp_path}/file/store")
+    assert result["steps"]["applied"] == 2 * STEPS
+    lines = map(json.loads, (folder.path / "metrics.jsonl").read_text().splitlines())
+    told = [event["message"] for event in lines if event["event"] == "warning"]
+    assert len([text for text in told if "takes nothing more of this run" in text]) == 1
+
+
+def test_without_mlflow_it_is_told_how_to_get_it(train, monkeypatch):
+    from psrun.errors import ConfigError
+
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(ConfigError, match=r"pip install 'psrun\[mlflow\]'"):
+        train("tracker=mlflow")
