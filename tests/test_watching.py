@@ -443,7 +443,11 @@ def contents(folder: Path) -> dict[str, tuple[str, int]]:
 
 def told(text: str) -> list[list[str]]:
     """What a run tells, without what the clock decides: the progress that is told now and then, and its notes."""
-    return [line.split() for line in text.splitlines() if "note:" not in line and not re.match(r"epoch \d+/\d+ +step \d+/", line)]
+    return [
+        line.split()
+        for line in text.splitlines()
+        if "note:" not in line and not re.match(r"epoch \d+/\d+ +step \d+/", line)
+    ]
 
 
 @pytest.mark.command
