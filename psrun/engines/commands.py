@@ -1,0 +1,70 @@
+"""`psrun submit ENGINE GROUP=NAME KEY=VALUE...`: hands an experiment, unchanged, to an engine that runs it elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from psrun import composing, loading
+from psrun.config import RunConfig
+from psrun.errors import ConfigError, ExitCode
+
+# The module of each engine: `submit(Submission, Console) -> ExitCode`, imported only where it is asked for.
+ENGINES: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What an engine is given.
+
+    Attributes:
+      run: what is to be run, checked, with the engine's cluster.
+      arguments: in Hydra's grammar, `cluster=ENGINE` among them: what each task is started with.
+      folder: where the command was given; relative paths in arguments are seen from there.
+      dry_run: whether to show what would be handed over and do nothing.
+      follow: whether to stay until the run has ended.
+    """
+
+    run: RunConfig
+    arguments: list[str]
+    folder: Path
+    dry_run: bool
+    follow: bool
+
+
+def main(arguments: list[str]) -> ExitCode:
+    """Does what `psrun submit ARGUMENTS` asks for.
+
+    Returns:
+      The exit code of the run where it is followed, else 0.
+
+    Raises:
+      ConfigError: the experiment cannot be run, or not there; with every problem found.
+      PsrunError: the engine refuses it, or cannot be reached.
+      SystemExit: as argparse ends: help, or arguments that it does not know.
+    """
+    given, rest = _parser().parse_known_args(arguments)
+    said = composing.options_first([*given.overrides, *rest])
+    chosen = [each for each in said if each.partition("=")[0] == "cluster"]
+    if any(each != f"cluster={given.engine}" for each in chosen):
+        raise ConfigError(f"{chosen[0]} does not go with submit {given.engine}: leave it out")
+    said = [*(each for each in said if each not in chosen), f"cluster={given.engine}"]
+    composed = composing.compose(said)
+    if isinstance(composed, Exception):
+        raise ConfigError(composing.all_problems(composed, said)) from composed
+    run = loading.load(composed)
+    submission = Submission(run, said, Path.cwd(), given.dry_run, given.follow)
+    return importlib.import_module(ENGINES[given.engine]).submit(submission, Console(highlight=False))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="psrun submit", description=__doc__.partition(": ")[2])
+    parser.add_argument("engine", choices=tuple(ENGINES), help="what runs it")
+    parser.add_argument("overrides", nargs="*", metavar="GROUP=NAME|KEY=VALUE", help="as for a run")
+    parser.add_argument("--dry-run", action="store_true", help="shows what would be handed over; does nothing")
+    parser.add_argument("--no-follow", dest="follow", action="store_false", help="ends once it is handed over")
+    return parser
