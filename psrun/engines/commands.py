@@ -1,4 +1,4 @@
-"""`psrun submit ENGINE GROUP=NAME KEY=VALUE...`: hands an experiment, unchanged, to an engine that runs it elsewhere."""
+"""`psrun submit ENGINE GROUP=NAME KEY=VALUE...`: hands an experiment, unchanged, to an engine that runs it."""
 
 from __future__ import annotations
 
