@@ -8,17 +8,21 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
 
 from psrun import environment
-from psrun.errors import PsrunError, SweepError, ended
-from psrun.reporting.run_folder import RunFolder
+from psrun.errors import ExitCode, PsrunError, SweepError, ended
+from psrun.reporting.run_folder import CONFIG, RESULT, RunFolder, write_config
 from psrun.sweeps import state
 from psrun.sweeps.record import KILL, LOG, Sweep
 
 _POLL_S = 0.1
 _ALIVE_EVERY_S = 1.0
+_MOST_STARTS = 5
 
 
 def run(folder: Path, sweep: Sweep, *, elsewhere: bool) -> float | None:
@@ -66,7 +70,22 @@ def _place(sweep: Sweep, elsewhere: bool) -> Iterator[bool]:
             os.close(held)
 
 
+def goes_on(raw: Mapping[str, Any], folder: Path) -> bool:
+    """Whether the job with the configuration `raw` has something to go on from, rather than to be begun anew."""
+    return raw["checkpoint"]["kind"] != "none" and raw["mode"] == "train" and (folder / RESULT).exists()
+
+
 def _run(folder: Path, sweep: Sweep, elsewhere: bool) -> None:
+    """Runs a job until it ends with something else than "start me again", as one does that lost a parameter server."""
+    for _ in range(_MOST_STARTS):
+        code = _run_once(folder, sweep, elsewhere)
+        raw: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
+        if code != ExitCode.RESTART or sweep.told_to_end() is not None or not goes_on(raw, folder):
+            return
+        write_config(folder, {**raw, "resume": str(folder)})
+
+
+def _run_once(folder: Path, sweep: Sweep, elsewhere: bool) -> int:
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     with RunFolder(folder).log(LOG).open("ab") as log:
         process = subprocess.Popen(
@@ -84,6 +103,7 @@ def _run(folder: Path, sweep: Sweep, elsewhere: bool) -> None:
         process.wait()
     if code and sweep.told_to_end() is None and RunFolder(folder).stored().get("status") in (None, "running"):
         _record(folder, SweepError(f"the job {ended(code)} (log: {folder / 'logs' / LOG}.log)"), code=abs(code))
+    return code
 
 
 def _await(process: subprocess.Popen, sweep: Sweep, elsewhere: bool) -> int:

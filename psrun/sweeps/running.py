@@ -166,15 +166,12 @@ class Running:
         return sweep.is_done(each.folder)
 
     def _raw(self, each: Proposed) -> dict[str, Any]:
-        if not self._goes_on(each):
+        """What the job is to run: as it was when it was prepared first, unless it failed and begins anew."""
+        if jobs.goes_on(each.raw, each.folder):
+            return {**recorded.as_recorded(each.raw, each.unresolved, each.folder, []), "resume": str(each.folder)}
+        if RunFolder(each.folder).stored().get("status") == "failed":  # perhaps for what is mended now
             return each.raw
-        return {**recorded.as_recorded(each.raw, each.unresolved, each.folder, []), "resume": str(each.folder)}
-
-    @staticmethod
-    def _goes_on(each: Proposed) -> bool:
-        """Whether there is something to go on from, rather than to be begun anew."""
-        checkpoints = each.raw["checkpoint"]["kind"] != "none" and each.raw["mode"] == "train"
-        return checkpoints and (each.folder / RESULT).exists()
+        return recorded.as_recorded(each.raw, each.unresolved, each.folder, [])
 
     def _checked(self, proposed: Sequence[Proposed], raws: Mapping[int, Mapping[str, Any]]) -> list[RunConfig]:
         runs, found = [], dict[Problem, list[int]]()
@@ -191,7 +188,7 @@ class Running:
         return runs
 
     def _make(self, each: Proposed, raw: Mapping[str, Any]) -> None:
-        if not self._goes_on(each) and (each.folder / RESULT).exists():
+        if not jobs.goes_on(each.raw, each.folder) and (each.folder / RESULT).exists():
             shutil.rmtree(each.folder)
         each.folder.mkdir(parents=True, exist_ok=True)
         write_config(each.folder, raw)

@@ -1,0 +1,376 @@
+"""`psrun -m`: sweeps as a person starts, interrupts, kills and resumes them; jobs mostly without TensorFlow."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+from standing_in import Sweep as Started
+from standing_in import stood_in
+
+LONG = "trainer.epochs=1000"
+
+
+def installed(name: str) -> bool:
+    return importlib.util.find_spec("hydra_plugins") is not None and (
+        importlib.util.find_spec(f"hydra_plugins.{name}") is not None
+    )
+
+
+needs_joblib = pytest.mark.skipif(not installed("hydra_joblib_launcher"), reason="the extra psrun[joblib] is missing")
+needs_submitit = pytest.mark.skipif(not installed("hydra_submitit_launcher"), reason="the extra is missing")
+needs_optuna = pytest.mark.skipif(not installed("hydra_optuna_sweeper"), reason="the extra psrun[optuna] is missing")
+LAUNCHERS = [
+    pytest.param([], id="basic"),
+    pytest.param(["hydra/launcher=joblib", "hydra.launcher.n_jobs=3"], id="joblib", marks=needs_joblib),
+    pytest.param(["hydra/launcher=submitit_local"], id="submitit_local", marks=needs_submitit),
+]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts sweeps; none of their processes outlives the test."""
+    started = []
+
+    def run(*arguments: str, folder: str = "sweep", real: bool = False) -> Started:
+        given = (
+            arguments if any(a.startswith("resume=") for a in arguments) else [*arguments, f"hydra.sweep.dir={folder}"]
+        )
+        started.append(Started(tmp_path, *given, folder=folder, real=real))
+        return started[-1]
+
+    yield run
+    for each in started:
+        each.close()
+
+
+# -- the command, with jobs of no TensorFlow
+
+
+@pytest.mark.command
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_jobs_run_beside_each_other_and_failed_ones_stop_nobody(start, launcher):
+    sweep = start("seed=1,13,99,2,3", "sweep.max_parallel=2", "sweep.metric=val_auc", "sweep.mode=max", *launcher)
+    assert sweep.end() == 1, sweep.said
+    results = sweep.results()
+    assert [results[n]["status"] for n in range(5)] == ["completed", "failed", "failed", "completed", "completed"]
+    begins, ends = ({n: result.get(key) for n, result in results.items()} for key in ("began_s", "ended_s"))
+    for n in (0, 3, 4):
+        others = [m for m in (0, 3, 4) if m != n and begins[m] <= begins[n] < ends[m]]
+        assert len(others) <= 1
+    assert "unlucky" in sweep.said
+    assert "was killed by SIGKILL" in sweep.said
+    assert "and more" not in sweep.said  # the error line, not all of it
+    assert "said to the terminal" not in sweep.said
+    assert "said to the terminal" in (sweep.folder / "0" / "logs" / "console.log").read_text()
+    assert "Error executing job" not in sweep.said
+    assert "Traceback" not in sweep.said
+    record = sweep.record
+    assert (record["status"], record["jobs"][4]["metric"]) == ("failed", 0.03)
+    assert "0.03 best" in sweep.said
+    sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=10)
+
+
+@pytest.mark.command
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 175)])
+def test_a_signal_ends_all_jobs_in_good_order_and_the_sweep_goes_on_later(start, tmp_path, launcher, signum, code):
+    sweep = start("seed=1,2,3", LONG, "sweep.max_parallel=2", *launcher)
+    sweep.wait_for_running(2)
+    sweep.send(signum)
+    assert sweep.end() == code, sweep.said
+    results = sweep.results()
+    assert [results[n]["status"] for n in sorted(results)] == ["interrupted", "interrupted"]
+    assert sweep.record["status"] == "interrupted"
+    assert "psrun -m resume=" in sweep.said
+    sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=10)
+    (sweep.folder / "go").touch()
+    again = start(f"resume={sweep.folder}")
+    assert again.end() == 0, again.said
+    after = again.results()
+    for number in range(3):  # which two were begun first is the launcher's matter
+        goes_on = number in results
+        assert (after[number]["status"], after[number]["times"]) == ("completed", 1 + goes_on)
+        assert after[number]["resume"] == (str(sweep.folder / str(number)) if goes_on else None)
+
+
+@pytest.mark.command
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_nothing_outlives_a_sweep_that_is_killed(start, launcher):
+    sweep = start("seed=1,2", LONG, "sweep.max_parallel=2", *launcher)
+    sweep.wait_for_running(2)
+    sweep.send(signal.SIGKILL)
+    sweep.process.wait()
+    sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=20)
+    (sweep.folder / "go").touch()
+    again = start(f"resume={sweep.folder}")
+    assert again.end() == 0, again.said
+    assert [result["times"] for result in again.results().values()] == [2, 2]
+
+
+@pytest.mark.command
+def test_a_second_signal_ends_all_at_once(start):
+    sweep = start("seed=1,2", LONG, "sweep.max_parallel=2")
+    sweep.wait_for_running(2)
+    for result in sweep.results().values():
+        os.kill(result["pid"], signal.SIGSTOP)  # they will not end in good order
+    sweep.send(signal.SIGINT)
+    sweep.wait(lambda: "once more ends all at once" in sweep.said, "answer")
+    sweep.send(signal.SIGINT)
+    assert sweep.end(within_s=15) == 130
+    sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=10)
+
+
+@pytest.mark.command
+def test_what_is_completed_is_not_run_again_and_what_failed_is(start):
+    sweep = start("seed=1,13,2")
+    assert sweep.end() == 1, sweep.said
+    again = start(f"resume={sweep.folder}")
+    assert again.end() == 1
+    assert {n: result["times"] for n, result in again.results().items()} == {0: 1, 1: 2, 2: 1}
+    shutil.rmtree(sweep.folder / "2")
+    (sweep.folder / "1" / "run.json").write_text(json.dumps({**again.results()[1], "status": "completed"}))
+    third = start(f"resume={sweep.folder}")
+    assert third.end() == 0, third.said
+    assert "job 2 was completed, but" in third.said
+    assert {n: result["times"] for n, result in third.results().items()} == {0: 1, 1: 2, 2: 1}
+    fourth = start(f"resume={sweep.folder}")
+    assert fourth.end() == 0
+    assert "there is nothing to do" in fourth.said
+    assert fourth.results() == third.results()
+
+
+@pytest.mark.command
+def test_a_job_that_asks_to_be_started_again_goes_on_within_its_sweep_but_not_for_ever(start):
+    sweep = start("seed=17,18", "checkpoint=epoch,none")  # 17 asks twice, 18 each time
+    assert sweep.end() == 1, sweep.said
+    told = {n: (result["status"], result["times"]) for n, result in sweep.results().items()}
+    assert told == {0: ("completed", 3), 1: ("interrupted", 1), 2: ("interrupted", 5), 3: ("interrupted", 1)}
+    resumed = {n: result["resume"] for n, result in sweep.results().items()}
+    assert resumed == {0: str(sweep.folder / "0"), 1: None, 2: str(sweep.folder / "2"), 3: None}
+
+
+@pytest.mark.command
+def test_what_a_sweep_has_not_begun_is_run_as_it_was_checked_at_its_start(start, tmp_path):
+    mine = tmp_path / "mine" / "experiment"
+    mine.mkdir(parents=True)
+    said = "# @package _global_\noptimizer: {{learning_rate: {}}}\n"
+    (mine / "tried.yaml").write_text(said.format(0.125))
+    chosen = ["--config-dir", str(mine.parent), "experiment=tried", LONG, "sweep.max_parallel=1"]
+    sweep = start(*chosen, "seed=1,2")
+    sweep.wait_for_running(1)
+    sweep.send(signal.SIGINT)
+    assert sweep.end() == 130, sweep.said
+    (mine / "tried.yaml").write_text(said.format(0.5))
+    (sweep.folder / "go").touch()
+    again = start(f"resume={sweep.folder}")
+    assert again.end() == 0, again.said
+    rates = [OmegaConf.load(sweep.folder / n / "config.yaml").optimizer.learning_rate for n in ("0", "1")]
+    assert rates == [0.125, 0.125]
+
+
+@pytest.mark.command
+def test_all_jobs_are_checked_before_the_first_one_starts(start, tmp_path):
+    sweep = start("trainer.steps_per_epoch=20,30,5", "trainer.epochs=1,0")
+    assert sweep.end() == 2
+    assert "trainer.epochs: is 0, must be 1 or more [job 1 (" in sweep.said
+    assert "is 10, more than trainer.steps_per_epoch=5 [job 4 (" in sweep.said
+    assert not sweep.folder.exists()
+    sweep = start("trainer.epochs=1,2", "partitioner=none,nosuch", "modle=x")
+    assert sweep.end() == 2
+    assert "partitioner: there is no partitioner named 'nosuch'" in sweep.said
+    assert "modle: no such key or group (value 'x'). Did you mean 'mode'?" in sweep.said
+    assert "Ambiguous" not in sweep.said
+    sweep = start("seed=1,2", "sweep.metric=val_auc")
+    assert sweep.end() == 2
+    assert "sweep.mode: must say what is better" in sweep.said
+    sweep = start("seed=1,2", "hydra.sweep.subdir=same")
+    assert sweep.end() == 2
+    assert "for jobs 0 and 1; each needs one of its own" in sweep.said
+    sweep = start("seed=1,2", "sweep.max_parallel=0")
+    assert sweep.end() == 2
+    assert "sweep.max_parallel: is 0, must be 1 or more" in sweep.said
+
+
+@pytest.mark.command
+def test_sweeps_of_the_same_second_do_not_share_folders(tmp_path):
+    both = [Started(tmp_path, f"seed={seed},3", folder=f"sweep{seed}") for seed in (1, 2)]
+    try:
+        assert [each.end() for each in both] == [0, 0]
+        assert len(list((tmp_path / "runs").glob("*-sweep-*/sweep.json"))) == 2
+        assert len(list((tmp_path / "runs").glob("*-sweep-*/*/run.json"))) == 4
+    finally:
+        for each in both:
+            each.close()
+
+
+@pytest.mark.command
+def test_a_folder_of_a_sweep_is_not_used_twice(start):
+    assert start("seed=1").end() == 0
+    again = start("seed=2")
+    assert again.end() == 2
+    assert "holds a sweep already" in again.said
+    assert again.results()[0]["times"] == 1
+
+
+@pytest.mark.command
+def test_a_metric_that_no_job_has_is_told(start):
+    sweep = start("seed=1,2", "sweep.metric=val_acu", "sweep.mode=max")
+    assert sweep.end() == 2
+    assert "sweep.metric: no job has a metric 'val_acu'. Did you mean 'val_auc'?" in sweep.said
+
+
+SEARCH = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=2", "seed=choice(2,3,13)"]
+
+
+@pytest.mark.command
+@needs_optuna
+def test_a_search_goes_over_failed_trials_and_improves_any_metric(start):
+    sweep = start(*SEARCH, "hydra.sweeper.n_trials=8", "hydra.sweeper.sampler.seed=1", "sweep.metric=val_auc",
+                  "sweep.mode=max")  # fmt: skip
+    assert sweep.end() == 1, sweep.said
+    results = sweep.results()
+    assert len(results) == 8
+    assert {result["status"] for result in results.values()} == {"completed", "failed"}
+    found = OmegaConf.load(sweep.folder / "optimization_results.yaml")
+    assert (found.best_params.seed, found.best_value) == (3, 0.03)
+    assert "Traceback" not in sweep.said
+    again = start(f"resume={sweep.folder}")
+    assert again.end() == 0
+    assert "there is nothing to do" in again.said
+
+
+@pytest.mark.command
+@needs_optuna
+def test_a_search_that_was_interrupted_goes_on_where_it_was(start):
+    sweep = start(*SEARCH, LONG, "sweep.metric=loss", "sweep.mode=min", "sweep.max_parallel=2")
+    sweep.wait_for_running(2)
+    sweep.send(signal.SIGINT)
+    assert sweep.end() == 130, sweep.said
+    (sweep.folder / "go").touch()
+    before = {job["number"]: job["overrides"] for job in sweep.record["jobs"]}
+    again = start(f"resume={sweep.folder}")
+    assert again.end() in (0, 1), again.said
+    assert {job["number"]: job["overrides"] for job in again.record["jobs"][:2]} == before
+    assert {n: result["times"] for n, result in again.results().items()} == {0: 2, 1: 2, 2: 1, 3: 1}
+
+
+@pytest.mark.command
+@needs_optuna
+def test_a_search_in_which_all_trials_fail_is_no_crash(start):
+    sweep = start("hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "seed=choice(13,99)", "sweep.metric=loss",
+                  "sweep.mode=min")  # fmt: skip
+    assert sweep.end() == 1, sweep.said
+    assert [result["status"] for result in sweep.results().values()] == ["failed", "failed"]
+    assert "Traceback" not in sweep.said
+
+
+@pytest.mark.command
+@needs_optuna
+def test_mistakes_in_a_search_are_told(start):
+    sweep = start(*SEARCH)
+    assert sweep.end() == 2
+    assert "sweep.metric: a search needs what it is to improve" in sweep.said
+    assert not sweep.folder.exists()
+    sweep = start(*SEARCH, "sweep.metric=auc", "sweep.mode=max", folder="other")
+    assert sweep.end() == 2
+    assert "no job has a metric 'auc'" in sweep.said
+    assert len(sweep.results()) == 2  # and not all four
+
+
+@pytest.mark.command
+def test_a_terminal_sees_a_sweep_and_ctrl_c_ends_it(tmp_path):
+    import pexpect  # the test extra brings it
+
+    child = pexpect.spawn(
+        sys.executable, ["-m", "psrun", "-m", "seed=1,2,3", LONG, "sweep.max_parallel=2", "hydra.sweep.dir=sweep"],
+        cwd=tmp_path, env=stood_in(tmp_path), dimensions=(40, 140), timeout=60, encoding="utf-8",
+    )  # fmt: skip
+    try:
+        child.expect(r"0  *seed=1  *running")
+        child.expect("0 of 3 jobs are over")
+        child.sendintr()
+        child.expect("once more ends all at once")
+        child.expect(r"interrupted.*interrupted.*not run")
+        child.expect(pexpect.EOF)
+        child.close()
+        assert child.exitstatus == 130
+    finally:
+        child.close(force=True)
+
+
+# -- the command, with real jobs
+
+TINY = ["model=dense", "optimizer=sgd", "cluster=none", "evaluation=none", "trainer.steps_per_epoch=10",
+        "data.num_train_examples=500"]  # fmt: skip
+
+
+@pytest.mark.command
+def test_plans_of_a_sweep_are_made_in_one_process(psrun, tmp_path):
+    sweep = f"hydra.sweep.dir={tmp_path / 'sweep'}"
+    done = psrun(
+        "-m", "mode=plan", "cluster.num_ps=1,2", "partitioner=fixed_shards", "partitioner.num_shards=2,9", sweep
+    )
+    assert done.code == 2
+    assert done.stderr.count("more than the 8 rows of embedding") == 2
+    assert "job 1 (cluster.num_ps=1 partitioner.num_shards=9)" in done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["0", "cluster.num_ps=1", "4.7", "kB", "ps-0", "4.7", "kB", "17.0", "kB", "17.0", "kB"] in rows
+    alone = psrun("mode=plan", "cluster.num_ps=1", "partitioner=fixed_shards", "partitioner.num_shards=2").result
+    one_of = json.loads((tmp_path / "sweep" / "0" / "run.json").read_text())
+    for key in ("status", "mode", "placement", "bytes_per_step", "bytes_per_step_by_task"):
+        assert one_of[key] == alone[key]
+    assert one_of["overrides"][0] == "mode=plan"
+
+
+@pytest.mark.thorough
+def test_twelve_jobs_two_failures_and_an_interruption_end_complete(start):
+    sweep = start("optimizer.learning_rate=0.01,0.02,0.03,0.04,1e30,0.05", "seed=1,2", "trainer.epochs=2", *TINY,
+                  real=True)  # fmt: skip
+
+    def over() -> int:
+        return sum(result["status"] in ("completed", "failed") for result in sweep.results().values())
+
+    sweep.wait(lambda: over() >= 3, "three jobs that are over", within_s=300)
+    sweep.send(signal.SIGINT)
+    assert sweep.end() == 130, sweep.said
+    before = sweep.results()
+    assert len(before) < 12
+    sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=10)
+    again = start(f"resume={sweep.folder}", real=True)
+    assert again.end(within_s=600) == 1, again.said
+    after = again.results()
+    assert [after[n]["status"] for n in range(12)] == ["completed"] * 8 + ["failed"] * 2 + ["completed"] * 2
+    assert {after[n]["error"]["type"] for n in (8, 9)} == {"NonFiniteLossError"}
+    for number, result in before.items():
+        if result["status"] == "completed":
+            assert after[number] == result
+    assert {result["steps"]["applied"] for n, result in after.items() if n not in (8, 9)} == {20}
+    assert [job["status"] for job in again.record["jobs"]] == [after[n]["status"] for n in range(12)]
+    table = again.said[again.said.rindex("job  overrides") :].partition("what is not completed")[0]
+    assert table.count("completed") == 10
+    assert "the loss became" in " ".join(table.split())
+    told = subprocess.run(
+        [sys.executable, "-m", "psrun", "report", str(sweep.folder), "--json", "-"],
+        check=True, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    rows = json.loads(told.stdout)
+    assert [row["status"] for row in rows] == [after[n]["status"] for n in range(12)]
+    assert [bool(row["error"]) for row in rows] == [n in (8, 9) for n in range(12)]
+
+
+@pytest.mark.thorough
+def test_no_task_of_a_cluster_outlives_a_sweep_that_is_killed(start):
+    sweep = start("seed=1", "cluster=local", "trainer.epochs=10000", real=True)
+    sweep.wait(lambda: list(sweep.folder.glob("0/.tasks/chief-0.json")), "a chief", within_s=120)
+    sweep.wait(lambda: len(sweep.seen) >= 6, "all tasks")
+    sweep.send(signal.SIGKILL)
+    sweep.process.wait()
+    sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=20)
