@@ -74,3 +74,16 @@ def test_the_console_shows_progress_and_epochs(terminal):
     ):
         assert part in text
     assert ("\x1b[" in text) is terminal
+
+
+def test_many_lookups_are_told_in_two_lines():
+    text = io.StringIO()
+    found = [{"layer": f"C{n}", "deduplicate": n < 25, "distinct": n / 100} for n in range(3, 29)]
+    ConsoleSink(Console(file=text, width=120)).event(Event("lookups", None, 0.0, {"lookups": found}))
+    assert text.getvalue().splitlines() == [
+        "C3, C4, C5 and 19 more: 3% to 24% of a batch's ids are distinct; duplicates are sent once",
+        "C25, C26, C27 and 1 more: 25% to 28% of a batch's ids are distinct; duplicates are sent each time",
+    ]
+    text.truncate(0)
+    ConsoleSink(Console(file=text, width=120)).event(Event("lookups", None, 0.0, {"lookups": found[:1]}))
+    assert text.getvalue().strip("\0\n") == "C3: 3% of a batch's ids are distinct; duplicates are sent once"

@@ -205,11 +205,10 @@ class ConsoleSink:
         self._print(f"{data['num_steps']} steps an execution: a step takes {data['step_s'] * 1000:.1f} ms on a worker")
 
     def _show_lookups(self, event: Event) -> None:
-        for lookup in event.data["lookups"]:
-            once = "sent once" if lookup["deduplicate"] else "sent each time"
-            self._print(
-                f"{lookup['layer']}: {lookup['distinct']:.0%} of a batch's ids are distinct; duplicates are {once}"
-            )
+        for decided, once in ((True, "sent once"), (False, "sent each time")):
+            found = [lookup for lookup in event.data["lookups"] if bool(lookup["deduplicate"]) == decided]
+            if found:
+                self._print(f"{_shares(found)} of a batch's ids are distinct; duplicates are {once}")
 
     def _show_export(self, event: Event) -> None:
         self._print(f"exported step {event.step} to {event.data['path']}")
@@ -221,6 +220,14 @@ class ConsoleSink:
         first = "" if first_s is None else f" (first step after {first_s:.1f} s)"
         done = f"[green]completed[/green] {event.step} steps in {event.wall_s:.1f} s{first}"
         self._print(f"{done}  {numbers(event.data['metrics'])}")
+
+
+def _shares(lookups: Sequence[Mapping[str, Any]]) -> str:
+    """Layers, some of them by name, and the shares of distinct ids that they saw."""
+    named = ", ".join(lookup["layer"] for lookup in lookups[:3])
+    more = f" and {len(lookups) - 3} more" if len(lookups) > 3 else ""
+    shares = sorted({f"{lookup['distinct']:.0%}" for lookup in lookups}, key=lambda share: int(share[:-1]))
+    return f"{named}{more}: {' to '.join(dict.fromkeys((shares[0], shares[-1])))}"
 
 
 def step_time_line(found: Mapping[str, Any]) -> str:

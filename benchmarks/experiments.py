@@ -1,0 +1,124 @@
+"""The experiments of the field in full, one after the other, and a picture of the report of each.
+
+    python benchmarks/experiments.py [NAME...] [--folder runs/experiments] [--pictures docs/experiments]
+
+Each is run by the command that stands in its file under experiments/; of the cluster of `fault_drill` a worker and then
+a parameter server are killed. Pictures are taken by Chromium (the test extra brings playwright).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+from rich.console import Console
+
+SWEEPS = ("scaling", "partitioners", "trainers", "baselines", "packing", "evaluations")
+DRILL = "fault_drill"
+DATA = ("data", "synthesize", "criteo-synthetic", "--num-values", "100", "--num-examples", "400000")
+WIDTH = 1280
+_COLOURS = 64
+_WITHIN_S = 1800.0
+
+
+def main() -> None:
+    options = _options()
+    folder, console = options.folder.absolute(), Console()
+    folder.mkdir(parents=True, exist_ok=True)
+    options.pictures.mkdir(parents=True, exist_ok=True)
+    if not (folder / DATA[2]).exists():
+        _psrun(*DATA, folder=folder)
+    for name in options.names or (*SWEEPS, DRILL):
+        console.rule(name)
+        shutil.rmtree(folder / name, ignore_errors=True)
+        if name == DRILL:
+            _drill(folder)
+        else:
+            _psrun(
+                "-m", f"experiment={name}", "sweep.max_parallel=1", f"hydra.sweep.dir={folder / name}", folder=folder
+            )
+        page = folder / f"{name}.html"
+        _psrun("report", name, "--html", str(page), folder=folder)
+        _picture(page, options.pictures / f"{name}.png")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"by default all: {', '.join((*SWEEPS, DRILL))}")
+    parser.add_argument("--folder", type=Path, default=Path("runs/experiments"), help="of runs and data")
+    parser.add_argument("--pictures", type=Path, default=Path("docs/experiments"))
+    given = parser.parse_args()
+    unknown = [name for name in given.names if name not in (*SWEEPS, DRILL)]
+    if unknown:
+        parser.error(f"no such experiment: {', '.join(unknown)}")
+    return given
+
+
+def _psrun(*arguments: str, folder: Path) -> None:
+    subprocess.run([sys.executable, "-m", "psrun", *arguments], cwd=folder, check=True)
+
+
+def _drill(folder: Path) -> None:
+    """Runs the cluster; kills a worker once it trains, and a parameter server once that one is back."""
+    run = folder / DRILL
+    process = subprocess.Popen(
+        [sys.executable, "-m", "psrun", f"experiment={DRILL}", f"hydra.run.dir={run}"], cwd=folder
+    )
+    try:
+        _await(lambda: _beat(run, "chief-0").get("step"), process, "a step")
+        for task in ("worker-1", "ps-0"):
+            before = _recovered(run)
+            os.kill(_beat(run, task)["pid"], signal.SIGKILL)
+            _await(lambda: _recovered(run) > before, process, f"recovery from the loss of {task}")  # noqa: B023
+        process.wait(_WITHIN_S)
+    finally:
+        process.terminate()
+        process.wait()
+    if process.returncode:
+        raise SystemExit(f"{DRILL} ended with {process.returncode}")
+
+
+def _beat(run: Path, task: str) -> dict[str, Any]:
+    try:
+        return json.loads((run / ".tasks" / f"{task}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _recovered(run: Path) -> int:
+    return (run / "metrics.jsonl").read_text(encoding="utf-8").count('"event": "recovery"')
+
+
+def _await(condition: Callable[[], Any], process: subprocess.Popen, what: str) -> None:
+    deadline_s = time.monotonic() + _WITHIN_S
+    while not condition():
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            raise SystemExit(f"no {what}")
+        time.sleep(0.2)
+
+
+def _picture(page: Path, picture: Path) -> None:
+    with sync_playwright() as started:
+        # Chromium's own sandbox is not to be had in containers; the page is ours.
+        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        view = browser.new_page(viewport={"width": WIDTH, "height": 850})
+        view.goto(page.as_uri())
+        view.wait_for_selector("body[data-drawn=true]", timeout=60_000)
+        view.screenshot(path=picture, full_page=True)
+        browser.close()
+    Image.open(picture).convert("RGB").quantize(_COLOURS).save(picture, optimize=True)
+
+
+if __name__ == "__main__":
+    main()
