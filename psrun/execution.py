@@ -117,9 +117,9 @@ def _folder(run: RunConfig, me: Identity, path: Path) -> RunFolder:
     if not me.owns_folder:
         return RunFolder.join(path)
     if environment.SUPERVISOR_PID not in os.environ:
-        RunFolder.hold(path)
+        RunFolder.hold(path, within_s=me.patience_s)
     if (me.may_find_run or run.resume) and (path / "run.json").exists():
-        if environment.SUPERVISOR_PID not in os.environ and files.still_beats(path, CHIEF):
+        if environment.SUPERVISOR_PID not in os.environ and files.still_beats(path, CHIEF, within_s=me.patience_s):
             raise ConfigError([Problem("hydra.run.dir", f"{path} holds a run that is going on; choose another folder")])
         folder = RunFolder.take_over(path, completed=run.resume is not None)
         write_config(path, run.raw)

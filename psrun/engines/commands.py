@@ -14,7 +14,7 @@ from psrun.config import RunConfig
 from psrun.errors import ConfigError, ExitCode
 
 # The module of each engine: `submit(Submission, Console) -> ExitCode`, imported only where it is asked for.
-ENGINES: dict[str, str] = {}
+ENGINES: dict[str, str] = {"slurm": "psrun.engines.slurm.submission"}
 
 
 @dataclass(frozen=True)

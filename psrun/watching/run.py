@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -31,10 +32,13 @@ class RunView:
 
     Args:
       wait_s: how long a run.json may be missing.
+      goes_on: whether somebody will go on with the run where it seems to be over, such as a scheduler.
     """
 
-    def __init__(self, path: Path, console: Console, *, wait_s: float) -> None:
-        self._path, self._console, self._wait_s = path, console, wait_s
+    def __init__(
+        self, path: Path, console: Console, *, wait_s: float, goes_on: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._path, self._console, self._wait_s, self._goes_on = path, console, wait_s, goes_on
         self._sink, self._warn = ConsoleSink(console), warner(console)
         self._tail = Tail(RunFolder(path).metrics)
         self._tasks = _Tasks()
@@ -55,11 +59,11 @@ class RunView:
                 self._tell()
                 if not self._is_readable(now):
                     pass
-                elif now.ended:
-                    return self._result(now)
-                elif now.gone:
+                elif now.ended and not self._goes_on():
+                    return self._result(state.look(self._path))
+                elif now.gone and not self._goes_on():
                     raise PsrunError(self._without_a_word(now))
-                else:
+                elif not now.ended:
                     self._show(now)
                 time.sleep(EVERY_S)
         finally:

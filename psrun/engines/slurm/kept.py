@@ -1,0 +1,53 @@
+"""A task as its keeper starts it, looks at it and restarts it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from psrun import choices
+from psrun.cluster.files import age_s
+from psrun.cluster.processes import TaskProcess
+from psrun.cluster.topology import Task
+from psrun.errors import ended
+
+_OWN_STALL_S = 2.0
+
+
+class Kept:
+    """One task, and the process that is it now.
+
+    Args:
+      addresses: HOST:PORT of each task that serves.
+    """
+
+    def __init__(self, cluster: choices.Slurm, folder: Path, task: Task, addresses: Mapping[Task, str]) -> None:
+        self._cluster = cluster
+        self.process = TaskProcess(task, addresses, folder)
+        self._looked_s = self._no_hangs_before_s = time.monotonic()
+
+    def start(self) -> None:
+        self.process.start()
+
+    def fault(self) -> str | None:
+        """Why the task, which was started, must be started again; None where it runs or has ended for good."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s > _OWN_STALL_S:  # this process was held up, or the disk: late beats mean nothing yet
+            self._no_hangs_before_s = now_s + self._cluster.heartbeat_timeout_s
+        self._looked_s = now_s
+        code = self.process.code
+        if code is not None:
+            return ended(code) if code < 0 or code >= 128 else None
+        beat = self.process.heartbeat() if now_s >= self._no_hangs_before_s else None
+        if beat and age_s(beat) > self._cluster.heartbeat_timeout_s:
+            return f"hangs: not heard of for {age_s(beat):.0f} s"
+        return None
+
+    def lost(self) -> float:
+        """Ends what may be left of the process; returns when the next is due, as of `time.monotonic`."""
+        self.process.kill()
+        self.process.restarts += 1
+        limits, before = self._cluster.restart, self.process.restarts - 1
+        delay_s = min(limits.backoff_s * 2 ** (before - 1), limits.max_backoff_s) if before else 0.0
+        return time.monotonic() + delay_s
