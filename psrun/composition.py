@@ -29,7 +29,6 @@ def run(started_s: float) -> ExitCode:
     # Two runs started in the same second do not share a folder.
     OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
     OmegaConf.register_new_resolver("run_name", _run_name, use_cache=True, replace=True)
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors to us instead of printing them and ending with 1
     sys.path.append(os.getcwd())  # where a person's own models and data are named from
     said, codes = sys.argv[1:], []
     errors: list[PsrunError] = []

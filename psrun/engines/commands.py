@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +55,7 @@ def main(arguments: list[str]) -> ExitCode:
     if any(each != f"cluster={given.engine}" for each in chosen):
         raise ConfigError(f"{chosen[0]} does not go with submit {given.engine}: leave it out")
     said = [*(each for each in said if each not in chosen), f"cluster={given.engine}"]
+    sys.path.append(os.getcwd())  # where a person's own models and data are named from
     composed = composing.compose(said)
     if isinstance(composed, Exception):
         raise ConfigError(composing.all_problems(composed, said)) from composed

@@ -12,7 +12,6 @@ import time
 
 from psrun import choices
 from psrun.cluster.probe import Door
-from psrun.cluster.processes import end_all
 from psrun.cluster.topology import Task
 from psrun.config import RunConfig
 from psrun.engines.slurm import step
@@ -46,7 +45,7 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop) -> ExitCode:
     me, task = step.task_of(run_config, os.environ)
     keeper = Keeper(run_config, folder, me, task)
     stop.at_once = keeper.kill
-    stop.defer(run_config.cluster.restart.stop_timeout_s + _LEADER_LONGER_S)
+    stop.defer(run_config.cluster.restart.stop_timeout_s + _LEADER_LONGER_S, may_insist=False)
     try:
         return keeper.keep(stop)
     finally:
@@ -153,8 +152,7 @@ class Keeper:
             while kept.process.running and time.monotonic() < deadline_s:
                 self._meeting.touch()
                 time.sleep(_ROUND_S)
-        kept.process.send(signal.SIGTERM)
-        end_all([kept.process], within_s=_END_WITHIN_S)
+        kept.end(within_s=_END_WITHIN_S)
         return ExitCode.DONE
 
     def _change(self, **values: object) -> None:

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from psrun import choices
 from psrun.cluster import files
-from psrun.cluster.processes import end_all
 from psrun.cluster.recoveries import Recoveries, Sign
 from psrun.cluster.topology import CHIEF, Task
 from psrun.config import RunConfig
@@ -49,7 +48,7 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
     leader = Leader(run_config, folder, step.task_of(run_config, os.environ)[0], console, started_s)
     signal.signal(signal.SIGUSR1, lambda signum, frame: leader.warn())
     stop.at_once = leader.kill
-    stop.defer(cluster.restart.stop_timeout_s + 2 * _OTHERS_END_WITHIN_S)
+    stop.defer(cluster.restart.stop_timeout_s + 2 * _OTHERS_END_WITHIN_S, may_insist=False)
     code = ExitCode.FAILED
     try:
         code = leader.lead(stop)
@@ -129,8 +128,7 @@ class Leader:
     def _stop(self, kept: Kept, stop: Stop) -> ExitCode:
         signum = stop.signum if stop.signum is not None else signal.SIGUSR1
         self._reporter.emit("stopping", step=self._step_done, signal=signal.Signals(signum).name)
-        kept.process.send(signal.SIGTERM)
-        end_all([kept.process], within_s=self._cluster.restart.stop_timeout_s)
+        kept.end(within_s=self._cluster.restart.stop_timeout_s)
         self._wants_requeue = stop.signum is None
         return ExitCode.INTERRUPTED if signum == signal.SIGINT else ExitCode.RESTART
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,10 @@ from psrun.cluster.processes import TaskProcess
 from psrun.cluster.topology import Task
 from psrun.errors import ended
 
+KEEPERS_SIGNAL = signal.SIGHUP  # asks a task to end; Slurm never sends it
+_OF_SLURM = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _OWN_STALL_S = 2.0
+_POLL_S = 0.05
 
 
 class Kept:
@@ -28,7 +32,24 @@ class Kept:
         self._looked_s = self._no_hangs_before_s = time.monotonic()
 
     def start(self) -> None:
-        self.process.start()
+        """Starts the task, deaf to Slurm's signals, which are for the keepers.
+
+        Slurm sends them to all processes of a step, and a parameter server that ended by itself would not be there for
+        the chief to save what it holds.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, _OF_SLURM)  # what is blocked stays so in the new process
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_SLURM)
+
+    def end(self, *, within_s: float) -> None:
+        """Asks the task to end, and kills it where it does not in time."""
+        self.process.send(KEEPERS_SIGNAL)
+        deadline_s = time.monotonic() + within_s
+        while self.process.running and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        self.process.kill()
 
     def fault(self) -> str | None:
         """Why the task, which was started, must be started again; None where it runs or has ended for good."""

@@ -12,7 +12,7 @@ from rich.console import Console
 from psrun import atomic, recorded
 from psrun.engines.commands import Submission
 from psrun.engines.slurm import jobs, script
-from psrun.errors import ClusterError, ConfigError, ExitCode, Problem, PsrunError
+from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
 from psrun.reporting.run_folder import RESULT
 from psrun.watching.run import RunView
 
@@ -42,12 +42,13 @@ def submit(submission: Submission, console: Console) -> ExitCode:
         console.print(text, markup=False, soft_wrap=True, end="")
         return ExitCode.DONE
     jobs.needed("sbatch", "scontrol")
-    job = jobs.submit(_written(folder, text))
+    script_path, before = _written(folder, text), _result(folder)
+    job = jobs.submit(script_path)
     console.print(f"Slurm job {job}  run folder {folder}", markup=False, soft_wrap=True)
     if not submission.follow:
         console.print(f"follow it: psrun watch {folder} --wait 3600; end it: scancel {job}", markup=False)
         return ExitCode.DONE
-    return Following(folder, job, console).follow()
+    return Following(folder, job, console, before).follow()
 
 
 def _folder(submission: Submission) -> tuple[Path, list[str]]:
@@ -78,11 +79,23 @@ def _written(folder: Path, text: str) -> Path:
     return folder / script.SCRIPT
 
 
-class Following:
-    """A job and the run that it is, followed through requeues until both are over."""
+def _result(folder: Path) -> bytes | None:
+    """What run.json holds now, as it stands; None where there is none."""
+    try:
+        return (folder / RESULT).read_bytes()
+    except OSError:
+        return None
 
-    def __init__(self, folder: Path, job: str, console: Console) -> None:
-        self._folder, self._job, self._console = folder, job, console
+
+class Following:
+    """A job and the run that it is, followed through requeues until both are over.
+
+    Args:
+      before: what run.json held before the job, as it stood.
+    """
+
+    def __init__(self, folder: Path, job: str, console: Console, before: bytes | None) -> None:
+        self._folder, self._job, self._console, self._before = folder, job, console, before
         self._looked_s, self._state = float("-inf"), jobs.JobState("PENDING")
         self._told = ""
 
@@ -99,9 +112,9 @@ class Following:
             raise
 
     def _await_begin(self) -> None:
-        """Until there is a run in the folder. Raises PsrunError where the job has ended before there was."""
+        """Until the run has begun, or goes on. Raises PsrunError where the job has ended before there was."""
         ended_s: float | None = None
-        while not (self._folder / RESULT).exists():
+        while _result(self._folder) == self._before:
             self._look()
             if self._state.is_alive:
                 self._tell()

@@ -75,7 +75,9 @@ class Slurm:
         self.nodes = [f"n{index}" for index in range(num_nodes)]
         self._daemons: list[subprocess.Popen] = []
         (root / "state").mkdir(parents=True)
-        self.environment = {**os.environ, "PATH": _PATH, "SLURM_CONF": str(root / "slurm.conf")}
+        # What makes Slurm's commands those of this Slurm.
+        self.commands = {"PATH": _PATH, "SLURM_CONF": str(root / "slurm.conf")}
+        self.environment = {**os.environ, **self.commands}
         try:
             self._start()
         except BaseException:
@@ -100,7 +102,7 @@ class Slurm:
         self._daemon([*self._on(0), "slurmctld", "-D", "-i"])
         for index, name in enumerate(self.nodes):
             self._daemon([*self._host(index), "slurmd", "-D", "-N", name])
-        self.wait(lambda: self._idle() == len(self.nodes), "idle nodes")
+        self.wait(lambda: self.num_idle() == len(self.nodes), "idle nodes")
 
     def _on(self, index: int) -> list[str]:
         if self.network is None:
@@ -125,7 +127,7 @@ class Slurm:
                 )
             )  # fmt: skip
 
-    def _idle(self) -> int:
+    def num_idle(self) -> int:
         return self.run("sinfo", "-h", "-N", "-o", "%T", check=False).split().count("idle")
 
     # -- commands, as given on the first node
