@@ -68,11 +68,12 @@ def _await(meeting: Meeting, step: Step, cluster: choices.Slurm, tasks: list[Tas
 
 def _look_at_clocks(meeting: Meeting, cards: dict[Task, Card], warn: Callable[[str], None]) -> None:
     ahead_s = {cards[task].node: meeting.clock_ahead_s(task) for task in cards}
-    apart = clocks_apart({node: value for node, value in ahead_s.items() if value is not None})
+    chiefs = cards[CHIEF].node
+    apart = clocks_apart({node: value for node, value in ahead_s.items() if value is not None}, chiefs)
     if apart:
         warn(
-            f"the clocks of nodes differ by more than {CLOCKS_APART_S:.0f} s from most others': {', '.join(apart)}; "
-            "times and ages that are told of them are wrong by as much"
+            f"the clocks of nodes differ from that of {chiefs}, where the chief is, by more than {CLOCKS_APART_S:.0f} s: "
+            f"{', '.join(apart)}; times and ages that are told of them are wrong by as much"
         )
 
 

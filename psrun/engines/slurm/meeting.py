@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -168,15 +167,16 @@ def _read(path: Path) -> Any:
         return None
 
 
-def clocks_apart(ahead_s: Mapping[str, float]) -> list[str]:
-    """Those whose clock differs from most others' by more than a person would want, each with by how much.
+def clocks_apart(ahead_s: Mapping[str, float], reference: str) -> list[str]:
+    """Those whose clock differs from that of `reference` by more than a person would want, each with by how much.
 
     Args:
       ahead_s: by name, of a node, how far its clock is ahead of one that all share.
     """
-    usual_s = statistics.median(ahead_s.values()) if ahead_s else 0.0
-    differ = {name: value - usual_s for name, value in ahead_s.items() if abs(value - usual_s) > CLOCKS_APART_S}
-    return [f"{name} by {value:+.0f} s" for name, value in sorted(differ.items())]
+    if reference not in ahead_s:
+        return []
+    differ = {name: value - ahead_s[reference] for name, value in ahead_s.items()}
+    return [f"{name} by {value:+.0f} s" for name, value in sorted(differ.items()) if abs(value) > CLOCKS_APART_S]
 
 
 def waits_to_end_s(run_config: RunConfig, task: Task) -> float:
