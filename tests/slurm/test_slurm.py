@@ -57,6 +57,11 @@ def test_submit_a_lost_worker_a_lost_ps_and_scancel(start, slurm):
     assert run.result["checkpoints"][-1]["step"] >= step
     assert "psrun resume=" in run.stdout
     assert slurm.job(job)["JobState"] == "CANCELLED"
+    epochs = run.result["checkpoints"][-1]["step"] // 100 + 1
+    again = start("submit", "slurm", f"resume='{run.folder}'", f"trainer.epochs={epochs}")
+    assert again.end() == 0, again.stderr
+    assert run.result["status"] == "completed"
+    assert run.result["steps"]["applied"] >= 100 * epochs
 
 
 def test_a_cut_node(start, slurm):

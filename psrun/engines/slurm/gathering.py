@@ -72,7 +72,7 @@ def _look_at_clocks(meeting: Meeting, cards: dict[Task, Card], warn: Callable[[s
     apart = clocks_apart({node: value for node, value in ahead_s.items() if value is not None}, chiefs)
     if apart:
         warn(
-            f"the clocks of nodes differ from that of {chiefs}, where the chief is, by more than {CLOCKS_APART_S:.0f} s: "
+            f"the clocks of nodes differ from the clock of {chiefs}, the chief's, by more than {CLOCKS_APART_S:.0f} s: "
             f"{', '.join(apart)}; times and ages that are told of them are wrong by as much"
         )
 
