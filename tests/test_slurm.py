@@ -158,6 +158,14 @@ def test_a_dry_run_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_that_goes_on_has_the_tasks_that_it_had(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.json").write_text('{"overrides": ["cluster=local", "cluster.num_workers=4", "model=dense"]}')
+    text = submitted("--dry-run", f"resume={tmp_path}", "slurm.time=5", capsys=capsys)
+    assert "#SBATCH --ntasks=7" in text
+    assert f"-m psrun resume={tmp_path} slurm.time=5 cluster=slurm\n" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -165,6 +173,8 @@ def test_a_dry_run_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
         (["mode=plan"], "mode: is plan: one process does it"),
         (["slurm.tim=5", "cluster.num_ps=0"], "(?s)slurm.tim: no such key.*'time'.*cluster.num_ps: is 0"),
         (["hydra.run.dir=there"], "holds a run already"),
+        (["resume=nowhere"], "resume: there is no run in .*nowhere"),
+        (["-m", "seed=1,2"], "submit takes one run; .*submitit_slurm"),
     ],
 )
 def test_what_cannot_be_submitted(arguments, said, tmp_path, monkeypatch):

@@ -129,6 +129,8 @@ class Leader:
         signum = stop.signum if stop.signum is not None else signal.SIGUSR1
         self._reporter.emit("stopping", step=self._step_done, signal=signal.Signals(signum).name)
         kept.end(within_s=self._cluster.restart.stop_timeout_s)
+        if kept.process.code == ExitCode.DONE:  # it was done just then
+            return ExitCode.DONE
         self._wants_requeue = stop.signum is None
         return ExitCode.INTERRUPTED if signum == signal.SIGINT else ExitCode.RESTART
 

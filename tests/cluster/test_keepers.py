@@ -25,6 +25,14 @@ def keepers(start, tmp_path):
     return run
 
 
+def test_an_interface_that_is_not_there(start):
+    step = {"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "3", "SLURM_PROCID": "0"}
+    chief = start("cluster=slurm", *LONG, "cluster.interface=ib9", **step)
+    assert chief.end() == 2
+    assert "cluster.interface: is 'ib9'; here are" in chief.stderr
+    assert chief.result["error"]["type"] == "ConfigError"
+
+
 def test_the_budget_is_spent(keepers):
     chief, ps, worker = keepers("cluster.restart.budget=1")
     chief.wait_for("checkpoint")

@@ -112,6 +112,7 @@ class Meeting:
 
     def call(self, call: Call) -> None:
         """Raises OSError."""
+        self.path.mkdir(parents=True, exist_ok=True)
         atomic.write(self.path / _CALL, json.dumps(asdict(call)))
 
     def called(self) -> Call | None:
