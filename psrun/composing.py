@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import sys
 from typing import Any
@@ -28,6 +29,7 @@ def run(work: Any) -> None:
     def job(composed: DictConfig) -> None:
         work(composed)
 
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors to us instead of printing them and ending with 1
     hydra.main(version_base="1.3", config_path="pkg://psrun.conf", config_name="config")(job)()
 
 

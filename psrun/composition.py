@@ -13,6 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from psrun import composing, execution, multirun, recorded
+from psrun.engines.slurm import step
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
 from psrun.recorded import key_of
 from psrun.sweeps.record import RECORD as SWEEP
@@ -27,7 +28,7 @@ def run(started_s: float) -> ExitCode:
     """
     # Two runs started in the same second do not share a folder.
     OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors to us instead of printing them and ending with 1
+    OmegaConf.register_new_resolver("run_name", _run_name, use_cache=True, replace=True)
     sys.path.append(os.getcwd())  # where a person's own models and data are named from
     said, codes = sys.argv[1:], []
     errors: list[PsrunError] = []
@@ -49,6 +50,11 @@ def run(started_s: float) -> ExitCode:
     if errors:
         raise errors[0]
     return codes[0] if codes else ExitCode.DONE
+
+
+def _run_name(cluster: str, otherwise: str) -> str:
+    """The name of a new run's folder: of a Slurm step, all of whose tasks share one, or a name of its own."""
+    return (step.run_name(os.environ) if cluster == "slurm" else None) or otherwise
 
 
 def _job(composed: DictConfig, said: list[str], started_s: float) -> ExitCode:

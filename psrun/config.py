@@ -105,6 +105,7 @@ class RunConfig:
     """Everything that decides a run. `raw` is the composed configuration, resolved, as plain values.
 
     Attributes:
+      submission: what the engine is told that the run is handed over to; None where there is none.
       resume: the run folder whose run goes on, or whose checkpoint is taken; None for a new run.
       restore: which checkpoint to export or to predict with: 'latest', 'best' or a step.
     """
@@ -118,6 +119,7 @@ class RunConfig:
     evaluation: choices.Evaluation
     checkpoint: choices.Checkpoints
     tracker: choices.Tracker
+    submission: choices.Submission | None
     task: TaskKeys
     export: ExportKeys
     predict: PredictKeys

@@ -14,10 +14,11 @@ from typing import Any, NoReturn, TextIO
 
 from rich.console import Console
 
-from psrun import environment, identity, loading, starting
+from psrun import choices, environment, identity, loading, starting
 from psrun.cluster import files, isolation
 from psrun.cluster.topology import CHIEF
 from psrun.config import RunConfig
+from psrun.engines.slurm.kept import KEEPERS_SIGNAL
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, PsrunError
 from psrun.identity import Identity
 from psrun.reporting.run_folder import RunFolder, write_config
@@ -63,8 +64,7 @@ def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started
         started_s = _begun(folder, raw, overrides, started_s)
     terminal = environment.divert_stderr(folder.log(me.name))
     faulthandler.enable(terminal)  # a crash in native code says where it was
-    stop = Stop()
-    stop.install()
+    stop = _stop(run)
     console = Console(highlight=False)
 
     def failed(error: BaseException) -> ExitCode:
@@ -98,6 +98,15 @@ def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started
     return code
 
 
+def _stop(run: RunConfig) -> Stop:
+    """The end of this process, as it is told from now on."""
+    stop = Stop()
+    stop.install()
+    if isinstance(run.cluster, choices.Slurm) and environment.SUPERVISOR_PID in os.environ:
+        stop.heed(KEEPERS_SIGNAL)
+    return stop
+
+
 def _place(run: RunConfig, me: Identity, path: Path) -> Path:
     """Where this process keeps what it leaves behind, of a run in `path`."""
     if run.mode == "evaluate" and me.of_processes and environment.SUPERVISOR_PID not in os.environ:
@@ -117,9 +126,9 @@ def _folder(run: RunConfig, me: Identity, path: Path) -> RunFolder:
     if not me.owns_folder:
         return RunFolder.join(path)
     if environment.SUPERVISOR_PID not in os.environ:
-        RunFolder.hold(path)
+        RunFolder.hold(path, within_s=me.patience_s)
     if (me.may_find_run or run.resume) and (path / "run.json").exists():
-        if environment.SUPERVISOR_PID not in os.environ and files.still_beats(path, CHIEF):
+        if environment.SUPERVISOR_PID not in os.environ and files.still_beats(path, CHIEF, within_s=me.patience_s):
             raise ConfigError([Problem("hydra.run.dir", f"{path} holds a run that is going on; choose another folder")])
         folder = RunFolder.take_over(path, completed=run.resume is not None)
         write_config(path, run.raw)

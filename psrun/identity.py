@@ -9,8 +9,11 @@ from psrun import choices
 from psrun.cluster import topology
 from psrun.cluster.topology import CHIEF, Task, Topology
 from psrun.config import RunConfig
+from psrun.engines.slurm import step
 from psrun.environment import SUPERVISOR_PID
 from psrun.errors import ConfigError, Problem
+
+_GIVEN_UP_S = 60.0  # on a shared disk it takes a while until others see what was written
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Identity:
       topology: None where there is only one process.
       owns_folder: whether the run folder's result is this process's to write from the start.
       may_find_run: whether a run that is in the folder already is this one, started again.
+      patience_s: how long the folder may still be in use by processes that were given up.
     """
 
     role: str
@@ -30,11 +34,12 @@ class Identity:
     topology: Topology | None = None
     owns_folder: bool = True
     may_find_run: bool = False
+    patience_s: float = 0.0
 
     @property
     def of_processes(self) -> bool:
         """Whether it is one of several processes, or starts them."""
-        return self.topology is not None or self.role == "supervisor"
+        return self.topology is not None or self.role in ("supervisor", "keeper")
 
 
 def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
@@ -52,7 +57,9 @@ def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
             found = topology.from_tf_config(environment.get("TF_CONFIG"), needed=("chief",))
             if found.me != CHIEF:
                 return Identity("replica", str(found.me), found, owns_folder=False)
-        case choices.Local() | choices.TfConfig():
+        case choices.Slurm() if not supervised:
+            return _keeper(run, environment)
+        case choices.Local() | choices.TfConfig() | choices.Slurm():
             found = topology.from_tf_config(environment.get("TF_CONFIG"), needed=needed)
         case choices.Static():
             if run.task.type is None:
@@ -66,6 +73,12 @@ def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
     if isinstance(run.evaluation, choices.SidecarThread):
         found = topology.with_one_set_aside(found)
     return _of(found, found.me, "coordinator" if run.mode == "train" else "evaluation")
+
+
+def _keeper(run: RunConfig, environment: Mapping[str, str]) -> Identity:
+    found, task = step.task_of(run, environment)
+    leads, patience_s = task == CHIEF, _GIVEN_UP_S if found.restart else 0.0
+    return Identity("keeper", str(task), owns_folder=leads, may_find_run=leads, patience_s=patience_s)
 
 
 def _of(found: Topology, me: Task, chiefs_role: str) -> Identity:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from psrun import choices, contradictions, schema, targets
-from psrun.choices import KINDS
+from psrun.choices import KINDS, SUBMISSIONS
 from psrun.config import (
     MODES,
     Data,
@@ -64,7 +64,7 @@ def load(raw: Mapping[str, Any]) -> RunConfig:
       ConfigError: with every problem found, each by its key.
     """
     problems: list[Problem] = []
-    known = {*GROUPS, *TOP}
+    known = {*GROUPS, *TOP, *SUBMISSIONS}
     for name, value in raw.items():
         if name not in known:
             problems.append(Problem(name, f"no such key (value {value!r}).{schema.did_you_mean(name, known)}"))
@@ -73,6 +73,7 @@ def load(raw: Mapping[str, Any]) -> RunConfig:
     parts["model"] = targets.read(raw.get("model"), key="model", problems=problems)
     parts["optimizer"] = targets.read(raw.get("optimizer"), key="optimizer", problems=problems)
     parts["data"] = _read_data(raw.get("data"), problems)
+    parts["submission"] = _read_submission(raw, problems)
     if isinstance(parts["trainer"], choices.Fit):
         for index, node in enumerate(parts["trainer"].callbacks):
             targets.read(node, key=f"trainer.callbacks[{index}]", problems=problems)
@@ -93,6 +94,20 @@ def _read_kind(node: Any, group: str, problems: list[Problem]) -> Any:
         problems.append(Problem(group, f"is {node!r}; choose {group}=NAME with one of {', '.join(kinds)}"))
         return None
     return schema.read(kinds[kind], node, key=group, problems=problems)
+
+
+def _read_submission(raw: Mapping[str, Any], problems: list[Problem]) -> Any:
+    """What the engine of the cluster is told, if it has one: the node of the same name."""
+    cluster = raw.get("cluster")
+    kind = cluster.get("kind") if isinstance(cluster, Mapping) else None
+    problems += [
+        Problem(name, f"is for cluster={name}; the cluster here is {kind}")
+        for name in SUBMISSIONS
+        if name in raw and name != kind
+    ]
+    if kind not in SUBMISSIONS:
+        return None
+    return schema.read(SUBMISSIONS[kind], raw.get(kind) or {}, key=kind, problems=problems)
 
 
 def _read_data(node: Any, problems: list[Problem]) -> Data | None:

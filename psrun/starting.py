@@ -122,6 +122,14 @@ def _supervisor(process: Process) -> ExitCode:
     return module.run(process.run, process.folder, process.stop, process.console, started_s=process.started_s)
 
 
+def _keeper(process: Process) -> ExitCode:
+    if not process.me.owns_folder:
+        module = importlib.import_module("psrun.roles.keeper")
+        return module.run(process.run, process.folder, process.stop)
+    module = importlib.import_module("psrun.roles.leader")
+    return module.run(process.run, process.folder, process.stop, process.console, started_s=process.started_s)
+
+
 def _planner(process: Process) -> None:
     _import("psrun.roles.planner").run(process.run, process.folder, process.console)
 
@@ -138,7 +146,7 @@ def _evaluation(process: Process) -> None:
     _as_chief(process, _import("psrun.roles.evaluation"))
 
 
-# The one place of deferred imports: what stands behind it, but for the supervisor, imports TensorFlow.
+# The one place of deferred imports: what stands behind it, but for the supervisor and the keeper, imports TensorFlow.
 ROLES: dict[str, Callable[[Process], ExitCode | None]] = {
     "coordinator": _coordinator,
     "replica": _replica,
@@ -146,6 +154,7 @@ ROLES: dict[str, Callable[[Process], ExitCode | None]] = {
     "data_server": _data_server,
     "evaluator": _evaluator,
     "supervisor": _supervisor,
+    "keeper": _keeper,
     "planner": _planner,
     "exporter": _exporter,
     "predictor": _predictor,

@@ -31,15 +31,25 @@ class Stop:
         self.on_request: Callable[[], None] = lambda: None
         self.at_once: Callable[[], None] = lambda: None
         self._within_s: float | None = None
+        self._may_insist = True
 
     def install(self) -> None:
         """Takes over the process's signals."""
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._handle)
 
-    def defer(self, within_s: float) -> None:
-        """From now on signals wait for good order, `within_s` seconds at most."""
-        self._within_s = within_s
+    def heed(self, signum: int) -> None:
+        """Takes that signal for a SIGTERM too."""
+        signal.signal(signum, lambda _, frame: self._handle(signal.SIGTERM, frame))
+
+    def defer(self, within_s: float, *, may_insist: bool = True) -> None:
+        """From now on signals wait for good order, `within_s` seconds at most.
+
+        Args:
+          may_insist: whether a second signal ends the process at once, as a person wants; a scheduler may say the same
+            thing twice.
+        """
+        self._within_s, self._may_insist = within_s, may_insist
 
     def follow(self) -> None:
         """Ends as if this process had been asked with SIGTERM: another one was."""
@@ -52,7 +62,9 @@ class Stop:
 
     def _handle(self, signum: int, frame: Any) -> None:
         if self.signum is not None:
-            self._end(signum)
+            if self._may_insist:
+                self._end(signum)
+            return
         self.signum = signum
         self.requested.set()
         if self._within_s is None:

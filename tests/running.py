@@ -161,7 +161,7 @@ class Network:
         self._ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
         self._ip("-n", self._switch, "link", "set", "bridge", "up")
         for host in self.hosts:
-            space, port = self._space(host), self._port(host)
+            space, port = self.space(host), self._port(host)
             self._ip("netns", "add", space)
             self._ip("-n", space, "link", "set", "lo", "up")
             self._ip("-n", space, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", self._switch)
@@ -173,7 +173,7 @@ class Network:
     def _switch(self) -> str:
         return f"{self._mark}-switch"
 
-    def _space(self, host: str) -> str:
+    def space(self, host: str) -> str:
         return f"{self._mark}-{host.rpartition('.')[2]}"
 
     def _port(self, host: str) -> str:
@@ -181,7 +181,7 @@ class Network:
 
     def on(self, host: str) -> list[str]:
         """What to put before a command that is to run on a host."""
-        return ["ip", "netns", "exec", self._space(host)]
+        return ["ip", "netns", "exec", self.space(host)]
 
     def cut(self, host: str) -> None:
         """Pulls the host's cable: packets vanish, nothing is told."""
@@ -191,7 +191,7 @@ class Network:
         self._ip("-n", self._switch, "link", "set", self._port(host), "up")
 
     def close(self) -> None:
-        for space in (*map(self._space, self.hosts), self._switch):
+        for space in (*map(self.space, self.hosts), self._switch):
             subprocess.run(["ip", "netns", "delete", space], check=False, capture_output=True)
 
     @staticmethod

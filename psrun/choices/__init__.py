@@ -6,6 +6,7 @@ from psrun.choices.clusters import (
     CentralStorage,
     Cluster,
     InProcess,
+    KeeperRestart,
     Local,
     Mirrored,
     MultiWorkerMirrored,
@@ -13,6 +14,7 @@ from psrun.choices.clusters import (
     OneDevice,
     ParameterServers,
     Restart,
+    Slurm,
     Static,
     Supervised,
     Synchronous,
@@ -38,6 +40,7 @@ from psrun.choices.results import (
     Tracker,
     Validation,
 )
+from psrun.choices.submissions import SUBMISSIONS, SlurmJob, Submission
 from psrun.choices.training import (
     MOST_WRITTEN_OUT,
     CustomLoop,
@@ -53,6 +56,7 @@ from psrun.choices.training import (
 __all__ = [
     "KINDS",
     "MOST_WRITTEN_OUT",
+    "SUBMISSIONS",
     "BetweenEpochs",
     "CentralStorage",
     "Checkpoints",
@@ -67,6 +71,7 @@ __all__ = [
     "Fit",
     "FixedShards",
     "InProcess",
+    "KeeperRestart",
     "Local",
     "MLflow",
     "MaxSize",
@@ -84,7 +89,10 @@ __all__ = [
     "Restart",
     "Sidecar",
     "SidecarThread",
+    "Slurm",
+    "SlurmJob",
     "Static",
+    "Submission",
     "Supervised",
     "Synchronous",
     "TensorBoard",
@@ -106,6 +114,7 @@ KINDS: dict[str, dict[str, type]] = {
         "multi_worker_mirrored": MultiWorkerMirrored,
         "tf_config": TfConfig,
         "static": Static,
+        "slurm": Slurm,
     },
     "partitioner": {"none": NoPartitioner, "fixed_shards": FixedShards, "min_size": MinSize, "max_size": MaxSize},
     "trainer": {"custom_loop": CustomLoop, "fit": Fit},

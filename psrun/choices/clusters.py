@@ -122,6 +122,38 @@ class Static(Unsupervised):
     addresses: dict[str, Any] = field(kw_only=True)
 
 
+@dataclass(frozen=True)
+class KeeperRestart:
+    """How the keepers of tasks restart them.
+
+    Attributes:
+      budget: restarts in all, over all tasks; the next failure after them ends the run. Also of the requeues for a lost
+        node that psrun asks for itself.
+      backoff_s: before a task's second restart; twice as long before each further one, up to max_backoff_s.
+      stop_timeout_s: how long a chief may take to save and end when told to; less than Slurm's KillWait.
+    """
+
+    budget: int = at_least(0)
+    backoff_s: float = at_least(0)
+    max_backoff_s: float = at_least(0)
+    stop_timeout_s: float = at_least(1)
+
+
+@dataclass(frozen=True)
+class Slurm(Unsupervised):
+    """One of the tasks of a Slurm step, in each a keeper that starts the real task and restarts it.
+
+    Attributes:
+      interface: by which other nodes reach this one, such as ib0; None for that by which the launching host is reached.
+    """
+
+    restart: KeeperRestart = field(kw_only=True)
+    interface: str | None = field(kw_only=True)
+    num_workers: int = at_least(1)
+    num_ps: int = at_least(1)
+    num_data_workers: int = at_least(1)
+
+
 ParameterServers = InProcess | Local | Unsupervised
 Supervised = Local | MultiWorkerMirrored
 Synchronous = OneDevice | Mirrored | CentralStorage | MultiWorkerMirrored

@@ -103,14 +103,23 @@ def read(folder: Path, task: Task) -> Heartbeat | None:
         return None
 
 
-def still_beats(folder: Path, task: Task) -> bool:
-    """Whether the task is alive somewhere, judged by its heartbeat changing, which no two clocks need agree about."""
-    before = read(folder, task)
-    if before is None:
-        return False
-    time.sleep(3 * _BEAT_S)
-    after = read(folder, task)
-    return after is not None and after.at_s != before.at_s
+def still_beats(folder: Path, task: Task, *, within_s: float = 0.0) -> bool:
+    """Whether the task is alive somewhere, judged by its heartbeat changing, which no two clocks need agree about.
+
+    Args:
+      within_s: how long to wait for it to end.
+    """
+    deadline_s = time.monotonic() + within_s
+    while True:
+        before = read(folder, task)
+        if before is None:
+            return False
+        time.sleep(3 * _BEAT_S)
+        after = read(folder, task)
+        if after is None or after.at_s == before.at_s:
+            return False
+        if time.monotonic() >= deadline_s:
+            return True
 
 
 def age_s(beat: Heartbeat) -> float:

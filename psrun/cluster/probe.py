@@ -38,6 +38,10 @@ class Door:
             self._socket = socket.create_server(("", int(address.rpartition(":")[2])))
             threading.Thread(target=self._serve, args=(self._socket,), name="psrun-door", daemon=True).start()
 
+    @property
+    def is_open(self) -> bool:
+        return self._socket is not None
+
     def close(self) -> None:
         if self._socket is not None:
             with contextlib.suppress(OSError):

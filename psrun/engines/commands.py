@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from psrun import composing, loading
+from psrun import composing, composition, loading, multirun
 from psrun.config import RunConfig
 from psrun.errors import ConfigError, ExitCode
 
 # The module of each engine: `submit(Submission, Console) -> ExitCode`, imported only where it is asked for.
-ENGINES: dict[str, str] = {}
+ENGINES: dict[str, str] = {"slurm": "psrun.engines.slurm.submission"}
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,18 @@ def main(arguments: list[str]) -> ExitCode:
     """
     given, rest = _parser().parse_known_args(arguments)
     said = composing.options_first([*given.overrides, *rest])
+    if multirun.is_asked_for(said):
+        example = "psrun -m hydra/launcher=submitit_slurm ..."
+        raise ConfigError(f"submit takes one run; one of Hydra's launchers hands over a sweep, such as {example}")
     chosen = [each for each in said if each.partition("=")[0] == "cluster"]
     if any(each != f"cluster={given.engine}" for each in chosen):
         raise ConfigError(f"{chosen[0]} does not go with submit {given.engine}: leave it out")
     said = [*(each for each in said if each not in chosen), f"cluster={given.engine}"]
-    composed = composing.compose(said)
+    sys.path.append(os.getcwd())  # where a person's own models and data are named from
+    whole = composition.resumed(said)  # with what a run that goes on was started with
+    composed = composing.compose(whole)
     if isinstance(composed, Exception):
-        raise ConfigError(composing.all_problems(composed, said)) from composed
+        raise ConfigError(composing.all_problems(composed, whole)) from composed
     run = loading.load(composed)
     submission = Submission(run, said, Path.cwd(), given.dry_run, given.follow)
     return importlib.import_module(ENGINES[given.engine]).submit(submission, Console(highlight=False))

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from psrun.errors import ConfigError, Problem
 from psrun.reporting.events import Event, Progress
 
 _FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?e[-+]?[0-9]+")
+_HOLD_EVERY_S = 0.5
 OVER = ("completed", "failed", "interrupted")  # what `status` may be in the end
 CONFIG, RESULT, END_EARLY = "config.yaml", "run.json", "end-early"
 
@@ -51,15 +53,22 @@ class RunFolder:
         return folder
 
     @classmethod
-    def hold(cls, path: Path) -> None:
+    def hold(cls, path: Path, *, within_s: float = 0.0) -> None:
         """Makes this process the one that runs in the folder, for as long as it lives.
+
+        Args:
+          within_s: how long to wait for another one to let go of it.
 
         Raises:
           ConfigError: another one does, or nothing can be written there.
         """
         cls.join(path)
+        deadline_s = time.monotonic() + within_s
         try:
             held = locks.take(path)  # never let go of before the process ends
+            while held is None and time.monotonic() < deadline_s:
+                time.sleep(_HOLD_EVERY_S)
+                held = locks.take(path)
         except OSError:  # a file system without locks
             return
         if held is None:

@@ -111,7 +111,7 @@ def notes(run_config: RunConfig) -> list[str]:
 def _title(run_config: RunConfig) -> str:
     cluster = run_config.cluster
     size = ""
-    if isinstance(cluster, choices.InProcess | choices.Local):
+    if isinstance(cluster, choices.InProcess | choices.Local | choices.Slurm):
         size = f" ({cluster.num_workers} workers, {cluster.num_ps} ps)"
     elif isinstance(cluster, choices.MultiWorkerMirrored):
         size = f" ({cluster.num_workers} workers)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,7 @@ from psrun.watching.state import State
 
 EVERY_S = 0.5
 _PATIENCE_S = 2.0  # with a run.json that cannot be read
+_SEEN_WITHIN_S = 10.0  # on a shared disk
 _SERVERS_FIRST = {"ps": 0, "worker": 1, "chief": 2}  # as the run itself lists them
 
 
@@ -31,17 +33,20 @@ class RunView:
 
     Args:
       wait_s: how long a run.json may be missing.
+      goes_on: whether a scheduler has the run, which may go on where it seems to be over; None where there is none.
     """
 
-    def __init__(self, path: Path, console: Console, *, wait_s: float) -> None:
-        self._path, self._console, self._wait_s = path, console, wait_s
+    def __init__(
+        self, path: Path, console: Console, *, wait_s: float, goes_on: Callable[[], bool] | None = None
+    ) -> None:
+        self._path, self._console, self._wait_s, self._goes_on = path, console, wait_s, goes_on
         self._sink, self._warn = ConsoleSink(console), warner(console)
         self._tail = Tail(RunFolder(path).metrics)
         self._tasks = _Tasks()
         self._last: dict[str, Event] = {}
         self._told_step = 0
         self._said: set[str] = set()
-        self._readable_s = time.monotonic()
+        self._readable_s = self._had_s = time.monotonic()
 
     def follow(self) -> ExitCode:
         """Shows what was and what comes, until the run is over; returns its exit code.
@@ -55,15 +60,24 @@ class RunView:
                 self._tell()
                 if not self._is_readable(now):
                     pass
-                elif now.ended:
+                elif self._is_over(now):
                     return self._result(now)
-                elif now.gone:
-                    raise PsrunError(self._without_a_word(now))
-                else:
+                elif not now.ended:
                     self._show(now)
                 time.sleep(EVERY_S)
         finally:
             self._sink.close()
+
+    def _is_over(self, now: State) -> bool:
+        """Whether the run has ended, and will not go on. Raises PsrunError where it has without a word."""
+        had = self._goes_on() if self._goes_on else None
+        if had or had is None:
+            self._had_s = time.monotonic()
+        if had is None and now.gone:
+            raise PsrunError(self._without_a_word(now, now.gone))
+        if time.monotonic() - self._had_s > _SEEN_WITHIN_S and not now.ended:
+            raise PsrunError(self._without_a_word(now, "the job that it ran in is over"))
+        return now.ended and not had
 
     def _tell(self) -> None:
         try:
@@ -125,9 +139,9 @@ class RunView:
         code = now.result.get("exit_code")
         return ExitCode(code) if code in list(ExitCode) else ExitCode.FAILED
 
-    def _without_a_word(self, now: State) -> str:
+    def _without_a_word(self, now: State, gone: str) -> str:
         return (
-            f"the run in {self._path} is said to be {now.status}, but {now.gone}; last written {now.quiet_s:.0f} s ago "
+            f"the run in {self._path} is said to be {now.status}, but {gone}; last written {now.quiet_s:.0f} s ago "
             f"(logs: {self._path / 'logs'}); go on with it: psrun resume={self._path}"
         )
 

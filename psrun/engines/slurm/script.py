@@ -1,0 +1,70 @@
+"""The batch script of a run: what `psrun submit slurm` hands to sbatch, and what a person may change and hand over."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from psrun import choices
+from psrun.config import RunConfig
+from psrun.engines.slurm import step
+
+SCRIPT, LOG = "slurm.sh", "slurm.log"
+
+
+def render(run: RunConfig, arguments: Sequence[str], *, where: Path, folder: Path, name: str) -> str:
+    """The script.
+
+    Args:
+      arguments: that each task is started with, the run folder's among them.
+      where: the folder that they are seen from.
+      folder: of the run.
+      name: of the job.
+    """
+    job = run.submission
+    assert isinstance(job, choices.SlurmJob)
+    given = {
+        "job-name": name,
+        "time": job.time,
+        "partition": job.partition,
+        "account": job.account,
+        "qos": job.qos,
+        "nodes": job.nodes,
+        "ntasks": len(step.lineup(run)),
+        "cpus-per-task": job.cpus_per_task,
+        "mem-per-cpu": job.memory_per_cpu,
+        "chdir": where,
+        "output": folder / "logs" / LOG,
+        "open-mode": "append",
+        "requeue": True,  # after a lost node; what is done is in the checkpoints
+        "signal": f"USR1@{job.warn_s}",  # to the tasks, before the time limit: they save, and requeue the job
+    }
+    options = [_option(key, value) for key, value in given.items() if value is not None]
+    lines = [f"#SBATCH {option}" for option in [*options, *job.options]]
+    command = [sys.executable, "-m", "psrun", *arguments]
+    tasks = step.described(step.lineup(run))
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            f"# {tasks}; made by psrun submit slurm.",
+            *lines,
+            "",
+            *job.setup,
+            # A keeper that is killed takes the step with it, rather than leaving a run without one of its tasks.
+            f"exec srun --cpus-per-task={job.cpus_per_task} --kill-on-bad-exit=1 {shlex.join(command)}",
+            "",
+        ]
+    )
+
+
+def _option(key: str, value: object) -> str:
+    text = "" if value is True else f"={_quoted(str(value))}"
+    return f"--{key}{text}"
+
+
+def _quoted(text: str) -> str:
+    """As sbatch reads its comments: in double quotes where there is a blank, with backslashes before % and quotes."""
+    text = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"' if any(mark in text for mark in " \t#'\"") else text

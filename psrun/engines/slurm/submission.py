@@ -1,0 +1,155 @@
+"""`psrun submit slurm`: writes the batch script of a run into its folder, hands it to Slurm and follows the run."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from psrun import atomic, recorded
+from psrun.engines.commands import Submission
+from psrun.engines.slurm import jobs, script
+from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
+from psrun.reporting.run_folder import RESULT
+from psrun.watching.run import RunView
+
+_LOOK_EVERY_S = 2.0
+_NOTHING_YET_S = 30.0  # until what nodes write on a shared disk is seen here
+_LAST_LINES = 5
+
+
+def submit(submission: Submission, console: Console) -> ExitCode:
+    """Shows, or hands over and follows, the job of a run.
+
+    Returns:
+      0 once it is handed over; the exit code of the run where it is followed, whatever that of the job.
+
+    Raises:
+      ConfigError: this is no run that a job can be made of.
+      ClusterError: Slurm's commands are not here, or it refuses the job.
+      PsrunError: the job has ended, and the run has not said how.
+      KeyboardInterrupt: Ctrl-C while following; the job goes on.
+    """
+    if submission.run.mode not in ("train", "evaluate"):
+        message = f"is {submission.run.mode}: one process does it, without Slurm's tasks; leave out submit slurm"
+        raise ConfigError([Problem("mode", message)])
+    folder, arguments = _folder(submission)
+    text = script.render(submission.run, arguments, where=submission.folder, folder=folder, name=f"psrun-{folder.name}")
+    if submission.dry_run:
+        console.print(text, markup=False, soft_wrap=True, end="")
+        return ExitCode.DONE
+    jobs.needed("sbatch", "scontrol")
+    script_path, before = _written(folder, text), _result(folder)
+    job = jobs.submit(script_path)
+    console.print(f"Slurm job {job}  run folder {folder}", markup=False, soft_wrap=True)
+    if not submission.follow:
+        console.print(f"follow it: psrun watch {folder} --wait 3600; end it: scancel {job}", markup=False)
+        return ExitCode.DONE
+    return Following(folder, job, console, before).follow()
+
+
+def _folder(submission: Submission) -> tuple[Path, list[str]]:
+    """The folder of the run, and the arguments of its tasks, with the folder among them."""
+    said = submission.arguments
+    going_on = recorded.folder_of(said)
+    if going_on is not None:
+        return going_on.absolute(), said
+    given = [each.partition("=")[2] for each in said if each.startswith("hydra.run.dir=")]
+    if given:
+        folder = submission.folder / given[-1].strip("'\"")
+    else:
+        model = submission.run.model.name.rpartition(".")[2]
+        folder = submission.folder / "runs" / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{model}-{secrets.token_hex(2)}"
+    if (folder / RESULT).exists():
+        raise ConfigError([Problem("hydra.run.dir", f"{folder} holds a run already; choose another folder")])
+    others = [each for each in said if not each.startswith("hydra.run.dir=")]
+    return folder, [*others, f"hydra.run.dir={recorded.quoted(folder)}"]
+
+
+def _written(folder: Path, text: str) -> Path:
+    """The script, in the folder. Raises ConfigError where nothing can be written there."""
+    try:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)  # Slurm does not make the folder of its log
+        atomic.write(folder / script.SCRIPT, text)
+    except OSError as error:
+        raise ConfigError([Problem("hydra.run.dir", f"{folder} cannot be written to: {error}")]) from error
+    return folder / script.SCRIPT
+
+
+def _result(folder: Path) -> bytes | None:
+    """What run.json holds now, as it stands; None where there is none."""
+    try:
+        return (folder / RESULT).read_bytes()
+    except OSError:
+        return None
+
+
+class Following:
+    """A job and the run that it is, followed through requeues until both are over.
+
+    Args:
+      before: what run.json held before the job, as it stood.
+    """
+
+    def __init__(self, folder: Path, job: str, console: Console, before: bytes | None) -> None:
+        self._folder, self._job, self._console, self._before = folder, job, console, before
+        self._looked_s, self._state = float("-inf"), jobs.JobState("PENDING")
+        self._told = ""
+
+    def follow(self) -> ExitCode:
+        """As `submit` says."""
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the cursor, which a live view hides, must come back
+        try:
+            self._await_begin()
+            view = RunView(self._folder, self._console, wait_s=_NOTHING_YET_S, goes_on=self._goes_on)
+            return view.follow()
+        except KeyboardInterrupt:
+            text = f"no longer followed; job {self._job} goes on. Follow it: psrun watch {self._folder}; "
+            self._console.print(f"{text}end it: scancel {self._job}", style="dim", markup=False, soft_wrap=True)
+            raise
+
+    def _await_begin(self) -> None:
+        """Until the run has begun, or goes on. Raises PsrunError where the job has ended before there was."""
+        ended_s: float | None = None
+        while _result(self._folder) == self._before:
+            self._look()
+            if self._state.is_alive:
+                self._tell()
+                ended_s = None
+            elif ended_s is None:
+                ended_s = time.monotonic()
+            elif time.monotonic() - ended_s > min(_NOTHING_YET_S, 3 * _LOOK_EVERY_S):
+                raise PsrunError(f"job {self._job} has ended before the run began{self._how()}")
+            time.sleep(0.5)
+
+    def _goes_on(self) -> bool:
+        """Whether the job will go on with a run that seems to be over: it may be requeued."""
+        self._look()
+        if self._state.waits:
+            self._tell()
+        return self._state.is_alive
+
+    def _look(self) -> None:
+        if time.monotonic() - self._looked_s > _LOOK_EVERY_S:
+            self._looked_s = time.monotonic()
+            self._state = jobs.look(self._job)
+
+    def _tell(self) -> None:
+        text = f"job {self._job} {self._state.state.lower()}"
+        text += f" ({self._state.reason})" if self._state.reason not in ("", "None") else ""
+        if text != self._told and self._state.waits:
+            self._console.print(text, style="dim", markup=False)
+        self._told = text
+
+    def _how(self) -> str:
+        state = self._state
+        how = f": {state.state}, exit code {state.exit_code}" if state.state else ""
+        log = self._folder / "logs" / script.LOG
+        try:
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+        except OSError:
+            lines = []
+        return "\n".join([f"{how} (log: {log})", *lines])

@@ -1,0 +1,160 @@
+"""cluster=slurm and psrun submit slurm on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.slurm
+
+DATA = ["data.num_train_examples=500", "data.num_eval_examples=100"]
+QUICK = [*DATA, "trainer.epochs=2", "trainer.steps_per_epoch=20"]
+LONG = [*DATA, "trainer.epochs=100000", "trainer.steps_per_epoch=100", "evaluation=none"]
+
+
+def job_of(run) -> str:
+    """The job that `psrun submit` tells of."""
+    run.wait(lambda: "Slurm job " in run.stdout, "job")
+    return run.stdout.partition("Slurm job ")[2].split()[0]
+
+
+def begin_again(slurm, job: str) -> None:
+    """Slurm lets a requeued job wait for two minutes; here it need not."""
+    slurm.wait(lambda: slurm.job(job).get("JobState") == "PENDING", "requeued job", within_s=90)
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+
+
+def test_a_heterogeneous_step_with_a_sidecar_evaluator(start):
+    run = start("cluster=slurm", *QUICK, "evaluation=sidecar", prefix=["srun", "-n1", "-N1", ":", "-n5", "-N3"])
+    assert run.end() == 0, run.stderr
+    assert run.result["status"] == "completed"
+    assert run.result["steps"]["applied"] == 40
+    assert run.result["cluster"] == {"topology": "slurm", "num_workers": 2, "num_ps": 2}
+    assert run.result["evaluation"]["step"] == 40
+    logs = {path.stem for path in (run.folder / "logs").iterdir()}
+    assert logs == {"chief-0", "ps-0", "ps-1", "worker-0", "worker-1", "evaluator-0"}
+    assert "completed 40 steps" in run.stdout
+    assert not (run.folder / ".tasks").exists()
+
+
+def test_submit_a_lost_worker_a_lost_ps_and_scancel(start, slurm):
+    run = start("submit", "slurm", *LONG, "slurm.nodes=4", "slurm.time=10")
+    job = job_of(run)
+    run.wait_for("checkpoint")
+    run.kill("worker-1")
+    worker = run.wait_for("recovery")
+    assert (worker["task"], worker["cause"]) == ("worker-1", "was killed by SIGKILL")
+    run.kill("ps-0")
+    ps = run.wait_for("recovery", 2)
+    assert ps["task"] == "ps-0"
+    assert run.events("restored")
+    step = run.events("epoch")[-1]["step"]
+    slurm.run("scancel", job)
+    assert run.end(within_s=60) == 175
+    assert run.result["status"] == "interrupted"
+    assert [row["task"] for row in run.result["recoveries"]] == ["worker-1", "ps-0"]
+    assert run.result["checkpoints"][-1]["step"] >= step
+    assert "psrun resume=" in run.stdout
+    assert slurm.job(job)["JobState"] == "CANCELLED"
+    epochs = run.result["checkpoints"][-1]["step"] // 100 + 1
+    again = start("submit", "slurm", f"resume='{run.folder}'", f"trainer.epochs={epochs}")
+    assert again.end() == 0, again.stderr
+    assert run.result["status"] == "completed"
+    assert run.result["steps"]["applied"] >= 100 * epochs
+
+
+def test_a_cut_node(start, slurm):
+    if slurm.network is None:
+        pytest.skip("nodes that can be cut off need root, ip (iproute2) and nsenter")
+    run = start("submit", "slurm", *LONG, "slurm.nodes=2")
+    job = job_of(run)
+    run.wait_for("checkpoint", 3)
+    try:
+        assert slurm.job(job)["NodeList"] == "n[0-1]"
+        slurm.cut(1)
+        before = len(run.events("restored"))
+        begin_again(slurm, job)
+        restored = run.wait_for("restored", before + 1)
+        run.wait(lambda: run.events("epoch")[-1]["step"] > restored["step"], "epoch after it")
+        assert slurm.job(job)["Restarts"] != "0"
+        assert restored["step"] >= 300
+        assert run.process.poll() is None
+    finally:
+        slurm.mend(1)
+        slurm.run("scancel", job)
+    assert run.end(within_s=60) == 175
+    slurm.wait(lambda: slurm.num_idle() == len(slurm.nodes), "idle nodes")
+
+
+def test_the_time_limit_is_near(start, slurm):
+    """Slurm sends what --signal says; here somebody else does, as the least limit is a minute."""
+    run = start("submit", "slurm", *LONG)
+    job = job_of(run)
+    run.wait_for("epoch", 3)
+    slurm.run("scancel", "--signal=USR1", job)
+    run.wait_for("stopping")
+    begin_again(slurm, job)
+    restored = run.wait_for("restored")
+    saved = [event["step"] for event in run.events("checkpoint") if event["wall_s"] < restored["wall_s"]]
+    assert restored["step"] == saved[-1]
+    run.wait(lambda: run.events("epoch")[-1]["step"] > restored["step"], "epoch after it")
+    assert run.result["status"] == "running"
+    run.process.send_signal(2)  # Ctrl-C ends the view and nothing else
+    assert run.end() == 130
+    assert f"scancel {job}" in run.stdout
+    assert slurm.job(job)["JobState"] == "RUNNING"
+
+
+def test_a_sweep_by_submitit(start, slurm):
+    """Jobs of a sweep are Slurm jobs with SLURM_* of their own, which a cluster of their own must not heed."""
+    folder = "hydra.sweep.dir=sweep"
+    launcher = ["hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=10", "hydra.launcher.cpus_per_task=2"]
+    launcher += ["hydra.launcher.mem_gb=1"]
+    run = start("-m", *launcher, folder, "cluster=inprocess,local", *QUICK)
+    assert run.end() == 0, run.stderr + run.stdout
+    swept = run.folder.parent / "sweep"
+    for number in (0, 1):
+        result = json.loads((swept / str(number) / "run.json").read_text())
+        assert (result["status"], result["steps"]["applied"]) == ("completed", 40)
+
+
+def test_a_folder_that_nodes_do_not_share(start, slurm, tmp_path):
+    if slurm.network is None:
+        pytest.skip("a node with a disk of its own needs root")
+    script = tmp_path / "elsewhere.sh"
+    script.write_text(
+        'if [ "$SLURMD_NODENAME" = n1 ]; then\n'
+        '  exec unshare --mount sh -c \'mkdir -p run runs; mount -t tmpfs none "$OWN"; exec "$@"\' sh "$@"\n'
+        'fi\nexec "$@"\n'
+    )
+    own = tmp_path / "run 0" / "run"
+    placed = ["srun", "-n5", "-N2", "--distribution=cyclic", "sh", str(script)]
+    run = start("cluster=slurm", "cluster.connect_timeout_s=5", *QUICK, prefix=placed, OWN=str(own))
+    assert run.end(within_s=90) != 0
+    assert "not heard of within 5 s (connect_timeout_s): ps-0; all that was heard of is on n0" in run.stderr
+    assert "do not see" in run.stderr
+    assert "has heard nothing of the chief" in run.stderr
+    assert "on n1" in run.stderr
+    assert run.result["error"]["type"] == "ClusterError"
+
+
+def test_a_step_of_another_size(start):
+    run = start("cluster=slurm", *QUICK, prefix=["srun", "-n3"])
+    assert run.end() == 2
+    assert run.stderr.count("this Slurm step has 3 tasks, too few: the run has 5 (chief, 2 ps, 2 workers)") == 1
+    assert "srun --ntasks=5 psrun cluster=slurm" in run.stderr
+
+
+def test_slurm_refuses_the_job(start):
+    run = start("submit", "slurm", *QUICK, "slurm.partition=gpu")
+    assert run.end() == 1
+    assert "Slurm refuses the job" in run.stderr
+    assert "invalid partition" in run.stderr
+
+
+def test_a_job_that_ends_before_the_run_begins(start):
+    run = start("submit", "slurm", *QUICK, "slurm.setup=[echo no such module, exit 3]")
+    assert run.end(within_s=60) == 1
+    assert "has ended before the run began" in run.stderr
+    assert "no such module" in run.stderr

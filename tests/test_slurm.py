@@ -1,0 +1,332 @@
+"""Slurm without Slurm: roles from SLURM_*, the batch script, what nodes tell each other, and all bad input."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support import raw_config, run_config
+
+from psrun import choices, loading
+from psrun.cluster.probe import Door
+from psrun.cluster.topology import CHIEF, Task
+from psrun.engines import commands
+from psrun.engines.slurm import gathering, jobs, script, step
+from psrun.engines.slurm.meeting import Call, Card, Meeting, clocks_apart, own_address
+from psrun.errors import ClusterError, ConfigError, ExitCode, PsrunError
+from psrun.identity import identify
+from psrun.stop import Stop
+
+STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_NTASKS": "5",
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURMD_NODENAME": "n0",
+    "SLURM_STEP_NODELIST": "n[0-1]",
+    "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+}
+
+
+def step_of(**changes: str) -> step.Step:
+    return step.from_environment({**STEP, **changes}, command="srun")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        ([], ["chief-0", "ps-0", "ps-1", "worker-0", "worker-1"]),
+        (["cluster.num_ps=1", "evaluation=sidecar"], ["chief-0", "ps-0", "worker-0", "worker-1", "evaluator-0"]),
+        (["cluster.num_ps=1", "evaluation=sidecar_thread"], ["chief-0", "ps-0", "worker-0", "worker-1"]),
+        (
+            ["cluster.num_ps=1", "cluster.num_workers=1", "data.visitation=dynamic"],
+            ["chief-0", "ps-0", "worker-0", "data_dispatcher-0", "data_worker-0"],
+        ),
+    ],
+)
+def test_roles(overrides, names):
+    run = run_config("cluster=slurm", *overrides)
+    found = [
+        identify(run, {**STEP, "SLURM_STEP_NUM_TASKS": str(len(names)), "SLURM_PROCID": str(index)})
+        for index in range(len(names))
+    ]
+    assert [each.name for each in found] == names
+    assert {each.role for each in found} == {"keeper"}
+    assert [each.owns_folder for each in found] == [True] + [False] * (len(names) - 1)
+
+
+def test_only_the_chief_of_a_job_that_starts_again_waits_for_the_folder():
+    run = run_config("cluster=slurm")
+    assert identify(run, STEP).patience_s == 0
+    assert identify(run, {**STEP, "SLURM_RESTART_COUNT": "1"}).patience_s > 0
+
+
+def test_one_process_does_what_needs_no_tasks():
+    assert identify(run_config("cluster=slurm", "mode=plan"), {}).role == "planner"
+
+
+def test_a_run_of_a_slurm_job_has_a_cluster_of_its_own_choice():
+    assert identify(run_config("cluster=inprocess"), STEP).role == "coordinator"
+    assert identify(run_config("cluster=local"), STEP).role == "supervisor"
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, "in no Slurm job: psrun submit slurm GROUP=NAME KEY=VALUE... or srun --ntasks=5 psrun cluster=slurm"),
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, "no task of a step of Slurm job 7: start it with srun --ntasks=5"),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "3"}, r"3 tasks, too few: the run has 5 \(chief, 2 ps, 2 workers\)"),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "9"}, "9 tasks, too many"),
+        ({**STEP, "SLURM_PROCID": "x"}, "not as Slurm sets them"),
+    ],
+)
+def test_a_task_that_cannot_be_told(environment, said):
+    with pytest.raises(ConfigError, match=said):
+        identify(run_config("cluster=slurm"), environment)
+
+
+def test_one_task_says_for_all_that_the_step_has_another_size():
+    with pytest.raises(SystemExit) as raised:
+        identify(run_config("cluster=slurm"), {**STEP, "SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2"})
+    assert raised.value.code == ExitCode.USAGE
+
+
+def test_all_tasks_of_a_step_have_one_folder():
+    assert (
+        step.run_name(STEP) == step.run_name({**STEP, "SLURM_PROCID": "3", "SLURM_RESTART_COUNT": "2"}) == "slurm-7.0"
+    )
+    assert step.run_name({}) is None
+
+
+def test_settings_of_the_job_are_checked_by_key():
+    raw = raw_config("cluster=slurm", "slurm.cpus_per_task=0", "+slurm.tim=5", "slurm.nodes=many")
+    with pytest.raises(ConfigError) as raised:
+        loading.load(raw)
+    assert {problem.key for problem in raised.value.problems} == {"slurm.cpus_per_task", "slurm.tim", "slurm.nodes"}
+    with pytest.raises(ConfigError, match="slurm: is for cluster=slurm; the cluster here is inprocess"):
+        loading.load({**raw_config(), "slurm": {}})
+
+
+# -- the batch script
+
+
+def rendered(*overrides: str, folder: Path = Path("/shared/a run")) -> str:
+    run = run_config("cluster=slurm", *overrides)
+    said = ["cluster=slurm", f"hydra.run.dir='{folder}'"]
+    return script.render(run, said, where=Path("/home/me"), folder=folder, name="psrun-a")
+
+
+def test_the_script():
+    text = rendered("slurm.time='2:00:00'", "slurm.partition=gpu", "slurm.nodes=3", "slurm.memory_per_cpu=4G")
+    lines = text.splitlines()
+    assert lines[0] == "#!/bin/bash"
+    for option in ("time=2:00:00", "partition=gpu", "nodes=3", "mem-per-cpu=4G", "ntasks=5", "requeue",
+                   "signal=USR1@120", 'output="/shared/a run/logs/slurm.log"', "open-mode=append"):  # fmt: skip
+        assert f"#SBATCH --{option}" in lines
+    assert "account" not in text
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+def test_arguments_arrive_in_the_tasks_as_they_were_given():
+    text = rendered("slurm.setup=['export A=1']", "slurm.options=['--constraint=ib']")
+    assert "#SBATCH --constraint=ib" in text
+    body = text.replace("exec srun", "printf '%s\\n'").replace("#SBATCH", "#")
+    out = subprocess.run(["bash", "-c", body], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert out[-2:] == ["cluster=slurm", "hydra.run.dir='/shared/a run'"]
+
+
+# -- psrun submit slurm
+
+
+def submitted(*arguments: str, capsys) -> str:
+    assert commands.main(["slurm", *arguments]) == ExitCode.DONE
+    return capsys.readouterr().out
+
+
+def test_a_dry_run_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = submitted("--dry-run", "model=dense", "cluster.num_workers=3", capsys=capsys)
+    assert "#SBATCH --ntasks=6" in text
+    assert "model=dense cluster.num_workers=3 cluster=slurm" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_goes_on_has_the_tasks_that_it_had(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.json").write_text('{"overrides": ["cluster=local", "cluster.num_workers=4", "model=dense"]}')
+    text = submitted("--dry-run", f"resume={tmp_path}", "slurm.time=5", capsys=capsys)
+    assert "#SBATCH --ntasks=7" in text
+    assert f"-m psrun resume={tmp_path} slurm.time=5 cluster=slurm\n" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cluster=local"], "cluster=local does not go with submit slurm"),
+        (["mode=plan"], "mode: is plan: one process does it"),
+        (["slurm.tim=5", "cluster.num_ps=0"], "(?s)slurm.tim: no such key.*'time'.*cluster.num_ps: is 0"),
+        (["hydra.run.dir=there"], "holds a run already"),
+        (["resume=nowhere"], "resume: there is no run in .*nowhere"),
+        (["-m", "seed=1,2"], "submit takes one run; .*submitit_slurm"),
+    ],
+)
+def test_what_cannot_be_submitted(arguments, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "run.json").write_text("{}")
+    with pytest.raises(ConfigError, match=said):
+        commands.main(["slurm", *arguments])
+
+
+def test_slurm_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ClusterError, match="there is no sbatch and no scontrol here"):
+        commands.main(["slurm"])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """Makes a command of Slurm's that does what is said, in shell."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def make(name: str, text: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+
+    return make
+
+
+def test_what_slurm_says_of_a_job(fake):
+    fake("scontrol", "echo 'JobId=7 JobName=a JobState=PENDING Reason=Priority ExitCode=0:0'")
+    assert jobs.look("7") == jobs.JobState("PENDING", "Priority", "0:0")
+    fake("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert not jobs.look("7").is_alive
+    assert jobs.requeue("7") == "slurm_load_jobs error: Invalid job id specified"
+    fake("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(ClusterError, match="does not say how job 7 is: Unable to contact"):
+        jobs.look("7")
+
+
+def test_a_job_that_was_handed_over_and_is_not_followed(fake, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    fake("sbatch", "grep -q ntasks=5 \"$2\" && echo '12;cluster'")
+    fake("scontrol", "exit 1")
+    text = submitted("--no-follow", "hydra.run.dir=one", capsys=capsys)
+    assert "Slurm job 12" in text
+    assert "scancel 12" in text
+    assert (tmp_path / "one" / "slurm.sh").exists()
+
+
+def test_a_job_that_has_gone_without_a_run(fake, tmp_path, monkeypatch):
+    from psrun.engines.slurm import submission
+
+    monkeypatch.setattr(submission, "_LOOK_EVERY_S", 0.05)
+    fake("scontrol", "echo 'JobState=FAILED Reason=NonZeroExitCode ExitCode=3:0'")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "slurm.log").write_text("no such module\n")
+    following = submission.Following(tmp_path, "7", Console(file=io.StringIO()), None)
+    with pytest.raises(PsrunError, match=r"(?s)before the run began: FAILED, exit code 3:0 .*no such module"):
+        following.follow()
+
+
+# -- what nodes tell each other
+
+
+def test_cards_and_calls(tmp_path):
+    mine, other = Meeting(tmp_path, step_of(), CHIEF), Meeting(tmp_path, step_of(SLURM_PROCID="1"), Task("ps", 0))
+    card = Card("10.0.0.1:5", "n0", time.time(), restarts=2, cause="was killed")
+    other.write(card)
+    assert mine.read(Task("ps", 0)) == card
+    assert mine.called() is None
+    mine.call(Call({"ps-0": card.address}, attempt=1, over=0))
+    assert other.called().by_task() == {Task("ps", 0): "10.0.0.1:5"}
+    other.leave()
+    assert mine.read(Task("ps", 0)) is None
+
+
+def test_a_start_that_was_given_up(tmp_path):
+    first = Meeting(tmp_path, step_of(), Task("ps", 0))
+    first.write(Card("", "n0", time.time()))
+    again = Meeting(tmp_path, step_of(SLURM_RESTART_COUNT="10"), Task("ps", 0))
+    assert not first.superseded()
+    assert again.read(Task("ps", 0)) is None
+    again.write(Card("", "n0", time.time()))
+    assert first.superseded()
+    assert not again.superseded()
+    again.remove_earlier()
+    assert first.is_closed
+    assert not again.is_closed
+
+
+def test_clocks():
+    assert clocks_apart({}, "n0") == []
+    assert clocks_apart({"n0": 100.0, "n1": 101.0}, "n0") == []
+    assert clocks_apart({"n0": 0.1, "n1": 0.2, "n2": -61.0, "n3": 9.0}, "n0") == ["n2 by -61 s", "n3 by +9 s"]
+
+
+def test_a_clock_that_is_wrong_is_seen(tmp_path):
+    meeting = Meeting(tmp_path, step_of(), CHIEF)
+    meeting.write(Card("", "n0", time.time() + 60))
+    assert meeting.clock_ahead_s(CHIEF) == pytest.approx(60, abs=2)
+
+
+def test_the_address_of_an_interface():
+    address, door = own_address(step_of(), "lo")
+    door.close()
+    assert address.startswith("127.0.0.1:")
+    with pytest.raises(ConfigError, match=r"cluster.interface: is 'ib9'; here are .*lo"):
+        own_address(step_of(), "ib9")
+
+
+def gathered(tmp_path, cards: dict[str, Card], warned: list[str], **keys: float):
+    run = run_config("cluster=slurm", *(f"cluster.{key}={value}" for key, value in keys.items()))
+    assert isinstance(run.cluster, choices.Slurm)
+    tasks = [CHIEF, *(Task("worker", index) for index in range(2))]
+    for task in tasks[1:]:
+        if str(task) in cards:
+            Meeting(tmp_path, step_of(), task).write(cards[str(task)])
+    return gathering.gather(
+        Meeting(tmp_path, step_of(), CHIEF), step_of(), run.cluster, tasks, Stop(), warned.append
+    )  # fmt: skip
+
+
+def test_all_are_there_but_one_clock_is_wrong(tmp_path):
+    warned: list[str] = []
+    doors = [own_address(step_of(), "lo") for _ in range(2)]
+    cards = {
+        f"worker-{index}": Card(address, f"n{index + 1}", time.time() + 3600 * index)
+        for index, (address, _) in enumerate(doors)
+    }
+    found = gathered(tmp_path, cards, warned)
+    for _, door in doors:
+        door.close()
+    assert set(found) == {"chief-0", "worker-0", "worker-1"}
+    assert len(warned) == 1
+    assert "n2 by +3600 s" in warned[0]
+
+
+def test_one_is_not_heard_of(tmp_path):
+    door = Door("127.0.0.1:0")
+    with pytest.raises(ClusterError, match=r"within 1 s \(connect_timeout_s\): worker-1; .* on n0, n5") as raised:
+        gathered(tmp_path, {"worker-0": Card("127.0.0.1:1", "n5", time.time())}, [], connect_timeout_s=1)
+    door.close()
+    assert raised.value.task == "worker-1"
+
+
+def test_one_cannot_be_reached(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        up = f"127.0.0.1:{listening.getsockname()[1]}"
+        cards = {"worker-0": Card(up, "n5", time.time()), "worker-1": Card("127.0.0.1:1", "n6", time.time())}
+        with pytest.raises(ClusterError, match=r"not reached from n0: worker-1 on n6 at 127.0.0.1:1; name"):
+            gathered(tmp_path, cards, [])
