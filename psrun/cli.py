@@ -14,6 +14,7 @@ VERBS = {
     "checkpoint": "psrun.checkpoint.commands",
     "data": "psrun.data.commands",
     "report": "psrun.reports.commands",
+    "submit": "psrun.engines.commands",
     "watch": "psrun.watching.commands",
 }
 

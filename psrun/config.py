@@ -106,6 +106,7 @@ class RunConfig:
 
     Attributes:
       resume: the run folder whose run goes on, or whose checkpoint is taken; None for a new run.
+      submission: how the engine that the cluster is named after is to run it; None where there is none.
       restore: which checkpoint to export or to predict with: 'latest', 'best' or a step.
     """
 
@@ -118,6 +119,7 @@ class RunConfig:
     evaluation: choices.Evaluation
     checkpoint: choices.Checkpoints
     tracker: choices.Tracker
+    submission: choices.SubmissionKeys | None
     task: TaskKeys
     export: ExportKeys
     predict: PredictKeys

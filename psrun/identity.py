@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psrun import choices
-from psrun.cluster import topology
+from psrun.cluster import pods, topology
 from psrun.cluster.topology import CHIEF, Task, Topology
 from psrun.config import RunConfig
 from psrun.environment import SUPERVISOR_PID
@@ -54,6 +54,8 @@ def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
                 return Identity("replica", str(found.me), found, owns_folder=False)
         case choices.Local() | choices.TfConfig():
             found = topology.from_tf_config(environment.get("TF_CONFIG"), needed=needed)
+        case choices.Kubernetes():
+            found = pods.from_environment(run, environment, needed=needed)
         case choices.Static():
             if run.task.type is None:
                 raise ConfigError(

@@ -54,11 +54,12 @@ class _Top:
     seed: int = at_least(0)
 
 
-def load(raw: Mapping[str, Any]) -> RunConfig:
+def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
     """The run that `raw` describes.
 
     Args:
       raw: the composed configuration as plain values, interpolations resolved, missing values as '???'.
+      elsewhere: whether it runs on hosts with other files than this one: those it names are not looked for here.
 
     Raises:
       ConfigError: with every problem found, each by its key.
@@ -66,13 +67,14 @@ def load(raw: Mapping[str, Any]) -> RunConfig:
     problems: list[Problem] = []
     known = {*GROUPS, *TOP}
     for name, value in raw.items():
-        if name not in known:
+        if name not in known and name not in choices.SUBMISSIONS:
             problems.append(Problem(name, f"no such key (value {value!r}).{schema.did_you_mean(name, known)}"))
     parts: dict[str, Any] = {group: _read_kind(raw.get(group), group, problems) for group in KINDS}
     top = schema.read(_Top, {name: raw[name] for name in TOP if name in raw}, key="", problems=problems)
     parts["model"] = targets.read(raw.get("model"), key="model", problems=problems)
     parts["optimizer"] = targets.read(raw.get("optimizer"), key="optimizer", problems=problems)
-    parts["data"] = _read_data(raw.get("data"), problems)
+    parts["submission"] = _read_submission(raw, problems)
+    parts["data"] = _read_data(raw.get("data"), problems, elsewhere=elsewhere)
     if isinstance(parts["trainer"], choices.Fit):
         for index, node in enumerate(parts["trainer"].callbacks):
             targets.read(node, key=f"trainer.callbacks[{index}]", problems=problems)
@@ -95,7 +97,23 @@ def _read_kind(node: Any, group: str, problems: list[Problem]) -> Any:
     return schema.read(kinds[kind], node, key=group, problems=problems)
 
 
-def _read_data(node: Any, problems: list[Problem]) -> Data | None:
+def _read_submission(raw: Mapping[str, Any], problems: list[Problem]) -> Any:
+    """How the engine is to run it; only the one that the cluster is named after may be told."""
+    cluster = raw.get("cluster")
+    kind = cluster.get("kind") if isinstance(cluster, Mapping) else None
+    for name in choices.SUBMISSIONS:
+        if name in raw and name != kind:
+            problems.append(Problem(name, f"is for cluster={name}, and this is cluster={kind}: leave it out"))
+    if kind not in choices.SUBMISSIONS:
+        return None
+    node = raw.get(kind)
+    if not isinstance(node, Mapping):
+        problems.append(Problem(kind, f"is {node!r}, must hold the settings of cluster={kind}: choose cluster={kind}"))
+        return None
+    return schema.read(choices.SUBMISSIONS[kind], node, key=kind, problems=problems)
+
+
+def _read_data(node: Any, problems: list[Problem], *, elsewhere: bool) -> Data | None:
     if not isinstance(node, Mapping):
         problems.append(Problem("data", f"is {node!r}; choose data=NAME"))
         return None
@@ -106,6 +124,12 @@ def _read_data(node: Any, problems: list[Problem]) -> Data | None:
     target = targets.read({k: v for k, v in node.items() if k not in own}, key="data", problems=problems)
     path = node.get("path")
     patterns = isinstance(path, str) and any(mark in path for mark in "*?[")
-    if isinstance(path, str) and "://" not in path and not patterns and not Path(path).expanduser().exists():
+    if (
+        not elsewhere
+        and isinstance(path, str)
+        and "://" not in path
+        and not patterns
+        and not Path(path).expanduser().exists()
+    ):
         problems.append(Problem("data.path", f"{path!r} is not there (seen from {Path.cwd()})"))
     return Data(target, **dataclasses.asdict(keys)) if target and keys else None

@@ -97,7 +97,7 @@ def connect(
         case choices.InProcess():
             spec = inprocess.start(num_workers=cluster.num_workers, num_ps=cluster.num_ps)
             return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement])
-        case choices.Local() | choices.TfConfig() | choices.Static():
+        case choices.Local() | choices.Unsupervised():
             assert topology is not None
             spec = tf.train.ClusterSpec(_with_chief(topology).spec())
             return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement])

@@ -6,6 +6,7 @@ from psrun.choices.clusters import (
     CentralStorage,
     Cluster,
     InProcess,
+    Kubernetes,
     Local,
     Mirrored,
     MultiWorkerMirrored,
@@ -19,6 +20,7 @@ from psrun.choices.clusters import (
     TfConfig,
     Unsupervised,
 )
+from psrun.choices.engines import KubernetesKeys, PodResources, ResourcesByJob, SubmissionKeys
 from psrun.choices.results import (
     BetweenEpochs,
     Checkpoints,
@@ -53,6 +55,7 @@ from psrun.choices.training import (
 __all__ = [
     "KINDS",
     "MOST_WRITTEN_OUT",
+    "SUBMISSIONS",
     "BetweenEpochs",
     "CentralStorage",
     "Checkpoints",
@@ -67,6 +70,8 @@ __all__ = [
     "Fit",
     "FixedShards",
     "InProcess",
+    "Kubernetes",
+    "KubernetesKeys",
     "Local",
     "MLflow",
     "MaxSize",
@@ -81,10 +86,13 @@ __all__ = [
     "OneDevice",
     "ParameterServers",
     "Partitioner",
+    "PodResources",
+    "ResourcesByJob",
     "Restart",
     "Sidecar",
     "SidecarThread",
     "Static",
+    "SubmissionKeys",
     "Supervised",
     "Synchronous",
     "TensorBoard",
@@ -106,6 +114,7 @@ KINDS: dict[str, dict[str, type]] = {
         "multi_worker_mirrored": MultiWorkerMirrored,
         "tf_config": TfConfig,
         "static": Static,
+        "kubernetes": Kubernetes,
     },
     "partitioner": {"none": NoPartitioner, "fixed_shards": FixedShards, "min_size": MinSize, "max_size": MaxSize},
     "trainer": {"custom_loop": CustomLoop, "fit": Fit},
@@ -121,3 +130,6 @@ KINDS: dict[str, dict[str, type]] = {
     "checkpoint": {"none": NoCheckpoints, "epoch": EpochCheckpoints},
     "tracker": {"none": NoTracker, "tensorboard": TensorBoard, "mlflow": MLflow},
 }
+
+# Clusters that an engine starts, each with what its node at the top of the configuration (`kubernetes.image`) holds.
+SUBMISSIONS: dict[str, type] = {"kubernetes": KubernetesKeys}

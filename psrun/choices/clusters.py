@@ -122,6 +122,15 @@ class Static(Unsupervised):
     addresses: dict[str, Any] = field(kw_only=True)
 
 
+@dataclass(frozen=True)
+class Kubernetes(Unsupervised):
+    """One whose tasks are pods: each finds its job and index in its environment, the addresses follow from names."""
+
+    num_workers: int = at_least(1)
+    num_ps: int = at_least(1)
+    num_data_workers: int = at_least(1)
+
+
 ParameterServers = InProcess | Local | Unsupervised
 Supervised = Local | MultiWorkerMirrored
 Synchronous = OneDevice | Mirrored | CentralStorage | MultiWorkerMirrored

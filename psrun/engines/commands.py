@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from psrun import composing, loading
+from psrun import composing, loading, multirun
 from psrun.config import RunConfig
 from psrun.errors import ConfigError, ExitCode
 
 # The module of each engine: `submit(Submission, Console) -> ExitCode`, imported only where it is asked for.
-ENGINES: dict[str, str] = {}
+ENGINES: dict[str, str] = {"kubernetes": "psrun.engines.kubernetes"}
+_WITH_FILES_OF_THEIR_OWN = ("kubernetes",)  # whose hosts see none of the files that are here
 
 
 @dataclass(frozen=True)
@@ -47,16 +50,20 @@ def main(arguments: list[str]) -> ExitCode:
       PsrunError: the engine refuses it, or cannot be reached.
       SystemExit: as argparse ends: help, or arguments that it does not know.
     """
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors to us instead of printing them and ending with 1
+    sys.path.append(os.getcwd())  # where a person's own models and data are named from
     given, rest = _parser().parse_known_args(arguments)
     said = composing.options_first([*given.overrides, *rest])
     chosen = [each for each in said if each.partition("=")[0] == "cluster"]
     if any(each != f"cluster={given.engine}" for each in chosen):
         raise ConfigError(f"{chosen[0]} does not go with submit {given.engine}: leave it out")
+    if multirun.is_asked_for(said):
+        raise ConfigError("a sweep is not submitted as a whole: submit each run of its own, without -m")
     said = [*(each for each in said if each not in chosen), f"cluster={given.engine}"]
     composed = composing.compose(said)
     if isinstance(composed, Exception):
         raise ConfigError(composing.all_problems(composed, said)) from composed
-    run = loading.load(composed)
+    run = loading.load(composed, elsewhere=given.engine in _WITH_FILES_OF_THEIR_OWN)
     submission = Submission(run, said, Path.cwd(), given.dry_run, given.follow)
     return importlib.import_module(ENGINES[given.engine]).submit(submission, Console(highlight=False))
 
