@@ -78,7 +78,7 @@ def _indexed_jobs(run: RunConfig, settings: choices.KubernetesKeys, overrides: S
         "clusterIP": "None",
         "publishNotReadyAddresses": True,  # the chief looks for servers by itself, and they for it
         "selector": {INSTANCE: settings.name},
-        "ports": [{"name": "grpc", "port": settings.port, "targetPort": settings.port}],
+        "ports": [{"name": "grpc", "port": settings.port, "targetPort": settings.port, "protocol": "TCP"}],
     }
     jobs = [
         _object(
@@ -198,7 +198,7 @@ def _container(settings: choices.KubernetesKeys, job: str, overrides: Sequence[s
     }
     if job != "evaluator" or settings.kind == "tfjob":
         port_name = "tfjob-port" if settings.kind == "tfjob" else "grpc"
-        container["ports"] = [{"name": port_name, "containerPort": settings.port}]
+        container["ports"] = [{"name": port_name, "containerPort": settings.port, "protocol": "TCP"}]
     return container
 
 
