@@ -19,6 +19,7 @@ from psrun.errors import ExitCode, PsrunError
 
 _POLL_S = 2.0
 _ANSWERS_WITHIN_S = 60.0
+_ATTEMPTS = 5
 _NO_PSRUN = "No module named psrun"
 _FOREVER_WITHOUT = {  # why a container waits for what will not come by itself
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
@@ -79,10 +80,16 @@ class Kubectl:
 
     def get(self, *what: str) -> dict[str, Any] | None:
         """What there is of it, or None where it is not there. Raises PsrunError where that cannot be told."""
-        done = self._run("get", *what, "--output", "json", "--ignore-not-found")
-        if done.returncode != 0:
-            raise PsrunError(f"kubectl get {' '.join(what)} ended with {done.returncode}: {done.stderr.strip()}")
-        return json.loads(done.stdout) if done.stdout.strip() else None
+        for attempt in range(1, _ATTEMPTS + 1):  # a run of hours is not lost sight of for one answer that is missing
+            done = self._run("get", *what, "--output", "json", "--ignore-not-found")
+            if done.returncode == 0:
+                return json.loads(done.stdout) if done.stdout.strip() else None
+            if attempt < _ATTEMPTS:
+                time.sleep(_POLL_S)
+        raise PsrunError(
+            f"kubectl get {' '.join(what)} ended with {done.returncode}, {_ATTEMPTS} times: {done.stderr.strip()}\n"
+            "The run itself is left as it is"
+        )
 
     def logs(self, pod: str, since: str | None) -> subprocess.Popen[str]:
         """What the pod says, from that time (RFC 3339) on, for as long as it does."""
