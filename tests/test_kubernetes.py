@@ -19,7 +19,7 @@ from support import raw_config, run_config
 
 from psrun import choices, identity, loading
 from psrun.cluster.topology import Task
-from psrun.engines import kubectl, quantities
+from psrun.engines import commands, kubectl, quantities
 from psrun.engines import manifests as made
 from psrun.errors import ConfigError, ExitCode, PsrunError
 
@@ -202,13 +202,15 @@ def test_what_is_shown_can_be_asked_for_again(tmp_path):
         (("--multirun", "seed=1,2"), ["a sweep is not submitted as a whole"]),
     ],
 )
-def test_bad_input_is_named_before_anything_is_shown(tmp_path, arguments, said):
+def test_bad_input_is_named_before_anything_is_shown(monkeypatch, capsys, arguments, said):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     given = GIVEN[:2] if arguments else ()
-    done = submitted(tmp_path, "--dry-run", *given, *arguments)
-    assert done.returncode == 2
-    assert done.stdout == ""
+    with pytest.raises(ConfigError) as told:
+        commands.main(["kubernetes", "--dry-run", *given, *arguments])
+    assert capsys.readouterr().out == ""
     for each in said:
-        assert each in done.stderr
+        assert each in str(told.value)
 
 
 def test_without_kubectl_it_is_said_how_to_go_on(tmp_path):
