@@ -36,7 +36,9 @@ def timed(workers: int, closures: int, windows: int) -> Windows:
 
     from psrun.closures import InFlight
 
-    cluster = choices.InProcess(kind="inprocess", num_workers=workers, num_ps=1, isolate="false")
+    cluster = choices.InProcess(
+        kind="inprocess", num_workers=workers, num_ps=1, num_data_workers=1, placement="greedy", isolate=False
+    )
     strategy.prepare(cluster, None)
     distribution = strategy.connect(cluster, choices.NoPartitioner(kind="none"))
     coordinator = distribution.coordinator

@@ -49,6 +49,8 @@ def _linked(text: str) -> str:
         text, target = link.groups()
         if target == "experiments":
             return f"[{text}](groups/experiment.md)"
+        if re.fullmatch(r"docs/\w+\.md", target):
+            return f"[{text}]({target})"
         if target.startswith("conf/"):
             return f"[{text}](groups/{Path(target).parent.name}.md#{Path(target).stem})"
         return f"`{text}`"

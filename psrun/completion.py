@@ -17,12 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from psrun import composition, environment
+from psrun.engines.commands import ENGINES
 from psrun.errors import ConfigError, ExitCode
 
 OPTIONS = ("-sc", "--shell-completion")
 _ASKED = re.compile(r"(install|uninstall|query)=(bash|zsh|fish)")
 _OF_A_RUN = ("--cfg", "--config-dir", "--help", "--hydra-help", "--multirun", "--version")
-_CONFIG_DIR, _RESUME = "--config-dir", "resume="
+_CONFIG_DIR, _RESUME, _SUBMIT = "--config-dir", "resume=", "submit"
 
 
 def main(verbs: Mapping[str, str], arguments: Sequence[str], started_s: float) -> ExitCode:
@@ -51,7 +52,9 @@ def _query(verbs: Mapping[str, str], shell: str, started_s: float) -> ExitCode:
     words = line.split()[1:] + ([""] if line[-1:].isspace() else [])
     *before, word = words or [""]
     with environment.silent_stderr():
-        if before and before[0] in verbs:
+        if before and before[0] == _SUBMIT and not word.startswith("-"):
+            answers = _of_submit(before[1:], word, shell, started_s)
+        elif before and before[0] in verbs:
             answers = _of_verb(verbs[before[0]], before[1:], word)
         elif word.startswith("-"):
             answers = [option for option in _OF_A_RUN if option.startswith(word)]
@@ -88,6 +91,13 @@ def _of_verb(module: str, before: Sequence[str], word: str) -> list[str]:
         return _paths(word)
     options = re.findall(r"--[a-z-]+", help_of(module, *(before[:1] if parts else ())))
     return [option for option in dict.fromkeys(options) if option.startswith(word)]
+
+
+def _of_submit(before: Sequence[str], word: str, shell: str, started_s: float) -> list[str]:
+    """The engines, and after one of them what a run on it may be told."""
+    if not before:
+        return [engine for engine in ENGINES if engine.startswith(word)]
+    return _of_hydra([f"cluster={before[0]}", *before[1:]], word, shell, started_s)
 
 
 def _paths(start: str, *, folders: bool = False) -> list[str]:

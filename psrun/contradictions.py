@@ -128,7 +128,8 @@ def _of_the_sidecar(config: RunConfig) -> list[Problem]:
             if isinstance(evaluation, choices.SidecarThread)
             else "needs an evaluator task"
         )
-        problems.append(Problem("evaluation", f"'{kind}' {needs}: choose cluster=local, slurm, tf_config or static"))
+        message = f"'{kind}' {needs}: choose cluster=local, kubernetes, slurm, tf_config or static"
+        problems.append(Problem("evaluation", message))
     elif isinstance(evaluation, choices.SidecarThread) and getattr(cluster, "num_workers", 2) < 2:
         problems.append(
             Problem(

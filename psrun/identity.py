@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psrun import choices
-from psrun.cluster import topology
+from psrun.cluster import pods, topology
 from psrun.cluster.topology import CHIEF, Task, Topology
 from psrun.config import RunConfig
 from psrun.engines.slurm import step
@@ -44,35 +44,50 @@ class Identity:
 
 def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
     """Raises ConfigError where the task cannot be told."""
-    needed = ("worker", "ps", *topology.DATA_JOBS) if run.data_service else ("worker", "ps")
     of_processes = isinstance(run.cluster, choices.Local | choices.Unsupervised)
     if run.mode != "train" and not (run.mode == "evaluate" and of_processes):
         role = {"plan": "planner", "export": "exporter", "predict": "predictor", "evaluate": "evaluation"}[run.mode]
         return Identity(role, role, owns_folder=run.resume is None)  # what is there of a run stays as it is
-    supervised = SUPERVISOR_PID in environment
-    match run.cluster:
-        case choices.Local() | choices.MultiWorkerMirrored() if not supervised:
-            return Identity("supervisor", "supervisor")
-        case choices.MultiWorkerMirrored():
-            found = topology.from_tf_config(environment.get("TF_CONFIG"), needed=("chief",))
-            if found.me != CHIEF:
-                return Identity("replica", str(found.me), found, owns_folder=False)
-        case choices.Slurm() if not supervised:
-            return _keeper(run, environment)
-        case choices.Local() | choices.TfConfig() | choices.Slurm():
-            found = topology.from_tf_config(environment.get("TF_CONFIG"), needed=needed)
-        case choices.Static():
-            if run.task.type is None:
-                raise ConfigError(
-                    [Problem("task.type", "must be given with cluster=static: task.type=... task.index=...")]
-                )
-            keys = {"key": "cluster.addresses", "task_key": "task"}
-            found = topology.make(run.cluster.addresses, run.task.type, run.task.index, **keys, needed=needed)
-        case _:
-            return Identity("coordinator", str(CHIEF))
+    starter = None if SUPERVISOR_PID in environment else _starter(run, environment)
+    if starter is not None:
+        return starter
+    found = _topology(run, environment)
+    if found is None:
+        return Identity("coordinator", str(CHIEF))
+    if isinstance(run.cluster, choices.MultiWorkerMirrored) and found.me != CHIEF:
+        return Identity("replica", str(found.me), found, owns_folder=False)
     if isinstance(run.evaluation, choices.SidecarThread):
         found = topology.with_one_set_aside(found)
     return _of(found, found.me, "coordinator" if run.mode == "train" else "evaluation")
+
+
+def _starter(run: RunConfig, environment: Mapping[str, str]) -> Identity | None:
+    """What starts the tasks of a cluster, where this process is that; None where it is a task itself."""
+    match run.cluster:
+        case choices.Local() | choices.MultiWorkerMirrored():
+            return Identity("supervisor", "supervisor")
+        case choices.Slurm():
+            return _keeper(run, environment)
+    return None
+
+
+def _topology(run: RunConfig, environment: Mapping[str, str]) -> Topology | None:
+    """The cluster that this process is a task of; None where it is the only process."""
+    needed = ("worker", "ps", *topology.DATA_JOBS) if run.data_service else ("worker", "ps")
+    match run.cluster:
+        case choices.MultiWorkerMirrored():
+            return topology.from_tf_config(environment.get("TF_CONFIG"), needed=("chief",))
+        case choices.Kubernetes():
+            return pods.from_environment(run, environment, needed=needed)
+        case choices.Static():
+            if run.task.type is None:
+                message = "must be given with cluster=static: task.type=... task.index=..."
+                raise ConfigError([Problem("task.type", message)])
+            keys = {"key": "cluster.addresses", "task_key": "task"}
+            return topology.make(run.cluster.addresses, run.task.type, run.task.index, **keys, needed=needed)
+        case choices.Local() | choices.Unsupervised():
+            return topology.from_tf_config(environment.get("TF_CONFIG"), needed=needed)
+    return None
 
 
 def _keeper(run: RunConfig, environment: Mapping[str, str]) -> Identity:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from psrun import choices, contradictions, schema, targets
-from psrun.choices import KINDS, SUBMISSIONS
+from psrun.choices import KINDS
 from psrun.config import (
     MODES,
     Data,
@@ -54,17 +54,18 @@ class _Top:
     seed: int = at_least(0)
 
 
-def load(raw: Mapping[str, Any]) -> RunConfig:
+def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
     """The run that `raw` describes.
 
     Args:
       raw: the composed configuration as plain values, interpolations resolved, missing values as '???'.
+      elsewhere: whether it runs on hosts with other files than this one: those it names are not looked for here.
 
     Raises:
       ConfigError: with every problem found, each by its key.
     """
     problems: list[Problem] = []
-    known = {*GROUPS, *TOP, *SUBMISSIONS}
+    known = {*GROUPS, *TOP, *choices.SUBMISSIONS}
     for name, value in raw.items():
         if name not in known:
             problems.append(Problem(name, f"no such key (value {value!r}).{schema.did_you_mean(name, known)}"))
@@ -72,8 +73,8 @@ def load(raw: Mapping[str, Any]) -> RunConfig:
     top = schema.read(_Top, {name: raw[name] for name in TOP if name in raw}, key="", problems=problems)
     parts["model"] = targets.read(raw.get("model"), key="model", problems=problems)
     parts["optimizer"] = targets.read(raw.get("optimizer"), key="optimizer", problems=problems)
-    parts["data"] = _read_data(raw.get("data"), problems)
     parts["submission"] = _read_submission(raw, problems)
+    parts["data"] = _read_data(raw.get("data"), problems, elsewhere=elsewhere)
     if isinstance(parts["trainer"], choices.Fit):
         for index, node in enumerate(parts["trainer"].callbacks):
             targets.read(node, key=f"trainer.callbacks[{index}]", problems=problems)
@@ -97,20 +98,22 @@ def _read_kind(node: Any, group: str, problems: list[Problem]) -> Any:
 
 
 def _read_submission(raw: Mapping[str, Any], problems: list[Problem]) -> Any:
-    """What the engine of the cluster is told, if it has one: the node of the same name."""
+    """How the engine is to run it; only the one that the cluster is named after may be told."""
     cluster = raw.get("cluster")
     kind = cluster.get("kind") if isinstance(cluster, Mapping) else None
-    problems += [
-        Problem(name, f"is for cluster={name}; the cluster here is {kind}")
-        for name in SUBMISSIONS
-        if name in raw and name != kind
-    ]
-    if kind not in SUBMISSIONS:
+    for name in choices.SUBMISSIONS:
+        if name in raw and name != kind:
+            problems.append(Problem(name, f"is for cluster={name}, and this is cluster={kind}: leave it out"))
+    if kind not in choices.SUBMISSIONS:
         return None
-    return schema.read(SUBMISSIONS[kind], raw.get(kind) or {}, key=kind, problems=problems)
+    node = raw.get(kind)
+    if not isinstance(node, Mapping):
+        problems.append(Problem(kind, f"is {node!r}, must hold the settings of cluster={kind}: choose cluster={kind}"))
+        return None
+    return schema.read(choices.SUBMISSIONS[kind], node, key=kind, problems=problems)
 
 
-def _read_data(node: Any, problems: list[Problem]) -> Data | None:
+def _read_data(node: Any, problems: list[Problem], *, elsewhere: bool) -> Data | None:
     if not isinstance(node, Mapping):
         problems.append(Problem("data", f"is {node!r}; choose data=NAME"))
         return None
@@ -121,6 +124,12 @@ def _read_data(node: Any, problems: list[Problem]) -> Data | None:
     target = targets.read({k: v for k, v in node.items() if k not in own}, key="data", problems=problems)
     path = node.get("path")
     patterns = isinstance(path, str) and any(mark in path for mark in "*?[")
-    if isinstance(path, str) and "://" not in path and not patterns and not Path(path).expanduser().exists():
+    if (
+        not elsewhere
+        and isinstance(path, str)
+        and "://" not in path
+        and not patterns
+        and not Path(path).expanduser().exists()
+    ):
         problems.append(Problem("data.path", f"{path!r} is not there (seen from {Path.cwd()})"))
     return Data(target, **dataclasses.asdict(keys)) if target and keys else None

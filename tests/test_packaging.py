@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from kubes import manifests
 
 ROOT = Path(__file__).parents[1]
 
@@ -59,3 +63,37 @@ def test_the_wheel_holds_everything_and_runs_in_a_new_folder(tmp_path):
     assert where.count(str(site)) == 2
     ran(sys.executable, "-m", "psrun", "experiment=smoke", f"hydra.run.dir={here / 'run'}", cwd=here, **found)
     assert json.loads((here / "run" / "run.json").read_text())["status"] == "completed"
+
+
+def test_the_lines_of_the_containerfile_make_a_psrun(tmp_path):
+    """Its COPY and RUN lines, with folders of this test; no image is built, as none could be pulled to build it on."""
+    build, last = (ROOT / "Containerfile").read_text().split("FROM python:")[1:]
+    source, installed = tmp_path / "src", tmp_path / "psrun"
+    source.mkdir()
+    for line in build.splitlines():
+        word, _, rest = line.partition(" ")
+        if word == "COPY":
+            *names, to = rest.split()
+            for name in names:
+                into = source / to if to != "./" else source / name
+                if (ROOT / name).is_dir():
+                    ignored = shutil.ignore_patterns("__pycache__", *(["conf"] if name == "psrun" else []))
+                    shutil.copytree(ROOT / name, into, symlinks=True, ignore=ignored)
+                else:
+                    shutil.copy(ROOT / name, into)
+        elif word == "RUN":
+            first, *words = shlex.split(rest.replace("/opt/psrun", str(installed)))
+            ran(
+                sys.executable if first == "python" else first, *words, cwd=source, PIP_NO_DEPS="1", PYTHONPATH=""
+            )  # what it needs is installed here already
+    (python,) = installed.glob("bin/python")
+    needed = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
+    said = ran(str(python), "-m", "psrun", "--version", cwd=tmp_path, PYTHONPATH=needed)
+    assert said.startswith("psrun ")
+    where = ran(str(python), "-c", "import psrun; print(psrun.__file__)", cwd=tmp_path, PYTHONPATH=needed)
+    assert where.startswith(str(installed))
+    entry = json.loads(re.search(r"ENTRYPOINT (.*)", last)[1])
+    objects = manifests(tmp_path, "kubernetes.kind=indexed_jobs")
+    (job,) = [each for each in objects if each["metadata"]["name"] == "run-1-chief"]
+    assert entry == job["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert re.search(r"^USER 10001:10001$", last, flags=re.MULTILINE)

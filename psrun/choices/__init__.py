@@ -7,6 +7,7 @@ from psrun.choices.clusters import (
     Cluster,
     InProcess,
     KeeperRestart,
+    Kubernetes,
     Local,
     Mirrored,
     MultiWorkerMirrored,
@@ -20,6 +21,14 @@ from psrun.choices.clusters import (
     Synchronous,
     TfConfig,
     Unsupervised,
+)
+from psrun.choices.engines import (
+    SUBMISSIONS,
+    KubernetesKeys,
+    PodResources,
+    ResourcesByJob,
+    SlurmJob,
+    Submission,
 )
 from psrun.choices.results import (
     BetweenEpochs,
@@ -40,7 +49,6 @@ from psrun.choices.results import (
     Tracker,
     Validation,
 )
-from psrun.choices.submissions import SUBMISSIONS, SlurmJob, Submission
 from psrun.choices.training import (
     MOST_WRITTEN_OUT,
     CustomLoop,
@@ -72,6 +80,8 @@ __all__ = [
     "FixedShards",
     "InProcess",
     "KeeperRestart",
+    "Kubernetes",
+    "KubernetesKeys",
     "Local",
     "MLflow",
     "MaxSize",
@@ -86,6 +96,8 @@ __all__ = [
     "OneDevice",
     "ParameterServers",
     "Partitioner",
+    "PodResources",
+    "ResourcesByJob",
     "Restart",
     "Sidecar",
     "SidecarThread",
@@ -115,6 +127,7 @@ KINDS: dict[str, dict[str, type]] = {
         "tf_config": TfConfig,
         "static": Static,
         "slurm": Slurm,
+        "kubernetes": Kubernetes,
     },
     "partitioner": {"none": NoPartitioner, "fixed_shards": FixedShards, "min_size": MinSize, "max_size": MaxSize},
     "trainer": {"custom_loop": CustomLoop, "fit": Fit},

@@ -154,6 +154,15 @@ class Slurm(Unsupervised):
     num_data_workers: int = at_least(1)
 
 
+@dataclass(frozen=True)
+class Kubernetes(Unsupervised):
+    """One whose tasks are pods: each finds its job and index in its environment, the addresses follow from names."""
+
+    num_workers: int = at_least(1)
+    num_ps: int = at_least(1)
+    num_data_workers: int = at_least(1)
+
+
 ParameterServers = InProcess | Local | Unsupervised
 Supervised = Local | MultiWorkerMirrored
 Synchronous = OneDevice | Mirrored | CentralStorage | MultiWorkerMirrored

@@ -16,7 +16,8 @@ from psrun.config import RunConfig
 from psrun.errors import ConfigError, ExitCode
 
 # The module of each engine: `submit(Submission, Console) -> ExitCode`, imported only where it is asked for.
-ENGINES: dict[str, str] = {"slurm": "psrun.engines.slurm.submission"}
+ENGINES: dict[str, str] = {"kubernetes": "psrun.engines.kubernetes", "slurm": "psrun.engines.slurm.submission"}
+_WITH_FILES_OF_THEIR_OWN = ("kubernetes",)  # whose hosts see none of the files that are here
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ def main(arguments: list[str]) -> ExitCode:
       PsrunError: the engine refuses it, or cannot be reached.
       SystemExit: as argparse ends: help, or arguments that it does not know.
     """
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors to us instead of printing them and ending with 1
+    sys.path.append(os.getcwd())  # where a person's own models and data are named from
     given, rest = _parser().parse_known_args(arguments)
     said = composing.options_first([*given.overrides, *rest])
     if multirun.is_asked_for(said):
@@ -58,12 +61,12 @@ def main(arguments: list[str]) -> ExitCode:
     if any(each != f"cluster={given.engine}" for each in chosen):
         raise ConfigError(f"{chosen[0]} does not go with submit {given.engine}: leave it out")
     said = [*(each for each in said if each not in chosen), f"cluster={given.engine}"]
-    sys.path.append(os.getcwd())  # where a person's own models and data are named from
-    whole = composition.resumed(said)  # with what a run that goes on was started with
+    apart = given.engine in _WITH_FILES_OF_THEIR_OWN
+    whole = said if apart else composition.resumed(said)  # with what a run that goes on was started with
     composed = composing.compose(whole)
     if isinstance(composed, Exception):
         raise ConfigError(composing.all_problems(composed, whole)) from composed
-    run = loading.load(composed)
+    run = loading.load(composed, elsewhere=apart)
     submission = Submission(run, said, Path.cwd(), given.dry_run, given.follow)
     return importlib.import_module(ENGINES[given.engine]).submit(submission, Console(highlight=False))
 
@@ -71,7 +74,7 @@ def main(arguments: list[str]) -> ExitCode:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="psrun submit", description=__doc__.partition(": ")[2])
     parser.add_argument("engine", choices=tuple(ENGINES), help="what runs it")
-    parser.add_argument("overrides", nargs="*", metavar="GROUP=NAME|KEY=VALUE", help="as for a run")
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="GROUP=NAME or KEY=VALUE, as for a run")
     parser.add_argument("--dry-run", action="store_true", help="shows what would be handed over; does nothing")
     parser.add_argument("--no-follow", dest="follow", action="store_false", help="ends once it is handed over")
     return parser

@@ -242,7 +242,7 @@ def _size(run_config: RunConfig) -> tuple[int, int]:
     match run_config.cluster:
         case choices.InProcess(num_workers=num_workers, num_ps=num_ps):
             return num_workers, max(1, num_ps)
-        case choices.Local() | choices.Slurm():
+        case choices.Local() | choices.Slurm() | choices.Kubernetes():
             return run_config.cluster.num_workers - aside, run_config.cluster.num_ps
         case choices.Static(addresses=addresses):
             return len(addresses.get("worker", ())) - aside, len(addresses.get("ps", ()))

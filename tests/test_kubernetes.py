@@ -1,0 +1,375 @@
+"""What is handed to Kubernetes: valid by its own schemas, right about exit codes and names; bad input is named."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from kubes import GIVEN, KINDS, manifests, pods, submitted, wrong_by_model
+from rich.console import Console
+from support import raw_config, run_config
+
+from psrun import choices, identity, loading
+from psrun.cluster.topology import Task
+from psrun.engines import commands, kubectl, quantities
+from psrun.engines import manifests as made
+from psrun.errors import ConfigError, ExitCode, PsrunError
+
+EVERYTHING = ("cluster.num_workers=3", "evaluation=sidecar", "data.visitation=dynamic")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def objects(request, tmp_path_factory):
+    kind = request.param
+    more = EVERYTHING[:2] if kind == "tfjob" else EVERYTHING
+    return kind, manifests(tmp_path_factory.mktemp(kind), f"kubernetes.kind={kind}", *more)
+
+
+def of_kind(objects, kind):
+    return [each for each in objects if each["kind"] == kind]
+
+
+def job_templates(objects):
+    """The Jobs among the objects, also those that a JobSet is to make."""
+    inner = [
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": each["name"]}, **each["template"]}
+        for jobset in of_kind(objects, "JobSet")
+        for each in jobset["spec"]["replicatedJobs"]
+    ]
+    return [*of_kind(objects, "Job"), *inner]
+
+
+def test_the_schemas_of_kubernetes_hold(objects):
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[test]'")
+    _, found = objects
+    known = [each for each in found if each["kind"] not in ("JobSet", "TFJob")]
+    inner = [
+        {"apiVersion": "v1", "kind": "Pod", **replica["template"]}
+        for job in of_kind(found, "TFJob")
+        for replica in job["spec"]["tfReplicaSpecs"].values()
+    ]
+    checked = [*known, *job_templates(found), *inner]
+    assert len(checked) >= 5
+    for version, each in itertools.product(("1.31.0", validate.latest_version()), checked):
+        validate.validate(each, version, strict=True)
+
+
+def test_the_schema_of_jobset_holds(tmp_path):
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install -e '.[test]'")
+    (jobset,) = of_kind(manifests(tmp_path, *EVERYTHING), "JobSet")
+    # A key that the schema does not know would be missing from what comes back.
+    assert models.JobsetV1alpha2JobSet.from_dict(jobset).to_dict() == jobset
+    jobset["spec"]["failurePolicy"]["maxRestart"] = 1
+    assert models.JobsetV1alpha2JobSet.from_dict(jobset).to_dict() != jobset
+
+
+def test_the_schema_of_tfjob_holds(tmp_path):
+    training = pytest.importorskip("kubeflow.training", reason="pip install -e '.[test]'")
+    client = pytest.importorskip("kubernetes.client")
+    (job,) = of_kind(manifests(tmp_path, "kubernetes.kind=tfjob", "evaluation=sidecar"), "TFJob")
+    models = vars(client) | vars(training)
+    assert wrong_by_model(job, "KubeflowOrgV1TFJob", models) == []
+    job["spec"]["tfReplicaSpecs"]["PS"]["restartPolcy"] = "Never"
+    job["spec"]["runPolicy"]["backoffLimit"] = "3"
+    assert sorted(wrong_by_model(job, "KubeflowOrgV1TFJob", models)) == [
+        "spec.runPolicy.backoffLimit", "spec.tfReplicaSpecs.PS.restartPolcy"
+    ]  # fmt: skip
+
+
+def test_kubectl_reads_what_is_shown(tmp_path):
+    if shutil.which("kubectl") is None:
+        pytest.skip("there is no kubectl: apt-get install kubernetes-client")
+    for kind in KINDS:
+        text = submitted(tmp_path, "--dry-run", *GIVEN, f"kubernetes.kind={kind}").stdout
+        command = ["kubectl", "label", "--local", "--filename", "-", "seen=yes", "--output", "yaml"]
+        none = {**os.environ, "KUBECONFIG": os.devnull}
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False, env=none)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("seen: ") == text.count("\nkind: ")
+
+
+def test_every_task_is_a_pod_and_finds_itself(objects):
+    kind, found = objects
+    if kind == "tfjob":
+        return
+    made_of = pods(found)
+    counted = {job: sum(pod.job == job for pod in made_of) for job in {pod.job for pod in made_of}}
+    assert counted == {"chief": 1, "ps": 2, "worker": 3, "evaluator": 1, "data_dispatcher": 1, "data_worker": 1}
+    for pod in made_of:
+        run = loading.load(raw_config(*unquoted(pod.container["args"])))
+        me = identity.identify(run, pod.environment)
+        assert me.topology.me == Task(pod.job, pod.index)
+        listed = {f"{each.host}:2222": Task(each.job, each.index) for each in made_of if each.job != "evaluator"}
+        assert {where: task for task, where in me.topology.addresses.items()} == listed
+
+
+def unquoted(arguments):
+    return [each for each in arguments if not each.startswith("hydra.run.dir=")]
+
+
+def test_a_pod_may_do_nothing_that_it_need_not(objects):
+    _, found = objects
+    for pod in pod_specs(found):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        (container,) = pod["containers"]
+        allowed = container["securityContext"]
+        assert allowed == {
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
+        }  # fmt: skip
+        assert set(container["resources"]) == {"requests", "limits"}
+    (policy,) = of_kind(found, "NetworkPolicy")
+    ours = {"matchLabels": {"app.kubernetes.io/instance": "run-1"}}
+    assert policy["spec"] == {
+        "podSelector": ours, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": ours}]}]
+    }  # fmt: skip
+
+
+def pod_specs(found):
+    jobs = [each["spec"]["template"]["spec"] for each in job_templates(found)]
+    replicas = [each for job in of_kind(found, "TFJob") for each in job["spec"]["tfReplicaSpecs"].values()]
+    return [*jobs, *(each["template"]["spec"] for each in replicas)]
+
+
+def test_exit_codes_mean_what_psrun_means(objects):
+    kind, found = objects
+    for job in job_templates(found):
+        rules = job["spec"]["podFailurePolicy"]["rules"]
+        codes = next(rule["onExitCodes"]["values"] for rule in rules if rule["action"] == "FailJob")
+        assert codes == sorted(codes)
+        for code in ExitCode:
+            assert (code in codes) == (0 < code < 128)
+        assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"  # the API takes the policy with no other
+    for job in of_kind(found, "TFJob"):
+        assert {each["restartPolicy"] for each in job["spec"]["tfReplicaSpecs"].values()} == {"ExitCode"}
+    if kind == "jobset":
+        (jobset,) = of_kind(found, "JobSet")
+        assert jobset["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["chief"]}
+        assert jobset["spec"]["failurePolicy"]["rules"][0]["action"] == "FailJobSet"
+
+
+def test_only_servers_are_probed(objects):
+    _, found = objects
+    for pod in pod_specs(found):
+        (container,) = pod["containers"]
+        asked = next((item["value"] for item in container["env"] if item["name"] == "PSRUN_JOB"), None)
+        if asked is not None:
+            assert ("livenessProbe" in container) == (asked not in ("chief", "evaluator"))
+
+
+def test_what_a_shell_or_kubernetes_would_replace_is_left_alone(tmp_path):
+    found = manifests(tmp_path, "tracker.tracking_uri='$(HOME)/x'", "tracker=mlflow", "kubernetes.kind=indexed_jobs")
+    args = of_kind(found, "Job")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert "tracker.tracking_uri='$$(HOME)/x'" in args
+
+
+def test_what_is_shown_can_be_asked_for_again(tmp_path):
+    first = submitted(tmp_path, "--dry-run", *GIVEN[:2]).stdout
+    name = re.search(r"kubernetes\.name=(psrun-[0-9a-f]{4})$", first.splitlines()[0])[1]
+    again = submitted(tmp_path, "--dry-run", *GIVEN[:2], f"kubernetes.name={name}").stdout
+    assert list(yaml.safe_load_all(first)) == list(yaml.safe_load_all(again))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), ["kubernetes.image: is not given", "kubernetes.claim: is not given"]),
+        (("kubernetes.claim=Runs",), ["kubernetes.claim: is 'Runs'; names of claims"]),
+        (("kubernetes.name=1a",), ["kubernetes.name: is '1a', must be small letters"]),
+        ((f"kubernetes.name={'a' * 48}",), ["has 48 characters, 2 too many"]),
+        (("kubernetes.namespace=a.b",), ["kubernetes.namespace: is 'a.b'"]),
+        (("kubernetes.mount_path=/tmp",), ["kubernetes.mount_path: is '/tmp', must be a folder of its own"]),
+        (("kubernetes.port=80",), ["kubernetes.port: is 80, must be 1024 or more"]),
+        (("kubernetes.port=70000",), ["kubernetes.port: is 70000, must be 65535 or less"]),
+        (("kubernetes.kind=job",), ["kubernetes.kind: is 'job', must be one of jobset, indexed_jobs, tfjob"]),
+        (("kubernetes.resources.ps.limits.memory=4GB",), ["kubernetes.resources.ps.limits.memory: is '4GB'"]),
+        (("kubernetes.resources.ps.requests.memory=4Gi",), ["ps.requests.memory: is 4Gi, more than the limit of 2Gi"]),
+        (("kubernetes.resources.pss.limits.memory=4Gi",), ["kubernetes.resources.pss.limits.memory: no such key"]),
+        (("kubernetes.imge=x",), ["kubernetes.imge: no such key", "Did you mean 'image'?"]),
+        (("cluster=local",), ["cluster=local does not go with submit kubernetes"]),
+        (("mode=plan",), ["mode: is plan; what is submitted trains"]),
+        (("hydra.run.dir=x",), ["hydra.run.dir: is kubernetes.mount_path/kubernetes.name"]),
+        (("kubernetes.kind=tfjob", "data.visitation=dynamic"), ["kubernetes.kind: is tfjob, which has no tasks for"]),
+        (("--multirun", "seed=1,2"), ["a sweep is not submitted as a whole"]),
+    ],
+)
+def test_bad_input_is_named_before_anything_is_shown(monkeypatch, capsys, arguments, said):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    given = GIVEN[:2] if arguments else ()
+    with pytest.raises(ConfigError) as told:
+        commands.main(["kubernetes", "--dry-run", *given, *arguments])
+    assert capsys.readouterr().out == ""
+    for each in said:
+        assert each in str(told.value)
+
+
+def test_without_kubectl_it_is_said_how_to_go_on(tmp_path):
+    done = submitted(tmp_path, *GIVEN, PATH=str(tmp_path), PYTHONPATH=os.pathsep.join(sys.path))
+    assert done.returncode == 1
+    assert "there is no kubectl in PATH" in done.stderr
+    assert "--dry-run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, "PSRUN_JOB: is not set: this is no pod of a run"),
+        ({"PSRUN_JOB": "boss", "JOB_COMPLETION_INDEX": "0"}, "PSRUN_JOB: is 'boss'"),
+        ({"PSRUN_JOB": "worker"}, "JOB_COMPLETION_INDEX: is '', must be a number"),
+        ({"PSRUN_JOB": "worker", "JOB_COMPLETION_INDEX": "7"}, "is 7; cluster.worker has [0, 1]"),
+    ],
+)
+def test_who_is_no_pod_is_told(environment, said):
+    run = run_config("cluster=kubernetes", "kubernetes.name=run-1")
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        identity.identify(run, environment)
+
+
+def test_settings_of_an_engine_go_with_its_cluster_only():
+    raw = raw_config("cluster=kubernetes") | {"cluster": raw_config("cluster=inprocess")["cluster"]}
+    with pytest.raises(ConfigError, match="kubernetes: is for cluster=kubernetes, and this is cluster=inprocess"):
+        loading.load(raw)
+
+
+def test_files_of_the_image_are_not_looked_for_here():
+    raw = raw_config("cluster=kubernetes", "data=criteo", "data.path=/not/here")
+    assert isinstance(loading.load(raw, elsewhere=True).submission, choices.KubernetesKeys)
+    with pytest.raises(ConfigError, match=r"data\.path: '/not/here' is not there"):
+        loading.load(raw)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("2", 2),
+        ("500m", 0.5),
+        ("1.5Gi", 1.5 * 2**30),
+        ("1e3", 1000),
+        ("4G", 4e9),
+        ("4GB", None),
+        ("-1", None),
+        ("", None),
+    ],
+)
+def test_quantities(text, amount):
+    found = quantities.quantity(text)
+    assert found == amount if amount is None else float(found) == amount
+
+
+def pod(state, *, created="2026-01-01T00:00:00Z", name="c", **status):
+    statuses = [{"state": state}] if state else []
+    return {
+        "metadata": {"name": name, "creationTimestamp": created}, "status": {"containerStatuses": statuses, **status}
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("items", "seen"),
+    [
+        ([], None),
+        ([pod({"running": {}})], kubectl.Chief("c", running=True)),
+        ([pod({"terminated": {"exitCode": 175}})], kubectl.Chief("c", code=175)),
+        (
+            [pod({"terminated": {"exitCode": 175}}), pod({"running": {}}, created="2026-01-01T00:01:00Z", name="d")],
+            kubectl.Chief("d", running=True),
+        ),
+        (
+            [pod({"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})],
+            kubectl.Chief("c", waits="ImagePullBackOff: no such image", hopeless=True),
+        ),
+        ([pod({"waiting": {"reason": "ContainerCreating"}})], kubectl.Chief("c", waits="ContainerCreating")),
+        (
+            [pod(None, conditions=[{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}])],
+            kubectl.Chief("c", waits="0/3 nodes are available"),
+        ),
+        ([pod(None, phase="Failed")], kubectl.Chief("c", code=-1)),
+    ],
+)
+def test_how_the_chief_is(items, seen):
+    assert kubectl.newest({"items": items}) == seen
+
+
+def test_exit_codes_of_containers():
+    codes = [0, 1, 2, 130, 175, 137, 127, -1]
+    assert [int(kubectl.exit_code(code)) for code in codes] == [0, 1, 2, 130, 175, 175, 1, 175]
+
+
+class StandIn:
+    """Answers as kubectl does, from a list; it shows our loop and nothing of Kubernetes."""
+
+    def __init__(self, tmp_path: Path, *answers: tuple[list, bool], log: str = "") -> None:
+        self._answers, self._log = list(answers), log
+
+    def get(self, *what: str):
+        if what[0] == "pods":
+            return {"items": self._answers.pop(0)[0] if len(self._answers) > 1 else self._answers[0][0]}
+        done = self._answers[0][1]
+        return {"status": {"conditions": [{"type": "Failed", "status": "True"}] if done else []}}
+
+    def logs(self, name: str, since: str | None):
+        command = [sys.executable, "-c", f"print({self._log!r})"]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def followed(stand_in, monkeypatch):
+    monkeypatch.setattr(kubectl, "_POLL_S", 0.01)
+    settings, out = run_config("cluster=kubernetes", *GIVEN).submission, io.StringIO()
+    return kubectl.follow(stand_in, settings, Console(file=out)), out.getvalue()
+
+
+def test_a_run_is_followed_over_a_restart_to_its_end(tmp_path, monkeypatch):
+    first, later = pod({"terminated": {"exitCode": 175}}, name="a"), "2026-01-01T00:01:00Z"
+    stand_in = StandIn(
+        tmp_path,
+        ([], False),
+        ([pod({"waiting": {"reason": "ContainerCreating"}}, name="a")], False),
+        ([pod({"running": {}}, name="a")], False),
+        ([first], False),
+        ([first, pod({"running": {}}, name="b", created=later)], False),
+        ([first, pod({"terminated": {"exitCode": 0}}, name="b", created=later)], False),
+        log="epoch 1/5",
+    )
+    code, out = followed(stand_in, monkeypatch)
+    assert code == ExitCode.DONE
+    assert out.count("epoch 1/5") == 2
+    assert "a ended with exit code 175; Kubernetes starts it again" in out
+
+
+def test_a_restart_budget_that_is_spent_ends_what_is_followed(tmp_path, monkeypatch):
+    ended = [pod({"terminated": {"exitCode": 137}})]
+    assert followed(StandIn(tmp_path, (ended, False), (ended, True)), monkeypatch)[0] == ExitCode.RESTART
+
+
+@pytest.mark.parametrize(
+    ("state", "log", "said"),
+    [
+        ({"waiting": {"reason": "ErrImagePull", "message": "not found"}}, "", "cannot begin: ErrImagePull: not found"),
+        ({"terminated": {"exitCode": 1}}, "python: No module named psrun", "no psrun in the image example/psrun:1"),
+    ],
+)
+def test_an_image_that_is_not_there_or_has_no_psrun_is_named(tmp_path, monkeypatch, state, log, said):
+    with pytest.raises(PsrunError, match=said):
+        followed(StandIn(tmp_path, ([pod(state)], False), log=log), monkeypatch)
+
+
+def test_what_a_run_without_a_chief_came_to(tmp_path, monkeypatch):
+    with pytest.raises(PsrunError, match="run-1 is gone, or has failed"):
+        followed(StandIn(tmp_path, ([], True)), monkeypatch)
+
+
+def test_what_the_run_is_over_with():
+    names = [
+        made.main_object(run_config("cluster=kubernetes", *GIVEN, f"kubernetes.kind={kind}").submission)
+        for kind in KINDS
+    ]
+    assert names == ["jobset.jobset.x-k8s.io/run-1", "job.batch/run-1-chief", "tfjob.kubeflow.org/run-1"]
