@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TextIO
 
 from rich.console import Console
 
-from psrun import environment, identity, loading, starting
+from psrun import choices, environment, identity, loading, starting
 from psrun.cluster import files, isolation
 from psrun.cluster.topology import CHIEF
 from psrun.config import RunConfig
@@ -144,6 +144,8 @@ def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], star
 def _isolated(run: RunConfig) -> str | None:
     """Moves this process, and those it will start, where nobody else reaches its servers; a note where it cannot."""
     wanted = getattr(run.cluster, "isolate", False)
+    if isinstance(run.cluster, choices.Ray) and run.cluster.address is not None:
+        return None  # whose nodes must reach each other
     if wanted is False or run.mode not in ("train", "evaluate") or environment.SUPERVISOR_PID in os.environ:
         return None
     if wanted == "auto" and run.needs_network:

@@ -34,7 +34,7 @@ class Identity:
     @property
     def of_processes(self) -> bool:
         """Whether it is one of several processes, or starts them."""
-        return self.topology is not None or self.role == "supervisor"
+        return self.topology is not None or self.role in ("supervisor", "driver")
 
 
 def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
@@ -46,6 +46,8 @@ def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
         return Identity(role, role, owns_folder=run.resume is None)  # what is there of a run stays as it is
     supervised = SUPERVISOR_PID in environment
     match run.cluster:
+        case choices.Ray() if not supervised:
+            return Identity("driver", "driver")
         case choices.Local() | choices.MultiWorkerMirrored() if not supervised:
             return Identity("supervisor", "supervisor")
         case choices.MultiWorkerMirrored():
