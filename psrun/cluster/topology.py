@@ -161,7 +161,7 @@ def is_address(address: Any) -> bool:
     if not isinstance(address, str):
         return False
     host, colon, port = address.rpartition(":")
-    return bool(host and colon) and port.isdigit() and 0 < int(port) < 65536
+    return bool(host and colon) and "/" not in host and port.isdigit() and 0 < int(port) < 65536
 
 
 def set_aside(addresses: Mapping[Task, str]) -> Task:
