@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -33,7 +34,9 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
     cluster, wanted = run_config.cluster, lineup.of(run_config)
     assert isinstance(cluster, choices.Ray)
     num_cpus = sum(need.num_cpus for need in room.needs(cluster, wanted.tasks()).values())
+    console.file = sys.stdout
     with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # to the log: Ray prints pages on every lost node
         with console.status("connecting to Ray"):
             stack.enter_context(session.opened(cluster, num_cpus=num_cpus))
         fleet = Fleet(cluster, wanted, folder, Reporter([folder], started_s=started_s), stop)

@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from psrun import __version__, choices
 from psrun.cluster import files
 from psrun.cluster.lineup import Lineup
+from psrun.cluster.probe import reachable
 from psrun.cluster.topology import CHIEF, Task
 from psrun.engines.ray import remote, room
 from psrun.engines.ray.remote import Seen
@@ -30,6 +31,8 @@ _LOOK_EVERY_S = 1.0
 _LOOKS_WITHIN_S = 60.0  # the first process of a node takes its time
 _PASSED_ON = ("TF_", "XLA_", "MLFLOW_", "OMP_", "PYTHON")  # beginnings of variables that tasks have from the driver
 _FREE_TRIES = 10
+_REACHED_WITHIN_S = 2.0
+_KNOWS_WITHIN_S = 120.0
 
 
 class Fleet:
@@ -47,7 +50,7 @@ class Fleet:
         self._group: Any = None
         self._seen: dict[Task, Seen] = {}
         self._void = True
-        self._dead: set[str] = set()
+        self._lost: set[str] = set()
         self._looked_s = time.monotonic()
 
     def start(self, task: Task) -> Any:
@@ -71,9 +74,19 @@ class Fleet:
         """The node of a task, for people, once it has gone; None while it is there."""
         if time.monotonic() - self._looked_s > _LOOK_EVERY_S:
             self._looked_s = time.monotonic()
-            self._dead = {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
+            self._lost |= {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
         seen = self._seen.get(task)
-        return _named(seen) if seen and seen.node in self._dead else None
+        return _named(seen) if seen and seen.node in self._lost else None
+
+    def look_after(self, task: Task) -> None:
+        """Finds out whether the node of a task whose actor has gone is there; Ray takes half a minute to say so."""
+        seen = self._seen.get(task)
+        found = next((node for node in ray.nodes() if seen and node["NodeID"] == seen.node), None)
+        if found is None or seen is None:
+            return
+        where = f"{found['NodeManagerAddress']}:{found['NodeManagerPort']}"
+        if not found["Alive"] or not reachable(where, timeout_s=_REACHED_WITHIN_S):
+            self._lost.add(seen.node)
 
     def leave(self) -> None:
         """The next start places all tasks anew."""
@@ -83,6 +96,7 @@ class Fleet:
         again = self._group is not None
         if again:
             self._await_the_end_of(CHIEF)
+            self._await_that_ray_knows()
             remove_placement_group(self._group)
             self._seen.clear()
         try:
@@ -99,7 +113,8 @@ class Fleet:
         self._check_nodes(token)
         self.addresses |= self._free_addresses(token)
         self._void = False
-        self._reporter.emit("preparing", text=self._told())
+        if len(ray.nodes()) > 1:
+            self._reporter.emit("preparing", text=self._told())
 
     def _await_the_end_of(self, task: Task) -> None:
         """A chief on a node that is only cut off ends when it misses the others; two must not write one run folder."""
@@ -108,6 +123,15 @@ class Fleet:
         deadline_s = time.monotonic() + self._cluster.restart.progress_timeout_s
         while files.still_beats(self._folder.path, task) and time.monotonic() < deadline_s:
             self._stop.raise_if_requested()
+
+    def _await_that_ray_knows(self) -> None:
+        """Until then it places tasks on nodes that have gone."""
+        deadline_s = time.monotonic() + _KNOWS_WITHIN_S
+        while any(node["Alive"] and node["NodeID"] in self._lost for node in ray.nodes()):
+            self._stop.raise_if_requested()
+            if time.monotonic() > deadline_s:
+                raise ClusterError(f"a node does not answer, and Ray takes it for alive after {_KNOWS_WITHIN_S:.0f} s")
+            time.sleep(_POLL_S)
 
     def _await_room(self) -> None:
         deadline_s = time.monotonic() + self._cluster.connect_timeout_s

@@ -17,6 +17,7 @@ from psrun.engines.ray.fleet import Fleet
 from psrun.errors import ended
 
 _KILLED_WITHIN_S = 5.0
+_SAID_MOST = 200
 
 
 class RayTask:
@@ -67,8 +68,10 @@ class RayTask:
                 self._code = ray.get(self._ended)
                 self._how = ended(self._code)
             except RayError as error:
-                told = next((line for line in reversed(str(error).splitlines()) if line.strip()), "")
-                self._code, self._how = -signal.SIGKILL, f"was lost with its actor ({told.strip()})"
+                self._fleet.look_after(self.task)
+                lost, said = self._fleet.lost(self.task), " ".join(str(error).split())
+                where = f"node {lost}" if lost else f"actor ({said[:_SAID_MOST]})"
+                self._code, self._how = -signal.SIGKILL, f"was lost with its {where}"
         return self._code
 
     @property
