@@ -78,7 +78,7 @@ def test_each_task_asks_for_what_its_job_is_given():
         ([(4, 1000), (2, 1000)], None),
         ([(5, 2000)], None),
         ([(6, 1000)], "no room for ps-1"),  # 6 CPUs, and no memory for two
-        ([(3, 2000), (1, 0)], "3 tasks ask for 5 CPUs and 2,000 bytes in all, and the nodes have 3 CPUs and 2,000"),
+        ([(3, 2000), (1, 0)], "3 tasks ask for 5 CPUs and 2,000 bytes in all, and the nodes have 1 x 3 CPUs and 2,000"),
         ([(1, 5000)] * 9, "no room for ps-0, which asks for 2 CPUs and 1,000 bytes"),
         ([], "the nodes have nothing"),
     ],

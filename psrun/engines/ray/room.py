@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,10 +57,16 @@ def _fits(need: Need, node: Mapping[str, float]) -> bool:
 
 
 def _no_room(task: Task, need: Need, wanted: Mapping[Task, Need], nodes: Sequence[Mapping[str, float]]) -> str:
-    cpus, memory = sum(each.num_cpus for each in wanted.values()), sum(each.memory_bytes for each in wanted.values())
-    has = ", ".join(f"{node.get('CPU', 0):g} CPUs and {int(node.get('memory', 0)):,} bytes" for node in nodes)
-    asks = f"{need.num_cpus:g} CPUs and {need.memory_bytes:,} bytes"
+    whole = Need(sum(each.num_cpus for each in wanted.values()), sum(each.memory_bytes for each in wanted.values()))
+    kinds = Counter(_has(Need(node.get("CPU", 0.0), int(node.get("memory", 0))), whole) for node in nodes)
+    has = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     return (
-        f"there is no room for {task}, which asks for {asks}; {len(wanted)} tasks ask for {cpus:g} CPUs and {memory:,} "
-        f"bytes in all, and the nodes have {has or 'nothing'}: ask for less, or start fewer tasks"
+        f"there is no room for {task}, which asks for {_has(need, whole)}; {len(wanted)} tasks ask for "
+        f"{_has(whole, whole)} in all, and the nodes have {has or 'nothing'}: ask for less, or start fewer tasks"
     )
+
+
+def _has(what: Need, asked: Need) -> str:
+    """In words; of memory only where some is asked for."""
+    cpus = f"{what.num_cpus:g} CPUs"
+    return f"{cpus} and {what.memory_bytes:,} bytes" if asked.memory_bytes else cpus
