@@ -5,14 +5,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from psrun import choices, keras_callbacks
+from psrun.cluster import topology
 from psrun.config import OF_A_RUN, RunConfig
 from psrun.errors import Problem
 
 
 def problems(config: RunConfig) -> list[Problem]:
     """Everything that the pieces of a run do not allow each other."""
-    checks = (_of_data, _of_training, _of_checkpoints, _of_the_sidecar, _of_what_follows, _of_restoring)
+    checks = (
+        _of_the_cluster,
+        _of_data,
+        _of_training,
+        _of_checkpoints,
+        _of_the_sidecar,
+        _of_what_follows,
+        _of_restoring,
+    )
     return [problem for check in checks for problem in check(config)]
+
+
+def _of_the_cluster(config: RunConfig) -> list[Problem]:
+    """Of where it is."""
+    cluster, problems = config.cluster, list[Problem]()
+    if not isinstance(cluster, choices.Ray) or cluster.address is None:
+        return problems
+    key = "cluster.address"
+    if cluster.address != "auto" and not topology.is_address(cluster.address):
+        clients = "; a driver by ray:// would be on another network" if cluster.address.startswith("ray:") else ""
+        message = f"is {cluster.address!r}, must be auto, HOST:PORT of the head node, or null{clients}"
+        problems.append(Problem(key, message))
+    if cluster.isolate is True:
+        message = f"true hides the servers from the nodes of {key}={cluster.address}; set it to auto"
+        problems.append(Problem("cluster.isolate", message))
+    return problems
 
 
 def _of_data(config: RunConfig) -> list[Problem]:
@@ -128,7 +153,7 @@ def _of_the_sidecar(config: RunConfig) -> list[Problem]:
             if isinstance(evaluation, choices.SidecarThread)
             else "needs an evaluator task"
         )
-        message = f"'{kind}' {needs}: choose cluster=local, kubernetes, slurm, tf_config or static"
+        message = f"'{kind}' {needs}: choose cluster=local, kubernetes, ray, slurm, tf_config or static"
         problems.append(Problem("evaluation", message))
     elif isinstance(evaluation, choices.SidecarThread) and getattr(cluster, "num_workers", 2) < 2:
         problems.append(

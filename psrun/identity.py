@@ -39,7 +39,7 @@ class Identity:
     @property
     def of_processes(self) -> bool:
         """Whether it is one of several processes, or starts them."""
-        return self.topology is not None or self.role in ("supervisor", "keeper")
+        return self.topology is not None or self.role in ("supervisor", "keeper", "driver")
 
 
 def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
@@ -64,6 +64,8 @@ def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
 def _starter(run: RunConfig, environment: Mapping[str, str]) -> Identity | None:
     """What starts the tasks of a cluster, where this process is that; None where it is a task itself."""
     match run.cluster:
+        case choices.Ray():
+            return Identity("driver", "driver")
         case choices.Local() | choices.MultiWorkerMirrored():
             return Identity("supervisor", "supervisor")
         case choices.Slurm():

@@ -130,6 +130,12 @@ def _keeper(process: Process) -> ExitCode:
     return module.run(process.run, process.folder, process.stop, process.console, started_s=process.started_s)
 
 
+def _driver(process: Process) -> ExitCode:
+    importlib.import_module("psrun.engines.ray").check_installed()
+    module = importlib.import_module("psrun.engines.ray.driver")
+    return module.run(process.run, process.folder, process.stop, process.console, started_s=process.started_s)
+
+
 def _planner(process: Process) -> None:
     _import("psrun.roles.planner").run(process.run, process.folder, process.console)
 
@@ -146,7 +152,7 @@ def _evaluation(process: Process) -> None:
     _as_chief(process, _import("psrun.roles.evaluation"))
 
 
-# The one place of deferred imports: what stands behind it, but for the supervisor and the keeper, imports TensorFlow.
+# The one place of deferred imports: what stands behind it, but for what starts the tasks, imports TensorFlow.
 ROLES: dict[str, Callable[[Process], ExitCode | None]] = {
     "coordinator": _coordinator,
     "replica": _replica,
@@ -155,6 +161,7 @@ ROLES: dict[str, Callable[[Process], ExitCode | None]] = {
     "evaluator": _evaluator,
     "supervisor": _supervisor,
     "keeper": _keeper,
+    "driver": _driver,
     "planner": _planner,
     "exporter": _exporter,
     "predictor": _predictor,

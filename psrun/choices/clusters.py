@@ -81,6 +81,46 @@ class Local:
 
 
 @dataclass(frozen=True)
+class RayTaskResources:
+    """What Ray sets aside for one task.
+
+    Attributes:
+      num_cpus: as Ray counts them; nothing keeps a task from using more.
+      memory_bytes: 0 for none in particular.
+    """
+
+    num_cpus: float = at_least(0.001)
+    memory_bytes: int = at_least(0)
+
+
+@dataclass(frozen=True)
+class RayResources:
+    """What Ray sets aside for a task of each job."""
+
+    chief: RayTaskResources
+    worker: RayTaskResources
+    ps: RayTaskResources
+    evaluator: RayTaskResources
+    data_dispatcher: RayTaskResources
+    data_worker: RayTaskResources
+
+
+@dataclass(frozen=True)
+class Ray(Local):
+    """As Local, on the nodes of a Ray cluster.
+
+    Attributes:
+      address: of the Ray cluster: 'auto' for the one that this machine is part of, HOST:PORT, or None for one of the
+        run's own on this machine.
+      placement_group: Ray's strategy of placing tasks on nodes, in small letters.
+    """
+
+    address: str | None = field(kw_only=True)
+    resources: RayResources = field(kw_only=True)
+    placement_group: str = one_of("spread", "pack")
+
+
+@dataclass(frozen=True)
 class MultiWorkerMirrored:
     kind: str
     restart: Restart

@@ -6,15 +6,48 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
 from psrun.cluster import files
 from psrun.cluster.topology import Task, tf_config
 from psrun.environment import SUPERVISOR_PID, task_command
+from psrun.errors import ended
+
+
+class TaskHandle(Protocol):
+    """A task as its supervisor sees it, wherever the process is that it is now; see `TaskProcess`."""
+
+    task: Task
+    restarts: int
+    started_s: float
+    start_at_s: float | None
+
+    def start(self) -> None: ...
+
+    @property
+    def started(self) -> bool: ...
+
+    @property
+    def code(self) -> int | None: ...
+
+    @property
+    def how_it_ended(self) -> str: ...
+
+    @property
+    def running(self) -> bool: ...
+
+    def send(self, signum: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def heartbeat(self) -> files.Heartbeat | None: ...
+
+    def usage(self) -> tuple[int | None, float | None]: ...
 
 
 @dataclass
@@ -57,9 +90,18 @@ class TaskProcess:
         self.started_s, self.start_at_s = time.time(), None
 
     @property
+    def started(self) -> bool:
+        return self.process is not None
+
+    @property
     def code(self) -> int | None:
         """The exit code, negative for a signal; None while it runs or before it was started."""
         return self.process.poll() if self.process else None
+
+    @property
+    def how_it_ended(self) -> str:
+        """For people."""
+        return ended(self.code)
 
     @property
     def running(self) -> bool:
@@ -81,8 +123,11 @@ class TaskProcess:
         beat = files.read(self.folder, self.task)
         return beat if beat and self.process and beat.pid == self.process.pid else None
 
-    def usage(self) -> tuple[int, float]:
-        """Memory in bytes and processor use in percent of one core since the last call; zeros where it has ended."""
+    def usage(self) -> tuple[int | None, float | None]:
+        """Memory in bytes and processor use in percent of one core since the last call; zeros where it has ended.
+
+        None where it cannot be seen from here.
+        """
         try:
             if self.running and self._usage:
                 return self._usage.memory_info().rss, self._usage.cpu_percent()
@@ -91,9 +136,9 @@ class TaskProcess:
         return 0, 0.0
 
 
-def end_all(tasks: list[TaskProcess], *, within_s: float) -> None:
+def end_all(tasks: Iterable[TaskHandle], *, within_s: float) -> None:
     """Waits for all to end by themselves, then asks them to, then kills them; nothing is left running."""
-    deadline_s = time.monotonic() + within_s
+    tasks, deadline_s = list(tasks), time.monotonic() + within_s
     for signum in (0, signal.SIGTERM):
         if signum:
             for task in tasks:

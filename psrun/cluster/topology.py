@@ -149,18 +149,19 @@ def _addresses(name: str, given: Any, key: str, problems: list[Problem]) -> list
     for index, address in pairs:
         if not str(index).isdigit():
             problems.append(Problem(where, f"{index!r} is no index"))
-        elif not _is_address(address):
+        elif not is_address(address):
             problems.append(Problem(f"{where}[{index}]", f"{address!r} is no address; HOST:PORT is"))
         else:
             found.append((Task(job, int(index)), address))
     return found
 
 
-def _is_address(address: Any) -> bool:
+def is_address(address: Any) -> bool:
+    """Whether it is HOST:PORT."""
     if not isinstance(address, str):
         return False
     host, colon, port = address.rpartition(":")
-    return bool(host and colon) and port.isdigit() and 0 < int(port) < 65536
+    return bool(host and colon) and "/" not in host and port.isdigit() and 0 < int(port) < 65536
 
 
 def set_aside(addresses: Mapping[Task, str]) -> Task:

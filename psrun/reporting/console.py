@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -128,7 +129,9 @@ class ConsoleSink:
 
     def _show_live(self, what: RenderableType) -> None:
         if self._live is None:
-            self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+            # What others print goes above the live view, unless it was sent somewhere else.
+            here = self._console.file is sys.stdout
+            self._live = Live(console=self._console, refresh_per_second=4, transient=True, redirect_stdout=here)
             self._live.start()
         self._live.update(what)
 

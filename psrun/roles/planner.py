@@ -100,11 +100,17 @@ def make(
     placed = _place(recorder, built, run_config, rule)
     if run_config.parameter_servers and isinstance(run_config.partitioner, choices.FixedShards):
         placement.check_rows(placed, run_config.partitioner.num_shards)
-    if isinstance(run_config.cluster, choices.InProcess | choices.Local):
+    if _on_this_machine(run_config.cluster):
         placement.check_memory(placed, psutil.virtual_memory().total if memory_bytes is None else memory_bytes)
     total = sum(gradients.values(), Traffic())
     by_task = _by_task(gradients, placed, run_config)
     return Plan(placed, total, gradients, by_task, cost.of_dense_tables(built.optimizer, placed))
+
+
+def _on_this_machine(cluster: choices.Cluster) -> bool:
+    """Whether all parameter servers are."""
+    elsewhere = isinstance(cluster, choices.Ray) and cluster.address is not None
+    return isinstance(cluster, choices.InProcess | choices.Local) and not elsewhere
 
 
 class _Recorder:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import shutil
 import signal
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import portpicker
 from rich.console import Console
 
 from psrun import choices
-from psrun.cluster import topology
+from psrun.cluster import lineup, topology
 from psrun.cluster.files import Heartbeat, age_s, shared
+from psrun.cluster.lineup import Lineup
 from psrun.cluster.probe import answering
-from psrun.cluster.processes import TaskProcess, end_all
+from psrun.cluster.processes import TaskHandle, TaskProcess, end_all
 from psrun.cluster.recoveries import Recoveries, Sign
 from psrun.cluster.topology import CHIEF, Task
 from psrun.cluster.watch import progress_limit_s
 from psrun.config import RunConfig
-from psrun.errors import BudgetSpentError, ExitCode, ended
+from psrun.errors import BudgetSpentError, ExitCode
 from psrun.reporting.console import ConsoleSink
 from psrun.reporting.events import Reporter
 from psrun.reporting.run_folder import RunFolder
@@ -30,7 +31,6 @@ from psrun.stop import Stop
 _ROUND_S = 0.1
 _SERVERS_END_WITHIN_S = 5.0
 _OWN_STALL_S = 2.0
-EVALUATOR = Task("evaluator", 0)
 _FOR_GOOD = (ExitCode.FAILED, ExitCode.USAGE)
 
 
@@ -43,45 +43,12 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
     Raises:
       BudgetSpentError: tasks failed more often than they may be restarted.
     """
-    assert isinstance(run_config.cluster, choices.Supervised)
-    evaluation = run_config.evaluation
-    sidecar = evaluation if isinstance(evaluation, choices.Sidecar) else None
-    lineup = _lineup(run_config)
-    supervisor = Supervisor(run_config.cluster, lineup, folder, ConsoleSink(console), started_s, sidecar=sidecar)
+    wanted = lineup.of(run_config)
+    addresses = {task: f"localhost:{portpicker.pick_unused_port()}" for task in wanted.addressed()}
+    tasks = {task: TaskProcess(task, addresses, folder.path) for task in wanted.tasks()}
+    supervisor = Supervisor(run_config, wanted, tasks, addresses, folder, ConsoleSink(console), started_s)
     stop.at_once = supervisor.kill_all
-    stop.defer(run_config.cluster.restart.stop_timeout_s + 2 * _SERVERS_END_WITHIN_S)
-    try:
-        code = supervisor.watch(stop)
-    finally:
-        supervisor.close()
-    return code
-
-
-@dataclass(frozen=True)
-class _Lineup:
-    """The tasks of a cluster.
-
-    Attributes:
-      jobs: those with an address, in the order of their start, and how many tasks each has.
-      one_fate: jobs of which one lost task ends the attempt, so that all their tasks start again.
-      serving: jobs that must be told when the run is over; the others see it by themselves.
-    """
-
-    jobs: dict[str, int]
-    one_fate: tuple[str, ...]
-    serving: tuple[str, ...]
-
-
-def _lineup(run_config: RunConfig) -> _Lineup:
-    cluster = run_config.cluster
-    if isinstance(cluster, choices.MultiWorkerMirrored):  # whose chief is a worker too
-        return _Lineup({"worker": cluster.num_workers - 1, "chief": 1}, ("worker", "chief"), ())
-    assert isinstance(cluster, choices.Local)
-    jobs = {"ps": cluster.num_ps, "worker": cluster.num_workers, "chief": 1}
-    if run_config.data_service:
-        jobs |= {topology.DISPATCHER.job: 1, "data_worker": cluster.num_data_workers}
-    # A chief that starts again would leave its tables behind in parameter servers that do not.
-    return _Lineup(jobs, ("ps", "chief"), ("ps", "worker", "evaluator", *topology.DATA_JOBS))
+    return supervisor.run(stop)
 
 
 class Supervisor:
@@ -89,29 +56,22 @@ class Supervisor:
 
     def __init__(
         self,
-        cluster: choices.Supervised,
-        lineup: _Lineup,
+        run_config: RunConfig,
+        wanted: Lineup,
+        tasks: Mapping[Task, TaskHandle],
+        addresses: Mapping[Task, str],
         folder: RunFolder,
         sink: ConsoleSink,
         started_s: float,
-        *,
-        sidecar: choices.Sidecar | None = None,
     ) -> None:
-        self._sidecar, self._evaluator_told = sidecar, False
-        self._restart, self._folder = cluster.restart, folder
+        assert isinstance(run_config.cluster, choices.Supervised)
+        evaluation = run_config.evaluation
+        self._sidecar = evaluation if isinstance(evaluation, choices.Sidecar) else None
+        self._evaluator, self._evaluator_told = wanted.evaluator, False
+        self._restart, self._folder = run_config.cluster.restart, folder
         self._reporter = Reporter([folder], started_s=started_s)
-        self._lineup = lineup
-        self._addresses = {
-            Task(job, index): f"localhost:{portpicker.pick_unused_port()}"
-            for job, n in self._lineup.jobs.items()
-            for index in range(n)
-        }
-        self._evaluator = EVALUATOR if sidecar else None
-        if isinstance(sidecar, choices.SidecarThread):
-            self._evaluator = topology.set_aside(self._addresses)
-        every = dict.fromkeys([*self._addresses, *([self._evaluator] if self._evaluator else [])])
-        self._tasks = {task: TaskProcess(task, self._addresses, folder.path) for task in every}
-        self._left = cluster.restart.budget
+        self._lineup, self._tasks, self._addresses = wanted, tasks, addresses
+        self._left = self._restart.budget
         self._recoveries = Recoveries(self._reporter)
         self._before = folder.stored().get("recoveries", [])
         self._teller = Teller(folder, sink, self._recoveries, self._tasks)
@@ -119,6 +79,14 @@ class Supervisor:
         self._last_round_s = self._no_hangs_before_s = time.monotonic()
         self._last_clock_s = time.time()
         self._chief_said: tuple[Any, float] = (None, time.monotonic())
+
+    def run(self, stop: Stop) -> ExitCode:
+        """Does all of it, and leaves nothing running. Raises BudgetSpentError."""
+        stop.defer(self._restart.stop_timeout_s + 2 * _SERVERS_END_WITHIN_S)
+        try:
+            return self.watch(stop)
+        finally:
+            self.close()
 
     def watch(self, stop: Stop) -> ExitCode:
         """Starts all tasks and returns the exit code of the run once it is over."""
@@ -195,31 +163,31 @@ class Supervisor:
         if beat and beat.step is not None:
             self._step = beat.step
         for task in self._tasks.values():
-            if task.process is None or task.start_at_s is not None:
+            if not task.started or task.start_at_s is not None:
                 continue
             if task.code == ExitCode.DONE and task.task.job not in self._lineup.serving:
                 continue  # done a moment before the chief
             self._look_at(task)
 
-    def _look_at(self, task: TaskProcess) -> None:
+    def _look_at(self, task: TaskHandle) -> None:
         if task.task == self._evaluator and task.code in (ExitCode.DONE, *_FOR_GOOD):
             if task.code != ExitCode.DONE:
-                self._goes_on_without(task, ended(task.code))
+                self._goes_on_without(task, task.how_it_ended)
         elif not task.running:
-            self._failed(task, ended(task.code))
+            self._failed(task, task.how_it_ended)
         elif time.monotonic() >= self._no_hangs_before_s:
             cause = self._hangs(task)
             if cause:
                 self._failed(task, cause)
 
-    def _goes_on_without(self, evaluator: TaskProcess, cause: str) -> None:
+    def _goes_on_without(self, evaluator: TaskHandle, cause: str) -> None:
         """The training does not depend on the evaluator, which will not be started again."""
         if not self._evaluator_told:
             self._evaluator_told = True
             action = f"the training goes on without it (log: {evaluator.task}.log)"
             self._reporter.emit("failure", step=self._step, task=str(evaluator.task), cause=cause, action=action)
 
-    def _hangs(self, task: TaskProcess) -> str | None:
+    def _hangs(self, task: TaskHandle) -> str | None:
         """Why a task that runs must be taken for hanging; None where it need not."""
         beat = task.heartbeat()
         if beat is None:
@@ -245,12 +213,13 @@ class Supervisor:
         suspects = f"; no answer from {', '.join(silent)}" if silent else ""
         return f"makes no progress: {beat.state} at step {beat.step} for {quiet_s:.0f} s{suspects}"
 
-    def _failed(self, task: TaskProcess, cause: str) -> None:
+    def _failed(self, task: TaskHandle, cause: str) -> None:
         task.kill()
         if task.task == self._evaluator and task.restarts >= self._restart.budget:  # a budget of its own
             self._goes_on_without(task, cause)
             return
-        attempt = task.task.job in self._lineup.one_fate
+        group = self._sharing_fate(task)
+        attempt = any(member.task == CHIEF for member in group)
         self._recoveries.failed(task.task, cause, step=self._step, attempt=attempt)
         if self._left == 0 and task.task != self._evaluator:
             self._reporter.emit("failure", step=self._step, task=str(task.task), cause=cause, action="the run ends")
@@ -259,7 +228,6 @@ class Supervisor:
                 task=str(task.task),
             )
         self._left -= task.task != self._evaluator
-        group = [t for t in self._tasks.values() if attempt and t.task.job in self._lineup.one_fate] or [task]
         delay_s = self._delay_s(task)
         for member in group:
             member.kill()
@@ -269,7 +237,13 @@ class Supervisor:
         told = {"cause": cause, "action": f"restarting {', '.join(restarted)}", "restarted": restarted}
         self._reporter.emit("failure", step=self._step, task=str(task.task), **told)
 
-    def _delay_s(self, task: TaskProcess) -> float:
+    def _sharing_fate(self, lost: TaskHandle) -> list[TaskHandle]:
+        """The tasks that start again when this one is lost, itself among them."""
+        one_fate = self._lineup.one_fate
+        together = lost.task.job in one_fate
+        return [task for task in self._tasks.values() if task.task.job in one_fate] if together else [lost]
+
+    def _delay_s(self, task: TaskHandle) -> float:
         return (
             min(self._restart.backoff_s * 2 ** (task.restarts - 1), self._restart.max_backoff_s) if task.restarts else 0
         )

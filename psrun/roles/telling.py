@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from psrun.cluster.files import age_s
-from psrun.cluster.processes import TaskProcess
+from psrun.cluster.processes import TaskHandle
 from psrun.cluster.recoveries import Recoveries
 from psrun.cluster.topology import CHIEF, Task
 from psrun.reporting.console import ConsoleSink, TaskRow, task_table
@@ -21,7 +21,7 @@ class Teller:
     """Passes on what is added to metrics.jsonl, and shows the tasks; `recoveries` learns of what it must know."""
 
     def __init__(
-        self, folder: RunFolder, sink: ConsoleSink, recoveries: Recoveries, tasks: Mapping[Task, TaskProcess]
+        self, folder: RunFolder, sink: ConsoleSink, recoveries: Recoveries, tasks: Mapping[Task, TaskHandle]
     ) -> None:
         self._tail = Tail(folder.metrics, after_what_is_there=True)  # of a run that goes on
         self._sink, self._recoveries, self._tasks = sink, recoveries, tasks
@@ -50,7 +50,7 @@ class Teller:
         self._sink.event(event)
 
 
-def _row(task: TaskProcess) -> TaskRow:
+def _row(task: TaskHandle) -> TaskRow:
     beat, (memory_bytes, processor) = task.heartbeat(), task.usage()
     state = "restarting" if task.start_at_s is not None else beat.state if beat else "starting"
     return TaskRow(str(task.task), state, task.restarts, memory_bytes, processor, age_s(beat) if beat else None)

@@ -33,6 +33,8 @@ def jobs_at_once(runs: Sequence[RunConfig], *, cores: int | None = None, memory_
 
 def _num_workers(run: RunConfig) -> int:
     match run.cluster:
+        case choices.Ray(address=str()):  # whose tasks are elsewhere
+            return 1
         case choices.InProcess(num_workers=count) | choices.Local(num_workers=count):
             return count
         case choices.MultiWorkerMirrored(num_workers=count):
@@ -43,6 +45,8 @@ def _num_workers(run: RunConfig) -> int:
 
 def _num_processes(run: RunConfig) -> int:
     match run.cluster:
+        case choices.Ray(address=str()):  # whose tasks are elsewhere
+            return 1
         case choices.Local(num_workers=num_workers, num_ps=num_ps):
             return 1 + num_workers + num_ps + isinstance(run.evaluation, choices.Sidecar)
         case choices.MultiWorkerMirrored(num_workers=count):

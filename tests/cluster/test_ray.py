@@ -1,0 +1,305 @@
+"""Runs on a real Ray cluster of four nodes on this host, and on one of a run's own: training, faults, the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.ray
+ray = pytest.importorskip("ray", reason="pip install -e '.[ray]'")
+
+NUM_NODES = 4
+TASKS = ["chief-0", "ps-0", "ps-1", "worker-0", "worker-1"]
+SMALL = [
+    "partitioner=fixed_shards", "evaluation.every=100", "trainer.steps_per_epoch=100", "data.num_train_examples=2000",
+    "data.num_eval_examples=200",
+]  # fmt: skip
+LONG = [*SMALL, "trainer.epochs=30"]
+
+
+class Nodes:
+    """A Ray cluster of processes on this host, each node with two CPUs."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 2, "include_dashboard": False, **self._common}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.address = self._cluster.address
+        self.added = [self.add() for _ in range(NUM_NODES - 1)]
+
+    _common = {"object_store_memory": 100 * 2**20}
+
+    def add(self) -> Any:
+        return self._cluster.add_node(num_cpus=2, **self._common)
+
+    def remove(self, node: Any) -> None:
+        """As a machine that loses its power: nothing is told."""
+        self._cluster.remove_node(node, allow_graceful=False)
+        self.added.remove(node)
+
+    def alive(self) -> int:
+        return sum(node["Alive"] for node in self._cluster.global_state.node_table())
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    folder = Path(tempfile.mkdtemp(prefix="psrun-test-", dir="/tmp"))  # sockets in it need short names
+    (folder / "ray").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_TMPDIR", str(folder))
+        made = Nodes()
+        yield made
+        made.close()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def run(start, nodes):
+    """Starts a run on the nodes; in the end no process of its tasks is left."""
+    runs = []
+
+    def begin(*arguments: str, **environment: str):
+        runs.append(start("cluster=ray", f"cluster.address={nodes.address}", *arguments, **environment))
+        return runs[-1]
+
+    yield begin
+    for each in runs:
+        gone = [p for p in each.seen if not p.is_running() or p.status() == psutil.STATUS_ZOMBIE]
+        assert set(each.seen) == set(gone)
+
+
+def under_way(cluster, *names: str) -> None:
+    """Waits for two checkpoints, and keeps the processes of all tasks in mind."""
+    cluster.wait_for("checkpoint", 2)
+    cluster.seen.update(cluster.task(name) for name in names or TASKS)
+
+
+def learned(cluster) -> None:
+    result = cluster.result
+    assert (result["status"], result["exit_code"]) == ("completed", 0)
+    assert result["steps"]["applied"] >= result["steps"]["scheduled"] == 3000
+    losses = [event["metrics"]["loss"] for event in cluster.events("epoch")]
+    assert losses[-1] < 0.5 * losses[0]
+    assert not (cluster.folder / ".tasks").exists()
+
+
+def placed(cluster) -> str:
+    """What was told last of the nodes of the tasks."""
+    return [e["text"] for e in cluster.events("preparing") if e["text"].startswith("tasks on")][-1]
+
+
+def test_training_on_four_nodes_with_an_evaluator_and_the_data_service(run):
+    cluster = run(
+        *SMALL,
+        "trainer.epochs=2",
+        "evaluation=sidecar",
+        "evaluation.every=each",
+        "data.visitation=dynamic",
+        "data.audit=true",
+    )
+    assert cluster.end() == 0, cluster.stderr
+    result = cluster.result
+    assert result["cluster"] == {"topology": "ray", "num_workers": 2, "num_ps": 2}
+    assert (result["steps"]["applied"], result["recoveries"]) == (200, [])
+    assert [event["step"] for event in cluster.events("evaluation")][-1] == 200
+    assert placed(cluster).startswith("tasks on 4 nodes: ")
+    for name in [*TASKS, "evaluator-0", "data_dispatcher-0", "data_worker-0"]:
+        assert "Traceback" not in (cluster.folder / "logs" / f"{name}.log").read_text()
+    assert cluster.stderr == ""
+    assert "pid=" not in cluster.stdout  # as Ray would show what its actors print
+
+
+def test_a_worker_and_then_an_actor_is_killed_and_the_training_goes_on(run):
+    cluster = run(*LONG)
+    under_way(cluster)
+    cluster.kill("worker-1")
+    cluster.wait_for("recovery")
+    (actor,) = [p for p in cluster.task("worker-0").parents() if "TaskActor" in p.name() + " ".join(p.cmdline())]
+    actor.kill()
+    cluster.wait_for("recovery", 2)
+    assert cluster.end() == 0, cluster.stderr
+    learned(cluster)
+    first, second = cluster.result["recoveries"]
+    assert (first["task"], first["cause"], first["steps_lost"]) == ("worker-1", "was killed by SIGKILL", 0)
+    assert (second["task"], second["steps_lost"]) == ("worker-0", 0)
+    assert second["cause"].startswith("was lost with its actor (")
+    assert not cluster.events("restored")
+
+
+def test_a_parameter_server_is_killed_and_the_run_goes_on_from_its_checkpoint(run):
+    cluster = run(*LONG)
+    under_way(cluster)
+    cluster.kill("ps-0")
+    cluster.wait_for("recovery")
+    assert cluster.end() == 0, cluster.stderr
+    learned(cluster)
+    (found,) = cluster.result["recoveries"]
+    assert (found["task"], found["cause"]) == ("ps-0", "was killed by SIGKILL")
+    (restored,) = cluster.events("restored")
+    assert restored["step"] >= 200
+    assert cluster.events("failure")[0]["restarted"] == ["ps-0", "ps-1", "chief-0"]
+
+
+def test_a_node_is_lost_and_all_goes_on_on_those_left(run, nodes):
+    cluster = run(*LONG)
+    under_way(cluster)
+    before = placed(cluster)
+    lost = next(node for node in nodes.added if node.node_id[:8] in before)
+    nodes.remove(lost)
+    try:
+        assert cluster.end() == 0, cluster.stderr
+    finally:
+        nodes.added.append(nodes.add())
+    learned(cluster)
+    assert len(cluster.events("restored")) == 1
+    assert placed(cluster).startswith("tasks on 3 nodes: ")
+    assert lost.node_id[:8] not in placed(cluster)
+    assert "(raylet)" not in cluster.stdout  # Ray's own words on it
+    (failure,) = cluster.events("failure")
+    assert "was lost with its node " in failure["cause"]
+    assert set(failure["restarted"]) == set(TASKS)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 175)])
+def test_a_signal_saves_and_ends(run, signum, code):
+    cluster = run(*LONG, "trainer.epochs=2000")
+    under_way(cluster)
+    cluster.process.send_signal(signum)
+    assert cluster.end(within_s=60) == code
+    result = cluster.result
+    assert result["status"] == "interrupted"
+    assert result["checkpoints"][-1]["step"] == result["steps"]["applied"] > 0
+    assert cluster.events("failure") == []
+
+
+def test_no_task_outlives_a_driver_that_is_killed(run):
+    cluster = run(*LONG, "trainer.epochs=2000")
+    under_way(cluster)
+    cluster.stop("worker-0")
+    cluster.process.kill()
+    cluster.wait(lambda: not cluster.left(), "end of all tasks", within_s=30)
+
+
+def test_more_than_the_nodes_have_is_told_at_once(run):
+    began_s = time.monotonic()
+    cluster = run("cluster.resources.ps.num_cpus=3")
+    assert cluster.end(within_s=30) == 2
+    assert time.monotonic() - began_s < 20
+    assert "cluster.resources: there is no room for ps-0, which asks for 3 CPUs" in cluster.stderr
+    assert "and the nodes have 4 x 2 CPUs: ask for less" in cluster.stderr
+
+
+def test_a_cluster_that_others_use_is_named(run, nodes):
+    first = run(*LONG, "trainer.epochs=2000")
+    under_way(first)
+    second = run(*SMALL, "cluster.connect_timeout_s=3")
+    assert second.end(within_s=60) == 1
+    assert "no room within 3 s" in second.stderr
+    assert "the tasks ask for 5 CPUs, and others use the cluster: 3 of 8 are free" in second.stderr
+    first.process.send_signal(signal.SIGTERM)
+    assert first.end(within_s=60) == 175
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="hiding a folder from a process needs root")
+def test_a_node_that_does_not_see_the_run_folder_is_named(run, nodes, tmp_path):
+    command = (
+        'mount -t tmpfs tmpfs "$0" && exec "$1" -m ray.scripts.scripts start --block --address "$2" --num-cpus 9 '
+        "--object-store-memory 100000000 --disable-usage-stats"
+    )
+    tmp_path.joinpath("covered").mkdir()
+    blind = subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", command, str(tmp_path / "covered"), sys.executable, nodes.address],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        folder, deadline_s = tmp_path / "covered" / "run", time.monotonic() + 60
+        while nodes.alive() <= NUM_NODES and time.monotonic() < deadline_s:
+            time.sleep(0.2)
+        started = run("cluster.resources.ps.num_cpus=4", "cluster.num_ps=1", f"hydra.run.dir='{folder}'")
+        assert started.end(within_s=90) == 2
+    finally:
+        blind.terminate()
+        blind.wait(30)
+    assert f"hydra.run.dir: {folder} is not seen by node " in started.stderr
+
+
+def own_folders() -> set[Path]:
+    return {path for path in Path("/tmp").glob("psrun-ray-*")}
+
+
+def test_a_cluster_of_the_runs_own_ends_with_it(start, monkeypatch):
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    before, home = own_folders(), (Path.home() / ".ray").exists()
+    cluster = start("cluster=ray", *LONG)
+    cluster.wait_for("checkpoint", 2)
+    cluster.kill("worker-1")
+    cluster.wait_for("recovery")
+    assert len(own_folders() - before) == 1
+    assert cluster.end() == 0, cluster.stderr
+    learned(cluster)
+    assert cluster.stderr == ""
+    assert cluster.left() == []
+    assert own_folders() == before
+    assert (Path.home() / ".ray").exists() == home
+
+
+def test_ray_ends_with_a_driver_that_is_killed_or_told_twice(start):
+    before = own_folders()
+    killed = start("cluster=ray", *LONG, "trainer.epochs=2000")
+    killed.wait_for("epoch", 1)
+    killed.process.kill()
+    killed.wait(lambda: not killed.left(), "end of all processes", within_s=30)
+    for left in own_folders() - before:  # nobody was there to remove it
+        shutil.rmtree(left)
+    told = start("cluster=ray", *LONG, "trainer.epochs=2000")
+    told.wait_for("epoch", 1)
+    told.stop("chief-0")  # it will not end by itself
+    told.process.send_signal(signal.SIGINT)
+    told.wait_for("stopping")
+    told.process.send_signal(signal.SIGINT)
+    assert told.end(within_s=20) == 130
+    told.wait(lambda: not told.left(), "end of all processes", within_s=20)
+    assert own_folders() == before
+
+
+@pytest.mark.parametrize(
+    ("address", "code", "said"),
+    [
+        ("127.0.0.1:{closed}", 2, "cluster.address: nobody listens at 127.0.0.1:"),
+        ("auto", 2, "cluster.address: is auto, and no Ray cluster runs on this machine"),
+        ("127.0.0.1:{other}", 1, "did not answer as a Ray cluster within 5 s (cluster.connect_timeout_s)"),
+    ],
+)
+def test_no_ray_where_the_address_says(start, tmp_path, address, code, said):
+    with socket.socket() as closed, socket.create_server(("", 0)) as other:
+        closed.bind(("", 0))
+        ports = {"closed": closed.getsockname()[1], "other": other.getsockname()[1]}
+        where = f"cluster.address={address.format(**ports)}"
+        # Of processes of its own only: Ray looks for others of its kind.
+        alone = ["unshare", "--pid", "--fork", "--mount-proc"] if address == "auto" else []
+        if alone and os.geteuid() != 0:
+            pytest.skip("a process space of its own needs root")
+        cluster = start("cluster=ray", where, "cluster.connect_timeout_s=5", prefix=alone, RAY_TMPDIR=str(tmp_path))
+        assert cluster.end(within_s=30) == code, cluster.stderr
+    assert said in cluster.stderr
+    assert json.loads((cluster.folder / "run.json").read_text())["status"] == "failed"

@@ -1,0 +1,104 @@
+"""cluster=ray before anything starts: what is asked for, and what is wrong with it. Needs no Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from support import run_config
+
+from psrun import choices, identity
+from psrun.cluster import lineup
+from psrun.engines import ray as engine
+from psrun.engines.ray import room
+from psrun.engines.ray.room import Need
+from psrun.environment import SUPERVISOR_PID
+from psrun.errors import ConfigError
+from psrun.sweeps import capacity
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (
+            "cluster.address",
+            "ray://head:10001",
+            "must be auto, HOST:PORT of the head node, or null; a driver by ray://",
+        ),
+        ("cluster.address", "head", "is 'head', must be auto, HOST:PORT of the head node, or null"),
+        ("cluster.address", "6379", "must be auto, HOST:PORT"),
+        ("cluster.placement_group", "strict_spread", "must be one of spread, pack"),
+        ("cluster.resources.ps.num_cpus", 0, "must be 0.001 or more"),
+        ("cluster.resources.ps.memory_bytes", "1GiB", "not of type int"),
+        ("cluster.resources.ps.num_gpus", 1, "no such key"),
+        ("cluster.resources.boss", 1, "no such key"),
+        ("cluster.num_ps", 0, "must be 1 or more"),
+        ("cluster.restart.budget", -1, "must be 0 or more"),
+    ],
+)
+def test_a_problem_is_told_by_its_key(key, value, said):
+    with pytest.raises(ConfigError) as raised:
+        run_config("cluster=ray", f"++{key}='{value}'" if isinstance(value, str) else f"++{key}={value}")
+    found = {problem.key: problem.message for problem in raised.value.problems}
+    assert said in found[key]
+
+
+def test_nodes_that_cannot_reach_the_servers_are_a_contradiction():
+    with pytest.raises(ConfigError, match=r"cluster.isolate: true hides the servers from the nodes of cluster.address"):
+        run_config("cluster=ray", "cluster.address=auto", "cluster.isolate=true")
+    run_config("cluster=ray", "cluster.isolate=true")
+
+
+def test_ray_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"cluster: 'ray' needs Ray: pip install 'psrun\[ray\]'"):
+        engine.check_installed()
+
+
+def test_the_started_process_drives_and_the_others_are_tasks(monkeypatch):
+    run = run_config("cluster=ray")
+    assert identity.identify(run, {}).role == "driver"
+    listed = '{"cluster": {"worker": ["h:1"], "ps": ["h:2"], "chief": ["h:3"]}, "task": {"type": "ps", "index": 0}}'
+    assert identity.identify(run, {SUPERVISOR_PID: "1", "TF_CONFIG": listed}).role == "server"
+
+
+def test_each_task_asks_for_what_its_job_is_given():
+    run = run_config("cluster=ray", "cluster.resources.ps={num_cpus: 2, memory_bytes: 1000}", "evaluation=sidecar")
+    assert isinstance(run.cluster, choices.Ray)
+    found = {str(task): need for task, need in room.needs(run.cluster, lineup.of(run).tasks()).items()}
+    assert list(found) == ["ps-0", "ps-1", "worker-0", "worker-1", "chief-0", "evaluator-0"]
+    assert (found["ps-1"], found["chief-0"]) == (Need(2, 1000), Need(1, 0))
+    assert found["ps-1"].bundle() == {"CPU": 2, "memory": 1000}
+    assert found["chief-0"].options() == {"num_cpus": 1}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ([(4, 1000), (2, 1000)], None),
+        ([(5, 2000)], None),
+        ([(6, 1000)], "no room for ps-1"),  # 6 CPUs, and no memory for two
+        ([(3, 2000), (1, 0)], "3 tasks ask for 5 CPUs and 2,000 bytes in all, and the nodes have 1 x 3 CPUs and 2,000"),
+        ([(1, 5000)] * 9, "no room for ps-0, which asks for 2 CPUs and 1,000 bytes"),
+        ([], "the nodes have nothing"),
+    ],
+)  # fmt: skip
+def test_there_is_room_or_what_is_missing_is_named(nodes, said):
+    run = run_config(
+        "cluster=ray", "cluster.resources.ps={num_cpus: 2, memory_bytes: 1000}", "cluster.num_workers=1"
+    )  # fmt: skip
+    tasks = [task for task in lineup.of(run).tasks() if task.job != "worker"]
+    wanted = room.needs(run.cluster, tasks)
+    has = [{"CPU": float(cpus), "memory": float(memory)} for cpus, memory in nodes]
+    if said is None:
+        room.check(wanted, has)
+        return
+    with pytest.raises(ConfigError, match=r"cluster\.resources: ") as raised:
+        room.check(wanted, has)
+    assert said in str(raised.value)
+
+
+def test_a_sweep_counts_tasks_of_this_machine_only():
+    here, there = (run_config("cluster=ray", f"cluster.address={address}") for address in ("null", "'head:6379'"))
+    assert capacity.jobs_at_once([here], cores=8, memory_bytes=10**12) == 4
+    assert capacity.jobs_at_once([there], cores=8, memory_bytes=10**12) == 8
