@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> ExitCode:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="psrun submit", description=__doc__.partition(": ")[2])
     parser.add_argument("engine", choices=tuple(ENGINES), help="what runs it")
-    parser.add_argument("overrides", nargs="*", metavar="GROUP=NAME|KEY=VALUE", help="as for a run")
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="GROUP=NAME or KEY=VALUE, as for a run")
     parser.add_argument("--dry-run", action="store_true", help="shows what would be handed over; does nothing")
     parser.add_argument("--no-follow", dest="follow", action="store_false", help="ends once it is handed over")
     return parser
