@@ -12,13 +12,13 @@ import time
 
 from psrun import choices
 from psrun.cluster.probe import Door
-from psrun.cluster.topology import Task
+from psrun.cluster.topology import CHIEF, Task
 from psrun.config import RunConfig
 from psrun.engines.slurm import step
 from psrun.engines.slurm.kept import Kept
 from psrun.engines.slurm.meeting import Call, Card, Meeting, own_address, waits_to_end_s
 from psrun.engines.slurm.step import EVALUATOR, Step
-from psrun.errors import ClusterError, ConfigError, ExitCode, Problem, TaskLostError
+from psrun.errors import ChiefGoneError, ClusterError, ConfigError, ExitCode, Problem, TaskLostError
 from psrun.reporting.run_folder import RunFolder
 from psrun.stop import Stop
 
@@ -36,6 +36,7 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop) -> ExitCode:
     Raises:
       ConfigError: the run in the folder is over already, or the interface that is named is not there.
       ClusterError: the chief's keeper was not heard of.
+      ChiefGoneError: it was, and has not been for `cluster.chief_timeout_s`.
       TaskLostError: the job was started again elsewhere; this node had been given up.
     """
     assert isinstance(run_config.cluster, choices.Slurm)
@@ -131,6 +132,9 @@ class Keeper:
             stop.requested.wait(_ROUND_S)
         if self._meeting.superseded():
             raise TaskLostError(f"the job was started again without {self._step.node}: {self._task} ends here")
+        if self._meeting.silent_s(CHIEF) > self._cluster.chief_timeout_s:
+            message = f"no word of the chief's keeper for {self._cluster.chief_timeout_s:.0f} s; {self._task} ends"
+            raise ChiefGoneError(message, task=str(self._task))
 
     def _look(self, kept: Kept) -> float | None:
         """When a task that was lost is to be started again, as of `time.monotonic`; None where it was not."""

@@ -91,6 +91,7 @@ class Leader:
         self._teller = Teller(self._folder, self._sink, self._recoveries, {CHIEF: kept.process})
         kept.start()
         while not stop.requested.wait(_ROUND_S) and not self._warned:
+            self._meeting.touch()
             self._teller.tell()
             code = kept.process.code
             if code in _FOR_GOOD and code is not None:
@@ -141,6 +142,7 @@ class Leader:
             here = [task for task in self._others if self._meeting.read(task)]
             if all(self._meeting.silent_s(task) > _OTHERS_END_WITHIN_S for task in here):
                 return
+            self._meeting.touch()
             if self._teller:
                 self._teller.tell()
             time.sleep(_ROUND_S)
@@ -212,6 +214,7 @@ class Leader:
         deadline_s = time.monotonic() + self._cluster.connect_timeout_s
         servers = [task for task in self._others if task.job == "ps"]
         while not stop.requested.wait(_ROUND_S) and not self._warned:
+            self._meeting.touch()
             cards = {task: self._meeting.read(task) for task in servers}
             waiting = [task for task, card in cards.items() if card is None or card.attempt < self._call.attempt]
             if not waiting and time.monotonic() >= due_s:

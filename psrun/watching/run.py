@@ -37,7 +37,7 @@ class RunView:
     """
 
     def __init__(
-        self, path: Path, console: Console, *, wait_s: float, goes_on: Callable[[], bool] | None = None
+        self, path: Path, console: Console, *, wait_s: float, goes_on: Callable[[State], bool] | None = None
     ) -> None:
         self._path, self._console, self._wait_s, self._goes_on = path, console, wait_s, goes_on
         self._sink, self._warn = ConsoleSink(console), warner(console)
@@ -70,7 +70,7 @@ class RunView:
 
     def _is_over(self, now: State) -> bool:
         """Whether the run has ended, and will not go on. Raises PsrunError where it has without a word."""
-        had = self._goes_on() if self._goes_on else None
+        had = self._goes_on(now) if self._goes_on else None
         if had or had is None:
             self._had_s = time.monotonic()
         if had is None and now.gone:

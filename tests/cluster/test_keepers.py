@@ -56,3 +56,11 @@ def test_a_lost_node_asks_for_another_start(keepers):
     assert "nothing is heard of ps-0 on n0" in chief.stderr
     assert "Slurm job 9: the job cannot start again by itself" in chief.stdout
     assert worker.end(within_s=20) == 0
+
+
+def test_keepers_without_the_chiefs_end(keepers):
+    chief, *others = keepers("cluster.chief_timeout_s=6")
+    chief.wait_for("checkpoint")
+    chief.process.kill()
+    assert [each.end(within_s=40) for each in others] == [1, 1]
+    assert "no word of the chief's keeper for 6 s" in others[0].stderr

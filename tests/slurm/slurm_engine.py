@@ -10,7 +10,6 @@ import getpass
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -100,8 +99,7 @@ class Slurm:
         self._daemon(["munged", "--foreground", "--force", f"--socket={self.root}/munge.socket", *munge])
         self.wait(lambda: (self.root / "munge.socket").exists(), "munged")
         self._daemon([*self._on(0), "slurmctld", "-D", "-i"])
-        for index, name in enumerate(self.nodes):
-            self._daemon([*self._host(index), "slurmd", "-D", "-N", name])
+        self._slurmds = [self._slurmd(index) for index in range(len(self.nodes))]
         self.wait(lambda: self.num_idle() == len(self.nodes), "idle nodes")
 
     def _on(self, index: int) -> list[str]:
@@ -118,14 +116,16 @@ class Slurm:
         script = f"hostname {self.nodes[index]} && mount --bind '{hosts}' /etc/hosts && exec \"$@\""
         return [*self._on(index), "unshare", "--uts", "--mount", "sh", "-c", script, "sh"]
 
-    def _daemon(self, command: list[str]) -> None:
+    def _slurmd(self, index: int) -> subprocess.Popen:
+        return self._daemon([*self._host(index), "slurmd", "-D", "-N", self.nodes[index]])
+
+    def _daemon(self, command: list[str]) -> subprocess.Popen:
         with (self.root / "daemons.log").open("ab") as log:
-            self._daemons.append(
-                subprocess.Popen(
-                    command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    start_new_session=True,
-                )
-            )  # fmt: skip
+            started = subprocess.Popen(
+                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._daemons.append(started)
+        return started
 
     def num_idle(self) -> int:
         return self.run("sinfo", "-h", "-N", "-o", "%T", check=False).split().count("idle")
@@ -169,8 +169,12 @@ class Slurm:
         self.network.cut(self.network.hosts[index])
 
     def mend(self, index: int) -> None:
+        """The node is back, as after a reboot: a slurmd that was there all the time would say so a minute later."""
         assert self.network is not None
         self.network.mend(self.network.hosts[index])
+        self._slurmds[index].kill()
+        self._slurmds[index].wait()
+        self._slurmds[index] = self._slurmd(index)
 
     def close(self) -> None:
         """Ends all jobs, daemons and what they started."""
@@ -179,7 +183,7 @@ class Slurm:
             self.run("scancel", "--me", check=False)
         every = [child for daemon in self._daemons for child in _family(daemon.pid)]
         for daemon in reversed(self._daemons):
-            daemon.send_signal(signal.SIGKILL)
+            daemon.kill()
             daemon.wait()
         # A slurmstepd belongs to nobody's family; its command line does not say whose it is, its environment does.
         mine = f"SLURM_CONF={self.root}/slurm.conf".encode()

@@ -15,9 +15,11 @@ from psrun.engines.slurm import jobs, script
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
 from psrun.reporting.run_folder import RESULT
 from psrun.watching.run import RunView
+from psrun.watching.state import State
 
 _LOOK_EVERY_S = 2.0
 _NOTHING_YET_S = 30.0  # until what nodes write on a shared disk is seen here
+_REQUEUED_WITHIN_S = 10.0
 _LAST_LINES = 5
 
 
@@ -97,7 +99,7 @@ class Following:
     def __init__(self, folder: Path, job: str, console: Console, before: bytes | None) -> None:
         self._folder, self._job, self._console, self._before = folder, job, console, before
         self._looked_s, self._state = float("-inf"), jobs.JobState("PENDING")
-        self._told = ""
+        self._told, self._alive_s = "", time.monotonic()
 
     def follow(self) -> ExitCode:
         """As `submit` says."""
@@ -125,12 +127,17 @@ class Following:
                 raise PsrunError(f"job {self._job} has ended before the run began{self._how()}")
             time.sleep(0.5)
 
-    def _goes_on(self) -> bool:
-        """Whether the job will go on with a run that seems to be over: it may be requeued."""
+    def _goes_on(self, run: State) -> bool:
+        """Whether the job will go on with a run that seems to be over: it may be requeued.
+
+        While that is done Slurm says for a moment that the job is over.
+        """
         self._look()
-        if self._state.waits:
-            self._tell()
-        return self._state.is_alive
+        self._tell()
+        if self._state.is_alive:
+            self._alive_s = time.monotonic()
+        asks = run.result.get("exit_code") == ExitCode.RESTART
+        return self._state.is_alive or (asks and time.monotonic() - self._alive_s < _REQUEUED_WITHIN_S)
 
     def _look(self) -> None:
         if time.monotonic() - self._looked_s > _LOOK_EVERY_S:
