@@ -287,6 +287,10 @@ def pod(state, *, created="2026-01-01T00:00:00Z", name="c", **status):
             [pod({"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})],
             kubectl.Chief("c", waits="ImagePullBackOff: no such image", hopeless=True),
         ),
+        (
+            [pod({"terminated": {"exitCode": 128, "reason": "StartError", "message": "no python in PATH"}})],
+            kubectl.Chief("c", waits="StartError: no python in PATH", hopeless=True),
+        ),
         ([pod({"waiting": {"reason": "ContainerCreating"}})], kubectl.Chief("c", waits="ContainerCreating")),
         (
             [pod(None, conditions=[{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}])],
