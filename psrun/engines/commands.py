@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from psrun import composing, loading, multirun
+from psrun import composing, loading
 from psrun.config import RunConfig
 from psrun.errors import ConfigError, ExitCode
 
@@ -52,12 +52,12 @@ def main(arguments: list[str]) -> ExitCode:
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors to us instead of printing them and ending with 1
     sys.path.append(os.getcwd())  # where a person's own models and data are named from
-    given, rest = _parser().parse_known_args(arguments)
-    said = composing.options_first([*given.overrides, *rest])
+    given = _parser().parse_intermixed_args(arguments)
+    said = [*([] if given.config_dir is None else ["--config-dir", given.config_dir]), *given.overrides]
     chosen = [each for each in said if each.partition("=")[0] == "cluster"]
     if any(each != f"cluster={given.engine}" for each in chosen):
         raise ConfigError(f"{chosen[0]} does not go with submit {given.engine}: leave it out")
-    if multirun.is_asked_for(said):
+    if given.multirun:
         raise ConfigError("a sweep is not submitted as a whole: submit each run of its own, without -m")
     said = [*(each for each in said if each not in chosen), f"cluster={given.engine}"]
     composed = composing.compose(said)
@@ -72,6 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="psrun submit", description=__doc__.partition(": ")[2])
     parser.add_argument("engine", choices=tuple(ENGINES), help="what runs it")
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="GROUP=NAME or KEY=VALUE, as for a run")
+    parser.add_argument("--config-dir", metavar="FOLDER", help="of your own pieces, as for a run")
+    parser.add_argument("-m", "--multirun", action="store_true", help=argparse.SUPPRESS)  # refused by name
     parser.add_argument("--dry-run", action="store_true", help="shows what would be handed over; does nothing")
     parser.add_argument("--no-follow", dest="follow", action="store_false", help="ends once it is handed over")
     return parser
