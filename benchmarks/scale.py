@@ -127,8 +127,13 @@ def bandwidth(reads: int) -> float:
 
 
 def planned(experiment: str) -> dict[str, float]:
-    """Bytes that one worker reads and pushes in a step, by `mode=plan` of an experiment with one worker and one ps."""
+    """Bytes that one worker reads and pushes in a step, by `mode=plan` of an experiment with one worker and one ps.
+
+    The experiments of a size that matters read made-up examples in Criteo's layout.
+    """
     with tempfile.TemporaryDirectory(prefix="psrun-scale-") as folder:
+        made = ["data", "synthesize", "criteo-synthetic", "--num-values", "100", "--num-examples", "2000"]
+        run_python(["-m", "psrun", *made], Path(folder))
         arguments = ["mode=plan", f"experiment={experiment}", "cluster=inprocess", "cluster.num_workers=1"]
         run_python(["-m", "psrun", *arguments, "cluster.num_ps=1", f"hydra.run.dir={folder}/run"], Path(folder))
         found = json.loads((Path(folder) / "run" / "run.json").read_text(encoding="utf-8"))
@@ -182,7 +187,7 @@ def main() -> None:
     parser.add_argument("--waits", type=float, nargs="+", default=WAITS_S, metavar="S", help="of a closure")
     parser.add_argument("--seconds", type=float, default=5.0, help="for each that is timed")
     parser.add_argument("--repetitions", type=int, default=3, help="processes for each number of workers")
-    parser.add_argument("--experiment", default="criteo_synthetic", help="whose bytes a step are counted")
+    parser.add_argument("--experiment", default="dlrm", help="whose bytes a step are counted")
     parser.add_argument("--json", type=Path, help="file for every measurement")
     parser.add_argument("--part", choices=("rates", "bandwidth"), help=argparse.SUPPRESS)
     parser.add_argument("--report", type=Path, help=argparse.SUPPRESS)  # the process that is timed writes it
@@ -195,6 +200,7 @@ def main() -> None:
         options.report.write_text(json.dumps(parts[options.part]()), encoding="utf-8")
         end_at_once()
     console = Console(highlight=False, width=120)
+    traffic = planned(options.experiment)
     rates: Rates = {n: {str(s): [] for s in (0.0, *options.waits)} for n in options.workers}
     sent: list[float] = []
     for sizes in in_turns(options.workers, options.repetitions):
@@ -205,7 +211,6 @@ def main() -> None:
             for wait, rate in in_a_process("rates", *given).items():
                 rates[workers][wait].append(rate)
     show(rates, options.waits, console)
-    traffic = planned(options.experiment)
     show_bandwidth(statistics.median(sent), traffic, options.experiment, console)
     if options.json:
         told = {"rates": rates, "sent_bytes_per_s": sent, "bytes_per_step": traffic}

@@ -172,6 +172,27 @@ def test_what_a_shell_or_kubernetes_would_replace_is_left_alone(tmp_path):
     assert "tracker.tracking_uri='$$(HOME)/x'" in args
 
 
+def test_resources_go_by_any_name(tmp_path):
+    limits = "++kubernetes.resources.worker.limits={memory: 8Gi, nvidia.com/gpu: 1}"
+    jobs = of_kind(manifests(tmp_path, "kubernetes.kind=indexed_jobs", limits), "Job")
+    (worker,) = [each for each in jobs if each["metadata"]["name"] == "run-1-worker"]
+    (container,) = worker["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"memory": "8Gi", "nvidia.com/gpu": "1"}
+    assert limits in container["args"]
+
+
+def test_pieces_of_ones_own_and_options_that_there_are_not(tmp_path):
+    (tmp_path / "myconf" / "model").mkdir(parents=True)
+    text = (Path(__file__).parents[1] / "conf" / "model" / "dense.yaml").read_text()
+    (tmp_path / "myconf" / "model" / "mine.yaml").write_text(text)
+    found = manifests(tmp_path, "model=mine", "--config-dir", "myconf", "kubernetes.kind=indexed_jobs")
+    args = of_kind(found, "Job")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert args[:2] == ["--config-dir", "myconf"]
+    done = submitted(tmp_path, "--dryrun", *GIVEN)
+    assert done.returncode == 2
+    assert "unrecognized arguments: --dryrun" in done.stderr
+
+
 def test_what_is_shown_can_be_asked_for_again(tmp_path):
     first = submitted(tmp_path, "--dry-run", *GIVEN[:2]).stdout
     name = re.search(r"kubernetes\.name=(psrun-[0-9a-f]{4})$", first.splitlines()[0])[1]
@@ -199,7 +220,7 @@ def test_what_is_shown_can_be_asked_for_again(tmp_path):
         (("mode=plan",), ["mode: is plan; what is submitted trains"]),
         (("hydra.run.dir=x",), ["hydra.run.dir: is kubernetes.mount_path/kubernetes.name"]),
         (("kubernetes.kind=tfjob", "data.visitation=dynamic"), ["kubernetes.kind: is tfjob, which has no tasks for"]),
-        (("--multirun", "seed=1,2"), ["a sweep is not submitted as a whole"]),
+        (("--multirun", "seed=1,2"), ["submit takes one run"]),
     ],
 )
 def test_bad_input_is_named_before_anything_is_shown(monkeypatch, capsys, arguments, said):
@@ -286,6 +307,10 @@ def pod(state, *, created="2026-01-01T00:00:00Z", name="c", **status):
         (
             [pod({"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})],
             kubectl.Chief("c", waits="ImagePullBackOff: no such image", hopeless=True),
+        ),
+        (
+            [pod({"terminated": {"exitCode": 128, "reason": "StartError", "message": "no python in PATH"}})],
+            kubectl.Chief("c", waits="StartError: no python in PATH", hopeless=True),
         ),
         ([pod({"waiting": {"reason": "ContainerCreating"}})], kubectl.Chief("c", waits="ContainerCreating")),
         (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from psrun import composing, composition, loading, multirun
+from psrun import composing, composition, loading
 from psrun.config import RunConfig
 from psrun.errors import ConfigError, ExitCode
 
@@ -52,9 +52,9 @@ def main(arguments: list[str]) -> ExitCode:
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors to us instead of printing them and ending with 1
     sys.path.append(os.getcwd())  # where a person's own models and data are named from
-    given, rest = _parser().parse_known_args(arguments)
-    said = composing.options_first([*given.overrides, *rest])
-    if multirun.is_asked_for(said):
+    given = _parser().parse_intermixed_args(arguments)
+    said = [*([] if given.config_dir is None else ["--config-dir", given.config_dir]), *given.overrides]
+    if given.multirun:
         example = "psrun -m hydra/launcher=submitit_slurm ..."
         raise ConfigError(f"submit takes one run; one of Hydra's launchers hands over a sweep, such as {example}")
     chosen = [each for each in said if each.partition("=")[0] == "cluster"]
@@ -75,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="psrun submit", description=__doc__.partition(": ")[2])
     parser.add_argument("engine", choices=tuple(ENGINES), help="what runs it")
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="GROUP=NAME or KEY=VALUE, as for a run")
+    parser.add_argument("--config-dir", metavar="FOLDER", help="of your own pieces, as for a run")
+    parser.add_argument("-m", "--multirun", action="store_true", help=argparse.SUPPRESS)  # refused by name
     parser.add_argument("--dry-run", action="store_true", help="shows what would be handed over; does nothing")
     parser.add_argument("--no-follow", dest="follow", action="store_false", help="ends once it is handed over")
     return parser

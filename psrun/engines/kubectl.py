@@ -25,6 +25,7 @@ _FOREVER_WITHOUT = {  # why a container waits for what will not come by itself
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
     "CreateContainerError", "RunContainerError",
 }  # fmt: skip
+_NEVER_BEGAN = {"StartError", "ContainerCannotRun"}  # such as an image without Python: exit code 128
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,11 @@ def newest(pods: Mapping[str, Any]) -> Chief | None:
     states = [each["state"] for each in status.get("containerStatuses", [])]
     for state in states:
         if "terminated" in state:
-            return Chief(name, code=int(state["terminated"]["exitCode"]))
+            ended = state["terminated"]
+            if ended.get("reason") in _NEVER_BEGAN:
+                said = ": ".join(filter(None, (ended["reason"], ended.get("message", ""))))
+                return Chief(name, waits=said, hopeless=True)
+            return Chief(name, code=int(ended["exitCode"]))
         if "running" in state:
             return Chief(name, running=True)
     if status.get("phase") == "Failed":  # taken away before it began
