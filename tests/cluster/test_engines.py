@@ -16,6 +16,7 @@ EXPERIMENT = [
     "model=embedding", "partitioner=fixed_shards", "optimizer=adagrad", "evaluation=exact", "seed=3",
     "trainer.epochs=2", "trainer.steps_per_epoch=20", "data.num_train_examples=500", "data.num_eval_examples=100",
 ]  # fmt: skip
+NUM_TASKS = 4  # chief, one worker, two ps
 SIZE = ["cluster.num_workers=1", "cluster.num_ps=2"]
 
 
@@ -32,16 +33,25 @@ def reference(tmp_path_factory) -> dict[str, Any]:
 def supervised(kind: str) -> Callable[..., Path]:
     """Where one command starts all tasks."""
 
-    def run(start) -> Path:
-        started = start(*EXPERIMENT, f"cluster={kind}", *SIZE)
+    def run(request) -> Path:
+        started = request.getfixturevalue("start")(*EXPERIMENT, f"cluster={kind}", *SIZE)
         assert started.end() == 0, started.stderr
         return started.folder
 
     return run
 
 
-def static(start) -> Path:
+def slurm(request) -> Path:
+    """Where Slurm starts them."""
+    step = ["srun", f"--ntasks={NUM_TASKS}"]
+    started = request.getfixturevalue("on_slurm")(*EXPERIMENT, "cluster=slurm", *SIZE, prefix=step)
+    assert started.end() == 0, started.stderr
+    return started.folder
+
+
+def static(request) -> Path:
     """Where each task is started by itself."""
+    start = request.getfixturevalue("start")
     jobs = {"ps": 2, "worker": 1, "chief": 1}
     listed = {job: [f"localhost:{portpicker.pick_unused_port()}" for _ in range(n)] for job, n in jobs.items()}
     given = f"cluster.addresses={json.dumps(listed)}".replace('"', "")
@@ -55,19 +65,19 @@ def static(start) -> Path:
     return tasks[-1].folder
 
 
-# An engine that has commands of its own to start with stands here as a function from `start` to the run folder.
 WAYS = [
     pytest.param(supervised("local"), id="local", marks=pytest.mark.cluster),
     pytest.param(static, id="static", marks=pytest.mark.cluster),
     pytest.param(supervised("ray"), id="ray", marks=pytest.mark.ray),
+    pytest.param(slurm, id="slurm", marks=pytest.mark.slurm),
 ]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_same_experiment_gives_the_same_numbers(start, reference, way, request):
+def test_the_same_experiment_gives_the_same_numbers(reference, way, request):
     if request.node.get_closest_marker("ray"):
         pytest.importorskip("ray", reason="pip install -e '.[ray]'")
-    folder = way(start)
+    folder = way(request)
     found = json.loads((folder / "run.json").read_text())
     assert found["status"] == "completed"
     assert found["steps"]["applied"] == reference["steps"]["applied"] == 40

@@ -25,8 +25,8 @@ def begin_again(slurm, job: str) -> None:
     slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
 
 
-def test_a_heterogeneous_step_with_a_sidecar_evaluator(start):
-    run = start("cluster=slurm", *QUICK, "evaluation=sidecar", prefix=["srun", "-n1", "-N1", ":", "-n5", "-N3"])
+def test_a_heterogeneous_step_with_a_sidecar_evaluator(on_slurm):
+    run = on_slurm("cluster=slurm", *QUICK, "evaluation=sidecar", prefix=["srun", "-n1", "-N1", ":", "-n5", "-N3"])
     assert run.end() == 0, run.stderr
     assert run.result["status"] == "completed"
     assert run.result["steps"]["applied"] == 40
@@ -38,8 +38,8 @@ def test_a_heterogeneous_step_with_a_sidecar_evaluator(start):
     assert not (run.folder / ".tasks").exists()
 
 
-def test_submit_a_lost_worker_a_lost_ps_and_scancel(start, slurm):
-    run = start("submit", "slurm", *LONG, "slurm.nodes=4", "slurm.time=10")
+def test_submit_a_lost_worker_a_lost_ps_and_scancel(on_slurm, slurm):
+    run = on_slurm("submit", "slurm", *LONG, "slurm.nodes=4", "slurm.time=10")
     job = job_of(run)
     run.wait_for("checkpoint")
     run.kill("worker-1")
@@ -58,16 +58,16 @@ def test_submit_a_lost_worker_a_lost_ps_and_scancel(start, slurm):
     assert "psrun resume=" in run.stdout
     assert slurm.job(job)["JobState"] == "CANCELLED"
     epochs = run.result["checkpoints"][-1]["step"] // 100 + 1
-    again = start("submit", "slurm", f"resume='{run.folder}'", f"trainer.epochs={epochs}")
+    again = on_slurm("submit", "slurm", f"resume='{run.folder}'", f"trainer.epochs={epochs}")
     assert again.end() == 0, again.stderr
     assert run.result["status"] == "completed"
     assert run.result["steps"]["applied"] >= 100 * epochs
 
 
-def test_a_cut_node(start, slurm):
+def test_a_cut_node(on_slurm, slurm):
     if slurm.network is None:
         pytest.skip("nodes that can be cut off need root, ip (iproute2) and nsenter")
-    run = start("submit", "slurm", *LONG, "slurm.nodes=2")
+    run = on_slurm("submit", "slurm", *LONG, "slurm.nodes=2")
     job = job_of(run)
     run.wait_for("checkpoint", 3)
     try:
@@ -87,9 +87,9 @@ def test_a_cut_node(start, slurm):
     slurm.wait(lambda: slurm.num_idle() == len(slurm.nodes), "idle nodes")
 
 
-def test_the_time_limit_is_near(start, slurm):
+def test_the_time_limit_is_near(on_slurm, slurm):
     """Slurm sends what --signal says; here somebody else does, as the least limit is a minute."""
-    run = start("submit", "slurm", *LONG)
+    run = on_slurm("submit", "slurm", *LONG)
     job = job_of(run)
     run.wait_for("epoch", 3)
     slurm.run("scancel", "--signal=USR1", job)
@@ -106,12 +106,12 @@ def test_the_time_limit_is_near(start, slurm):
     assert slurm.job(job)["JobState"] == "RUNNING"
 
 
-def test_a_sweep_by_submitit(start, slurm):
+def test_a_sweep_by_submitit(on_slurm, slurm):
     """Jobs of a sweep are Slurm jobs with SLURM_* of their own, which a cluster of their own must not heed."""
     folder = "hydra.sweep.dir=sweep"
     launcher = ["hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=10", "hydra.launcher.cpus_per_task=2"]
     launcher += ["hydra.launcher.mem_gb=1"]
-    run = start("-m", *launcher, folder, "cluster=inprocess,local", *QUICK)
+    run = on_slurm("-m", *launcher, folder, "cluster=inprocess,local", *QUICK)
     assert run.end() == 0, run.stderr + run.stdout
     swept = run.folder.parent / "sweep"
     for number in (0, 1):
@@ -119,7 +119,7 @@ def test_a_sweep_by_submitit(start, slurm):
         assert (result["status"], result["steps"]["applied"]) == ("completed", 40)
 
 
-def test_a_folder_that_nodes_do_not_share(start, slurm, tmp_path):
+def test_a_folder_that_nodes_do_not_share(on_slurm, slurm, tmp_path):
     if slurm.network is None:
         pytest.skip("a node with a disk of its own needs root")
     script = tmp_path / "elsewhere.sh"
@@ -130,7 +130,7 @@ def test_a_folder_that_nodes_do_not_share(start, slurm, tmp_path):
     )
     own = tmp_path / "run 0" / "run"
     placed = ["srun", "-n5", "-N2", "--distribution=cyclic", "sh", str(script)]
-    run = start("cluster=slurm", "cluster.connect_timeout_s=5", *QUICK, prefix=placed, OWN=str(own))
+    run = on_slurm("cluster=slurm", "cluster.connect_timeout_s=5", *QUICK, prefix=placed, OWN=str(own))
     assert run.end(within_s=90) != 0
     assert "not heard of within 5 s (connect_timeout_s): ps-0; all that was heard of is on n0" in run.stderr
     assert "do not see" in run.stderr
@@ -139,22 +139,22 @@ def test_a_folder_that_nodes_do_not_share(start, slurm, tmp_path):
     assert run.result["error"]["type"] == "ClusterError"
 
 
-def test_a_step_of_another_size(start):
-    run = start("cluster=slurm", *QUICK, prefix=["srun", "-n3"])
+def test_a_step_of_another_size(on_slurm):
+    run = on_slurm("cluster=slurm", *QUICK, prefix=["srun", "-n3"])
     assert run.end() == 2
     assert run.stderr.count("this Slurm step has 3 tasks, too few: the run has 5 (chief, 2 ps, 2 workers)") == 1
     assert "srun --ntasks=5 psrun cluster=slurm" in run.stderr
 
 
-def test_slurm_refuses_the_job(start):
-    run = start("submit", "slurm", *QUICK, "slurm.partition=gpu")
+def test_slurm_refuses_the_job(on_slurm):
+    run = on_slurm("submit", "slurm", *QUICK, "slurm.partition=gpu")
     assert run.end() == 1
     assert "Slurm refuses the job" in run.stderr
     assert "invalid partition" in run.stderr
 
 
-def test_a_job_that_ends_before_the_run_begins(start):
-    run = start("submit", "slurm", *QUICK, "slurm.setup=[echo no such module, exit 3]")
+def test_a_job_that_ends_before_the_run_begins(on_slurm):
+    run = on_slurm("submit", "slurm", *QUICK, "slurm.setup=[echo no such module, exit 3]")
     assert run.end(within_s=60) == 1
     assert "has ended before the run began" in run.stderr
     assert "no such module" in run.stderr
