@@ -259,7 +259,7 @@ def test_a_cluster_of_the_runs_own_ends_with_it(start, monkeypatch):
     learned(cluster)
     assert cluster.stderr == ""
     assert cluster.left() == []
-    assert own_folders() == before
+    assert own_folders() <= before
     assert (Path.home() / ".ray").exists() == home
 
 
@@ -282,7 +282,7 @@ def test_ray_ends_with_a_driver_that_is_killed_or_told_twice(start):
     told.wait(lambda: not told.left(), "end of all processes", within_s=20)
     # Two agents of Ray, which do nothing any more, try for a minute to tell somebody of it.
     killed.wait(lambda: not killed.left(), "end of all processes", within_s=90)
-    assert own_folders() == before
+    assert own_folders() <= before
 
 
 @pytest.mark.parametrize(
