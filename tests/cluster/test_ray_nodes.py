@@ -259,7 +259,7 @@ def test_a_cluster_of_the_runs_own_ends_with_it(start, monkeypatch):
     learned(cluster)
     assert cluster.stderr == ""
     assert cluster.left() == []
-    assert own_folders() == before
+    assert own_folders() <= before
     assert (Path.home() / ".ray").exists() == home
 
 
@@ -267,10 +267,11 @@ def test_ray_ends_with_a_driver_that_is_killed_or_told_twice(start):
     before = own_folders()
     killed = start("cluster=ray", *LONG, "trainer.epochs=2000")
     killed.wait_for("epoch", 1)
+    tasks = {killed.task(name) for name in TASKS}
     killed.process.kill()
-    killed.wait(lambda: not killed.left(), "end of all processes", within_s=30)
-    for left in own_folders() - before:  # nobody was there to remove it
-        shutil.rmtree(left)
+    killed.wait(lambda: not tasks & set(killed.left()), "end of all tasks", within_s=30)
+    (left,) = own_folders() - before  # nobody was there to remove it: the next one does
+    os.utime(left, (0, 0))
     told = start("cluster=ray", *LONG, "trainer.epochs=2000")
     told.wait_for("epoch", 1)
     told.stop("chief-0")  # it will not end by itself
@@ -279,7 +280,9 @@ def test_ray_ends_with_a_driver_that_is_killed_or_told_twice(start):
     told.process.send_signal(signal.SIGINT)
     assert told.end(within_s=20) == 130
     told.wait(lambda: not told.left(), "end of all processes", within_s=20)
-    assert own_folders() == before
+    # Two agents of Ray, which do nothing any more, try for a minute to tell somebody of it.
+    killed.wait(lambda: not killed.left(), "end of all processes", within_s=90)
+    assert own_folders() <= before
 
 
 @pytest.mark.parametrize(

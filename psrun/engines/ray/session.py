@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import shutil
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ray
 
-from psrun import choices
+from psrun import choices, locks
 from psrun.cluster.probe import reachable
 from psrun.errors import ClusterError, ConfigError, Problem
 
@@ -22,8 +25,10 @@ _REACHED_WITHIN_S = 5.0
 _STORE_BYTES = 100 * 2**20  # for Ray's objects, of which there are none to speak of
 _CLOSED_WITHIN_S = 10.0
 _KEY = "cluster.address"
+_SHORT, _PREFIX = Path("/tmp"), "psrun-ray-"  # names of Ray's sockets, which lie in there, must be short
+_NEW_S = 60.0  # a folder may not be locked yet
 
-_own: list[str] = []  # folders of a cluster of this process's own
+_own: list[Path] = []  # folders of a cluster of this process's own
 
 
 @contextlib.contextmanager
@@ -40,12 +45,7 @@ def opened(cluster: choices.Ray, *, num_cpus: float) -> Iterator[None]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     options: dict[str, Any] = {"address": cluster.address, "logging_level": "ERROR", "log_to_driver": False}
     if cluster.address is None:
-        own = tempfile.mkdtemp(prefix="psrun-ray-", dir="/tmp")  # names of sockets, which lie in there, must be short
-        _own.append(own)
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # else Ray keeps one in the home directory
-        cpus = max(num_cpus, os.cpu_count() or 1)
-        options |= {"address": "local", "num_cpus": int(-(-cpus // 1)), "include_dashboard": False, "_temp_dir": own}
-        options |= {"_node_ip_address": "127.0.0.1", "object_store_memory": _STORE_BYTES}
+        options |= _own_cluster(num_cpus)
     else:
         _check(cluster.address)
     try:
@@ -53,6 +53,24 @@ def opened(cluster: choices.Ray, *, num_cpus: float) -> Iterator[None]:
         yield
     finally:
         close()
+
+
+def _own_cluster(num_cpus: float) -> dict[str, Any]:
+    """What `ray.init` is told for a cluster of this process's own, in a folder that is removed with it."""
+    for left in _SHORT.glob(f"{_PREFIX}*"):  # by drivers that were killed
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _NEW_S and not locks.is_taken(left):
+                shutil.rmtree(left)
+    own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_SHORT))
+    _own.append(own)
+    locks.take(own)  # never let go of before the process ends
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # else Ray keeps one in the home directory
+    os.environ.setdefault(
+        "RAY_gcs_rpc_server_reconnect_timeout_s", "5"
+    )  # else its agents outlive a killed driver by 60
+    cpus = math.ceil(max(num_cpus, os.cpu_count() or 1))
+    options = {"address": "local", "num_cpus": cpus, "include_dashboard": False, "_temp_dir": str(own)}
+    return options | {"_node_ip_address": "127.0.0.1", "object_store_memory": _STORE_BYTES}
 
 
 def close() -> None:
