@@ -28,6 +28,8 @@ SWEEP_PID = "PSRUN_SWEEP_PID"
 # Two servers would share one port in silence; with the coordination service a cut network hangs without an error.
 UNWANTED = ("TF_GRPC_REUSE_PORT", "TF_PSS_ENABLE_COORDINATION_SERVICE")
 
+_OF_AUTOGRAPH = "__autograph_generated_file"  # modules that TensorFlow writes to the folder for temporary files
+
 
 def task_command(folder: Path) -> list[str]:
     """The command that runs what the run folder `folder` holds: see `psrun.task`."""
@@ -122,6 +124,9 @@ def end_with_sweep() -> None:
 
 def leave(code: int) -> NoReturn:
     """Ends the process now. Letting go of a ClusterCoordinator the ordinary way takes up to a minute."""
+    for name in [name for name in sys.modules if name.startswith(_OF_AUTOGRAPH)]:  # TensorFlow removes them at exit
+        with contextlib.suppress(OSError, TypeError):
+            os.unlink(sys.modules[name].__file__)  # type: ignore[arg-type]
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -51,6 +51,15 @@ def test_a_run_reports_on_the_terminal_and_in_its_folder(psrun):
     assert (done.folder / ".hydra" / "overrides.yaml").exists()
 
 
+@pytest.mark.parametrize("cluster", ["inprocess", "local"])
+def test_a_run_leaves_nothing_among_temporary_files(psrun, tmp_path, cluster):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    done = psrun(f"cluster={cluster}", "trainer.epochs=1", "trainer.steps_per_epoch=20", TMPDIR=str(temporary))
+    assert done.code == 0, done.stderr
+    assert list(temporary.iterdir()) == []
+
+
 def test_no_parameter_server_of_its_own(psrun):
     done = psrun("cluster.num_ps=0", "cluster.num_workers=1", "evaluation=none", "checkpoint=none", *QUICK)
     assert done.code == 0, done.stderr
