@@ -46,7 +46,7 @@ def unrolled(monkeypatch):
 def test_as_many_steps_as_fill_a_tenth_of_a_second_and_an_epoch_evenly():
     from psrun.training.packing import chosen
 
-    assert [chosen(step_s, 1000) for step_s in (1.0, 0.05, 0.02, 0.0125, 0.01, 0.002, 1e-9)] == [
+    assert [chosen(step_s, 1000, 2) for step_s in (1.0, 0.05, 0.02, 0.0125, 0.01, 0.002, 1e-9)] == [
         1,
         2,
         5,
@@ -55,9 +55,10 @@ def test_as_many_steps_as_fill_a_tenth_of_a_second_and_an_epoch_evenly():
         50,
         200,
     ]
-    assert chosen(0.0125, 100) == 5  # 8 would leave a rest, and 5 is more than half of it
-    assert chosen(0.001, 7) == 7
-    assert chosen(0.001, 97) == 90
+    assert chosen(0.0125, 100, 2) == 5  # 8 would leave a rest, and 5 is more than half of it
+    assert chosen(0.001, 7, 2) == 7
+    assert chosen(0.001, 97, 2) == 90
+    assert [chosen(0.02, 10_000, n) for n in (2, 30, 64, 256)] == [5, 5, 10, 40]  # docs/scale.md: 11 and 42
 
 
 @pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
@@ -192,7 +193,7 @@ def test_a_number_chosen_at_the_end_of_an_epoch_holds_in_the_next(train, monkeyp
     """Keras puts back the number that it had before the last, shorter execution of an epoch."""
     from psrun.training import packing
 
-    monkeypatch.setattr(packing, "chosen", lambda step_s, steps_per_epoch: 4)
+    monkeypatch.setattr(packing, "chosen", lambda step_s, steps_per_epoch, num_workers: 4)
     found, _ = train(
         "trainer=fit",
         "trainer.steps_per_execution=auto",

@@ -25,18 +25,22 @@ from psrun.training.stages import Stages, Unmeasured
 _STEPS_TO_UNROLL_FOR = 4000
 # Steps as slow as this gain nothing by it, and ten of them without a sign of life could be taken for a hang.
 _SLOW_STEP_S = 1.0
-# How long a closure is to take where the number of its steps is chosen; its dispatch costs about a millisecond.
+# How long a closure is to take where the number of its steps is chosen. Its dispatch costs a millisecond or two of the
+# coordinator's one thread (docs/scale.md), which is to be busy half of the time at most however many workers there are.
 _CLOSURE_S = 0.1
+_CLOSURE_PER_WORKER_S = 0.0033
 _MOST_CHOSEN = 200
 _MEASURED_PER_WORKER = 4
 
 
-def chosen(step_s: float, steps_per_epoch: int) -> int:
+def chosen(step_s: float, steps_per_epoch: int, num_workers: int) -> int:
     """How many steps a closure is to have where one takes `step_s` seconds on a worker.
 
-    As many as fill 0.1 s, in tens where they are more than ten; a few less where those fill an epoch evenly.
+    As many as fill 0.1 s, or more time where more than thirty workers wait for the coordinator's next closure; in tens
+    where they are more than ten; a few less where those fill an epoch evenly.
     """
-    most = min(max(1, round(_CLOSURE_S / max(step_s, 1e-6))), _MOST_CHOSEN, steps_per_epoch)
+    closure_s = max(_CLOSURE_S, _CLOSURE_PER_WORKER_S * num_workers)
+    most = min(max(1, round(closure_s / max(step_s, 1e-6))), _MOST_CHOSEN, steps_per_epoch)
     possible = [n for n in range(1, most + 1) if n <= choices.MOST_WRITTEN_OUT or n % choices.MOST_WRITTEN_OUT == 0]
     even = [n for n in possible if steps_per_epoch % n == 0 and 2 * n > possible[-1]]
     return max(even or possible)
@@ -175,10 +179,10 @@ class Packing:
         closure_s = self._closure_s()
         if closure_s is None:
             return
-        steps_per_epoch = self._program.config.trainer.num_steps
+        steps_per_epoch, workers = self._program.config.trainer.num_steps, self._program.distribution.num_workers
         step_s, before = closure_s / self.num_steps, self.num_steps
         ten = min(choices.MOST_WRITTEN_OUT, steps_per_epoch)
-        wanted = max(chosen(step_s, steps_per_epoch), min(self._feed.least, steps_per_epoch))
+        wanted = max(chosen(step_s, steps_per_epoch, workers), min(self._feed.least, steps_per_epoch))
         if (before == 1 and step_s < _CLOSURE_S) or ten / 2 <= wanted <= ten:
             wanted = ten  # a closure of one step takes much more than the step
         self.num_steps = wanted
