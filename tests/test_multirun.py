@@ -200,6 +200,15 @@ def test_all_jobs_are_checked_before_the_first_one_starts(start, tmp_path):
 
 
 @pytest.mark.command
+@pytest.mark.parametrize("cluster", ["slurm", "kubernetes", "tf_config", "static"])
+def test_a_sweep_of_tasks_that_somebody_else_starts_is_refused(start, cluster):
+    sweep = start(f"cluster={cluster}", "seed=1,2")
+    assert sweep.end() == 2
+    assert f"cluster: is {cluster}, whose tasks are started one by one; a sweep starts whole runs" in sweep.said
+    assert not sweep.folder.exists()
+
+
+@pytest.mark.command
 def test_sweeps_of_the_same_second_do_not_share_folders(tmp_path):
     both = [Started(tmp_path, f"seed={seed},3", folder=f"sweep{seed}") for seed in (1, 2)]
     try:

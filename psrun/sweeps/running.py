@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from psrun import loading, recorded, schema
+from psrun import choices, loading, recorded, schema
 from psrun.config import RunConfig, SweepKeys
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
 from psrun.reporting.run_folder import RESULT, RunFolder, write_config
@@ -177,7 +177,7 @@ class Running:
         runs, found = [], dict[Problem, list[int]]()
         for each in proposed:
             try:
-                runs.append(loading.load(raws[each.number]))
+                runs.append(_whole(loading.load(raws[each.number])))
             except ConfigError as error:
                 for problem in error.problems:
                     found.setdefault(problem, []).append(each.number)
@@ -266,6 +266,17 @@ def _require_folders_of_their_own(sweep: Sweep, proposed: Sequence[Proposed]) ->
         if other != each.number:
             message = f"is {each.folder} for jobs {other} and {each.number}; each needs one of its own"
             raise ConfigError([Problem("hydra.sweep.subdir", message)])
+
+
+def _whole(run: RunConfig) -> RunConfig:
+    """The run. Raises ConfigError where one process cannot start it as a whole."""
+    if isinstance(run.cluster, choices.Unsupervised) and run.mode in ("train", "evaluate"):
+        message = (
+            f"is {run.cluster.kind}, whose tasks are started one by one; a sweep starts whole runs: choose inprocess, "
+            "local or ray, and hydra/launcher=submitit_slurm for jobs of Slurm"
+        )
+        raise ConfigError([Problem("cluster", message)])
+    return run
 
 
 def _of_jobs(problem: Problem, numbers: list[int], apart: Mapping[int, str]) -> Problem:
