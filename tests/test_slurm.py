@@ -111,7 +111,7 @@ def test_settings_of_the_job_are_checked_by_key():
     with pytest.raises(ConfigError) as raised:
         loading.load(raw)
     assert {problem.key for problem in raised.value.problems} == {"slurm.cpus_per_task", "slurm.tim", "slurm.nodes"}
-    with pytest.raises(ConfigError, match="slurm: is for cluster=slurm; the cluster here is inprocess"):
+    with pytest.raises(ConfigError, match="slurm: is for cluster=slurm, and this is cluster=inprocess: leave it out"):
         loading.load({**raw_config(), "slurm": {}})
 
 
