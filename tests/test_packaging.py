@@ -68,7 +68,7 @@ def test_the_wheel_holds_everything_and_runs_in_a_new_folder(tmp_path):
 def test_the_lines_of_the_containerfile_make_a_psrun(tmp_path):
     """Its COPY and RUN lines, with folders of this test; no image is built, as none could be pulled to build it on."""
     build, last = (ROOT / "Containerfile").read_text().split("FROM python:")[1:]
-    source, installed = tmp_path / "src", tmp_path / "psrun"
+    source, installed = tmp_path / "src", tmp_path / "installed"
     source.mkdir()
     for line in build.splitlines():
         word, _, rest = line.partition(" ")
