@@ -110,7 +110,7 @@ def _stop(run: RunConfig) -> Stop:
 def _place(run: RunConfig, me: Identity, path: Path) -> Path:
     """Where this process keeps what it leaves behind, of a run in `path`."""
     if run.mode == "evaluate" and me.of_processes and environment.SUPERVISOR_PID not in os.environ:
-        return RunFolder(path).evaluations / "cluster"  # a run of its own, beside one that may still be going on
+        return RunFolder(path).cluster_evaluation
     return path
 
 
