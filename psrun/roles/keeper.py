@@ -84,7 +84,7 @@ class Keeper:
             # A chief that starts again would leave its tables behind in parameter servers that do not.
             if self._task.job == "ps" and call is not None and call.attempt > self._card.attempt:
                 kept.process.kill()
-                self._change(attempt=call.attempt)
+                self._change(attempt=call.attempt, cause="")
                 due_s = 0.0
             if due_s is None:
                 due_s = self._look(kept)

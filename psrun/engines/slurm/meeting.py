@@ -39,7 +39,7 @@ class Card:
       at_s: when this was written, as of `time.time` of its node.
       attempt: of the training that the task is ready for.
       restarts: how often it was lost.
-      cause: why it was lost the last time.
+      cause: why it was lost the last time; empty once a parameter server has started again with the chief.
       ended: the exit code with which it ended and will not be started again; None while it has not.
     """
 
@@ -123,6 +123,10 @@ class Meeting:
     def is_closed(self) -> bool:
         """Whether the chief's keeper has removed all this: the run is over."""
         return not self.path.exists()
+
+    def remove(self) -> None:
+        """All of this start, and nothing of a later one."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def superseded(self) -> bool:
         """Whether the job was started again meanwhile: this node had been given up."""
