@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import threading
 import time
@@ -14,15 +15,15 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from support import run_config
+from support import raw_config, run_config
 
-from psrun import choices
+from psrun import choices, execution
 from psrun.cluster import files
 from psrun.cluster.topology import CHIEF, Task
 from psrun.engines.slurm import gathering, jobs, step
 from psrun.engines.slurm.kept import Kept
 from psrun.engines.slurm.meeting import Call, Card, Meeting
-from psrun.errors import BudgetSpentError, ExitCode, TaskLostError
+from psrun.errors import BudgetSpentError, ConfigError, ExitCode, TaskLostError
 from psrun.reporting.run_folder import RunFolder
 from psrun.roles import keeper, leader
 from psrun.stop import Stop
@@ -200,6 +201,30 @@ def test_the_leader_is_heard_of_while_the_chief_saves(led, monkeypatch):
     assert led.lead(stop=stop, looks=[scancel]) == ExitCode.RESTART
     assert touched == [0.0]
     assert led.requeued == []
+
+
+def test_the_process_ends_though_what_it_would_end_is_gone(monkeypatch):
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    stop = Stop()
+    stop.at_once = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        stop._end(signal.SIGTERM)
+    assert codes == [175]
+
+
+def test_each_task_says_what_is_wrong_though_another_was_first_to_record_it(monkeypatch, tmp_path):
+    """All tasks of a step are given the same configuration at the same time."""
+    create = RunFolder.create
+
+    def create_after_another(path: Path, *, raw: Any) -> RunFolder:
+        create(path, raw=raw).update(status="failed")
+        return create(path, raw=raw)
+
+    monkeypatch.setattr(RunFolder, "create", create_after_another)
+    with pytest.raises(ConfigError) as raised:
+        execution.execute(raw_config("cluster=slurm", "cluster.num_ps=0"), tmp_path, [], started_s=0.0)
+    assert [problem.key for problem in raised.value.problems] == ["cluster.num_ps"]
 
 
 # -- what is kept
