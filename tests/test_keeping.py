@@ -23,7 +23,7 @@ from psrun.cluster.topology import CHIEF, Task
 from psrun.engines.slurm import gathering, jobs, step
 from psrun.engines.slurm.kept import Kept
 from psrun.engines.slurm.meeting import Call, Card, Meeting
-from psrun.errors import BudgetSpentError, ConfigError, ExitCode, TaskLostError
+from psrun.errors import BudgetSpentError, ClusterError, ConfigError, ExitCode, TaskLostError
 from psrun.reporting.run_folder import RunFolder
 from psrun.roles import keeper, leader
 from psrun.stop import Stop
@@ -258,6 +258,21 @@ def test_a_task_without_a_heart_ends_and_does_not_hang(kept, tmp_path):
 
 
 # -- a keeper
+
+
+@pytest.mark.parametrize(("restarts", "longer_s"), [("0", 0.0), ("1", 1.0)])
+def test_who_is_started_again_waits_as_long_as_the_chief_may_wait_for_the_folder(
+    tmp_path, monkeypatch, restarts, longer_s
+):
+    monkeypatch.setattr(keeper, "_LEADER_LONGER_S", 0.0)
+    monkeypatch.setattr(step, "_GIVEN_UP_S", 0.5)
+    run = run_config("cluster=slurm", *TASKS, "cluster.connect_timeout_s=1")
+    made = keeper.Keeper(run, RunFolder(tmp_path), step_of(SLURM_PROCID="1", SLURM_RESTART_COUNT=restarts), PS)
+    began_s = time.monotonic()
+    with pytest.raises(ClusterError, match="has heard nothing of the chief"):
+        made.keep(Stop())
+    made.close()
+    assert 1 + longer_s <= time.monotonic() - began_s < 2 + longer_s
 
 
 def test_a_parameter_server_says_that_it_started_again_with_the_chief(tmp_path, monkeypatch):

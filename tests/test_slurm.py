@@ -225,6 +225,7 @@ def test_a_run_that_goes_on_has_the_tasks_that_it_had(tmp_path, monkeypatch, cap
         (["mode=plan"], "mode: is plan: one process does it"),
         (["slurm.tim=5", "cluster.num_ps=0"], "(?s)slurm.tim: no such key.*'time'.*cluster.num_ps: is 0"),
         (["hydra.run.dir=there"], "holds a run already"),
+        (["hydra.run.dir='it\\'s'"], "it's holds a run already"),
         (["++hydra.run.dir=there"], "holds a run already"),
         (["hydra.run.dir=there/${now:%H}"], r"hydra.run.dir: is there/\$.*each task would find another folder"),
         (["resume=nowhere"], "resume: there is no run in .*nowhere"),
@@ -233,8 +234,9 @@ def test_a_run_that_goes_on_has_the_tasks_that_it_had(tmp_path, monkeypatch, cap
 )
 def test_what_cannot_be_submitted(arguments, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "run.json").write_text("{}")
+    for name in ("there", "it's"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
     with pytest.raises(ConfigError, match=said):
         commands.main(["slurm", *arguments])
 
@@ -280,6 +282,25 @@ def test_a_job_that_was_handed_over_and_is_not_followed(fake, tmp_path, monkeypa
     assert "Slurm job 12" in text
     assert "scancel 12" in text
     assert (tmp_path / "one" / "slurm.sh").exists()
+
+
+def test_a_job_knows_nothing_of_the_one_that_it_was_submitted_from(fake, tmp_path, monkeypatch):
+    """As from a shell that salloc or srun --pty has started."""
+    fake("sbatch", f"env > {tmp_path}/environment; echo 12")
+    client = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_TIME_FORMAT": "relative", "SBATCH_QOS": "low"}
+    inner = {"SLURM_JOB_ID": "7", "SLURM_CPU_BIND": "quiet", "SLURM_MEM_PER_NODE": "1", "SLURM_RESTART_COUNT": "1"}
+
+    def environment() -> set[str]:
+        assert jobs.submit(tmp_path / "slurm.sh") == "12"
+        lines = (tmp_path / "environment").read_text().splitlines()
+        return {line.partition("=")[0] for line in lines} & {*client, *inner}
+
+    for name, value in client.items():
+        monkeypatch.setenv(name, value)
+    assert environment() == set(client)
+    for name, value in inner.items():
+        monkeypatch.setenv(name, value)
+    assert environment() == {"SLURM_CONF", "SBATCH_QOS"}
 
 
 @pytest.mark.usefixtures("soon")

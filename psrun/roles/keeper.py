@@ -109,7 +109,9 @@ class Keeper:
         if self._task != EVALUATOR:
             address, self._door = own_address(self._step, self._cluster.interface)
         self._change(address=address)
-        deadline_s = time.monotonic() + self._cluster.connect_timeout_s + _LEADER_LONGER_S
+        # The chief's may wait for the folder first: for its lock, and then for an old chief's heartbeat to end.
+        longer_s = _LEADER_LONGER_S + 2 * self._step.patience_s
+        deadline_s = time.monotonic() + self._cluster.connect_timeout_s + longer_s
         while not stop.requested.wait(_ROUND_S):
             call = self._meeting.called()
             if call is not None:

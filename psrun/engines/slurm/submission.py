@@ -71,7 +71,7 @@ def _folder(submission: Submission) -> tuple[Path, list[str]]:
         message = f"is {given[-1]}; each task would find another folder by it: give its name"
         raise ConfigError([Problem(_FOLDER, message)])
     if given:
-        folder = submission.folder / given[-1].strip("'\"")
+        folder = submission.folder / recorded.unquoted(given[-1])
     else:
         model = submission.run.model.name.rpartition(".")[2]
         folder = submission.folder / "runs" / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{model}-{secrets.token_hex(2)}"
