@@ -26,6 +26,7 @@ from psrun.engines.slurm.meeting import Call, Card, Meeting, clocks_apart, own_a
 from psrun.errors import ClusterError, ConfigError, ExitCode, PsrunError
 from psrun.identity import identify
 from psrun.stop import Stop
+from psrun.watching import state
 
 STEP = {
     "SLURM_JOB_ID": "7",
@@ -403,6 +404,15 @@ def test_a_start_that_was_given_up(tmp_path):
     again.remove_earlier()
     assert first.is_closed
     assert not again.is_closed
+
+
+def test_a_folder_that_is_removed_while_one_looks(tmp_path, monkeypatch):
+    """At the end of a run; a slow disk says for a while that it is there."""
+    meeting = Meeting(tmp_path, step_of(), Task("ps", 0))
+    monkeypatch.setattr(Path, "is_dir", lambda self: True)
+    assert not meeting.superseded()
+    meeting.look_anew()
+    assert state.look(tmp_path).beats == {}
 
 
 def test_clocks():

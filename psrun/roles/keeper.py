@@ -113,6 +113,7 @@ class Keeper:
         longer_s = _LEADER_LONGER_S + 2 * self._step.patience_s
         deadline_s = time.monotonic() + self._cluster.connect_timeout_s + longer_s
         while not stop.requested.wait(_ROUND_S):
+            self._meeting.look_anew()
             call = self._meeting.called()
             if call is not None:
                 return call

@@ -130,11 +130,13 @@ class Meeting:
 
     def superseded(self) -> bool:
         """Whether the job was started again meanwhile: this node had been given up."""
-        for other in self._shared.glob(f"slurm-{self._step.job}.{self._step.step}.*"):
-            found = re.fullmatch(r"\d+", other.name.rpartition(".")[2])
-            if found and int(found[0]) > self._step.restart:
-                return True
-        return False
+        starts = re.compile(rf"slurm-{re.escape(self._step.job)}\.{re.escape(self._step.step)}\.(\d+)")
+        found = [starts.fullmatch(name) for name in files.names(self._shared)]
+        return any(each is not None and int(each[1]) > self._step.restart for each in found)
+
+    def look_anew(self) -> None:
+        """Sees what others have written since, also on a slow disk. Call before waiting for a file, each time."""
+        files.names(self.path)
 
     def remove_earlier(self) -> None:
         """What earlier starts have left. Whoever of them is still there sees by it that it was given up."""

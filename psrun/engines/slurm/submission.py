@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import secrets
 import signal
 import time
@@ -12,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from psrun import atomic, recorded
+from psrun.cluster import files
 from psrun.engines.commands import Submission
 from psrun.engines.slurm import jobs, script
 from psrun.errors import ClusterError, ConfigError, ExitCode, Problem, PsrunError
@@ -96,8 +95,7 @@ def _result(folder: Path) -> bytes | None:
     try:
         return (folder / RESULT).read_bytes()
     except OSError:
-        with contextlib.suppress(OSError):
-            os.listdir(folder)  # else NFS believes for up to a minute that there is none, because there was none
+        files.names(folder)
         return None
 
 
