@@ -54,8 +54,9 @@ def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started
         me = identity.identify(run, os.environ)
     except ConfigError as error:
         if not (path / "run.json").exists():
-            _begun(RunFolder.create(path, raw=raw), raw, overrides, started_s)
-            record_failure(RunFolder.take_over(path), error, "chief-0", started_s)
+            with contextlib.suppress(ConfigError):  # other tasks of the run find the same, and one of them was first
+                _begun(RunFolder.create(path, raw=raw), raw, overrides, started_s)
+                record_failure(RunFolder.take_over(path), error, "chief-0", started_s)
         raise
     path = _place(run, me, path)
     undo = _undo(run, me, path)
@@ -110,7 +111,7 @@ def _stop(run: RunConfig) -> Stop:
 def _place(run: RunConfig, me: Identity, path: Path) -> Path:
     """Where this process keeps what it leaves behind, of a run in `path`."""
     if run.mode == "evaluate" and me.of_processes and environment.SUPERVISOR_PID not in os.environ:
-        return RunFolder(path).evaluations / "cluster"  # a run of its own, beside one that may still be going on
+        return RunFolder(path).cluster_evaluation
     return path
 
 

@@ -13,8 +13,6 @@ from psrun.engines.slurm import step
 from psrun.environment import SUPERVISOR_PID
 from psrun.errors import ConfigError, Problem
 
-_GIVEN_UP_S = 60.0  # on a shared disk it takes a while until others see what was written
-
 
 @dataclass(frozen=True)
 class Identity:
@@ -94,8 +92,8 @@ def _topology(run: RunConfig, environment: Mapping[str, str]) -> Topology | None
 
 def _keeper(run: RunConfig, environment: Mapping[str, str]) -> Identity:
     found, task = step.task_of(run, environment)
-    leads, patience_s = task == CHIEF, _GIVEN_UP_S if found.restart else 0.0
-    return Identity("keeper", str(task), owns_folder=leads, may_find_run=leads, patience_s=patience_s)
+    leads = task == CHIEF
+    return Identity("keeper", str(task), owns_folder=leads, may_find_run=leads, patience_s=found.patience_s)
 
 
 def _of(found: Topology, me: Task, chiefs_role: str) -> Identity:

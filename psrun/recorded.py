@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,14 @@ def key_of(argument: str) -> str:
 def folder_of(arguments: list[str]) -> Path | None:
     """The folder that `resume` names among arguments; None where it names none."""
     given = next((a.partition("=")[2] for a in arguments if a.startswith("resume=")), "null")
-    return None if given == "null" else Path(given.strip("'\"")).expanduser().absolute()
+    return None if given == "null" else Path(unquoted(given)).expanduser().absolute()
+
+
+def unquoted(value: str) -> str:
+    """The text that a value in Hydra's grammar, as `quoted` or a person writes it, stands for."""
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        return re.sub(r"\\(.)", r"\1", value[1:-1])
+    return value
 
 
 def quoted(folder: Path) -> str:

@@ -75,5 +75,7 @@ class Stop:
         self.on_request()
 
     def _end(self, signum: int) -> None:
-        self.at_once()
-        os._exit(Interrupted(signum).exit_code)
+        try:
+            self.at_once()
+        finally:  # there may be nobody any more whom to end
+            os._exit(Interrupted(signum).exit_code)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
+from pathlib import Path
 
 import pytest
 from support import run_config
 
 from psrun import choices, identity
 from psrun.cluster import lineup
+from psrun.cluster.topology import Task
 from psrun.engines import ray as engine
 from psrun.engines.ray import room
 from psrun.engines.ray.room import Need
 from psrun.environment import SUPERVISOR_PID
-from psrun.errors import ConfigError
+from psrun.errors import ConfigError, Interrupted
 from psrun.sweeps import capacity
 
 
@@ -96,6 +99,41 @@ def test_there_is_room_or_what_is_missing_is_named(nodes, said):
     with pytest.raises(ConfigError, match=r"cluster\.resources: ") as raised:
         room.check(wanted, has)
     assert said in str(raised.value)
+
+
+def test_what_is_greatest_can_be_its_memory():
+    """The first that fit by their processors would leave none where the memory is."""
+    wanted = {Task("ps", 0): Need(2, 1), Task("ps", 1): Need(2, 1), Task("worker", 0): Need(1, 9)}
+    room.check(wanted, [{"CPU": 4.0, "memory": 10.0}, {"CPU": 4.0, "memory": 2.0}])
+    tenths = {Task("worker", index): Need(0.7, 0) for index in range(10)}
+    room.check(tenths, [{"CPU": 7.0}])
+
+
+@pytest.mark.parametrize(
+    ("raised", "signum"),
+    [(SystemExit(15), signal.SIGTERM), (Interrupted(signal.SIGINT), signal.SIGINT)],  # Ray's handler, and psrun's
+)
+def test_a_signal_while_ray_starts_interrupts_the_run(monkeypatch, raised, signum):
+    ray = pytest.importorskip("ray", reason="pip install -e '.[ray]'")
+    from psrun.engines.ray import session
+
+    def init(**options: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as Ray does
+        raise raised
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    for name in ("RAY_AUTH_TOKEN", "RAY_gcs_rpc_server_reconnect_timeout_s"):
+        monkeypatch.setenv(name, "1")
+    before, own = signal.getsignal(signal.SIGTERM), set(Path("/tmp").glob("psrun-ray-*"))
+    cluster = run_config("cluster=ray").cluster
+    assert isinstance(cluster, choices.Ray)
+    with pytest.raises(Interrupted) as error, session.opened(cluster, num_cpus=1):
+        pass
+    assert error.value.exit_code == Interrupted(signum).exit_code
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert set(Path("/tmp").glob("psrun-ray-*")) <= own
 
 
 def test_a_sweep_counts_tasks_of_this_machine_only():

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
 from support import raw_config, run_config
 
-from psrun import choices, loading
+from psrun import choices, loading, recorded
 from psrun.cluster.probe import Door
 from psrun.cluster.topology import CHIEF, Task
 from psrun.engines import commands
-from psrun.engines.slurm import gathering, jobs, script, step
+from psrun.engines.slurm import gathering, jobs, script, step, submission
 from psrun.engines.slurm.meeting import Call, Card, Meeting, clocks_apart, own_address
 from psrun.errors import ClusterError, ConfigError, ExitCode, PsrunError
 from psrun.identity import identify
 from psrun.stop import Stop
+from psrun.watching import state
 
 STEP = {
     "SLURM_JOB_ID": "7",
@@ -135,6 +139,54 @@ def test_the_script():
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
+def test_an_option_is_one_line_and_a_name_is_no_pattern():
+    assert "#SBATCH --output=/a/50%%j/logs/slurm.log" in rendered(folder=Path("/a/50%j"))
+    for given, key in (
+        (["slurm.partition='a\nrm -r b'"], "slurm.partition"),
+        (["slurm.options=['--a','--b\nrm -r b']"], r"slurm.options\[1\]"),
+        (["slurm.account='a\n'"], "slurm.account"),
+    ):
+        with pytest.raises(ConfigError, match=f"{key}: is .*there can be no line break in an option of sbatch"):
+            rendered(*given)
+    for folder in ("/a/b\nc", "/a/b\\c"):
+        with pytest.raises(ConfigError, match=r"hydra\.run\.dir: is "):
+            rendered(folder=Path(folder))
+
+
+@pytest.mark.parametrize("path", ["a b", "it's", 'say "so"', "a#b", "$HOME", "`id`", "a;b", "a\tb", "ü"])
+def test_a_folder_of_any_name_arrives_where_it_is_read(path):
+    """As sbatch reads its comments (get_argument of its opt.c), and as the shell and Hydra read the command."""
+    folder = Path("/shared") / path
+    said = [f"hydra.run.dir={recorded.quoted(folder)}"]
+    text = script.render(run_config("cluster=slurm"), said, where=folder, folder=folder, name=path)
+    given = dict(_as_sbatch(line).partition("=")[::2] for line in text.splitlines() if line.startswith("#SBATCH "))
+    assert (given["--chdir"], given["--job-name"]) == (str(folder), path)
+    assert given["--output"] == f"{folder}/logs/slurm.log"
+    body = text.replace("exec srun", "printf '%s\\n'")
+    out = subprocess.run(["bash", "-c", body], capture_output=True, text=True, check=True).stdout.splitlines()
+    parsed = OverridesParser.create().parse_override(out[-1])
+    assert parsed.value() == str(folder)
+
+
+def _as_sbatch(line: str) -> str:
+    found, quote, escaped = "", "", False
+    for mark in line.removeprefix("#SBATCH "):
+        if escaped:
+            found, escaped = found + mark, False
+        elif mark == "\\":
+            escaped = True
+        elif quote:
+            found, quote = (found, "") if mark == quote else (found + mark, quote)
+        elif mark in "'\"":
+            quote = mark
+        elif mark.isspace() or mark == "#":
+            break
+        else:
+            found += mark
+    assert not quote
+    return found
+
+
 def test_arguments_arrive_in_the_tasks_as_they_were_given():
     text = rendered("slurm.setup=['export A=1']", "slurm.options=['--constraint=ib']")
     assert "#SBATCH --constraint=ib" in text
@@ -174,14 +226,18 @@ def test_a_run_that_goes_on_has_the_tasks_that_it_had(tmp_path, monkeypatch, cap
         (["mode=plan"], "mode: is plan: one process does it"),
         (["slurm.tim=5", "cluster.num_ps=0"], "(?s)slurm.tim: no such key.*'time'.*cluster.num_ps: is 0"),
         (["hydra.run.dir=there"], "holds a run already"),
+        (["hydra.run.dir='it\\'s'"], "it's holds a run already"),
+        (["++hydra.run.dir=there"], "holds a run already"),
+        (["hydra.run.dir=there/${now:%H}"], r"hydra.run.dir: is there/\$.*each task would find another folder"),
         (["resume=nowhere"], "resume: there is no run in .*nowhere"),
         (["-m", "seed=1,2"], "submit takes one run; .*submitit_slurm"),
     ],
 )
 def test_what_cannot_be_submitted(arguments, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "run.json").write_text("{}")
+    for name in ("there", "it's"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
     with pytest.raises(ConfigError, match=said):
         commands.main(["slurm", *arguments])
 
@@ -229,16 +285,96 @@ def test_a_job_that_was_handed_over_and_is_not_followed(fake, tmp_path, monkeypa
     assert (tmp_path / "one" / "slurm.sh").exists()
 
 
-def test_a_job_that_has_gone_without_a_run(fake, tmp_path, monkeypatch):
-    from psrun.engines.slurm import submission
+def test_a_job_knows_nothing_of_the_one_that_it_was_submitted_from(fake, tmp_path, monkeypatch):
+    """As from a shell that salloc or srun --pty has started."""
+    fake("sbatch", f"env > {tmp_path}/environment; echo 12")
+    client = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_TIME_FORMAT": "relative", "SBATCH_QOS": "low"}
+    inner = {"SLURM_JOB_ID": "7", "SLURM_CPU_BIND": "quiet", "SLURM_MEM_PER_NODE": "1", "SLURM_RESTART_COUNT": "1"}
 
-    monkeypatch.setattr(submission, "_LOOK_EVERY_S", 0.05)
+    def environment() -> set[str]:
+        assert jobs.submit(tmp_path / "slurm.sh") == "12"
+        lines = (tmp_path / "environment").read_text().splitlines()
+        return {line.partition("=")[0] for line in lines} & {*client, *inner}
+
+    for name, value in client.items():
+        monkeypatch.setenv(name, value)
+    assert environment() == set(client)
+    for name, value in inner.items():
+        monkeypatch.setenv(name, value)
+    assert environment() == {"SLURM_CONF", "SBATCH_QOS"}
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_job_that_has_gone_without_a_run(fake, tmp_path):
     fake("scontrol", "echo 'JobState=FAILED Reason=NonZeroExitCode ExitCode=3:0'")
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "slurm.log").write_text("no such module\n")
     following = submission.Following(tmp_path, "7", Console(file=io.StringIO()), None)
     with pytest.raises(PsrunError, match=r"(?s)before the run began: FAILED, exit code 3:0 .*no such module"):
         following.follow()
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Slurm is asked more often."""
+    monkeypatch.setattr(submission, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(submission, "_REQUEUED_WITHIN_S", 0.5)
+
+
+def ended(folder: Path, **values: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").write_text(json.dumps({"status": "completed", "exit_code": 0, **values}))
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_evaluation_is_followed_where_it_is_written(fake, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ended(tmp_path / "run", overrides=["cluster=local", "model=dense"])
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    result = '{"status": "completed", "exit_code": 0}'
+    fake("sbatch", f"echo 12; echo '{result}' > run/evaluations/cluster/run.json")
+    fake("scontrol", "echo 'JobState=COMPLETED ExitCode=0:0'")
+    assert commands.main(["slurm", "resume=run", "mode=evaluate"]) == ExitCode.DONE
+    text = (tmp_path / "run" / "evaluations" / "cluster" / "slurm.sh").read_text()
+    assert f"--output={tmp_path}/run/evaluations/cluster/logs/slurm.log" in text
+    assert "--job-name=psrun-run\n" in text
+    assert (tmp_path / "run" / "run.json").read_bytes() == before
+    assert not (tmp_path / "run" / "slurm.sh").exists()
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_run_that_was_put_back_did_not_go_on(fake, tmp_path):
+    """As a configuration does that the checkpoint does not fit: run.json is then as it was before the job."""
+    ended(tmp_path, status="interrupted", exit_code=175)
+    before = (tmp_path / "run.json").read_bytes()
+    ended(tmp_path, status="running")
+    fake("scontrol", "echo 'JobState=FAILED ExitCode=2:0'")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "slurm.log").write_text("psrun: model.units does not fit\n")
+    following = submission.Following(tmp_path, "7", Console(file=io.StringIO()), before)
+    (tmp_path / "before").write_bytes(before)
+    put_back = threading.Timer(1.0, lambda: (tmp_path / "before").rename(tmp_path / "run.json"))
+    put_back.start()
+    with pytest.raises(PsrunError, match=r"(?s)left the run as it was: FAILED, exit code 2:0 .*does not fit"):
+        following.follow()
+    put_back.join()
+
+
+@pytest.mark.usefixtures("soon")
+def test_slurm_may_be_silent_for_a_while(fake, tmp_path, monkeypatch):
+    said = io.StringIO()
+    ended(tmp_path)
+    fake(
+        "scontrol",
+        f"cd {tmp_path}; echo x >> asked; if [ $(wc -l < asked) -lt 4 ]; then echo 'Socket timed out' >&2; exit 1; fi; "
+        "echo 'JobState=COMPLETED ExitCode=0:0'",
+    )
+    assert submission.Following(tmp_path, "7", Console(file=said, width=200), None).follow() == ExitCode.DONE
+    assert said.getvalue().count("does not say how job 7 is: Socket timed out") == 1
+    monkeypatch.setattr(submission, "_SLURM_SILENT_S", 0.2)
+    fake("scontrol", "echo 'Socket timed out' >&2; exit 1")
+    with pytest.raises(ClusterError, match=f"Socket timed out; the job may go on: psrun watch {tmp_path}"):
+        submission.Following(tmp_path, "7", Console(file=said), None).follow()
 
 
 # -- what nodes tell each other
@@ -268,6 +404,15 @@ def test_a_start_that_was_given_up(tmp_path):
     again.remove_earlier()
     assert first.is_closed
     assert not again.is_closed
+
+
+def test_a_folder_that_is_removed_while_one_looks(tmp_path, monkeypatch):
+    """At the end of a run; a slow disk says for a while that it is there."""
+    meeting = Meeting(tmp_path, step_of(), Task("ps", 0))
+    monkeypatch.setattr(Path, "is_dir", lambda self: True)
+    assert not meeting.superseded()
+    meeting.look_anew()
+    assert state.look(tmp_path).beats == {}
 
 
 def test_clocks():

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from reported import a_run, a_sweep
 from rich.console import Console
 from running import Cluster
 
-from psrun import environment
+from psrun import environment, recorded
 from psrun.cluster import files
 from psrun.cluster.files import Heartbeat
 from psrun.cluster.topology import Task
@@ -217,6 +218,24 @@ def test_after_the_fact_it_ends_at_once_with_the_code_of_the_run(tmp_path, capfd
     folder = a_run(tmp_path / "run", status=status, exit_code=code)
     assert main([str(folder)]) == code
     assert "failure: worker-1 was killed by SIGKILL" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "topology", "said"),
+    [
+        ("run", "local", "psrun resume={}"),
+        ("run", "slurm", "psrun submit slurm resume={}"),
+        ("it's a run", "local", "psrun {}"),
+    ],
+)
+def test_what_goes_on_with_an_interrupted_run_can_be_pasted(tmp_path, capfd, name, topology, said):
+    folder = a_run(tmp_path / name, status="interrupted", exit_code=175, cluster={"topology": topology})
+    assert main([str(folder)]) == ExitCode.RESTART
+    command = capfd.readouterr().out.partition("go on with it: ")[2].strip()
+    if said == "psrun {}":
+        assert recorded.folder_of(shlex.split(command)[1:]) == folder
+    else:
+        assert command == said.format(folder)
 
 
 def test_an_event_of_another_version_is_told_by_its_name(tmp_path, capfd):

@@ -103,6 +103,18 @@ def read(folder: Path, task: Task) -> Heartbeat | None:
         return None
 
 
+def names(folder: Path) -> list[str]:
+    """What is in a folder that another process may be about to remove: nothing, once it has.
+
+    Whoever waits for a file looks here too: a client of NFS asks its server which names there are when a folder is
+    opened, and else goes by what it has seen for up to a minute.
+    """
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
 def still_beats(folder: Path, task: Task, *, within_s: float = 0.0) -> bool:
     """Whether the task is alive somewhere, judged by its heartbeat changing, which no two clocks need agree about.
 

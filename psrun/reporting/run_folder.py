@@ -131,6 +131,11 @@ class RunFolder:
         return self.path / "evaluations"
 
     @property
+    def cluster_evaluation(self) -> Path:
+        """What an evaluation by a cluster of its own leaves behind, beside a run that may still be going on."""
+        return self.evaluations / "cluster"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from psrun.cluster.files import shared
+from psrun.cluster.files import names, shared
 from psrun.errors import ConfigError
 from psrun.reporting.run_folder import CONFIG, RESULT, flat
 
@@ -188,7 +188,8 @@ def _parsed(text: str) -> Any:
 def quiet_s(path: Path) -> float:
     """Seconds since anything of a run was written."""
     newest_s = 0.0
-    for file in (path / RESULT, path / METRICS, *shared(path).glob("*.json")):
+    beats = [shared(path) / name for name in names(shared(path)) if name.endswith(".json")]
+    for file in (path / RESULT, path / METRICS, *beats):
         with contextlib.suppress(OSError):
             newest_s = max(newest_s, file.stat().st_mtime)
     return time.time() - newest_s if newest_s else 0.0

@@ -84,7 +84,7 @@ class Keeper:
             # A chief that starts again would leave its tables behind in parameter servers that do not.
             if self._task.job == "ps" and call is not None and call.attempt > self._card.attempt:
                 kept.process.kill()
-                self._change(attempt=call.attempt)
+                self._change(attempt=call.attempt, cause="")
                 due_s = 0.0
             if due_s is None:
                 due_s = self._look(kept)
@@ -109,8 +109,11 @@ class Keeper:
         if self._task != EVALUATOR:
             address, self._door = own_address(self._step, self._cluster.interface)
         self._change(address=address)
-        deadline_s = time.monotonic() + self._cluster.connect_timeout_s + _LEADER_LONGER_S
+        # The chief's may wait for the folder first: for its lock, and then for an old chief's heartbeat to end.
+        longer_s = _LEADER_LONGER_S + 2 * self._step.patience_s
+        deadline_s = time.monotonic() + self._cluster.connect_timeout_s + longer_s
         while not stop.requested.wait(_ROUND_S):
+            self._meeting.look_anew()
             call = self._meeting.called()
             if call is not None:
                 return call

@@ -78,11 +78,13 @@ class Leader:
         self._restarts: dict[Task, int] = dict.fromkeys(self._others, 0)
         self._gone: set[Task] = set()
         self._step_done, self._warned, self._wants_requeue = 0, False, False
+        self._spent, self._given_up = 0, False
 
     # -- from the start to the end
 
     def lead(self, stop: Stop) -> ExitCode:
         """Gathers the others, starts the chief, and returns the exit code of the run once it is over."""
+        self._raise_if_given_up()
         self._meeting.remove_earlier()
         found = gathering.gather(self._meeting, self._step, self._cluster, self._tasks, stop, self._reporter.warn)
         self._call = Call(found)
@@ -97,6 +99,7 @@ class Leader:
             if code in _FOR_GOOD and code is not None:
                 self._ended_for_good(code)
                 return ExitCode(code)
+            self._raise_if_given_up()
             if not self._look(kept, stop):
                 continue
             self._recoveries.look(self._sign(kept), self._is_up)
@@ -109,6 +112,11 @@ class Leader:
     def close(self, code: ExitCode) -> None:
         """Ends the chief and, in good order, the others; leaves nothing of the meeting behind."""
         self.kill()
+        if self._given_up:  # all that is in the folder is of the next start
+            self._meeting.remove()
+            if self._teller:
+                self._teller.close()
+            return
         self._meeting.call(Call(self._call.addresses, self._call.attempt, over=int(code)))
         completed = code == ExitCode.DONE
         longest_s = max(self._end_waits_s.values(), default=0.0) if completed else 0.0
@@ -129,9 +137,11 @@ class Leader:
     def _stop(self, kept: Kept, stop: Stop) -> ExitCode:
         signum = stop.signum if stop.signum is not None else signal.SIGUSR1
         self._reporter.emit("stopping", step=self._step_done, signal=signal.Signals(signum).name)
-        kept.end(within_s=self._cluster.restart.stop_timeout_s)
-        if kept.process.code == ExitCode.DONE:  # it was done just then
-            return ExitCode.DONE
+        kept.end(within_s=self._cluster.restart.stop_timeout_s, meanwhile=self._meeting.touch)
+        code = kept.process.code
+        if code in _FOR_GOOD and code is not None:  # it was done just then, or could not save
+            self._ended_for_good(code)
+            return ExitCode(code)
         self._wants_requeue = stop.signum is None
         return ExitCode.INTERRUPTED if signum == signal.SIGINT else ExitCode.RESTART
 
@@ -164,6 +174,7 @@ class Leader:
         if cause is None and not lost_ps:
             return True
         if cause is not None and not lost_ps:
+            self._spent += 1
             self._failed(CHIEF, cause, attempt=True)
         self._start_again(kept, stop)
         return False
@@ -176,9 +187,12 @@ class Leader:
         self._meeting.silent_s(task)
         if card.ended:
             self._ended(task, card)
-        lost = card.restarts > self._restarts[task]
+        times = card.restarts - self._restarts[task]
         self._restarts[task] = card.restarts
+        # A parameter server that has no cause any more has started again already, with a chief that was lost with it.
+        lost = times > 0 and bool(card.cause)
         if lost:
+            self._spent += times
             self._failed(task, card.cause, attempt=task.job == "ps")
         return lost and task.job == "ps"
 
@@ -192,13 +206,13 @@ class Leader:
 
     def _failed(self, task: Task, cause: str, *, attempt: bool) -> None:
         self._recoveries.failed(task, cause, step=self._step_done, attempt=attempt)
-        count = sum(self._restarts.values()) + self._call.attempt
         limit = self._cluster.restart.budget
-        action = "the run ends" if count > limit else f"restarting {'ps and chief' if attempt else task}"
+        spent = self._spent > limit
+        action = "the run ends" if spent else f"restarting {'ps and chief' if attempt else task}"
         restarted = [str(t) for t in self._tasks if t == task or (attempt and t.job in ("ps", "chief"))]
         told = {"cause": cause, "action": action, "restarted": restarted}
         self._reporter.emit("failure", step=self._step_done, task=str(task), **told)
-        if count > limit:
+        if spent:
             message = f"{task} {cause}; all {limit} restarts (cluster.restart.budget) are spent"
             raise BudgetSpentError(message, task=str(task))
 
@@ -220,14 +234,21 @@ class Leader:
             if not waiting and time.monotonic() >= due_s:
                 kept.start()
                 return
+            self._raise_if_given_up()
             self._raise_if_silent(self._others)
-            if time.monotonic() > deadline_s:
+            if waiting and time.monotonic() > deadline_s:
                 raise self._lost_node(waiting)
 
     def _ended_for_good(self, code: int) -> None:
         """Raises TaskLostError where the chief has failed because a node is not there any more."""
         if code == ExitCode.FAILED:
             self._raise_if_silent(self._others)
+
+    def _raise_if_given_up(self) -> None:
+        """Raises TaskLostError where Slurm has given up this node, and started the job again on others."""
+        if self._meeting.superseded():
+            self._given_up = True
+            raise TaskLostError(f"the job was started again without {self._step.node}: the chief ends here")
 
     def _raise_if_silent(self, tasks: list[Task]) -> None:
         silent = [task for task in tasks if self._meeting.silent_s(task) > self._cluster.heartbeat_timeout_s]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ from rich.console import Console, Group
 from rich.errors import MarkupError
 from rich.text import Text
 
+from psrun import recorded
 from psrun.cluster.files import Heartbeat, age_s
 from psrun.cluster.topology import CHIEF, Task
 from psrun.errors import ExitCode, PsrunError
@@ -135,15 +138,22 @@ class RunView:
         else:
             self._print(f"{now.status}: {error.get('message', 'no reason is told')}\n(log: {logs})", style="red")
         if now.status == "interrupted":
-            self._print(f"go on with it: psrun resume={self._path}")
+            self._print(f"go on with it: {self._command(now)}")
         code = now.result.get("exit_code")
         return ExitCode(code) if code in list(ExitCode) else ExitCode.FAILED
 
     def _without_a_word(self, now: State, gone: str) -> str:
         return (
             f"the run in {self._path} is said to be {now.status}, but {gone}; last written {now.quiet_s:.0f} s ago "
-            f"(logs: {self._path / 'logs'}); go on with it: psrun resume={self._path}"
+            f"(logs: {self._path / 'logs'}); go on with it: {self._command(now)}"
         )
+
+    def _command(self, now: State) -> str:
+        """What goes on with the run; with Slurm a job of its own does."""
+        submit = "submit slurm " if runs.mapping(now.result.get("cluster")).get("topology") == "slurm" else ""
+        plain = re.fullmatch(r"[\w./+:@-]+", str(self._path))
+        value = str(self._path) if plain else recorded.quoted(self._path)
+        return f"psrun {submit}{shlex.quote(f'resume={value}') if not plain else f'resume={value}'}"
 
     def _once(self, text: str) -> None:
         if text not in self._said:

@@ -81,9 +81,9 @@ def is_here(result: Mapping[str, Any]) -> bool:
 
 def _beats(path: Path) -> dict[Task, Heartbeat]:
     found = {}
-    for file in sorted(files.shared(path).glob("*-*.json")):
-        job, _, index = file.stem.rpartition("-")
-        task = Task(job, int(index)) if index.isdecimal() else None
+    for name in sorted(files.names(files.shared(path))):
+        job, _, index = name.removesuffix(".json").rpartition("-")
+        task = Task(job, int(index)) if name.endswith(".json") and job and index.isdecimal() else None
         beat = files.read(path, task) if task else None
         if task and beat:
             found[task] = beat

@@ -55,7 +55,7 @@ def test_submit_a_lost_worker_a_lost_ps_and_scancel(on_slurm, slurm):
     assert run.result["status"] == "interrupted"
     assert [row["task"] for row in run.result["recoveries"]] == ["worker-1", "ps-0"]
     assert run.result["checkpoints"][-1]["step"] >= step
-    assert "psrun resume=" in run.stdout
+    assert "psrun submit slurm 'resume=" in run.stdout  # the folder has a blank in its name
     assert slurm.job(job)["JobState"] == "CANCELLED"
     epochs = run.result["checkpoints"][-1]["step"] // 100 + 1
     again = on_slurm("submit", "slurm", f"resume='{run.folder}'", f"trainer.epochs={epochs}")

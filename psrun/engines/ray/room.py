@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from psrun import choices
 from psrun.cluster.topology import Task
 from psrun.errors import ConfigError, Problem
+
+_DIGITS = 4  # as Ray counts
 
 
 @dataclass(frozen=True)
@@ -37,19 +39,40 @@ def needs(cluster: choices.Ray, tasks: Iterable[Task]) -> dict[Task, Need]:
 def check(wanted: Mapping[Task, Need], nodes: Sequence[Mapping[str, float]]) -> None:
     """Finds room for all, were nobody else there: the greatest first, each where it fits first.
 
+    What is the greatest can be seen in several ways; where it is found in none of them there is hardly any.
+
     Args:
       nodes: what each has in all, as Ray says it.
 
     Raises:
       ConfigError: there is none.
     """
+    num_cpus = sum(node.get("CPU", 0.0) for node in nodes) or 1.0
+    memory_bytes = sum(node.get("memory", 0.0) for node in nodes) or 1.0
+    sizes: list[Callable[[Need], tuple[float, ...]]] = [
+        lambda need: (need.num_cpus, need.memory_bytes),
+        lambda need: (need.memory_bytes, need.num_cpus),
+        lambda need: (max(need.num_cpus / num_cpus, need.memory_bytes / memory_bytes),),
+    ]
+    homeless = [_homeless(wanted, nodes, size) for size in sizes]
+    if None not in homeless and homeless[0] is not None:
+        task = homeless[0]
+        raise ConfigError([Problem("cluster.resources", _no_room(task, wanted[task], wanted, nodes))])
+
+
+def _homeless(
+    wanted: Mapping[Task, Need], nodes: Sequence[Mapping[str, float]], size: Callable[[Need], tuple[float, ...]]
+) -> Task | None:
+    """The first task for which there is no room; None where there is for all."""
     left = [dict(node) for node in nodes]
-    for task, need in sorted(wanted.items(), key=lambda item: (-item[1].num_cpus, -item[1].memory_bytes)):
+    for task in sorted(wanted, key=lambda task: size(wanted[task]), reverse=True):
+        need = wanted[task]
         home = next((node for node in left if _fits(need, node)), None)
         if home is None:
-            raise ConfigError([Problem("cluster.resources", _no_room(task, need, wanted, nodes))])
+            return task
         for name, asked in need.bundle().items():
-            home[name] -= asked
+            home[name] = round(home[name] - asked, _DIGITS)
+    return None
 
 
 def _fits(need: Need, node: Mapping[str, float]) -> bool:

@@ -19,7 +19,7 @@ import ray
 
 from psrun import choices, locks
 from psrun.cluster.probe import reachable
-from psrun.errors import ClusterError, ConfigError, Problem
+from psrun.errors import ClusterError, ConfigError, Interrupted, Problem
 
 _REACHED_WITHIN_S = 5.0
 _STORE_BYTES = 100 * 2**20  # for Ray's objects, of which there are none to speak of
@@ -91,7 +91,12 @@ def _check(address: str) -> None:
 
 
 def _connect(options: dict[str, Any], cluster: choices.Ray) -> None:
-    """`ray.init`, which has no bound of its own where something else than Ray answers."""
+    """`ray.init`, which has no bound of its own where something else than Ray answers.
+
+    Raises:
+      ConfigError, ClusterError: as `opened` does.
+      Interrupted: the process is to end.
+    """
     wrong: list[Exception] = []
 
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
@@ -99,20 +104,26 @@ def _connect(options: dict[str, Any], cluster: choices.Ray) -> None:
     def connect() -> None:
         try:
             ray.init(**options)
+        except Interrupted:
+            raise
+        except SystemExit as exit_:  # Ray's way of ending with a SIGTERM, while this thread is in there
+            raise Interrupted(signal.SIGTERM) from exit_
         except Exception as error:  # of many kinds, of Ray's and of Python's
             wrong.append(error)
 
-    if cluster.address is None:
-        connect()  # the kernel ends Ray's processes with the thread that started them
-    else:
-        connecting = threading.Thread(target=connect, daemon=True)
-        connecting.start()
-        connecting.join(cluster.connect_timeout_s)
-        if connecting.is_alive():
-            within = f"within {cluster.connect_timeout_s:.0f} s (cluster.connect_timeout_s)"
-            raise ClusterError(f"what listens at {cluster.address} did not answer as a Ray cluster {within}")
-    for signum, handler in handlers.items():
-        signal.signal(signum, handler)  # Ray has put its own in their place
+    try:
+        if cluster.address is None:
+            connect()  # the kernel ends Ray's processes with the thread that started them
+        else:
+            connecting = threading.Thread(target=connect, daemon=True)
+            connecting.start()
+            connecting.join(cluster.connect_timeout_s)
+            if connecting.is_alive():
+                within = f"within {cluster.connect_timeout_s:.0f} s (cluster.connect_timeout_s)"
+                raise ClusterError(f"what listens at {cluster.address} did not answer as a Ray cluster {within}")
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)  # Ray has put its own in their place
     where = "of this run's own" if cluster.address is None else f"at {cluster.address}"
     if not wrong:
         return

@@ -49,6 +49,7 @@ def gather(
 def _await(meeting: Meeting, step: Step, cluster: choices.Slurm, tasks: list[Task], stop: Stop) -> dict[Task, Card]:
     deadline_s = time.monotonic() + cluster.connect_timeout_s
     while not stop.requested.wait(_ROUND_S):
+        meeting.look_anew()
         found = {task: meeting.read(task) for task in tasks}
         cards = {task: card for task, card in found.items() if card is not None}
         if len(cards) == len(tasks):

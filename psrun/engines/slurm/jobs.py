@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from psrun.errors import ClusterError, PsrunError
 
 _WITHIN_S = 60.0
+# What Slurm's commands are told by a person; the rest of SLURM_* is what it says itself of the job that we are in.
+_TOLD = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 # States of a job that has not run or that goes on: it runs now, or will.
 _ALIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "STOPPED",
           "RESIZING", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "REQUEUE_FED", "RESV_DEL_HOLD")  # fmt: skip
@@ -50,8 +55,14 @@ def needed(*commands: str) -> None:
 
 
 def submit(script: Path) -> str:
-    """Hands a batch script to Slurm; returns the id of the job. Raises ClusterError where Slurm refuses it."""
-    done = _said("sbatch", "--parsable", str(script))
+    """Hands a batch script to Slurm; returns the id of the job. Raises ClusterError where Slurm refuses it.
+
+    The job has the environment of this process, but for what Slurm says of a job that this process may be in, such as
+    an interactive one: srun would take the processors and the memory of that for those of the new job.
+    """
+    in_job = "SLURM_JOB_ID" in os.environ
+    kept = {n: v for n, v in os.environ.items() if not in_job or n in _TOLD or not n.startswith("SLURM_")}
+    done = _said("sbatch", "--parsable", str(script), environment=kept)
     if done.returncode:
         raise ClusterError(f"Slurm refuses the job: {_text(done)} (script: {script})")
     return done.stdout.strip().partition(";")[0]
@@ -77,11 +88,10 @@ def look(job: str) -> JobState:
     return JobState(said.get("JobState", ""), said.get("Reason", ""), said.get("ExitCode", ""))
 
 
-def _said(*command: str) -> subprocess.CompletedProcess[str]:
+def _said(*command: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    options: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
     try:
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=_WITHIN_S, stdin=subprocess.DEVNULL, check=False
-        )
+        return subprocess.run(command, env=environment, timeout=_WITHIN_S, check=False, **options)
     except FileNotFoundError as error:
         raise ClusterError(f"there is no {command[0]} here") from error
     except subprocess.TimeoutExpired as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from psrun import choices
@@ -30,6 +30,7 @@ class Kept:
         self._cluster = cluster
         self.process = TaskProcess(task, addresses, folder)
         self._looked_s = self._no_hangs_before_s = time.monotonic()
+        self._came_up = False
 
     def start(self) -> None:
         """Starts the task, deaf to Slurm's signals, which are for the keepers.
@@ -37,17 +38,19 @@ class Kept:
         Slurm sends them to all processes of a step, and a parameter server that ended by itself would not be there for
         the chief to save what it holds.
         """
+        self._came_up = False
         signal.pthread_sigmask(signal.SIG_BLOCK, _OF_SLURM)  # what is blocked stays so in the new process
         try:
             self.process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_SLURM)
 
-    def end(self, *, within_s: float) -> None:
-        """Asks the task to end, and kills it where it does not in time."""
+    def end(self, *, within_s: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Asks the task to end, and kills it where it does not in time; does `meanwhile` again and again."""
         self.process.send(KEEPERS_SIGNAL)
         deadline_s = time.monotonic() + within_s
         while self.process.running and time.monotonic() < deadline_s:
+            meanwhile()
             time.sleep(_POLL_S)
         self.process.kill()
 
@@ -60,8 +63,15 @@ class Kept:
         code = self.process.code
         if code is not None:
             return ended(code) if code < 0 or code >= 128 else None
-        beat = self.process.heartbeat() if now_s >= self._no_hangs_before_s else None
-        if beat and age_s(beat) > self._cluster.heartbeat_timeout_s:
+        return self._hangs() if now_s >= self._no_hangs_before_s else None
+
+    def _hangs(self) -> str | None:
+        beat, within_s = self.process.heartbeat(), self._cluster.start_timeout_s
+        self._came_up |= beat is not None
+        if beat is None:  # such as of one that waits for a disk that does not answer
+            late = not self._came_up and time.time() - self.process.started_s > within_s
+            return f"did not come up within {within_s:.0f} s" if late else None
+        if age_s(beat) > self._cluster.heartbeat_timeout_s:
             return f"hangs: not heard of for {age_s(beat):.0f} s"
         return None
 

@@ -39,7 +39,7 @@ class Card:
       at_s: when this was written, as of `time.time` of its node.
       attempt: of the training that the task is ready for.
       restarts: how often it was lost.
-      cause: why it was lost the last time.
+      cause: why it was lost the last time; empty once a parameter server has started again with the chief.
       ended: the exit code with which it ended and will not be started again; None while it has not.
     """
 
@@ -124,13 +124,19 @@ class Meeting:
         """Whether the chief's keeper has removed all this: the run is over."""
         return not self.path.exists()
 
+    def remove(self) -> None:
+        """All of this start, and nothing of a later one."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
     def superseded(self) -> bool:
         """Whether the job was started again meanwhile: this node had been given up."""
-        for other in self._shared.glob(f"slurm-{self._step.job}.{self._step.step}.*"):
-            found = re.fullmatch(r"\d+", other.name.rpartition(".")[2])
-            if found and int(found[0]) > self._step.restart:
-                return True
-        return False
+        starts = re.compile(rf"slurm-{re.escape(self._step.job)}\.{re.escape(self._step.step)}\.(\d+)")
+        found = [starts.fullmatch(name) for name in files.names(self._shared)]
+        return any(each is not None and int(each[1]) > self._step.restart for each in found)
+
+    def look_anew(self) -> None:
+        """Sees what others have written since, also on a slow disk. Call before waiting for a file, each time."""
+        files.names(self.path)
 
     def remove_earlier(self) -> None:
         """What earlier starts have left. Whoever of them is still there sees by it that it was given up."""

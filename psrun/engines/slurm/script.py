@@ -10,6 +10,7 @@ from pathlib import Path
 from psrun import choices
 from psrun.config import RunConfig
 from psrun.engines.slurm import step
+from psrun.errors import ConfigError, Problem
 
 SCRIPT, LOG = "slurm.sh", "slurm.log"
 
@@ -22,6 +23,9 @@ def render(run: RunConfig, arguments: Sequence[str], *, where: Path, folder: Pat
       where: the folder that they are seen from.
       folder: of the run.
       name: of the job.
+
+    Raises:
+      ConfigError: what goes into a line of the script has several.
     """
     job = run.submission
     assert isinstance(job, choices.SlurmJob)
@@ -36,12 +40,13 @@ def render(run: RunConfig, arguments: Sequence[str], *, where: Path, folder: Pat
         "cpus-per-task": job.cpus_per_task,
         "mem-per-cpu": job.memory_per_cpu,
         "chdir": where,
-        "output": folder / "logs" / LOG,
+        "output": str(folder / "logs" / LOG).replace("%", "%%"),  # %j and the like are numbers to Slurm
         "open-mode": "append",
         "requeue": True,  # after a lost node; what is done is in the checkpoints
         "signal": f"USR1@{job.warn_s}",  # to the tasks, before the time limit: they save, and requeue the job
     }
     options = [_option(key, value) for key, value in given.items() if value is not None]
+    _check_lines(job, where, folder)
     lines = [f"#SBATCH {option}" for option in [*options, *job.options]]
     command = [sys.executable, "-m", "psrun", *arguments]
     tasks = step.described(step.lineup(run))
@@ -64,7 +69,23 @@ def _option(key: str, value: object) -> str:
     return f"--{key}{text}"
 
 
+def _check_lines(job: choices.SlurmJob, where: Path, folder: Path) -> None:
+    """What is behind a line break would be no option any more, but a command of the script."""
+    said = {f"slurm.{name}": value for name, value in vars(job).items() if isinstance(value, str)}
+    said |= {f"slurm.options[{index}]": value for index, value in enumerate(job.options)}
+    said |= {"hydra.run.dir": str(folder), "the current folder": str(where)}
+    problems = [
+        Problem(key, f"is {value!r}; there can be no line break in an option of sbatch")
+        for key, value in said.items()
+        if len(value.splitlines()) > 1 or value.endswith(("\n", "\r"))
+    ]
+    if "\\" in str(folder):  # which has Slurm take % for what it is, and is then lost
+        problems.append(Problem("hydra.run.dir", f"is {str(folder)!r}; Slurm writes no log behind a backslash"))
+    if problems:
+        raise ConfigError(problems)
+
+
 def _quoted(text: str) -> str:
-    """As sbatch reads its comments: in double quotes where there is a blank, with backslashes before % and quotes."""
+    """As sbatch reads its comments: in double quotes where there is a blank, with backslashes before quotes."""
     text = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"' if any(mark in text for mark in " \t#'\"") else text

@@ -12,6 +12,7 @@ from psrun.config import RunConfig
 from psrun.errors import ConfigError, ExitCode, Problem
 
 EVALUATOR = Task("evaluator", 0)
+_GIVEN_UP_S = 60.0  # on a shared disk it takes a while until others see what was written
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class Step:
     def key(self) -> str:
         """Names this start of the step, and no other one."""
         return f"slurm-{self.job}.{self.step}.{self.restart}"
+
+    @property
+    def patience_s(self) -> float:
+        """How long the run folder may still be in use by processes that were given up."""
+        return _GIVEN_UP_S if self.restart else 0.0
 
 
 def run_name(environment: Mapping[str, str]) -> str | None:

@@ -10,17 +10,21 @@ from pathlib import Path
 from rich.console import Console
 
 from psrun import atomic, recorded
+from psrun.cluster import files
 from psrun.engines.commands import Submission
 from psrun.engines.slurm import jobs, script
-from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
-from psrun.reporting.run_folder import RESULT
+from psrun.errors import ClusterError, ConfigError, ExitCode, Problem, PsrunError
+from psrun.reporting.console import warner
+from psrun.reporting.run_folder import RESULT, RunFolder
 from psrun.watching.run import RunView
 from psrun.watching.state import State
 
 _LOOK_EVERY_S = 2.0
 _NOTHING_YET_S = 30.0  # until what nodes write on a shared disk is seen here
 _REQUEUED_WITHIN_S = 10.0
+_SLURM_SILENT_S = 600.0  # a controller that is started again, or has too much to do, answers nobody for minutes
 _LAST_LINES = 5
+_FOLDER = "hydra.run.dir"
 
 
 def submit(submission: Submission, console: Console) -> ExitCode:
@@ -38,8 +42,10 @@ def submit(submission: Submission, console: Console) -> ExitCode:
     if submission.run.mode not in ("train", "evaluate"):
         message = f"is {submission.run.mode}: one process does it, without Slurm's tasks; leave out submit slurm"
         raise ConfigError([Problem("mode", message)])
-    folder, arguments = _folder(submission)
-    text = script.render(submission.run, arguments, where=submission.folder, folder=folder, name=f"psrun-{folder.name}")
+    whole, arguments = _folder(submission)
+    # An evaluation keeps what it comes to in a folder of its own: the run may be going on.
+    folder = whole if submission.run.mode == "train" else RunFolder(whole).cluster_evaluation
+    text = script.render(submission.run, arguments, where=submission.folder, folder=folder, name=f"psrun-{whole.name}")
     if submission.dry_run:
         console.print(text, markup=False, soft_wrap=True, end="")
         return ExitCode.DONE
@@ -59,16 +65,19 @@ def _folder(submission: Submission) -> tuple[Path, list[str]]:
     going_on = recorded.folder_of(said)
     if going_on is not None:
         return going_on.absolute(), said
-    given = [each.partition("=")[2] for each in said if each.startswith("hydra.run.dir=")]
+    given = [each.partition("=")[2] for each in said if recorded.key_of(each) == _FOLDER]
+    if given and "${" in given[-1]:
+        message = f"is {given[-1]}; each task would find another folder by it: give its name"
+        raise ConfigError([Problem(_FOLDER, message)])
     if given:
-        folder = submission.folder / given[-1].strip("'\"")
+        folder = submission.folder / recorded.unquoted(given[-1])
     else:
         model = submission.run.model.name.rpartition(".")[2]
         folder = submission.folder / "runs" / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{model}-{secrets.token_hex(2)}"
     if (folder / RESULT).exists():
-        raise ConfigError([Problem("hydra.run.dir", f"{folder} holds a run already; choose another folder")])
-    others = [each for each in said if not each.startswith("hydra.run.dir=")]
-    return folder, [*others, f"hydra.run.dir={recorded.quoted(folder)}"]
+        raise ConfigError([Problem(_FOLDER, f"{folder} holds a run already; choose another folder")])
+    others = [each for each in said if recorded.key_of(each) != _FOLDER]
+    return folder, [*others, f"{_FOLDER}={recorded.quoted(folder)}"]
 
 
 def _written(folder: Path, text: str) -> Path:
@@ -77,7 +86,7 @@ def _written(folder: Path, text: str) -> Path:
         (folder / "logs").mkdir(parents=True, exist_ok=True)  # Slurm does not make the folder of its log
         atomic.write(folder / script.SCRIPT, text)
     except OSError as error:
-        raise ConfigError([Problem("hydra.run.dir", f"{folder} cannot be written to: {error}")]) from error
+        raise ConfigError([Problem(_FOLDER, f"{folder} cannot be written to: {error}")]) from error
     return folder / script.SCRIPT
 
 
@@ -86,6 +95,7 @@ def _result(folder: Path) -> bytes | None:
     try:
         return (folder / RESULT).read_bytes()
     except OSError:
+        files.names(folder)
         return None
 
 
@@ -100,6 +110,7 @@ class Following:
         self._folder, self._job, self._console, self._before = folder, job, console, before
         self._looked_s, self._state = float("-inf"), jobs.JobState("PENDING")
         self._told, self._alive_s = "", time.monotonic()
+        self._answered_s, self._warned, self._warn = time.monotonic(), "", warner(console)
 
     def follow(self) -> ExitCode:
         """As `submit` says."""
@@ -107,7 +118,10 @@ class Following:
         try:
             self._await_begin()
             view = RunView(self._folder, self._console, wait_s=_NOTHING_YET_S, goes_on=self._goes_on)
-            return view.follow()
+            code = view.follow()
+            if _result(self._folder) == self._before:
+                raise PsrunError(f"job {self._job} has ended, and left the run as it was{self._how()}")
+            return code
         except KeyboardInterrupt:
             text = f"no longer followed; job {self._job} goes on. Follow it: psrun watch {self._folder}; "
             self._console.print(f"{text}end it: scancel {self._job}", style="dim", markup=False, soft_wrap=True)
@@ -142,7 +156,19 @@ class Following:
     def _look(self) -> None:
         if time.monotonic() - self._looked_s > _LOOK_EVERY_S:
             self._looked_s = time.monotonic()
-            self._state = jobs.look(self._job)
+            try:
+                self._state = jobs.look(self._job)
+            except ClusterError as error:
+                if time.monotonic() - self._answered_s > _SLURM_SILENT_S:
+                    raise ClusterError(f"{error}; the job may go on: psrun watch {self._folder}") from error
+                self._warn_once(str(error))
+                return
+            self._answered_s, self._warned = time.monotonic(), ""
+
+    def _warn_once(self, text: str) -> None:
+        if text != self._warned:
+            self._warned = text
+            self._warn(text)
 
     def _tell(self) -> None:
         text = f"job {self._job} {self._state.state.lower()}"

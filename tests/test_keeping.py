@@ -1,0 +1,310 @@
+"""The keepers of a Slurm step, with neither Slurm nor tasks: what they make of what they hear of each other."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from support import raw_config, run_config
+
+from psrun import choices, execution
+from psrun.cluster import files
+from psrun.cluster.topology import CHIEF, Task
+from psrun.engines.slurm import gathering, jobs, step
+from psrun.engines.slurm.kept import Kept
+from psrun.engines.slurm.meeting import Call, Card, Meeting
+from psrun.errors import BudgetSpentError, ClusterError, ConfigError, ExitCode, TaskLostError
+from psrun.reporting.run_folder import RunFolder
+from psrun.roles import keeper, leader
+from psrun.stop import Stop
+
+PS, WORKER = Task("ps", 0), Task("worker", 0)
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "3", "SLURMD_NODENAME": "n0"}
+TASKS = ["cluster.num_ps=1", "cluster.num_workers=1", "evaluation=none"]
+
+
+def step_of(**changes: str) -> step.Step:
+    return step.from_environment({**STEP, **changes}, command="srun")
+
+
+class Scripted:
+    """Stands in for what a keeper keeps: each look at it is the next of `looks`, the last one again and again."""
+
+    def __init__(self, looks: list[Callable[[], str | None]], ends: Callable[[Any], None]) -> None:
+        self._looks, self._ends, self.num_starts, self.backoff_s = looks, ends, 0, 0.0
+        self._num_looks = 0
+        self.process = SimpleNamespace(
+            task=CHIEF, code=None, restarts=0, running=True, start_at_s=None,
+            kill=lambda: None, heartbeat=lambda: None, usage=lambda: (None, None),
+        )  # fmt: skip
+
+    def start(self) -> None:
+        self.num_starts += 1
+
+    def fault(self) -> str | None:
+        self._num_looks += 1
+        assert self._num_looks < 500, "the run goes on"
+        return (self._looks.pop(0) if len(self._looks) > 1 else self._looks[0])()
+
+    def lost(self) -> float:
+        self.process.restarts += 1
+        return time.monotonic() + self.backoff_s
+
+    def end(self, *, within_s: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+        meanwhile()
+        self._ends(self.process)
+
+
+class Led:
+    """The leader of a chief, a parameter server and a worker whose keepers say what a test has them say."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.requeued, self.kept = RunFolder(folder), [], Scripted([lambda: None], lambda process: None)
+        self.meetings = {task: Meeting(folder, step_of(), task) for task in (PS, WORKER)}
+        self.cards = {task: Card("h:1", "n1", 0.0, attempt=99) for task in (PS, WORKER)}
+        (folder / "logs").mkdir()
+        for task in self.meetings:
+            self.say(task)
+        for name, value in (("_ROUND_S", 0.01), ("_OTHERS_END_WITHIN_S", 0.0)):
+            monkeypatch.setattr(leader, name, value)
+        monkeypatch.setattr(leader, "Kept", lambda *arguments: self.kept)
+        monkeypatch.setattr(gathering, "gather", lambda *arguments: {})
+        monkeypatch.setattr(jobs, "requeue", self.requeued.append)
+
+    def say(self, task: Task, **values: Any) -> None:
+        self.cards[task] = self.cards[task].but(**values)
+        self.meetings[task].write(self.cards[task])
+
+    def lead(self, *overrides: str, stop: Stop | None = None, looks: list[Callable[[], str | None]]) -> ExitCode:
+        self.kept._looks = looks
+        made = leader.Leader(
+            run_config("cluster=slurm", *TASKS, *overrides), self.folder, step_of(), Console(file=io.StringIO()), 0.0
+        )
+        self.leader, code = made, ExitCode.FAILED
+        try:
+            code = made.lead(stop or Stop())
+            return code
+        finally:
+            made.close(code)
+
+
+@pytest.fixture
+def led(tmp_path, monkeypatch) -> Led:
+    return Led(tmp_path, monkeypatch)
+
+
+def dies() -> str:
+    return "was killed"
+
+
+def lives() -> None:
+    return None
+
+
+def test_no_restart_where_there_is_no_budget_for_one(led):
+    with pytest.raises(BudgetSpentError, match="chief-0 was killed; all 0 restarts"):
+        led.lead("cluster.restart.budget=0", looks=[dies])
+    assert led.kept.num_starts == 1
+
+
+def test_each_failure_takes_one_of_the_budget(led):
+    """A parameter server takes the chief with it, and that is one failure."""
+
+    def ps_dies() -> None:
+        led.say(PS, restarts=1, cause="was killed")
+
+    def worker_dies() -> None:
+        led.say(WORKER, restarts=led.cards[WORKER].restarts + 1, cause="was killed")
+
+    looks = [ps_dies, lives, lives, worker_dies, lives, lives, dies, lives]
+    with pytest.raises(BudgetSpentError, match="chief-0 was killed; all 2 restarts"):
+        led.lead("cluster.restart.budget=2", looks=looks)
+    assert led.kept.num_starts == 2
+
+
+def test_a_server_that_was_lost_with_the_chief_starts_again_once(led):
+    """Its keeper has started it for the new attempt by the time that the chief's hears of the loss."""
+
+    def both_are_back() -> None:
+        led.say(PS, restarts=1, cause="")
+
+    def is_done() -> None:
+        led.kept.process.code = 0
+
+    assert led.lead(looks=[dies, both_are_back, lives, lives, is_done, lives]) == ExitCode.DONE
+    assert led.kept.num_starts == 2
+
+
+def test_a_chief_that_waits_to_be_started_again_takes_no_node_for_lost(led):
+    led.kept.backoff_s = 1.5
+
+    def is_done() -> None:
+        led.kept.process.code = 0
+
+    assert led.lead("cluster.connect_timeout_s=1", looks=[dies, is_done, lives]) == ExitCode.DONE
+
+
+def test_a_leader_that_was_given_up_leaves_the_next_start_alone(led, tmp_path):
+    again = Meeting(tmp_path, step_of(SLURM_RESTART_COUNT="1"), PS)
+
+    def job_starts_again() -> None:
+        again.write(Card("h:2", "n2", 0.0))
+
+    with pytest.raises(TaskLostError, match="the job was started again without n0"):
+        led.lead(looks=[lives, job_starts_again, lives])
+    assert led.requeued == []
+    assert again.read(PS) == Card("h:2", "n2", 0.0)
+    assert not led.leader._meeting.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "comes_to", "requeued"),
+    [(0, ExitCode.DONE, []), (1, ExitCode.FAILED, []), (175, ExitCode.RESTART, ["7"]), (-9, ExitCode.RESTART, ["7"])],
+)
+def test_before_the_time_limit_the_job_is_requeued_where_the_run_goes_on(led, code, comes_to, requeued):
+    led.kept._ends = lambda process: setattr(process, "code", code)
+
+    def limit_is_near() -> None:
+        led.leader.warn()
+
+    assert led.lead(looks=[lives, limit_is_near]) == comes_to
+    assert led.requeued == requeued
+
+
+def test_the_leader_is_heard_of_while_the_chief_saves(led, monkeypatch):
+    monkeypatch.setattr("psrun.engines.slurm.meeting._TOUCH_EVERY_S", 0.0)
+    touched: list[float] = []
+    stop = Stop()
+
+    def saves(process: Any) -> None:
+        touched.append(led.leader._meeting.silent_s(CHIEF))
+        process.code = 175
+
+    def scancel() -> None:
+        led.leader._meeting.write(Card("", "n0", 0.0))
+        led.leader._meeting.silent_s(CHIEF)
+        time.sleep(0.2)
+        stop.signum = signal.SIGTERM
+        stop.requested.set()
+
+    led.kept._ends = saves
+    assert led.lead(stop=stop, looks=[scancel]) == ExitCode.RESTART
+    assert touched == [0.0]
+    assert led.requeued == []
+
+
+def test_the_process_ends_though_what_it_would_end_is_gone(monkeypatch):
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    stop = Stop()
+    stop.at_once = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        stop._end(signal.SIGTERM)
+    assert codes == [175]
+
+
+def test_each_task_says_what_is_wrong_though_another_was_first_to_record_it(monkeypatch, tmp_path):
+    """All tasks of a step are given the same configuration at the same time."""
+    create = RunFolder.create
+
+    def create_after_another(path: Path, *, raw: Any) -> RunFolder:
+        create(path, raw=raw).update(status="failed")
+        return create(path, raw=raw)
+
+    monkeypatch.setattr(RunFolder, "create", create_after_another)
+    with pytest.raises(ConfigError) as raised:
+        execution.execute(raw_config("cluster=slurm", "cluster.num_ps=0"), tmp_path, [], started_s=0.0)
+    assert [problem.key for problem in raised.value.problems] == ["cluster.num_ps"]
+
+
+# -- what is kept
+
+
+@pytest.fixture
+def kept(tmp_path) -> Iterator[Kept]:
+    run = run_config("cluster=slurm", "cluster.start_timeout_s=1")
+    assert isinstance(run.cluster, choices.Slurm)
+    found = Kept(run.cluster, tmp_path, WORKER, {WORKER: "localhost:1"})
+    found.process.process = SimpleNamespace(pid=5, poll=lambda: None)  # type: ignore[assignment]
+    return found
+
+
+def test_a_task_that_never_comes_up_hangs(kept):
+    kept.process.started_s = time.time() - 0.5
+    assert kept.fault() is None
+    kept.process.started_s -= 1
+    assert kept.fault() == "did not come up within 1 s"
+
+
+def test_a_task_without_a_heart_ends_and_does_not_hang(kept, tmp_path):
+    kept.process.started_s = time.time()
+    file = files.path(tmp_path, WORKER)
+    file.parent.mkdir()
+    file.write_text(json.dumps({"pid": 5, "at_s": time.time(), "state": "serving"}))
+    assert kept.fault() is None
+    file.unlink()
+    kept.process.started_s -= 100
+    assert kept.fault() is None
+
+
+# -- a keeper
+
+
+@pytest.mark.parametrize(("restarts", "longer_s"), [("0", 0.0), ("1", 1.0)])
+def test_who_is_started_again_waits_as_long_as_the_chief_may_wait_for_the_folder(
+    tmp_path, monkeypatch, restarts, longer_s
+):
+    monkeypatch.setattr(keeper, "_LEADER_LONGER_S", 0.0)
+    monkeypatch.setattr(step, "_GIVEN_UP_S", 0.5)
+    run = run_config("cluster=slurm", *TASKS, "cluster.connect_timeout_s=1")
+    made = keeper.Keeper(run, RunFolder(tmp_path), step_of(SLURM_PROCID="1", SLURM_RESTART_COUNT=restarts), PS)
+    began_s = time.monotonic()
+    with pytest.raises(ClusterError, match="has heard nothing of the chief"):
+        made.keep(Stop())
+    made.close()
+    assert 1 + longer_s <= time.monotonic() - began_s < 2 + longer_s
+
+
+def test_a_parameter_server_says_that_it_started_again_with_the_chief(tmp_path, monkeypatch):
+    monkeypatch.setattr(keeper, "_ROUND_S", 0.01)
+    kept = Scripted([dies, lives], lambda process: None)
+    monkeypatch.setattr(keeper, "Kept", lambda *arguments: kept)
+    (tmp_path / "logs").mkdir()
+    chief = Meeting(tmp_path, step_of(), CHIEF)
+    chief.write(Card("", "n0", 0.0))
+    chief.call(Call({}))
+    made = keeper.Keeper(run_config("cluster=slurm", *TASKS), RunFolder(tmp_path), step_of(SLURM_PROCID="1"), PS)
+    codes: list[ExitCode] = []
+    keeping = threading.Thread(target=lambda: codes.append(made.keep(Stop())))
+    keeping.start()
+
+    def card_when(condition: Callable[[Card], bool]) -> Card:
+        deadline_s = time.monotonic() + 10
+        while time.monotonic() < deadline_s:
+            card = chief.read(PS)
+            if card and condition(card):
+                return card
+            time.sleep(0.01)
+        raise AssertionError(chief.read(PS))
+
+    try:
+        assert card_when(lambda card: card.restarts == 1).cause == "was killed"
+        assert kept.num_starts == 1
+        chief.call(Call({}, attempt=1))
+        card = card_when(lambda card: card.attempt == 1)
+        assert (card.restarts, card.cause) == (1, "")
+    finally:
+        chief.call(Call({}, attempt=1, over=0))
+        keeping.join(10)
+    assert codes == [ExitCode.DONE]
+    assert kept.num_starts == 2
