@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import secrets
 import shlex
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from psrun import choices
 from psrun.config import RunConfig
 from psrun.engines import kubectl, manifests, quantities
 from psrun.engines.commands import Submission
-from psrun.errors import ConfigError, ExitCode, Problem
+from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
 from psrun.recorded import key_of, quoted
 
 _RESERVED = ("/", "/tmp", "/proc", "/dev", "/sys", "/etc", "/usr", "/bin", "/lib")
@@ -29,7 +30,7 @@ def submit(submission: Submission, console: Console) -> ExitCode:
 
     Raises:
       ConfigError: it cannot be described; with every problem found.
-      PsrunError: there is no kubectl, the cluster takes no such object, or the run cannot begin.
+      PsrunError: there is no kubectl, the cluster takes no such object, the run cannot begin, or was there and is over.
     """
     run, settings = submission.run, submission.run.submission
     assert isinstance(settings, choices.KubernetesKeys)
@@ -43,8 +44,16 @@ def submit(submission: Submission, console: Console) -> ExitCode:
         console.file.write(text)
         return ExitCode.DONE
     cluster = kubectl.Kubectl(settings.namespace)
-    cluster.apply(text, settings.kind)
-    console.print(f"{settings.name} is handed over; its run folder is {run_folder(settings)} in claim {settings.claim}")
+    if cluster.apply(text, settings):
+        told = "is handed over"
+    elif kubectl.is_over(cluster.get(manifests.main_object(settings))):
+        raise PsrunError(
+            f"{settings.name} was handed over before, and is over: delete its objects ({_delete(settings)}), or choose "
+            "another kubernetes.name"
+        )
+    else:
+        told = "was handed over before, and goes on"
+    console.print(f"{settings.name} {told}; its run folder is {run_folder(settings)} in claim {settings.claim}")
     console.print(f"ends and deletes it: {_delete(settings)}", style="dim", soft_wrap=True)
     return kubectl.follow(cluster, settings, console) if submission.follow else ExitCode.DONE
 
@@ -71,6 +80,15 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: object) -> bool:
         """What stands twice is written twice: people read it."""
         return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """In quotes where another reader might see something else: kubectl takes 1e3 for a number, and y for true."""
+        style = None if _SURELY_TEXT.match(data) else "'"
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_SURELY_TEXT = re.compile(r"[A-Za-z/-]*[A-Za-z/]{2}")
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def _delete(settings: choices.KubernetesKeys) -> str:
@@ -143,6 +161,11 @@ def _of_names(run: RunConfig, settings: choices.KubernetesKeys) -> Iterator[Prob
 def _of_resources(key: str, resources: choices.PodResources) -> Iterator[Problem]:
     for part, amounts in vars(resources).items():
         for name, value in amounts.items():
+            if not quantities.RESOURCE.fullmatch(name):
+                message = (
+                    "is no resource: cpu, memory, ephemeral-storage, or a device by its whole name, as nvidia.com/gpu"
+                )
+                yield Problem(f"{key}.{part}.{name}", message)
             if quantities.quantity(str(value)) is None:
                 message = f"is {value!r}, must be a quantity of Kubernetes, as 2, 500m or 4Gi"
                 yield Problem(f"{key}.{part}.{name}", message)
