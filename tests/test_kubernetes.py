@@ -227,6 +227,7 @@ def test_what_is_shown_can_be_asked_for_again(tmp_path):
         ((f"kubernetes.name={'a' * 48}",), ["has 48 characters, 2 too many"]),
         (("kubernetes.namespace=a.b",), ["kubernetes.namespace: is 'a.b'"]),
         (("kubernetes.mount_path=/tmp",), ["kubernetes.mount_path: is '/tmp', must be a folder of its own"]),
+        (("kubernetes.mount_path=/runs:ro",), ["kubernetes.mount_path: is '/runs:ro', must be a folder"]),
         (("kubernetes.port=80",), ["kubernetes.port: is 80, must be 1024 or more"]),
         (("kubernetes.port=70000",), ["kubernetes.port: is 70000, must be 65535 or less"]),
         (("kubernetes.kind=job",), ["kubernetes.kind: is 'job', must be one of jobset, indexed_jobs, tfjob"]),

@@ -124,7 +124,7 @@ def _problems(run: RunConfig, settings: choices.KubernetesKeys) -> Iterator[Prob
         yield Problem("kubernetes.claim", f"is {settings.claim!r}; names of claims {_OF_SMALL_LETTERS}")
     yield from _of_names(run, settings)
     path = PurePosixPath(settings.mount_path)
-    if not path.is_absolute() or ".." in path.parts or str(path) in _RESERVED:
+    if not path.is_absolute() or ".." in path.parts or ":" in str(path) or str(path) in _RESERVED:
         yield Problem("kubernetes.mount_path", f"is {settings.mount_path!r}, must be a folder of its own, as /runs")
     if settings.port > 65535:
         yield Problem("kubernetes.port", f"is {settings.port}, must be 65535 or less")
