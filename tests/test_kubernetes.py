@@ -174,9 +174,11 @@ def test_only_servers_are_probed(objects):
 
 
 def test_what_a_shell_or_kubernetes_would_replace_is_left_alone(tmp_path):
-    found = manifests(tmp_path, "tracker.tracking_uri='$(HOME)/x'", "tracker=mlflow", "kubernetes.kind=indexed_jobs")
+    written = ["tracker.tracking_uri='$(HOME)/x'", "tracker.experiment='a\nkind: b'"]
+    found = manifests(tmp_path, *written, "tracker=mlflow", "kubernetes.kind=indexed_jobs")
     args = of_kind(found, "Job")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
     assert "tracker.tracking_uri='$$(HOME)/x'" in args
+    assert written[1] in args
 
 
 def test_text_that_looks_like_something_else_is_text_to_kubectl_too(tmp_path):
@@ -396,6 +398,26 @@ def test_a_log_that_cannot_be_read_is_told_once(tmp_path, monkeypatch):
     code, out = followed(stand_in, monkeypatch)
     assert code == ExitCode.DONE
     assert out.count("what c says cannot be shown: forbidden") == 1
+
+
+@pytest.mark.parametrize("silent", [1, 9])
+def test_answers_that_do_not_come_are_asked_for_again(monkeypatch, silent):
+    asked = []
+
+    def run(command, **how):
+        asked.append(command[1:])
+        if len(asked) <= silent:
+            raise subprocess.TimeoutExpired(command, how["timeout"])
+        return subprocess.CompletedProcess(command, 0, '{"items": []}', "")
+
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(kubectl, "_POLL_S", 0.01)
+    if silent == 1:
+        assert kubectl.Kubectl(None).get("pods") == {"items": []}
+        return
+    with pytest.raises(PsrunError, match="kubectl get pods ended with 1, 5 times: it did not end within 60 s"):
+        kubectl.Kubectl(None).get("pods")
 
 
 @pytest.mark.parametrize("over", [False, True])

@@ -104,8 +104,8 @@ class Kubectl:
             return subprocess.run(
                 command, input=given, capture_output=True, text=True, timeout=_ANSWERS_WITHIN_S, check=False
             )
-        except subprocess.TimeoutExpired as error:
-            raise PsrunError(f"kubectl {arguments[0]} did not end within {_ANSWERS_WITHIN_S:.0f} s") from error
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(command, 1, "", f"it did not end within {_ANSWERS_WITHIN_S:.0f} s")
 
 
 def newest(pods: Mapping[str, Any]) -> Chief | None:

@@ -72,7 +72,8 @@ def _text(submission: Submission, settings: choices.KubernetesKeys) -> str:
     ]
     made = manifests.objects(submission.run, settings, overrides)
     named = [each for each in said if not each.startswith("cluster=")]
-    head = f"# {shlex.join(['psrun', 'submit', 'kubernetes', *named, f'kubernetes.name={settings.name}'])}\n"
+    command = shlex.join(["psrun", "submit", "kubernetes", *named, f"kubernetes.name={settings.name}"])
+    head = "".join(f"# {line}\n" for line in command.splitlines())
     return head + yaml.dump_all(made, Dumper=_Dumper, sort_keys=False, width=1000)
 
 
