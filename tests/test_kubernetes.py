@@ -269,6 +269,7 @@ def test_without_kubectl_it_is_said_how_to_go_on(tmp_path):
         ({}, "PSRUN_JOB: is not set: this is no pod of a run"),
         ({"PSRUN_JOB": "boss", "JOB_COMPLETION_INDEX": "0"}, "PSRUN_JOB: is 'boss'"),
         ({"PSRUN_JOB": "worker"}, "JOB_COMPLETION_INDEX: is '', must be a number"),
+        ({"PSRUN_JOB": "worker", "JOB_COMPLETION_INDEX": "²"}, "JOB_COMPLETION_INDEX: is '²', must be a number"),
         ({"PSRUN_JOB": "worker", "JOB_COMPLETION_INDEX": "7"}, "is 7; cluster.worker has [0, 1]"),
     ],
 )
