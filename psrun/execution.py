@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -24,6 +26,8 @@ from psrun.identity import Identity
 from psrun.reporting.run_folder import RunFolder, write_config
 from psrun.stop import Stop
 
+_CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE)
+
 
 def to_the_end(work: Callable[[float], ExitCode]) -> NoReturn:
     """Does `work`, told when this process began (as of `time.time`), and ends the process with its exit code."""
@@ -32,14 +36,26 @@ def to_the_end(work: Callable[[float], ExitCode]) -> NoReturn:
     environment.prepare()
     try:
         code = work(started_s)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
     except PsrunError as error:
-        Console(stderr=True).print(f"psrun: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        _complain(str(error))
         code = error.exit_code
+    except OSError as error:
+        if error.filename is not None or error.errno not in _CANNOT_BE_WRITTEN:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is left of it
+        if error.errno != errno.EPIPE:  # one who has seen enough, such as `head`
+            _complain(f"standard output cannot be written: {error.strerror}")
+        code = ExitCode.FAILED
     except SystemExit as exit_:  # Hydra's own ends: --help, --cfg, --info
         code = ExitCode(int(exit_.code or 0))
     environment.leave(code)
+
+
+def _complain(text: str) -> None:
+    Console(stderr=True).print(f"psrun: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started_s: float) -> ExitCode:

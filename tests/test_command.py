@@ -14,9 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from reported import a_run
 
 from psrun import __version__
 from psrun.data import synthesis
+from psrun.errors import ExitCode
 
 pytestmark = pytest.mark.command
 
@@ -328,3 +330,27 @@ def test_a_terminal_sees_a_live_line(tmp_path):
     child.close()
     assert child.exitstatus == 0
     assert time.monotonic() - began_s < 60
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--version"],
+        ["--help"],
+        ["--cfg", "job"],
+        ["watch", "run"],
+        ["submit", "kubernetes", "--dry-run", "kubernetes.image=x", "kubernetes.claim=runs"],
+    ],
+)
+def test_standard_output_that_cannot_be_written_is_a_named_error(tmp_path, arguments):
+    a_run(tmp_path / "run")
+    command = [sys.executable, "-m", "psrun", *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == ExitCode.FAILED
+    assert done.stderr == "psrun: standard output cannot be written: No space left on device\n"
+    piped = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    piped.stdout.close()  # at once, as `head` does later
+    assert piped.stderr.read() == ""
+    piped.stderr.close()
+    assert piped.wait(60) == ExitCode.FAILED

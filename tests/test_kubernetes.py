@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import os
 import re
 import shutil
@@ -134,10 +135,14 @@ def test_a_pod_may_do_nothing_that_it_need_not(objects):
     }  # fmt: skip
 
 
-def pod_specs(found):
-    jobs = [each["spec"]["template"]["spec"] for each in job_templates(found)]
+def pod_templates(found):
+    jobs = [each["spec"]["template"] for each in job_templates(found)]
     replicas = [each for job in of_kind(found, "TFJob") for each in job["spec"]["tfReplicaSpecs"].values()]
-    return [*jobs, *(each["template"]["spec"] for each in replicas)]
+    return [*jobs, *(each["template"] for each in replicas)]
+
+
+def pod_specs(found):
+    return [each["spec"] for each in pod_templates(found)]
 
 
 def test_exit_codes_mean_what_psrun_means(objects):
@@ -159,17 +164,32 @@ def test_exit_codes_mean_what_psrun_means(objects):
 
 def test_only_servers_are_probed(objects):
     _, found = objects
-    for pod in pod_specs(found):
-        (container,) = pod["containers"]
-        asked = next((item["value"] for item in container["env"] if item["name"] == "PSRUN_JOB"), None)
-        if asked is not None:
-            assert ("livenessProbe" in container) == (asked not in ("chief", "evaluator"))
+    for template in pod_templates(found):
+        job, (container,) = (
+            template["metadata"]["labels"]["app.kubernetes.io/component"],
+            template["spec"]["containers"],
+        )
+        serves = job not in ("chief", "evaluator")
+        assert ("livenessProbe" in container, "startupProbe" in container) == (serves, serves)
 
 
 def test_what_a_shell_or_kubernetes_would_replace_is_left_alone(tmp_path):
-    found = manifests(tmp_path, "tracker.tracking_uri='$(HOME)/x'", "tracker=mlflow", "kubernetes.kind=indexed_jobs")
+    written = ["tracker.tracking_uri='$(HOME)/x'", "tracker.experiment='a\nkind: b'"]
+    found = manifests(tmp_path, *written, "tracker=mlflow", "kubernetes.kind=indexed_jobs")
     args = of_kind(found, "Job")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
     assert "tracker.tracking_uri='$$(HOME)/x'" in args
+    assert written[1] in args
+
+
+def test_text_that_looks_like_something_else_is_text_to_kubectl_too(tmp_path):
+    found = submitted(tmp_path, "--dry-run", *GIVEN[:2], "kubernetes.name=y", "kubernetes.namespace='1e3'").stdout
+    assert "name: 'y'" in found
+    assert "namespace: '1e3'" in found
+    assert "image: example/psrun:1" in found
+    if shutil.which("kubectl") is not None:
+        none = {**os.environ, "KUBECONFIG": os.devnull}
+        command = ["kubectl", "label", "--local", "--filename", "-", "seen=yes", "--output", "name"]
+        subprocess.run(command, input=found, capture_output=True, text=True, timeout=60, check=True, env=none)
 
 
 def test_resources_go_by_any_name(tmp_path):
@@ -209,12 +229,14 @@ def test_what_is_shown_can_be_asked_for_again(tmp_path):
         ((f"kubernetes.name={'a' * 48}",), ["has 48 characters, 2 too many"]),
         (("kubernetes.namespace=a.b",), ["kubernetes.namespace: is 'a.b'"]),
         (("kubernetes.mount_path=/tmp",), ["kubernetes.mount_path: is '/tmp', must be a folder of its own"]),
+        (("kubernetes.mount_path=/runs:ro",), ["kubernetes.mount_path: is '/runs:ro', must be a folder"]),
         (("kubernetes.port=80",), ["kubernetes.port: is 80, must be 1024 or more"]),
         (("kubernetes.port=70000",), ["kubernetes.port: is 70000, must be 65535 or less"]),
         (("kubernetes.kind=job",), ["kubernetes.kind: is 'job', must be one of jobset, indexed_jobs, tfjob"]),
         (("kubernetes.resources.ps.limits.memory=4GB",), ["kubernetes.resources.ps.limits.memory: is '4GB'"]),
         (("kubernetes.resources.ps.requests.memory=4Gi",), ["ps.requests.memory: is 4Gi, more than the limit of 2Gi"]),
         (("kubernetes.resources.pss.limits.memory=4Gi",), ["kubernetes.resources.pss.limits.memory: no such key"]),
+        (("++kubernetes.resources.ps.limits.gpu=1",), ["kubernetes.resources.ps.limits.gpu: is no resource: cpu"]),
         (("kubernetes.imge=x",), ["kubernetes.imge: no such key", "Did you mean 'image'?"]),
         (("cluster=local",), ["cluster=local does not go with submit kubernetes"]),
         (("mode=plan",), ["mode: is plan; what is submitted trains"]),
@@ -247,6 +269,7 @@ def test_without_kubectl_it_is_said_how_to_go_on(tmp_path):
         ({}, "PSRUN_JOB: is not set: this is no pod of a run"),
         ({"PSRUN_JOB": "boss", "JOB_COMPLETION_INDEX": "0"}, "PSRUN_JOB: is 'boss'"),
         ({"PSRUN_JOB": "worker"}, "JOB_COMPLETION_INDEX: is '', must be a number"),
+        ({"PSRUN_JOB": "worker", "JOB_COMPLETION_INDEX": "²"}, "JOB_COMPLETION_INDEX: is '²', must be a number"),
         ({"PSRUN_JOB": "worker", "JOB_COMPLETION_INDEX": "7"}, "is 7; cluster.worker has [0, 1]"),
     ],
 )
@@ -332,7 +355,7 @@ def test_exit_codes_of_containers():
 class StandIn:
     """Answers as kubectl does, from a list; it shows our loop and nothing of Kubernetes."""
 
-    def __init__(self, tmp_path: Path, *answers: tuple[list, bool], log: str = "") -> None:
+    def __init__(self, tmp_path: Path, *answers: tuple[list, bool], log: str | None = "") -> None:
         self._answers, self._log = list(answers), log
 
     def get(self, *what: str):
@@ -342,8 +365,8 @@ class StandIn:
         return {"status": {"conditions": [{"type": "Failed", "status": "True"}] if done else []}}
 
     def logs(self, name: str, since: str | None):
-        command = [sys.executable, "-c", f"print({self._log!r})"]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-c", f"print({self._log!r})" if self._log is not None else "exit('forbidden')"]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def followed(stand_in, monkeypatch):
@@ -368,6 +391,53 @@ def test_a_run_is_followed_over_a_restart_to_its_end(tmp_path, monkeypatch):
     assert code == ExitCode.DONE
     assert out.count("epoch 1/5") == 2
     assert "a ended with exit code 175; Kubernetes starts it again" in out
+
+
+def test_a_log_that_cannot_be_read_is_told_once(tmp_path, monkeypatch):
+    running, ended = pod({"running": {}}), pod({"terminated": {"exitCode": 0}})
+    stand_in = StandIn(tmp_path, *[([running], False)] * 3, ([ended], True), log=None)
+    code, out = followed(stand_in, monkeypatch)
+    assert code == ExitCode.DONE
+    assert out.count("what c says cannot be shown: forbidden") == 1
+
+
+@pytest.mark.parametrize("silent", [1, 9])
+def test_answers_that_do_not_come_are_asked_for_again(monkeypatch, silent):
+    asked = []
+
+    def run(command, **how):
+        asked.append(command[1:])
+        if len(asked) <= silent:
+            raise subprocess.TimeoutExpired(command, how["timeout"])
+        return subprocess.CompletedProcess(command, 0, '{"items": []}', "")
+
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(kubectl, "_POLL_S", 0.01)
+    if silent == 1:
+        assert kubectl.Kubectl(None).get("pods") == {"items": []}
+        return
+    with pytest.raises(PsrunError, match="kubectl get pods ended with 1, 5 times: it did not end within 60 s"):
+        kubectl.Kubectl(None).get("pods")
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_run_that_was_there_before_is_said_to_be(tmp_path, monkeypatch, capsys, over):
+    def run(self, verb, *arguments, given=None):
+        object_ = {"status": {"conditions": [{"type": "Completed", "status": "True"}] if over else []}}
+        said = "networkpolicy.networking.k8s.io/run-1 unchanged\njobset.jobset.x-k8s.io/run-1 unchanged\n"
+        return subprocess.CompletedProcess([verb], 0, said if verb == "apply" else json.dumps(object_), "")
+
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(kubectl.Kubectl, "_run", run)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    if over:
+        with pytest.raises(PsrunError, match="run-1 was handed over before, and is over: delete its objects"):
+            commands.main(["kubernetes", "--no-follow", *GIVEN])
+        return
+    assert commands.main(["kubernetes", "--no-follow", *GIVEN]) == ExitCode.DONE
+    assert "run-1 was handed over before, and goes on" in capsys.readouterr().out
 
 
 def test_a_restart_budget_that_is_spent_ends_what_is_followed(tmp_path, monkeypatch):

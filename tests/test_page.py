@@ -98,6 +98,14 @@ def test_the_table_folds_seeds_and_sorts(opened, tmp_path):
     assert "no run.json" in page.locator("#errors").inner_text()
 
 
+def test_rows_and_errors_of_many_runs_name_the_first_of_them(opened, tmp_path):
+    for seed in range(7):
+        a_run(tmp_path / "runs" / str(seed), seed=seed, status="failed", error={"type": "E", "message": "no luck"})
+    page = opened(tmp_path / "runs")
+    assert page.locator("#runs tbody td").first.inner_text() == "0, 1, 2, 3 and 3 more"
+    assert page.locator("#errors").inner_text() == "0, 1, 2, 3 and 3 more: E: no luck"
+
+
 def test_failures_and_recoveries_are_marked_and_differences_listed(opened, tmp_path):
     page = opened(a_sweep(tmp_path / "sweep"))
     texts = "all => all.map((each) => each.textContent)"

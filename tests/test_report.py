@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import pytest
 from reported import a_run, a_sweep
+from rich.console import Console
 
 from psrun.errors import ConfigError, ExitCode, PsrunError
 from psrun.reports import rows, runs
 from psrun.reports.commands import main
+from psrun.watching import sweep as watching
 
 
 @pytest.fixture
@@ -237,6 +240,31 @@ def test_runs_of_other_versions_lack_keys_or_have_other_things_in_them(tmp_path,
     assert len(listed(report, tmp_path / "runs")) == 5
     report(tmp_path / "runs", "--html", tmp_path / "page.html")
     assert "completed" in report(tmp_path / "runs")
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "1" * 400])
+def test_numbers_that_are_none_are_no_values(tmp_path, report, monkeypatch, number):
+    for seed in (1, 2):
+        folder = a_run(tmp_path / "runs" / str(seed), seed=seed)
+        for name in ("run.json", "metrics.jsonl"):
+            text = (folder / name).read_text()
+            for key in ("val_loss", "loss", "steps_per_s", "bytes", "seconds"):
+                text = re.sub(rf'"{key}": [-\d.]+', f'"{key}": {number}', text)
+            (folder / name).write_text(text)
+    assert "0.9" in report(tmp_path / "runs", "--sort", "val_auc")
+    assert {each["val_loss"] for each in listed(report, tmp_path / "runs")} == {None}
+    pytest.importorskip("plotly", reason="pip install -e '.[test]'")
+    report(tmp_path / "runs", "--html", tmp_path / "page.html")
+    monkeypatch.setattr("psrun.watching.jobs.BETWEEN_JOBS_S", 0.0)
+    assert watching.SweepView(tmp_path / "runs", Console(file=io.StringIO()), metric=None, mode=None).follow() == 0
+
+
+def test_rows_of_many_seeds_name_the_first_of_them(tmp_path, report):
+    for seed in range(7):
+        a_run(tmp_path / "runs" / str(seed), seed=seed)
+    assert "0, 1, 2, 3 and 3 more" in report(tmp_path / "runs")
+    (row,) = listed(report, tmp_path / "runs", "--fold-seeds")
+    assert row["run"] == "0, 1, 2, 3, 4, 5, 6"
 
 
 def test_a_run_that_nobody_writes_to_any_more_says_so(tmp_path, report):

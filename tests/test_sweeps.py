@@ -8,6 +8,7 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
@@ -35,12 +36,28 @@ LONG = "trainer.epochs=1000"
         (["cluster=none"], 1, 0, 1),
         (["cluster=inprocess", "cluster.num_workers=4"], 8, 64, 2),
         (["cluster=local", "cluster.num_workers=2", "cluster.num_ps=3"], 64, 60, 10),
+        (["cluster=local", "cluster.num_workers=2", "cluster.num_ps=3", "evaluation=sidecar_thread"], 64, 60, 10),
+        (["cluster=local", "cluster.num_workers=2", "cluster.num_ps=3", "data.visitation=dynamic"], 64, 60, 7),
     ],
 )
 def test_jobs_at_once_follow_cores_and_memory(overrides, cores, gib, jobs):
     runs = [run_config("cluster=none"), run_config(*overrides)]
     assert capacity.jobs_at_once(runs, cores=cores, memory_bytes=gib * GIB) == jobs
     assert capacity.jobs_at_once([]) >= 1
+
+
+def test_what_a_container_may_use_is_its_limit_without_files_that_were_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(capacity, "_CGROUP", tmp_path)
+    monkeypatch.setattr(capacity.psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
+    run = [run_config("cluster=none")]
+    assert capacity.jobs_at_once(run, cores=99) == 64
+    (tmp_path / "memory.max").write_text(f"{16 * GIB}\n")
+    (tmp_path / "memory.current").write_text(f"{14 * GIB}\n")
+    assert capacity.jobs_at_once(run, cores=99) == 2
+    (tmp_path / "memory.stat").write_text(f"anon {4 * GIB}\nfile {10 * GIB}\ninactive_file {9 * GIB}\n")
+    assert capacity.jobs_at_once(run, cores=99) == 11
+    (tmp_path / "memory.max").write_text("max\n")
+    assert capacity.jobs_at_once(run, cores=99) == 64
 
 
 def test_places_are_as_many_as_jobs_may_run_at_once(tmp_path):

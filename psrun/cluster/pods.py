@@ -62,7 +62,7 @@ def from_environment(run: RunConfig, environment: Mapping[str, str], *, needed: 
     problems = []
     if job not in JOBS:
         problems.append(Problem(JOB, f"is {job!r}, must be one of {', '.join(JOBS)}"))
-    if not index.isdigit():
+    if not index.isdecimal():
         problems.append(Problem(INDEX, f"is {index!r}, must be a number: the pod must be of a Job in Indexed mode"))
     if settings.name is None:
         problems.append(Problem("kubernetes.name", "must be that of the pod's objects: kubernetes.name=..."))

@@ -63,11 +63,11 @@ class Kubectl:
             )
         self._command = [found, *([] if namespace is None else ["--namespace", namespace])]
 
-    def apply(self, text: str, kind: str) -> None:
-        """Raises PsrunError where the cluster takes not all of the objects that `text` describes."""
-        done = self._run("apply", "-f", "-", given=text)
+    def apply(self, text: str, settings: choices.KubernetesKeys) -> bool:
+        """Whether the run in `text` was not there before. Raises PsrunError where not all of its objects are taken."""
+        done, kind = self._run("apply", "-f", "-", given=text), settings.kind
         if done.returncode == 0:
-            return
+            return f"{manifests.main_object(settings)} unchanged" not in done.stdout.splitlines()
         said = done.stderr.strip()
         if "no matches for kind" in said and kind != "indexed_jobs":
             hint = f"kubernetes.kind={kind} needs the operator that knows {manifests.OBJECTS[kind]}"
@@ -96,7 +96,7 @@ class Kubectl:
         """What the pod says, from that time (RFC 3339) on, for as long as it does."""
         more = [] if since is None else ["--since-time", since]
         command = [*self._command, "logs", "--follow", pod, *more]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace")
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
 
     def _run(self, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
         command = [*self._command, *arguments]
@@ -104,8 +104,8 @@ class Kubectl:
             return subprocess.run(
                 command, input=given, capture_output=True, text=True, timeout=_ANSWERS_WITHIN_S, check=False
             )
-        except subprocess.TimeoutExpired as error:
-            raise PsrunError(f"kubectl {arguments[0]} did not end within {_ANSWERS_WITHIN_S:.0f} s") from error
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(command, 1, "", f"it did not end within {_ANSWERS_WITHIN_S:.0f} s")
 
 
 def newest(pods: Mapping[str, Any]) -> Chief | None:
@@ -171,8 +171,12 @@ def follow(kubectl: Kubectl, settings: choices.KubernetesKeys, console: Console)
             )
         if chief is not None and (chief.running or chief.code is not None) and (chief.running or chief.pod != seen):
             since = since if chief.pod == seen else None
-            no_psrun |= _shown(kubectl.logs(chief.pod, since), console)
+            without, failed = _shown(kubectl.logs(chief.pod, since), console)
+            no_psrun |= without
             since, seen = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), chief.pod
+            if failed:
+                told = _tell(f"what {chief.pod} says cannot be shown: {failed}", told, console)
+                time.sleep(_POLL_S)
             continue
         if no_psrun:
             raise PsrunError(f"there is no psrun in the image {settings.image}: build it as Containerfile does")
@@ -199,13 +203,15 @@ def _tell(state: str, told: str, console: Console) -> str:
     return state
 
 
-def _shown(log: subprocess.Popen[str], console: Console) -> bool:
-    """Shows what a pod says to its end; whether it has no psrun."""
+def _shown(log: subprocess.Popen[str], console: Console) -> tuple[bool, str]:
+    """Shows what a pod says to its end; whether it has no psrun, and why kubectl could not tell more."""
     without = False
     with log:
         assert log.stdout is not None
+        assert log.stderr is not None
         for line in log.stdout:
             without |= _NO_PSRUN in line
             console.file.write(line)
             console.file.flush()
-    return without
+        failed = log.stderr.read().strip()
+    return without, failed if log.returncode else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import secrets
 import shlex
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from psrun import choices
 from psrun.config import RunConfig
 from psrun.engines import kubectl, manifests, quantities
 from psrun.engines.commands import Submission
-from psrun.errors import ConfigError, ExitCode, Problem
+from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
 from psrun.recorded import key_of, quoted
 
 _RESERVED = ("/", "/tmp", "/proc", "/dev", "/sys", "/etc", "/usr", "/bin", "/lib")
@@ -29,7 +30,7 @@ def submit(submission: Submission, console: Console) -> ExitCode:
 
     Raises:
       ConfigError: it cannot be described; with every problem found.
-      PsrunError: there is no kubectl, the cluster takes no such object, or the run cannot begin.
+      PsrunError: there is no kubectl, the cluster takes no such object, the run cannot begin, or was there and is over.
     """
     run, settings = submission.run, submission.run.submission
     assert isinstance(settings, choices.KubernetesKeys)
@@ -43,8 +44,16 @@ def submit(submission: Submission, console: Console) -> ExitCode:
         console.file.write(text)
         return ExitCode.DONE
     cluster = kubectl.Kubectl(settings.namespace)
-    cluster.apply(text, settings.kind)
-    console.print(f"{settings.name} is handed over; its run folder is {run_folder(settings)} in claim {settings.claim}")
+    if cluster.apply(text, settings):
+        told = "is handed over"
+    elif kubectl.is_over(cluster.get(manifests.main_object(settings))):
+        raise PsrunError(
+            f"{settings.name} was handed over before, and is over: delete its objects ({_delete(settings)}), or choose "
+            "another kubernetes.name"
+        )
+    else:
+        told = "was handed over before, and goes on"
+    console.print(f"{settings.name} {told}; its run folder is {run_folder(settings)} in claim {settings.claim}")
     console.print(f"ends and deletes it: {_delete(settings)}", style="dim", soft_wrap=True)
     return kubectl.follow(cluster, settings, console) if submission.follow else ExitCode.DONE
 
@@ -63,7 +72,8 @@ def _text(submission: Submission, settings: choices.KubernetesKeys) -> str:
     ]
     made = manifests.objects(submission.run, settings, overrides)
     named = [each for each in said if not each.startswith("cluster=")]
-    head = f"# {shlex.join(['psrun', 'submit', 'kubernetes', *named, f'kubernetes.name={settings.name}'])}\n"
+    command = shlex.join(["psrun", "submit", "kubernetes", *named, f"kubernetes.name={settings.name}"])
+    head = "".join(f"# {line}\n" for line in command.splitlines())
     return head + yaml.dump_all(made, Dumper=_Dumper, sort_keys=False, width=1000)
 
 
@@ -71,6 +81,15 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: object) -> bool:
         """What stands twice is written twice: people read it."""
         return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """In quotes where another reader might see something else: kubectl takes 1e3 for a number, and y for true."""
+        style = None if _SURELY_TEXT.match(data) else "'"
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_SURELY_TEXT = re.compile(r"[A-Za-z/-]*[A-Za-z/]{2}")
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def _delete(settings: choices.KubernetesKeys) -> str:
@@ -106,7 +125,7 @@ def _problems(run: RunConfig, settings: choices.KubernetesKeys) -> Iterator[Prob
         yield Problem("kubernetes.claim", f"is {settings.claim!r}; names of claims {_OF_SMALL_LETTERS}")
     yield from _of_names(run, settings)
     path = PurePosixPath(settings.mount_path)
-    if not path.is_absolute() or ".." in path.parts or str(path) in _RESERVED:
+    if not path.is_absolute() or ".." in path.parts or ":" in str(path) or str(path) in _RESERVED:
         yield Problem("kubernetes.mount_path", f"is {settings.mount_path!r}, must be a folder of its own, as /runs")
     if settings.port > 65535:
         yield Problem("kubernetes.port", f"is {settings.port}, must be 65535 or less")
@@ -143,6 +162,11 @@ def _of_names(run: RunConfig, settings: choices.KubernetesKeys) -> Iterator[Prob
 def _of_resources(key: str, resources: choices.PodResources) -> Iterator[Problem]:
     for part, amounts in vars(resources).items():
         for name, value in amounts.items():
+            if not quantities.RESOURCE.fullmatch(name):
+                message = (
+                    "is no resource: cpu, memory, ephemeral-storage, or a device by its whole name, as nvidia.com/gpu"
+                )
+                yield Problem(f"{key}.{part}.{name}", message)
             if quantities.quantity(str(value)) is None:
                 message = f"is {value!r}, must be a quantity of Kubernetes, as 2, 500m or 4Gi"
                 yield Problem(f"{key}.{part}.{name}", message)

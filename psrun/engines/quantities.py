@@ -8,6 +8,7 @@ from decimal import Decimal
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035, which Services need
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")  # RFC 1123
+RESOURCE = re.compile(r"cpu|memory|ephemeral-storage|hugepages-\w+|[^/\s]+/[^/\s]+")
 LONGEST_LABEL, LONGEST_SUBDOMAIN = 63, 253
 
 _SUFFIXES = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}

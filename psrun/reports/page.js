@@ -104,10 +104,12 @@ function tiles(runs) {
   byId("tiles").replaceChildren(...made.map(([value, text]) => el("div", { className: "tile" }, el("b", {}, value), el("span", {}, text))));
 }
 
+const few = (all) => (all.length > 5 ? `${all.slice(0, 4).join(", ")} and ${all.length - 4} more` : all.join(", "));
+
 /** 'sweep/0, 1' */
 function names(same) {
   const folders = unique(same.map((run) => run.name.slice(0, run.name.lastIndexOf("/") + 1)));
-  return folders.length > 1 ? same.map((run) => run.name).join(", ") : folders[0] + same.map((run) => run.name.slice(folders[0].length)).join(", ");
+  return folders.length > 1 ? few(same.map((run) => run.name)) : folders[0] + few(same.map((run) => run.name.slice(folders[0].length)));
 }
 
 /** One line of the table: of a run, or of several that differ only in the seed. */
@@ -153,7 +155,7 @@ function table(runs) {
   })));
   byId("runs").replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...body)));
   const said = grouped(runs.flatMap((run) => [run.error, run.problem].filter(Boolean).map((text) => ({ name: run.name, text }))), (each) => each.text);
-  byId("errors").replaceChildren(...[...said].map(([text, those]) => el("p", {}, el("b", { className: "failed" }, those.map((each) => each.name).join(", ")), ": ", text)));
+  byId("errors").replaceChildren(...[...said].map(([text, those]) => el("p", {}, el("b", { className: "failed" }, few(those.map((each) => each.name))), ": ", text)));
 }
 
 function diffs(runs) {

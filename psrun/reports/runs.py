@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,8 +69,14 @@ def mapping(value: Any) -> Mapping[str, Any]:
 
 
 def number(value: Any) -> float | None:
-    """`value` where it is a number."""
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    """`value` where it is a finite number; psrun itself writes none else."""
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if plain and abs(value) <= sys.float_info.max else None
+
+
+def parsed(text: str | bytes) -> Any:
+    """What JSON says; NaN and infinities, which are no JSON, as null. Raises ValueError."""
+    return json.loads(text, parse_constant=lambda _: None, parse_float=lambda digits: number(float(digits)))
 
 
 def find(folders: Sequence[Path]) -> list[Run]:
@@ -113,7 +120,7 @@ def events(run: Run) -> tuple[list[dict[str, Any]], str]:
     found, broken = [], 0
     for line in lines:
         try:
-            event = json.loads(line)
+            event = parsed(line)
         except ValueError:
             event = None
         if isinstance(event, dict) and "event" in event:
@@ -150,7 +157,7 @@ def below(folder: Path, levels: int = _LEVELS) -> Iterator[Path]:
 
 
 def _read(path: Path, name: str) -> Run:
-    result, problem = loaded(path / RESULT, json.loads)
+    result, problem = loaded(path / RESULT, parsed)
     config, other = loaded(path / CONFIG, lambda text: yaml.load(text, Loader=_LOADER))
     if problem == f"no {RESULT}":
         problem += ": the run has not begun, or was ended before it could say so"

@@ -33,12 +33,14 @@ def table(rows: Sequence[Row], columns: Sequence[str]) -> Table:
         text = all(isinstance(value, (str, type(None))) for value in values)
         made.add_column(heads[column], justify="left" if text else "right", overflow="fold")
     for row in rows:
-        made.add_row(*(_cell(column, row.get(column)) for column in columns))
+        made.add_row(*(_cell(column, row) for column in columns))
     return made
 
 
-def _cell(column: str, value: Any) -> Text:
-    text = shown(value)
+def _cell(column: str, row: Row) -> Text:
+    text = shown(row.get(column))
+    if column == "run" and row.get(FOLDED):  # CSV and JSON name them all
+        text = _names(text.split(", "))
     return Text(text, style=_STYLES.get(text, "") if column == "status" else "")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from psrun import choices
+from psrun.cluster import lineup
 from psrun.config import RunConfig
 
 # A process with TensorFlow holds 0.7 GiB before there is a model, a cluster of two workers and two servers in one 0.9.
@@ -47,10 +48,8 @@ def _num_processes(run: RunConfig) -> int:
     match run.cluster:
         case choices.Ray(address=str()):  # whose tasks are elsewhere
             return 1
-        case choices.Local(num_workers=num_workers, num_ps=num_ps):
-            return 1 + num_workers + num_ps + isinstance(run.evaluation, choices.Sidecar)
-        case choices.MultiWorkerMirrored(num_workers=count):
-            return count
+        case choices.Local() | choices.MultiWorkerMirrored():
+            return len(lineup.of(run).tasks())
         case _:
             return 1
 
@@ -64,7 +63,11 @@ def _cores() -> int:
 def _free_bytes() -> int:
     free = psutil.virtual_memory().available
     most, used = _read("memory.max"), _read("memory.current")
-    return min(free, int(most) - int(used)) if most.isdigit() and used.isdigit() else free
+    if not (most.isdigit() and used.isdigit()):
+        return free
+    # Files that were read stay in memory, as used, only until somebody wants it.
+    kept = dict(line.split() for line in _read("memory.stat").splitlines()).get("inactive_file", "0")
+    return min(free, int(most) - int(used) + int(kept))
 
 
 def _read(name: str) -> str:
