@@ -136,7 +136,8 @@ class Unsupervised:
       connect_timeout_s: how long the chief waits for every server to come up, and later for any worker to come back.
       chief_timeout_s: how long a server waits for a chief that was never there or has gone.
       heartbeat_timeout_s: a server that has not answered the chief for so long hangs or is cut off.
-      start_timeout_s: no first step for so long, or no end of an evaluation or a save, is a hang.
+      start_timeout_s: no first step for so long, or no end of an evaluation or a save, is a hang; with Slurm also no
+        first heartbeat.
       progress_timeout_s: no step for so long, and for progress_factor times the slowest step seen, is a hang.
     """
 
