@@ -47,7 +47,7 @@ def to_the_end(work: Callable[[float], ExitCode]) -> NoReturn:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is left of it
         if error.errno != errno.EPIPE:  # one who has seen enough, such as `head`
-            _complain(f"standard output cannot be written: {error.strerror}")
+            _complain(f"output cannot be written: {error.strerror}")  # to a terminal, a pipe or a file
         code = ExitCode.FAILED
     except SystemExit as exit_:  # Hydra's own ends: --help, --cfg, --info
         code = ExitCode(int(exit_.code or 0))

@@ -348,7 +348,7 @@ def test_standard_output_that_cannot_be_written_is_a_named_error(tmp_path, argum
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == ExitCode.FAILED
-    assert done.stderr == "psrun: standard output cannot be written: No space left on device\n"
+    assert done.stderr == "psrun: output cannot be written: No space left on device\n"
     piped = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     piped.stdout.close()  # at once, as `head` does later
     assert piped.stderr.read() == ""
