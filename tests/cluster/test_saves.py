@@ -40,7 +40,11 @@ def test_the_table_stays_on_the_parameter_servers(tmp_path):
 def test_a_run_folder_that_is_deleted_ends_the_run(start):
     cluster = start("cluster=local", "trainer.epochs=1000", "data.num_train_examples=2000")
     cluster.wait_for("checkpoint", 2)
-    shutil.rmtree(cluster.folder, ignore_errors=True)
+    gone = cluster.folder.with_name(
+        "gone"
+    )  # at once: what is written while it is removed would stay, and with it the run
+    cluster.folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
     assert cluster.end(within_s=60) == 1
     assert "was deleted under the run" in cluster.stderr
     assert cluster.left() == []
