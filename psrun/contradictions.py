@@ -27,6 +27,11 @@ def problems(config: RunConfig) -> list[Problem]:
 def _of_the_cluster(config: RunConfig) -> list[Problem]:
     """Of where it is."""
     cluster, problems = config.cluster, list[Problem]()
+    if isinstance(cluster, choices.Slurm) and isinstance(config.submission, choices.SlurmJob):
+        warn_s, save_s = config.submission.warn_s, cluster.restart.stop_timeout_s
+        if warn_s <= save_s:
+            message = f"is {warn_s}, and the chief may save for cluster.restart.stop_timeout_s={save_s:g}: give more"
+            problems.append(Problem("slurm.warn_s", message))
     if not isinstance(cluster, choices.Ray) or cluster.address is None:
         return problems
     key = "cluster.address"

@@ -118,6 +118,11 @@ def test_settings_of_the_job_are_checked_by_key():
     with pytest.raises(ConfigError, match="slurm: is for cluster=slurm, and this is cluster=inprocess: leave it out"):
         loading.load({**raw_config(), "slurm": {}})
 
+    with pytest.raises(
+        ConfigError, match="slurm.warn_s: is 20, and the chief may save for cluster.restart.stop_timeout"
+    ):
+        loading.load(raw_config("cluster=slurm", "slurm.warn_s=20"))
+
 
 # -- the batch script
 
