@@ -117,7 +117,8 @@ def _with_guess(problem: Problem, composed: dict[str, Any]) -> Problem:
     node: Any = composed
     for part in filter(None, parent.split(".")):
         node = node.get(part, {}) if isinstance(node, dict) else {}
-    known = [k for k in node if k not in ("kind", "_target_")] if isinstance(node, dict) else []
+    chosen = ("kind", "_target_") if parent in loading.GROUPS else ()  # by the group's name, rather than by these keys
+    known = [k for k in node if k not in chosen] if isinstance(node, dict) else []
     return Problem(problem.key, problem.message + schema.did_you_mean(name, known))
 
 

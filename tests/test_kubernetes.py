@@ -238,6 +238,7 @@ def test_what_is_shown_can_be_asked_for_again(tmp_path):
         (("kubernetes.resources.pss.limits.memory=4Gi",), ["kubernetes.resources.pss.limits.memory: no such key"]),
         (("++kubernetes.resources.ps.limits.gpu=1",), ["kubernetes.resources.ps.limits.gpu: is no resource: cpu"]),
         (("kubernetes.imge=x",), ["kubernetes.imge: no such key", "Did you mean 'image'?"]),
+        (("kubernetes.knd=x",), ["kubernetes.knd: no such key", "Did you mean 'kind'?"]),
         (("cluster=local",), ["cluster=local does not go with submit kubernetes"]),
         (("mode=plan",), ["mode: is plan; what is submitted trains"]),
         (("hydra.run.dir=x",), ["hydra.run.dir: is kubernetes.mount_path/kubernetes.name"]),
