@@ -16,6 +16,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.nav = [
         {"Guide": "index.md"},
         {"Groups": groups},
+        {"Experiments": "experiments.md"},
         {"Scale": "scale.md"},
         {"Keys of a run": "keys.md"},
         {"Verbs": "verbs.md"},
