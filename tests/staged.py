@@ -9,11 +9,11 @@ from psrun import layers
 from psrun.data.regression import Regression
 
 
-def busy(value: tf.Tensor) -> tf.Tensor:
+def busy(value: tf.Tensor, rounds: int = 40) -> tf.Tensor:
     """The value, many milliseconds later."""
     square = tf.reduce_sum(value) * tf.ones([400, 400])
     _, done = tf.while_loop(
-        lambda number, _: number < 40, lambda number, m: (number + 1, tf.matmul(m, m) * 0.001), (0, square * 0)
+        lambda number, _: number < rounds, lambda number, m: (number + 1, tf.matmul(m, m) * 0.001), (0, square * 0)
     )
     return value + tf.reduce_sum(done)
 
@@ -27,7 +27,8 @@ class Slow(Regression):
 
 def _slowly(examples: tuple) -> tuple:
     features, label = examples
-    return {name: busy(value) for name, value in features.items()}, label
+    # Batches are read ahead while the chief schedules: longer than that takes on a busy machine.
+    return {name: busy(value, rounds=250) for name, value in features.items()}, label
 
 
 def quick(source: Regression) -> tf_keras.Model:
