@@ -125,7 +125,7 @@ def _static_parameters(target: Target, problems: list[Problem]) -> type | None:
         return None
     if not spec.origin or not spec.origin.endswith(".py") or spec.origin.endswith("__init__.py"):
         return None
-    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    body = _parsed(Path(spec.origin).read_text(encoding="utf-8")).body
     definitions = {node.name: node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     definition = definitions.get(attribute)
     if definition is None:
@@ -134,6 +134,14 @@ def _static_parameters(target: Target, problems: list[Problem]) -> type | None:
             problems.append(_no_such(target, f"{module_name} has no '{attribute}'.{guess}"))
         return None
     return _as_dataclass(definition)
+
+
+def _parsed(source: str) -> ast.Module:
+    """Tried twice: Python 3.11 fails where the finalizer of some object runs meanwhile (gh-106905)."""
+    try:
+        return ast.parse(source)
+    except SystemError:
+        return ast.parse(source)
 
 
 def _other_names(body: list[ast.stmt]) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 import textwrap
 
@@ -73,3 +74,17 @@ def test_names_that_are_not_there(module):
         targets.find(targets.Target("nowhere.model", {}, "model"))
     with pytest.raises(ConfigError, match="has no attribute"):
         targets.find(targets.Target("mine.nothing", {}, "model"))
+
+
+def test_a_source_that_python_fails_to_read_once_is_read_again(module, monkeypatch):
+    """Python 3.11 does where the finalizer of some object runs meanwhile."""
+    parse, failures = ast.parse, [SystemError("AST constructor recursion depth mismatch (before=153, after=171)")]
+
+    def parsed(source: str) -> ast.Module:
+        if failures:
+            raise failures.pop()
+        return parse(source)
+
+    monkeypatch.setattr(ast, "parse", parsed)
+    assert found({"_target_": "mine.model", "width": 3}) == []
+    assert not failures

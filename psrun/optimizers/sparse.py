@@ -18,8 +18,6 @@ import tf_keras
 from psrun.optimizers import rows
 from psrun.placement import split_name
 
-NOT_FINITE = "not finite: the gradient of"
-
 
 class _OnTouchedRows(tf_keras.optimizers.Optimizer):
     """What they have in common; stands before a tf-keras optimizer among the base classes.
@@ -61,8 +59,10 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
             self._updaters = self._no_dependency({})
         for variable in var_list:
             key = self._var_key(variable)
-            if self.locking and key not in self._updaters and "/job:ps" in (variable.device or ""):
-                self._updaters[key] = rows.exclusive([variable, *self._beside(variable)], self._formula)
+            if key not in self._updaters and "/job:ps" in (variable.device or ""):
+                self._updaters[key] = rows.replacing(
+                    [variable, *self._beside(variable)], self._formula, told=_told(variable), locking=self.locking
+                )
 
     def _beside(self, variable: tf.Variable) -> list[tf.Variable]:
         """The slots of a variable; of a copy of it on one of several devices, those on the same device."""
@@ -83,18 +83,12 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
         if not isinstance(gradient, tf.IndexedSlices):
             super().update_step(gradient, variable)
             return
-        touched, summed = rows.sum_duplicates(gradient)
-        # A weight that all examples use shows in the next loss; a row that is seldom asked for would be spoilt unseen.
-        # The check of each number would cost 2 % of a step, that of their sum nothing.
-        told = f"{NOT_FINITE} {split_name(variable.name)[0]}"
-        with tf.control_dependencies([tf.debugging.check_numerics(tf.reduce_sum(summed), told)]):
-            summed = tf.identity(summed)
-        numbers = (summed, *(tf.cast(number, variable.dtype) for number in self._numbers()))
+        numbers = [tf.cast(number, variable.dtype) for number in self._numbers()]
         update = self._updaters.get(self._var_key(variable))
         if update is not None:
-            update(touched, *numbers)
+            update(gradient, *numbers)
         else:
-            rows.replace([variable, *self._beside(variable)], self._formula, touched, *numbers)
+            rows.replace([variable, *self._beside(variable)], self._formula, gradient, *numbers, told=_told(variable))
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "locking": self.locking}
@@ -152,6 +146,10 @@ class RowwiseAdagrad(SparseAdagrad):
         if _is_table(variable) and not isinstance(gradient, tf.IndexedSlices):
             gradient = tf.IndexedSlices(gradient, tf.range(tf.shape(gradient)[0]))
         super().update_step(gradient, variable)
+
+
+def _told(variable: tf.Variable) -> str:
+    return split_name(variable.name)[0]
 
 
 def _is_table(variable: tf.Variable) -> bool:

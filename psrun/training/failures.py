@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from psrun import sharding, strategy
 from psrun.errors import ConfigError, DataExhaustedError, NonFiniteLossError, TaskLostError, TrainingError
-from psrun.optimizers import sparse
+from psrun.optimizers import rows
 from psrun.training.monitor import iterations
 from psrun.training.session import Session
 
@@ -77,7 +77,7 @@ def named(current: Callable[[], Session | None]) -> Iterator[None]:
             raise DataExhaustedError.at(iterations(session.program), session.monitor.planned) from error
         if problem := sharding.too_few_files(cause):
             raise ConfigError([problem]) from error
-        if sparse.NOT_FINITE in cause:
+        if rows.NOT_FINITE in cause:
             message = f"{gist(cause)}; a smaller optimizer.learning_rate, or a look at the data, may help"
             raise NonFiniteLossError(message) from error
         raise TrainingError(f"a step failed: {type(error).__name__}: {gist(cause)}") from error

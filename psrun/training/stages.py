@@ -179,14 +179,15 @@ class _Servers:
         """What crosses within a step: values of parameters, and the gradients that are computed from them.
 
         What calls a function, loops or branches, and is given a variable there, is taken to run here: to read it, and
-        to write what it is given. Where nothing is sent, the last that is computed stands for the gradients.
+        to write what it is given; unless it is told to run there. Where nothing is sent, the last that is computed
+        stands for the gradients.
 
         Args:
           operations: of the step, in the order of being made: each after those that it takes its inputs from, and after
             those of the steps before.
         """
         asking = {operation.name for operation in operations if self._asks(operation)}
-        calling = {operation.name for operation in operations if operation.name in asking and _calls(operation)}
+        calling = {each.name for each in operations if each.name in asking and _calls(each) and not _there(each)}
         self._there |= asking - calling
         self._computed |= calling
         step = _Step(self._there, self._computed)
@@ -199,7 +200,7 @@ class _Servers:
     def _asks(self, operation: tf.Operation) -> bool:
         """Whether it runs on a parameter server, or is given what is there."""
         handles = [value for value in operation.inputs if value.dtype == tf.resource]
-        return "/job:ps" in operation.device or any("/job:ps" in self._device(handle) for handle in handles)
+        return _there(operation) or any("/job:ps" in self._device(handle) for handle in handles)
 
     def _device(self, handle: Any) -> str:
         """Of what a handle stands for, through the functions that have captured it."""
@@ -246,6 +247,10 @@ class _Step:
         self.parameters |= {name: value for name, value in given.items() if sources[name] not in self._late}
         if given or not self._computed.isdisjoint(sources.values()):
             self._computed.add(operation.name)
+
+
+def _there(operation: tf.Operation) -> bool:
+    return "/job:ps" in operation.device
 
 
 def _calls(operation: tf.Operation) -> bool:
