@@ -107,7 +107,8 @@ def test_dense_gradients_are_updated_as_by_keras(name):
         for _, values, _, _ in gradients():
             optimizer.apply_gradients([(tf.constant(np.resize(values, (ROWS, DIM))), kernel)])
         found.append(kernel.numpy())
-    np.testing.assert_allclose(*found, rtol=1e-6)
+    # TensorFlow's own kernel for Adam takes 1 - beta_2 as float32 does, which is 1e-5 of it away.
+    np.testing.assert_allclose(*found, rtol=1e-6, atol=1e-5 if name == "LazyAdam" else 0)
 
 
 @pytest.mark.tensorflow
@@ -201,8 +202,9 @@ def test_models_with_many_tables_learn_on_a_cluster(train, trainer, optimizer):
 @pytest.mark.thorough
 @pytest.mark.parametrize("optimizer", ["sparse_adagrad", "rowwise_adagrad", "lazy_adam", "sparse_sgd", "ftrl"])
 def test_copies_on_several_devices_learn_as_one_process_does(psrun, optimizer):
+    # A rate at which it shows where a slot is updated twice, or that of another device.
     run = ("data.num_train_examples=400", "data.num_eval_examples=100", "trainer.epochs=2",
-           "trainer.steps_per_epoch=10", f"optimizer={optimizer}")  # fmt: skip
+           "trainer.steps_per_epoch=10", f"optimizer={optimizer}", "optimizer.learning_rate=0.1")  # fmt: skip
     one, two = psrun("cluster=none", *run), psrun("cluster=mirrored", "cluster.num_replicas=2", *run, folder="two")
     assert (one.code, two.code) == (0, 0), two.stderr
     assert two.result["metrics"]["val_loss"] == pytest.approx(one.result["metrics"]["val_loss"], rel=1e-3)

@@ -69,7 +69,8 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
         slots = [
             kind[self._index_dict[self._var_key(variable)]] for kind in map(self.__getattribute__, self._slot_kinds())
         ]
-        container = getattr(variable, "_distributed_container", lambda: None)()
+        # TensorFlow hangs it on the handle, as a weak reference; there is no public way to ask for it.
+        container = getattr(variable.handle, "_distributed_container", lambda: None)()
         copies = getattr(container, "values", (variable,))
         which = next((index for index, copy in enumerate(copies) if copy is variable), None)
         return [slot.values[which] if which is not None and hasattr(slot, "values") else slot for slot in slots]
@@ -168,6 +169,27 @@ class LazyAdam(_OnTouchedRows, tf_keras.optimizers.Adam):
         super().__init__(*args, **kwargs)
         if self.amsgrad or self.adaptive_epsilon:
             raise ValueError("LazyAdam has no amsgrad and no adaptive_epsilon")
+
+    def update_step(self, gradient: Any, variable: tf.Variable) -> None:
+        """As its base; of a dense gradient in one kernel, where tf-keras takes some 25 for each variable."""
+        if isinstance(gradient, tf.IndexedSlices):
+            super().update_step(gradient, variable)
+            return
+        m, v = self._beside(variable)
+        (alpha,) = (tf.cast(number, variable.dtype) for number in self._numbers())
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=m.handle,
+            v=v.handle,
+            beta1_power=0.0,  # alpha is corrected already
+            beta2_power=0.0,
+            lr=alpha,
+            beta1=self.beta_1,
+            beta2=self.beta_2,
+            epsilon=self.epsilon,
+            grad=gradient,
+            use_locking=self.locking,
+        )
 
     def _slot_kinds(self) -> dict[str, tuple[str, float]]:
         return {"_momentums": ("m", 0.0), "_velocities": ("v", 0.0)}
