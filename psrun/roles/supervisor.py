@@ -165,9 +165,13 @@ class Supervisor:
         for task in self._tasks.values():
             if not task.started or task.start_at_s is not None:
                 continue
-            if task.code == ExitCode.DONE and task.task.job not in self._lineup.serving:
-                continue  # done a moment before the chief
+            if task.code == ExitCode.DONE and self._may_be_done(task):
+                continue  # a moment before the chief
             self._look_at(task)
+
+    def _may_be_done(self, task: TaskHandle) -> bool:
+        """Those of the data service, which serve too, see in run.json that it is over, before the chief has ended."""
+        return task.task.job not in self._lineup.serving or self._folder.stored().get("status") == "completed"
 
     def _look_at(self, task: TaskHandle) -> None:
         if task.task == self._evaluator and task.code in (ExitCode.DONE, *_FOR_GOOD):

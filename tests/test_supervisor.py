@@ -1,0 +1,44 @@
+"""What the supervisor of a cluster makes of how its tasks end; here they are processes that sleep."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import time
+
+import pytest
+from rich.console import Console
+from support import run_config
+
+from psrun.cluster import lineup
+from psrun.cluster.processes import TaskProcess
+from psrun.cluster.topology import CHIEF, DISPATCHER
+from psrun.errors import ExitCode
+from psrun.reporting.console import ConsoleSink
+from psrun.reporting.run_folder import RunFolder
+from psrun.roles.supervisor import Supervisor
+from psrun.stop import Stop
+
+CHIEF_ENDS_AFTER_S, DISPATCHER_ENDS_AFTER_S, NEVER_S = 1.5, 0.2, 60.0
+
+
+class Sleeping(TaskProcess):
+    """A task that does nothing for a while, and then ends with 0."""
+
+    def start(self) -> None:
+        after_s = {CHIEF: CHIEF_ENDS_AFTER_S, DISPATCHER: DISPATCHER_ENDS_AFTER_S}.get(self.task, NEVER_S)
+        self.process = subprocess.Popen(["sleep", str(after_s)], start_new_session=True)
+        self.started_s, self.start_at_s = time.time(), None
+
+
+@pytest.mark.parametrize(("status", "restarts"), [("completed", False), ("running", True)])
+def test_a_task_of_the_data_service_that_ends_before_the_chief(tmp_path, status, restarts):
+    """It sees by itself that the run was completed, while the process of the chief is still on its way to its end."""
+    run = run_config("cluster=local", "model=wide_deep", "data=features", "data.visitation=dynamic")
+    wanted, folder = lineup.of(run), RunFolder.create(tmp_path / "run", raw={})
+    folder.update(status=status)
+    tasks = {task: Sleeping(task, {}, folder.path) for task in wanted.tasks()}
+    supervisor = Supervisor(run, wanted, tasks, {}, folder, ConsoleSink(Console(file=io.StringIO())), time.time())
+    assert supervisor.run(Stop()) == ExitCode.DONE
+    assert (tasks[DISPATCHER].restarts > 0) == restarts
+    assert bool(folder.metrics.exists() and folder.metrics.read_text()) == restarts
