@@ -142,7 +142,8 @@ class Limit:
             loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logit))
         by_shard, by_weight = tape.gradient(loss, [found, flat])
         for ps, update in enumerate(self._updaters):
-            update(local[ps], by_shard[ps], tf.convert_to_tensor(rate))
+            with self._on(ps):
+                update(local[ps], by_shard[ps], tf.convert_to_tensor(rate))
         with self._on(0):
             slots = [slot.read_value() for slot in self._dense[1:]]
             made = self._rule.updated(self._dense[0].read_value(), slots, by_weight, rate)
@@ -169,7 +170,10 @@ class Limit:
         return local, tf.dynamic_partition(tf.range(tf.size(ids)), which, num_ps)
 
     def _updater(self, ps: int) -> Callable[..., None]:
-        """A function of its own, so that no lock is held while another one is waited for."""
+        """A function of its own, so that no lock is held while another one is waited for.
+
+        It stays one: merged with its caller it would have rows sent to the worker and back.
+        """
         table, slots, lock = self._shards[ps]
 
         def replace(rows: tf.Tensor, summed: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
@@ -179,7 +183,7 @@ class Limit:
                 variable.scatter_update(tf.IndexedSlices(values, rows))
             return tf.size(rows)
 
-        @tf.function
+        @tf.function(experimental_attributes={"_noinline": True})
         def update(rows: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor) -> None:
             with self._on(ps):
                 distinct, position = tf.unique(rows)
