@@ -24,13 +24,25 @@ HYDRA_ERRORS = (HydraException, OmegaConfBaseException)
 
 
 def run(work: Any) -> None:
-    """Runs what `sys.argv` says: help, or `work` with what was composed. Raises HYDRA_ERRORS."""
+    """Runs what `sys.argv` says: help, or `work` with what was composed.
+
+    Raises:
+      HYDRA_ERRORS: the arguments cannot be composed.
+      KeyboardInterrupt: and whatever else a signal raises that is no Exception, also where Hydra fails over it: while
+        it opens a file its `finally: f.close()` finds no f yet, and that error takes the place of what was raised.
+    """
 
     def job(composed: DictConfig) -> None:
         work(composed)
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors to us instead of printing them and ending with 1
-    hydra.main(version_base="1.3", config_path="pkg://psrun.conf", config_name="config")(job)()
+    try:
+        hydra.main(version_base="1.3", config_path="pkg://psrun.conf", config_name="config")(job)()
+    except Exception as error:
+        signalled = error.__context__
+        if signalled is None or isinstance(signalled, Exception):
+            raise
+        raise signalled from None
 
 
 def options_first(arguments: list[str]) -> list[str]:

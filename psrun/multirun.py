@@ -143,9 +143,6 @@ def _hooks(running: Running) -> Iterator[None]:
     setattr(Plugins, "instantiate_launcher", launcher)  # noqa: B010
     try:
         yield
-    except Exception:
-        running.raise_if_ended()  # over which Hydra may have failed, such as with a file that it was opening
-        raise
     finally:
         setattr(Plugins, "instantiate_sweeper", make_sweeper)  # noqa: B010
         setattr(Plugins, "instantiate_launcher", make_launcher)  # noqa: B010

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import json
 import os
-import signal
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,12 +15,10 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from support import run_config
 
-from psrun import atomic, composing, multirun
+from psrun import atomic, multirun
 from psrun.errors import ConfigError, SweepError
 from psrun.sweeps import capacity, plans, state
-from psrun.sweeps.interruption import Interruption
 from psrun.sweeps.record import Job, Sweep
-from psrun.sweeps.running import Running
 from psrun.sweeps.view import View
 
 GIB = 2**30
@@ -118,29 +113,6 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(atomic, "write", full)
     with pytest.raises(SweepError, match=r"cannot be written to: .*No space left on device"):
         Sweep(tmp_path / "sweep", []).begin(again=False)
-
-
-@pytest.mark.parametrize("told", [signal.SIGINT, None])
-def test_a_sweep_that_is_told_to_end_while_hydra_opens_a_file_ends_as_told(monkeypatch, tmp_path, told):
-    """Hydra's `finally: f.close()` then fails, as there is no f yet, and hides what was raised."""
-
-    class Told(Running):
-        def __init__(self, *args):
-            super().__init__(*args)
-            self._interruption = Interruption(Sweep(tmp_path, []), print)
-            self._interruption.signum = told
-
-        def end(self, signum):
-            return 128 + signum
-
-    def opening(job):
-        raise UnboundLocalError("cannot access local variable 'f'")
-
-    monkeypatch.setattr(multirun, "Running", Told)
-    monkeypatch.setattr(composing, "run", opening)
-    monkeypatch.setattr(sys, "argv", ["psrun"])
-    with contextlib.nullcontext() if told else pytest.raises(UnboundLocalError):
-        assert multirun.run(["-m", "seed=1,2"]) == 130
 
 
 def test_other_arguments_than_at_the_start_are_named(tmp_path):

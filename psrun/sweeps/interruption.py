@@ -35,7 +35,7 @@ class Interruption:
             signal.signal(signum, self._handle)
 
     def raise_if_ended(self) -> None:
-        """Again, for a launcher that has kept it to itself, or failed over it."""
+        """Again, for a launcher that has kept it to itself."""
         if self.signum is not None:
             raise Ended(self.signum)
 

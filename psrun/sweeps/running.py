@@ -46,7 +46,6 @@ class Running:
         self._arguments, self._before = arguments, before
         self._console = Console(highlight=False)
         self._sweep: Sweep | None = None
-        self._interruption: Interruption | None = None
         self._limit: int | str = "auto"
         self._shown = self.plans = False
 
@@ -100,11 +99,6 @@ class Running:
     def has_begun(self) -> bool:
         return self._sweep is not None
 
-    def raise_if_ended(self) -> None:
-        """Raises Ended, again, where the sweep was told to end: others may have kept that to themselves."""
-        if self._interruption is not None:
-            self._interruption.raise_if_ended()
-
     # -- its jobs
 
     def prepare(self, proposed: Sequence[Proposed]) -> None:
@@ -114,7 +108,7 @@ class Running:
           ConfigError: with everything that is wrong with any of them.
           SweepError: nothing can be written there.
         """
-        self.raise_if_ended()
+        self._interruption.raise_if_ended()
         sweep = self.sweep
         _require_folders_of_their_own(sweep, proposed)
         left = [each for each in proposed if not self._is_done(each)]
@@ -132,7 +126,6 @@ class Running:
         at = {each.number: str(each.folder.relative_to(sweep.path)) for each in proposed}
         sweep.plan([Job(each.number, each.overrides, at[each.number]) for each in proposed])
         if not self._shown:
-            assert self._interruption is not None
             self._interruption.install()
             if not self.plans:
                 self._view.start()
@@ -153,7 +146,7 @@ class Running:
         Raises:
           ConfigError: a search would go on without the metric that it is to improve.
         """
-        self.raise_if_ended()
+        self._interruption.raise_if_ended()
         self._view.look()
         if self.sweep.search:
             self._require_metric()
