@@ -82,7 +82,7 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
           tf.errors.InvalidArgumentError: when run: a sparse gradient is not finite. Nothing of it is applied.
         """
         if not isinstance(gradient, tf.IndexedSlices):
-            super().update_step(gradient, variable)
+            self._dense_step(gradient, variable)
             return
         numbers = [tf.cast(number, variable.dtype) for number in self._numbers()]
         update = self._updaters.get(self._var_key(variable))
@@ -90,6 +90,10 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
             update(gradient, *numbers)
         else:
             rows.replace([variable, *self._beside(variable)], self._formula, gradient, *numbers, told=_told(variable))
+
+    def _dense_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
+        """What is done with a dense gradient."""
+        super().update_step(gradient, variable)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "locking": self.locking}
@@ -170,20 +174,17 @@ class LazyAdam(_OnTouchedRows, tf_keras.optimizers.Adam):
         if self.amsgrad or self.adaptive_epsilon:
             raise ValueError("LazyAdam has no amsgrad and no adaptive_epsilon")
 
-    def update_step(self, gradient: Any, variable: tf.Variable) -> None:
-        """As its base; of a dense gradient in one kernel, where tf-keras takes some 25 for each variable."""
-        if isinstance(gradient, tf.IndexedSlices):
-            super().update_step(gradient, variable)
-            return
+    def _dense_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
+        """In one kernel, where tf-keras takes some 25 for each variable."""
         m, v = self._beside(variable)
-        (alpha,) = (tf.cast(number, variable.dtype) for number in self._numbers())
+        (alpha,) = self._numbers()
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
             m=m.handle,
             v=v.handle,
             beta1_power=0.0,  # alpha is corrected already
             beta2_power=0.0,
-            lr=alpha,
+            lr=tf.cast(alpha, variable.dtype),
             beta1=self.beta_1,
             beta2=self.beta_2,
             epsilon=self.epsilon,
@@ -214,11 +215,8 @@ class SparseSGD(_OnTouchedRows, tf_keras.optimizers.SGD):
             raise ValueError("SparseSGD has no momentum, which would move rows that no batch touches")
         super().__init__(learning_rate, name=name, **kwargs)
 
-    def update_step(self, gradient: Any, variable: tf.Variable) -> None:
-        if isinstance(gradient, tf.IndexedSlices):
-            super().update_step(gradient, variable)
-        else:
-            variable.assign_sub(tf.cast(self.learning_rate, variable.dtype) * gradient)
+    def _dense_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
+        variable.assign_sub(tf.cast(self.learning_rate, variable.dtype) * gradient)
 
     def _slot_kinds(self) -> dict[str, tuple[str, float]]:
         return {}
