@@ -43,6 +43,7 @@ from psrun.reporting.run_folder import RunFolder
 from psrun.roles.coordinator import TRAINERS
 from psrun.stop import Stop
 from psrun.training.following import Following
+from psrun.training.hooks import Hooks
 from psrun.training.session import Session
 
 
@@ -117,10 +118,10 @@ class Bench:
         following = Following(built, reporter, folder)
         session = Session(
             built, reporter, evaluation=None, saving=None, following=following, folder=folder, start=Position(),
-            stop=Stop(),
+            stop=Stop(), hooks=Hooks(built.config, folder, reporter),
         )  # fmt: skip
         session.monitor.start()
-        TRAINERS[trainer](built.config)(built, session)
+        TRAINERS[trainer](built.config).train(built, session)
         session.monitor.stop()
 
 

@@ -15,8 +15,15 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     groups = [{Path(path).stem: path} for path in _MADE if path.startswith("groups/")]
     config.nav = [
         {"Guide": "index.md"},
+        {"Your CSV in five minutes": "tutorials/your-csv.md"},
+        {"From the tutorials": "from_the_tutorials.md"},
         {"Groups": groups},
+        {"Losses, metrics, weights": "losses.md"},
+        {"Own loops and hooks": "own_loops.md"},
         {"Experiments": "experiments.md"},
+        {"Workers with several GPUs": "replicas.md"},
+        {"Labels that are words": "labels.md"},
+        {"Which optimizer": "optimizers.md"},
         {"Scale": "scale.md"},
         {"Keys of a run": "keys.md"},
         {"Verbs": "verbs.md"},

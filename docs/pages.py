@@ -49,7 +49,7 @@ def _linked(text: str) -> str:
         text, target = link.groups()
         if target == "experiments":
             return f"[{text}](groups/experiment.md)"
-        if re.fullmatch(r"docs/\w+\.md", target):
+        if re.fullmatch(r"docs/[\w/-]+\.md", target):
             return f"[{text}]({target})"
         if target.startswith("conf/"):
             return f"[{text}](groups/{Path(target).parent.name}.md#{Path(target).stem})"

@@ -1,8 +1,10 @@
-"""Files that readers see whole: as they were before, or as they are after."""
+"""Files that readers see whole, as they were before or as they are after, and folders that are removed whole."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 from pathlib import Path
 
 
@@ -32,3 +34,10 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a folder with all that it holds, and the folder above it where that is empty then. Raises nothing."""
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()

@@ -13,6 +13,7 @@ from psrun.errors import ConfigError, ExitCode
 VERBS = {
     "checkpoint": "psrun.checkpoint.commands",
     "data": "psrun.data.commands",
+    "init": "psrun.project.commands",
     "report": "psrun.reports.commands",
     "submit": "psrun.engines.commands",
     "watch": "psrun.watching.commands",

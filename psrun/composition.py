@@ -16,7 +16,12 @@ from psrun import composing, execution, multirun, recorded
 from psrun.engines.slurm import step
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
 from psrun.recorded import key_of
+from psrun.recorded_choices import RecordedChoices
+from psrun.reporting.run_folder import HYDRA, RunFolder, cannot_be_made
 from psrun.sweeps.record import RECORD as SWEEP
+
+# Options of Hydra's that print something, and start no run.
+_PRINT = {"--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help", "--shell-completion", "-sc"}
 
 
 def run(started_s: float) -> ExitCode:
@@ -24,6 +29,7 @@ def run(started_s: float) -> ExitCode:
 
     Raises:
       ConfigError: the configuration cannot be composed; with all that is wrong with it.
+      RunFolderError: the disk is full.
       SweepError: a sweep could not go on.
     """
     # Two runs started in the same second do not share a folder.
@@ -43,13 +49,27 @@ def run(started_s: float) -> ExitCode:
             errors.append(error)
 
     sys.argv[1:] = resumed(arguments)
+    folder = recorded.folder_of(arguments)
+    undo = None if folder is None else RunFolder(folder).snapshot(HYDRA)  # which Hydra writes before it hands over
     try:
         composing.run(job)
     except composing.HYDRA_ERRORS as error:
-        raise ConfigError(composing.all_problems(error, sys.argv[1:])) from error
+        errors.append(ConfigError(composing.all_problems(error, sys.argv[1:])))
+    except OSError as error:
+        if not _PRINT.isdisjoint(map(key_of, arguments)):  # standard output is what cannot be written
+            raise
+        errors.append(cannot_be_made(_run_folder(sys.argv[1:], error), error))
+    if undo is not None and ExitCode.USAGE in (*codes, *(error.exit_code for error in errors)):
+        undo()
     if errors:
         raise errors[0]
     return codes[0] if codes else ExitCode.DONE
+
+
+def _run_folder(arguments: list[str], error: OSError) -> Path:
+    """The folder that Hydra could not make, or write to, before it handed over."""
+    named = [a.partition("=")[2] for a in arguments if a.startswith("hydra.run.dir=")]
+    return Path(recorded.unquoted(named[-1]) if named else error.filename or "runs").absolute()
 
 
 def _run_name(cluster: str, otherwise: str) -> str:
@@ -66,7 +86,10 @@ def _job(composed: DictConfig, said: list[str], started_s: float) -> ExitCode:
     if composed.resume:
         plain = recorded.as_recorded(plain, OmegaConf.to_container(composed, resolve=False), folder, said)
     overrides = [override for override in settings.overrides.task if key_of(override) != "resume"]
-    return execution.execute(plain, folder, overrides, started_s=started_s)
+    # A folder that was asked for by name is kept whatever it holds; all tasks of a Slurm step share theirs.
+    named = any(key_of(override) == "hydra.run.dir" for override in settings.overrides.hydra)
+    keep = named or plain["cluster"].get("kind") == "slurm"
+    return execution.execute(plain, folder, overrides, started_s=started_s, keep_unrun=keep)
 
 
 def resumed(arguments: list[str]) -> list[str]:
@@ -87,15 +110,29 @@ def resumed(arguments: list[str]) -> list[str]:
         raise ConfigError([Problem("resume", f"there is no run in {folder} ({error}){hint}")]) from error
     now = {key_of(argument) for argument in arguments}
     before = [argument for argument in said if key_of(argument) not in now]
+    choices = RecordedChoices(folder, said, {*now, *map(key_of, before)})
     quoted = recorded.quoted(folder)
     others = [a for a in arguments if not a.startswith("resume=")]
     others += [f"resume={quoted}", f"hydra.run.dir={quoted}"]
     if any(a.startswith("mode=") and a != "mode=train" for a in arguments):
         others.append("hydra.output_subdir=null")  # what is there of the run stays as it is
-    for _ in said:  # another choice of a group may not know the keys of the one before
-        composed = composing.compose([*others, *before])
-        culprit = composing.blame(composed, before)[0] if isinstance(composed, Exception) else None
+    return [*others, *_holding(before, others, choices)]
+
+
+def _holding(before: list[str], now: list[str], choices: RecordedChoices) -> list[str]:
+    """Those of the arguments `before` that go with those given now, with the choices that they need offered to Hydra.
+
+    Another choice of a group may not know the keys of the one before.
+    """
+    held, tried = [*before], [*now]
+    while True:
+        composed = composing.compose([*tried, *held])
+        failed = composed if isinstance(composed, Exception) else None
+        missing = choices.taken_for_a_value(composed) if isinstance(composed, dict) else None
+        missing = composing.missing_choice(failed) if failed else missing
+        if missing is not None and choices.offer(*missing):
+            continue
+        culprit = composing.blame(failed, [*held, *tried])[0] if failed else None
         if culprit is None:
-            break
-        before.remove(culprit)
-    return [*others, *before]
+            return held
+        (held if culprit in held else tried).remove(culprit)  # what is wrong with one given now is told later

@@ -6,15 +6,17 @@ The choices of a group are in `psrun.choices`; models, data and optimizers are t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
-from psrun import choices
+from psrun import choices, keras_callbacks
 from psrun.cluster.topology import JOBS
 from psrun.schema import at_least, one_of
 from psrun.targets import Target
 
 MODES = ("train", "plan", "export", "predict", "evaluate")
+CHIEF_ROLES = {"train": "coordinator", "evaluate": "evaluation", "predict": "predictor"}  # modes that use the cluster
 OF_A_RUN = ("export", "predict", "evaluate")  # modes that take a checkpoint of a run
 
 
@@ -29,6 +31,8 @@ class Data:
       audit: whether it is counted how often each example was trained on.
       sharding: TensorFlow's policy (tf.data.experimental.AutoShardPolicy, in small letters) by which synchronous
         workers share the training data; None for its own choice.
+      label_vocabulary: the values of labels, strings or integers, in the order of the classes; None where labels are
+        class numbers.
     """
 
     target: Target
@@ -36,6 +40,34 @@ class Data:
     visitation: str = "every_worker"
     audit: bool = False
     sharding: str | None = None
+    label_vocabulary: tuple[str, ...] | tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ModelKeys:
+    """Keys of the model that psrun reads; the others are options of its function. None where nothing is configured.
+
+    A function with a parameter of the same name receives the value itself, and psrun does not read it.
+
+    Attributes:
+      from_logits: whether the model of a classification returns logits; None where the loss says so, or else for
+        probabilities.
+      loss: as Keras' compile takes it: a name or a `_target_`, or such by output. None for the model's own, or the
+        usual one of the data's task.
+      metrics: a list of such, or one by output.
+      class_weight: by class number, as Keras' fit takes it.
+    """
+
+    from_logits: bool | None = None
+    loss: Any = None
+    metrics: Any = None
+    class_weight: Any = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those that have a value."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -113,6 +145,7 @@ class RunConfig:
     cluster: choices.Cluster
     partitioner: choices.Partitioner
     model: Target
+    model_keys: ModelKeys
     data: Data
     optimizer: Target
     trainer: choices.Trainer
@@ -136,6 +169,28 @@ class RunConfig:
     def parameter_servers(self) -> bool:
         """Whether the run is trained with parameter servers."""
         return isinstance(self.cluster, choices.ParameterServers)
+
+    @property
+    def uses_cluster(self) -> bool:
+        """Whether the workers of the cluster have a part in it; else one process does it."""
+        return self.mode in CHIEF_ROLES
+
+    @property
+    def sidecar(self) -> choices.Sidecar | None:
+        """The evaluation by an evaluator task; None where there is none, or where nothing is trained."""
+        evaluation = self.evaluation
+        return evaluation if isinstance(evaluation, choices.Sidecar) and self.mode not in OF_A_RUN else None
+
+    @property
+    def other_checkpoints(self) -> Path | None:
+        """Where the evaluator task finds checkpoints that psrun does not take; None where it takes them."""
+        if not isinstance(self.evaluation, choices.Sidecar):
+            return None
+        folder = self.evaluation.checkpoint_dir
+        none_taken = isinstance(self.checkpoint, choices.NoCheckpoints)
+        if folder is None and none_taken and isinstance(self.trainer, choices.Fit):
+            folder = keras_callbacks.checkpoint_dir(self.trainer.callbacks)
+        return None if folder is None else Path(folder).expanduser()
 
     @property
     def data_service(self) -> bool:

@@ -16,6 +16,7 @@ def problems(config: RunConfig) -> list[Problem]:
         _of_the_cluster,
         _of_data,
         _of_training,
+        _of_callbacks,
         _of_checkpoints,
         _of_the_sidecar,
         _of_what_follows,
@@ -47,6 +48,10 @@ def _of_the_cluster(config: RunConfig) -> list[Problem]:
 
 def _of_data(config: RunConfig) -> list[Problem]:
     problems, data = [], config.data
+    replicas = getattr(config.cluster, "replicas_per_worker", None) or 1
+    if data.global_batch_size < replicas:
+        message = f"is {data.global_batch_size}, fewer examples than the {replicas} replicas of a worker"
+        problems.append(Problem("data.global_batch_size", f"{message}: some would have none in any step"))
     if data.audit and not config.parameter_servers:
         message = "counts what workers of parameter server training are dealt; set it to false"
         problems.append(Problem("data.audit", message))
@@ -109,12 +114,23 @@ def _of_training(config: RunConfig) -> list[Problem]:
                 f"(at most {choices.MOST_WRITTEN_OUT})",
             )
         )
-    if isinstance(trainer, choices.Fit) and config.parameter_servers:
+    return problems
+
+
+def _of_callbacks(config: RunConfig) -> list[Problem]:
+    """Of Keras callbacks."""
+    trainer = config.trainer
+    if not isinstance(trainer, choices.Fit):
+        return []
+    checkpoints = isinstance(config.checkpoint, choices.EpochCheckpoints)
+    one_step = config.parameter_servers or trainer.num_steps_packed == 1  # with servers save_freq is refused
+    problems = keras_callbacks.backup_problems(trainer.callbacks, checkpoints=checkpoints, one_step=one_step)
+    if config.parameter_servers:
         setting = keras_callbacks.Setting(
             sharded=not isinstance(config.partitioner, choices.NoPartitioner),
             scheduled=isinstance(config.optimizer.options.get("learning_rate"), Mapping),
         )
-        problems.extend(keras_callbacks.problems(trainer.callbacks, setting))
+        problems += keras_callbacks.problems(trainer.callbacks, setting)
     return problems
 
 
@@ -146,8 +162,8 @@ def _of_checkpoints(config: RunConfig) -> list[Problem]:
 
 def _of_the_sidecar(config: RunConfig) -> list[Problem]:
     """Of evaluation by the evaluator task."""
-    evaluation, checkpoint, problems = config.evaluation, config.checkpoint, []
-    if not isinstance(evaluation, choices.Sidecar):
+    evaluation, checkpoint, problems = config.sidecar, config.checkpoint, list[Problem]()
+    if evaluation is None:
         if config.export.best and config.mode == "train":
             problems.append(Problem("export.best", "is done by the evaluator task; choose evaluation=sidecar"))
         return problems
@@ -166,10 +182,23 @@ def _of_the_sidecar(config: RunConfig) -> list[Problem]:
                 "cluster.num_workers", f"is 1; '{kind}' sets one worker aside, and another one must be left to train"
             )
         )
-    if isinstance(checkpoint, choices.NoCheckpoints):
-        problems.append(Problem("evaluation", f"'{kind}' evaluates checkpoints; choose checkpoint=epoch"))
+    if isinstance(checkpoint, choices.NoCheckpoints) or config.other_checkpoints is not None:
+        problems += _of_other_checkpoints(config)
     elif config.export.best and not (checkpoint.best_metric or "").startswith("val_"):
         problems.append(Problem("export.best", "needs checkpoint.best_metric=val_..., to know what is better"))
+    return problems
+
+
+def _of_other_checkpoints(config: RunConfig) -> list[Problem]:
+    """Of the evaluation of checkpoints that psrun does not take."""
+    problems = []
+    if config.other_checkpoints is None:
+        message = f"'{config.evaluation.kind}' evaluates checkpoints; choose checkpoint=epoch, set "
+        message += "evaluation.checkpoint_dir, or add a ModelCheckpoint with save_weights_only to trainer.callbacks"
+        problems.append(Problem("evaluation", message))
+    if config.export.best:
+        message = "exports checkpoints that psrun takes; choose checkpoint=epoch without evaluation.checkpoint_dir"
+        problems.append(Problem("export.best", message))
     return problems
 
 

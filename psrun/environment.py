@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import io
 import os
 import signal
 import socket
@@ -64,6 +66,38 @@ def divert_stderr(log: Path) -> TextIO:
     with log.open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 2)
     return terminal
+
+
+class _LastingStdout(io.FileIO):
+    """File descriptor 1 until it cannot be written; from then on output is dropped."""
+
+    def __init__(self, terminal: TextIO) -> None:
+        super().__init__(1, "w", closefd=False)
+        self._terminal = terminal
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.close(nowhere)
+            if error.errno != errno.EPIPE:  # a reader that left, such as `head`, needs no message
+                message = f"standard output cannot be written: {error.strerror}; the run continues without it"
+                self._terminal.write(f"psrun: {message}\n")
+            return len(data)
+
+
+def outlive_stdout(terminal: TextIO) -> None:
+    """From now on a closed pipe or a full disk behind standard output ends nothing.
+
+    Args:
+      terminal: takes one line that names the error; none for a closed pipe.
+    """
+    sys.stdout.flush()
+    lasting = io.BufferedWriter(_LastingStdout(terminal))
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout = io.TextIOWrapper(lasting, encoding=encoding, errors="backslashreplace", line_buffering=True)
 
 
 @contextlib.contextmanager

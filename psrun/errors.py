@@ -10,19 +10,22 @@ PsrunError                      1   failed for good
     BudgetSpentError            1   tasks failed more often than they may be restarted
   CheckpointError               1   a checkpoint could not be written, or none is good
   ExportError                   1   a model could not be written, or could not be loaded again
-  TaskLostError                 175 a task was lost without which the run cannot go on: start me again
+  TaskLostError                 175 a task is lost, or not there, without which the run cannot go on: start me again
   SweepError                    1   a sweep, or a job of it, could not be run
   TrainingError                 1   a step failed
     NonFiniteLossError          1   the loss, or the gradient of a table, became NaN or infinite
+    HookError                   1   a callable of trainer.hooks failed
 Interrupted                     130 Ctrl-C; 175 SIGTERM, after a checkpoint where there are any: start me again
 """
 
 from __future__ import annotations
 
 import enum
+import errno
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 
 class ExitCode(enum.IntEnum):
@@ -105,9 +108,19 @@ class ExportError(PsrunError):
 
 
 class TaskLostError(PsrunError):
-    """A task without which the run cannot go on was lost; a new start goes on from the newest checkpoint."""
+    """A task without which the run cannot go on is lost or not there; another start resumes from a checkpoint."""
 
     exit_code = ExitCode.RESTART
+
+
+class RunFolderError(PsrunError, OSError):
+    """The run folder cannot be written to."""
+
+    def __init__(self, folder: Path, error: OSError) -> None:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        next_move = "; free some space, or choose another folder with hydra.run.dir=..." if full else ""
+        super().__init__(f"the run folder {folder} cannot be written to: {error.strerror or error}{next_move}")
+        self.errno = error.errno
 
 
 class SweepError(PsrunError):
@@ -120,6 +133,16 @@ class TrainingError(PsrunError):
 
 class NonFiniteLossError(TrainingError):
     """The loss, or the gradient of a table, became NaN or infinite."""
+
+    @classmethod
+    def of_loss(cls, loss: float, epoch: int) -> NonFiniteLossError:
+        """The loss became `loss` in `epoch`."""
+        hint = "a smaller optimizer.learning_rate, or a look at the data, may help"
+        return cls(f"the loss became {loss} in epoch {epoch}; {hint}")
+
+
+class HookError(TrainingError):
+    """A callable of trainer.hooks failed."""
 
 
 class Interrupted(PsrunError):

@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from rich.console import Console
+from rich.markup import escape
 
-from psrun import choices, environment, identity, loading, starting
+from psrun import atomic, choices, environment, identity, loading, starting
 from psrun.cluster import files, isolation
 from psrun.cluster.topology import CHIEF
 from psrun.config import RunConfig
 from psrun.engines.slurm.kept import KEEPERS_SIGNAL
-from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, PsrunError
+from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, PsrunError, RunFolderError
 from psrun.identity import Identity
-from psrun.reporting.run_folder import RunFolder, write_config
+from psrun.reporting.run_folder import RunFolder, cannot_be_made, write_config
 from psrun.stop import Stop
 
 _CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE)
@@ -58,13 +59,34 @@ def _complain(text: str) -> None:
     Console(stderr=True).print(f"psrun: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
-def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started_s: float) -> ExitCode:
+def execute(
+    raw: Mapping[str, Any], path: Path, overrides: list[str], *, started_s: float, keep_unrun: bool = True
+) -> ExitCode:
     """Does this process's part of a run in the run folder `path`. An error ends up in run.json and as an exit code.
+
+    Args:
+      keep_unrun: whether the folder of a plan, or of a run that was refused, is kept.
 
     Raises:
       ConfigError: there can be no run folder at `path`, or nobody is there to record the error.
+      RunFolderError: the disk is full.
     """
     environment.end_with_supervisor()
+    fresh = not keep_unrun and not (path / "run.json").exists()
+    code = ExitCode.USAGE
+    try:
+        code = _execute(raw, path, overrides, started_s)
+    except PsrunError:
+        raise
+    except OSError as error:  # before there is a log, as on a full disk
+        raise cannot_be_made(path, error) from error
+    finally:
+        if fresh and (code == ExitCode.USAGE or (code == ExitCode.DONE and raw.get("mode") == "plan")):
+            atomic.remove_tree(path)
+    return code
+
+
+def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s: float) -> ExitCode:
     try:
         run = loading.load(raw)
         me = identity.identify(run, os.environ)
@@ -81,7 +103,8 @@ def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started
         started_s = _begun(folder, raw, overrides, started_s)
     terminal = environment.divert_stderr(folder.log(me.name))
     faulthandler.enable(terminal)  # a crash in native code says where it was
-    stop = _stop(run)
+    environment.outlive_stdout(terminal)
+    stop = _stop(run, folder, me, started_s)
     console = Console(highlight=False)
 
     def failed(error: BaseException) -> ExitCode:
@@ -97,7 +120,7 @@ def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started
     try:
         note = _isolated(run)
         if note:
-            console.print(f"[yellow]note:[/yellow] {note}", soft_wrap=True)
+            console.print("[yellow]note:[/yellow]", escape(note), soft_wrap=True)
         code = (
             starting.ROLES[me.role](starting.Process(run, me, folder, stop, started_s, console, terminal, give_up))
             or ExitCode.DONE
@@ -115,9 +138,11 @@ def execute(raw: Mapping[str, Any], path: Path, overrides: list[str], *, started
     return code
 
 
-def _stop(run: RunConfig) -> Stop:
+def _stop(run: RunConfig, folder: RunFolder, me: Identity, started_s: float) -> Stop:
     """The end of this process, as it is told from now on."""
     stop = Stop()
+    if me.owns_folder:
+        stop.record = lambda interrupted: folder.update_at_once(**_outcome(interrupted, me.name, started_s))
     stop.install()
     if isinstance(run.cluster, choices.Slurm) and environment.SUPERVISOR_PID in os.environ:
         stop.heed(KEEPERS_SIGNAL)
@@ -126,8 +151,8 @@ def _stop(run: RunConfig) -> Stop:
 
 def _place(run: RunConfig, me: Identity, path: Path) -> Path:
     """Where this process keeps what it leaves behind, of a run in `path`."""
-    if run.mode == "evaluate" and me.of_processes and environment.SUPERVISOR_PID not in os.environ:
-        return RunFolder(path).cluster_evaluation
+    if run.mode != "train" and me.of_processes and environment.SUPERVISOR_PID not in os.environ:
+        return RunFolder(path).of_cluster(run.mode)
     return path
 
 
@@ -172,7 +197,7 @@ def _isolated(run: RunConfig) -> str | None:
     wanted = getattr(run.cluster, "isolate", False)
     if isinstance(run.cluster, choices.Ray) and run.cluster.address is not None:
         return None  # whose nodes must reach each other
-    if wanted is False or run.mode not in ("train", "evaluate") or environment.SUPERVISOR_PID in os.environ:
+    if wanted is False or not run.uses_cluster or environment.SUPERVISOR_PID in os.environ:
         return None
     if wanted == "auto" and run.needs_network:
         reason: str | None = "the data or the checkpoints are elsewhere"
@@ -199,7 +224,8 @@ def _failed(error: BaseException, folder: RunFolder, me: Identity, terminal: Tex
         try:
             record_failure(folder, error, me.name, started_s)
         except OSError as disk:
-            text += f"\n(and run.json could not be written: {disk})"
+            if not isinstance(error, RunFolderError):  # which says so
+                text += f"\n(and run.json could not be written: {disk})"
     _tell(terminal, text, code, log)
     return code
 
@@ -211,7 +237,12 @@ def _tell(terminal: TextIO, text: str, code: ExitCode, log: Path) -> None:
 
 def record_failure(folder: RunFolder, error: BaseException, task: str, started_s: float) -> None:
     """Records in run.json what a run came to that an error has ended. Raises OSError."""
+    folder.update(**_outcome(error, task, started_s))
+
+
+def _outcome(error: BaseException, task: str, started_s: float) -> dict[str, Any]:
+    """The keys of run.json for a run that an error has ended."""
     code = error.exit_code if isinstance(error, PsrunError) else ExitCode.FAILED
     told = {"type": type(error).__name__, "message": str(error), "task": getattr(error, "task", None) or task}
     status = "interrupted" if isinstance(error, Interrupted) else "failed"
-    folder.update(status=status, exit_code=code, error=told, wall_s=round(time.time() - started_s, 3))
+    return {"status": status, "exit_code": code, "error": told, "wall_s": round(time.time() - started_s, 3)}

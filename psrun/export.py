@@ -19,7 +19,8 @@ def write(trained: Trained, folder: Path) -> Path:
     """Writes `folder`/STEP, the layout that TensorFlow Serving wants; one of the same step is replaced.
 
     The signature `serving_default` takes a batch of raw features by name, strings included, and returns `prediction`
-    (or what the model's outputs are called).
+    (or what the model's outputs are called). Where classes have names and the prediction is one probability a class, it
+    also returns `class`, the name of the most probable one. assets.extra/psrun.json has all names, in order.
 
     Raises:
       ExportError: the model holds something that TensorFlow cannot save, or the disk is full or cannot be written to.
@@ -30,8 +31,13 @@ def write(trained: Trained, folder: Path) -> Path:
     root.parts = [part for part in parts if isinstance(part, tf.Module)]
 
     def serve(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        found = predict(trained.model, features)
-        return found if isinstance(found, dict) else {"prediction": found}
+        found = predict(trained.model, trained.source, features)
+        if isinstance(found, dict):
+            return found
+        names = trained.class_names
+        if names is None or found.shape.as_list()[1:] != [len(names)]:
+            return {"prediction": found}
+        return {"prediction": found, "class": tf.gather(tf.constant(names), tf.argmax(found, axis=1))}
 
     root.serve = tf.function(serve, input_signature=[signature(trained.source)])
     final = folder / str(trained.checkpoint.step)
@@ -50,8 +56,9 @@ def write(trained: Trained, folder: Path) -> Path:
 
 
 def _about(trained: Trained) -> dict[str, object]:
-    held = trained.checkpoint
-    return {"step": held.step, "config_sha256": held.config_sha256, "psrun": held.psrun, "saved_at": held.saved_at}
+    held, names = trained.checkpoint, trained.class_names
+    about = {"step": held.step, "config_sha256": held.config_sha256, "psrun": held.psrun, "saved_at": held.saved_at}
+    return {**about, "label_vocabulary": list(names)} if names else about
 
 
 def _replace(final: Path, part: Path) -> None:

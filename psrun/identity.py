@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from psrun import choices
 from psrun.cluster import pods, topology
 from psrun.cluster.topology import CHIEF, Task, Topology
-from psrun.config import RunConfig
+from psrun.config import CHIEF_ROLES, RunConfig
 from psrun.engines.slurm import step
 from psrun.environment import SUPERVISOR_PID
 from psrun.errors import ConfigError, Problem
@@ -43,7 +43,7 @@ class Identity:
 def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
     """Raises ConfigError where the task cannot be told."""
     of_processes = isinstance(run.cluster, choices.Local | choices.Unsupervised)
-    if run.mode != "train" and not (run.mode == "evaluate" and of_processes):
+    if run.mode != "train" and not (run.uses_cluster and of_processes):
         role = {"plan": "planner", "export": "exporter", "predict": "predictor", "evaluate": "evaluation"}[run.mode]
         return Identity(role, role, owns_folder=run.resume is None)  # what is there of a run stays as it is
     starter = None if SUPERVISOR_PID in environment else _starter(run, environment)
@@ -54,9 +54,9 @@ def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
         return Identity("coordinator", str(CHIEF))
     if isinstance(run.cluster, choices.MultiWorkerMirrored) and found.me != CHIEF:
         return Identity("replica", str(found.me), found, owns_folder=False)
-    if isinstance(run.evaluation, choices.SidecarThread):
+    if isinstance(run.sidecar, choices.SidecarThread) and found.me.job != topology.EVALUATOR:
         found = topology.with_one_set_aside(found)
-    return _of(found, found.me, "coordinator" if run.mode == "train" else "evaluation")
+    return _of(found, found.me, CHIEF_ROLES[run.mode])
 
 
 def _starter(run: RunConfig, environment: Mapping[str, str]) -> Identity | None:
@@ -103,6 +103,6 @@ def _of(found: Topology, me: Task, chiefs_role: str) -> Identity:
         return Identity("server", str(me), found, owns_folder=False)
     if me.job in topology.DATA_JOBS:
         return Identity("data_server", str(me), found, owns_folder=False)
-    if me.job == "evaluator":
+    if me.job == topology.EVALUATOR:
         return Identity("evaluator", str(me), found, owns_folder=False)
     return Identity(chiefs_role, str(me), found, may_find_run=True)

@@ -14,6 +14,11 @@ from psrun.errors import Problem
 # What they look at where nothing else is said.
 MONITORS = {"EarlyStopping": "val_loss", "ReduceLROnPlateau": "val_loss", "ModelCheckpoint": "val_loss"}
 Options = Mapping[str, Any]
+BACKUPS = ("BackupAndRestore", "BackupAndRestoreExperimental")
+TWO_RESTORES = (
+    "BackupAndRestore would restore the variables again after psrun has restored its checkpoint, which counts other "
+    "epochs and steps; leave it out, or choose checkpoint=none"
+)
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,36 @@ RULES = (
     Rule("LearningRateScheduler", lambda _, setting: setting.scheduled,
          "is ignored beside a schedule; give optimizer.learning_rate a number"),
 )  # fmt: skip
+
+
+def checkpoint_dir(callbacks: Iterable[Any]) -> str | None:
+    """The folder in which a ModelCheckpoint writes weights that the evaluator task can read; None where none does."""
+    for node in callbacks:
+        path = str(node.get("filepath", ""))
+        whole = str(node["_target_"]).rpartition(".")[2] == "ModelCheckpoint" and node.get("save_weights_only")
+        if whole and not path.endswith((".keras", ".h5", ".hdf5")):
+            return path.partition("{")[0].rpartition("/")[0] or "."
+    return None
+
+
+def backup_problems(callbacks: Iterable[Any], *, checkpoints: bool, one_step: bool) -> list[Problem]:
+    """Problems of BackupAndRestore on any cluster.
+
+    Args:
+      checkpoints: whether psrun itself takes and restores checkpoints.
+      one_step: whether an execution has one step.
+    """
+    found = []
+    for index, node in enumerate(callbacks):
+        if str(node["_target_"]).rpartition(".")[2] not in BACKUPS:
+            continue
+        key = f"trainer.callbacks[{index}]"
+        if checkpoints:
+            found.append(Problem(key, TWO_RESTORES))
+        elif node.get("save_freq", "epoch") != "epoch" and not one_step:
+            message = "BackupAndRestore with save_freq as a number resumes at the first step of the last execution; set"
+            found.append(Problem(key, f"{message} trainer.steps_per_execution=1 or save_freq: epoch"))
+    return found
 
 
 def problems(callbacks: Iterable[Any], setting: Setting) -> list[Problem]:

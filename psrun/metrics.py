@@ -14,7 +14,7 @@ class ExamplesSeen(tf_keras.metrics.Metric):
         self.count = self.add_weight(name="count", initializer="zeros", dtype=tf.int64)
 
     def update_state(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None = None) -> None:
-        self.count.assign_add(tf.shape(y_true, out_type=tf.int64)[0])
+        self.count.assign_add(tf.shape(tf.nest.flatten(y_true)[0], out_type=tf.int64)[0])
 
     def result(self) -> tf.Tensor:
         return tf.convert_to_tensor(self.count)

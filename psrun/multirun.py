@@ -31,9 +31,10 @@ from psrun import composing, environment, recorded
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError, SweepError
 from psrun.recorded import key_of
 from psrun.sweeps import jobs
+from psrun.sweeps.checks import Proposed
 from psrun.sweeps.interruption import Ended
 from psrun.sweeps.record import Sweep
-from psrun.sweeps.running import Proposed, Running
+from psrun.sweeps.running import Running
 
 _MAY_CHANGE = ("sweep.max_parallel", "hydra/launcher", "hydra.launcher")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +14,15 @@ import tensorflow as tf
 from psrun.errors import PsrunError
 
 Write = Callable[[np.ndarray, np.ndarray], None]  # labels and predictions of a batch, examples along the first axis
+ClassNames = Sequence[str] | None
 
 
 @contextlib.contextmanager
-def csv_writer(path: Path) -> Iterator[Write]:
+def csv_writer(path: Path, class_names: ClassNames = None) -> Iterator[Write]:
     """Rows of label and prediction; more than one value of either in columns with numbers: prediction_0, ...
 
-    Numbers are written such that reading them as float32 gives the same bits.
+    Where classes have names, the label is one, and where there is a probability for each, the columns are named by them
+    and `class` is the most probable one. Numbers are written such that reading them as float32 gives the same bits.
     """
     with path.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file)
@@ -28,9 +30,10 @@ def csv_writer(path: Path) -> Iterator[Write]:
 
         def write(labels: np.ndarray, predictions: np.ndarray) -> None:
             nonlocal headed
-            columns = {"label": _flat(labels), "prediction": _flat(predictions)}
+            columns = _columns(labels, predictions, class_names)
             if not headed:
-                rows.writerow([name for base, values in columns.items() for name in _names(base, values.shape[1])])
+                suffixes = class_names if "class" in columns else None
+                rows.writerow([name for base, values in columns.items() for name in _names(base, values, suffixes)])
                 headed = True
             for parts in zip(*columns.values()):
                 rows.writerow([_text(value) for part in parts for value in part])
@@ -39,13 +42,14 @@ def csv_writer(path: Path) -> Iterator[Write]:
 
 
 @contextlib.contextmanager
-def tfrecord_writer(path: Path) -> Iterator[Write]:
-    """A `tf.train.Example` an example, with the features label and prediction."""
+def tfrecord_writer(path: Path, class_names: ClassNames = None) -> Iterator[Write]:
+    """A `tf.train.Example` an example, with the features label and prediction, and class as in `csv_writer`."""
     with tf.io.TFRecordWriter(str(path)) as writer:
 
         def write(labels: np.ndarray, predictions: np.ndarray) -> None:
-            for label, prediction in zip(_flat(labels), _flat(predictions)):
-                features = {"label": _feature(label), "prediction": _feature(prediction)}
+            columns = _columns(labels, predictions, class_names)
+            for parts in zip(*columns.values()):
+                features = {name: _feature(values) for name, values in zip(columns, parts)}
                 writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
 
         yield write
@@ -55,8 +59,11 @@ WRITERS = {"csv": csv_writer, "tfrecord": tfrecord_writer}
 
 
 @contextlib.contextmanager
-def written(path: Path, file_format: str) -> Iterator[Write]:
+def written(path: Path, file_format: str, class_names: ClassNames = None) -> Iterator[Write]:
     """A writer of 'csv' or 'tfrecord'; the file is at `path` once all is written, and not before.
+
+    Args:
+      class_names: of the classes 0, 1, ... that labels are; None where they have none, or labels are no classes.
 
     Raises:
       PsrunError: the disk is full or the file cannot be written.
@@ -64,7 +71,7 @@ def written(path: Path, file_format: str) -> Iterator[Write]:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with WRITERS[file_format](part) as write:
+        with WRITERS[file_format](part, class_names) as write:
             yield write
         part.replace(path)
     except (OSError, tf.errors.ResourceExhaustedError, tf.errors.PermissionDeniedError) as error:
@@ -74,12 +81,25 @@ def written(path: Path, file_format: str) -> Iterator[Write]:
             part.unlink(missing_ok=True)
 
 
+def _columns(labels: np.ndarray, predictions: np.ndarray, class_names: ClassNames) -> dict[str, np.ndarray]:
+    """What is written of a batch, by name: arrays of shape (examples, values of one)."""
+    columns = {"label": _flat(labels), "prediction": _flat(predictions)}
+    if class_names is None:
+        return columns
+    names = np.array(class_names)
+    columns["label"] = names[columns["label"].astype(np.int64)]
+    if columns["prediction"].shape[1] == len(names):
+        columns["class"] = names[columns["prediction"].argmax(axis=1)][:, np.newaxis]
+    return columns
+
+
 def _flat(values: np.ndarray) -> np.ndarray:
     return values.reshape(len(values), -1)
 
 
-def _names(base: str, count: int) -> list[str]:
-    return [base] if count == 1 else [f"{base}_{index}" for index in range(count)]
+def _names(base: str, values: np.ndarray, suffixes: ClassNames) -> list[str]:
+    count = values.shape[1]
+    return [base] if count == 1 else [f"{base}_{suffix}" for suffix in suffixes or range(count)]
 
 
 def _text(value: np.generic) -> str:
@@ -89,4 +109,6 @@ def _text(value: np.generic) -> str:
 def _feature(values: np.ndarray) -> tf.train.Feature:
     if values.dtype.kind == "f":
         return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+    if values.dtype.kind == "U":
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value.encode() for value in values.tolist()]))
     return tf.train.Feature(int64_list=tf.train.Int64List(value=values))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,27 +10,19 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from psrun import choices, filling, layers, sharding, targets
+from psrun import choices, class_weights, compiled, filling, layers, objective, sharding, targets, tf_internals, widths
 from psrun.config import RunConfig
+from psrun.data import labels
 from psrun.data.order import Order
-from psrun.data.source import ByNumber, DataSource
+from psrun.data.source import ByNumber, DataSource, checked_dataset, evaluation_batches, task_of
 from psrun.errors import ConfigError, Problem
+from psrun.evaluation.sizes import eval_batch_size, num_eval_shards
 from psrun.metrics import ExamplesSeen
 from psrun.models.model import Model, refuse_single_files
+from psrun.models.only_feature import passed
+from psrun.own_step import OwnStep, is_in
 from psrun.strategy import Distribution
 
-losses, metrics = tf_keras.losses, tf_keras.metrics
-
-_LOSS = {
-    "binary": losses.BinaryCrossentropy,
-    "multiclass": losses.SparseCategoricalCrossentropy,
-    "regression": losses.MeanSquaredError,
-}
-_METRICS: dict[str, Callable[[], list]] = {
-    "binary": lambda: [metrics.AUC(name="auc"), metrics.BinaryAccuracy(name="accuracy")],
-    "multiclass": lambda: [metrics.SparseCategoricalAccuracy(name="accuracy")],
-    "regression": lambda: [metrics.MeanAbsoluteError(name="mae")],
-}
 # Workers' shuffles must differ, and so must those of seeds that stand side by side in a sweep.
 _SEED_STRIDE = 1_000_003
 _STEP_STRIDE = 7919
@@ -42,15 +33,14 @@ class Program:
     """A compiled network and its data. `network.optimizer` and all metrics are built: no variable is made later.
 
     Attributes:
-      metric_names: of the metrics that it was compiled with; Keras numbers those that have none, anew each time.
+      own_step: where the network decides itself what a training step returns; None where Keras does.
     """
 
     config: RunConfig
     source: DataSource
     model: Model
-    loss: tf_keras.losses.Loss
     distribution: Distribution
-    metric_names: tuple[str, ...]
+    own_step: OwnStep | None = None
 
     @property
     def network(self) -> tf_keras.Model:
@@ -60,17 +50,25 @@ class Program:
     def optimizer(self) -> Any:
         return self.network.optimizer
 
-    def new_metrics(self) -> list[tf_keras.metrics.Metric]:
-        """Fresh metric objects; where their variables live is decided by the scope of the caller."""
-        made = _metrics_of(self.model, self.source)
-        for metric, name in zip(made, self.metric_names):
-            metric._name = name  # no other way to name an object that somebody else makes; a test pins it
-        return made
+    @property
+    def loss_names(self) -> list[str]:
+        """Of the losses that are reported: 'loss', and with several outputs one for each of them."""
+        return [metric.name for metric in self.network.compiled_loss.metrics]
+
+    @property
+    def metric_names(self) -> list[str]:
+        """Of the metrics that the network was compiled with."""
+        return [metric.name for metric in self.network.compiled_metrics.metrics if not isinstance(metric, ExamplesSeen)]
 
     @property
     def dealt(self) -> bool:
         """Whether workers are told which batches they are to read; else each has a stream of its own."""
         return self.config.data.visitation == "once" and self.distribution.coordinator is not None
+
+    @property
+    def may_be_logits(self) -> bool:
+        """Whether loss or metrics take probabilities, and the network could return something else."""
+        return objective.may_be_logits(self.model, task_of(self.source))
 
     @functools.cached_property
     def sharding(self) -> str | None:
@@ -99,6 +97,13 @@ class Program:
         made = self._batches(context, first_step=first_step, num_batches_done=num_batches_done, numbers=numbers)
         return sharding.applied(made, self.sharding)
 
+    @functools.cached_property
+    def class_weight(self) -> list[float] | None:
+        """The weights of the classes 0, 1, ... in training; None where all are 1."""
+        given = self.config.model_keys.class_weight
+        names = labels.class_names(self.source, self.config.data.label_vocabulary)
+        return None if given is None else class_weights.by_class(given, self.source, names)
+
     def _batches(
         self, context: Any = None, *, first_step: int = 0, num_batches_done: int = 0, numbers: Any = None
     ) -> tf.data.Dataset:
@@ -109,16 +114,17 @@ class Program:
         elif self.config.data.sharding == "off":  # else all would read the same at the same time
             worker = tf.constant(sharding.index(self.distribution.strategy), tf.int64)
         own = tf.constant(seed, tf.int64) if once else worker + (seed + first_step * _STEP_STRIDE)
+        ready = self._ready if self.class_weight is None else self._by_class
         if not once and numbers is None:
-            batches = self.source.train(batch_size=batch_size, seed=own)
-            return self._preprocessed(batches.skip(num_batches_done) if num_batches_done else batches)
+            batches = checked_dataset(self.source.train(batch_size=batch_size, seed=own), self.source, "train")
+            return self._preprocessed(batches.skip(num_batches_done) if num_batches_done else batches, ready)
         assert isinstance(self.source, ByNumber)
         wanted = tf.data.Dataset.counter(num_batches_done) if numbers is None else numbers()
         read = self.source.batches(wanted, self.order or self.source.order(batch_size), own)
         if numbers is None:
-            return self._preprocessed(read.map(lambda number, examples, batch: batch))
+            return self._preprocessed(read.map(lambda number, examples, batch: batch), ready)
         first = worker * self.source.num_train_examples
-        return self._preprocessed(read, lambda number, examples, batch: (number, first + examples, self._ready(*batch)))
+        return self._preprocessed(read, lambda number, examples, batch: (number, first + examples, ready(*batch)))
 
     @functools.cached_property
     def batch_spec(self) -> Any:
@@ -133,7 +139,32 @@ class Program:
             raise ConfigError(
                 [Problem("data", f"the training data ends after {cardinality} batches; make it endless with .repeat()")]
             )
+        labels.check_numbers(dataset.element_spec[1])
         return dataset.element_spec
+
+    @functools.cached_property
+    def weighted(self) -> bool:
+        """Whether examples to train on or to evaluate come with weights; those of classes do not count."""
+        trained = self.batch_spec
+        if self.class_weight is not None:
+            trained = self.source.train(batch_size=1, seed=tf.constant(0, tf.int64)).element_spec
+        if len(trained) > 2:
+            return True
+        evaluated = self.source.num_eval_examples and not isinstance(self.config.evaluation, choices.NoEvaluation)
+        return bool(evaluated) and len(self.evaluation_dataset().element_spec) > 2
+
+    @functools.cached_property
+    def prediction_spec(self) -> Any:
+        """What the network makes of a batch; builds a network that is not built yet."""
+        if tf.executing_eagerly() and self.network.built:
+            return traced_forward(self).structured_outputs
+        features = tf.nest.map_structure(zeros, self.batch_spec[0])
+        return tf.nest.map_structure(tf.TensorSpec.from_tensor, self.network(features, training=False))
+
+    @functools.cached_property
+    def to_class_numbers(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
+        """Makes class numbers of a batch of labels; None where they come as such."""
+        return labels.to_class_numbers(self.source, self.config.data.label_vocabulary)
 
     @property
     def order(self) -> Order | None:
@@ -150,28 +181,22 @@ class Program:
           context: as in `train_dataset`.
           shard: the index of a shard, from 0, and how many there are; for only the examples of that one.
         """
-        batch_size = eval_batch_size(self.config)
-        if shard is None:
-            return self._preprocessed(self.source.evaluation(batch_size=batch_size))
-        if _in_shards(self.source.evaluation):
-            own = self.source.evaluation(batch_size=batch_size, shard=shard)  # type: ignore[call-arg]
-        else:
-            index, count = shard
-            own = self.source.evaluation(batch_size=batch_size).shard(count, index)
-        return self._preprocessed(own)
+        return self._preprocessed(evaluation_batches(self.source, eval_batch_size(self.config), shard), self._ready)
 
-    def _ready(self, features: Any, *rest: Any) -> Any:
+    def _ready(self, features: Any, label: Any, *rest: Any) -> Any:
         preprocessing = self.model.preprocessing
-        return (features if preprocessing is None else preprocessing(features), *rest)
+        if self.to_class_numbers is not None:
+            label = self.to_class_numbers(label)
+        return (features if preprocessing is None else preprocessing(features), label, *rest)
 
-    def _preprocessed(self, dataset: tf.data.Dataset, ready: Callable[..., Any] | None = None) -> tf.data.Dataset:
-        if ready is None and self.model.preprocessing is not None:
-            ready = self._ready
-        return (dataset if ready is None else dataset.map(ready)).prefetch(2)
+    def _by_class(self, *batch: Any) -> Any:
+        features, label, *weight = self._ready(*batch)
+        assert self.class_weight is not None
+        return features, label, class_weights.weight_of(self.class_weight, label, *weight)
 
-
-def _in_shards(read: Callable[..., tf.data.Dataset]) -> bool:
-    return "shard" in inspect.signature(read).parameters
+    def _preprocessed(self, dataset: tf.data.Dataset, ready: Callable[..., Any]) -> tf.data.Dataset:
+        same = ready == self._ready and self.model.preprocessing is None and self.to_class_numbers is None
+        return (dataset if same else dataset.map(ready)).prefetch(2)
 
 
 def start_afresh(seed: int) -> None:
@@ -190,25 +215,24 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
         model = make_model(run, source)
         if run.parameter_servers and not isinstance(run.partitioner, choices.NoPartitioner):
             refuse_single_files(model.network)
-        made = _metrics_of(model, source)
-        names = tuple(metric.name for metric in made)
-        program = Program(run, source, model, model.loss or _LOSS[source.task](), distribution, names)
+        made, loss = objective.metrics_of(model, task_of(source)), objective.loss_of(model, task_of(source))
+        own = OwnStep(model.network, distribution.strategy.num_replicas_in_sync) if is_in(model.network) else None
+        program = Program(run, source, model, distribution, own)
         counters = [ExamplesSeen()] if isinstance(run.evaluation, choices.Validation) else []
         exact = isinstance(run.evaluation, choices.Validation) and run.parameter_servers
         model.network.compile(
             optimizer=targets.called(run.optimizer),
-            loss=program.loss,
-            metrics=[*made, *counters],
+            loss=loss,
+            **{"weighted_metrics" if program.weighted else "metrics": objective.together(made, counters)},
             steps_per_execution=run.trainer.num_steps_packed,
             run_eagerly=run.trainer.run_eagerly,
-            pss_evaluation_shards=_num_eval_shards(run, source, distribution.num_workers) if exact else 0,
+            pss_evaluation_shards=num_eval_shards(run, source, distribution.num_workers) if exact else 0,
         )
-    _ = program.sharding  # within a function, as a plan is made in, it cannot be found
+    if distribution.strategy.num_replicas_in_sync > 1 and exact:
+        # Keras splits each batch, and would add up the labels and predictions of the parts to give them to metrics.
+        model.network.distribute_reduction_method = "concat"
+    _ = program.sharding, program.to_class_numbers  # within a function, as a plan is made in, they cannot be found
     return program
-
-
-def _metrics_of(model: Model, source: DataSource) -> list[tf_keras.metrics.Metric]:
-    return (model.metrics or _METRICS[source.task])()
 
 
 def make_model(run: RunConfig, source: DataSource) -> Model:
@@ -217,11 +241,12 @@ def make_model(run: RunConfig, source: DataSource) -> Model:
     Raises:
       ConfigError: model, data and options do not fit each other.
     """
-    made = targets.called(run.model, source=source, seed=run.seed)
+    # A function whose source was not found, and that has such a parameter after all, receives the value too.
+    made = targets.called(run.model, source=source, seed=run.seed, **run.model_keys.given)
     model = Model(made) if isinstance(made, tf_keras.Model) else made
     if not isinstance(model, Model):
         raise ConfigError([Problem("model._target_", f"{run.model.name} returned {type(made).__name__}, not a model")])
-    return model
+    return objective.resolve(passed(model, source.features), run.model_keys, task_of(source))
 
 
 def build_state(program: Program) -> None:
@@ -231,33 +256,24 @@ def build_state(program: Program) -> None:
     """
     network = program.network
     with filling.in_place(), program.distribution.strategy.scope():
-        spec = program.batch_spec
-        features, label = tf.nest.map_structure(zeros, spec)
-        if tf.executing_eagerly() and network.built:
-            prediction = tf.nest.map_structure(zeros, traced_forward(program).structured_outputs)
-        else:
-            prediction = network(features, training=False)
+        label = tf.nest.map_structure(zeros, program.batch_spec[1])
+        prediction = tf.nest.map_structure(zeros, program.prediction_spec)
+        widths.check(program.prediction_spec, program.batch_spec[1], program.model, program.source)
         optimizer = network.optimizer
         if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
             _ = optimizer.iterations
             optimizer._create_all_weights(network.trainable_variables)  # the only way; Keras calls it at the first step
         else:
             optimizer.build(network.trainable_variables)
-        network.compiled_loss.build(prediction)
-        network.compiled_metrics.build(prediction, label)
+        with compiled.named("loss"):
+            network.compiled_loss.build(prediction)
+        with compiled.named("metrics"):
+            tf_internals.build_metrics(network.compiled_metrics, prediction, label)
 
 
 def metric_variables(program: Program) -> list[tf.Variable]:
-    return [variable for metric in program.network.metrics for variable in metric.variables]
-
-
-def check_metric(key: str, metric: str, program: Program) -> None:
-    """Raises ConfigError where epochs and evaluations of the program will have no metric of that name."""
-    names = ["loss", *program.metric_names]
-    if not isinstance(program.config.evaluation, choices.NoEvaluation):
-        names += [f"val_{name}" for name in names]
-    if metric not in names:
-        raise ConfigError([Problem(key, f"is '{metric}', no metric of this run; there are {', '.join(names)}")])
+    own = [] if program.own_step is None else [program.own_step.own_loss]
+    return [variable for metric in (*program.network.metrics, *own) for variable in metric.variables]
 
 
 def decide_lookups(program: Program) -> list[layers.Decided]:
@@ -266,34 +282,19 @@ def decide_lookups(program: Program) -> list[layers.Decided]:
         layer.deduplicate != "auto" for layer in layers.of(program.network)
     ):
         return []
-    features, _ = next(iter(program.train_dataset()))
-    return layers.decide(program.network, features)
+    return layers.decide(program.network, next(iter(program.train_dataset()))[0])
 
 
 def traced_forward(program: Program) -> Any:
     """The network as a concrete function of a batch's features. It is traced, not run: Keras' Embedding, called outside
     of a function, would fetch the whole of a table that is cut in shards.
     """
-    features, _ = program.batch_spec
-    return tf.function(lambda batch: program.network(batch, training=False)).get_concrete_function(features)
+    return tf.function(lambda batch: program.network(batch, training=False)).get_concrete_function(
+        program.batch_spec[0]
+    )
 
 
 def zeros(spec: tf.TensorSpec, batch_size: int = 1) -> tf.Tensor:
     """Zeros, or empty strings, of a spec whose first axis is the batch."""
     shape = [batch_size, *spec.shape[1:]]
     return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
-
-
-def num_eval_batches(run: RunConfig, source: DataSource) -> int:
-    """How many batches the evaluation examples make."""
-    return -(-source.num_eval_examples // eval_batch_size(run))
-
-
-def eval_batch_size(run: RunConfig) -> int:
-    """Examples of a batch that is evaluated."""
-    return getattr(run.evaluation, "batch_size", None) or run.data.global_batch_size
-
-
-def _num_eval_shards(run: RunConfig, source: DataSource, num_workers: int) -> int:
-    """Shards of Keras' exact evaluation: a few a worker, but never more than there are batches, which it cannot do."""
-    return max(1, min(num_eval_batches(run, source), 4 * num_workers))

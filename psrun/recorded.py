@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from psrun import loading
+from psrun import loading, resolvers
 from psrun.reporting.run_folder import CONFIG
 
 
@@ -27,12 +27,16 @@ def as_recorded(composed: Any, unresolved: Any, folder: Path, said: list[str]) -
     if "experiment" in now:  # which may choose anything
         return composed
     now |= {"data"} if "model" in now else set()
-    return {
-        name: _merged(node, unresolved[name], recorded[name], name, now)
-        if name in loading.RECORDED and name in recorded
-        else node
-        for name, node in composed.items()
-    }
+    if recorded.get("data", {}).get("batch_size_per_replica") is not None:  # the number of replicas may be another one
+        recorded["data"]["global_batch_size"] = None
+    return resolvers.completed(
+        {
+            name: _merged(node, unresolved[name], recorded[name], name, now)
+            if name in loading.RECORDED and name in recorded
+            else node
+            for name, node in composed.items()
+        }
+    )
 
 
 def _merged(here: Any, refers: Any, there: Any, key: str, now: set[str]) -> Any:

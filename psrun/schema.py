@@ -21,9 +21,9 @@ T = TypeVar("T")
 MISSING = "???"
 
 
-def at_least(minimum: float, *, or_else: str | None = None) -> Any:
-    """A field whose value must be `minimum` or more, or that word."""
-    return dataclasses.field(metadata={"at_least": minimum, "or_else": or_else})
+def at_least(minimum: float, *, or_else: str | None = None, default: Any = dataclasses.MISSING) -> Any:
+    """A field whose value must be `minimum` or more, or that word; without a default it must be given."""
+    return dataclasses.field(default=default, metadata={"at_least": minimum, "or_else": or_else})
 
 
 def one_of(*choices: str | bool | None, default: Any = dataclasses.MISSING) -> Any:
@@ -34,13 +34,22 @@ def one_of(*choices: str | bool | None, default: Any = dataclasses.MISSING) -> A
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """ " Did you mean 'x'?" for the nearest of `known`, or all of `known` where nothing is near."""
     known = sorted(known)
-    near = difflib.get_close_matches(word, known, n=1)
+    lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), lower, n=3)
     if near:
-        return f" Did you mean '{near[0]}'?"
+        swapped = [each for each in near if sorted(each) == sorted(word.lower())]  # the most common of mistakes
+        return f" Did you mean '{lower[(swapped or near)[0]]}'?"
     return f" Known here: {', '.join(known)}." if known else ""
 
 
-def read(cls: type[T], node: Mapping[str, Any], *, key: str, problems: list[Problem]) -> T | None:
+def is_near(word: str, known: Iterable[str]) -> bool:
+    """Whether `word` is very likely a mistyped one of `known`."""
+    return bool(difflib.get_close_matches(word, known, n=1, cutoff=0.8))
+
+
+def read(
+    cls: type[T], node: Mapping[str, Any], *, key: str, problems: list[Problem], others: Iterable[str] = ()
+) -> T | None:
     """`node` as a `cls`, or None after adding to `problems` all that keeps it from being one.
 
     Args:
@@ -48,6 +57,7 @@ def read(cls: type[T], node: Mapping[str, Any], *, key: str, problems: list[Prob
       node: plain values, as from `OmegaConf.to_container`.
       key: where the node stands in the configuration, for the messages.
       problems: grows by one for each thing wrong.
+      others: keys that stand beside those of `cls`, for the guess at what a mistyped one was meant to be.
     """
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
@@ -56,7 +66,7 @@ def read(cls: type[T], node: Mapping[str, Any], *, key: str, problems: list[Prob
     for name, value in node.items():
         where = f"{key}.{name}" if key else name
         if name not in fields:
-            problems.append(Problem(where, f"no such key (value {value!r}).{did_you_mean(name, fields)}"))
+            problems.append(Problem(where, f"no such key (value {value!r}).{did_you_mean(name, [*fields, *others])}"))
         elif value == MISSING:
             problems.append(Problem(where, f"must be given a value: {where}=..."))
         elif dataclasses.is_dataclass(hints[name]):

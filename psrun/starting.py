@@ -89,7 +89,8 @@ def _server(process: Process) -> None:
     sys.modules["tf_keras"] = None  # type: ignore[assignment]
     module, cluster = _import("psrun.roles.server"), process.run.cluster
     timeout_s = getattr(cluster, "chief_timeout_s")  # noqa: B009 - clusters of one process have no servers
-    module.run(process.me.topology, process.folder, process.stop, chief_timeout_s=timeout_s)
+    replicas = getattr(cluster, "replicas_per_worker")  # noqa: B009 - as above
+    module.run(process.me.topology, process.folder, process.stop, chief_timeout_s=timeout_s, num_replicas=replicas)
 
 
 def _data_server(process: Process) -> None:
@@ -102,7 +103,7 @@ def _data_server(process: Process) -> None:
 def _evaluator(process: Process) -> None:
     topology = process.me.topology
     assert topology is not None
-    if _evaluates(process.run.evaluation, topology.me):
+    if _evaluates(process.run.sidecar, topology.me):
         module = _import("psrun.roles.sidecar")
         module.run(process.run, process.folder, ConsoleSink(process.console), process.stop, me=topology.me)
         return
@@ -111,10 +112,10 @@ def _evaluator(process: Process) -> None:
     module.run(process.folder, process.stop, index=topology.me.index, run_timeout_s=timeout_s)
 
 
-def _evaluates(evaluation: choices.Evaluation, me: Task) -> bool:
+def _evaluates(sidecar: choices.Sidecar | None, me: Task) -> bool:
     """Whether this task is the one that evaluates, of those that are no part of the cluster."""
-    aside = isinstance(evaluation, choices.SidecarThread)
-    return isinstance(evaluation, choices.Sidecar) and (me.job == "worker" if aside else me.index == 0)
+    aside = isinstance(sidecar, choices.SidecarThread)
+    return sidecar is not None and (me.job == "worker" if aside else me.index == 0)
 
 
 def _supervisor(process: Process) -> ExitCode:
@@ -145,7 +146,7 @@ def _exporter(process: Process) -> None:
 
 
 def _predictor(process: Process) -> None:
-    _import("psrun.roles.predictor").run(process.run, process.folder, process.console)
+    _as_chief(process, _import("psrun.roles.predictor"))
 
 
 def _evaluation(process: Process) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from psrun.errors import Interrupted
+from psrun.errors import ExitCode, Interrupted
 
 
 class Stop:
@@ -23,6 +23,7 @@ class Stop:
       signum: by which signal; None before.
       on_request: called in the main thread when the signal comes.
       at_once: called right before the process ends without good order.
+      record: called after it, with the reason; may raise OSError.
     """
 
     def __init__(self) -> None:
@@ -30,6 +31,7 @@ class Stop:
         self.signum: int | None = None
         self.on_request: Callable[[], None] = lambda: None
         self.at_once: Callable[[], None] = lambda: None
+        self.record: Callable[[Interrupted], None] = lambda interrupted: None
         self._within_s: float | None = None
         self._may_insist = True
 
@@ -60,6 +62,24 @@ class Stop:
         if self.signum is not None:
             raise Interrupted(self.signum)
 
+    def outcome(self, code: int | None, recorded: Mapping[str, Any]) -> ExitCode:
+        """The exit code of a process that has passed its signal on to the one that does the work, which has ended.
+
+        Args:
+          code: the exit code of that process; negative for a signal.
+          recorded: run.json as that process left it.
+
+        Raises:
+          Interrupted: that process has not recorded that the run was ended by this signal.
+        """
+        assert self.signum is not None
+        if code in (ExitCode.DONE, ExitCode.FAILED, ExitCode.USAGE):  # it was done just then, or could not save
+            return ExitCode(code)
+        interrupted = Interrupted(self.signum)
+        if (recorded.get("status"), recorded.get("exit_code")) != ("interrupted", interrupted.exit_code):
+            raise interrupted
+        return interrupted.exit_code
+
     def _handle(self, signum: int, frame: Any) -> None:
         if self.signum is not None:
             if self._may_insist:
@@ -75,7 +95,11 @@ class Stop:
         self.on_request()
 
     def _end(self, signum: int) -> None:
+        interrupted = Interrupted(signum)
         try:
             self.at_once()
         finally:  # there may be nobody any more whom to end
-            os._exit(Interrupted(signum).exit_code)
+            try:
+                self.record(interrupted)
+            finally:  # the disk may be full
+                os._exit(interrupted.exit_code)

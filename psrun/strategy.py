@@ -13,13 +13,12 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.ops import lookup_ops  # for the names of tables; a test pins it
 
-from psrun import choices, placement
-from psrun.cluster import inprocess
+from psrun import choices, partitioners, placement, tf_internals
+from psrun.cluster import devices, inprocess
 from psrun.cluster.probe import answers, own_host, reachable
 from psrun.cluster.topology import CHIEF, DATA_JOBS, Task, Topology
-from psrun.errors import ClusterError, ConfigError, Problem
+from psrun.errors import ConfigError, Problem, PsrunError
 
-partitioners = tf.distribute.experimental.partitioners
 _PROBE_EVERY_S = 0.2
 
 
@@ -57,6 +56,8 @@ def prepare(cluster: choices.Cluster, topology: Topology | None) -> None:
         # Workers keep the tables of a chief that has gone. TensorFlow names tables by numbers that start anew in every
         # process: the next chief's could meet another one's, "already initialized with different data".
         lookup_ops.KeyValueTensorInitializer._shared_name = property(lambda self: uuid.uuid4().hex)
+    if isinstance(cluster, choices.Local | choices.Unsupervised):
+        tf.config.set_visible_devices([], "GPU")  # the chief would take memory of those that a worker beside it has
     if isinstance(cluster, choices.MultiWorkerMirrored):
         assert topology is not None
         me, spec = topology.me, tf.train.ClusterSpec(topology.spec())
@@ -80,7 +81,7 @@ def connect(
       rule: which parameter servers hold a variable; None for the one that `cluster.placement` names.
 
     Raises:
-      ConfigError: this machine has not got the devices that the cluster names.
+      ConfigError: this machine has not got the devices that the cluster names, or the partitioner cannot be made.
       ServerStartError: a server of the cluster could not be started.
     """
     match cluster:
@@ -95,21 +96,22 @@ def connect(
         case choices.MultiWorkerMirrored():
             return Distribution(_collective[-1])
         case choices.InProcess():
-            spec = inprocess.start(num_workers=cluster.num_workers, num_ps=cluster.num_ps)
-            return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement])
+            replicas = cluster.replicas_per_worker
+            spec = inprocess.start(num_workers=cluster.num_workers, num_ps=cluster.num_ps, num_replicas=replicas)
+            return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement], replicas)
         case choices.Local() | choices.Unsupervised():
             assert topology is not None
-            spec = tf.train.ClusterSpec(_with_chief(topology).spec())
-            return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement])
+            spec, replicas = tf.train.ClusterSpec(_with_chief(topology).spec()), cluster.replicas_per_worker
+            return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement], replicas)
         case _:
             raise AssertionError(f"cluster={cluster.kind} has a role of its own")
 
 
-def wait_for_servers(topology: Topology, *, within_s: float) -> None:
+def wait_for_servers(topology: Topology, *, within_s: float, error: type[PsrunError]) -> None:
     """Returns once every worker and parameter server answers; TensorFlow itself would wait in silence.
 
-    Raises:
-      ClusterError: one did not, with the names of all that did not.
+    Args:
+      error: raised where one did not, with the names of all that did not.
     """
     waiting = [task for job in ("ps", "worker", *DATA_JOBS) for task in topology.of(job)]
     deadline_s = time.monotonic() + within_s
@@ -117,9 +119,7 @@ def wait_for_servers(topology: Topology, *, within_s: float) -> None:
         waiting = [task for task in waiting if not _up(task, topology.addresses[task])]
         if waiting and time.monotonic() > deadline_s:
             named = ", ".join(f"{task} at {topology.addresses[task]}" for task in waiting)
-            raise ClusterError(
-                f"not reached within {within_s:.0f} s (connect_timeout_s): {named}", task=str(waiting[0])
-            )
+            raise error(f"not reached within {within_s:.0f} s (connect_timeout_s): {named}", task=str(waiting[0]))
         if waiting:
             time.sleep(_PROBE_EVERY_S)
 
@@ -146,12 +146,26 @@ def _with_chief(topology: Topology) -> Topology:
 
 
 def parameter_servers(
-    spec: tf.train.ClusterSpec, partitioner: choices.Partitioner, rule: placement.Rule = placement.greedy
+    spec: tf.train.ClusterSpec,
+    partitioner: choices.Partitioner,
+    rule: placement.Rule = placement.greedy,
+    num_replicas: int | None = None,
 ) -> Distribution:
-    """Connects to servers that are up. Blocks without a bound while one of them is not."""
+    """Connects to servers that are up. Blocks without a bound while one of them is not.
+
+    Args:
+      num_replicas: of each worker, as in `devices.of_replicas`.
+
+    Raises:
+      ConfigError: the workers have not got the devices for them, or the partitioner cannot be made.
+    """
     chief = {"task_type": "chief", "task_id": 0} if "chief" in spec.jobs else {}
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc", **chief)
-    strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=make_partitioner(partitioner))
+    cut = partitioners.make(partitioner)
+    strategy = tf_internals.strategy_with_replicas(
+        lambda: tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=cut),
+        lambda: devices.of_replicas(num_replicas),
+    )
     _guide(strategy, rule)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     _renew_iterators(coordinator)
@@ -219,21 +233,6 @@ def spec_of(kwargs: Mapping[str, Any]) -> tuple[tf.TensorShape, tf.DType]:
         return traced.structured_outputs.shape, traced.structured_outputs.dtype
     made = tf.convert_to_tensor(value, dtype=dtype)
     return made.shape, made.dtype
-
-
-def make_partitioner(
-    partitioner: choices.Partitioner,
-) -> tf.distribute.experimental.partitioners.Partitioner | None:
-    """TensorFlow's partitioner: a function of (shape, dtype) to the number of shards along each axis."""
-    match partitioner:
-        case choices.NoPartitioner():
-            return None
-        case choices.FixedShards(num_shards=n):
-            return partitioners.FixedShardsPartitioner(n)
-        case choices.MinSize():
-            return partitioners.MinSizePartitioner(partitioner.min_shard_bytes, partitioner.max_shards)
-        case choices.MaxSize():
-            return partitioners.MaxSizePartitioner(partitioner.max_shard_bytes, partitioner.max_shards)
 
 
 def _existing(device: str) -> str:

@@ -22,11 +22,16 @@ def _run(started_s: float) -> ExitCode:
     folder = Path(sys.argv[1])
     sys.path.append(os.getcwd())  # where a person's own models and data are named from
     raw: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
-    said = folder / ".hydra" / "overrides.yaml"
-    overrides = (
-        [each for each in map(str, OmegaConf.load(said)) if not each.startswith("resume=")] if said.exists() else []
-    )
-    return execution.execute(raw, folder, overrides, started_s=started_s)
+    return execution.execute(raw, folder, _overrides(folder), started_s=started_s)
+
+
+def _overrides(folder: Path) -> list[str]:
+    """What the run was started with, as it was written: its interpolations are Hydra's, which is not there."""
+    file = folder / ".hydra" / "overrides.yaml"
+    if not file.exists():
+        return []
+    written: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    return [each for each in map(str, written) if not each.startswith("resume=")]
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import tensorflow as tf
 import tf_keras
 
-from psrun import placement, program, strategy
+from psrun import objective, placement, program, strategy
 from psrun.checkpoint.manifest import Contents, Manifest
 from psrun.checkpoint.store import Store
 from psrun.config import RunConfig
-from psrun.data.source import DataSource
+from psrun.data import labels
+from psrun.data.source import DataSource, task_of
 from psrun.errors import CheckpointError, ConfigError, Problem
 from psrun.models.model import Model
 
@@ -25,11 +26,13 @@ class Trained:
 
     Attributes:
       checkpoint: where it came from.
+      class_names: of the classes 0, 1, ...; None where they have none.
     """
 
     model: Model
     source: DataSource
     checkpoint: Manifest
+    class_names: tuple[str, ...] | None = None
 
 
 def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str], None]) -> Trained:
@@ -43,8 +46,9 @@ def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str],
     with tf.device(DEVICE):
         model = program.make_model(run, source)
         specs = signature(source)
-        predict(model, {name: program.zeros(spec) for name, spec in specs.items()})  # builds what is not built yet
-        return Trained(model, source, restore(model.network, run.restore, store, warn))
+        predict(model, source, {name: program.zeros(spec) for name, spec in specs.items()})  # builds the rest
+        checkpoint = restore(model.network, run.restore, store, warn)
+    return Trained(model, source, checkpoint, labels.class_names(source, run.data.label_vocabulary))
 
 
 def restore(network: tf_keras.Model, which: str, store: Store, warn: Callable[[str], None]) -> Manifest:
@@ -78,7 +82,7 @@ def signature(source: DataSource) -> dict[str, tf.TensorSpec]:
     }
 
 
-def predict(model: Model, features: dict[str, tf.Tensor]) -> tf.Tensor:
-    """Predictions for a batch of raw features."""
+def predict(model: Model, source: DataSource, features: dict[str, tf.Tensor]) -> tf.Tensor | dict[str, tf.Tensor]:
+    """Predictions for a batch of raw features: probabilities where labels are classes, also of a model with logits."""
     prepared = features if model.preprocessing is None else model.preprocessing(features)
-    return model.network(prepared, training=False)
+    return objective.to_probabilities(model.network(prepared, training=False), model, task_of(source))

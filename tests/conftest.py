@@ -107,8 +107,16 @@ def cluster_spec():
     return {n: inprocess.start(num_workers=n, num_ps=2) for n in (1, 2)}
 
 
+@pytest.fixture(scope="session")
+def replicated_spec():
+    """One worker with three parts of the CPU, which stand for GPUs, and two parameter servers."""
+    from psrun.cluster import inprocess
+
+    return inprocess.start(num_workers=1, num_ps=2, num_replicas=3)
+
+
 @pytest.fixture
-def train(cluster_spec, images, tmp_path):
+def train(cluster_spec, images, tmp_path, request):
     """Trains in this process as the coordinator does; returns run.json and the run folder.
 
     Args:
@@ -134,7 +142,9 @@ def train(cluster_spec, images, tmp_path):
         def connect(cluster, partitioner, topology):
             if not config.parameter_servers:
                 return strategy.connect(cluster, partitioner)
-            return strategy.parameter_servers(cluster_spec[num_workers], partitioner, RULES[cluster.placement])
+            replicas = cluster.replicas_per_worker
+            spec = cluster_spec[num_workers] if replicas is None else request.getfixturevalue("replicated_spec")
+            return strategy.parameter_servers(spec, partitioner, RULES[cluster.placement], replicas)
 
         console = ConsoleSink(Console(file=io.StringIO(), width=200))
         coordinator.run(config, folder, console, Stop(), started_s=time.time(), connect=connect)

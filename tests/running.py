@@ -26,7 +26,7 @@ class Cluster:
     def __init__(self, root: Path, *arguments: str, prefix: Sequence[str] = (), **environment: str) -> None:
         named = ("hydra.run.dir=", "resume=")
         given = [argument.partition("=")[2].strip("'") for argument in arguments if argument.startswith(named)]
-        self.folder = Path(given[0]) if given else root / "run"
+        self.root, self.folder = root, Path(given[0]) if given else root / "run"
         self._out = (root / "stdout").open("w+")
         self._err = (root / "stderr").open("w+")
         inherited = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}

@@ -8,7 +8,7 @@ from typing import Any
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from psrun import loading
+from psrun import loading, resolvers
 from psrun.config import RunConfig
 
 SMALL = {
@@ -23,6 +23,9 @@ MODELS = {
     "cnn": ["data.global_batch_size=16", "model.filters=[4]", "model.hidden_units=[8]"],
     "wide_deep": ["data=features", *SMALL["features"]],
 }
+
+
+resolvers.register()
 
 
 def raw_config(*overrides: str) -> dict[str, Any]:

@@ -85,7 +85,9 @@ def test_version_and_help_take_no_tensorflow(psrun, tmp_path):
     (tmp_path / "tensorflow.py").write_text("raise RuntimeError('imported')\n")
     assert psrun("--version").stdout.strip() == f"psrun {__version__}"
     assert "psrun cluster=inprocess model=embedding" in psrun("--help").stdout
-    assert "Known here: fixed_shards, max_size, min_size, none." in psrun("--cfg", "job", "partitioner=?").stderr
+    assert (
+        "Known here: custom, fixed_shards, max_size, min_size, none." in psrun("--cfg", "job", "partitioner=?").stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,6 +100,7 @@ def test_version_and_help_take_no_tensorflow(psrun, tmp_path):
         (["cluster.num_workers=0"], "cluster.num_workers: is 0, must be 1 or more"),
         (["trainer.epochs=null"], "trainer.epochs: must be given a value"),
         (["data=fashion_mnist", "data.path=/no/such"], "data.path: '/no/such' is not there"),
+        (["data=table", "data.delimiter=;"], "quote the value: 'data.delimiter=\";\"'"),
         (["cluster=mirrored", "cluster.num_workers=2"], "cluster.num_workers: no such key"),
         (["trainer.epochs"], "trainer.epochs"),
         (["reprot"], "'reprot' is no verb"),
@@ -266,8 +269,9 @@ def test_keras_callbacks_do_what_they_say(psrun, tmp_path):
         "{_target_: tf_keras.callbacks.EarlyStopping, monitor: val_loss, patience: 0, min_delta: 100}]"
     )
     done = psrun(
-        "trainer=fit", "partitioner=fixed_shards", f"trainer.callbacks={callbacks}", *QUICK, "trainer.epochs=5"
-    )
+        "trainer=fit", "partitioner=fixed_shards", "checkpoint=none", f"trainer.callbacks={callbacks}", *QUICK,
+        "trainer.epochs=5",
+    )  # fmt: skip
     assert done.code == 0, done.stderr
     assert list((done.folder / "keras").rglob("events*"))
     assert (done.folder / "weights" / "e1.index").exists()
@@ -354,3 +358,46 @@ def test_standard_output_that_cannot_be_written_is_a_named_error(tmp_path, argum
     assert piped.stderr.read() == ""
     piped.stderr.close()
     assert piped.wait(60) == ExitCode.FAILED
+
+
+def test_a_reader_that_leaves_does_not_end_the_training(tmp_path):
+    command = [sys.executable, "-m", "psrun", "cluster=none", "model=dense", "trainer.steps_per_epoch=5",
+               "trainer.epochs=2", "evaluation=none", "hydra.run.dir=run"]  # fmt: skip
+    piped = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert "dense on none" in piped.stdout.readline()
+    piped.stdout.close()  # as `head -1` does
+    assert piped.stderr.read() == ""
+    piped.stderr.close()
+    assert piped.wait(120) == 0
+    result = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (result["status"], result["steps"]["applied"]) == ("completed", 10)  # and epochs of 5 steps need no more
+    with open("/dev/full", "w") as full:
+        command[-1] = "hydra.run.dir=full"
+        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    message = "psrun: standard output cannot be written: No space left on device; the run continues without it\n"
+    assert (done.returncode, done.stderr) == (0, message)
+
+
+def test_what_was_planned_or_refused_leaves_no_folder_but_where_one_was_named(psrun, tmp_path):
+    quick = ["model=dense", "cluster=none"]
+    assert psrun("mode=plan", "--config-dir", ".", *quick).code == 0  # an option keeps the fixture from naming a folder
+    refused = psrun("--config-dir", ".", "trainer.epochs=0", *quick)
+    assert (refused.code, "trainer.epochs" in refused.stderr) == (2, True)
+    late = psrun("--config-dir", ".", "early_stopping.metric=val_x", "early_stopping.mode=max", *quick)
+    assert (late.code, "which this run does not have" in late.stderr) == (2, True)
+    assert psrun("-m", "mode=plan", "seed=1,2", *quick).code == 0
+    assert list(tmp_path.iterdir()) == []
+    assert psrun("mode=plan", *quick).code == 0
+    assert psrun("trainer.epochs=0", *quick, folder="refused").result["status"] == "failed"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["refused", "run"]
+
+
+def test_the_last_line_counts_what_this_process_did(psrun):
+    quick = ["model=dense", "cluster=none", "trainer.steps_per_epoch=5", "evaluation=none"]
+    first = psrun("trainer.epochs=1", *quick)
+    assert re.search(r"completed 5 steps in [\d.]+ s \(first step after [\d.]+ s\)  loss", first.stdout)
+    second = psrun(f"resume={first.folder}", "trainer.epochs=3")
+    pattern = r"completed 15 steps in ([\d.]+) s .*, the last 10 of them by this process in ([\d.]+) s"
+    found = re.search(pattern, second.stdout)
+    assert found, second.stdout
+    assert 0 < float(found[2]) < float(found[1])

@@ -1,7 +1,8 @@
-"""What becomes of signals while Hydra composes a configuration."""
+"""What becomes of signals and of mistakes in YAML files while Hydra composes a configuration."""
 
 from __future__ import annotations
 
+import logging
 import pathlib
 import signal
 import sys
@@ -9,7 +10,8 @@ import sys
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from psrun import composing
+from psrun import composing, composition
+from psrun.errors import ConfigError, RunFolderError
 from psrun.sweeps.interruption import Ended
 
 
@@ -32,3 +34,109 @@ def test_a_signal_that_comes_while_hydra_opens_a_file_is_not_hidden(monkeypatch,
     finally:
         GlobalHydra.instance().clear()
     assert found.value is raised
+
+
+def test_loggers_of_the_calling_process_stay_enabled(tmp_path, monkeypatch):
+    """psrun reads the cause of a failed step from TensorFlow's."""
+    logger = logging.getLogger("tensorflow")
+    monkeypatch.setattr(logger, "disabled", False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["psrun", "hydra.run.dir=run"])
+    try:
+        composing.run(lambda composed: None)
+    finally:
+        GlobalHydra.instance().clear()
+    assert not logger.disabled
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch):
+    """What the command says of arguments that cannot be composed; `files` by name lie under --config-dir."""
+
+    def told(*arguments: str, files: dict[str, bytes] | None = None) -> str:
+        for name, held in (files or {}).items():
+            path = tmp_path / "own" / f"{name}.yaml"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(held)
+        own = ["--config-dir", "own"] if files else []
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as the command does
+        monkeypatch.setattr(sys, "argv", ["psrun", *own, "hydra.run.dir=run", *arguments])
+        with pytest.raises(ConfigError) as found:
+            composition.run(0.0)
+        return str(found.value)
+
+    return told
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        (b"_target_: mine.line\n  width: 4: 5\n", "mine.yaml, line 2, column 8: mapping values are not allowed"),
+        (b"_target_: 'mine.line\nwidth: 4\n", "found unexpected end of stream while scanning a quoted scalar (line 1)"),
+        (b"width: 1\nwidth: 2\n", "own/model/mine.yaml, line 2, column 1: found duplicate key width"),
+        (b"_target_: mine.line\nword: caf\xe9\n", "own/model/mine.yaml, line 2: byte 0xe9 at column 10 is not UTF-8"),
+        (b"_target_: mine.line\nwidth: ${nope.x}\n", "model.width: Interpolation key 'nope.x' not found"),
+    ],
+)  # fmt: skip
+def test_a_yaml_file_that_cannot_be_read_is_named_with_the_line(refused, held, said):
+    text = refused("model=mine", files={"model/mine": held})
+    assert said in text
+    assert len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        (b"defaults:\n  - override /model: dense\n", "tried.yaml must begin with the line '# @package _global_'"),
+        (b"trainer: {epochs: 1}\n", "the file of the experiment must begin with the line '# @package _global_'"),
+        (b"# @package _global_\ndefaults:\n  - override /model: denes\n",
+         "model: there is no model named 'denes', which a YAML file chooses. Did you mean 'dense'?"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_an_own_experiment_are_told_by_what_to_write(refused, held, said):
+    assert said in refused("experiment=tried", files={"experiment/tried": held})
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("model=mine", "no model named 'mine'. Known here: cnn, dense, dlrm, embedding, two_tower, wide_deep. "
+                       "Your own choices are found with --config-dir FOLDER."),
+        ("cluster=tpu", "TPUStrategy is synchronous: its cores have no parameter servers"),
+        ("cluster=tpu", "Choose one of central_storage, inprocess,"),
+        ("modle=dense", "modle: no such key or group (value 'dense'). Did you mean 'model'?"),
+        ("trainer._target_=mine.loop", "A callable of yours needs trainer=own_loop."),
+    ],
+)  # fmt: skip
+def test_a_choice_that_is_not_there_is_told_with_the_next_move(refused, argument, said):
+    assert said in refused(argument)
+
+
+def test_a_mistyped_choice_is_not_taken_for_an_own_one(refused):
+    assert refused("model=embeding") == "model: there is no model named 'embeding'. Did you mean 'embedding'?"
+    assert "--config-dir" not in refused("model=line", files={"model/mine": b""})
+
+
+def test_an_experiment_may_set_what_belongs_to_no_group(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "tried.yaml").write_text("# @package _global_\nseed: 7\nexport: {at_end: true}\n")
+    composed = composing.compose(["--config-dir", str(tmp_path), "experiment=tried"])
+    assert isinstance(composed, dict)
+    assert (composed["seed"], composed["export"]) == (7, {"at_end": True, "best": False})
+
+
+@pytest.mark.parametrize("folder", ["afile", "afile/run", "/proc/run"])
+def test_a_run_folder_that_cannot_be_made_is_told_by_its_key(tmp_path, refused, folder):
+    (tmp_path / "afile").touch()
+    path = tmp_path / folder
+    assert refused(f"hydra.run.dir={folder}").startswith(f"hydra.run.dir: {path} cannot be made or written to: ")
+
+
+def test_a_disk_that_is_full_before_the_run_begins_is_told_with_the_folder(tmp_path, monkeypatch):
+    (tmp_path / "run" / ".hydra").mkdir(parents=True)
+    (tmp_path / "run" / ".hydra" / "config.yaml").symlink_to("/dev/full")
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as the command does
+    monkeypatch.setattr(sys, "argv", ["psrun", f"hydra.run.dir={tmp_path / 'run'}"])
+    with pytest.raises(RunFolderError, match=rf"run folder {tmp_path}/run cannot be written to: No space left"):
+        composition.run(0.0)

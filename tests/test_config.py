@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from support import raw_config, run_config
 
 from psrun import choices, loading
+from psrun.config import RunConfig
 from psrun.errors import ConfigError
 
 FIT = ("trainer=fit", "evaluation=none")
@@ -28,6 +30,21 @@ def changed(*path: str, value, overrides: tuple[str, ...] = ()):
         node = node[part]
     node[path[-1]] = value
     return raw
+
+
+def test_data_files_that_are_missing_are_told_together(tmp_path):
+    """Before TensorFlow is imported, patterns too; files of other file systems are not looked for."""
+    (tmp_path / "rows.csv").touch()
+    table = ("data=table", "data.label=label", "evaluation=none")
+
+    def missing(path: str, eval_path: str) -> dict[str, str]:
+        return problems(raw_config(*table, f"data.path={path}", f"data.eval_path={eval_path}"))
+
+    found = missing(f"{tmp_path}/train-*.csv", f"{tmp_path}/eval.csv")
+    assert found["data.path"].startswith(f"no file matches '{tmp_path}/train-*.csv'")
+    assert found["data.eval_path"].startswith(f"'{tmp_path}/eval.csv' is not there")
+    assert set(missing("gs://rows/train-*.csv", f"{tmp_path}/?.csv")) == {"data.eval_path"}
+    run_config(*table, f"data.path={tmp_path}/ro*.csv", f"data.eval_path={tmp_path}")
 
 
 @pytest.mark.parametrize("group", choices.KINDS)
@@ -62,8 +79,16 @@ def test_every_choice_of_every_group_loads(group):
         (("model", "_target_"), "no_such_module.model", "no module named"),
         (("model", "_target_"), 3, "needs a _target_"),
         (("data", "global_batch_size"), 0, "must be 1 or more"),
+        (("cluster", "replicas_per_worker"), 0, "must be 1 or more"),
         (("data", "path"), "/no/such/file", "is not there"),
         (("data", "visitation"), "twice", "must be one of once, every_worker, dynamic"),
+        (("optimizer", "learning_rate"), -1, "is -1, must be a number of 0 or more"),
+        (("optimizer", "learning_rate"), float("nan"), "is nan, must be a number of 0 or more"),
+        (("optimizer", "learning_rate"), "fast", "is 'fast', must be a number, such as optimizer.learning_rate=0.01"),
+        (("optimizer", "learning_rate"), True, "is True, must be a number"),
+        (("optimizer", "learning_rate"), None, "is null, must be a number, such as optimizer.learning_rate=0.01"),
+        (("optimizer", "learning_rate"), {"decay": 0.9}, "or a schedule that a _target_ names"),
+        (("optimizer", "learning_rate"), "???", "must be given a value: optimizer.learning_rate="),
         (("optimizer", "_target_"), "tf_kears.optimizers.Adam", "no module named"),
         (("mode",), "tarin", "must be one of train, plan"),
         (("nonsense",), 1, "no such key"),
@@ -80,6 +105,47 @@ def test_all_problems_are_told_at_once():
     raw = raw_config()
     raw["trainer"]["epochs"], raw["cluster"]["num_workers"], raw["model"]["unit"] = "x", 0, 1
     assert set(problems(raw)) == {"trainer.epochs", "cluster.num_workers", "model.unit"}
+
+
+def test_psrun_reads_keys_of_every_model_that_its_function_does_not_take(tmp_path, monkeypatch):
+    (tmp_path / "keyed_models.py").write_text(
+        "def plain(source, *, width: int = 3): ...\n"
+        "def own(source, from_logits=True): ...\n"
+        "def needs(source, *, from_logits): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def model_of(name: str, **keys: Any) -> RunConfig:
+        node = {"_target_": f"keyed_models.{name}", **keys}
+        return loading.load({**raw_config(), "model": node})
+
+    plain = model_of("plain", width=4, from_logits=True)
+    assert plain.model_keys.from_logits is True
+    assert plain.model.options == {"width": 4}
+    for value, options in ((False, {"from_logits": False}), (None, {})):
+        own = model_of("own", from_logits=value)
+        assert own.model_keys.from_logits is None
+        assert own.model.options == options
+    assert model_of("needs", from_logits=None).model.options == {"from_logits": None}
+    assert run_config("model=dense", "model.from_logits=true").model_keys.from_logits is True
+    for key, value, said in (("from_logits", "maybe", "not of type"), ("from_logit", True, "mean 'from_logits'")):
+        with pytest.raises(ConfigError, match=rf"model\.{key}: .*{said}"):
+            model_of("plain", **{key: value})
+
+
+def test_every_replica_has_an_example_of_a_batch():
+    raw = raw_config("cluster.replicas_per_worker=4", "data.global_batch_size=3")
+    assert "fewer examples than the 4 replicas" in problems(raw)["data.global_batch_size"]
+
+
+@pytest.mark.parametrize("model", ["wide_deep", "dlrm", "two_tower"])
+def test_models_of_large_tables_choose_an_optimizer_that_others_may_replace(model):
+    own, replaced = raw_config(f"model={model}"), raw_config("optimizer=sgd", f"model={model}")
+    assert own["optimizer"]["_target_"] == "psrun.optimizers.sparse.LazyAdam"
+    assert replaced["optimizer"]["_target_"] == "tf_keras.optimizers.SGD"
+    assert raw_config("model=embedding")["optimizer"]["_target_"] == "tf_keras.optimizers.Adagrad"
+    chosen = raw_config("experiment=flights")["optimizer"]  # which names its own
+    assert (chosen["_target_"], chosen["learning_rate"]) == ("tf_keras.optimizers.Adagrad", 0.02)
 
 
 def test_the_data_service_needs_parameter_servers():
@@ -112,9 +178,23 @@ def test_callbacks_that_lie_under_parameter_servers_are_refused(node, overrides,
     if any("learning_rate" in override for override in overrides):
         raw["optimizer"]["learning_rate"] = {"_target_": "tf_keras.optimizers.schedules.CosineDecay"}
     raw["trainer"]["callbacks"] = [node]
+    raw["checkpoint"] = {"kind": "none"}
     assert said in problems(raw)["trainer.callbacks[0]"]
-    raw["cluster"] = {"kind": "none"}
+    raw["cluster"], raw["trainer"]["steps_per_execution"] = {"kind": "none"}, 1
     loading.load(raw)  # without parameter servers they do what they say
+
+
+@pytest.mark.parametrize("cluster", ["inprocess", "none", "local"])
+@pytest.mark.parametrize("name", ["BackupAndRestore", "experimental.BackupAndRestore"])
+def test_a_backup_beside_psruns_checkpoints_is_refused(cluster, name):
+    raw = raw_config("trainer=fit", f"cluster={cluster}")
+    raw["trainer"]["callbacks"] = [callback(name, backup_dir="b")]
+    assert "choose checkpoint=none" in problems(raw)["trainer.callbacks[0]"]
+    raw["checkpoint"] = {"kind": "none"}
+    loading.load(raw)
+    raw["cluster"] = {"kind": "none"}
+    raw["trainer"]["callbacks"][0]["save_freq"] = 5
+    assert "steps_per_execution=1" in problems(raw)["trainer.callbacks[0]"]
 
 
 def test_callbacks_that_work_are_let_through():

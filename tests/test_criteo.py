@@ -168,7 +168,10 @@ def test_rows_are_prepared_once_and_again_where_a_set_is_not_whole(tmp_path):
     assert criteo(folder / "train-*", cache=str(cache)).num_train_examples == 1 + 166 + 167
     file = tmp_path / "no folder"
     file.touch()
-    with pytest.raises(DataError, match=r"no folder.* cannot be written: "):
+    with pytest.raises(
+        DataError,
+        match=r"cannot be written to .*no folder.*: File exists; name a folder on another disk: data.cache=FOLDER",
+    ):
         criteo(folder / "train-*", cache=str(file))
     assert preparation.cache() != cache
 
@@ -226,7 +229,8 @@ def test_a_vocabulary_belongs_to_the_run(train, tmp_path):
     loss = tf.keras.losses.BinaryCrossentropy()(label, found)
     assert float(loss) == pytest.approx(result["metrics"]["val_loss"], rel=1e-4)
     assert len(np.unique(found)) > 10
-    with pytest.raises(ConfigError, match=f"data.vocabulary: is another one than the run in {run.path}"):
+    message = f"data.vocabulary: differs from the vocabulary that the run in {run.path} was trained with"
+    with pytest.raises(ConfigError, match=message):
         opening.load_source(run_config(*pieces, f"data.vocabulary={tmp_path}/others", f"resume={run.path}"))
 
 

@@ -176,6 +176,59 @@ def test_the_sidecar_evaluates_what_there_is_once_and_as_exact_does(train, sidec
     assert sidecar(folder, *best) == []  # nothing is done twice
 
 
+KERAS = (
+    "trainer=fit", "checkpoint=none", "partitioner=fixed_shards", "trainer.epochs=3",
+    "trainer.callbacks=[{{_target_: tf_keras.callbacks.ModelCheckpoint, filepath: '{}/ckpt-{{epoch}}',"
+    " save_weights_only: true}}]",
+)  # fmt: skip
+
+
+@pytest.mark.inprocess
+def test_the_sidecar_evaluates_what_model_checkpoint_wrote_with_callbacks_and_so_often(train, sidecar, tmp_path):
+    weights, notes = tmp_path / "weights", tmp_path / "notes"
+    keras = [each.format(weights) for each in KERAS]
+    callbacks = (
+        f"evaluation.callbacks=[{{_target_: own.Tests, path: {notes}}},"
+        f"{{_target_: tf_keras.callbacks.TensorBoard, log_dir: '{tmp_path}/tb'}},"
+        f"{{_target_: tf_keras.callbacks.SidecarEvaluatorModelExport, export_filepath: '{tmp_path}/best/{{epoch}}',"
+        f" checkpoint_filepath: '{weights}/ckpt-{{epoch}}', save_weights_only: true, monitor: loss}}]"
+    )
+    _, folder = train(*keras, "evaluation=direct")
+    then = [event for event in events(folder) if event["event"] == "evaluation"]
+    folder.update(status="completed", exit_code=0)
+    found = sidecar(folder, *keras, callbacks, "evaluation.max_evaluations=2")
+    assert [event["step"] for event in found] == [12, 24]
+    for one, other in zip(found, then):
+        assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-5)
+    assert sidecar(folder, *keras, "evaluation.max_evaluations=2") == []  # those of before count
+    (last,) = sidecar(folder, *keras, f"evaluation.checkpoint_dir={weights}")
+    assert last["step"] == 36
+    assert json.loads((folder.path / "run.json").read_text())["evaluation"]["step"] == 36
+    names = ["accuracy", "auc", "loss"]
+    batches = -(-100 // 32)
+    called = [["begin", []], *[["batch", names]] * batches, ["end", names]]
+    assert json.loads(notes.read_text()) == [[name, step, logs] for step in (12, 24) for name, logs in called]
+    assert list((tmp_path / "tb" / "validation").glob("events*"))
+    assert list((tmp_path / "best").glob("*.index"))
+
+
+@pytest.mark.inprocess
+def test_the_sidecar_evaluates_checkpoints_of_a_manager_and_refuses_those_of_another_model(train, sidecar, tmp_path):
+    """As TensorFlow's tutorial takes them, in an own loop."""
+    kept = tmp_path / "kept"
+    loop = ("trainer=own_loop", "trainer._target_=own.managing", f"+trainer.folder={kept}", "checkpoint=none")
+    _, folder = train(*loop, "evaluation=direct")
+    then = [event for event in events(folder) if event["event"] == "evaluation"]
+    folder.update(status="completed", exit_code=0)
+    found = sidecar(folder, *loop, f"evaluation.checkpoint_dir={kept}")
+    assert [event["step"] for event in found] == [12, 24]
+    assert found[-1]["metrics"] == pytest.approx(then[-1]["metrics"], rel=1e-5)
+    for path in folder.evaluations.iterdir():
+        path.unlink()
+    with pytest.raises(ConfigError, match="ckpt-1 is a checkpoint of another model"):
+        sidecar(folder, *loop, f"evaluation.checkpoint_dir={kept}", "model.embedding_dim=5")
+
+
 @pytest.mark.thorough
 def test_the_sidecar_takes_the_latest_and_passes_over_what_is_damaged(train, sidecar):
     _, folder = train("evaluation=none", "trainer.epochs=4", "checkpoint.max_to_keep=9")
@@ -348,9 +401,12 @@ def test_a_run_that_goes_on_keeps_its_learning_rate_and_its_patience(train, monk
     [
         (
             ["early_stopping.metric=val_acu", "early_stopping.mode=max"],
-            "'val_acu', no metric of this run; there are loss, auc",
+            "'val_acu', which this run does not have; its metrics are loss, auc",
         ),
-        (["early_stopping.metric=val_auc", "early_stopping.mode=max", "evaluation=none"], "no metric of this run"),
+        (
+            ["early_stopping.metric=val_auc", "early_stopping.mode=max", "evaluation=none"],
+            "which this run does not have",
+        ),
     ],
 )
 def test_a_metric_to_follow_that_the_run_has_not_got_is_told(train, overrides, said):
@@ -403,3 +459,18 @@ def test_a_schedule_that_a_function_makes_cannot_be_lowered(train):
     with pytest.raises(ConfigError, match=r"that of the optimizer is a schedule"):
         train("cluster=none", "optimizer._target_=counted.scheduled", "~optimizer.learning_rate",
               "reduce_lr.metric=loss", "reduce_lr.mode=min")  # fmt: skip
+
+
+@pytest.mark.tensorflow
+def test_a_callback_of_keras_that_monitors_no_metric_of_the_run_is_refused(train):
+    """One that an earlier callback of one's own may add is not."""
+    early = "{_target_: tf_keras.callbacks.EarlyStopping, monitor: val_los}"
+    fit = ("cluster=none", "trainer=fit", "trainer.epochs=1")
+    for named, key in ((early, "0"), ("{_target_: tf_keras.callbacks.CSVLogger, filename: /dev/null}, " + early, "1")):
+        said = rf"callbacks\[{key}\]\.monitor: is 'val_los', which this run does not have; .* loss, auc, .*val_loss"
+        with pytest.raises(ConfigError, match=said):
+            train(*fit, f"trainer.callbacks=[{named}]")
+    lowers = "{_target_: tf_keras.callbacks.ReduceLROnPlateau, monitor: val_auc, mode: max}"
+    saves = "{_target_: tf_keras.callbacks.ModelCheckpoint, filepath: /dev/null/never, monitor: x, save_freq: 1000}"
+    result, _ = train(*fit, f"trainer.callbacks=[{lowers}, {saves}, {{_target_: counted.Adds}}, {early}]")
+    assert result["steps"]["applied"]

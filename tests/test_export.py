@@ -35,7 +35,7 @@ print(json.dumps(serve(features=tf.constant(json.load(sys.stdin)))["prediction"]
 def test_an_export_gives_the_predictions_of_the_run(train, images, model):
     import tensorflow as tf
 
-    from psrun import program
+    from psrun import objective, program
     from psrun.data import opening
 
     pieces = (f"model={model}", "partitioner=fixed_shards", "export.at_end=true", "trainer=fit")
@@ -45,7 +45,7 @@ def test_an_export_gives_the_predictions_of_the_run(train, images, model):
     run = run_config(*pieces, *MODELS[model], *([f"data.path={images}"] if model == "cnn" else []))
     source = opening.load_source(run)
     ((features, label),) = source.evaluation(batch_size=source.num_eval_examples)
-    loss = program._LOSS[source.task]()(label, serve(**features)["prediction"])
+    loss = objective.loss_of(program.make_model(run, source), source.task)(label, serve(**features)["prediction"])
     assert float(loss) == pytest.approx(result["metrics"]["val_loss"], rel=1e-5)
 
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_saved_is_told(tmp_path):
     from psrun.trained import Trained
 
     class Data:
-        features = {"x": Feature((1,), tf.string)}
+        task, features = "regression", {"x": Feature((1,), tf.string)}
 
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a"], [1.0]), 0.0)
     network = tf_keras.Sequential([tf_keras.Input((1,)), tf_keras.layers.Dense(1)])

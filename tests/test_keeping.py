@@ -188,6 +188,7 @@ def test_the_leader_is_heard_of_while_the_chief_saves(led, monkeypatch):
 
     def saves(process: Any) -> None:
         touched.append(led.leader._meeting.silent_s(CHIEF))
+        led.folder.update(status="interrupted", exit_code=175)
         process.code = 175
 
     def scancel() -> None:

@@ -132,8 +132,9 @@ def test_a_second_signal_ends_all_at_once(start):
 def test_what_is_completed_is_not_run_again_and_what_failed_is(start):
     sweep = start("seed=1,13,2")
     assert sweep.end() == 1, sweep.said
-    again = start(f"resume={sweep.folder}")
-    assert again.end() == 1
+    again = start(f"resume={sweep.folder}", "sweep.max_parallel=1")
+    assert again.end() == 1, again.said
+    assert again.record["max_parallel"] == 1
     assert {n: result["times"] for n, result in again.results().items()} == {0: 1, 1: 2, 2: 1}
     shutil.rmtree(sweep.folder / "2")
     (sweep.folder / "1" / "run.json").write_text(json.dumps({**again.results()[1], "status": "completed"}))
@@ -178,7 +179,7 @@ def test_what_a_sweep_has_not_begun_is_run_as_it_was_checked_at_its_start(start,
 
 @pytest.mark.command
 def test_all_jobs_are_checked_before_the_first_one_starts(start, tmp_path):
-    sweep = start("trainer.steps_per_epoch=20,30,5", "trainer.epochs=1,0")
+    sweep = start("trainer.steps_per_epoch=20,30,5", "trainer.epochs=1,0", "trainer.steps_per_execution=10")
     assert sweep.end() == 2
     assert "trainer.epochs: is 0, must be 1 or more [job 1 (" in sweep.said
     assert "is 10, more than trainer.steps_per_epoch=5 [job 4 (" in sweep.said
@@ -186,7 +187,7 @@ def test_all_jobs_are_checked_before_the_first_one_starts(start, tmp_path):
     sweep = start("trainer.epochs=1,2", "partitioner=none,nosuch", "modle=x")
     assert sweep.end() == 2
     assert "partitioner: there is no partitioner named 'nosuch'" in sweep.said
-    assert "modle: no such key or group (value 'x'). Did you mean 'mode'?" in sweep.said
+    assert "modle: no such key or group (value 'x'). Did you mean 'model'?" in sweep.said
     assert "Ambiguous" not in sweep.said
     sweep = start("seed=1,2", "sweep.metric=val_auc")
     assert sweep.end() == 2

@@ -50,6 +50,8 @@ def test_the_wheel_holds_everything_and_runs_in_a_new_folder(tmp_path):
         assert str(path.relative_to(ROOT)) in names
     for path in [each for kind in ("html", "css", "js") for each in ROOT.glob(f"psrun/reports/*.{kind}")]:
         assert str(path.relative_to(ROOT)) in names
+    for path in [each for each in ROOT.glob("psrun/project/template/**/*.*") if each.parent.name != "__pycache__"]:
+        assert str(path.relative_to(ROOT)) in names
     for path in ROOT.glob("experiments/*.yaml"):
         assert f"psrun/conf/experiment/{path.name}" in names
 

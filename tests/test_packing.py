@@ -44,7 +44,7 @@ def unrolled(monkeypatch):
 
 
 def test_as_many_steps_as_fill_a_tenth_of_a_second_and_an_epoch_evenly():
-    from psrun.training.packing import chosen
+    from psrun.training.closure_length import chosen
 
     assert [chosen(step_s, 1000, 2) for step_s in (1.0, 0.05, 0.02, 0.0125, 0.01, 0.002, 1e-9)] == [
         1,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from reported import a_run, a_sweep
 
+from psrun.reports import rows
 from psrun.reports.commands import main
 
 pytestmark = pytest.mark.browser
@@ -138,3 +139,11 @@ def test_runs_that_tell_nothing_are_a_page_that_says_so(opened, tmp_path):
     for chart in CHARTS:
         assert page.locator(f"#empty-{chart}").inner_text() != "", chart
     assert "no metrics.jsonl" in page.locator("#errors").inner_text()
+
+
+def test_the_page_writes_numbers_as_the_terminal_does(opened, tmp_path):
+    page = opened(a_sweep(tmp_path / "sweep"))
+    numbers = [0.0, 1.0, 0.5, 0.77123456, 0.12345, 123.25, 1234.5, 9999.4, 9999.6, 10000.0, 12345.6, 999999999.4, 2.5e9,
+               1e-05, 0.000123456, 1.23456e-07, -0.33335, -12345.5, 7, 12000]  # fmt: skip
+    shown = page.evaluate("numbers => numbers.map((each) => shown(each))", numbers)
+    assert shown == [rows.shown(float(number)) for number in numbers]

@@ -179,6 +179,11 @@ def test_the_plan_spreads_the_bytes_of_a_step_over_tasks():
     # A pass over 500 examples, whose last batch of 32 is smaller, moves as much a step.
     once = run_config("data.visitation=once", "partitioner=fixed_shards", "cluster.num_workers=3", *SMALL["features"])
     assert planner.make(once, source).traffic == plan.traffic
+    # Each of three replicas of a worker reads the kernel and the bias, and rows of its own.
+    split = run_config("partitioner=fixed_shards", "cluster.replicas_per_worker=3", *SMALL["features"])
+    traffic = planner.make(split, source).traffic
+    assert traffic.read_bytes == plan.traffic.read_bytes + 2 * (20 * 4 + 4)
+    assert traffic.pushed_bytes == plan.traffic.pushed_bytes
     # A table of 8 x 20 and a kernel of 20 x 1, each cut in two, and a bias.
     table = plan.traffic_by_variable["embedding/embeddings"]
     assert plan.traffic.read_bytes == table.read_bytes + 20 * 4 + 4

@@ -33,7 +33,7 @@ from psrun.sweeps import capacity
         ("cluster.placement_group", "strict_spread", "must be one of spread, pack"),
         ("cluster.resources.ps.num_cpus", 0, "must be 0.001 or more"),
         ("cluster.resources.ps.memory_bytes", "1GiB", "not of type int"),
-        ("cluster.resources.ps.num_gpus", 1, "no such key"),
+        ("cluster.resources.ps.num_gpu", 1, "no such key"),
         ("cluster.resources.boss", 1, "no such key"),
         ("cluster.num_ps", 0, "must be 1 or more"),
         ("cluster.restart.budget", -1, "must be 0 or more"),
@@ -66,13 +66,18 @@ def test_the_started_process_drives_and_the_others_are_tasks(monkeypatch):
 
 
 def test_each_task_asks_for_what_its_job_is_given():
-    run = run_config("cluster=ray", "cluster.resources.ps={num_cpus: 2, memory_bytes: 1000}", "evaluation=sidecar")
+    own = ("cluster.resources.ps={num_cpus: 2, memory_bytes: 1000}", "cluster.resources.worker.num_gpus=2")
+    run = run_config("cluster=ray", *own, "evaluation=sidecar")
     assert isinstance(run.cluster, choices.Ray)
     found = {str(task): need for task, need in room.needs(run.cluster, lineup.of(run).tasks()).items()}
     assert list(found) == ["ps-0", "ps-1", "worker-0", "worker-1", "chief-0", "evaluator-0"]
     assert (found["ps-1"], found["chief-0"]) == (Need(2, 1000), Need(1, 0))
     assert found["ps-1"].bundle() == {"CPU": 2, "memory": 1000}
     assert found["chief-0"].options() == {"num_cpus": 1}
+    assert (found["worker-0"].options(), found["worker-0"].bundle()) == (
+        {"num_cpus": 1, "num_gpus": 2},
+        {"CPU": 1, "GPU": 2},
+    )
 
 
 @pytest.mark.parametrize(

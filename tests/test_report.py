@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import pexpect
 import pytest
 from reported import a_run, a_sweep
 from rich.console import Console
@@ -80,10 +81,10 @@ def test_folders_without_runs_are_named(tmp_path, name, said):
 def test_the_table_has_a_row_a_configuration_and_the_errors_below(tmp_path, report):
     text = report(a_sweep(tmp_path / "sweep"))
     head, *lines = told(text)
-    assert head[:5] == ["run", "num_workers", "partitioner", "seeds", "status"]
-    assert head[5:8] == ["val_loss", "val_auc", "loss"]
+    assert head[:5] == ["run", "status", "val_loss", "val_auc", "loss"]
+    assert head[5:8] == ["num_workers", "partitioner", "seeds"]
     assert "num_shards" not in head  # follows from the partitioner
-    assert lines[0][:7] == ["0,", "1", "1", "none", "2", "completed", "0.4"]
+    assert lines[0][:4] == ["0,", "1", "completed", "0.4"]
     assert "0.805 ± 0.0071" in text
     assert "12 runs; 12 that differ only in the seed are folded" in text
     assert "2: TrainingError: the loss became nan\n" in text
@@ -357,3 +358,24 @@ def test_a_thousand_runs_take_less_than_five_seconds(tmp_path, report):
     began_s = time.process_time()  # other processes of this machine are none of its business
     assert "1,000 runs" in report(tmp_path / "runs", "--no-fold-seeds")
     assert time.process_time() - began_s < 5
+
+
+@pytest.mark.parametrize("columns", [120, 60])
+def test_a_terminal_shows_metrics_before_configuration_and_whole_words(tmp_path, columns):
+    metrics = {"loss": 0.5, "auc": 0.77, "accuracy": 0.8, "val_loss": 0.4, "val_auc": 0.771234, "val_accuracy": 0.7712}
+    a_sweep(tmp_path / "runs" / "2026-11-23_10-11-12-sweep-ab12")
+    a_run(tmp_path / "runs" / "2026-11-23_10-11-12-embedding-cd34", metrics=metrics)
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    child = pexpect.spawn(sys.executable, ["-m", "psrun", "report", str(tmp_path / "runs")],
+                          dimensions=(50, columns), timeout=60, encoding="utf-8", env=environment)  # fmt: skip
+    child.expect(pexpect.EOF)
+    child.close()
+    table = re.sub(r"\x1b\[[0-9;]*m", "", child.before).partition("13 runs")[0]
+    lines = table.splitlines()
+    expected = ["run", "status", "val_loss", "val_auc", "num_workers", "partitioner", "seeds"]
+    assert lines[0].split() == expected[: 7 if columns == 120 else 4]
+    known = {word for name in ("embedding-cd34", *(f"sweep-ab12/{index}" for index in range(12)))
+             for word in (f"2026-11-23_10-11-12-{name}", f"2026-11-23_10-11-12-{name},")}  # fmt: skip
+    names = {word for line in lines[1:] for word in line.split() if word.startswith("2026")}
+    assert names <= known
+    assert {"0.8204", "0.043", "completed", "completed,"} <= {word for line in lines for word in line.split()}

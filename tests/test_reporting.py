@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 
 import pytest
 from rich.console import Console
 
-from psrun.errors import ConfigError
+from psrun.errors import ConfigError, RunFolderError
 from psrun.reporting.console import ConsoleSink
 from psrun.reporting.events import Event, Progress, Reporter
 from psrun.reporting.run_folder import RunFolder
@@ -32,8 +33,19 @@ def test_a_folder_with_a_run_in_it_is_refused(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written to"):
+    with pytest.raises(ConfigError, match="cannot be made or written to: Not a directory"):
         RunFolder.create(tmp_path / "file" / "run", raw={})
+
+
+def test_a_full_disk_is_told_with_the_folder_and_passes_for_an_os_error(tmp_path):
+    folder = RunFolder.create(tmp_path, raw={})
+    folder.metrics.symlink_to("/dev/full")
+    with pytest.raises(
+        RunFolderError, match=rf"run folder {tmp_path} cannot be written to: No space.*; free some"
+    ) as found:
+        folder.event(Event("start", step=0, wall_s=0.5, data={}))
+    assert isinstance(found.value, OSError)
+    assert (found.value.errno, found.value.exit_code) == (errno.ENOSPC, 1)
 
 
 def test_events_are_lines_in_order(tmp_path):
@@ -87,3 +99,40 @@ def test_many_lookups_are_told_in_two_lines():
     text.truncate(0)
     ConsoleSink(Console(file=text, width=120)).event(Event("lookups", None, 0.0, {"lookups": found[:1]}))
     assert text.getvalue().strip("\0\n") == "C3: 3% of a batch's ids are distinct; duplicates are sent once"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "hinted"),
+    [
+        ({"loss": 0.7, "auc": 0.5012, "val_auc": 0.4961}, True),
+        ({"loss": 0.1, "auc": 0.97, "val_auc": 0.5}, False),  # learned, and nothing that holds elsewhere
+        ({"loss": 0.1, "auc": 0.8}, False),
+        ({"loss": 0.5, "auc": None}, False),
+        ({"loss": 0.5}, False),
+    ],
+)
+def test_an_auc_of_chance_at_the_end_comes_with_a_hint(metrics, hinted):
+    text = io.StringIO()
+    data = {"metrics": metrics, "step_time": None, "time_to_first_step_s": None}
+    ConsoleSink(Console(file=text, width=120)).event(Event("end", 10, 1.0, data))
+    assert ("hint: an AUC of 0.5 is that of random predictions" in text.getvalue()) == hinted
+
+
+def test_brackets_in_what_users_wrote_are_text_and_no_markup():
+    text = io.StringIO()
+    sink = ConsoleSink(Console(file=text, width=120))
+    row = {
+        "feature": "a",
+        "dtype": "string",
+        "ids": "",
+        "values": 2,
+        "examples": "[/b], [red]",
+        "missing": "",
+        "note": "",
+    }
+    sink.event(Event("warning", None, 0.0, {"message": "'[/b]' is not in data.label_vocabulary=[no, yes]"}))
+    sink.event(Event("features", None, 0.0, {"features": [row]}))
+    sink.event(Event("failure", None, 0.0, {"task": "worker:0", "cause": "ended: [/x] [bold]", "action": "stops"}))
+    assert "warning: '[/b]' is not in data.label_vocabulary=[no, yes]" in text.getvalue()
+    assert "[/b], [red]" in text.getvalue()
+    assert "worker:0 ended: [/x] [bold]; stops" in text.getvalue()

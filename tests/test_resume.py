@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra.core.config_store import ConfigStore
 from running import Cluster
 
-from psrun import composing, composition
-from psrun.errors import ConfigError
+from psrun import composing, composition, execution
+from psrun.errors import ConfigError, ExitCode
 from psrun.recorded import _merged, as_recorded
+from psrun.reporting.run_folder import write_config
 
 QUICK = ["trainer.steps_per_epoch=20", "data.num_train_examples=500", "data.num_eval_examples=100"]
 
@@ -99,6 +103,87 @@ def test_what_was_recorded_holds_whatever_the_files_say_today(tmp_path):
 )  # fmt: skip
 def test_what_is_said_now_or_refers_to_it_wins(here, refers, there, now, merged):
     assert _merged(here, refers, there, "k", now) == merged
+
+
+OWN = {
+    "model/mine": "_target_: psrun.models.embedding.embedding\nembedding_dim: 5\nnote: ${seed}\n",
+    "data/mine": "_target_: psrun.data.features.HeroFeatures\nglobal_batch_size: 32\n"
+    "num_train_examples: 500\nnum_eval_examples: 7\n",
+    "cluster/here": "kind: local\nnum_workers: 3\nnum_ps: 1\n",
+    "experiment/tried": "# @package _global_\ndefaults:\n  - override /model: mine\n  - override /data: mine\n"
+    "optimizer: {clipnorm: 0.5}\ntrainer: {epochs: 4}\n",
+    "regime/fast": "# @package _global_\noptimizer: {learning_rate: 0.25}\n",
+    "model/head/big": "units: 64\n",
+}
+
+
+class Composed:
+    """Composes as the command does; a run is recorded, and ends at once with `code`."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.code = ExitCode.DONE
+        for name, text in OWN.items():
+            (root / "own" / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / "own" / f"{name}.yaml").write_text(text)
+        monkeypatch.chdir(root)
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as the command does
+        monkeypatch.setattr(execution, "execute", self._execute)
+        self._argv = lambda arguments: monkeypatch.setattr(sys, "argv", ["psrun", *arguments])
+
+    def __call__(self, *arguments: str) -> dict[str, Any]:
+        self._argv(arguments)
+        ConfigStore.instance().repo = {
+            k: v for k, v in ConfigStore.instance().repo.items() if k not in {name.partition("/")[0] for name in OWN}
+        }  # as in a process of its own
+        composition.run(0.0)
+        return self.raw
+
+    def _execute(self, raw: dict[str, Any], path: Path, overrides: list[str], **_: Any) -> ExitCode:
+        self.raw = raw
+        if self.code == ExitCode.DONE and raw["mode"] == "train":
+            write_config(path, raw)
+            (path / "run.json").write_text(json.dumps({"overrides": overrides}))
+        return self.code
+
+
+@pytest.fixture
+def composed(tmp_path, monkeypatch):
+    return Composed(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        ["model=mine", "data=mine", "cluster=here", "+model.more=1", "model.note=3", "~trainer.prefetch_rows"],
+        ["experiment=tried", "model.embedding_dim=6", "cluster.num_ps=3"],
+        ["+regime=fast", "model=mine", "+model/head=big"],
+    ],
+)
+def test_what_own_groups_chose_is_recorded_and_holds_without_them(composed, tmp_path, chosen):
+    began = composed("--config-dir", "own", "hydra.run.dir=run", *chosen)
+    (tmp_path / "own").rename(tmp_path / "gone")
+    again = composed("resume=run")
+    assert {**again, "resume": None} == began
+    for mode, added in (("evaluate", "data.num_eval_examples=9"), ("train", "optimizer.learning_rate=0.125")):
+        changed = composed("resume=run", f"mode={mode}", added)
+        key, _, value = added.partition("=")
+        group, _, name = key.partition(".")
+        assert changed[group] == {**began[group], name: float(value)}
+    recorded = json.loads((tmp_path / "run" / "run.json").read_text())["overrides"]
+    assert set(recorded) >= set(chosen)
+
+
+def test_a_refused_resume_rewrites_nothing(composed, tmp_path):
+    composed("--config-dir", "own", "hydra.run.dir=run", "model=mine", "data=mine")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert len(before) == 5
+    composed.code = ExitCode.USAGE
+    composed("resume=run", "trainer.epochs=7", "model.embedding_dim=7")
+    (tmp_path / "own").rename(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=r"^model: there is no model named 'other'") as found:
+        composed("resume=run", "model=other")
+    assert len(found.value.problems) == 1
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.thorough

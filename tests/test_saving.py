@@ -243,6 +243,24 @@ def test_a_truncated_flipped_or_missing_file_of_any_kind_costs_one_checkpoint(tr
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("free_kb", [0, 12, 24, 44])
+def test_a_full_disk_ends_the_command_with_one_line_that_names_the_folder(psrun, tmp_path, free_kb):
+    """From before there is a run folder to after the first epoch."""
+    where = tmp_path / "run"
+    where.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "psrun-test", where], check=True)
+    try:
+        (where / "filled").write_bytes(b"." * (64 - free_kb) * 1024)
+        done = psrun("cluster=none", "evaluation=none", "trainer.epochs=2", "trainer.steps_per_epoch=5")
+    finally:
+        subprocess.run(["umount", "--lazy", where], check=True)
+    assert done.code == 1
+    told = done.stderr.splitlines()
+    assert told[0].startswith(f"psrun: the run folder {where} cannot be written to: No space left on device; free some")
+    assert [line for line in told[1:] if not line.startswith("(log: ")] == []
+
+
+@pytest.mark.thorough
 def test_a_checkpoint_that_is_complete_survives_what_goes_wrong_after_it(train, monkeypatch):
     from psrun.checkpoint.checkpoints import Checkpoints
 

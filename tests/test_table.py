@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import gzip
 import importlib.util
+import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from psrun.errors import ConfigError, DataError
+from psrun.reporting.run_folder import RunFolder
 
 pytestmark = pytest.mark.tensorflow
 
@@ -116,11 +119,37 @@ def test_features_are_taken_from_the_first_file(tmp_path, ending):
         with pytest.raises(ConfigError, match=r"data.features: must be given"):
             table(path)
         return
-    source = table(path, num_buckets=7)
-    assert source.facts["features_taken"] == "age float32, work string"
+    source = table(path)
+    words = sorted(filter(None, WORKS))
+    assert source.facts["features"] == {
+        "age": {"column": "age"}, "work": {"dtype": "string", "column": "work", "vocabulary": words}
+    }  # fmt: skip
     assert (source.features["age"].dtype, source.features["work"].dtype) == (tf.float32, tf.string)
-    assert source.features["work"].num_buckets == 7
+    assert source.features["work"].vocabulary == tuple(words)
     assert source.num_eval_examples == 0
+
+
+def test_a_guess_holds_for_as_long_as_the_run(tmp_path):
+    """Whatever the files hold later; runs of psrun before it guessed ids recorded names and types only."""
+    path = write(tmp_path / "rows.csv", {"item": [1, 2] * 20, "label": [0, 1] * 20})
+    first = table(path)
+    assert first.features["item"].vocabulary == (1, 2)
+    assert [row["feature"] for row in first.guessed] == ["item"]
+    write(path, {"item": [*range(40)], "label": [0, 1] * 20})
+    later = table(path, recorded=first.facts)
+    assert (later.features, later.facts["features"]) == (first.features, first.facts["features"])
+    assert not later.guessed
+    write(path, {"item id": [1, 2] * 20, "work": ["a", "b"] * 20, "label": [0, 1] * 20})
+    before = table(path, recorded={"features_taken": "item_id float32, work string"})
+    assert before.features["item_id"].mean == 1.5
+    assert before.features["work"].num_buckets == 100_000
+    assert table(path, features={"work": {"dtype": "string"}}, recorded=first.facts).features.keys() == {"work"}
+
+
+def test_ids_of_a_guess_are_hashed_to_as_many_as_fit_or_are_asked_for(tmp_path):
+    path = write(tmp_path / "rows.csv", {"work": [f"w{n % 400}" for n in range(900)], "label": [0, 1, 1] * 300})
+    assert table(path).features["work"].num_buckets == 3200
+    assert table(path, num_buckets=7).features["work"].num_buckets == 7
 
 
 def test_columns_with_names_that_are_no_layers_get_others(tmp_path):
@@ -201,6 +230,52 @@ def test_a_bad_row_is_named_or_left_out(tmp_path, row, said):
     assert len(source.warnings) == 1
 
 
+WORDS = (["yes", "no", "no", "yes"], ("no", "yes"), [1, 0, 0, 1])
+NUMBERS = ([30, 10, 20, 10], (20, 30, 10), [1, 2, 0, 2])
+
+
+@pytest.mark.parametrize(
+    ("ending", "values", "label_vocabulary", "classes"),
+    [
+        ("csv", *WORDS),
+        ("npz", *WORDS),
+        ("csv", *NUMBERS),
+        ("tfrecord", ["c", "a", "b", "a"], ("b", "c", "a"), [1, 2, 0, 2]),
+        ("npz", [2.0, -1.0, -1.0, 2.0], (-1, 2), [1, 0, 0, 1]),
+        pytest.param("tfrecord", *NUMBERS, marks=pytest.mark.thorough),
+        pytest.param("parquet", *WORDS, marks=needs_pyarrow),
+        pytest.param("parquet", *NUMBERS, marks=[needs_pyarrow, pytest.mark.thorough]),
+    ],
+)
+def test_labels_are_values_of_a_vocabulary(tmp_path, ending, values, label_vocabulary, classes):
+    path, columns = tmp_path / f"rows.{ending}", {"age": [1.5, 2.5, 3.5, 4.5], "label": values}
+    options = {"features": {"age": {}}, "label_vocabulary": label_vocabulary}
+    if len(label_vocabulary) > 2:
+        options["task"] = "multiclass"
+    _, label = read(write(path, columns), **options)
+    assert label.tolist() == (classes if "task" in options else [[float(each)] for each in classes])
+    bad = {str: "maybe", int: 77, float: 77.5}[type(values[0])]
+    path = write(tmp_path / f"bad-rows.{ending}", {**columns, "label": [*values[:2], bad, values[3]]})
+    row, shown = (4 if ending == "csv" else 3), ", ".join(map(str, label_vocabulary))
+    said = rf"rows\.{ending}, row {row}: column label: '?{bad}'? is not in data.label_vocabulary=\[{shown}\]"
+    with pytest.raises(DataError, match=said):
+        read(path, **options)
+    features, label = read(path, max_bad_rows=1, **options)
+    assert (features["age"].tolist(), len(label)) == ([[1.5], [2.5], [4.5]], 3)
+
+
+def test_booleans_that_yaml_read_as_no_and_yes_are_explained(tmp_path):
+    path = write(tmp_path / "rows.csv", {"age": [1.5, 2.5], "label": ["True", "False"]})
+    with pytest.raises(DataError, match=r"=\[no, yes\]; quote False and True in it, which YAML reads as no and yes"):
+        read(path, features={"age": {}}, label_vocabulary=("no", "yes"))
+
+
+def test_words_as_labels_need_a_vocabulary(tmp_path):
+    path = write(tmp_path / "rows.csv", {"age": [1.5, 2.5], "label": ["yes", "no"]})
+    with pytest.raises(DataError, match=r"row 2: .*'yes' is no number; data.label_vocabulary=\[...\] names classes"):
+        table(path, features={"age": {}})
+
+
 def test_a_default_stands_for_what_is_missing(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("age,work,day,label\n,,,1\n2,b,3,0\n")
@@ -241,7 +316,9 @@ def test_vocabularies_are_lists_or_files_and_integers_without_are_told(tmp_path)
 def test_what_is_null_in_parquet_is_as_an_empty_field(tmp_path):
     path = write(tmp_path / "rows.parquet", {"age": [1.5, None], "work": [None, "b"], "label": [0, 1]})
     with pytest.raises(DataError, match=r"rows\.parquet, row 2: column age: is empty"):
-        table(path)
+        table(path, features={"age": {}})
+    (row,) = [row for row in table(path).guessed if row["feature"] == "age"]
+    assert row["missing"] == "1 as 1.5"
     found, _ = read(path, features={"age": {"default": 0}, "work": {"dtype": "string"}})
     assert (found["age"].tolist(), found["work"].tolist()) == ([[1.5], [0.0]], [[b""], [b"b"]])
 
@@ -333,10 +410,44 @@ def test_other_columns_in_one_of_the_files_are_told(tmp_path, ending):
 
 def test_text_without_a_header_and_of_other_delimiters(tmp_path):
     path = tmp_path / "rows.txt"
-    path.write_bytes(b"\xef\xbb\xbf1;a\r\n0;\xff\r\n")
-    options = {"format": "csv", "delimiter": ";", "columns": ["label", "work"]}
+    path.write_bytes("\ufeff1;a\r\n0;ä\r\n".encode())
+    options = {
+        "format": "csv",
+        "delimiter": ";",
+        "columns": ["label", "work"],
+        "features": {"work": {"dtype": "string"}},
+    }
     found, label = read(path, **options)
-    assert (found["work"].tolist(), label.tolist()) == ([[b"a"], [b"\xff"]], [[1.0], [0.0]])
+    assert (found["work"].tolist(), label.tolist()) == ([[b"a"], ["ä".encode()]], [[1.0], [0.0]])
+    path.write_bytes(path.read_bytes().replace(b";", b"\t"))
+    assert read(path, **{**options, "delimiter": "\\t"})[1].tolist() == [[1.0], [0.0]]
+
+
+def test_bytes_of_another_encoding_are_bad_rows_unless_it_is_named(tmp_path):
+    path = tmp_path / "rows.csv"
+    written = "age,work,note,label\n1,Bäcker,,1\n2,a,é,0\n3,b,,1\n"
+    path.write_bytes(written.encode("latin-1"))
+    said = r"rows\.csv, row 2: column work: b'B\\xe4cker' is not utf-8; .*data.encoding=latin-1.*; data.max_bad_rows="
+    with pytest.raises(DataError, match=said):
+        table(path, features=FEATURES)
+    assert table(path, features=FEATURES, max_bad_rows=1).num_train_examples == 2  # nobody reads the note
+    features, _ = read(path, features=FEATURES, encoding="latin-1")
+    assert features["work"].tolist() == [["Bäcker".encode()], [b"a"], [b"b"]]
+    path.write_bytes(written.encode("utf-16"))
+    with pytest.raises(DataError, match=r"rows\.csv, row 1: .* is not utf-8; .*data.encoding=utf-16"):
+        table(path, features=FEATURES)
+    assert table(path, features=FEATURES, encoding="utf-16").num_train_examples == 3
+    assert "data.encoding: is 'latin-x': unknown encoding" in problems(path, encoding="latin-x")
+
+
+@pytest.mark.parametrize("delimiter", [";", "|", "\t"])
+def test_a_header_that_looks_like_another_delimiter_is_told_with_the_key_to_set(tmp_path, delimiter):
+    path = tmp_path / "rows.csv"
+    path.write_text('"age";"work, or none";"label"\n1;a;0\n'.replace(";", delimiter))
+    key = {"\t": "data.format=tsv"}.get(delimiter, f"'data.delimiter=\"{delimiter}\"'")
+    for features in (None, FEATURES):
+        said = problems(path, features=features)
+        assert f"first row {delimiter!r} seems to stand between the fields: {key}" in said
 
 
 def problems(path: Path, **options) -> str:
@@ -351,8 +462,12 @@ def test_options_that_cannot_be_are_told(tmp_path):
         ({"task": "ranking"}, "data.task: is 'ranking'"),
         ({"task": "multiclass"}, "data.num_classes: is None"),
         ({"num_classes": 2}, "data.num_classes: is for data.task=multiclass"),
+        ({"label_vocabulary": ("a", "b", "c")}, "data.label_vocabulary: has 3 values; a binary task has 2"),
+        ({"label_vocabulary": ("a", "b"), "task": "regression"}, "data.label_vocabulary: is for classes"),
+        ({"label_vocabulary": ("a", "b"), "task": "multiclass", "num_classes": 3}, "and there are 3 classes"),
         ({"format": "xml"}, "data.format: is 'xml'"),
         ({"delimiter": "||"}, "data.delimiter: is '||'"),
+        ({"delimiter": ""}, "it is quoted for the shell and again for psrun: 'data.delimiter=\";\"'"),
         ({"columns": ["a", "a"]}, "data.columns: must name"),
         ({"num_buckets": 0}, "data.num_buckets: is 0"),
         ({"max_bad_rows": -1}, "data.max_bad_rows: is -1"),
@@ -394,6 +509,67 @@ def test_arrays_of_different_lengths_are_told(tmp_path):
     np.savez(tmp_path / "rows.npz", age=np.array([1, "a", None], object), label=np.arange(3))
     with pytest.raises(DataError, match=r"rows\.npz cannot be read to its end: .*allow_pickle"):
         table(tmp_path / "rows.npz")
+
+
+def test_files_of_a_file_system_that_only_tensorflow_knows(tmp_path):
+    import tensorflow as tf
+
+    tf.io.gfile.copy(str(write(tmp_path / "rows.csv.gz", rows())), "ram://rows/a.csv.gz", overwrite=True)
+    source = table("ram://rows/*.csv.gz", features=FEATURES)
+    assert (source.num_train_examples, source.facts["num_train_files"]) == (150, 1)
+    with pytest.raises(DataError, match=r"ram://rows/b.csv: no such file"):
+        table("ram://rows/b.csv", features=FEATURES)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """For root only."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "psrun-test", where], check=True)
+    yield where
+    subprocess.run(["umount", "--lazy", where], check=True)
+
+
+@pytest.mark.thorough
+def test_a_disk_that_is_full_while_rows_are_prepared_is_told(small_disk, tmp_path):
+    """With what to do, and nothing of the set is left."""
+    path = write(tmp_path / "rows.csv", rows(20_000))
+    said = (
+        rf"rows cannot be written to {small_disk}/\w+: .*No space left on device.*; free some space, or name a folder"
+    )
+    with pytest.raises(DataError, match=said):
+        table(path, features=FEATURES, cache=str(small_disk))
+    assert [each.suffix for each in small_disk.iterdir()] == [".lock"]
+    assert table(path, features=FEATURES, cache=str(tmp_path)).num_train_examples == 20_000
+
+
+def test_a_model_tells_of_categories_that_it_does_not_use(train, tmp_path):
+    path = write(tmp_path / "rows.csv", rows(100))
+    _, folder = train(*READ, f"data.path={path}", "model=dense", "evaluation=none", "cluster=none",
+                           "data.global_batch_size=32", "trainer.epochs=1", "checkpoint=none")  # fmt: skip
+    told = [event["message"] for event in map(json.loads, folder.metrics.read_text().splitlines())
+            if event["event"] == "warning"]  # fmt: skip
+    assert any(text.startswith("this model uses no categories: work is left out; choose") for text in told), told
+
+
+def test_models_learn_from_a_guess_that_is_told_once_and_holds_when_the_run_goes_on(train, tmp_path):
+    """Numbers that are ids: as floats nothing could be learned from them."""
+    rng = np.random.default_rng(3)
+    likes = rng.integers(2, size=300)
+    users = [*range(300), *rng.integers(300, size=5700)]
+    path = write(tmp_path / "rows.csv", {"user": [7 * user for user in users], "label": likes[users].tolist()})
+    small = (*READ, f"data.path={path}", "model=wide_deep", "evaluation=none", "cluster=none",
+             "trainer.steps_per_epoch=60", "data.global_batch_size=100", "optimizer.learning_rate=0.5")  # fmt: skip
+    result, folder = train(*small, "trainer.epochs=1")
+    assert result["data"]["features"]["user"] == {"dtype": "int64", "column": "user", "num_buckets": 2400}
+    assert result["metrics"]["auc"] > 0.65
+    write(path, {"user": [1, 2, 3, 4] * 60, "label": [0, 1, 1, 0] * 60})
+    result, _ = train(*small, "trainer.epochs=2", into=RunFolder.take_over(folder.path, completed=True))
+    told = [event for event in map(json.loads, folder.metrics.read_text().splitlines()) if event["event"] == "features"]
+    assert [row["ids"] for row in told[0]["features"]] == ["2,400 buckets"]
+    assert len(told) == 1
+    assert result["steps"]["applied"] == 120
 
 
 @pytest.mark.parametrize(("model", "ending"), [("dense", "csv.gz"), ("wide_deep", "tfrecord")])

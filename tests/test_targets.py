@@ -74,17 +74,68 @@ def test_names_that_are_not_there(module):
         targets.find(targets.Target("nowhere.model", {}, "model"))
     with pytest.raises(ConfigError, match="has no attribute"):
         targets.find(targets.Target("mine.nothing", {}, "model"))
+    (told,) = found({"_target_": "mine.nothing"})
+    assert "there is no 'nothing' in " in told
+    assert "PYTHONPATH" not in told  # it was found
+    assert "it is a module; name what is to be called in it, such as mine.NAME" in found({"_target_": "mine"})[0]
+    for name in (".mine.model", "mine.py:model", "mine model"):
+        assert "must be the dotted name of a callable" in found({"_target_": name})[0]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (b"def model(source):\n    return (\n", "theirs.py, line 2: SyntaxError: '(' was never closed: return ("),
+        (b"def model(source):\n\tx = 1\n        y = 2\n", "theirs.py, line 3: TabError: "),
+        (b"x = 1\nword = 'caf\xe9'\n", "theirs.py, line 2: SyntaxError: (unicode error) 'utf-8' codec"),
+        (b"# -*- coding: nope -*-\n", "unknown encoding: nope"),
+        (b"x = '\0'\n", "source code string cannot contain null bytes"),
+    ],
+)  # fmt: skip
+def test_a_module_that_python_cannot_read_is_named_with_the_line(tmp_path, monkeypatch, source, said):
+    (tmp_path / "theirs.py").write_bytes(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (told,) = found({"_target_": "theirs.model"})
+    assert told.startswith("model._target_: theirs.model cannot be imported: ")
+    assert said in told
+    assert len(told.splitlines()) == 1
+
+
+def test_what_a_module_may_have_is_not_denied(tmp_path, monkeypatch):
+    (tmp_path / "starred.py").write_text("from os.path import *\n")
+    (tmp_path / "on_demand.py").write_text("def __getattr__(name): return print\n")
+    (tmp_path / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\ndef model(word: str = 'caf\xe9'): return word\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("starred.join", "on_demand.model", "latin.model"):
+        assert found({"_target_": name}) == []
+
+
+def test_an_error_in_a_persons_own_code_is_told_with_its_line(tmp_path, monkeypatch):
+    (tmp_path / "fails.py").write_text("def model():\n    return inner()\n\ndef inner():\n    return 1 / 0\n")
+    (tmp_path / "fails_at_once.py").write_text("import math\nmath.sqrt(-1)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"fails\.py, line 5: ZeroDivisionError: division by zero"):
+        targets.called(targets.Target("fails.model", {}, "model"))
+    with pytest.raises(ConfigError, match=r"fails_at_once\.py, line 2: ValueError: "):
+        targets.call(targets.Target("fails_at_once.model", {}, "model"))
 
 
 def test_a_source_that_python_fails_to_read_once_is_read_again(module, monkeypatch):
     """Python 3.11 does where the finalizer of some object runs meanwhile."""
     parse, failures = ast.parse, [SystemError("AST constructor recursion depth mismatch (before=153, after=171)")]
 
-    def parsed(source: str) -> ast.Module:
+    def parsed(source: bytes, **options: str) -> ast.Module:
         if failures:
             raise failures.pop()
-        return parse(source)
+        return parse(source, **options)
 
     monkeypatch.setattr(ast, "parse", parsed)
     assert found({"_target_": "mine.model", "width": 3}) == []
     assert not failures
+
+
+def test_a_name_that_cannot_be_called_is_refused(module):
+    target = targets.Target("mine.raise_on_import", {}, "partitioner")
+    for use in (targets.call, lambda each: targets.bound(each, ("shape", "dtype"))):
+        with pytest.raises(ConfigError, match=r"partitioner\._target_: cannot call 'mine\.raise_on_import'"):
+            use(target)

@@ -32,6 +32,17 @@ def test_as_tfjob_writes_it_the_evaluator_is_stripped():
     assert "evaluator" not in found.spec()
 
 
+@pytest.mark.parametrize("cluster", [{"cluster": {"evaluator": ["host7:2222"]}}, {}], ids=["alone", "no_cluster"])
+@pytest.mark.parametrize("evaluation", ["sidecar", "sidecar_thread", "direct"])
+def test_the_evaluator_needs_no_cluster(cluster, evaluation):
+    """As TensorFlow's tutorial has it."""
+    text = json.dumps({**cluster, "task": {"type": "evaluator", "index": 0}})
+    found = identify(run_config("cluster=tf_config", f"evaluation={evaluation}"), {"TF_CONFIG": text})
+    assert (found.role, found.name, found.owns_folder) == ("evaluator", "evaluator-0", False)
+    static = run_config("cluster=static", f"evaluation={evaluation}", "task.type=evaluator")
+    assert identify(static, {}).role == "evaluator"
+
+
 def test_sparse_workers_master_and_text_for_an_index():
     found = parsed({"master": ["c:1"], "worker": {"1": "w:2"}, "ps": ["p:1"]}, {"type": "worker", "index": "1"})
     assert found.spec() == {"chief": {0: "c:1"}, "worker": {1: "w:2"}, "ps": {0: "p:1"}}

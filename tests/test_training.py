@@ -212,6 +212,23 @@ def test_the_first_of_several_errors_is_told(raised):
 
 
 @pytest.mark.tensorflow
+def test_a_server_that_a_hook_found_lost_is_a_lost_task():
+    from types import SimpleNamespace
+
+    import tensorflow as tf
+
+    from psrun.errors import TaskLostError
+    from psrun.training import failures
+
+    def check():
+        raise tf.errors.UnavailableError(None, None, "Socket closed, from /job:ps/replica:0/task:1")
+
+    session: Any = SimpleNamespace(check=check)
+    with pytest.raises(TaskLostError, match=r"^ps-1 was lost"), failures.named(lambda: session):
+        session.check()
+
+
+@pytest.mark.tensorflow
 @pytest.mark.parametrize(
     "other", ["CANCELLED:  EagerClusterFunctionLibraryRuntime::Run", "OUT_OF_RANGE:  End of sequence"]
 )

@@ -7,11 +7,14 @@ import time
 import pytest
 
 from psrun import choices
-from psrun.cluster import probe, watch
-from psrun.cluster.recoveries import Recoveries, Sign
+from psrun.cluster import watch
+from psrun.cluster.files import Heartbeat
+from psrun.cluster.probe import ServerStatus
+from psrun.cluster.recoveries import PENDING, Recoveries, Sign, earlier_loss
 from psrun.cluster.topology import Task, Topology
 from psrun.errors import TaskLostError
 from psrun.reporting.events import Reporter
+from psrun.reporting.run_folder import Earlier
 
 ADDRESSES = {Task("worker", 0): "w0:1", Task("worker", 1): "w1:1", Task("ps", 0): "p0:1", Task("chief", 0): "c:1"}
 
@@ -36,23 +39,32 @@ class Events:
 class Watched:
     """A watch that looks a hundred times a second, with time limits to match."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, monkeypatch, **options):
         monkeypatch.setattr(watch, "_EVERY_S", 0.01)
-        monkeypatch.setattr(probe, "answers", lambda address, timeout_s: address not in self.silent)
         monkeypatch.setattr(watch, "sever", lambda others: self.severed.append(others))
         monkeypatch.setattr(watch, "peers", lambda address: {(address, 1)})
         limits = {"connect_timeout_s": 0.5, "chief_timeout_s": 1, "heartbeat_timeout_s": 0.1, "start_timeout_s": 60}
         limits |= {"progress_timeout_s": 0.4, "progress_factor": 1, "placement": "greedy"}
-        self.silent, self.severed, self.given_up = set(), [], []
-        self.sign, self.steps, self.goes_on = "training", 0, True
+        self.silent, self.refused, self.started_again = set(), set(), {}
+        self.severed, self.given_up = [], []
+        self.sign, self.steps, self.goes_on, self.asked = "training", 0, True, 0
         self.events, self.rows = Events(), []
         reporter = Reporter([self.events], started_s=0.0)
         recoveries = Recoveries(reporter, lambda rows: self.rows.extend(rows[-1:]))
         self.watch = watch.Watch(
             choices.TfConfig("tf_config", **limits), Topology(ADDRESSES, Task("chief", 0)), reporter, recoveries,
-            sign=self.look, give_up=self.given_up.append,
+            ask=self.ask, sign=self.look, give_up=self.given_up.append, **options,
         )  # fmt: skip
         self.watch.start()
+
+    def ask(self, servers):
+        self.asked += 1
+        return {task: self.status(address) for task, address in servers.items()}
+
+    def status(self, address):
+        refused = address in self.refused
+        answers = not refused and address not in self.silent
+        return ServerStatus(answers, refused, self.started_again.get(address, 0) if answers else None)
 
     def look(self):
         self.steps += self.goes_on
@@ -113,3 +125,82 @@ def test_the_watch_goes_on_when_nothing_can_be_written(watched):
     watched.events.fails = False
     watched.wait(lambda: watched.severed)
     assert watched.given_up == []
+
+
+def test_a_worker_that_ends_is_a_failure_at_once_and_taken_back(watched):
+    watched.wait(lambda: watched.asked > 2)
+    watched.refused.add("w1:1")
+    watched.wait(lambda: watched.events.seen)
+    watched.started_again["w1:1"] = 1
+    watched.refused.clear()
+    watched.wait(lambda: watched.rows)
+    assert watched.events.seen == [("failure", "worker-1"), ("recovery", "worker-1")]
+    assert watched.rows[0]["cause"] == "has ended: nothing listens at w1:1 (connection refused)"
+    assert (watched.severed, watched.given_up) == ([], [])
+
+
+def test_a_worker_that_was_started_again_between_two_looks_has_a_row(watched):
+    watched.wait(lambda: watched.asked > 2)
+    watched.started_again["w1:1"] = 1
+    watched.wait(lambda: watched.rows)
+    asked = watched.asked
+    watched.wait(lambda: watched.asked > asked + 5)
+    assert [(row["task"], row["cause"], row["steps_lost"]) for row in watched.rows] == [
+        ("worker-1", "was started again at w1:1", 0)
+    ]
+
+
+@pytest.mark.parametrize("fault", ["refused", "started_again"])
+def test_a_parameter_server_that_ends_or_was_started_again_ends_the_run_at_once(watched, fault):
+    watched.wait(lambda: watched.asked > 2)
+    if fault == "refused":
+        watched.refused.add("p0:1")
+    else:
+        watched.started_again["p0:1"] = 1
+    watched.wait(lambda: watched.given_up)
+    error = watched.given_up[0]
+    assert (error.exit_code, error.task) == (175, "ps-0")
+    said = "connection refused" if fault == "refused" else "was started again at p0:1, and with it the variables"
+    assert said in str(error)
+    with pytest.raises(TaskLostError, match="start ps and chief again"):  # also where a step has failed for it
+        watched.watch.check_parameter_servers()
+    assert watched.events.seen == [("failure", "ps-0")]
+
+
+def test_ends_of_processes_are_not_its_concern_where_somebody_else_restarts_them(monkeypatch):
+    made = Watched(monkeypatch, sees_ends=False)
+    try:
+        made.wait(lambda: made.asked > 2)
+        made.started_again |= {"w1:1": 1, "p0:1": 1}
+        asked = made.asked
+        made.wait(lambda: made.asked > asked + 5)
+        made.watch.check_parameter_servers()
+        assert (made.events.seen, made.given_up) == ([], [])
+    finally:
+        made.watch.stop()
+
+
+LOST = {"type": "TaskLostError", "message": "ps-0 has ended", "task": "ps-0"}
+SILENT = "ended without recording a status"
+BEAT = Heartbeat(1, 50.0, "training", step=70)
+
+
+@pytest.mark.parametrize(
+    ("result", "beat", "found"),
+    [
+        ({"status": "running"}, BEAT, ("chief-0", SILENT, 50.0, 70)),
+        ({"status": "running", "steps": {"applied": 60}}, None, ("chief-0", SILENT, 9.0, 60)),
+        ({"status": "failed", "exit_code": 175, "error": LOST}, BEAT, ("ps-0", "ps-0 has ended", 50.0, 70)),
+        ({"status": "failed", "exit_code": 137, "error": LOST, PENDING: {"task": "worker-0", "cause": "first",
+          "at_s": 2.0, "step": 5}}, None, ("worker-0", "first", 2.0, 5)),
+        ({"status": "interrupted", "exit_code": 175, "error": {"message": "interrupted by SIGTERM", "task": "chief-0"},
+          "steps": {"applied": 60}}, None, ("chief-0", "interrupted by SIGTERM", 9.0, 60)),
+        ({"status": "interrupted", "exit_code": 130}, None, None),
+        ({"status": "failed", "exit_code": 1, "error": LOST}, BEAT, None),
+        ({"status": "completed", "exit_code": 0}, None, None),
+        ({}, None, None),
+    ],
+)  # fmt: skip
+def test_what_ended_the_attempt_before(result, beat, found):
+    loss = earlier_loss(Earlier(result, 9.0), beat)
+    assert (loss and (loss.task, loss.cause, loss.at_s, loss.step)) == found

@@ -242,7 +242,7 @@ def test_an_event_of_another_version_is_told_by_its_name(tmp_path, capfd):
     folder = a_run(tmp_path / "run")
     (folder / "metrics.jsonl").write_text(line("epoch", 7, epoch=1) + line("warning", 8, message="[/odd]"))
     assert main([str(folder)]) == ExitCode.DONE
-    assert capfd.readouterr().out.split("\n")[:2] == ["epoch  step 7", "warning  step 8"]
+    assert capfd.readouterr().out.split("\n")[:2] == ["epoch  step 7", "warning: [/odd]"]
 
 
 def test_events_that_are_replaced_or_removed_are_followed_again(running):

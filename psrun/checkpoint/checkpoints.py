@@ -12,7 +12,8 @@ from psrun.checkpoint import manifest
 from psrun.checkpoint.manifest import Contents, Manifest, Position
 from psrun.checkpoint.store import PREFIX, Store
 from psrun.errors import CheckpointError, ConfigError, Problem
-from psrun.program import Program, check_metric
+from psrun.monitored import check_metric
+from psrun.program import Program
 
 
 class Checkpoints:

@@ -34,8 +34,19 @@ class CentralStorage:
     num_replicas: int = at_least(1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Workers:
+    """What all clusters of parameter server training have.
+
+    Attributes:
+      replicas_per_worker: None for one on each GPU that workers have, or one on the CPU where they have none.
+    """
+
+    replicas_per_worker: int | None = at_least(1, default=None)
+
+
 @dataclass(frozen=True)
-class InProcess:
+class InProcess(_Workers):
     kind: str
     num_workers: int = at_least(1)
     num_ps: int = at_least(0)
@@ -68,7 +79,7 @@ class Restart:
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(_Workers):
     kind: str
     restart: Restart
     num_workers: int = at_least(1)
@@ -87,10 +98,12 @@ class RayTaskResources:
     Attributes:
       num_cpus: as Ray counts them; nothing keeps a task from using more.
       memory_bytes: 0 for none in particular.
+      num_gpus: a task sees no others.
     """
 
     num_cpus: float = at_least(0.001)
     memory_bytes: int = at_least(0)
+    num_gpus: float = at_least(0, default=0)
 
 
 @dataclass(frozen=True)
@@ -129,7 +142,7 @@ class MultiWorkerMirrored:
 
 
 @dataclass(frozen=True)
-class Unsupervised:
+class Unsupervised(_Workers):
     """A cluster whose tasks somebody else starts.
 
     Attributes:

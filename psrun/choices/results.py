@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from psrun.schema import at_least, one_of
 
@@ -50,10 +51,16 @@ class Sidecar(Evaluated):
     Attributes:
       every: whether each checkpoint is evaluated, or always the newest.
       wait_s: how long the evaluator waits for a first checkpoint, or for a chief that is gone, and others for it.
+      max_evaluations: after how many it ends; None for as many as there are.
+      checkpoint_dir: where checkpoints are that psrun does not take; None for those of the run.
+      callbacks: Keras callbacks, called around each evaluation; a mapping with a _target_ each.
     """
 
     every: str = one_of("each", "latest")
     wait_s: float = at_least(1)
+    max_evaluations: int | None = at_least(1)
+    checkpoint_dir: str | None = None
+    callbacks: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

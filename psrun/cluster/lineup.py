@@ -39,15 +39,15 @@ class Lineup:
 
 def of(run_config: RunConfig) -> Lineup:
     """The tasks of a supervised run."""
-    cluster, evaluation = run_config.cluster, run_config.evaluation
+    cluster, sidecar = run_config.cluster, run_config.sidecar
     if isinstance(cluster, choices.MultiWorkerMirrored):  # whose chief is a worker too
         return Lineup({"worker": cluster.num_workers - 1, "chief": 1}, ("worker", "chief"), (), None)
     assert isinstance(cluster, choices.Local)
     jobs = {"ps": cluster.num_ps, "worker": cluster.num_workers, "chief": 1}
     if run_config.data_service:
         jobs |= {topology.DISPATCHER.job: 1, "data_worker": cluster.num_data_workers}
-    evaluator = EVALUATOR if isinstance(evaluation, choices.Sidecar) else None
-    if isinstance(evaluation, choices.SidecarThread):
+    evaluator = EVALUATOR if sidecar else None
+    if isinstance(sidecar, choices.SidecarThread):
         evaluator = Task("worker", cluster.num_workers - 1)
     # A chief that starts again would leave its tables behind in parameter servers that do not.
     return Lineup(jobs, ("ps", "chief"), ("ps", "worker", "evaluator", *topology.DATA_JOBS), evaluator)

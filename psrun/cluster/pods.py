@@ -18,7 +18,7 @@ def counts(run: RunConfig) -> dict[str, int]:
     """How many tasks of each job there are."""
     assert isinstance(run.cluster, choices.Kubernetes)
     found = {"chief": 1, "ps": run.cluster.num_ps, "worker": run.cluster.num_workers}
-    if isinstance(run.evaluation, choices.Sidecar) and not isinstance(run.evaluation, choices.SidecarThread):
+    if run.sidecar is not None and not isinstance(run.sidecar, choices.SidecarThread):
         found["evaluator"] = 1
     if run.data_service:
         found |= {"data_dispatcher": 1, "data_worker": run.cluster.num_data_workers}

@@ -1,4 +1,4 @@
-"""Whether somebody listens, whether a server answers, and how this host is reached."""
+"""Whether somebody listens, whether a server answers and which one it is, and how this host is reached."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
 import psutil
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 def reachable(address: str, *, timeout_s: float) -> bool:
     """Whether something accepts connections at `address`, HOST:PORT. A stopped process still does."""
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):
-            return True
+        _connect(address, timeout_s).close()
+        return True
     except OSError:
         return False
 
@@ -58,20 +59,80 @@ class Door:
 
 def answers(address: str, *, timeout_s: float) -> bool:
     """Whether the gRPC server at `address`, HOST:PORT, shakes hands. A stopped process does not."""
-    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]  # a connection of its own
-    with grpc.insecure_channel(address, options) as channel:
-        try:
-            grpc.channel_ready_future(channel).result(timeout=timeout_s)
-            return True
-        except grpc.FutureTimeoutError:
-            return False
+    with _channel(address) as channel:
+        return _is_ready(channel, timeout_s)
 
 
 def answering(servers: Mapping[T, str], *, timeout_s: float) -> set[T]:
     """Those of `servers`, given with their addresses, that answer; asks all of them at once."""
+    found = _of_all(servers, lambda address: answers(address, timeout_s=timeout_s))
+    return {server for server, answered in found.items() if answered}
+
+
+@dataclass(frozen=True)
+class ServerStatus:
+    """What a server shows of itself.
+
+    Attributes:
+      answers: whether its gRPC server shakes hands.
+      refused: whether its host is there and says that nothing listens at the port: the process has ended.
+      incarnation: which of the processes that were started at this address it is; None where it does not say.
+    """
+
+    answers: bool
+    refused: bool = False
+    incarnation: int | None = None
+
+
+def statuses(
+    servers: Mapping[T, str], *, timeout_s: float, incarnation: Callable[[grpc.Channel, float], int | None]
+) -> dict[T, ServerStatus]:
+    """The status of each of `servers`, given with their addresses; asks all of them at once.
+
+    Args:
+      timeout_s: for each of the three questions.
+      incarnation: asks a server that answers, through a channel, within that time.
+    """
+    return _of_all(servers, lambda address: _status(address, timeout_s, incarnation))
+
+
+def _status(address: str, timeout_s: float, incarnation: Callable[[grpc.Channel, float], int | None]) -> ServerStatus:
+    try:
+        _connect(address, timeout_s).close()
+    except ConnectionRefusedError:
+        return ServerStatus(answers=False, refused=True)
+    except OSError:
+        return ServerStatus(answers=False)
+    with _channel(address) as channel:
+        if not _is_ready(channel, timeout_s):
+            return ServerStatus(answers=False)
+        return ServerStatus(answers=True, incarnation=incarnation(channel, timeout_s))
+
+
+def _of_all(servers: Mapping[T, str], ask: Callable[[str], R]) -> dict[T, R]:
+    if not servers:
+        return {}
     with ThreadPoolExecutor(len(servers), thread_name_prefix="psrun-probe") as pool:
-        found = pool.map(lambda address: answers(address, timeout_s=timeout_s), servers.values())
-        return {server for server, answered in zip(servers, found, strict=True) if answered}
+        return dict(zip(servers, pool.map(ask, servers.values()), strict=True))
+
+
+def _channel(address: str) -> grpc.Channel:
+    """A separate connection: TensorFlow's to the same server may be one that hangs."""
+    return grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)])
+
+
+def _is_ready(channel: grpc.Channel, timeout_s: float) -> bool:
+    try:
+        grpc.channel_ready_future(channel).result(timeout=timeout_s)
+        return True
+    except grpc.FutureTimeoutError:
+        return False
+
+
+def _connect(address: str, timeout_s: float) -> socket.socket:
+    """Raises OSError where nothing accepts connections at `address`."""
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
 
 
 Peer = tuple[str, int]

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import psutil
 
-from psrun.cluster import files
+from psrun.cluster import files, gpus
 from psrun.cluster.topology import Task, tf_config
 from psrun.environment import SUPERVISOR_PID, task_command
 from psrun.errors import ended
@@ -74,6 +74,7 @@ class TaskProcess:
         files.path(self.folder, self.task).unlink(missing_ok=True)
         environment = {
             **os.environ,
+            **gpus.of_task(self.task, self.addresses, gpus.here()),
             "TF_CONFIG": tf_config(self.addresses, self.task),
             SUPERVISOR_PID: str(os.getpid()),
         }

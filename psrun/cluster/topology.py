@@ -9,8 +9,9 @@ from typing import Any
 
 from psrun.errors import ConfigError, Problem
 
-JOBS = ("chief", "worker", "ps", "evaluator", "data_dispatcher", "data_worker")
+EVALUATOR = "evaluator"
 DATA_JOBS = ("data_dispatcher", "data_worker")  # of tf.data service, which TensorFlow's cluster knows nothing of
+JOBS = ("chief", "worker", "ps", EVALUATOR, *DATA_JOBS)
 _MASTER = "master"  # what TF_CONFIG called the chief before TensorFlow 2
 
 
@@ -23,6 +24,12 @@ class Task:
 
     def __str__(self) -> str:
         return f"{self.job}-{self.index}"
+
+    @classmethod
+    def named(cls, name: str) -> Task | None:
+        """The task that prints as `name`; None where none does."""
+        job, _, index = name.rpartition("-")
+        return cls(job, int(index)) if job in JOBS and index.isdecimal() else None
 
 
 CHIEF = Task("chief", 0)
@@ -59,7 +66,8 @@ def from_tf_config(text: str | None, *, needed: Sequence[str] = ("worker", "ps")
     """The topology that the environment variable TF_CONFIG describes.
 
     Takes what TFJob writes (an `evaluator` in the cluster, an `environment`, `worker` as a mapping of some indexes
-    only) and what people write by hand (`master` for `chief`).
+    only), what people write by hand (`master` for `chief`), and TensorFlow's tutorial for the evaluator, which may be
+    alone in the cluster or have none.
 
     Args:
       needed: jobs that must have a task.
@@ -73,16 +81,18 @@ def from_tf_config(text: str | None, *, needed: Sequence[str] = ("worker", "ps")
         value = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError([Problem("TF_CONFIG", f"is not JSON ({error}): {text[:200]}")]) from error
-    if not isinstance(value, Mapping) or not isinstance(value.get("cluster"), Mapping):
+    task = value.get("task") if isinstance(value, Mapping) else None
+    alone = isinstance(task, Mapping) and task.get("type") == EVALUATOR
+    cluster = value.get("cluster", {} if alone else None) if isinstance(value, Mapping) else None
+    if not isinstance(cluster, Mapping):
         raise ConfigError([Problem("TF_CONFIG", f"needs an object with 'cluster' and 'task', is: {text[:200]}")])
-    task = value.get("task")
     if not isinstance(task, Mapping) or "type" not in task:
         raise ConfigError([Problem("TF_CONFIG.task", f"needs 'type' and 'index', is {task!r}")])
     index = task.get("index", 0)
     if isinstance(index, str) and index.isdigit():  # shells and templates write it as text
         index = int(index)
     keys = {"key": "TF_CONFIG.cluster", "task_key": "TF_CONFIG.task"}
-    return make(value["cluster"], str(task["type"]), index, **keys, needed=needed)
+    return make(cluster, str(task["type"]), index, **keys, needed=needed)
 
 
 def make(
@@ -99,7 +109,7 @@ def make(
     Args:
       cluster: job to addresses, as a list or as a mapping of index to address.
       key, task_key: where they came from, for the messages.
-      needed: jobs that must have a task.
+      needed: jobs that must have a task, unless this process is the evaluator, which never connects to them.
 
     Raises:
       ConfigError: with every problem found.
@@ -111,7 +121,7 @@ def make(
     for where in {where for where in addresses.values() if list(addresses.values()).count(where) > 1}:
         both = " and ".join(str(task) for task, other in addresses.items() if other == where)
         problems.append(Problem(key, f"{where} is the address of {both}; each needs its own"))
-    for missing in needed:
+    for missing in needed if job != EVALUATOR else ():
         if not any(task.job == missing for task in addresses):
             what = "data.visitation=dynamic" if missing in DATA_JOBS else "parameter server training"
             problems.append(Problem(f"{key}.{missing}", f"is missing: {what} needs one at least"))
@@ -127,7 +137,7 @@ def make(
         problems.append(Problem(f"{task_key}.index", f"is {index}; there is one chief, 0"))
     if problems:
         raise ConfigError(problems)
-    return Topology({task: where for task, where in addresses.items() if task.job != "evaluator"}, me)
+    return Topology({task: where for task, where in addresses.items() if task.job != EVALUATOR}, me)
 
 
 def _addresses(name: str, given: Any, key: str, problems: list[Problem]) -> list[tuple[Task, str]]:

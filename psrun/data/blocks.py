@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from psrun.data.moments import Scale
 from psrun.data.order import runs
-from psrun.data.source import Batches
+from psrun.data.source import Batches, shard_of
 
 ROWS = 128  # of a record
 _PLACES = 8  # from which a batch is read
@@ -89,10 +89,9 @@ class Blocks:
         return batches.map(columns, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
     def in_order(self, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> Batches:
-        """All examples once, as `read` gives them; of a shard (index, count) every so many-th batch."""
-        batches = tf.data.Dataset.range(-(-self.num_examples // batch_size))
-        if shard is not None:
-            batches = batches.shard(shard[1], shard[0])
+        """All examples once, as `read` gives them; of a shard only its batches."""
+        num_batches = -(-self.num_examples // batch_size)
+        batches = tf.data.Dataset.range(*((0, num_batches) if shard is None else shard_of(num_batches, shard)))
 
         def numbers(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             first = number * batch_size

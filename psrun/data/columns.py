@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from psrun.data.preparation import Piece
-
 _TYPES = {"float32": np.float32, "int64": np.int64, "string": object}
 _INT64 = 2**63
+_QUOTED_BOOLEANS = """'data.label_vocabulary=["False","True"]'"""
 _FLOAT32 = float(np.finfo(np.float32).max)
 _NUMBERS = "fiub"  # kinds of NumPy's types
 
@@ -26,6 +26,7 @@ class Wanted:
       dtype: float32, int64 or string; `width`: values of a row.
       default: stands where there is no value; None: such a row is bad, but for a string that is empty.
       num_classes: of a label, which is then one of 0 to num_classes - 1.
+      vocabulary: of a label that is one of these values, all strings or all integers; its class number stands for it.
     """
 
     column: str
@@ -33,6 +34,7 @@ class Wanted:
     width: int = 1
     default: float | int | str | None = None
     num_classes: int | None = None
+    vocabulary: tuple[str, ...] | tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,19 @@ class Rows:
     """
 
     numbers: Sequence[int]
+    columns: Mapping[str, np.ndarray]
+    bad: Sequence[tuple[int, str]] = ()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of a file.
+
+    Attributes:
+      columns: by name, of shape (rows, width).
+      bad: rows left out: their numbers in the file, from 1 on, and what is wrong with each.
+    """
+
     columns: Mapping[str, np.ndarray]
     bad: Sequence[tuple[int, str]] = ()
 
@@ -75,7 +90,7 @@ def _converted(values: np.ndarray, want: Wanted) -> tuple[np.ndarray, dict[int, 
     """The column, (rows, width), and what is wrong with rows by their index."""
     values = values.reshape(len(values), -1) if values.ndim > 1 else values
     made, todo = _numbers(values, want)
-    convert, wrong = CONVERSIONS[want.dtype], dict[int, str]()
+    convert, wrong = _conversion(want), dict[int, str]()
     for index in todo:
         try:
             made[index] = _row(values[index], want, convert)
@@ -92,7 +107,8 @@ def _numbers(values: np.ndarray, want: Wanted) -> tuple[np.ndarray, Sequence[int
     """The column as far as it can be had at once, and the indices of the rows that are to be looked at one by one."""
     made: np.ndarray = np.full((len(values), want.width), b"" if want.dtype == "string" else 0, _TYPES[want.dtype])
     table = values[:, np.newaxis] if values.ndim == 1 else values
-    if values.dtype.kind not in _NUMBERS or want.dtype == "string" or table.shape[1] != want.width:
+    by_value = want.dtype == "string" or want.vocabulary is not None
+    if values.dtype.kind not in _NUMBERS or by_value or table.shape[1] != want.width:
         return made, range(len(values))
     with np.errstate(over="ignore", invalid="ignore"):
         cast: np.ndarray = table.astype(_TYPES[want.dtype])
@@ -102,6 +118,41 @@ def _numbers(values: np.ndarray, want: Wanted) -> tuple[np.ndarray, Sequence[int
     whole = fine.all(axis=1)
     made[whole] = cast[whole]
     return made, np.flatnonzero(~whole).tolist()
+
+
+def _conversion(want: Wanted) -> Callable[[Any], Any]:
+    if want.vocabulary is not None:
+        return _class_number(want.vocabulary)
+    convert = CONVERSIONS[want.dtype]
+    if want.num_classes is None:
+        return convert
+
+    def number_of_class(item: Any) -> Any:
+        try:
+            return convert(item)
+        except ValueError as error:
+            raise ValueError(f"{error}; data.label_vocabulary=[...] names classes that are not 0, 1, ...") from error
+
+    return number_of_class
+
+
+def _class_number(vocabulary: Sequence[str] | Sequence[int]) -> Callable[[Any], int]:
+    """A function from a value of the vocabulary to its place there; it raises ValueError for any other value."""
+    kind = _text if isinstance(vocabulary[0], str) else _integer
+    numbers = {kind(value): number for number, value in enumerate(vocabulary)}
+    shown = f"[{', '.join(map(str, vocabulary))}]"
+
+    def class_number(item: Any) -> int:
+        with contextlib.suppress(ValueError, KeyError):
+            return numbers[kind(item)]
+        value = item.decode(errors="replace") if isinstance(item, bytes) else item
+        value = value.item() if isinstance(value, np.generic) else value
+        message = f"{value!r} is not in data.label_vocabulary={shown}"
+        if {"no", "yes"} >= set(vocabulary) and str(value).lower() in ("false", "true"):
+            message += f"; quote False and True in it, which YAML reads as no and yes: {_QUOTED_BOOLEANS}"
+        raise ValueError(message)
+
+    return class_number
 
 
 def _row(value: Any, want: Wanted, convert: Callable[[Any], Any]) -> list[Any]:

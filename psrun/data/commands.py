@@ -1,16 +1,19 @@
-"""`psrun data synthesize|vocabulary`: files in the layout of data=criteo, and the values that their categories have."""
+"""`psrun data inspect|synthesize|vocabulary`: what files hold, made-up files, and the values of their categories."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from psrun import environment
-from psrun.data import synthesis
+from psrun.data import inspection, synthesis
 from psrun.errors import ConfigError, DataError, ExitCode
 
 
@@ -24,7 +27,8 @@ def main(arguments: list[str]) -> ExitCode:
     """
     parser = argparse.ArgumentParser(prog="psrun data", description=__doc__.partition(": ")[2])
     shown = argparse.ArgumentDefaultsHelpFormatter
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="synthesize|vocabulary")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="inspect|synthesize|vocabulary")
+    _add_inspect(verbs)
     text = "writes rows in Criteo's layout of which the truth is known, and what no model can beat (truth.json)"
     verb = verbs.add_parser("synthesize", help=text, description=text, formatter_class=shown)
     verb.set_defaults(function=_synthesize)
@@ -48,11 +52,33 @@ def main(arguments: list[str]) -> ExitCode:
     verb.add_argument("--seed", type=int, metavar="N", default=1, help="of the order")
     given = vars(parser.parse_args(arguments))
     function, _ = given.pop("function"), given.pop("verb")
-    folder: Path = given["folder"]
+    return function(Console(highlight=False, markup=False), **given)
+
+
+def _add_inspect(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "shows the columns of files and the features that they may be, for data=table"
+    verb = verbs.add_parser("inspect", help=text, description=text)
+    verb.set_defaults(function=_inspect)
+    verb.add_argument("names", metavar="FILE", nargs="+", help="a file, a folder, or a pattern such as 'train-*.csv'")
+    verb.add_argument("--label", metavar="COLUMN", help="the column that is to be predicted")
+    verb.add_argument("--write", type=Path, metavar="FILE", help="writes them as YAML, to edit: conf/data/NAME.yaml")
+    verb.add_argument("--format", choices=("csv", "tsv", "parquet", "npz"), help="where names do not end in it")
+    verb.add_argument("--delimiter", metavar="C", help="between the fields of text, such as ';'")
+    verb.add_argument("--encoding", metavar="NAME", default="utf-8", help="of text, such as latin-1")
+
+
+def _inspect(console: Console, **given: Any) -> ExitCode:
+    inspection.run(console, **given)
+    return ExitCode.DONE
+
+
+@contextlib.contextmanager
+def _new_folder(folder: Path) -> Iterator[None]:
+    """A folder with nothing in it, to write to. Raises ConfigError where there is something, DataError as `main`."""
     try:
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty: what is written goes into a new folder")
-        return function(Console(highlight=False), **given)
+        yield
     except OSError as error:
         raise DataError(f"{folder} cannot be written: {error}") from error
 
@@ -61,7 +87,8 @@ def _synthesize(console: Console, folder: Path, num_files: int, gzip: bool, **re
     if not 1 <= num_files <= recipe["num_examples"]:
         raise ConfigError(f"num-files is {num_files}, must be from 1 to the number of examples")
     made = synthesis.Recipe(**recipe)  # type: ignore[arg-type]
-    bayes = synthesis.write(folder, made, num_files=num_files, zipped=gzip)
+    with _new_folder(folder):
+        bayes = synthesis.write(folder, made, num_files=num_files, zipped=gzip)
     console.print(f"{folder}: {made.num_examples:,} rows to train on, {made.num_eval_examples:,} to evaluate on")
     if bayes:
         told = {name: "none" if value is None else f"{value:.4f}" for name, value in bayes.items()}
@@ -70,9 +97,10 @@ def _synthesize(console: Console, folder: Path, num_files: int, gzip: bool, **re
 
 
 def _vocabulary(console: Console, path: str, folder: Path, min_count: int, num_buckets: int, seed: int) -> ExitCode:
-    with environment.silent_stderr():  # what TensorFlow finds out about this machine is of no interest here
-        vocabulary = importlib.import_module("psrun.data.vocabulary")  # the one verb that needs it
-    found = vocabulary.write(path, folder, min_count=min_count, num_buckets=num_buckets, seed=seed)
+    with _new_folder(folder):
+        with environment.silent_stderr():  # what TensorFlow finds out about this machine is of no interest here
+            vocabulary = importlib.import_module("psrun.data.vocabulary")  # the one verb that needs it
+        found = vocabulary.write(path, folder, min_count=min_count, num_buckets=num_buckets, seed=seed)
     table = Table(box=None, pad_edge=False)
     for name in ("category", "values", "left out", f"share a bucket of {num_buckets:,}"):
         table.add_column(name, justify="left" if name == "category" else "right")

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from psrun.data import blocks, files, preparation
+from psrun.data.columns import Piece
 from psrun.data.prepared import Prepared, found, with_rows
 from psrun.data.source import Feature, Task
 from psrun.data.synthesis import NUM_CATEGORIES, NUM_COUNTS
@@ -100,12 +101,12 @@ def _set(how: preparation.Preparing, names: Sequence[str]) -> blocks.Blocks:
     return preparation.prepared(names, _COLUMNS, _pieces, layout="criteo", how=how)
 
 
-def _pieces(name: str) -> Iterator[preparation.Piece]:
+def _pieces(name: str) -> Iterator[Piece]:
     first = 1
     for problems, columns in files.in_threads(_checked, files.texts(name)):
         bad = [(first + int(row), _PROBLEMS[problems[row]]) for row in np.flatnonzero(problems)]
         first += len(problems)
-        yield preparation.Piece(columns, bad)
+        yield Piece(columns, bad)
 
 
 def _checked(text: bytes) -> tuple[np.ndarray, dict[str, np.ndarray]]:

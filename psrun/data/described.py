@@ -1,22 +1,17 @@
-"""Features of a table: as the configuration describes them, or as the first rows of a file let them be taken."""
+"""Features of a table, as the configuration describes them."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from psrun import schema
-from psrun.data.blocks import TYPES
-from psrun.data.columns import CONVERSIONS, Rows, Wanted, number
-from psrun.data.moments import Scale
-from psrun.data.source import Feature
-from psrun.errors import ConfigError, DataError, Problem
+from psrun.data.columns import CONVERSIONS, Wanted
+from psrun.errors import ConfigError, Problem
 
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # what Keras and TensorFlow take for the name of a layer
 
@@ -44,19 +39,6 @@ class Described:
 
     def wanted(self, name: str) -> Wanted:
         return Wanted(self.column or name, self.dtype, self.width, self.default)
-
-    def feature(self, num_buckets: int, scale: Scale | None) -> Feature:
-        """What models are told; of floats with their scale."""
-        shape, dtype = (self.width,), TYPES[self.dtype]
-        if self.vocabulary is not None:
-            file = isinstance(self.vocabulary, str)
-            known = Path(self.vocabulary).expanduser().absolute() if file else tuple(self.vocabulary)
-            return Feature(shape, dtype, known)
-        if scale is None:
-            buckets = num_buckets if self.dtype == "string" else None
-            return Feature(shape, dtype, num_buckets=self.num_buckets or buckets)
-        mean, deviation = (scale.log_mean, scale.log_deviation) if self.logarithm else (scale.mean, scale.deviation)
-        return Feature(shape, dtype, logarithm=self.logarithm, mean=mean, deviation=deviation)
 
 
 def read(node: Mapping[str, Any]) -> dict[str, Described]:
@@ -113,56 +95,25 @@ def _vocabulary(dtype: str, vocabulary: Any) -> Iterable[str]:
         yield f"must be a list of values of type {dtype}" + (", or a file with one a line" if kind is str else "")
 
 
-def taken(rows: Rows, label: str, *, parse: bool, name: str) -> dict[str, Described]:
-    """A feature for each column but the label: numbers as float32, and strings.
+def name_of(column: str) -> str:
+    """The name of the feature that is a column; empty where it cannot be one."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", column).lstrip("_-")
+
+
+def options(feature: Described) -> dict[str, Any]:
+    """What stands under `data.features.NAME` for such a feature: what is not as it is by default."""
+    held = dataclasses.asdict(feature)
+    return {field.name: held[field.name] for field in dataclasses.fields(feature) if held[field.name] != field.default}
+
+
+def recorded(facts: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Described]:
+    """The features that a run was begun with, by what it recorded of its data; empty where they were given.
 
     Args:
-      rows: the first ones of a file.
-      parse: whether text in which all values are numbers is taken for numbers.
-      name: of the file.
-
-    Raises:
-      ConfigError: what a column holds is neither, or its name cannot be made a feature's.
-      DataError: there is no row to see it by.
+      columns: of the files, for runs that recorded no more than names and types ("age float32, work string").
     """
-    if not len(rows.numbers):
-        raise DataError(f"there is no row in {name} to take the features from; name them: data.features")
-    features: dict[str, Described] = {}
-    for column, values in rows.columns.items():
-        if column == label:
-            continue
-        feature = re.sub(r"[^A-Za-z0-9_.-]", "_", column).lstrip("_-")
-        dtype = _dtype(values, parse)
-        if dtype is None or not feature or feature in features:
-            why = "is neither numbers nor strings" if dtype is None else "has no name that a feature can have"
-            raise ConfigError([Problem("data.features", f"column {column!r} of {name} {why}; name the features")])
-        features[feature] = Described(dtype=dtype, column=column, width=_width(values))
-    return features
-
-
-def _dtype(values: np.ndarray, parse: bool) -> str | None:
-    if values.dtype.kind in "fiub":
-        return "float32"
-    items = [item for value in values for item in _items(value) if item is not None]
-    if items and all(isinstance(item, str | bytes) for item in items):
-        said = [item for item in items if item.strip()]
-        return "float32" if parse and said and all(map(_is_number, said)) else "string"
-    return "float32" if items and all(map(_is_number, items)) else None
-
-
-def _is_number(item: Any) -> bool:
-    try:
-        number(item)
-    except ValueError:
-        return False
-    return True
-
-
-def _items(value: Any) -> Sequence[Any] | np.ndarray:
-    return value if isinstance(value, list | tuple | np.ndarray) else (value,)
-
-
-def _width(values: np.ndarray) -> int:
-    if values.ndim > 1:
-        return int(np.prod(values.shape[1:]))
-    return max(1, next((len(_items(value)) for value in values if value is not None), 1))
+    if "features" in facts:
+        return {name: Described(**held) for name, held in facts["features"].items()}
+    types = dict(each.split(" ") for each in facts.get("features_taken", "").split(", ") if each)
+    named = {name_of(column): column for column in columns}
+    return {name: Described(dtype=dtype, column=named.get(name, name)) for name, dtype in types.items()}

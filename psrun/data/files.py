@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import importlib
 import io
 import os
 import re
@@ -11,10 +12,10 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import BinaryIO, TypeVar, cast
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
 
-import tensorflow as tf
-
+from psrun.data.file_system import LOCAL, FileSystem
 from psrun.errors import DataError
 
 T = TypeVar("T")
@@ -22,6 +23,14 @@ R = TypeVar("R")
 _CHUNK = 1 << 22
 RECORD_BYTES = 16  # of a TFRecord beside its content: length and checksums
 SHARD = re.compile(r"-\d+-of-\d+$")  # as some name the parts of a file: after its ending
+
+
+def system(name: str) -> FileSystem:
+    """The file system of a file: this machine's, which takes no TensorFlow, or one that TensorFlow knows."""
+    if "://" not in name:
+        return LOCAL
+    remote: FileSystem = importlib.import_module("psrun.data.remote").TENSORFLOW
+    return remote
 
 
 def find(pattern: str) -> list[str]:
@@ -34,19 +43,30 @@ def find(pattern: str) -> list[str]:
       DataError: there is none, or one of them is empty.
     """
     pattern = os.path.expanduser(pattern)
-    try:
-        folder = tf.io.gfile.isdir(pattern)
-        found = sorted(tf.io.gfile.glob(f"{pattern.rstrip('/')}/*" if folder else pattern))
-        files = [name for name in found if not tf.io.gfile.isdir(name)]
+    with told(pattern, "cannot be read"):
+        at = system(pattern)
+        folder = at.is_folder(pattern)
+        found = sorted(at.glob(f"{pattern.rstrip('/')}/*" if folder else pattern))
+        files = [name for name in found if not at.is_folder(name)]
         files = [name for name in files if not (folder and name.rpartition("/")[2].startswith((".", "_")))]
-        empty = [name for name in files if tf.io.gfile.stat(name).length == 0]
-    except tf.errors.OpError as error:
-        raise DataError(f"{pattern} cannot be read: {error.message}") from error
+        empty = [name for name in files if at.num_bytes(name) == 0]
     if not files:
         raise DataError(f"{pattern}: no such file" + (", the folder is empty" if folder else ""))
     if empty:
         raise DataError(f"{empty[0]} is empty")
     return files
+
+
+def cache() -> Path:
+    """The folder for what can be made again, of all runs of a person."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "psrun" / "data"
+
+
+def stamp(name: str) -> list[Any]:
+    """Another one once the file changes. Raises DataError."""
+    with told(name):
+        at = system(name)
+        return [path(name), at.num_bytes(name), at.modified_ns(name)]
 
 
 def path(name: str) -> str:
@@ -57,11 +77,11 @@ def path(name: str) -> str:
 @contextlib.contextmanager
 def told(name: str, problem: str = "cannot be read to its end", *others: type[Exception]) -> Iterator[None]:
     """Raises what goes wrong with a file, and errors of `others`, as a DataError that names it."""
+    kinds: tuple[type[Exception], ...] = (EOFError, OSError, zlib.error, *others)
     try:
         yield
-    except (tf.errors.OpError, EOFError, OSError, zlib.error, *others) as error:
-        said = error.message if isinstance(error, tf.errors.OpError) else error
-        raise DataError(f"{name} {problem}: {said}") from error
+    except kinds as error:
+        raise DataError(f"{name} {problem}: {getattr(error, 'strerror', None) or error}") from error
 
 
 @contextlib.contextmanager
@@ -69,50 +89,22 @@ def opened(name: str) -> Iterator[BinaryIO]:
     """A file to read, what is gzipped as it was before.
 
     TensorFlow would take a gzipped file that is cut short for one that ends there; this does not: reading raises
-    tf.errors.OpError, OSError, EOFError or zlib.error where it cannot be read to its end.
+    OSError, EOFError or zlib.error where it cannot be read to its end.
     """
-    with io.BufferedReader(cast(io.RawIOBase, _Raw(name)), _CHUNK) as raw:
-        yield cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if zipped(name) else raw
+    with io.BufferedReader(system(name).open(name), _CHUNK) as raw:
+        stream: Any = gzip.GzipFile(fileobj=raw) if zipped(name) else raw
+        yield stream
 
 
 def zipped(name: str) -> bool:
     return SHARD.sub("", name).endswith((".gz", ".gzip"))
 
 
-class _Raw(io.RawIOBase):
-    """A file of TensorFlow's file systems, as Python's own readers want it."""
-
-    def __init__(self, name: str) -> None:
-        self._file = tf.io.gfile.GFile(name, "rb")
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
-        held = self._file.read(len(buffer))
-        buffer[: len(held)] = held
-        return len(held)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._file.seek(offset, whence)
-        return self.tell()
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
 def texts(name: str) -> Iterator[bytes]:
     """The lines of a text file, gzipped or not, many at a time: those of each piece have line feeds between them.
 
     Raises:
-      tf.errors.OpError, OSError, EOFError, zlib.error: it cannot be read to its end.
+      OSError, EOFError, zlib.error: it cannot be read to its end.
     """
     with opened(name) as stream:
         begun = b""

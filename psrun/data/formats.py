@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
-import importlib.util
+import importlib
 import io
 import itertools
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from psrun.data import files, records
+from psrun.data import files, parquet
 from psrun.data.columns import Rows, objects
 from psrun.errors import ConfigError, DataError, Problem
 
+TAB = "\t"
+TEXT = {"csv": ",", "tsv": TAB}  # and what stands between fields
 _AT_ONCE = 1000
+_DELIMITERS = ",;\t|: "
 _ENDINGS = {
     ".csv": "csv",
     ".tsv": "tsv",
@@ -36,12 +40,37 @@ class Layout:
     Attributes:
       delimiter: between the fields of text; `quoted`: whether fields may stand in double quotes.
       columns: names of the fields of text; None: the first row of each file says them.
+      encoding: of text, as Python names it; a byte order mark at the start of UTF-8 is passed over.
     """
 
     format: str
     delimiter: str = ","
     quoted: bool = True
     columns: tuple[str, ...] | None = None
+    encoding: str = "utf-8"
+
+    def decodable(self, text: str, *, header: bool = False) -> str | None:
+        """None where `text` was decoded whole, else what is wrong. Bytes that could not be are surrogates in it."""
+        if is_decoded(text):
+            return None
+        held = text.encode(self.encoding, "surrogateescape")
+        likely = "utf-16" if header and held.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin-1"
+        return f"{held!r} is not {self.encoding}; set the encoding of the files, such as data.encoding={likely}"
+
+
+def problems(delimiter: str | None, columns: Sequence[str] | None, encoding: str) -> Iterator[Problem]:
+    """What is wrong with options for text."""
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
+        message = f"is {delimiter!r}, must be one character, no quote or line feed"
+        yield Problem(
+            "data.delimiter", f"{message}; it is quoted for the shell and again for psrun: 'data.delimiter=\";\"'"
+        )
+    if columns is not None and len(set(columns)) < max(len(columns), 1):
+        yield Problem("data.columns", "must name the fields, each by another name")
+    try:
+        "".encode(encoding)
+    except LookupError as error:
+        yield Problem("data.encoding", f"is {encoding!r}: {error}; known are utf-8, latin-1, cp1252, utf-16, ...")
 
 
 def of(names: Sequence[str]) -> str:
@@ -78,6 +107,18 @@ def columns(name: str, layout: Layout) -> tuple[str, ...] | None:
     return found
 
 
+def check_columns(name: str, layout: Layout, first: str, expected: Sequence[str] | None) -> None:
+    """Raises DataError where a file has other columns than those of the first one."""
+    there, here = set(expected or ()), set(columns(name, layout) or ())
+    if there != here:
+        told = [
+            f"{what} {', '.join(map(repr, sorted(which)))}"
+            for what, which in (("lacks", there - here), ("also has", here - there))
+            if which
+        ]
+        raise DataError(f"{name} has other columns than {first}: it {' and '.join(told)}")
+
+
 def rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
     """The rows of a file, in order, some at a time.
 
@@ -93,12 +134,23 @@ def _told(name: str) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _fields(name: str, layout: Layout) -> Iterator[Iterator[tuple[int, list[str]]]]:
-    """The rows of a text that are not blank, with their numbers. Bytes that are no UTF-8 stay what they are."""
+def _text(name: str, layout: Layout) -> Iterator[io.TextIOWrapper]:
+    """A file of text. Bytes that cannot be decoded are surrogates."""
     with files.opened(name) as stream:
-        text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
-        quoting: Any = csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE
-        yield _numbered(name, csv.reader(text, delimiter=layout.delimiter, quoting=quoting, strict=True))
+        utf8 = codecs.lookup(layout.encoding).name == "utf-8"
+        yield io.TextIOWrapper(stream, "utf-8-sig" if utf8 else layout.encoding, "surrogateescape", newline="")
+
+
+def _reader(lines: Iterable[str], layout: Layout) -> Iterator[list[str]]:
+    quoting: Any = csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE
+    return csv.reader(lines, delimiter=layout.delimiter, quoting=quoting, strict=True)
+
+
+@contextlib.contextmanager
+def _fields(name: str, layout: Layout) -> Iterator[Iterator[tuple[int, list[str]]]]:
+    """The rows of a text that are not blank, with their numbers."""
+    with _text(name, layout) as text:
+        yield _numbered(name, _reader(text, layout))
 
 
 def _numbered(name: str, reader: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
@@ -116,8 +168,17 @@ def _numbered(name: str, reader: Iterator[list[str]]) -> Iterator[tuple[int, lis
 def _text_columns(name: str, layout: Layout) -> tuple[str, ...]:
     if layout.columns is not None:
         return layout.columns
-    with _fields(name, layout) as lines:
-        return tuple(next(lines, (0, []))[1])
+    try:
+        with _fields(name, layout) as lines:
+            header = tuple(next(lines, (0, []))[1])
+    except DataError as error:  # quotes within fields, as these begin and end elsewhere
+        if hint := delimiter_hint(name, layout):
+            raise ConfigError([Problem("data.delimiter", f"{error}.{hint}")]) from error
+        raise
+    for column in header:
+        if problem := layout.decodable(column, header=True):
+            raise DataError(f"{name}, row 1: {problem}")
+    return header
 
 
 def _text_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
@@ -127,55 +188,66 @@ def _text_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Row
         if layout.columns is None:
             next(lines, None)
         while part := list(itertools.islice(lines, _AT_ONCE)):
-            good = [(number, row) for number, row in part if len(row) == len(names)]
-            bad = [
-                (number, f"{len(row)} fields instead of {len(names)}") for number, row in part if len(row) != len(names)
-            ]
+            bad = _bad_rows(part, len(names), places, layout)
+            skipped = {number for number, _ in bad}
+            good = [(number, row) for number, row in part if number not in skipped] if bad else part
             fields = {column: objects([row[place] for _, row in good]) for column, place in places.items()}
             yield Rows([number for number, _ in good], fields, bad)
 
 
-def _parquet() -> Any:
-    if importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError([Problem("data", "Parquet files need the parquet extra: pip install 'psrun[parquet]'")])
-    from pyarrow import parquet  # an optional extra: only this format needs it
-
-    return parquet
-
-
-def _parquet_columns(name: str, layout: Layout) -> tuple[str, ...]:
-    parquet = _parquet()
-    with files.opened(name) as stream:
-        return tuple(parquet.ParquetFile(stream).schema_arrow.names)
-
-
-def _parquet_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
-    parquet, first = _parquet(), 1
-    with files.opened(name) as stream:
-        file = parquet.ParquetFile(stream, page_checksum_verification=True)
-        for batch in file.iter_batches(_AT_ONCE, columns=list(wanted)):
-            arrays = {column: _array(batch.column(column)) for column in wanted}
-            yield Rows(range(first, first + batch.num_rows), arrays)
-            first += batch.num_rows
+def _bad_rows(
+    part: Sequence[tuple[int, list[str]]], width: int, places: Mapping[str, int], layout: Layout
+) -> list[tuple[int, str]]:
+    """Rows of text with another number of fields, or with bytes in the wanted ones that cannot be decoded."""
+    bad = {number: f"{len(row)} fields instead of {width}" for number, row in part if len(row) != width}
+    if not is_decoded("".join(itertools.chain.from_iterable(row for _, row in part))):
+        for number, row in part:
+            problems = ((column, layout.decodable(row[place])) for column, place in places.items() if place < len(row))
+            for column, problem in problems:
+                if problem:
+                    bad.setdefault(number, f"column {column}: {problem}")
+    return sorted(bad.items())
 
 
-def _array(column: Any) -> np.ndarray:
-    """A column of Parquet; a string that is null is empty, as in text."""
-    from pyarrow import compute, types
+def is_decoded(text: str) -> bool:
+    """Whether there is no byte in it that could not be decoded (a surrogate)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
-    kind = column.type
-    if types.is_dictionary(kind):
-        return _array(column.dictionary_decode())
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind):
-        return column.fill_null("").to_numpy(zero_copy_only=False)
-    numeric = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-    if numeric and not column.null_count:
-        return column.to_numpy(zero_copy_only=False)
-    if (types.is_list(kind) or types.is_fixed_size_list(kind)) and len(column) and not column.null_count:
-        inner, widths = column.flatten(), compute.list_value_length(column).to_numpy(zero_copy_only=False)
-        if not inner.null_count and (widths == widths[0]).all():
-            return _array(inner).reshape(len(column), int(widths[0]))
-    return objects(column.to_pylist())
+
+def delimiter_hint(name: str, layout: Layout, label: str | None = None, *, verb: bool = False) -> str:
+    """A sentence about what seems to stand between the fields of a header, where it is not `layout.delimiter`.
+
+    Args:
+      label: a column that the header should have; None: it should have more than one.
+      verb: whether to name the options of `psrun data inspect`, and not the keys of a run.
+    """
+    if layout.format not in TEXT or layout.columns is not None:
+        return ""
+    with _text(name, layout) as text:
+        line = text.readline()
+    for delimiter in _DELIMITERS:
+        names = _split(line, layout, delimiter)
+        if delimiter != layout.delimiter and len(names) > 1 and (label in names if label else True):
+            key = "data.format=tsv" if delimiter == TAB else f"'data.delimiter=\"{delimiter}\"'"
+            if verb:
+                key = "--format tsv" if delimiter == TAB else f"--delimiter '{delimiter}'"
+            return f" In its first row {delimiter!r} seems to stand between the fields: {key}"
+    return ""
+
+
+def _split(line: str, layout: Layout, delimiter: str) -> list[str]:
+    with contextlib.suppress(csv.Error):
+        return next(_reader([line], replace(layout, delimiter=delimiter)), [])
+    return []
+
+
+def _record_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
+    records = importlib.import_module("psrun.data.records")  # only this format needs TensorFlow
+    yield from records.rows(name, wanted)
 
 
 def _npz_columns(name: str, layout: Layout) -> tuple[str, ...]:
@@ -200,7 +272,7 @@ _Rows = Callable[[str, Sequence[str], Layout], Iterator[Rows]]
 FORMATS: dict[str, tuple[_Columns, _Rows]] = {
     "csv": (_text_columns, _text_rows),
     "tsv": (_text_columns, _text_rows),
-    "tfrecord": (lambda name, layout: None, lambda name, wanted, layout: records.rows(name, wanted)),
-    "parquet": (_parquet_columns, _parquet_rows),
+    "tfrecord": (lambda name, layout: None, _record_rows),
+    "parquet": (lambda name, layout: parquet.columns(name), lambda name, wanted, layout: parquet.rows(name, wanted)),
     "npz": (_npz_columns, _npz_rows),
 }

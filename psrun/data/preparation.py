@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -13,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,25 +21,15 @@ import tensorflow as tf
 from psrun import atomic
 from psrun.data import files
 from psrun.data.blocks import ROWS, Blocks, Column, opened
+from psrun.data.columns import Piece
+from psrun.data.files import cache
 from psrun.data.moments import Scaling
+from psrun.data.remote import os_errors
 from psrun.errors import ConfigError, DataError, Problem
 
 _VERSION = 2
 _LOOK_EVERY_S = 0.5
 _FIRST_BAD = 20  # of the bad rows, remembered
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Some rows of a file.
-
-    Attributes:
-      columns: by name, of shape (rows, width).
-      bad: rows left out: their numbers in the file, from 1 on, and what is wrong with each.
-    """
-
-    columns: Mapping[str, np.ndarray]
-    bad: Sequence[tuple[int, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -55,11 +45,6 @@ class Preparing:
     max_bad_rows: int = 0
     cache: str | None = None
     tell: Callable[[str], None] = lambda text: None
-
-
-def cache() -> Path:
-    """The folder for what can be made again, of all runs of a person."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "psrun" / "data"
 
 
 def prepared(
@@ -83,17 +68,32 @@ def prepared(
     """
     if how.cache and "://" in how.cache:
         raise ConfigError([Problem("data.cache", f"is {how.cache!r}, must be a folder on a mounted disk")])
-    key = json.dumps([_VERSION, layout, [_stamp(name) for name in names], {n: asdict(c) for n, c in columns.items()}])
+    key = json.dumps(
+        [_VERSION, layout, [files.stamp(name) for name in names], {n: asdict(c) for n, c in columns.items()}]
+    )
     digest = hashlib.sha256(key.encode()).hexdigest()[:32]
     folder = (Path(how.cache).expanduser() if how.cache else cache()).absolute() / digest
     found = _whole(folder, columns)
     if found is None:
-        with files.told(str(folder), "cannot be written"):
+        with _writes(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             with _alone(folder.with_suffix(".lock"), how.tell) as alone:
                 found = _whole(folder, columns) or _write(folder, names, columns, pieces, how, alone=alone)
     _check(found.num_bad, found.bad, how.max_bad_rows)
     return found
+
+
+@contextlib.contextmanager
+def _writes(folder: Path) -> Iterator[None]:
+    """Raises what goes wrong while a set is written as a DataError."""
+    try:
+        with os_errors():
+            yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        move = "free some space, or name" if "No space left" in reason else "name"
+        move += " a folder on another disk: data.cache=FOLDER"
+        raise DataError(f"the prepared rows cannot be written to {folder}: {reason}; {move}") from error
 
 
 def _whole(folder: Path, columns: Mapping[str, Column]) -> Blocks | None:
@@ -129,7 +129,9 @@ def _write(
                     writing.add(writer, name, piece)
                     how.tell(f"preparing {name} ({number} of {len(names)} files): {writing.num_examples:,} rows so far")
             writing.rest(writer)
-        np.save(temporary / "offsets.npy", np.array(writing.offsets, np.int64))
+        offsets = io.BytesIO()  # of a full disk np.save itself says only how many bytes it wanted to write
+        np.save(offsets, np.array(writing.offsets, np.int64))
+        (temporary / "offsets.npy").write_bytes(offsets.getbuffer())
         told = {
             "files": list(names),
             "num_examples": writing.num_examples,
@@ -205,13 +207,6 @@ def _check(num_bad: int, bad: Sequence[str], max_bad: int) -> None:
     if num_bad > max_bad:
         allowed = f" (bad rows: {num_bad:,} so far, data.max_bad_rows={max_bad})" if max_bad else ""
         raise DataError(f"{bad[min(max_bad, len(bad) - 1)]}{allowed}; data.max_bad_rows=... leaves out so many")
-
-
-def _stamp(name: str) -> list[Any]:
-    """Another one once the file changes."""
-    with files.told(name):
-        found = tf.io.gfile.stat(name)
-    return [files.path(name), found.length, found.mtime_nsec]
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -26,7 +27,7 @@ class Prepared(ByNumber):
       DataError: there is no row in the files, or what `prepare` raises.
     """
 
-    facts: Mapping[str, int | float | str]
+    facts: Mapping[str, Any]
 
     def __init__(
         self,

@@ -112,6 +112,6 @@ def _one_by_one(records: tf.data.Dataset) -> Iterator[bytes]:
 
 def _size(name: str) -> int:
     if not files.zipped(name):
-        return tf.io.gfile.stat(name).length
+        return files.system(name).num_bytes(name)
     with files.opened(name) as stream:
         return sum(len(chunk) for chunk in iter(lambda: stream.read(1 << 20), b""))

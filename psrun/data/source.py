@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from psrun.data.order import Order
+from psrun.errors import ConfigError, Problem
 
 Task = Literal["binary", "multiclass", "regression"]
 
@@ -37,18 +39,27 @@ class Feature:
     deviation: float = 1.0
 
 
+def task_of(source: DataSource) -> str | None:
+    """The source's task; None where it has none, and `model.loss` and `model.metrics` take its place."""
+    return getattr(source, "task", None)
+
+
 class DataSource(Protocol):
     """Examples to train on and to evaluate.
 
     Attributes:
       features: the inputs by name; the model is built from them.
       task: what the label is: 'binary' (float 0 or 1, shape (1,)), 'multiclass' (int64, shape ()), or
-        'regression' (float, shape (1,)). Decides loss and metrics where the model does not.
+        'regression' (float, shape (1,)). Decides loss and metrics where the model does not, and what the model
+        returns: a probability, one a class, or a number. With `model.loss` and `model.metrics` a source may lack
+        this, or have another one.
       num_classes: with 'multiclass', how many there are; 1 otherwise.
       num_train_examples: how many there are to train on, or None where they never end.
       num_eval_examples: how many `evaluation` yields.
       facts: numbers about the data that belong in the run's result.
       warnings: what a person should know of it; a source may lack this.
+      label_vocabulary: what the classes 0, 1, ... are called where labels are such numbers; a source may lack this. One
+        whose labels are other values, strings or integers, leaves it out: `data.label_vocabulary` names those.
     """
 
     features: Mapping[str, Feature]
@@ -56,10 +67,13 @@ class DataSource(Protocol):
     num_classes: int
     num_train_examples: int | None
     num_eval_examples: int
-    facts: Mapping[str, int | float | str]
+    facts: Mapping[str, Any]
 
     def train(self, *, batch_size: int, seed: tf.Tensor) -> tf.data.Dataset:
         """Endless shuffled batches ({name: (batch_size, *shape)}, label), without Python: the pipeline runs on workers.
+
+        A third element are weights of the examples, (batch_size,). Where a model has several outputs, label and weights
+        are dicts by output.
 
         Args:
           batch_size: examples a batch; every batch is full.
@@ -71,9 +85,56 @@ class DataSource(Protocol):
         """Every evaluation example once, in an order that never changes; the last batch may be smaller.
 
         A source may take an optional argument `shard`, the index of a shard (an int64 scalar) and how many there are:
-        then only the examples of that shard come. Where it does not, all are read for each shard.
+        then only the batches of that shard come. Shards are consecutive: all of them, one after the other, are what
+        comes without the argument (`shard_of` says which batches these are). Where a source does not take it, all
+        examples are read for each shard.
         """
         ...
+
+
+MEMBERS = ("features", "num_train_examples", "num_eval_examples", "facts", "train", "evaluation")
+
+
+def checked_dataset(made: Any, source: DataSource, method: str) -> tf.data.Dataset:
+    """What `source` returned when its batches were asked for by `method`.
+
+    Raises:
+      ConfigError: it is not a dataset.
+    """
+    if not isinstance(made, tf.data.Dataset):
+        message = f"{type(source).__name__}.{method} returned {type(made).__name__}"
+        raise ConfigError([Problem("data", f"{message}, not a tf.data.Dataset of batches (features by name, label)")])
+    return made
+
+
+def shard_of(num_batches: int, shard: tuple[tf.Tensor, int]) -> tuple[tf.Tensor, tf.Tensor]:
+    """The numbers of the first batch of a shard (index, count) and of the first one after it."""
+    index, count = shard
+    return index * num_batches // count, (index + 1) * num_batches // count
+
+
+def reads_shards(source: DataSource) -> bool:
+    """Whether a source reads a shard of its evaluation examples without the others."""
+    return "shard" in inspect.signature(source.evaluation).parameters
+
+
+def evaluation_batches(
+    source: DataSource, batch_size: int, shard: tuple[tf.Tensor, int] | None = None
+) -> tf.data.Dataset:
+    """The evaluation examples, or those of a shard (index, count).
+
+    Raises:
+      ConfigError: the source returned no dataset.
+    """
+    if shard is not None and reads_shards(source):
+        own = source.evaluation(batch_size=batch_size, shard=shard)  # type: ignore[call-arg]
+        return checked_dataset(own, source, "evaluation")
+    whole = checked_dataset(source.evaluation(batch_size=batch_size), source, "evaluation")
+    if shard is None:
+        return whole
+    first, last = shard_of(-(-source.num_eval_examples // batch_size), shard)
+    # The last shard takes one batch more: a source that yields more than it reports is found by the count.
+    return whole.skip(first).take(last - first + tf.cast(shard[0] == shard[1] - 1, tf.int64))
 
 
 # The number of a batch, int64, and those of its examples, int64 of shape (n,); read, those and the examples themselves.
@@ -99,7 +160,7 @@ class ByNumber:
           batches: (number, numbers) of each batch.
 
         Returns:
-          (number, numbers, ({name: (n, *shape)}, label)) of each, in the same order.
+          (number, numbers, ({name: (n, *shape)}, label)) of each, in the same order; weights may follow the label.
         """
         raise NotImplementedError
 
@@ -115,8 +176,9 @@ class ByNumber:
         return read.map(lambda number, numbers, examples: examples)
 
 
-# Features by name and label, examples along the first axis.
-Arrays: TypeAlias = tuple[Mapping[str, np.ndarray], np.ndarray]
+# Features by name, label and, where examples have them, weights; examples along the first axis. Labels and weights may
+# be dicts by output.
+Arrays: TypeAlias = tuple[Any, ...]
 
 
 class ArraySource(ByNumber):
@@ -130,26 +192,27 @@ class ArraySource(ByNumber):
         train: Arrays,
         evaluation: Arrays,
         num_classes: int = 1,
-        facts: Mapping[str, int | float | str] | None = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         self.features = features
         self.task: Task = task
         self.num_classes = num_classes
         self.facts = facts or {}
         self._train, self._evaluation = train, evaluation
-        self.num_train_examples: int = len(train[1])
-        self.num_eval_examples: int = len(evaluation[1])
+        self.num_train_examples: int = len(tf.nest.flatten(train[1])[0])
+        self.num_eval_examples: int = len(tf.nest.flatten(evaluation[1])[0])
 
     def read(self, batches: Batches) -> Batches:
         gathered = _gathering(self._train)
         return batches.map(lambda number, numbers: (number, numbers, gathered(numbers)))
 
     def evaluation(self, *, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
-        numbers = tf.data.Dataset.range(self.num_eval_examples)
+        first: tf.Tensor | int = 0
+        last: tf.Tensor | int = self.num_eval_examples
         if shard is not None:
-            index, count = shard
-            numbers = numbers.shard(count, index)
-        return numbers.batch(batch_size).map(_gathering(self._evaluation))
+            first, last = (batch * batch_size for batch in shard_of(-(-last // batch_size), shard))
+            last = tf.minimum(last, self.num_eval_examples)
+        return tf.data.Dataset.range(first, last).batch(batch_size).map(_gathering(self._evaluation))
 
 
 def _gathering(arrays: Arrays) -> Callable[[tf.Tensor], Any]:

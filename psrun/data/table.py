@@ -6,18 +6,20 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, get_args
 
 import tensorflow as tf
 
-from psrun.data import blocks, described, formats, preparation
-from psrun.data.columns import Wanted, checked
+from psrun.data import blocks, described, formats, labels, preparation, profiles, proposals
+from psrun.data.columns import Piece, Wanted, checked
+from psrun.data.moments import Scale
 from psrun.data.prepared import Prepared, found
 from psrun.data.source import Feature, Task
 from psrun.errors import ConfigError, DataError, Problem
 from psrun.schema import did_you_mean
 
-_TEXT = {"csv": ",", "tsv": "\t"}  # and what stands between fields
+_NUM_BUCKETS = 100_000  # of strings whose number of values nobody has counted
 
 
 class Table(Prepared):
@@ -27,17 +29,26 @@ class Table(Prepared):
 
     Args:
       path: files to train on: one, a folder, or a pattern with * ? and [].
-      label: its column: 0 or 1 (binary), an integer from 0 to num_classes - 1 (multiclass), a number (regression).
+      label: its column: 0 or 1 (binary), an integer from 0 to num_classes - 1 (multiclass), a number (regression), or
+        one of `label_vocabulary`.
       eval_path: the same as `path` to evaluate on; None for none.
-      features: by name, what `described.Described` holds; None: taken from the first rows of the first file.
+      label_vocabulary: the values of labels in the order of the classes, all strings or all integers; None where they
+        are class numbers.
+      features: by name, what `described.Described` holds; None: as `recorded`, or guessed from all rows.
       format: csv, tsv, tfrecord, parquet or npz; None: by how the names end.
       delimiter: between the fields of text; None: a comma, or a tab for tsv.
       columns: the names of the fields of text; None: the first row of each file says them.
       quoted: whether fields of text may stand in double quotes.
-      num_buckets: ids of each string that has neither a vocabulary nor a number of its own.
+      encoding: of text, as Python names it, such as latin-1; a field that is not in it makes its row bad.
+      num_buckets: ids of each string that has neither a vocabulary nor a number of its own; None: 100,000, or of a
+        guess as many as fit its values.
       max_bad_rows: so many bad rows are left out and told; one more is an error.
       cache: the folder for prepared sets, which all workers must see; None for one in the home folder.
+      recorded: the `facts` of the source that the run began with, whose guess holds.
       tell: called while rows are prepared, with how far that is.
+
+    Attributes:
+      guessed: what is to be told of features that were guessed just now, a row each; see `proposals.Proposal.row`.
 
     Raises:
       ConfigError: an option cannot be, or names a column that is not there; pyarrow is needed and not installed.
@@ -53,44 +64,72 @@ class Table(Prepared):
         eval_path: str | None = None,
         task: Task = "binary",
         num_classes: int | None = None,
+        label_vocabulary: labels.Vocabulary | None = None,
         features: Mapping[str, Any] | None = None,
         format: str | None = None,
         delimiter: str | None = None,
         columns: Sequence[str] | None = None,
         quoted: bool = True,
-        num_buckets: int = 100_000,
+        encoding: str = "utf-8",
+        num_buckets: int | None = None,
         max_bad_rows: int = 0,
         cache: str | None = None,
+        recorded: Mapping[str, Any] | None = None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        _check(task, num_classes, format, delimiter, columns, num_buckets)
+        delimiter = formats.TAB if delimiter == r"\t" else delimiter
+        if task == "multiclass" and num_classes is None and label_vocabulary is not None:
+            num_classes = len(label_vocabulary)
+        _check(task, num_classes, format, delimiter, columns, encoding, num_buckets, label_vocabulary)
         read = described.read(features) if features is not None else None
         train, evaluation = found(path, eval_path, max_bad_rows)
         form = format or formats.of([*train, *evaluation])
-        layout = formats.Layout(form, delimiter or _TEXT.get(form, ","), quoted, tuple(columns) if columns else None)
+        layout = formats.Layout(
+            form, delimiter or formats.TEXT.get(form, ","), quoted, tuple(columns) if columns else None, encoding
+        )
         known = formats.columns(train[0], layout)
-        own = read or _taken(train[0], known, label, layout)
+        own, self.guessed = read or {}, list[dict[str, Any]]()
+        if read is None and recorded:
+            own = described.recorded(recorded, known or ())
+        if not own:
+            keep = Path(cache).expanduser() if cache else preparation.cache()
+            own, self.guessed = _guessed(train, known, label, layout, num_buckets, keep, tell)
         wanted = {name: feature.wanted(name) for name, feature in own.items()}
         _check_columns(wanted, label, known, layout, train[0])
         self.task, self.num_classes = task, (num_classes or 1) if task == "multiclass" else 1
         classes = {"binary": 2, "multiclass": num_classes, "regression": None}[task]
-        wanted[label] = Wanted(label, "int64" if task == "multiclass" else "float32", num_classes=classes)
+        dtype = "int64" if task == "multiclass" else "float32"
+        wanted[label] = Wanted(label, dtype, num_classes=classes, vocabulary=label_vocabulary)
+        self.label_vocabulary = label_vocabulary
         prepare = functools.partial(
             _set, wanted, layout, (train[0], known), preparation.Preparing(max_bad_rows, cache, tell)
         )
         super().__init__(train, evaluation, prepare, label=label)
         scales = self._train.scales
         self.features: Mapping[str, Feature] = {
-            name: each.feature(num_buckets, scales.get(name)) for name, each in own.items()
+            name: _feature(each, num_buckets or _NUM_BUCKETS, scales.get(name)) for name, each in own.items()
         }
-        if read is None:
-            told = ", ".join(f"{name} {each.dtype}" for name, each in own.items())
-            self.facts = {**self.facts, "features_taken": told}
+        if features is None:
+            self.facts = {**self.facts, "features": {name: described.options(each) for name, each in own.items()}}
         self.warnings += tuple(_unused(self.features))
 
     def _example(self, columns: dict[str, tf.Tensor]) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         features, label = super()._example(columns)
         return features, label[:, 0] if self.task == "multiclass" else label
+
+
+def _feature(each: described.Described, num_buckets: int, scale: Scale | None) -> Feature:
+    """What models are told; of floats with their scale."""
+    shape, dtype = (each.width,), blocks.TYPES[each.dtype]
+    if each.vocabulary is not None:
+        file = isinstance(each.vocabulary, str)
+        known = Path(each.vocabulary).expanduser().absolute() if file else tuple(each.vocabulary)
+        return Feature(shape, dtype, known)
+    if scale is None:
+        buckets = num_buckets if each.dtype == "string" else None
+        return Feature(shape, dtype, num_buckets=each.num_buckets or buckets)
+    mean, deviation = (scale.log_mean, scale.log_deviation) if each.logarithm else (scale.mean, scale.deviation)
+    return Feature(shape, dtype, logarithm=each.logarithm, mean=mean, deviation=deviation)
 
 
 def _check(
@@ -99,40 +138,47 @@ def _check(
     format: str | None,
     delimiter: str | None,
     columns: Sequence[str] | None,
-    num_buckets: int,
+    encoding: str,
+    num_buckets: int | None,
+    label_vocabulary: labels.Vocabulary | None,
 ) -> None:
-    problems = []
+    problems = [*formats.problems(delimiter, columns, encoding)]
     if task not in get_args(Task):
         problems.append(Problem("data.task", f"is {task!r}, must be one of {', '.join(get_args(Task))}"))
     if task == "multiclass" and (num_classes is None or num_classes < 2):
         problems.append(Problem("data.num_classes", f"is {num_classes}, must be 2 or more where data.task=multiclass"))
     if task != "multiclass" and num_classes is not None:
         problems.append(Problem("data.num_classes", "is for data.task=multiclass"))
+    if label_vocabulary is not None:
+        problems += labels.fitting(task, num_classes, label_vocabulary)
     if format is not None and format not in formats.FORMATS:
         problems.append(Problem("data.format", f"is {format!r}, must be one of {', '.join(formats.FORMATS)}, or null"))
-    if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
-        problems.append(Problem("data.delimiter", f"is {delimiter!r}, must be one character, no quote or line feed"))
-    if columns is not None and len(set(columns)) < max(len(columns), 1):
-        problems.append(Problem("data.columns", "must name the fields, each by another name"))
-    if num_buckets < 1:
+    if num_buckets is not None and num_buckets < 1:
         problems.append(Problem("data.num_buckets", f"is {num_buckets}, must be 1 or more"))
     if problems:
         raise ConfigError(problems)
 
 
-def _taken(
-    name: str, known: Sequence[str] | None, label: str, layout: formats.Layout
-) -> dict[str, described.Described]:
-    """The features that the first rows of a file let be taken."""
+def _guessed(
+    names: Sequence[str],
+    known: Sequence[str] | None,
+    label: str,
+    layout: formats.Layout,
+    num_buckets: int | None,
+    cache: Path,
+    tell: Callable[[str], None],
+) -> tuple[dict[str, described.Described], list[dict[str, Any]]]:
+    """The features that the columns of files are likely to be, and what is to be told of them."""
     if known is None:
         raise ConfigError([Problem("data.features", "must be given: records may each hold other ones")])
-    rows = next(formats.rows(name, known, layout), None)
-    if rows is None:
-        raise DataError(f"there is no row in {name} to take the features from; name them: data.features")
-    features = described.taken(rows, label, parse=layout.format in _TEXT, name=name)
+    _check_columns({}, label, known, layout, names[0])
+    proposed = proposals.of(profiles.of_files(names, layout, cache=cache, tell=tell).values(), label, name=names[0])
+    if all(each.profile.num_rows == 0 for each in proposed.values()) and len(known) > 1:
+        raise DataError(f"there is no row in {names[0]} to take the features from; name them: data.features")
+    features = proposals.features(proposed, num_buckets)
     if not features:
-        raise ConfigError([Problem("data.features", f"{name} has no column but {', '.join(known)}")])
-    return features
+        raise ConfigError([Problem("data.features", f"{names[0]} has no column but {', '.join(known)} with values")])
+    return features, [each.row(name) for name, each in proposed.items()]
 
 
 def _check_columns(
@@ -142,11 +188,12 @@ def _check_columns(
     places = {"data.label": label, **{f"data.features.{feature}": want.column for feature, want in wanted.items()}}
     for key, column in places.items():
         if known is not None and column not in known:
-            problems.append(Problem(key, f"{name} has no column {column!r}.{did_you_mean(column, known)}"))
+            hint = formats.delimiter_hint(name, layout, column) or did_you_mean(column, known)
+            problems.append(Problem(key, f"{name} has no column {column!r}.{hint}"))
         elif key != "data.label" and label in (column, key.removeprefix("data.features.")):
             problems.append(Problem(key, f"{label!r} is the label"))
     for feature, want in wanted.items():
-        if layout.format in _TEXT and want.width != 1:
+        if layout.format in formats.TEXT and want.width != 1:
             problems.append(Problem(f"data.features.{feature}.width", f"is {want.width}; a field of text is one value"))
     if problems:
         raise ConfigError(problems)
@@ -167,13 +214,8 @@ def _set(
 
 def _pieces(
     wanted: Mapping[str, Wanted], layout: formats.Layout, first: tuple[str, Sequence[str] | None], name: str
-) -> Iterator[preparation.Piece]:
-    here = formats.columns(name, layout)
-    if set(here or ()) != set(first[1] or ()):
-        missing, more = {*(first[1] or ())} - {*(here or ())}, {*(here or ())} - {*(first[1] or ())}
-        told = [f"{what} {', '.join(map(repr, sorted(which)))}" for what, which in
-                (("lacks", missing), ("also has", more)) if which]  # fmt: skip
-        raise DataError(f"{name} has other columns than {first[0]}: it {' and '.join(told)}")
+) -> Iterator[Piece]:
+    formats.check_columns(name, layout, *first)
     for rows in formats.rows(name, list(dict.fromkeys(want.column for want in wanted.values())), layout):
         yield checked(rows, wanted)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
+import tf_keras
 
 from psrun.evaluation.meters import Evaluation, Meters
+from psrun.evaluation.sizes import num_eval_batches
 from psrun.program import Program
 
 
@@ -15,17 +18,22 @@ class DirectEvaluation:
 
     Args:
       mode: what the evaluation is called; where there are no workers, this is also the way to be `exact`.
+      callbacks: called as by `Model.evaluate`: `on_test_begin`, around each batch, `on_test_end`. Their logs have the
+        metrics by their own names, without `val_`.
     """
 
-    def __init__(self, program: Program, mode: str = "direct") -> None:
-        self._mode = mode
+    def __init__(
+        self, program: Program, mode: str = "direct", callbacks: Sequence[tf_keras.callbacks.Callback] = ()
+    ) -> None:
+        self._mode, self._network, self._own = mode, program.network, list(callbacks)
+        self._num_batches = num_eval_batches(program.config, program.source)
         # Made outside the strategy's scope, so that their variables are here and not on a parameter server.
         self._meters = Meters(program)
         self._dataset = program.evaluation_dataset()
         self._step = self._batch
         if not program.config.trainer.run_eagerly:
             # Traced now: a trace is told to all workers with Python's lock held, and one that hangs would stop all.
-            self._step = tf.function(self._batch).get_concrete_function(*self._dataset.element_spec)
+            self._step = tf.function(self._batch).get_concrete_function(self._dataset.element_spec)
 
     def evaluate(self, step: int, progress: Callable[[], None]) -> Evaluation:
         """Metrics over every evaluation example, once each; `step` is what the training has reached.
@@ -34,10 +42,26 @@ class DirectEvaluation:
           progress: called after each batch.
         """
         self._meters.reset()
-        for features, label in self._dataset:
-            self._step(features, label)
+        if self._own:
+            return self._with_callbacks(step, progress)
+        for batch in self._dataset:
+            self._step(batch)
             progress()
         return self._meters.found(self._mode, step)
 
-    def _batch(self, features: dict[str, tf.Tensor], label: tf.Tensor) -> None:
-        self._meters.update(label, *self._meters.measure(features, label))
+    def _with_callbacks(self, step: int, progress: Callable[[], None]) -> Evaluation:
+        called = tf_keras.callbacks.CallbackList(
+            self._own, model=self._network, verbose=0, epochs=1, steps=self._num_batches
+        )
+        called.on_test_begin()
+        for index, batch in enumerate(self._dataset):
+            called.on_test_batch_begin(index)
+            self._step(batch)
+            called.on_test_batch_end(index, self._meters.values())
+            progress()
+        found = self._meters.found(self._mode, step)
+        called.on_test_end(dict(found.metrics))
+        return found
+
+    def _batch(self, batch: tuple[Any, ...]) -> None:
+        self._meters.update(self._meters.measure(batch))

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from psrun.closures import InFlight
 from psrun.evaluation.meters import Evaluation, Meters
-from psrun.program import Program, num_eval_batches
+from psrun.evaluation.sizes import num_eval_batches
+from psrun.program import Program
 
 
 class DistributedEvaluation:
@@ -54,5 +55,4 @@ class DistributedEvaluation:
         return self._program.evaluation_dataset().repeat().skip(first)
 
     def _over_batch(self, iterator: Any) -> None:
-        features, label = next(iterator)
-        self._meters.update(label, *self._meters.measure(features, label))
+        self._meters.update(self._meters.measure(next(iterator)))

@@ -1,9 +1,8 @@
 """Evaluation on the workers in which every example counts exactly once, whatever is lost meanwhile.
 
-The evaluation data is cut in shards. A closure runs the model over one shard and returns labels, predictions and the
-sum of the loss as plain values; the coordinator, who alone keeps metrics, takes in each shard once. A closure that was
-on a worker that is lost is run again elsewhere: what it had done leaves no trace. So any Keras metric will do, also one
-that cannot be merged.
+The evaluation data is cut in shards (see `psrun.evaluation.shards`). A closure returns labels, predictions, weights and
+losses of one shard as plain values; the coordinator, who alone keeps metrics, takes in each shard once. So any Keras
+metric will do, also one that cannot be merged.
 """
 
 from __future__ import annotations
@@ -14,32 +13,25 @@ from typing import Any
 import tensorflow as tf
 
 from psrun import choices
-from psrun.closures import InFlight
-from psrun.evaluation.meters import Evaluation, Meters
-from psrun.program import Program, num_eval_batches
-
-# Enough that a worker that is done early finds work, and little is done again when one is lost.
-_SHARDS_PER_WORKER = 4
-_IN_FLIGHT_PER_WORKER = 2
+from psrun.evaluation.meters import Evaluation, Measured, Meters
+from psrun.evaluation.shards import SHARDS_PER_WORKER, Shards
+from psrun.evaluation.sizes import num_eval_batches
+from psrun.program import Program
 
 
 class ExactEvaluation:
     """Evaluates a program on its workers, between epochs, when no step runs."""
 
     def __init__(self, program: Program) -> None:
-        distribution, config = program.distribution, program.config
-        assert distribution.coordinator is not None
+        config = program.config
         assert isinstance(config.evaluation, choices.Exact)
-        self._program, self._coordinator = program, distribution.coordinator
-        wanted = config.evaluation.num_shards or _SHARDS_PER_WORKER * distribution.num_workers
-        self._num_shards = max(1, min(num_eval_batches(config, program.source), wanted))
+        wanted = config.evaluation.num_shards or SHARDS_PER_WORKER * program.distribution.num_workers
         self._meters = Meters(program)  # outside the strategy's scope: their variables are here
-        # Traced now, and concrete, as `schedule` would trace again in the strategy's scope: a trace is told to all
-        # workers with Python's lock held, and one that hangs or is cut off would stop every thread of this process.
-        self._shard = tf.function(self._over_shard).get_concrete_function(tf.TensorSpec([], tf.int64))
-        specs = self._shard.structured_outputs
-        loss = tf.TensorSpec([], tf.float32)
-        self._take_in = tf.function(self._meters.update).get_concrete_function(*map(_any_number, specs[:2]), loss)
+        num_shards = max(1, min(num_eval_batches(config, program.source), wanted))
+        self._shards = Shards(program, num_shards, self._measured)
+        spec = self._shards.spec
+        mean = tf.nest.map_structure(lambda losses: tf.TensorSpec([], losses.dtype), spec.losses)
+        self._take_in = tf.function(self._meters.update).get_concrete_function(spec._replace(losses=mean))
 
     def evaluate(self, step: int, progress: Callable[[], None]) -> Evaluation:
         """Metrics over every evaluation example, once each; `step` is what the training has reached.
@@ -51,38 +43,15 @@ class ExactEvaluation:
           tf.errors.OpError: a parameter server was lost, or the data cannot be read.
         """
         self._meters.reset()
-        in_flight = InFlight(self._program.distribution, _IN_FLIGHT_PER_WORKER)
-        for index in range(self._num_shards):
-            for done in in_flight.add(self._coordinator.schedule(self._shard, args=(tf.constant(index, tf.int64),))):
-                self._taken_in(done)
-                progress()
-        for done in in_flight.rest():
-            self._taken_in(done)
+        for result in self._shards.results():
+            measured = tf.nest.map_structure(tf.constant, result)
+            if measured.num_examples:
+                self._take_in(measured._replace(losses=tf.nest.map_structure(tf.reduce_mean, measured.losses)))
             progress()
         return self._meters.found("exact", step)
 
-    def _taken_in(self, done: Any) -> None:
-        label, prediction, loss = done.fetch()
-        if len(label):
-            self._take_in(tf.constant(label), tf.constant(prediction), tf.constant(loss / len(label)))
-
-    def _over_shard(self, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Labels, predictions and the sum of the losses of one shard; runs on a worker."""
-        dataset = self._program.evaluation_dataset(shard=(index, self._num_shards))
-        features, label = dataset.element_spec
-        made = tf.function(self._meters.measure).get_concrete_function(features, label).structured_outputs[0]
-        labels = tf.TensorArray(label.dtype, size=0, dynamic_size=True, infer_shape=False, element_shape=label.shape)
-        predictions = tf.TensorArray(
-            made.dtype, size=0, dynamic_size=True, infer_shape=False, element_shape=[None, *made.shape[1:]]
-        )
-        count, total = tf.constant(0), tf.constant(0.0)
-        for batch_features, batch_label in dataset:
-            predicted, loss = self._meters.measure(batch_features, batch_label)
-            labels, predictions = labels.write(count, batch_label), predictions.write(count, predicted)
-            total += loss * tf.cast(tf.shape(batch_label)[0], tf.float32)
-            count += 1
-        return labels.concat(), predictions.concat(), total
-
-
-def _any_number(examples: tf.TensorSpec) -> tf.TensorSpec:
-    return tf.TensorSpec([None, *examples.shape[1:]], examples.dtype)
+    def _measured(self, batch: tuple[Any, ...]) -> Measured:
+        """As `Meters.measure`, but with the mean losses of the batch for each of its examples."""
+        measured = self._meters.measure(batch)
+        count = measured.num_examples
+        return measured._replace(losses={name: tf.fill([count], loss) for name, loss in measured.losses.items()})

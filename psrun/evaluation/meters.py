@@ -7,11 +7,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tf_keras
 
-from psrun import atomic
+from psrun import atomic, objective, tf_internals
+from psrun.data.source import task_of
 from psrun.metrics import ExamplesSeen
 from psrun.program import Program
 
@@ -49,30 +51,84 @@ def kept(folder: Path, mode: str) -> Iterator[tuple[Evaluation, str]]:
     yield from sorted(found, key=lambda pair: pair[0].step)
 
 
+class Measured(NamedTuple):
+    """Examples with what the model made of them; each part as the network and the data have it, or by output.
+
+    Attributes:
+      weight: of the examples; () where they have none.
+      losses: their means by name (`Program.loss_names`).
+    """
+
+    label: Any
+    prediction: Any
+    weight: Any
+    losses: Any
+
+    @property
+    def num_examples(self) -> tf.Tensor:
+        return tf.shape(tf.nest.flatten(self.label)[0])[0]
+
+
+def metrics_like(program: Program) -> Any:
+    """Keras' container of fresh metric objects, by the names of those that the program's network was compiled with.
+
+    Where their variables live is decided by the scope of the caller. They count examples by their weights, if they are
+    given any.
+    """
+    made, label = objective.metrics_of(program.model, task_of(program.source)), program.batch_spec[1]
+    return tf_internals.built_metrics(made, program.network, program.prediction_spec, label, program.metric_names)
+
+
 class Meters:
     """Metric objects of an evaluation's own: training metrics stay untouched. Made in the scope of the caller."""
 
     def __init__(self, program: Program) -> None:
-        self._program = program
-        self._loss, self._seen = tf_keras.metrics.Mean(name="loss"), ExamplesSeen()
-        self._metrics = program.new_metrics()
+        self._program, self._seen = program, ExamplesSeen()
+        self._losses = {name: tf_keras.metrics.Mean(name=name) for name in program.loss_names}
+        self._metrics = metrics_like(program)
+        self._outside: tf_keras.metrics.Sum | None = None
+        if program.may_be_logits:
+            self._outside = tf_keras.metrics.Sum(name="outside", dtype=tf.int64)
 
     def reset(self) -> None:
-        for metric in (self._loss, self._seen, *self._metrics):
+        outside = [] if self._outside is None else [self._outside]
+        for metric in (self._seen, *self._losses.values(), *self._metrics.metrics, *outside):
             metric.reset_state()
 
-    def measure(self, features: dict[str, tf.Tensor], label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The prediction for a batch, and its mean loss with the model's regularisation."""
-        network = self._program.network
-        prediction = network(features, training=False)
-        return prediction, self._program.loss(label, prediction) + tf.add_n([0.0, *network.losses])
+    def measure(self, batch: tuple[Any, ...]) -> Measured:
+        """What the model makes of a batch: (features, label) or (features, label, weight)."""
+        features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(batch)
+        prediction = self._program.network(features, training=False)
+        losses = self._losses_of(label, prediction, weight)
+        return Measured(label, prediction, () if weight is None else weight, losses)
 
-    def update(self, label: tf.Tensor, prediction: tf.Tensor, loss: tf.Tensor) -> None:
-        """Takes in batches of examples; `loss` is their mean."""
-        self._loss.update_state(loss, sample_weight=tf.shape(label)[0])
-        for metric in (self._seen, *self._metrics):
-            metric.update_state(label, prediction)
+    def _losses_of(self, label: Any, prediction: Any, weight: Any) -> dict[str, tf.Tensor]:
+        """The mean losses of a batch by name: in all, with the model's regularisation, and of several outputs each."""
+        network = self._program.network
+        by_output = tf_internals.losses_by_output(network.compiled_loss, label, prediction, weight)
+        several = {f"{name}_loss": value for name, value in by_output.items()} if len(self._losses) > 1 else {}
+        return {"loss": tf.add_n([*by_output.values(), *network.losses]), **several}
+
+    def update(self, measured: Measured) -> None:
+        """Takes in batches of examples."""
+        label, prediction, weight, losses = measured
+        for name, loss in losses.items():
+            self._losses[name].update_state(loss, sample_weight=measured.num_examples)
+        self._seen.update_state(label, prediction)
+        self._metrics.update_state(label, prediction, sample_weight=weight if tf.nest.flatten(weight) else None)
+        if self._outside is not None:
+            self._outside.update_state(objective.num_outside(prediction))
 
     def found(self, mode: str, step: int) -> Evaluation:
-        values = {metric.name: float(metric.result()) for metric in (self._loss, *self._metrics)}
-        return Evaluation(mode, step, int(self._seen.result()), values)
+        """The metrics of what was taken in since the last reset.
+
+        Raises:
+          ConfigError: predictions were no probabilities, which loss and metrics take.
+        """
+        if self._outside is not None and (count := int(self._outside.result())):
+            raise objective.outside_error(count, "the evaluation data")
+        return Evaluation(mode, step, int(self._seen.result()), self.values())
+
+    def values(self) -> dict[str, float]:
+        """The metrics by name, so far."""
+        return {metric.name: float(metric.result()) for metric in (*self._losses.values(), *self._metrics.metrics)}

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 import tensorflow as tf
+import tf_keras
 
 from psrun import choices
 from psrun.errors import ConfigError, Problem
 from psrun.evaluation.direct import DirectEvaluation
 from psrun.evaluation.distributed import DistributedEvaluation
 from psrun.evaluation.exact import ExactEvaluation
-from psrun.evaluation.meters import Evaluation
+from psrun.evaluation.meters import Evaluation, metrics_like
 from psrun.program import Program, zeros
 
 
@@ -51,20 +52,39 @@ def make(program: Program) -> Evaluator | None:
 
 
 def _check_mergeable(program: Program) -> None:
-    """Keras' exact evaluation clones each metric on the workers and adds up the variables of new clones."""
-    features, label = tf.nest.map_structure(zeros, program.evaluation_dataset().element_spec)
+    """Keras' exact evaluation clones each metric on the workers, adds up the variables of new clones, and leaves losses
+    of layers out.
+    """
+    losses = program.network.compiled_loss
+    if program.network.losses:
+        raise _not_mergeable("leaves the regularisation of the model out of val_loss")
+    if tf.nest.is_nested(program.prediction_spec):
+        raise _not_mergeable("takes models with one output")
+    try:
+        type(losses).from_config(losses.get_config())
+    except Exception as error:
+        raise _not_mergeable(f"copies the loss to workers, which cannot be cloned: {_shown(error)}") from error
+    spec = tf.nest.map_structure(zeros, program.evaluation_dataset().element_spec)
+    features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(spec)
     prediction = program.network(features, training=False)
-    for metric in program.new_metrics():
+    for metric in metrics_like(program).metrics:
         try:
             clone = type(metric).from_config(metric.get_config())
             before = len(clone.variables)
-            clone.update_state(label, prediction)
+            clone.update_state(label, prediction, sample_weight=weight)
             reason = "makes variables only when it is used" if len(clone.variables) > before else None
         except Exception as error:
-            reason = f"cannot be cloned: {type(error).__name__}: {' '.join(str(error).split())}"
+            reason = f"cannot be cloned: {_shown(error)}"
         if reason is not None:
-            message = f"'validation' adds up what workers count, and {metric.name} {reason}; choose exact"
-            raise ConfigError([Problem("evaluation", message)])
+            raise _not_mergeable(f"adds up what workers count, and {metric.name} {reason}")
+
+
+def _not_mergeable(reason: str) -> ConfigError:
+    return ConfigError([Problem("evaluation", f"'validation' {reason}; choose exact")])
+
+
+def _shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _check_data(program: Program) -> None:
@@ -73,7 +93,7 @@ def _check_data(program: Program) -> None:
         raise ConfigError([Problem("data", "the evaluation data never ends; leave out .repeat()")])
     here, there = (
         tf.nest.map_structure(lambda spec: f"{spec.shape[1:]} {spec.dtype.name}", specs)
-        for specs in (evaluation.element_spec, program.batch_spec)
+        for specs in (evaluation.element_spec[:2], program.batch_spec[:2])  # weights may come with the one alone
     )
     if here != there:
         raise ConfigError([Problem("data", f"evaluation examples are {here}, those to train on {there}")])

@@ -14,4 +14,5 @@ def dense(source: DataSource, *, hidden_units: Sequence[int] = (64, 32)) -> Mode
     """ReLU layers of `hidden_units` over all float features."""
     preprocessing, num_ids = prepared(source)
     tensors = network_inputs(source, num_ids)
-    return Model(tf_keras.Model(tensors, head(hidden(floats(tensors), hidden_units), source)), preprocessing)
+    network = tf_keras.Model(tensors, head(hidden(floats(tensors), hidden_units), source))
+    return Model(network, preprocessing, unused=tuple(num_ids))

@@ -13,7 +13,7 @@ import tf_keras
 from psrun.data.source import DataSource, Feature
 from psrun.errors import ExportError
 
-Preprocessing = Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]
+Preprocessing = Callable[[dict[str, tf.Tensor]], Any]
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,25 @@ class Model:
     """A model with what belongs to it. A model function may also return a plain `tf_keras.Model`.
 
     Attributes:
-      network: from (preprocessed) features by name to the prediction.
+      network: from (preprocessed) features by name, or from the only one, to the prediction: probabilities of shape
+        (batch, 1) where the data's task is binary, (batch, num_classes) where it is multiclass; numbers (batch, 1) for
+        a regression.
       preprocessing: from a batch of raw features to what `network` takes; runs in the input pipeline, on the workers.
-      loss: None for the usual one of the data's task.
-      metrics: makes new metric objects; None for the usual ones of the data's task.
+      loss: as Keras' `compile` takes it, by output where there are several; None for the usual one of the data's task.
+        `model.loss` takes its place.
+      metrics: makes new metric objects, a list or lists by output; None for the usual ones of the data's task.
+        `model.metrics` takes its place.
+      from_logits: whether `network` returns logits in place of probabilities; None where `model.from_logits` or the
+        loss says so.
+      unused: features of the data that `network` makes nothing of; a run warns of them.
     """
 
     network: tf_keras.Model
     preprocessing: Preprocessing | None = None
-    loss: tf_keras.losses.Loss | None = None
-    metrics: Callable[[], list[tf_keras.metrics.Metric]] | None = None
+    loss: Any = None
+    metrics: Callable[[], Any] | None = None
+    from_logits: bool | None = None
+    unused: Sequence[str] = ()
 
 
 def inputs(features: dict[str, Feature]) -> dict[str, tf_keras.Input]:

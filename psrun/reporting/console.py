@@ -19,6 +19,10 @@ from psrun.placement import Balance, Placed, balance
 from psrun.reporting.events import Event, Progress
 
 _PLAIN_EVERY_S = 10.0
+_AT_CHANCE = (
+    "an AUC of 0.5 is that of random predictions: the model has not learned. Try another optimizer.learning_rate, "
+    "optimizer=lazy_adam or more epochs, and check the features and the label"
+)
 _STAGES = {
     "input": "waiting for input",
     "traffic": "parameter traffic",
@@ -34,7 +38,8 @@ def numbers(metrics: Mapping[str, float | None]) -> str:
 
 def warner(console: Console) -> Callable[[str], None]:
     """What tells a person of something that is not as it should be."""
-    return lambda text: console.print(f"[yellow]warning:[/yellow] {text}", highlight=False, soft_wrap=True)
+    mark = ("warning:", "yellow")
+    return lambda text: console.print(Text.assemble(mark, f" {text}"), highlight=False, soft_wrap=True)
 
 
 def placement_table(placed: Sequence[Placed], title: str, *, most: int = 24) -> Group:
@@ -53,6 +58,25 @@ def placement_table(placed: Sequence[Placed], title: str, *, most: int = 24) -> 
         table.add_row(variable, shape, tasks, decimal(sum(shard.bytes for shard in shards)), style=style)
     rest = [Text(f"and {len(shown) - most} smaller ones", style="dim")] if len(shown) > most else []
     return Group(table, *rest, _balance_line(balance(placed)))
+
+
+def feature_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """A row a feature of a table of examples, as `psrun.data.proposals.Proposal.row` gives it."""
+    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
+    every = ("feature", "dtype", "ids", "values", "examples", "missing", "note")
+    keys = [key for key in every if any(row[key] for row in rows)]
+    for key in keys:
+        justify: Any = "right" if key == "values" else "left"
+        table.add_column(key, justify=justify, overflow="fold", no_wrap=key in ("dtype", "ids"))
+    for row in rows:
+        table.add_row(*(Text(f"{row[key]:,}" if key == "values" else row[key]) for key in keys))
+    return table
+
+
+def features_guessed(rows: Sequence[Mapping[str, Any]]) -> tuple[RenderableType, ...]:
+    """What a person is told who gave no features."""
+    advice = "`psrun data inspect FILE --label LABEL --write FOLDER/data/NAME.yaml` writes them, to edit"
+    return feature_table(rows, "Features, guessed (data.features=null)"), Text(advice)
 
 
 def _balance_line(found: Balance) -> Text:
@@ -141,17 +165,22 @@ class ConsoleSink:
             self._last_plain_s = now
             self._print(_progress_text(progress))
 
-    def _print(self, *parts: object) -> None:
-        self._console.print(*parts, highlight=False, soft_wrap=True)
+    def _print(self, *parts: str | tuple[str, str]) -> None:
+        # Assembled, so that brackets in what users wrote are text and not markup.
+        self._console.print(Text.assemble(*parts), highlight=False, soft_wrap=True)
 
     def _show_start(self, event: Event) -> None:
-        self._print(f"[bold]{event.data['title']}[/bold]  run folder {event.data['run_folder']}")
+        self._print((event.data["title"], "bold"), f"  run folder {event.data['run_folder']}")
         for note in event.data["notes"]:
-            self._print(f"[yellow]note:[/yellow] {note}")
+            self._print(("note:", "yellow"), f" {note}")
 
     def _show_placement(self, event: Event) -> None:
         placed = [Placed(**row) for row in event.data["placement"]]
         self._console.print(placement_table([p for p in placed if p.kind == "model"], "Placement", most=12))
+
+    def _show_features(self, event: Event) -> None:
+        for part in features_guessed(event.data["features"]):
+            self._console.print(part)
 
     def _show_epoch(self, event: Event) -> None:
         data = event.data
@@ -194,14 +223,12 @@ class ConsoleSink:
 
     def _show_failure(self, event: Event) -> None:
         data = event.data
-        self._print(f"[red]failure:[/red] {data['task']} {data['cause']}; {data['action']}")
+        self._print(("failure:", "red"), f" {data['task']} {data['cause']}; {data['action']}")
 
     def _show_recovery(self, event: Event) -> None:
         data = event.data
-        self._print(
-            f"[green]recovered[/green] from the loss of {data['task']} after {data['seconds']:.1f} s, "
-            f"{data['steps_lost']} steps lost"
-        )
+        after = f"after {data['seconds']:.1f} s, {data['steps_lost']} steps lost"
+        self._print(("recovered", "green"), f" from the loss of {data['task']} {after}")
 
     def _show_packing(self, event: Event) -> None:
         data = event.data
@@ -216,13 +243,28 @@ class ConsoleSink:
     def _show_export(self, event: Event) -> None:
         self._print(f"exported step {event.step} to {event.data['path']}")
 
+    def _show_predictions(self, event: Event) -> None:
+        data = event.data
+        self._print(f"{data['count']} predictions of step {event.step} in {data['path']}")
+
     def _show_end(self, event: Event) -> None:
         if event.data["step_time"]:
             self._print(step_time_line(event.data["step_time"]))
         first_s = event.data["time_to_first_step_s"]
         first = "" if first_s is None else f" (first step after {first_s:.1f} s)"
-        done = f"[green]completed[/green] {event.step} steps in {event.wall_s:.1f} s{first}"
-        self._print(f"{done}  {numbers(event.data['metrics'])}")
+        last, own = "", event.data.get("this_process")  # none in what an earlier version recorded
+        if own is not None and own["steps"] < (event.step or 0):
+            last = f", the last {own['steps']} of them by this process in {own['seconds']:.1f} s"
+        done = f" {event.step} steps in {event.wall_s:.1f} s{first}{last}  {numbers(event.data['metrics'])}"
+        self._print(("completed", "green"), done)
+        if _at_chance(event.data["metrics"]):
+            self._print(("hint:", "yellow"), f" {_AT_CHANCE}")
+
+
+def _at_chance(metrics: Mapping[str, float | None]) -> bool:
+    """Whether there are AUCs, and all of them are those of random predictions."""
+    found = [value for name, value in metrics.items() if name.rpartition("_")[2] == "auc"]
+    return bool(found) and all(value is not None and 0.49 <= value <= 0.51 for value in found)
 
 
 def _shares(lookups: Sequence[Mapping[str, Any]]) -> str:

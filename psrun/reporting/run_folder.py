@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from psrun import atomic, locks
-from psrun.errors import ConfigError, Problem
+from psrun.errors import ConfigError, Problem, PsrunError, RunFolderError
 from psrun.reporting.events import Event, Progress
 
 _FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?e[-+]?[0-9]+")
 _HOLD_EVERY_S = 0.5
+_LOCK_TIMEOUT_S = 1.0
 OVER = ("completed", "failed", "interrupted")  # what `status` may be in the end
 CONFIG, RESULT, END_EARLY = "config.yaml", "run.json", "end-early"
+HYDRA = tuple(f".hydra/{name}.yaml" for name in ("config", "hydra", "overrides"))  # what Hydra composed, and of what
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What a process found of a run that it takes over.
+
+    Attributes:
+      result: run.json.
+      at_s: when something was last written, as of `time.time`.
+    """
+
+    result: Mapping[str, Any]
+    at_s: float
 
 
 class RunFolder:
@@ -31,11 +49,13 @@ class RunFolder:
 
     Attributes:
       whole: the folder of the run where this one is only what one of its tasks keeps for itself; else this one.
+      earlier: how the process before this one left the run; None where there was none.
     """
 
     def __init__(self, path: Path, whole: RunFolder | None = None) -> None:
         self.path = path
         self.whole = whole or self
+        self.earlier: Earlier | None = None
         self._result: dict[str, Any] = {}
         self._lock = threading.Lock()
 
@@ -79,13 +99,14 @@ class RunFolder:
         """The folder of a run that another process may have made.
 
         Raises:
-          ConfigError: nothing can be written there.
+          ConfigError: there can be no folder there.
+          RunFolderError: the disk is full.
         """
         try:
             for folder in ("logs", "tensorboard"):
                 (path / folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError([Problem("hydra.run.dir", f"{path} cannot be written to: {error}")]) from error
+            raise cannot_be_made(path, error) from error
         return cls(path)
 
     @classmethod
@@ -100,11 +121,16 @@ class RunFolder:
         """
         folder = cls.join(path)
         folder.reload()
+        folder.earlier = Earlier(dict(folder._result), folder._written_at_s())
         if folder._result.get("status") == "completed" and not completed:
             raise ConfigError([Problem("hydra.run.dir", f"{path} holds a completed run; choose another folder")])
         if folder._result.get("status") == "completed":  # and is now to go further
             (path / END_EARLY).unlink(missing_ok=True)
         return folder
+
+    def _written_at_s(self) -> float:
+        """When the result or an event was last written, as of `time.time`; 0 where there is neither."""
+        return max((file.stat().st_mtime for file in (self.path / RESULT, self.metrics) if file.exists()), default=0.0)
 
     def reload(self) -> None:
         """Takes in what another process has written to run.json since. One process at a time writes it."""
@@ -131,9 +157,12 @@ class RunFolder:
         return self.path / "evaluations"
 
     @property
-    def cluster_evaluation(self) -> Path:
-        """What an evaluation by a cluster of its own leaves behind, beside a run that may still be going on."""
-        return self.evaluations / "cluster"
+    def predictions(self) -> Path:
+        return self.path / "predictions"
+
+    def of_cluster(self, mode: str) -> Path:
+        """What mode=evaluate or predict leaves behind of its own cluster, beside a run that may still be going on."""
+        return {"evaluate": self.evaluations, "predict": self.predictions}[mode] / "cluster"
 
     @property
     def tensorboard(self) -> Path:
@@ -144,23 +173,36 @@ class RunFolder:
         return (self.path / END_EARLY).exists()
 
     def end_early(self, reason: str) -> None:
-        """Tells the training to end after the running epoch. Raises OSError."""
-        atomic.write(self.path / END_EARLY, reason + "\n")
+        """Tells the training to end after the running epoch. Raises RunFolderError."""
+        with writing_to(self.path):
+            atomic.write(self.path / END_EARLY, reason + "\n")
 
     def log(self, task: str) -> Path:
         """The log file of a task, such as 'chief-0'."""
         return self.path / "logs" / f"{task}.log"
 
     def update(self, **values: Any) -> None:
-        """Sets keys of run.json."""
+        """Sets keys of run.json. Raises RunFolderError."""
         with self._lock:
             self._result |= values
-            text = json.dumps(_plain(self._result), indent=2, allow_nan=False)
+            self._write(self._result)
+
+    def update_at_once(self, **values: Any) -> None:
+        """Sets keys of run.json where the process is about to end, also within a signal handler. Raises RunFolderError.
+
+        A thread that the handler has interrupted may hold the lock, and would never release it.
+        """
+        self._lock.acquire(timeout=_LOCK_TIMEOUT_S)
+        self._write({**self.stored(), **values})
+
+    def _write(self, result: Mapping[str, Any]) -> None:
+        text = json.dumps(_plain(result), indent=2, allow_nan=False)
+        with writing_to(self.path):
             atomic.write(self.path / RESULT, text + "\n")
 
-    def snapshot(self) -> Callable[[], None]:
-        """What undoes all changes made to the configuration and the result from now on."""
-        files = [self.path / name for name in (CONFIG, RESULT)]
+    def snapshot(self, names: Sequence[str] = (CONFIG, RESULT)) -> Callable[[], None]:
+        """What undoes all changes made to these files from now on; by default to the configuration and the result."""
+        files = [self.path / name for name in names]
         kept = {file: file.read_text(encoding="utf-8") for file in files if file.exists()}
 
         def undo() -> None:
@@ -178,9 +220,10 @@ class RunFolder:
             return 0.0
 
     def event(self, event: Event) -> None:
+        """Adds an event to metrics.jsonl. Raises RunFolderError."""
         line = {"event": event.kind, "step": event.step, "wall_s": event.wall_s, **event.data}
         # One unbuffered write a line: the chief and its supervisor append to the same file.
-        with self._lock, self.metrics.open("ab", buffering=0) as file:
+        with self._lock, writing_to(self.path), self.metrics.open("ab", buffering=0) as file:
             file.write((json.dumps(_plain(line), allow_nan=False) + "\n").encode())
 
     def progress(self, progress: Progress) -> None:
@@ -191,8 +234,34 @@ class RunFolder:
 
 
 def write_config(folder: Path, raw: Mapping[str, Any]) -> None:
-    """What was run, resolved, as a person reads it and as a process of the run does."""
-    atomic.write(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(dict(raw))), durable=True)
+    """What was run, resolved, as a person reads it and as a process of the run does. Raises RunFolderError."""
+    with writing_to(folder):
+        atomic.write(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(dict(raw))), durable=True)
+
+
+@contextlib.contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Turns an OSError of what is written meanwhile into a RunFolderError."""
+    try:
+        yield
+    except RunFolderError:
+        raise
+    except OSError as error:
+        raise RunFolderError(folder, error) from error
+
+
+def cannot_be_made(folder: Path, error: OSError) -> PsrunError:
+    """What to raise where a run folder, or the first files in it, cannot be made."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        return RunFolderError(folder, error)
+    message = f"{folder} cannot be made or written to: {error.strerror or error}; choose another folder"
+    return ConfigError([Problem("hydra.run.dir", message)])
+
+
+def is_over(result: Mapping[str, Any]) -> bool:
+    """Whether run.json says that the run has ended and that its chief is not to be started again."""
+    code = result.get("exit_code")
+    return result.get("status") == "completed" or (code is not None and 0 < code < 128)
 
 
 def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

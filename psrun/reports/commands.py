@@ -129,24 +129,26 @@ def _tells(report: _Report, column: str) -> bool:
 
 
 def _print(console: Console, report: _Report, chosen: list[str], *, fold: bool) -> None:
-    results = [*_metrics(report), *rows.MEASURED]
-    columns = chosen or ["run", *report.axes, "status", *(name for name in results if _tells(report, name))]
+    measured = [name for name in rows.MEASURED if _tells(report, name)]
+    columns = chosen or ["run", "status", *(n for n in _metrics(report) if _tells(report, n)), *report.axes, *measured]
     made, columns = _folded(report, columns, fold)
     spare = [] if chosen else _spare(report, columns)
-    kept = table.fitting(console, made, columns, spare)
+    kept = table.fitting(made, columns, spare, console.width) if console.is_terminal else columns
+    # What is not a terminal has no width, and a table that was asked for by its columns may be wider than the terminal.
+    room = max(console.width, table.least_width(made, kept)) if console.is_terminal else None
     lines = [table.summary(report.runs, made), *_left_out(columns, kept), *table.errors(report.runs)]
     try:
-        _to_stdout(_rendered(console, table.table(made, kept), lines))
+        _to_stdout(_rendered(console, table.table(made, kept, room), lines, room))
     except OSError as error:
         raise _cannot("standard output", error) from error
 
 
-def _rendered(console: Console, shown: Table, lines: Sequence[str]) -> str:
-    """What `console` would print; where it is no terminal, nothing is cut for a width that there is not."""
+def _rendered(console: Console, shown: Table, lines: Sequence[str], room: int | None) -> str:
+    """What `console` would print, in lines of `room` characters; None: of any length."""
     terminal, out = console.is_terminal, io.StringIO()
     paper = Console(
         file=out,
-        width=console.width if terminal else _ENDLESS,
+        width=room or _ENDLESS,
         force_terminal=terminal,
         color_system="auto" if terminal else None,
         highlight=False,
@@ -158,17 +160,18 @@ def _rendered(console: Console, shown: Table, lines: Sequence[str]) -> str:
 
 
 def _spare(report: _Report, columns: Sequence[str]) -> list[str]:
-    """What may be left out of the table, what is missed least first."""
-    said = {key for run in report.runs for key in run.said}
+    """The columns that may be left out of the table, the least important first; run, status and two metrics stay."""
+    given = {key for run in report.runs for key in run.said}
     metrics = _metrics(report)
     trained = [name for name in metrics if not name.startswith("val_")]
     evaluated = [name for name in metrics if name not in trained]
-    first = [key for key in report.axes if key not in said]
-    return [
-        column
-        for column in (*reversed(first), *reversed(trained), "wall_s", "steps", "steps_per_s", *reversed(evaluated[2:]))
-        if column in columns
-    ]
+    kept = (evaluated or trained)[:2]
+    implied, chosen = [[key for key in report.axes if (key in given) == asked] for asked in (False, True)]
+    order = [
+        *reversed(implied), "wall_s", "steps", "steps_per_s", *reversed(trained), *reversed(evaluated), "recoveries",
+        "examples_per_s", *reversed(chosen), rows.FOLDED,
+    ]  # fmt: skip
+    return [column for column in order if column in columns and column not in kept]
 
 
 def _left_out(columns: Sequence[str], kept: Sequence[str]) -> list[str]:

@@ -18,10 +18,16 @@ function el(tag, properties = {}, ...children) {
   return made;
 }
 
+/** A number as psrun/reports/rows.py writes it for the terminal: rounded once, ties away from zero, '1e-05' below 0.0001. */
 function shown(value, digits = 4) {
   if (!known(value) || value === "") return "";
   if (typeof value !== "number") return String(value);
-  return Math.abs(value) >= 10 ** digits && Math.abs(value) < 1e9 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(digits)));
+  const size = Math.abs(value);
+  if (size >= 10 ** digits - 0.5 && size < 1e9) return (Math.sign(value) * Math.round(size)).toLocaleString("en");
+  const [digitsOfIt, exponent] = value.toExponential(digits - 1).split("e");
+  const power = Number(exponent);
+  if (power >= -4 && power < digits) return String(Number(value.toPrecision(digits)));
+  return `${Number(digitsOfIt)}e${power < 0 ? "-" : "+"}${String(Math.abs(power)).padStart(2, "0")}`;
 }
 
 const chosen = () => DATA.runs.filter((run) => Object.entries(state.chosen).every(([axis, values]) => !values.size || values.has(valueOf(run, axis))));

@@ -85,8 +85,8 @@ def _run(run: Run, group: int, axes: Sequence[str], common: Mapping[str, Any]) -
         "error": run.error,
         "problem": problem,
         "axes": {axis: rows.shown(row.get(axis)) for axis in axes},
-        "metrics": _rounded(rows.metrics(run)),
-        **_rounded({name: row[name] for name in (*rows.MEASURED, "time_to_first_step_s") if name in row}),
+        "metrics": rows.metrics(run),
+        **{name: row[name] for name in (*rows.MEASURED, "time_to_first_step_s") if name in row},
         "workers": number(cluster.get("num_workers")),
         "ps": number(cluster.get("num_ps")),
         "topology": cluster.get("topology"),
@@ -111,7 +111,7 @@ def _curves(told: Sequence[Mapping[str, Any]]) -> dict[str, list[list[float]]]:
         for name, value in mapping(event.get("metrics")).items():
             if number(value) is not None and step is not None and wall_s is not None:
                 curve = curves.setdefault(prefix + name, [[], [], []])
-                for values, one in zip(curve, (step, wall_s, float(f"{value:.6g}"))):
+                for values, one in zip(curve, (step, wall_s, float(value))):
                     values.append(one)
     return curves
 
@@ -149,7 +149,3 @@ def _bytes(run: Run) -> dict[str, int]:
             task = str(shard.get("task"))
             held[task] = held.get(task, 0) + int(size)
     return dict(sorted(held.items()))
-
-
-def _rounded(values: Mapping[str, Any]) -> Values:
-    return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in values.items()}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import operator
 import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any
 
 from psrun import schema
@@ -237,5 +239,13 @@ def shown(value: Any) -> str:
 
 
 def _number(value: float, *, digits: int) -> str:
-    """Of so many digits, and without an exponent where that is not needed."""
-    return f"{value:,.0f}" if 10**digits <= abs(value) < 1e9 else f"{value:.{digits}g}"
+    """Rounded to `digits` significant digits, ties away from zero; a larger number below 1e9 to a whole one.
+
+    page.js has the same rule, `shown`: the page and the terminal show the same text for the same number.
+    """
+    if not math.isfinite(value):
+        return str(value)
+    if 10**digits - 0.5 <= abs(value) < 1e9:
+        return f"{Decimal(value).quantize(Decimal(1), ROUND_HALF_UP):,}"
+    rounded = Context(prec=digits, rounding=ROUND_HALF_UP).create_decimal_from_float(value)
+    return f"{float(rounded):.{digits}g}"

@@ -6,15 +6,17 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
 from psrun.reports.rows import FOLDED, Row, Spread, shown
 from psrun.reports.runs import Run
 
+_BETWEEN = 2  # characters between two columns
 _STYLES = {"completed": "green", "failed": "red", "interrupted": "yellow", "running": "cyan", "unknown": "red"}
 
 
@@ -24,37 +26,80 @@ def headings(columns: Sequence[str]) -> dict[str, str]:
     return {column: end if ends.count(end) == 1 else column for column, end in zip(columns, ends)}
 
 
-def table(rows: Sequence[Row], columns: Sequence[str]) -> Table:
-    """A row a run; numbers to the right."""
+@dataclass(frozen=True)
+class _Column:
+    """A column with its cells. Text may be broken between words; a number may not.
+
+    Attributes:
+      least: characters of its longest word.
+      most: characters of its longest line.
+    """
+
+    head: str
+    cells: list[Text]
+    is_text: bool
+
+    @property
+    def most(self) -> int:
+        return max(len(self.head), *(cell.cell_len for cell in self.cells))
+
+    @property
+    def least(self) -> int:
+        words = (cell_len(word) for cell in self.cells for word in cell.plain.split())
+        return max(len(self.head), *words, 0) if self.is_text else self.most
+
+
+def table(rows: Sequence[Row], columns: Sequence[str], room: int | None = None) -> Table:
+    """A row a run; numbers to the right.
+
+    Args:
+      room: the characters of a line; text is broken between words where that helps. None: no text is broken.
+    """
     made = Table(box=None, pad_edge=False, header_style="bold")
-    heads = headings(columns)
-    for column in columns:
-        values = [row.get(column) for row in rows]
-        text = all(isinstance(value, (str, type(None))) for value in values)
-        made.add_column(heads[column], justify="left" if text else "right", overflow="fold")
-    for row in rows:
-        made.add_row(*(_cell(column, row) for column in columns))
+    shown = _columns(rows, columns)
+    widths = [column.most for column in shown]
+    for index in sorted(range(len(shown)), key=lambda index: -widths[index]) if room else ():
+        too_much = sum(widths) + _BETWEEN * (len(shown) - 1) - (room or 0)
+        widths[index] = max(shown[index].least, widths[index] - max(0, too_much))
+    for column, width in zip(shown, widths):
+        made.add_column(column.head, justify="left" if column.is_text else "right", width=width)
+    for line in zip(*(column.cells for column in shown)):
+        made.add_row(*line)
     return made
+
+
+def _columns(rows: Sequence[Row], columns: Sequence[str]) -> list[_Column]:
+    heads = headings(columns)
+    return [
+        _Column(
+            heads[column],
+            [_cell(column, row) for row in rows],
+            all(isinstance(row.get(column), (str, type(None))) for row in rows),
+        )
+        for column in columns
+    ]
 
 
 def _cell(column: str, row: Row) -> Text:
     text = shown(row.get(column))
     if column == "run" and row.get(FOLDED):  # CSV and JSON name them all
-        text = _names(text.split(", "))
+        text = _names(_without_common_folder(text.split(", ")))
     return Text(text, style=_STYLES.get(text, "") if column == "status" else "")
 
 
-def fitting(console: Console, rows: Sequence[Row], columns: Sequence[str], spare: Sequence[str]) -> list[str]:
-    """The columns, without as many of `spare`, the first of them first, as there is no room for on a terminal."""
+def fitting(rows: Sequence[Row], columns: Sequence[str], spare: Sequence[str], room: int) -> list[str]:
+    """The columns that fit into `room` characters: as many of `spare` are left out, from its start, as is needed."""
     kept = list(columns)
-    if not console.is_terminal:
-        return kept
-    room = console.options.update(max_width=10_000)
-    for column in [*spare, None]:
-        if console.measure(table(rows, kept), options=room).maximum <= console.width or column is None:
+    for column in spare:
+        if least_width(rows, kept) <= room:
             break
         kept.remove(column)
     return kept
+
+
+def least_width(rows: Sequence[Row], columns: Sequence[str]) -> int:
+    """The characters of a line of the table, at least, where no word and no number is cut."""
+    return sum(column.least for column in _columns(rows, columns)) + _BETWEEN * (len(columns) - 1)
 
 
 def errors(runs: Iterable[Run]) -> list[str]:
@@ -64,6 +109,13 @@ def errors(runs: Iterable[Run]) -> list[str]:
         if run.error:
             told.setdefault(run.error, []).append(run.name)
     return [f"{_names(names)}: {error}" for error, names in told.items()]
+
+
+def _without_common_folder(names: Sequence[str]) -> list[str]:
+    """Names of runs in one folder: the first whole, the others by their last part."""
+    first, *others = names
+    folder = first.rpartition("/")[0] + "/"
+    return [first, *(name.removeprefix(folder) for name in others)]
 
 
 def _names(names: Sequence[str]) -> str:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from psrun import choices, strategy
+from psrun import choices, environment, strategy, tf_internals
 from psrun.cluster import files
-from psrun.cluster.probe import Door
-from psrun.cluster.recoveries import Recoveries, Sign
-from psrun.cluster.topology import CHIEF, Topology
-from psrun.cluster.watch import Watch
+from psrun.cluster.probe import Door, ServerStatus, statuses
+from psrun.cluster.recoveries import PENDING, Loss, Recoveries, Sign, earlier_loss
+from psrun.cluster.topology import CHIEF, Task, Topology
+from psrun.cluster.watch import ANSWER_WITHIN_S, Watch
 from psrun.config import RunConfig
-from psrun.errors import PsrunError
+from psrun.errors import ClusterError, PsrunError, TaskLostError
 from psrun.reporting.events import Reporter
 from psrun.reporting.run_folder import RunFolder
 from psrun.roles import server
@@ -55,6 +55,11 @@ class Chief:
         self._door = Door(topology.addresses[CHIEF]) if waits and topology and CHIEF in topology.addresses else None
         self.pulse, self._told_s = Pulse(), time.monotonic()
         self.session: Session | None = None
+        # Whoever started the tasks of such a cluster restarts them, and writes down nothing.
+        self._alone = isinstance(self._cluster, choices.Unsupervised) and environment.SUPERVISOR_PID not in os.environ
+        self._loss = self._earlier_loss() if self._alone else None
+        self._rows_before = folder.stored().get("recoveries", [])
+        self._recoveries = Recoveries(reporter, self._record)
         # Also where this is the only process: a sweep shows how far it is. Beside a run that goes on there is its own.
         beats = topology is not None or run_config.mode == "train"
         me = topology.me if topology else CHIEF
@@ -71,8 +76,14 @@ class Chief:
         if self._door:
             self._door.close()
 
+    def restored(self, step: int) -> None:
+        """Call when the variables are those of `step` again, before anything is done with them."""
+        self._recoveries.restored(step)
+
     def preparing(self, text: str) -> None:
-        """Call while data is prepared, again and again: whoever watches has a sign of life, and now and then a line."""
+        """Call while data is prepared or predictions are written, again and again: whoever watches has a sign of life,
+        and now and then a line.
+        """
         self.pulse.advance()
         if time.monotonic() - self._told_s > _TELL_EVERY_S:
             self._told_s = time.monotonic()
@@ -87,8 +98,9 @@ class Chief:
         """
         cluster, topology = self._cluster, self._topology
         if topology is not None and isinstance(cluster, choices.Local | choices.Unsupervised):
-            strategy.wait_for_servers(topology, within_s=cluster.connect_timeout_s)
-        with self._watched(), failures.named(lambda: self.session):
+            error = TaskLostError if self._alone else ClusterError  # a supervisor restarts the server itself
+            strategy.wait_for_servers(topology, within_s=cluster.connect_timeout_s, error=error)
+        with self._watched() as check_servers, failures.named(lambda: self.session, check_servers):
             if self._door:
                 self._door.close()
             yield connect(cluster, self._partitioner, topology)
@@ -96,28 +108,47 @@ class Chief:
             server.tell_servers(topology)  # elsewhere the supervisor does
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Watches over the servers where no supervisor does; what was lost and came back is recorded."""
+    def _watched(self) -> Iterator[Callable[[], None]]:
+        """Watches over the servers where no supervisor does; what was lost and came back is recorded.
+
+        Yields what to call when a step has failed: see `Watch.check_parameter_servers`.
+        """
         cluster = self._cluster
         if not isinstance(cluster, choices.Unsupervised):
-            yield
+            yield lambda: None
             return
         assert self._topology is not None
         assert self._give_up is not None
-        before = self._folder.stored().get("recoveries", [])
-
-        def record(rows: list[dict[str, Any]]) -> None:
-            self._folder.update(recoveries=[*before, *rows])
-
-        recoveries = Recoveries(self._reporter, record)
-        watch = Watch(cluster, self._topology, self._reporter, recoveries, sign=self._sign, give_up=self._give_up)
+        if self._loss is not None:
+            task, before_s = Task.named(self._loss.task) or CHIEF, max(0.0, time.time() - self._loss.at_s)
+            self._recoveries.failed(task, self._loss.cause, step=self._loss.step, attempt=True, before_s=before_s)
+        watch = Watch(cluster, self._topology, self._reporter, self._recoveries, ask=_ask, sign=self._sign,
+                      give_up=self._give_up, sees_ends=self._alone)  # fmt: skip
         watch.start()
         try:
-            yield
+            yield watch.check_parameter_servers
+            watch.stop()
+            self._recoveries.end(self.pulse.last_step or 0)
         finally:
             watch.stop()
-            recoveries.count_repeated(self.session.steps_repeated if self.session else 0)
-            record(recoveries.rows)
+            self._recoveries.count_repeated(self.session.steps_repeated if self.session else 0)
+            self._record(self._recoveries.rows)
+
+    def _earlier_loss(self) -> Loss | None:
+        """What ended the attempt before this one, written down in case that this one does not come to train either."""
+        earlier = self._folder.earlier
+        loss = earlier_loss(earlier, files.read(self._folder.whole.path, CHIEF))
+        if loss is None or earlier is None:
+            return None
+        self._folder.update(**{PENDING: asdict(loss)})
+        if earlier.result.get("status") == "running" and not earlier.result.get(PENDING):  # else it is told already
+            action = "resumed from the newest checkpoint"
+            self._reporter.emit("failure", step=loss.step, task=loss.task, cause=loss.cause, action=action)
+        return loss
+
+    def _record(self, rows: list[dict[str, Any]]) -> None:
+        pending = {} if self._loss is None else {PENDING: None if rows else asdict(self._loss)}
+        self._folder.update(recoveries=[*self._rows_before, *rows], **pending)
 
     def _sign(self) -> Sign:
         """What is seen from outside; never blocks."""
@@ -136,3 +167,7 @@ class Chief:
             advances=pulse.advances,
             progress=None if pulse.progress is None else asdict(pulse.progress),
         )
+
+
+def _ask(servers: Mapping[Task, str]) -> Mapping[Task, ServerStatus]:
+    return statuses(servers, timeout_s=ANSWER_WITHIN_S, incarnation=tf_internals.incarnation)

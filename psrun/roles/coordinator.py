@@ -9,6 +9,8 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any
 
+import psutil
+
 from psrun import choices, export, placement, program, strategy, trained
 from psrun.checkpoint.checkpoints import Checkpoints
 from psrun.checkpoint.manifest import Position
@@ -18,20 +20,22 @@ from psrun.cluster.topology import Topology
 from psrun.config import RunConfig
 from psrun.data import opening
 from psrun.errors import PsrunError
-from psrun.evaluation import modes
+from psrun.evaluation import meters, modes
 from psrun.optimizers import cost
 from psrun.reporting.events import Reporter, Sink
 from psrun.reporting.run_folder import RunFolder
 from psrun.roles.chief import Chief
 from psrun.stop import Stop
 from psrun.trackers import choosing
-from psrun.training import custom_loop, fit
+from psrun.training import custom_loop, fit, own_loop, resuming
 from psrun.training.following import Following
+from psrun.training.hooks import Hooks
 from psrun.training.lockstep import Lockstep
 from psrun.training.saving import Saving
 from psrun.training.session import Session
+from psrun.training.trainer import Trainer
 
-TRAINERS = {"custom_loop": custom_loop.trainer, "fit": fit.trainer}
+TRAINERS = {"custom_loop": custom_loop.trainer, "fit": fit.trainer, "own_loop": own_loop.trainer}
 _VERSIONS = ("psrun", "tensorflow", "tf-keras", "hydra-core")
 _STOP_WITHIN_S = 25.0  # less than the 30 s that supervisors, schedulers and container runtimes wait before they kill
 
@@ -66,19 +70,27 @@ def run(
             stop.install()  # again: with its collectives TensorFlow takes SIGTERM for itself
         reporter.emit("start", title=_title(run_config), run_folder=str(folder.path), notes=notes(run_config))
         folder.update(cluster=_cluster(run_config, topology), versions={name: version(name) for name in _VERSIONS})
-        train = TRAINERS[run_config.trainer.kind](run_config)
-        source = opening.load_source(run_config, chief.preparing)
+        trainer, hooks = TRAINERS[run_config.trainer.kind](run_config), Hooks(run_config, folder, reporter)
+        source = opening.load_source(run_config, chief.preparing, folder)
         run_config = opening.planned(run_config, source)
-        sizes = {"num_train_examples": source.num_train_examples, "num_eval_examples": source.num_eval_examples}
-        folder.update(data={**sizes, **source.facts}, evaluation=folder.stored().get("evaluation"))
+        folder.update(data=opening.facts(run_config, source), evaluation=folder.stored().get("evaluation"))
+        if guessed := getattr(source, "guessed", ()):
+            reporter.emit("features", features=guessed)
         for text in getattr(source, "warnings", ()):
             reporter.warn(text)
         program.start_afresh(run_config.seed)
         with chief.connected(connect) as distribution:
             if run_config.data_service:
                 distribution = replace(distribution, data_service=_data_service(run_config, topology))
+            if run_config.parameter_servers:
+                folder.update(replicas=_replicas(distribution))
             built = program.build(run_config, source, distribution)
             program.build_state(built)
+            if built.model.unused:
+                names = ", ".join(built.model.unused)
+                reporter.warn(
+                    f"this model uses no categories: {names} is left out; choose model=wide_deep for embeddings"
+                )
             if built.sharding is not None:
                 folder.update(data={**folder.stored()["data"], "sharding": built.sharding})
             lookups = program.decide_lookups(built)
@@ -86,10 +98,16 @@ def run(
                 folder.update(lookups=[asdict(lookup) for lookup in lookups])
                 reporter.emit("lookups", lookups=[asdict(lookup) for lookup in lookups])
             _report_placement(built, folder, reporter)
-            _train(built, train, folder, reporter, chief, stop)
+            _train(built, trainer, hooks, folder, reporter, chief, stop)
     finally:
         chief.close()
         reporter.close()
+
+
+def _replicas(distribution: strategy.Distribution) -> dict[str, Any]:
+    """How many replicas each worker has, and on which of its devices."""
+    names = [device.removeprefix("/device:") for device in distribution.strategy.extended.worker_devices]
+    return {"per_worker": len(names), "devices": names}
 
 
 def _data_service(run_config: RunConfig, topology: Topology | None) -> str:
@@ -160,7 +178,15 @@ def observe(built: program.Program) -> list[placement.Placed]:
     ]
 
 
-def _train(built: program.Program, train: Any, folder: RunFolder, reporter: Reporter, chief: Chief, stop: Stop) -> None:
+def _train(
+    built: program.Program,
+    trainer: Trainer,
+    hooks: Hooks,
+    folder: RunFolder,
+    reporter: Reporter,
+    chief: Chief,
+    stop: Stop,
+) -> None:
     run_config = built.config
     saving, start = None, Position()
     following = Following(built, reporter, folder)
@@ -172,8 +198,14 @@ def _train(built: program.Program, train: Any, folder: RunFolder, reporter: Repo
         found = saving.restore()
         start = found.position if found else start
         if found is not None:
+            chief.restored(found.step)
             following.go_on(found.step)
-    start = _taken_up(built, start, reporter)
+    else:
+        backup = resuming.restored_by_trainer(built, trainer, reporter)
+        if backup is not None:
+            start = backup
+            following.go_on(backup.scheduled)
+    start = resuming.taken_up(built, start, reporter)
     synchronous = isinstance(run_config.cluster, choices.MultiWorkerMirrored)
     session = Session(
         built,
@@ -184,47 +216,41 @@ def _train(built: program.Program, train: Any, folder: RunFolder, reporter: Repo
         folder=folder,
         start=start,
         stop=stop,
+        hooks=hooks,
         lockstep=Lockstep(files.stop_marker(folder.whole.path), leads=folder.whole is folder) if synchronous else None,
     )
     chief.session, chief.pulse = session, session.monitor
     session.monitor.start()
+    hooks.start(built, session.monitor)
     stop.defer(_STOP_WITHIN_S)
     try:
-        train(built, session)
+        trainer.train(built, session)
         if start.epochs >= run_config.trainer.epochs or session.ends_early:
             session.catch_up()
         session.training_ends()
+        hooks.end()
         if run_config.export.at_end and folder.whole is folder:
             session.monitor.state = "exporting"
             _export(built, folder, reporter)
     finally:
+        hooks.stop()
         session.monitor.stop()
         first_s = folder.stored().get("time_to_first_step_s")  # of the process before this one, if there was one
         result = _result(session, reporter)
         folder.update(**{**result, "time_to_first_step_s": first_s or result["time_to_first_step_s"]})
+        _record_evaluator(run_config, folder)
     result = folder.stored()
     told = ("metrics", "time_to_first_step_s", "steps_per_s", "examples_per_s", "step_time")
-    reporter.emit("end", step=session.monitor.last_step, **{key: result.get(key) for key in told})
+    last_step = session.monitor.last_step
+    own = {"steps": last_step - session.first_step, "seconds": round(time.time() - psutil.Process().create_time(), 3)}
+    reporter.emit("end", step=last_step, this_process=own, **{key: result.get(key) for key in told})
 
 
-def _taken_up(built: program.Program, position: Position, reporter: Reporter) -> Position:
-    """Where to go on, though epochs may have another length now, and batches another size."""
-    steps, order = built.config.trainer.num_steps, built.order
-    if position.steps >= steps:
-        position = replace(position, epochs=position.epochs + 1, steps=0)
-    if order is None:
-        return replace(position, batch=0, order=None)
-    batch, left_out = order.taken_up(position.batch, position.order)
-    into = batch % order.batches_per_pass
-    if steps == order.batches_per_pass and into != position.steps:  # an epoch and a pass begin together
-        if into:
-            left_out = order.num_examples - into * order.batch_size
-            batch += order.batches_per_pass - into
-        if position.steps:
-            position = replace(position, epochs=position.epochs + 1, steps=0)
-    if left_out:
-        reporter.warn(f"the pass was begun with other batches or epochs: {left_out:,} examples of it are left out")
-    return replace(position, batch=batch, order=order.geometry)
+def _record_evaluator(run_config: RunConfig, folder: RunFolder) -> None:
+    """Puts what the evaluator task found last into run.json: it may have ended before the training."""
+    if isinstance(run_config.evaluation, choices.Sidecar):
+        for found, _ in list(meters.kept(folder.evaluations, run_config.evaluation.kind))[-1:]:
+            folder.update(metrics={**folder.stored().get("metrics", {}), **found.values}, evaluation=asdict(found))
 
 
 def _export(built: program.Program, folder: RunFolder, reporter: Reporter) -> None:

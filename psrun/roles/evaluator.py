@@ -6,30 +6,34 @@ import os
 import time
 
 from psrun.cluster import files
-from psrun.cluster.topology import Task
-from psrun.errors import ChiefGoneError
-from psrun.reporting.run_folder import OVER, RunFolder
+from psrun.cluster.topology import CHIEF, Task
+from psrun.errors import ChiefGoneError, ExitCode
+from psrun.reporting.run_folder import RunFolder, is_over
 from psrun.stop import Stop
 
 _POLL_S = 0.5
 
 
 def run(folder: RunFolder, stop: Stop, *, index: int, run_timeout_s: float) -> None:
-    """Waits for the run in the folder to be over.
+    """Waits for the run in the folder to be over. One whose chief is to be started again is not.
 
     Raises:
-      ChiefGoneError: there was no run in the folder for `run_timeout_s` seconds.
+      ChiefGoneError: there was no run in the folder, or no heartbeat of its chief, for `run_timeout_s` seconds.
     """
     stop.defer(_POLL_S * 10)
-    me, began_s = Task("evaluator", index), time.monotonic()
+    me, beat, heard_s = Task("evaluator", index), None, time.monotonic()
     heart = files.Heart(folder.path, me, lambda: files.Heartbeat(os.getpid(), time.time(), "waiting"))
     heart.start()
     try:
         while not stop.requested.wait(_POLL_S):
-            status = folder.stored().get("status")
-            if status in OVER:
+            result, before = folder.stored(), beat
+            if is_over(result) or result.get("exit_code") == ExitCode.INTERRUPTED:
                 return
-            if status is None and time.monotonic() - began_s > run_timeout_s:
-                raise ChiefGoneError(f"no run in {folder.path} for {run_timeout_s:.0f} s; {me} ends", task=str(me))
+            beat = files.read(folder.path, CHIEF)
+            if beat is not None and beat != before:
+                heard_s = time.monotonic()
+            elif time.monotonic() - heard_s > run_timeout_s:
+                what = "no chief of the run in" if result else "no run in"
+                raise ChiefGoneError(f"{what} {folder.path} for {run_timeout_s:.0f} s; {me} ends", task=str(me))
     finally:
         heart.stop()

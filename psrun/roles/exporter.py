@@ -21,4 +21,4 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     source = opening.load_source(run_config)
     found = trained.load(run_config, source, Store(folder.checkpoints), warner(console))
     path = export.write(found, folder.path / "export")
-    console.print(f"exported step {found.checkpoint.step} to {path}", soft_wrap=True)
+    console.print(f"exported step {found.checkpoint.step} to {path}", soft_wrap=True, markup=False)

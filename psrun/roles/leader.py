@@ -42,6 +42,7 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
       BudgetSpentError: tasks failed more often than they may be restarted.
       ClusterError: not all tasks came, or one failed for good.
       TaskLostError: a node was lost; the job was told to start again where Slurm can.
+      Interrupted: a signal ended the run, and the chief has not recorded it.
     """
     cluster = run_config.cluster
     assert isinstance(cluster, choices.Slurm)
@@ -143,7 +144,7 @@ class Leader:
             self._ended_for_good(code)
             return ExitCode(code)
         self._wants_requeue = stop.signum is None
-        return ExitCode.INTERRUPTED if signum == signal.SIGINT else ExitCode.RESTART
+        return ExitCode.RESTART if stop.signum is None else stop.outcome(code, self._folder.stored())
 
     def _await_end(self, *, within_s: float) -> None:
         """Until the keepers of the others have left, but for those that are gone."""

@@ -9,18 +9,19 @@ from typing import Any
 
 import psutil
 import tensorflow as tf
+import tf_keras
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable  # no public name; a test pins it
 
-from psrun import choices, placement, program, strategy
+from psrun import choices, partitioners, placement, program, strategy
 from psrun.cluster import topology
 from psrun.config import RunConfig
 from psrun.data import opening
 from psrun.optimizers import cost
 from psrun.placement import Placed, Planned
-from psrun.reporting.console import placement_table, warner
+from psrun.reporting.console import features_guessed, placement_table, warner
 from psrun.reporting.run_folder import RunFolder
 
 _INDEX_BYTES = 8
@@ -61,6 +62,8 @@ class Plan:
 def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     """Prints the plan and records it."""
     source = opening.load_source(run_config)
+    if guessed := getattr(source, "guessed", ()):
+        console.print(*features_guessed(guessed), soft_wrap=True)
     run_config = opening.planned(run_config, source)
     plan = make(run_config, source)
     if run_config.resume is None:
@@ -142,11 +145,11 @@ def _place(
         beside = next((other for other in names if other in name), None) if kind == "optimizer" else None
         planned.append(Planned(name, tuple(variable.shape), variable.dtype.name, variable.dtype.size, kind, beside))
     _, num_ps = _size(run_config)
-    partition = strategy.make_partitioner(run_config.partitioner) if num_ps else None
+    partition = partitioners.make(run_config.partitioner) if num_ps else None
 
     def num_shards(variable: Planned) -> int:
         assert partition is not None
-        return partition(tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype))[0]
+        return partition(shape=tf.TensorShape(variable.shape), dtype=tf.as_dtype(variable.dtype))[0]
 
     rule = rule or placement.RULES[getattr(run_config.cluster, "placement", "greedy")]
     placed = placement.predicted(planned, num_ps=num_ps, num_shards=num_shards if partition else None, rule=rule)
@@ -156,15 +159,17 @@ def _place(
 def _traffic(built: program.Program) -> dict[str, Traffic]:
     """Bytes a step by variable, from the shapes of one step's gradients."""
     batch_size = built.config.data.global_batch_size
-    features, label = tf.nest.map_structure(lambda spec: program.zeros(spec, batch_size), built.batch_spec)
+    batch = tf.nest.map_structure(lambda spec: program.zeros(spec, batch_size), built.batch_spec)
+    features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(batch)
     with tf.GradientTape() as tape:
         prediction = built.network(features, training=True)
-        loss = built.network.compute_loss(features, label, prediction)
+        loss = built.network.compute_loss(features, label, prediction, weight)
     variables = built.network.trainable_variables
+    replicas = getattr(built.config.cluster, "replicas_per_worker", None) or 1
     found = {}
     for variable, gradient in zip(variables, tape.gradient(loss, variables)):
         whole = math.prod(variable.shape) * variable.dtype.size
-        traffic = Traffic(whole, whole)
+        traffic = Traffic(replicas * whole, whole)  # each reads it; their gradients are summed on the worker
         if gradient is None:
             traffic = Traffic(0, 0)
         elif isinstance(gradient, tf.IndexedSlices):
@@ -214,9 +219,10 @@ def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, cons
     cluster, trainer = run_config.cluster, run_config.trainer
 
     def say(text: str) -> None:
-        console.print(text, soft_wrap=True)
+        console.print(text, soft_wrap=True, markup=False)
 
-    say(f"[bold]Plan[/bold] of {run_config.model.name} on cluster={cluster.kind}, trainer={trainer.kind}")
+    console.print("[bold]Plan[/bold]", end="")
+    say(f" of {run_config.model.name} on cluster={cluster.kind}, trainer={trainer.kind}")
     console.print(placement_table(plan.placed, "Placement"))
     console.print()
     console.print(_tasks_table(plan, run_config))

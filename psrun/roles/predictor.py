@@ -2,48 +2,141 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
-from rich.console import Console
-from rich.progress import track
 
-from psrun import predictions, program, trained
+from psrun import objective, predictions, strategy, trained
 from psrun.checkpoint.store import Store
+from psrun.cluster.topology import Topology
 from psrun.config import RunConfig
-from psrun.data import opening
-from psrun.errors import ConfigError, Problem
-from psrun.reporting.console import warner
+from psrun.data import labels, opening
+from psrun.data.source import DataSource, evaluation_batches, reads_shards, task_of
+from psrun.errors import ConfigError, DataError, Problem, PsrunError
+from psrun.evaluation.shards import SHARDS_PER_WORKER, Shards
+from psrun.evaluation.sizes import eval_batch_size, num_eval_batches
+from psrun.program import Program
+from psrun.reporting.events import Reporter, Sink
 from psrun.reporting.run_folder import RunFolder
+from psrun.roles.chief import Chief
+from psrun.roles.restored import restored
+
+# To begin a shard, a worker makes a data pipeline, which costs as much as some batches. The predictions of a shard are
+# in memory as a whole.
+_BATCHES_PER_SHARD, _EXAMPLES_PER_SHARD = 8, 8192  # the larger of both
+Batches = Iterator[list[np.ndarray]]  # of each, labels and predictions
 
 
-def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
-    """Writes the file and says where it is.
+def run(
+    run_config: RunConfig,
+    folder: RunFolder,
+    console: Sink,
+    *,
+    started_s: float,
+    topology: Topology | None = None,
+    give_up: Callable[[PsrunError], None] | None = None,
+    connect: Callable[..., strategy.Distribution] = strategy.connect,
+) -> None:
+    """Writes the file and says where it is. Parameter server clusters predict on their workers, others in this process.
+
+    Args:
+      folder, topology, give_up, connect: as of `restored`.
 
     Raises:
       PsrunError: there is no such checkpoint, nothing to predict, or the file cannot be written.
     """
-    source, keys = opening.load_source(run_config), run_config.predict
+    if not run_config.parameter_servers:
+        _run_here(run_config, folder, console, started_s)
+        return
+    options: dict[str, Any] = {"started_s": started_s, "topology": topology, "give_up": give_up, "connect": connect}
+    with restored(run_config, folder, console, state="predicting", **options) as there:
+        source, step = there.built.source, there.checkpoint.step
+        _require_examples(source)
+        path = _path(run_config, there.whole, step)
+        told = _write(run_config, source, _on_workers(there.built), path, there.chief.preparing)
+        if topology is not None:
+            folder.update(predictions={**told, "step": step})
+        there.reporter.emit("predictions", step=step, **told)
+
+
+def _run_here(run_config: RunConfig, folder: RunFolder, console: Sink, started_s: float) -> None:
+    """Predicts in this process, with the model whole."""
+    reporter = Reporter([console], started_s=started_s)
+    chief = Chief(run_config, folder, reporter, None, None)
+    try:
+        source = opening.load_source(run_config, chief.preparing)
+        _require_examples(source)
+        found = trained.load(run_config, source, Store(folder.checkpoints), reporter.warn)
+        path = _path(run_config, folder, found.checkpoint.step)
+        told = _write(run_config, source, _here(run_config, found), path, chief.preparing)
+        reporter.emit("predictions", step=found.checkpoint.step, **told)
+    finally:
+        chief.close()
+        reporter.close()
+
+
+def _write(
+    run_config: RunConfig, source: DataSource, batches: Batches, path: Path, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Writes the file; returns its path and how many examples it has.
+
+    Raises:
+      DataError: these are not all that there are.
+    """
+    count, names = 0, labels.class_names(source, run_config.data.label_vocabulary)
+    with predictions.written(path, run_config.predict.format, names) as write:
+        for label, predicted in batches:
+            write(label, predicted)
+            count += len(label)
+            tell(f"predicting: {count:,} of {source.num_eval_examples:,} examples")
+        if count != source.num_eval_examples:
+            message = f"predicted {count} examples, but the data source reports {source.num_eval_examples}"
+            raise DataError(f"{message} (num_eval_examples)")
+    return {"path": str(path), "count": count}
+
+
+def _on_workers(built: Program) -> Batches:
+    """The predictions of the workers; of a source that cannot be read in shards, which is read anew for each, few."""
+
+    def predicted(batch: tuple[Any, ...]) -> list[tf.Tensor]:
+        features, label, *_ = batch
+        values = built.network(features, training=False)
+        return [label, _single(objective.to_probabilities(values, built.model, task_of(built.source)))]
+
+    num_batches = num_eval_batches(built.config, built.source)
+    wanted = SHARDS_PER_WORKER * built.distribution.num_workers
+    if reads_shards(built.source):
+        size = max(_BATCHES_PER_SHARD, -(-_EXAMPLES_PER_SHARD // eval_batch_size(built.config)))
+        wanted = max(wanted, -(-num_batches // size))
+    return Shards(built, max(1, min(num_batches, wanted)), predicted).results()
+
+
+def _here(run_config: RunConfig, found: trained.Trained) -> Batches:
+    to_class_numbers = labels.to_class_numbers(found.source, run_config.data.label_vocabulary)
+    predict = tf.function(
+        lambda batch: _single(trained.predict(found.model, found.source, batch)),
+        input_signature=[trained.signature(found.source)],
+    )
+    batch_size = eval_batch_size(run_config)
+    for features, label, *_ in evaluation_batches(found.source, batch_size).prefetch(2):
+        label = label if to_class_numbers is None else to_class_numbers(label)
+        yield [label.numpy(), predict(features).numpy()]
+
+
+def _single(values: Any) -> tf.Tensor:
+    if tf.nest.is_nested(values):
+        raise ConfigError([Problem("model", "has several outputs; mode=predict writes one")])
+    return values
+
+
+def _require_examples(source: DataSource) -> None:
     if not source.num_eval_examples:
         raise ConfigError([Problem("data", "has no evaluation examples to predict")])
-    found = trained.load(run_config, source, Store(folder.checkpoints), warner(console))
-    step = found.checkpoint.step
-    path = folder.path / "predictions" / f"{step}.{keys.format}"
-    if keys.path is not None:
-        path = Path(keys.path).expanduser()
-    batch_size = run_config.data.global_batch_size
-    predict = tf.function(
-        lambda batch: trained.predict(found.model, batch), input_signature=[trained.signature(source)]
-    )
-    count = 0
-    with predictions.written(path, keys.format) as write:
-        batches = source.evaluation(batch_size=batch_size).prefetch(2)
-        num_batches = program.num_eval_batches(run_config, source)
-        for features, label in track(batches, "predicting", total=num_batches, console=console, transient=True,
-                                     disable=not console.is_terminal):  # fmt: skip
-            values = predict(features)
-            if isinstance(values, dict):
-                raise ConfigError([Problem("model", "has several outputs; mode=predict writes one")])
-            write(label.numpy(), values.numpy())
-            count += len(label)
-    console.print(f"{count} predictions of step {step} in {path}", soft_wrap=True)
+
+
+def _path(run_config: RunConfig, whole: RunFolder, step: int) -> Path:
+    keys = run_config.predict
+    return Path(keys.path).expanduser() if keys.path is not None else whole.predictions / f"{step}.{keys.format}"

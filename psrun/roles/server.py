@@ -95,11 +95,14 @@ class Presence:
             raise ChiefGoneError(message, task=str(self._me))
 
 
-def run(topology: Topology, folder: RunFolder, stop: Stop, *, chief_timeout_s: float) -> None:
+def run(
+    topology: Topology, folder: RunFolder, stop: Stop, *, chief_timeout_s: float, num_replicas: int | None = None
+) -> None:
     """Serves.
 
     Args:
       chief_timeout_s: how long to wait for a chief that was never there, or that has gone.
+      num_replicas: of each worker, as in `devices.of_replicas`.
 
     Raises:
       ServerStartError: the port is taken.
@@ -109,7 +112,7 @@ def run(topology: Topology, folder: RunFolder, stop: Stop, *, chief_timeout_s: f
     me = topology.me
     told = Told()
     heart = files.Heart(folder.path, me, lambda: files.Heartbeat(os.getpid(), time.time(), "serving"))
-    _servers.append(start_server(tf.train.ClusterSpec(topology.spec()), me.job, me.index))
+    _servers.append(start_server(tf.train.ClusterSpec(topology.spec()), me.job, me.index, num_replicas))
     heart.start()
     chief = Presence(topology, timeout_s=chief_timeout_s)
     try:

@@ -15,8 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from psrun import choices, environment, export, program, strategy, trained
-from psrun.checkpoint import manifest
 from psrun.checkpoint.manifest import Manifest
+from psrun.checkpoint.sources import KerasCheckpoints, Restored, RunCheckpoints, Source
 from psrun.checkpoint.store import Store, is_better
 from psrun.cluster import files
 from psrun.cluster.topology import CHIEF, Task
@@ -28,9 +28,10 @@ from psrun.evaluation.direct import DirectEvaluation
 from psrun.evaluation.meters import Evaluation
 from psrun.evaluation.plateau import Plateau
 from psrun.reporting.events import Reporter, Sink
-from psrun.reporting.run_folder import RunFolder
+from psrun.reporting.run_folder import RunFolder, is_over
 from psrun.stop import Stop
 from psrun.trackers import choosing
+from psrun.training import callbacks
 
 _POLL_S = 0.5
 _STOP_WITHIN_S = 20.0
@@ -66,11 +67,16 @@ class Sidecar:
         assert isinstance(run_config.evaluation, choices.Sidecar)
         self._run, self._evaluation, self._folder, self._me = run_config, run_config.evaluation, folder, me
         self._store = Store(folder.checkpoints)
+        self._source: Source = RunCheckpoints(self._store)
+        others = run_config.other_checkpoints
+        if others is not None:
+            self._source = KerasCheckpoints(others, run_config.trainer.steps_per_epoch or 1)
         warn = Reporter([folder, console], started_s=time.time()).warn
         self._sinks: list[Sink] = [folder, *choosing.make(run_config, folder, warn, joins=True), console]
         self._built: tuple[program.Program, DirectEvaluation] | None = None
         self._done: set[str] = set()  # checkpoints that were evaluated or cannot be, by their checksums
         self._last: Evaluation | None = None
+        self._count = 0  # of evaluations, with those of an evaluator before this one
         self._best_value: float | None = None
         self._missed = False
         self._stopping = Plateau(run_config.early_stopping)
@@ -94,44 +100,50 @@ class Sidecar:
         for found, checkpoint in meters.kept(self._folder.evaluations, self._evaluation.kind):
             self._done.add(checkpoint)
             self._last = found
+            self._count += 1
             self._stopping.reached(found.values)
             self._is_best(found)
 
     def watch(self, stop: Stop) -> None:
-        """Evaluates what there is and what comes, until the run is over or this process is to end."""
+        """Evaluates what there is and what comes, until the run is over, there were enough evaluations, or this process
+        is to end.
+        """
         began_s = quiet_since_s = time.monotonic()
         said = False
         while not stop.requested.is_set():
             over = self._over()  # asked first: what is saved after it is seen in the next round
-            step = self._next()
-            if step is not None:
-                self._evaluate(step)
+            name = None if self._enough() else self._next()
+            if name is not None:
+                self._evaluate(name)
                 quiet_since_s = time.monotonic()
-            elif over:
-                self._record()
+            elif over or self._enough():
+                if over:  # else the chief does it, which writes run.json
+                    self._record()
                 return
             else:
                 if files.still_beats(self._folder.path, CHIEF):
                     quiet_since_s = time.monotonic()
                 if not said and self._last is None and time.monotonic() - began_s > _SAID_AFTER_S:
                     said = True
-                    self._reporter.emit("waiting", task=str(self._me), folder=str(self._store.folder),
+                    self._reporter.emit("waiting", task=str(self._me), folder=str(self._source.folder),
                                         until_s=self._evaluation.wait_s)  # fmt: skip
                 if time.monotonic() - quiet_since_s > self._evaluation.wait_s:
                     raise ChiefGoneError(
-                        f"no checkpoint in {self._store.folder} and no chief for {self._evaluation.wait_s:.0f} s "
+                        f"no checkpoint in {self._source.folder} and no chief for {self._evaluation.wait_s:.0f} s "
                         f"(evaluation.wait_s); {self._me} ends",
                         task=str(self._me),
                     )
                 stop.requested.wait(_POLL_S)
         stop.raise_if_requested()
 
+    def _enough(self) -> bool:
+        most = self._evaluation.max_evaluations
+        return most is not None and self._count >= most
+
     def _over(self) -> bool:
         """Whether nobody will start the training again."""
         result = self._folder.stored()
-        code = result.get("exit_code")
-        ended = result.get("status") == "completed" or (code is not None and 0 < code < 128)
-        return ended and result != self._stale and not files.still_beats(self._folder.path, CHIEF)
+        return is_over(result) and result != self._stale and not files.still_beats(self._folder.path, CHIEF)
 
     def close(self) -> None:
         for sink in self._sinks:
@@ -149,65 +161,78 @@ class Sidecar:
             metrics = {**self._folder.stored().get("metrics", {}), **self._last.values}
             self._folder.update(metrics=metrics, evaluation=asdict(self._last), best_checkpoint=self._store.best())
 
-    def _next(self) -> int | None:
-        """The step of the checkpoint to evaluate now: the oldest that is left, or the newest."""
-        left = [step for step in self._store.steps() if self._known(step) not in self._done]
+    def _next(self) -> Any:
+        """The checkpoint to evaluate now: the oldest that is left, or the newest; None where there is none."""
+        left = [name for name in self._source.names() if self._known(name) not in self._done]
         if not left:
             return None
-        return max(left) if self._evaluation.every == "latest" else min(left)
+        return left[-1] if self._evaluation.every == "latest" else left[0]
 
-    def _known(self, step: int) -> str:
+    def _known(self, name: Any) -> str:
         try:
-            return manifest.digest(self._store.manifest(step).files)
+            return self._source.digest(name)
         except (OSError, ValueError):
-            return f"damaged {step}"
+            return f"damaged {name}"
 
-    def _evaluate(self, step: int) -> None:
-        known = self._known(step)
+    def _evaluate(self, name: Any) -> None:
+        known = self._known(name)
         self.state = "evaluating"
         try:
-            evaluated, held = self._evaluated(step)
+            evaluated, restored = self._evaluated(name)
         except (CheckpointError, ConfigError) as error:
-            if step in self._store.steps():  # else it was removed meanwhile: the training has gone on
+            if name in self._source.names():  # else it was removed meanwhile: the training has gone on
                 if isinstance(error, ConfigError):
                     raise
-                self._reporter.warn(str(error), step=step)
+                self._reporter.warn(str(error), step=self._step_of(name))
                 self._done.add(known)
             elif not self._missed and self._evaluation.every == "each":
                 self._missed = True
                 message = (
-                    f"the checkpoint of step {step} was removed before it was evaluated: they come faster than that; "
+                    f"{self._source.title(name)} was removed before it was evaluated: they come faster than that; "
                     "see evaluation.every=latest and checkpoint.max_to_keep"
                 )
-                self._reporter.warn(message, step=step)
+                self._reporter.warn(message, step=self._step_of(name))
             return
         finally:
             self.state = "waiting"
         self._done.add(known)
+        self._done.add(restored.digest)
         if self._evaluation.every == "latest":
-            self._done |= {self._known(older) for older in self._store.steps() if older < step}
-        self._tell(evaluated, held)
+            names = self._source.names()
+            older = names[: names.index(name)] if name in names else []
+            self._done |= {self._known(each) for each in older}
+        self._count += 1
+        self._tell(evaluated, restored)
 
-    def _evaluated(self, step: int) -> tuple[Evaluation, Manifest]:
+    def _step_of(self, name: Any) -> int | None:
+        return name if isinstance(name, int) else None
+
+    def _evaluated(self, name: Any) -> tuple[Evaluation, Restored]:
         if self._built is None:
-            source = opening.load_source(self._run)
+            made = callbacks.made(self._evaluation.callbacks, "evaluation.callbacks")
+            source = opening.load_source(self._run, folder=self._folder)
             program.start_afresh(self._run.seed)
             built = program.build(self._run, source, strategy.Distribution(tf.distribute.get_strategy()))
             program.build_state(built)
-            self._built = built, DirectEvaluation(built, mode=self._evaluation.kind)
+            self._built = built, DirectEvaluation(built, mode=self._evaluation.kind, callbacks=made)
         built, evaluation = self._built
-        held = trained.restore(built.network, str(step), self._store, lambda text: None)
-        return evaluation.evaluate(step, lambda: None), held
+        restored = self._source.restore(built.network, name)
+        built.optimizer.iterations.assign(restored.step)  # by which callbacks know it
+        return evaluation.evaluate(restored.step, lambda: None), restored
 
-    def _tell(self, found: Evaluation, held: Manifest) -> None:
+    def _tell(self, found: Evaluation, restored: Restored) -> None:
         """Events, TensorBoard, and a file of its own."""
         self._last = found
         self._reporter.emit("evaluation", **asdict(found))
-        self._compare(found, held)
-        found.keep(self._folder.evaluations, manifest.digest(held.files))
+        if restored.manifest is not None:
+            self._compare(found, restored.manifest)
+        if self._stopping.reached(found.values) and not self._folder.ends_early():
+            self._folder.end_early(self._stopping.reason)
+            self._reporter.warn(f"{self._stopping.reason}: stopping the training", step=found.step)
+        found.keep(self._folder.evaluations, restored.digest)
 
     def _compare(self, found: Evaluation, held: Manifest) -> None:
-        """What follows from an evaluation: which checkpoint is the best, its export, and perhaps the end."""
+        """What follows for the checkpoints of the run: which one is the best, and its export."""
         checkpoint, step = self._run.checkpoint, found.step
         assert isinstance(checkpoint, choices.EpochCheckpoints)
         metric = checkpoint.best_metric
@@ -218,14 +243,12 @@ class Sidecar:
             built = self._built[0]
             made = export.write(trained.Trained(built.model, built.source, held), self._folder.path / "export" / "best")
             self._reporter.emit("export", step=step, path=str(made))
-        if self._stopping.reached(found.values) and not self._folder.ends_early():
-            self._folder.end_early(self._stopping.reason)
-            self._reporter.warn(f"{self._stopping.reason}: the training is told to end", step=step)
 
     def _is_best(self, found: Evaluation) -> bool:
         """Whether it is better than all that were seen, of which the checkpoints may be gone."""
         checkpoint = self._run.checkpoint
-        assert isinstance(checkpoint, choices.EpochCheckpoints)
+        if not isinstance(checkpoint, choices.EpochCheckpoints):
+            return False
         value = found.values.get(checkpoint.best_metric or "")
         better = value is not None and is_better(value, self._best_value, checkpoint.best_mode)
         self._best_value = value if better else self._best_value

@@ -42,6 +42,7 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
 
     Raises:
       BudgetSpentError: tasks failed more often than they may be restarted.
+      Interrupted: a signal ended the run, and the chief could not record it.
     """
     wanted = lineup.of(run_config)
     addresses = {task: f"localhost:{portpicker.pick_unused_port()}" for task in wanted.addressed()}
@@ -65,8 +66,7 @@ class Supervisor:
         started_s: float,
     ) -> None:
         assert isinstance(run_config.cluster, choices.Supervised)
-        evaluation = run_config.evaluation
-        self._sidecar = evaluation if isinstance(evaluation, choices.Sidecar) else None
+        self._sidecar = run_config.sidecar
         self._evaluator, self._evaluator_told = wanted.evaluator, False
         self._restart, self._folder = run_config.cluster.restart, folder
         self._reporter = Reporter([folder], started_s=started_s)
@@ -81,7 +81,7 @@ class Supervisor:
         self._chief_said: tuple[Any, float] = (None, time.monotonic())
 
     def run(self, stop: Stop) -> ExitCode:
-        """Does all of it, and leaves nothing running. Raises BudgetSpentError."""
+        """Does all of it, and leaves nothing running. Raises BudgetSpentError and Interrupted."""
         stop.defer(self._restart.stop_timeout_s + 2 * _SERVERS_END_WITHIN_S)
         try:
             return self.watch(stop)
@@ -106,10 +106,10 @@ class Supervisor:
         assert stop.signum is not None
         self._reporter.emit("stopping", step=self._step, signal=signal.Signals(stop.signum).name)
         self._teller.tell()
-        self._tasks[CHIEF].send(signal.SIGTERM)
+        self._tasks[CHIEF].send(stop.signum)
         end_all([self._tasks[CHIEF]], within_s=self._restart.stop_timeout_s)
         self._end_servers()
-        return ExitCode.INTERRUPTED if stop.signum == signal.SIGINT else ExitCode.RESTART
+        return stop.outcome(self._tasks[CHIEF].code, self._folder.stored())
 
     def close(self) -> None:
         """Leaves no process and no file of the supervision behind, and the recoveries in run.json."""

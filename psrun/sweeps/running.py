@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from psrun import choices, loading, recorded, schema
+from psrun import atomic, environment, loading, recorded, schema
 from psrun.config import RunConfig, SweepKeys
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
 from psrun.reporting.run_folder import RESULT, RunFolder, write_config
-from psrun.sweeps import capacity, jobs, plans, state
+from psrun.sweeps import capacity, checks, jobs, plans, state
+from psrun.sweeps.checks import Proposed
 from psrun.sweeps.interruption import Interruption
 from psrun.sweeps.record import Job, Sweep
 from psrun.sweeps.view import View
-
-
-@dataclass(frozen=True)
-class Proposed:
-    """A job that a sweeper wants to be run: `raw` as plain values, `unresolved` with references as they stand."""
-
-    number: int
-    overrides: list[str]
-    folder: Path
-    raw: dict[str, Any]
-    unresolved: Any
 
 
 class Running:
@@ -80,6 +70,7 @@ class Running:
         sweep = self._before or Sweep(folder, self._arguments, search, read.metric, read.mode)
         sweep.begin(again=self._before is not None)
         self._sweep = sweep
+        environment.outlive_stdout(sys.stderr)
         self._view = View(sweep, self._console)
         self._interruption = Interruption(sweep, self._view.say)
 
@@ -110,7 +101,7 @@ class Running:
         """
         self._interruption.raise_if_ended()
         sweep = self.sweep
-        _require_folders_of_their_own(sweep, proposed)
+        checks.require_own_folders(sweep, proposed)
         left = [each for each in proposed if not self._is_done(each)]
         raws = {each.number: self._raw(each) for each in left}
         runs = self._checked(left, raws)
@@ -155,7 +146,7 @@ class Running:
         """Raises ConfigError where there is another job in the folder."""
         sweep, stored = self.sweep, RunFolder(each.folder).stored()
         there = stored.get("overrides")
-        if there is not None and sorted(there) != sorted(each.overrides):
+        if there is not None and checks.without_sweep_keys(there) != checks.without_sweep_keys(each.overrides):
             message = f"holds a job with {' '.join(there)}, and is now to be one with {' '.join(each.overrides)}"
             raise ConfigError(
                 [Problem("resume", f"{each.folder} {message}; what the sweep was started with has changed")]
@@ -177,14 +168,14 @@ class Running:
         runs, found = [], dict[Problem, list[int]]()
         for each in proposed:
             try:
-                runs.append(_whole(loading.load(raws[each.number])))
+                runs.append(checks.require_whole(loading.load(raws[each.number])))
             except ConfigError as error:
                 for problem in error.problems:
                     found.setdefault(problem, []).append(each.number)
         # What a search proposes later may be wrong in itself: such a job fails, and the others go on.
         if found and (not self.sweep.search or not runs):
             apart = state.told_apart([Job(each.number, each.overrides, "") for each in proposed])
-            raise ConfigError([_of_jobs(problem, numbers, apart) for problem, numbers in found.items()])
+            raise ConfigError([checks.of_jobs(problem, numbers, apart) for problem, numbers in found.items()])
         return runs
 
     def _make(self, each: Proposed, raw: Mapping[str, Any]) -> None:
@@ -241,10 +232,19 @@ class Running:
         if signum is not None:
             return Interrupted(signum).exit_code
         if self.plans:
-            plans.show(sweep, self._console)
+            self._show_plans()
         else:
             self._require_metric()
         return ExitCode.USAGE if codes == {ExitCode.USAGE} else ExitCode.FAILED if codes else ExitCode.DONE
+
+    def _show_plans(self) -> None:
+        """Shows the plans; their folder is kept where it was asked for by name."""
+        named = any(recorded.key_of(argument) == "hydra.sweep.dir" for argument in self._arguments)
+        try:
+            plans.show(self.sweep, self._console)
+        finally:
+            if self._before is None and not named:
+                atomic.remove_tree(self.sweep.path)
 
     def _require_metric(self) -> None:
         sweep = self.sweep
@@ -257,32 +257,3 @@ class Running:
 
     def _say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False)
-
-
-def _require_folders_of_their_own(sweep: Sweep, proposed: Sequence[Proposed]) -> None:
-    held = {sweep.folder(job): job.number for job in sweep.jobs.values()}
-    for each in proposed:
-        other = held.setdefault(each.folder, each.number)
-        if other != each.number:
-            message = f"is {each.folder} for jobs {other} and {each.number}; each needs one of its own"
-            raise ConfigError([Problem("hydra.sweep.subdir", message)])
-
-
-def _whole(run: RunConfig) -> RunConfig:
-    """The run. Raises ConfigError where one process cannot start it as a whole."""
-    if isinstance(run.cluster, choices.Unsupervised) and run.mode in ("train", "evaluate"):
-        message = (
-            f"is {run.cluster.kind}, whose tasks are started one by one; a sweep starts whole runs: choose inprocess, "
-            "local or ray, and hydra/launcher=submitit_slurm for jobs of Slurm"
-        )
-        raise ConfigError([Problem("cluster", message)])
-    return run
-
-
-def _of_jobs(problem: Problem, numbers: list[int], apart: Mapping[int, str]) -> Problem:
-    """The problem with the jobs that have it, where not all do."""
-    if len(numbers) == len(apart):
-        return problem
-    named = ", ".join(f"{number} ({apart[number]})" for number in numbers[:3])
-    more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
-    return Problem(problem.key, f"{problem.message} [job {named}{more}]")

@@ -2,48 +2,98 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import tf_keras
 
 from psrun import targets
-from psrun.choices import Fit
+from psrun.choices import EpochCheckpoints, Fit
 from psrun.config import RunConfig
 from psrun.errors import ConfigError, Problem
+from psrun.keras_callbacks import TWO_RESTORES
+from psrun.monitored import check_metric
+from psrun.program import Program
 from psrun.training.lockstep import Lockstep
 from psrun.training.packing import Packing
 from psrun.training.session import Session
 
 _BATCH_METHODS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _SEEN = "examples_seen"
+_LAMBDA = tf_keras.callbacks.LambdaCallback
+_MONITORING = (
+    tf_keras.callbacks.EarlyStopping,
+    tf_keras.callbacks.ReduceLROnPlateau,
+    tf_keras.callbacks.ModelCheckpoint,
+)
+_LEARNING_RATE = "lr"  # which Keras' own callbacks add to the metrics of an epoch
+
+
+def made(nodes: Sequence[Any], key: str) -> list[tf_keras.callbacks.Callback]:
+    """The callbacks that a list under `key` names, each by a _target_ with its arguments.
+
+    Raises:
+      ConfigError: one cannot be made, or is no Keras callback.
+    """
+    found, problems = [], []
+    for index, node in enumerate(nodes):
+        where = f"{key}[{index}]"
+        options = {name: value for name, value in node.items() if name != "_target_"}
+        callback = targets.called(targets.Target(node["_target_"], options, where))
+        found.append(callback)
+        if not isinstance(callback, tf_keras.callbacks.Callback):
+            message = f"{node['_target_']} made a {type(callback).__name__}, which is not a Keras callback"
+            problems.append(Problem(where, message))
+    if problems:
+        raise ConfigError(problems)
+    return found
 
 
 def make(run: RunConfig) -> list[tf_keras.callbacks.Callback]:
-    """The callbacks that the configuration names.
+    """The callbacks of the training.
 
     Raises:
       ConfigError: one is no Keras callback, or works batch by batch where steps end on workers.
     """
     assert isinstance(run.trainer, Fit)
-    made, problems = [], []
-    for index, node in enumerate(run.trainer.callbacks):
+    problems, base = [], tf_keras.callbacks.Callback
+    callbacks = made(run.trainer.callbacks, "trainer.callbacks")
+    for index, (node, callback) in enumerate(zip(run.trainer.callbacks, callbacks)):
         key = f"trainer.callbacks[{index}]"
-        options = {name: value for name, value in node.items() if name != "_target_"}
-        callback = targets.call(targets.Target(node["_target_"], options, key))
-        made.append(callback)
-        base = tf_keras.callbacks.Callback
-        if not isinstance(callback, base):
-            problems.append(Problem(key, f"{node['_target_']} made a {type(callback).__name__}, no Keras callback"))
+        if isinstance(run.checkpoint, EpochCheckpoints) and backups([callback]):
+            problems.append(Problem(key, TWO_RESTORES))  # a class of another name
         elif run.parameter_servers and not getattr(callback, "_supports_tf_logs", False):
             overridden = [name for name in _BATCH_METHODS if getattr(type(callback), name) is not getattr(base, name)]
             if overridden:
                 problems.append(
                     Problem(key, f"{node['_target_']} has {', '.join(overridden)}; under parameter servers steps end "
-                            "on workers, so only epoch-level methods are called")
+                            "on workers, so only epoch-level methods are called; see trainer.hooks with every_steps")
                 )  # fmt: skip
     if problems:
         raise ConfigError(problems)
-    return made
+    return callbacks
+
+
+def check_monitors(made: list[tf_keras.callbacks.Callback], program: Program) -> None:
+    """Raises ConfigError where a callback of Keras waits for a metric that no epoch of the program has.
+
+    Keras only warns of it at each epoch. A callback of one's own may add metrics for those after it: they are not
+    checked.
+    """
+    for index, callback in enumerate(made):
+        if type(callback).__module__.partition(".")[0] != "tf_keras" or type(callback) is _LAMBDA:
+            return
+        monitor = callback.monitor if isinstance(callback, _MONITORING) else None
+        if isinstance(callback, tf_keras.callbacks.ModelCheckpoint) and not callback.save_best_only:
+            monitor = None
+        if monitor is not None and monitor != _LEARNING_RATE:
+            check_metric(f"trainer.callbacks[{index}].monitor", monitor, program)
+
+
+def backups(made: list[tf_keras.callbacks.Callback]) -> list[tf_keras.callbacks.BackupAndRestore]:
+    """Those callbacks that restore the training themselves."""
+    return [callback for callback in made if isinstance(callback, tf_keras.callbacks.BackupAndRestore)]
 
 
 class Epochs(tf_keras.callbacks.Callback):
@@ -51,28 +101,32 @@ class Epochs(tf_keras.callbacks.Callback):
 
     Args:
       packing: what schedules the steps on workers; None where they are done when Keras says so.
+      first_batch: the number, from 0, that Keras gives the first batch of the first epoch.
     """
 
-    def __init__(self, session: Session, packing: Packing | None) -> None:
+    def __init__(self, session: Session, packing: Packing | None, *, first_batch: int = 0) -> None:
         super().__init__()
         self._supports_tf_logs = True  # takes results as they are: reading them would wait for the step
         self._session = session
         self._joined = False
-        self._scheduled = 0
+        self._scheduled, self._first_batch = 0, first_batch
         self._packing = packing
+        self._last: Any = None
+        self._own: dict[str, float] | None = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._joined, self._scheduled = False, 0
+        self._joined, self._scheduled, self._first_batch = False, self._first_batch, 0
         if self._packing is not None:
             # Keras puts back what it had before the last execution of an epoch, which may be shorter.
             self.model._steps_per_execution.assign(self._packing.num_steps)
         self._session.epoch_begins()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        num_steps = batch + 1 - self._scheduled
-        self._scheduled = batch + 1  # under parameter servers they are not done yet
-        if self._packing is not None:
-            self._session.check_loss()
+        num_steps = int(batch) + 1 - self._scheduled  # Keras counts in NumPy after a restore
+        self._scheduled += num_steps  # under parameter servers they are not done yet
+        self._last = logs
+        if self._session.lockstep is None:  # else all are to end together
+            self._session.check()
         if self._session.steps_scheduled(num_steps):
             if self._packing is not None:
                 self._packing.join()
@@ -89,6 +143,11 @@ class Epochs(tf_keras.callbacks.Callback):
         logs.pop(_SEEN, None)
         validation = {name[4:]: float(value) for name, value in logs.items() if name.startswith("val_")}
         metrics = {name: float(value) for name, value in logs.items() if not name.startswith("val_")}
+        if self._own is not None:
+            for name in metrics:
+                del logs[name]
+            metrics = self._own
+            logs |= metrics
         seen = int(validation.pop(_SEEN, 0))
         logs |= self._session.epoch_ends(metrics, (seen, validation) if validation else None)
         if self._session.ends_early:
@@ -101,6 +160,24 @@ class Epochs(tf_keras.callbacks.Callback):
             if self._packing is not None:
                 self._packing.join()
             self._session.steps_joined()
+            if (own := self._session.program.own_step) is not None:
+                self._own = own.results(self._last)  # before Keras' validation resets the metrics
+
+
+class BetweenSaves(tf_keras.callbacks.Callback):
+    """Lets `fit` look up its train function only while no other thread saves the model. Put last.
+
+    Args:
+      saves: taken before each execution, which gives it back as soon as it has begun.
+    """
+
+    def __init__(self, saves: threading.Lock) -> None:
+        super().__init__()
+        self._supports_tf_logs = True
+        self._saves = saves
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._saves.acquire()
 
 
 class StopTogether(tf_keras.callbacks.Callback):

@@ -6,12 +6,12 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import tensorflow as tf
 
 from psrun import sharding, strategy
-from psrun.errors import ConfigError, DataExhaustedError, NonFiniteLossError, TaskLostError, TrainingError
+from psrun.errors import ConfigError, DataExhaustedError, NonFiniteLossError, PsrunError, TaskLostError, TrainingError
 from psrun.optimizers import rows
 from psrun.training.monitor import iterations
 from psrun.training.session import Session
@@ -49,15 +49,17 @@ class _WorkersErrors(logging.Handler):
 
 
 @contextmanager
-def named(current: Callable[[], Session | None]) -> Iterator[None]:
+def named(current: Callable[[], Session | None], check_servers: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Raises TensorFlow's errors as psrun's.
 
     Args:
       current: the session, once there is one.
+      check_servers: raises TaskLostError where a parameter server is not the one that it was, whatever TensorFlow says.
 
     Raises:
       TaskLostError: a parameter server has gone.
       ConfigError: there are fewer files than workers that share them.
+      PsrunError: one that was raised while a function was traced.
       NonFiniteLossError, DataExhaustedError, TrainingError: the reason behind the error.
     """
     heard, logger = _WorkersErrors(), logging.getLogger("tensorflow")
@@ -67,7 +69,9 @@ def named(current: Callable[[], Session | None]) -> Iterator[None]:
     except tf.errors.OpError as error:
         session = current()
         if session is not None:
-            session.check_loss()
+            with suppress(tf.errors.OpError):  # of a hook that met the same lost server
+                session.check()
+        check_servers()
         if strategy.task_lost(error):
             task = re.search(r"/job:(ps|worker)/replica:0/task:(\d+)", str(error))
             name = f"{task[1]}-{task[2]}" if task else "a task"
@@ -81,6 +85,13 @@ def named(current: Callable[[], Session | None]) -> Iterator[None]:
             message = f"{gist(cause)}; a smaller optimizer.learning_rate, or a look at the data, may help"
             raise NonFiniteLossError(message) from error
         raise TrainingError(f"a step failed: {type(error).__name__}: {gist(cause)}") from error
+    except Exception as error:
+        inner = error.__context__  # AutoGraph raises another error in place of one that was raised in a trace
+        while inner is not None and not isinstance(inner, PsrunError):
+            inner = inner.__context__
+        if inner is None or isinstance(error, PsrunError):
+            raise
+        raise inner from error
     finally:
         logger.removeHandler(heard)
 

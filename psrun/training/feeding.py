@@ -32,11 +32,14 @@ class Stream:
 
     def __init__(self, dataset: Callable[..., tf.data.Dataset], audit: Audit | None = None) -> None:
         self._dataset, self._audit = dataset, audit
+        self._iterator: Any = None
 
     def iterator(self, coordinator: tf.distribute.coordinator.ClusterCoordinator) -> Any:
-        """One for each worker."""
-        made = functools.partial(self._dataset, context=coordinator, numbers=self._numbers())
-        return iter(coordinator.create_per_worker_dataset(made))
+        """One for each worker, the same whenever it is asked for: closures of several kinds share one stream."""
+        if self._iterator is None:
+            made = functools.partial(self._dataset, context=coordinator, numbers=self._numbers())
+            self._iterator = iter(coordinator.create_per_worker_dataset(made))
+        return self._iterator
 
     def _numbers(self) -> Callable[[], tf.data.Dataset] | None:
         return tf.data.Dataset.counter if self._audit else None

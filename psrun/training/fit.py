@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import threading
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
-from psrun import choices
+from psrun import choices, tf_internals
+from psrun.checkpoint.manifest import Position
 from psrun.config import RunConfig
 from psrun.errors import DataExhaustedError
 from psrun.program import Program
@@ -17,20 +18,42 @@ from psrun.training import callbacks
 from psrun.training.monitor import iterations
 from psrun.training.packing import Packing
 from psrun.training.session import Session
+from psrun.training.trainer import Trainer
 
 
-def trainer(run: RunConfig) -> Callable[[Program, Session], None]:
-    """A function that trains a program with the callbacks and, if configured, the validation of `run`.
+def trainer(run: RunConfig) -> Trainer:
+    """Trains a program with the callbacks and, if configured, the validation of `run`.
 
     Raises:
       ConfigError: a callback cannot be made or cannot be used here.
     """
     made = callbacks.make(run)
-    return functools.partial(_train, made)
+    return Trainer(functools.partial(_train, made), functools.partial(_restore, made))
+
+
+def _restore(made: list[Any], program: Program) -> Position | None:
+    """Restores what a BackupAndRestore callback saved, as `fit` does it again later: psrun counts from there."""
+    backups = callbacks.backups(made)
+    if not backups:
+        return None
+    with program.distribution.strategy.scope():
+        for callback in backups:
+            callback.set_model(program.network)
+            callback.on_train_begin()
+    epochs, steps = tf_internals.position_in_backup(program.network, program.config.trainer.num_steps)
+    done = iterations(program)
+    if not done:
+        return None
+    order = program.order
+    return Position(epochs, steps, scheduled=done, stream=0, batch=done, order=order.geometry if order else None)
 
 
 def _train(made: list[Any], program: Program, session: Session) -> None:
-    """Runs what is left of a cut epoch, then whole epochs: `fit` knows epochs of one length only."""
+    """Runs what is left of a cut epoch, then whole epochs: `fit` knows epochs of one length only.
+
+    Where a BackupAndRestore callback has restored, `fit` itself knows the epoch and the step to resume at.
+    """
+    callbacks.check_monitors(made, program)
     steps_per_epoch, epochs = program.config.trainer.num_steps, program.config.trainer.epochs
     if session.lockstep is None:
         session.stop.on_request = lambda: setattr(program.network, "stop_training", True)
@@ -39,14 +62,21 @@ def _train(made: list[Any], program: Program, session: Session) -> None:
             session.lockstep.marker.unlink(missing_ok=True)  # of the chief before this one
         made = [callbacks.StopTogether(session, session.lockstep), *made]
     done, into = session.start.epochs, session.start.steps
-    if session.ends_early:
+    backups = callbacks.backups(made)
+    if session.ends_early or done >= epochs:
+        for callback in backups:
+            callback.on_train_end()  # removes the backup, as at the end of `fit`
         return
     packing = None
     if program.distribution.coordinator is not None:
         packing = Packing(program, session.feed(), session.stages(), session.packed, planned=session.left)
-        program.network.make_train_function = lambda force=False: functools.partial(_execution, program, packing)
-    made = [callbacks.Epochs(session, packing), *made]
-    if into and done < epochs:
+        saves = tf_internals.lock_of_saves(program.network)
+        execution = functools.partial(_execution, program, packing, saves)
+        program.network.make_train_function = lambda force=False: execution
+    made = [callbacks.Epochs(session, packing, first_batch=into if backups else 0), *made]
+    if packing is not None:
+        made.append(callbacks.BetweenSaves(saves))
+    if into and not backups:
         _fit(made, program, session, range(done, done + 1), steps_per_epoch - into)
         if program.network.stop_training:  # by a callback; the next call would forget it
             return
@@ -83,13 +113,17 @@ def _fit(made: list[Any], program: Program, session: Session, epochs: range, ste
         raise
 
 
-def _execution(program: Program, packing: Packing, _: Any) -> Any:
+def _execution(program: Program, packing: Packing, saves: threading.Lock, _: Any) -> Any:
     """What Keras calls for each execution, in place of the function that it would make: schedules the steps of one.
 
+    Args:
+      saves: held when this is called, as of `callbacks.BetweenSaves`.
+
     Returns:
-      The logs: numbers that Keras replaces by those of the metrics once the epoch is joined. Where the network's own
-      `train_step` names others, what it returned in the last step of the closure.
+      The logs: numbers that Keras replaces by those of the metrics once the epoch is joined; or what the network's own
+      `train_step` returned beside metrics in the last step of the closure.
     """
+    saves.release()
     now = program.network._steps_per_execution  # at the end of an epoch Keras makes it what is left
     before = packing.num_steps
     packing.schedule(int(now))

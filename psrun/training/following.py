@@ -11,7 +11,8 @@ from psrun import atomic, choices
 from psrun.errors import ConfigError, Problem
 from psrun.evaluation import meters
 from psrun.evaluation.plateau import Plateau
-from psrun.program import Program, check_metric
+from psrun.monitored import check_metric
+from psrun.program import Program
 from psrun.reporting.events import Reporter
 from psrun.reporting.run_folder import RunFolder
 

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +19,7 @@ _FIRST_STEP_POLL_S = 0.05
 _POLL_S = 0.5
 _RATE_WINDOW = 10
 _STOP_WITHIN_S = 5.0
+_READS = 5  # of a running loss until none changes meanwhile
 
 
 class Pulse:
@@ -55,6 +56,7 @@ class Monitor(Pulse):
       first_step_s: when the first step had been applied, on the clock of `time.monotonic`; None before.
       first_step_count: how many had been applied by then.
       planned: how many are to be done.
+      epoch: the running one, from 1; 0 before the first.
       metrics: of the last epoch and evaluation, put here to be shown.
       non_finite_loss: the loss, once it was NaN or infinite; None before.
     """
@@ -65,7 +67,7 @@ class Monitor(Pulse):
         super().__init__()
         self._program, self._reporter = program, reporter
         self._epochs, self.planned = program.config.trainer.epochs, planned
-        self._epoch = 0
+        self.epoch = 0
         self._training, self._ended = threading.Event(), threading.Event()
         self._samples: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
         self._thread = threading.Thread(target=self._watch, name="psrun-monitor", daemon=True)
@@ -85,7 +87,9 @@ class Monitor(Pulse):
         self._thread.join(_STOP_WITHIN_S)
 
     def epoch_begins(self, epoch: int) -> None:
-        self._epoch = epoch
+        self.epoch = epoch
+        if self._program.own_step is not None:  # the network resets its own metrics only
+            self._program.own_step.own_loss.reset_state()
         if self.first_step_s is not None:
             self.goes_on()
         self._training.set()
@@ -129,21 +133,38 @@ class Monitor(Pulse):
         (start_s, start), (now_s, now) = self._samples[0], self._samples[-1]
         rate = (now - start) / (now_s - start_s) if now_s > start_s else 0.0
         examples = rate * self._program.config.data.global_batch_size
-        self.progress = Progress(self._epoch, self._epochs, step, self.planned, rate, examples, loss, self.metrics)
+        self.progress = Progress(self.epoch, self._epochs, step, self.planned, rate, examples, loss, self.metrics)
         self._reporter.progress(self.progress)
 
     def loss(self) -> float | None:
         """The mean loss of the running epoch; None right after its reset."""
-        metric = next((m for m in self._program.network.metrics if m.name == "loss"), None)
+        own = self._program.own_step
+        measured = self._program.network.metrics if own is None else [own.running_loss]
+        metric = next((metric for metric in measured if own is not None or metric.name == "loss"), None)
         if metric is None:
             return None
         read = self._own_part if isinstance(self._program.config.cluster, choices.MultiWorkerMirrored) else _read
-        total, count = (read(variable) for variable in (metric.total, metric.count))
-        return float(total) / float(count) if count else None
+        return running_mean(lambda: float(read(metric.total)), lambda: float(read(metric.count)))
 
     def _own_part(self, variable: tf.Variable) -> Any:
         """What this process has added: reading the whole would be a collective, of which the others know nothing."""
         return self._program.distribution.strategy.experimental_local_results(variable)[0].numpy()
+
+
+def running_mean(read_total: Callable[[], float], read_count: Callable[[], float]) -> float | None:
+    """Total by count of a metric that other processes add to meanwhile; None where nothing has been added yet.
+
+    The two may be on different parameter servers, and a step may end between two reads. A pair that is read twice
+    without a change is taken. Where steps end too fast for that, the total is divided by the mean of the counts before
+    and after it, which errs to neither side.
+    """
+    before, total, after = read_count(), read_total(), read_count()
+    for _ in range(_READS):
+        again = read_total()
+        if before == after and (total == again or math.isnan(again)):
+            break
+        before, total, after = after, again, read_count()
+    return total * 2 / (before + after) if before else None
 
 
 def iterations(program: Program) -> int:

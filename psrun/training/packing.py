@@ -14,8 +14,10 @@ from psrun import choices
 from psrun.closures import InFlight
 from psrun.errors import ConfigError, Problem
 from psrun.program import Program, metric_variables
+from psrun.replicas import Replicas
 from psrun.training.ahead import Ahead
 from psrun.training.bundles import Bundles
+from psrun.training.closure_length import CLOSURE_S, chosen
 from psrun.training.feeding import Stream
 from psrun.training.kept import CannotBeKept, Kept
 from psrun.training.stages import Stages, Unmeasured
@@ -25,25 +27,7 @@ from psrun.training.stages import Stages, Unmeasured
 _STEPS_TO_UNROLL_FOR = 4000
 # Steps as slow as this gain nothing by it, and ten of them without a sign of life could be taken for a hang.
 _SLOW_STEP_S = 1.0
-# How long a closure is to take where the number of its steps is chosen. Its dispatch costs a millisecond or two of the
-# coordinator's one thread (docs/scale.md), which is to be busy half of the time at most however many workers there are.
-_CLOSURE_S = 0.1
-_CLOSURE_PER_WORKER_S = 0.0033
-_MOST_CHOSEN = 200
 _MEASURED_PER_WORKER = 4
-
-
-def chosen(step_s: float, steps_per_epoch: int, num_workers: int) -> int:
-    """How many steps a closure is to have where one takes `step_s` seconds on a worker.
-
-    As many as fill 0.1 s, or more time where more than thirty workers wait for the coordinator's next closure; in tens
-    where they are more than ten; a few less where those fill an epoch evenly.
-    """
-    closure_s = max(_CLOSURE_S, _CLOSURE_PER_WORKER_S * num_workers)
-    most = min(max(1, round(closure_s / max(step_s, 1e-6))), _MOST_CHOSEN, steps_per_epoch)
-    possible = [n for n in range(1, most + 1) if n <= choices.MOST_WRITTEN_OUT or n % choices.MOST_WRITTEN_OUT == 0]
-    even = [n for n in possible if steps_per_epoch % n == 0 and 2 * n > possible[-1]]
-    return max(even or possible)
 
 
 @dataclass(frozen=True)
@@ -71,19 +55,27 @@ class Packing:
       stages: measure where the time of steps goes.
       planned: how many steps are to come, in all.
       told: called with what is to be known of the packing, once it is.
+      step: of one batch, in place of the network's own; what it returns is left out.
 
     Attributes:
       num_steps: of a closure; may change after the first ones.
-      logs: what the network's `train_step` returned in the last step scheduled, as a value on its way. Where that would
-        be the metrics, their names with zeros: they are read from the metrics themselves once all is joined.
+      logs: what the network's own `train_step` returned beside metrics in the last step scheduled, as a value on its
+        way. Where there is nothing, the names of the metrics with zeros: these are read once all is joined.
     """
 
     def __init__(
-        self, program: Program, feed: Stream, stages: Stages, told: Callable[[Packed], None], *, planned: int
+        self,
+        program: Program,
+        feed: Stream,
+        stages: Stages,
+        told: Callable[[Packed], None],
+        *,
+        planned: int,
+        step: Step | None = None,
     ) -> None:
         distribution, trainer = program.distribution, program.config.trainer
         assert distribution.coordinator is not None
-        self._program, self._coordinator = program, distribution.coordinator
+        self._program, self._coordinator, self._step = program, distribution.coordinator, step
         self._in_flight, self._stages = InFlight(distribution), stages
         self._feed, self._iterator = feed, feed.iterator(distribution.coordinator)
         self._bundles = Bundles(program, trainer.dense_sync_every)
@@ -91,8 +83,8 @@ class Packing:
         self._kept = Kept(metric_variables(program), _counters(program.optimizer))
         if trainer.dense_sync_every > 1 and not self._bundles:
             raise ConfigError(
-                [Problem("trainer.dense_sync_every", "the model has no weights that could be late with this optimizer; "
-                         "set it to 1")]
+                [Problem("trainer.dense_sync_every", "the model has no weights that could be late with this optimizer, "
+                         "or a worker has several replicas; set it to 1")]
             )  # fmt: skip
         self._late = trainer.prefetch_rows or trainer.dense_sync_every > 1  # only steps that are written out can be
         self._unrolled_steps = choices.MOST_WRITTEN_OUT if self._late or planned >= _STEPS_TO_UNROLL_FOR else 1
@@ -183,7 +175,7 @@ class Packing:
         step_s, before = closure_s / self.num_steps, self.num_steps
         ten = min(choices.MOST_WRITTEN_OUT, steps_per_epoch)
         wanted = max(chosen(step_s, steps_per_epoch, workers), min(self._feed.least, steps_per_epoch))
-        if (before == 1 and step_s < _CLOSURE_S) or ten / 2 <= wanted <= ten:
+        if (before == 1 and step_s < CLOSURE_S) or ten / 2 <= wanted <= ten:
             wanted = ten  # a closure of one step takes much more than the step
         self.num_steps = wanted
         if self.num_steps != before:
@@ -206,17 +198,20 @@ class Packing:
         count = (tf.TensorSpec([], tf.int32),) if num_steps is None else ()
         specs = (spec, *count, tf.TensorSpec([], tf.bool), *self._feed.specs)
         while True:
-            steps = packed(self._program, self._feed, self._in_closure, self._stages, unrolled, num_steps)
+            steps = packed(self._program, self._step, self._feed, self._in_closure, self._stages, unrolled, num_steps)
             with self._program.distribution.strategy.scope(), contextlib.suppress(CannotBeKept):  # then with fewer kept
                 return steps.get_concrete_function(*specs)
 
 
+# What is done with one batch, as a network's `train_step`.
+Step = Callable[[Any], Any]
 # Within it a number of steps is traced. Told how many, and what takes a batch, it gives what the steps take theirs by.
 InClosure = Callable[[int, Callable[[], Any]], contextlib.AbstractContextManager[Callable[[], Any]]]
 
 
 def packed(
     program: Program,
+    step: Step | None,
     feed: Stream,
     in_closure: InClosure,
     stages: Unmeasured,
@@ -226,26 +221,26 @@ def packed(
     """A function of an iterator, a number of steps, which it does, whether to measure them, and what `feed` tells;
     without the number where that is known.
 
-    The step is the network's own `train_step`, as in Keras. What it returns is left out if it is the metrics: results
-    of a closure travel to the chief.
+    Without a `step` it is the network's own `train_step`, as in Keras. What the last one returned beside metrics is
+    returned, and what a `step` returns never: results of a closure travel to the chief.
 
     Args:
       unrolled: how many steps are written out; what is more is done in a loop over so many.
       num_steps: how many there are; None for a number given in each call, which needs `unrolled` to be 1.
     """
-    strategy, network = program.distribution.strategy, program.network
-    names = {metric.name for metric in network.metrics}
+    train_step, replicas = step or program.network.train_step, Replicas(program)
+    own = program.own_step if step is None else None
 
     def written_out(take: Callable[[], Any], count: int, spent: tf.Tensor) -> Any:
         outputs, steps = None, stages.steps()
         with in_closure(count, steps.timed(take)) as next_batch:
             for _ in range(count):
-                outputs = strategy.run(network.train_step, args=(next_batch(),))
+                outputs = replicas.run(train_step, next_batch())
                 spent = steps.done(spent)
-        return spent, None if isinstance(outputs, dict) and set(outputs) == names else outputs
+        return spent, None if own is None else own.plain(outputs)
 
     if num_steps is None:
-        steps = _given(written_out, feed, stages, returns=isinstance(program.config.trainer, choices.Fit))
+        steps = _given(written_out, feed, stages, returns=own is not None)
     else:
         steps = _known(written_out, feed, stages, unrolled, num_steps)
     return steps if program.config.trainer.run_eagerly else tf.function(steps)

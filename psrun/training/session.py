@@ -22,7 +22,9 @@ from psrun.training.audit import Audit
 from psrun.training.clock import Clock
 from psrun.training.feeding import Stream
 from psrun.training.feeds import Feeds
+from psrun.training.first_batch import FirstBatch
 from psrun.training.following import Following
+from psrun.training.hooks import Hooks
 from psrun.training.lockstep import Lockstep
 from psrun.training.monitor import Monitor, iterations
 from psrun.training.packing import Packed
@@ -39,6 +41,7 @@ class Session:
       following: told of what epochs and evaluations find.
       folder: takes what belongs in the run's result.
       start: where the training goes on from; the program's variables are those of that moment.
+      hooks: what a person has called while the run trains.
       stop: asked between executions whether to end early.
       lockstep: where other processes do the same steps.
 
@@ -59,10 +62,11 @@ class Session:
         folder: RunFolder,
         start: Position,
         stop: Stop,
+        hooks: Hooks,
         lockstep: Lockstep | None = None,
     ) -> None:
         self.program, self._reporter, self._folder = program, reporter, folder
-        self._evaluation, self._saving, self._following = evaluation, saving, following
+        self._evaluation, self._saving, self._following, self._hooks = evaluation, saving, following, hooks
         self.start, self.stop, self.lockstep = start, stop, lockstep
         self.first_step = iterations(program)
         trainer = program.config.trainer
@@ -77,6 +81,8 @@ class Session:
         self._entered = start.steps  # of its first epoch done in other processes
         self._due = False
         self._feeds = Feeds(program, start, self.first_step, self._audit)
+        self._first_batch = FirstBatch(program)
+        self._first_batch.check()
 
     @property
     def steps(self) -> dict[str, int]:
@@ -151,8 +157,9 @@ class Session:
             self._reporter.emit("visitation", step=self.monitor.last_step, **found)
         self._entered = 0
 
-    def check_loss(self) -> None:
-        """Raises NonFiniteLossError once the monitor has seen the loss go."""
+    def check(self) -> None:
+        """Raises NonFiniteLossError once the monitor has seen the loss go, and HookError once a hook has failed."""
+        self._hooks.check()
         if self.monitor.non_finite_loss is not None:
             self._loss_is(self.monitor.non_finite_loss)
 
@@ -175,6 +182,10 @@ class Session:
         """
         step = iterations(self.program)
         self._loss_is(metrics.get("loss", 0.0))
+        if self.program.own_step is not None:  # whose loss is that of the last step
+            self._loss_is(self.monitor.loss() or 0.0)
+        if self._epoch == self.start.epochs + 1:
+            self._first_batch.check()  # with the weights that it began with, they may all have been 0 to 1
         trainer = self.program.config.trainer
         if self._stops() and self._into < trainer.num_steps:
             self._save(step, self._epoch - 1)
@@ -183,7 +194,7 @@ class Session:
         self._following.take(step, metrics)
         self._following.note(step)  # before the checkpoint, which has the learning rate that was decided on
         cut = self._into < trainer.num_steps and not self.program.network.stop_training
-        if cut or step - self.first_step < self.scheduled:
+        if trainer.FIXED_EPOCHS and (cut or step - self.first_step < self.scheduled):
             # Keras only warns of data that ends; steps may be run twice, but never fewer than were scheduled.
             left = trainer.num_steps - self._into
             raise DataExhaustedError.at(step, self.first_step + self.scheduled + left)
@@ -202,6 +213,7 @@ class Session:
         self._compare(step, {**metrics, **found})
         self._following.take(step, found)
         self._following.epoch_ended(step)
+        self._hooks.epoch_ended(step, self._epoch, {**metrics, **found})
         if stops:
             self.stop.raise_if_requested()
         return found
@@ -269,10 +281,7 @@ class Session:
 
     def _loss_is(self, loss: float) -> None:
         if not math.isfinite(loss):
-            raise NonFiniteLossError(
-                f"the loss became {loss} in epoch {self._epoch}; a smaller optimizer.learning_rate, or a look at the "
-                "data, may help"
-            )
+            raise NonFiniteLossError.of_loss(loss, self._epoch)
 
     def _evaluation_due(self) -> bool:
         evaluation = self.program.config.evaluation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -20,17 +21,17 @@ RUN = [
 ]  # fmt: skip
 
 
-def evaluating(cluster: Cluster) -> None:
-    """Waits until the evaluation is under way."""
+def evaluating(cluster: Cluster, state: str = "evaluating") -> None:
+    """Waits until the evaluation is under way, or what else is done by the workers."""
     beat = cluster.folder / ".tasks" / "chief-0.json"
 
-    def state() -> bool:
+    def under_way() -> bool:
         try:
-            return json.loads(beat.read_text())["state"] == "evaluating"
+            return json.loads(beat.read_text())["state"] == state
         except (OSError, ValueError):
             return False
 
-    cluster.wait(state, "evaluation")
+    cluster.wait(under_way, state)
 
 
 def counted_once(cluster: Cluster) -> None:
@@ -100,6 +101,37 @@ def test_a_checkpoint_is_evaluated_on_a_cluster_of_several_processes(start, faul
     other = json.loads((trained.folder / "evaluations" / "10-direct.json").read_text())
     assert found["metrics"] == pytest.approx(other["metrics"], rel=1e-4)
     assert evaluated.left() == []
+
+
+@pytest.mark.parametrize("fault", ["kill", "stop"])
+def test_workers_predict_and_one_is_lost_in_the_middle(start, fault):
+    trained = checkpoint_of(start)
+    before = (trained.folder / "run.json").read_bytes()
+    resumed = ["mode=predict", f"resume='{trained.folder}'", "data.global_batch_size=5"]
+    alone = start("cluster=none", "predict.path=alone.csv", *resumed, PYTHONPATH=TESTS)
+    assert alone.end() == 0, alone.stderr
+    cluster = start("cluster=local", "cluster.restart.heartbeat_timeout_s=6", *resumed, PYTHONPATH=TESTS)
+    cluster.folder = trained.folder / "predictions" / "cluster"
+    evaluating(cluster, "predicting")
+    cluster.wait(lambda: list(cluster.folder.parent.glob(".10.csv.*")), "part of the file")
+    getattr(cluster, fault)("worker-1")
+    assert cluster.wait_for("failure")["task"] == "worker-1"
+    assert not (trained.folder / "predictions" / "10.csv").exists()  # nothing but the whole
+    assert cluster.end() == 0, cluster.stderr
+    assert f"{NUM_EXAMPLES} predictions of step 10 in" in cluster.stdout
+    found, expected = rows(trained.folder / "predictions" / "10.csv"), rows(alone.root / "alone.csv")
+    assert [row["label"] for row in found] == [str(number) for number in range(NUM_EXAMPLES)]
+    assert [float(row["prediction"]) for row in found] == pytest.approx(
+        [float(row["prediction"]) for row in expected], rel=1e-4, abs=1e-5
+    )
+    assert {path.name for path in cluster.folder.parent.iterdir()} == {"10.csv", "cluster"}
+    assert (trained.folder / "run.json").read_bytes() == before
+    assert cluster.left() == []
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def test_a_checkpoint_is_evaluated_on_a_cluster_that_somebody_else_starts(tasks, start):

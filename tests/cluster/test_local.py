@@ -182,10 +182,21 @@ def test_a_signal_saves_and_ends(start, trainer, signum, code):
     cluster.process.send_signal(signum)
     assert cluster.end(within_s=40) == code
     result = cluster.result
-    assert result["status"] == "interrupted"
+    assert (result["status"], result["exit_code"]) == ("interrupted", code)
+    assert result["error"]["message"] == f"interrupted by {signum.name}"
     assert cluster.left() == []
     assert result["checkpoints"][-1]["step"] == result["steps"]["applied"]  # what was applied is saved, to the step
     assert result["steps"]["applied"] >= result["steps"]["scheduled"] > 0
+
+
+def test_a_signal_while_the_chief_hangs_is_recorded(start):
+    cluster = start(*LONG, "trainer.epochs=2000", "cluster.restart.stop_timeout_s=2")
+    cluster.wait_for("epoch", 1)
+    cluster.stop("chief-0")
+    cluster.process.send_signal(signal.SIGINT)
+    assert cluster.end(within_s=30) == 130
+    assert (cluster.result["status"], cluster.result["exit_code"]) == ("interrupted", 130)
+    assert cluster.left() == []
 
 
 def test_a_second_signal_ends_at_once(start):
@@ -196,6 +207,7 @@ def test_a_second_signal_ends_at_once(start):
     cluster.wait_for("stopping")
     cluster.process.send_signal(signal.SIGINT)
     assert cluster.end(within_s=5) == 130
+    assert (cluster.result["status"], cluster.result["exit_code"]) == ("interrupted", 130)
     assert cluster.left() == []
 
 
@@ -206,3 +218,19 @@ def test_no_task_outlives_a_supervisor_that_is_killed(start):
     cluster.process.kill()
     cluster.process.wait()
     cluster.wait(lambda: not cluster.left(), "end of all tasks", within_s=10)
+
+
+def test_workers_with_several_replicas_train_on_parts_of_their_batches(start):
+    """Parts of the CPU stand for GPUs. The last batch of a pass, of 20 examples, cannot be split evenly."""
+    cluster = start(
+        "cluster=local", "cluster.replicas_per_worker=3", "trainer.epochs=2", "trainer.steps_per_epoch=null",
+        "data.num_train_examples=500", "data.num_eval_examples=100", "data.global_batch_size=32", "evaluation=exact",
+        "data.visitation=once", "data.audit=true",
+    )  # fmt: skip
+    assert cluster.end() == 0
+    result = cluster.result
+    assert result["replicas"] == {"per_worker": 3, "devices": ["CPU:0", "CPU:1", "CPU:2"]}
+    assert result["steps"]["applied"] == 32
+    assert [row["seen"] for row in result["visitation"]] == [{"0": 0, "1": 500, "2": 0, "3+": 0}] * 2
+    assert result["evaluation"]["examples_seen"] == 100
+    assert cluster.left() == []

@@ -187,7 +187,7 @@ def test_a_signal_saves_and_ends(run, signum, code):
     cluster.process.send_signal(signum)
     assert cluster.end(within_s=60) == code
     result = cluster.result
-    assert result["status"] == "interrupted"
+    assert (result["status"], result["exit_code"]) == ("interrupted", code)
     assert result["checkpoints"][-1]["step"] == result["steps"]["applied"] > 0
     assert cluster.events("failure") == []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 pytestmark = pytest.mark.cluster
@@ -82,3 +84,40 @@ def test_one_of_the_workers_that_somebody_else_starts_is_set_aside(tasks):
     assert [other.end() for other in others] == [0, 0, 0]
     assert chief.result["cluster"]["num_workers"] == 1
     assert (chief.result["evaluation"]["mode"], chief.result["evaluation"]["step"]) == ("sidecar_thread", 10000)
+
+
+def test_it_is_started_after_the_run_with_the_tutorials_tf_config(start):
+    kept = [each for each in RUN if each.startswith(("trainer.", "data."))]
+    given = [*kept, "trainer.epochs=2", "checkpoint.max_to_keep=9"]
+    run = start("cluster=none", "evaluation=none", *given)
+    assert run.end() == 0, run.stderr
+    listed = {"cluster": {"evaluator": ["host7:2222"]}, "task": {"type": "evaluator", "index": 0}}
+    sidecar = ["evaluation=sidecar", *given, f"hydra.run.dir='{run.folder}'"]
+    first = start("cluster=tf_config", *sidecar, TF_CONFIG=json.dumps(listed))
+    assert first.end() == 0, first.stderr
+    assert [event["step"] for event in run.events("evaluation")] == [50, 100]
+    assert (run.result["evaluation"]["mode"], run.result["evaluation"]["step"]) == ("sidecar", 100)
+    second = start("cluster=tf_config", *sidecar, TF_CONFIG=json.dumps({"task": listed["task"]}))
+    assert second.end() == 0, second.stderr
+    assert len(run.events("evaluation")) == 2  # what was evaluated is not evaluated again
+
+
+def test_it_evaluates_what_keras_saves_with_callbacks_and_ends_after_so_many(start, tmp_path):
+    weights = "'${hydra:runtime.output_dir}/weights/ckpt-{epoch}'"
+    saves = f"{{_target_: tf_keras.callbacks.ModelCheckpoint, filepath: {weights}, save_weights_only: true}}"
+    tensorboard = f"{{_target_: tf_keras.callbacks.TensorBoard, log_dir: {tmp_path}/tb}}"
+    cluster = start("cluster=local", "partitioner=fixed_shards", "evaluation=sidecar", "trainer=fit", "checkpoint=none",
+                    "trainer.epochs=30", "trainer.steps_per_epoch=100", f"trainer.callbacks=[{saves}]",
+                    "data.num_train_examples=2000", "data.num_eval_examples=200", "evaluation.max_evaluations=2",
+                    f"evaluation.callbacks=[{tensorboard}]")  # fmt: skip
+    assert cluster.end() == 0, cluster.stderr
+    steps = [event["step"] for event in cluster.events("evaluation")]
+    assert len(steps) == 2
+    assert steps[0] == 100
+    result = cluster.result
+    assert (result["status"], result["evaluation"]["step"]) == ("completed", steps[1])
+    assert "val_loss" in result["metrics"]
+    assert result["steps"]["applied"] == 3000  # the training went on without it
+    assert not cluster.events("failure")
+    assert list((tmp_path / "tb" / "validation").glob("events*"))
+    assert cluster.left() == []

@@ -9,6 +9,7 @@ import time
 
 import portpicker
 import pytest
+from running import BOUND_S
 
 pytestmark = pytest.mark.cluster
 
@@ -64,9 +65,90 @@ def test_static_and_a_chief_that_is_started_again(start, tmp_path):
 def test_a_server_that_is_not_there_is_named(start):
     cluster = addresses()
     chief = start("cluster=tf_config", "cluster.connect_timeout_s=2", *QUICK, TF_CONFIG=tf_config(cluster, "chief", 0))
-    assert chief.end() == 1
+    assert chief.end() == 175
     assert f"not reached within 2 s (connect_timeout_s): ps-0 at {cluster['ps'][0]}" in chief.stderr
-    assert chief.result["error"]["type"] == "ClusterError"
+    assert chief.result["error"]["type"] == "TaskLostError"
+
+
+# An execution is one step, so that workers are in the middle of an epoch when a task is killed.
+FAULTS = [
+    "trainer.epochs=1000", "trainer.steps_per_epoch=400", "trainer.steps_per_execution=1", "checkpoint.every_steps=50",
+    "data.num_train_examples=500", "data.num_eval_examples=100", "cluster.connect_timeout_s=60",
+]  # fmt: skip
+
+
+def run_of(start, *arguments: str):
+    """Starts tasks of one cluster by TF_CONFIG; all but the chief and the evaluator keep folders of their own."""
+    cluster = addresses()
+    given = ("cluster=tf_config", *FAULTS, *arguments)
+
+    def task(job: str, index: int = 0, *more: str):
+        return start(*given, *more, TF_CONFIG=tf_config(cluster, job, index))
+
+    return task
+
+
+@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
+def test_a_parameter_server_that_is_killed_ends_the_chief_at_once_and_the_next_one_has_the_row(start, trainer):
+    task = run_of(start, f"trainer={trainer}", "evaluation=none")
+    ps, *workers = task("ps"), task("worker", 0), task("worker", 1)
+    chief = task("chief")
+    folder = f"hydra.run.dir='{chief.folder}'"
+    kinds = {"direct": task("evaluator", 0, folder, "evaluation=direct"),
+             "sidecar": task("evaluator", 0, folder, "evaluation=sidecar")}  # fmt: skip
+    chief.wait_for("checkpoint", 3)
+    ps.process.kill()
+    killed_s = time.monotonic()
+    assert chief.end(within_s=10) == 175
+    assert time.monotonic() - killed_s < 5
+    assert "ps-0 has ended: nothing listens at" in chief.stderr
+    assert "(connection refused)" in chief.stderr
+    error = chief.result["error"]
+    assert (error["type"], error["task"]) == ("TaskLostError", "ps-0")
+    last = chief.events("failure")[-1]["step"]
+    # One that comes before the parameter server is there, and then one that comes after it.
+    early = task("chief", 0, folder, "cluster.connect_timeout_s=2")
+    assert early.end() == 175, early.stderr
+    assert "not reached within 2 s (connect_timeout_s): ps-0" in early.stderr
+    assert [name for name, each in kinds.items() if each.process.poll() is not None] == []
+    task("ps")
+    again = task("chief", 0, folder, "trainer.epochs=1")
+    assert again.end() == 0, again.stderr
+    assert [each.end(within_s=30) for each in (*kinds.values(), *workers)] == [0] * 4
+    (row,) = chief.result["recoveries"]
+    assert (row["task"], row["cause"]) == ("ps-0", error["message"])
+    assert row["seconds"] > 2
+    assert row["steps_lost"] == max(0, last - chief.events("restored")[0]["step"])
+    assert [event["task"] for event in chief.events("recovery")] == ["ps-0"]
+    assert chief.result["pending_recovery"] is None
+
+
+def test_a_worker_that_is_back_soon_and_a_chief_that_is_started_again_have_rows(start):
+    task = run_of(start, "evaluation=none")
+    workers = [task("worker", 0), task("worker", 1)]
+    task("ps")
+    chief = task("chief")
+    chief.wait_for("checkpoint", 2)
+    workers[1].process.kill()
+    assert chief.wait_for("failure")["task"] == "worker-1"
+    workers[1] = task("worker", 1)
+    chief.wait_for("recovery")
+    (row,) = chief.result["recoveries"]
+    assert (row["task"], row["steps_lost"]) == ("worker-1", 0)
+    assert 0 < row["seconds"] < BOUND_S  # of a machine that does other things too
+    saved = len(chief.events("checkpoint"))
+    chief.wait_for("checkpoint", saved + 2)
+    chief.process.kill()
+    again = task("chief", 0, f"hydra.run.dir='{chief.folder}'")
+    again.wait_for("recovery", 2)
+    again.process.terminate()
+    assert again.end() == 175
+    first, second = again.result["recoveries"]
+    assert first == row
+    assert (second["task"], second["cause"]) == ("chief-0", "ended without recording a status")
+    assert 0 <= second["steps_lost"] < 200
+    (restored,) = again.events("restored")
+    assert restored["step"] >= 100
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a process number 1 of its own needs root")

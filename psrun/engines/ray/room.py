@@ -20,20 +20,23 @@ class Need:
 
     num_cpus: float
     memory_bytes: int
+    num_gpus: float = 0
 
     def bundle(self) -> dict[str, float]:
         """As a placement group takes it."""
-        return {"CPU": self.num_cpus, **({"memory": self.memory_bytes} if self.memory_bytes else {})}
+        others = {"memory": self.memory_bytes, "GPU": self.num_gpus}
+        return {"CPU": self.num_cpus, **{name: asked for name, asked in others.items() if asked}}
 
     def options(self) -> dict[str, Any]:
         """As an actor takes it."""
-        return {"num_cpus": self.num_cpus, **({"memory": self.memory_bytes} if self.memory_bytes else {})}
+        others = {"memory": self.memory_bytes, "num_gpus": self.num_gpus}
+        return {"num_cpus": self.num_cpus, **{name: asked for name, asked in others.items() if asked}}
 
 
 def needs(cluster: choices.Ray, tasks: Iterable[Task]) -> dict[Task, Need]:
     """What each task asks for, as `cluster.resources` says of its job."""
     of_job = {task: getattr(cluster.resources, task.job) for task in tasks}
-    return {task: Need(asked.num_cpus, asked.memory_bytes) for task, asked in of_job.items()}
+    return {task: Need(asked.num_cpus, asked.memory_bytes, asked.num_gpus) for task, asked in of_job.items()}
 
 
 def check(wanted: Mapping[Task, Need], nodes: Sequence[Mapping[str, float]]) -> None:
@@ -80,8 +83,13 @@ def _fits(need: Need, node: Mapping[str, float]) -> bool:
 
 
 def _no_room(task: Task, need: Need, wanted: Mapping[Task, Need], nodes: Sequence[Mapping[str, float]]) -> str:
-    whole = Need(sum(each.num_cpus for each in wanted.values()), sum(each.memory_bytes for each in wanted.values()))
-    kinds = Counter(_has(Need(node.get("CPU", 0.0), int(node.get("memory", 0))), whole) for node in nodes)
+    asked = wanted.values()
+    whole = Need(
+        *(sum(values) for values in zip(*((each.num_cpus, each.memory_bytes, each.num_gpus) for each in asked)))
+    )
+    kinds = Counter(
+        _has(Need(node.get("CPU", 0.0), int(node.get("memory", 0)), node.get("GPU", 0.0)), whole) for node in nodes
+    )
     has = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     return (
         f"there is no room for {task}, which asks for {_has(need, whole)}; {len(wanted)} tasks ask for "
@@ -90,6 +98,6 @@ def _no_room(task: Task, need: Need, wanted: Mapping[Task, Need], nodes: Sequenc
 
 
 def _has(what: Need, asked: Need) -> str:
-    """In words; of memory only where some is asked for."""
-    cpus = f"{what.num_cpus:g} CPUs"
+    """In words; of GPUs and memory only where some are asked for."""
+    cpus = f"{what.num_cpus:g} CPUs" + (f", {what.num_gpus:g} GPUs" if asked.num_gpus else "")
     return f"{cpus} and {what.memory_bytes:,} bytes" if asked.memory_bytes else cpus

@@ -188,8 +188,8 @@ def clocks_apart(ahead_s: Mapping[str, float], reference: str) -> list[str]:
 
 def waits_to_end_s(run_config: RunConfig, task: Task) -> float:
     """How long the task may take to end by itself once the run was completed: the one that evaluates has work left."""
-    evaluation, cluster = run_config.evaluation, run_config.cluster
-    if not isinstance(evaluation, choices.Sidecar) or not isinstance(cluster, choices.Slurm):
+    evaluation, cluster = run_config.sidecar, run_config.cluster
+    if evaluation is None or not isinstance(cluster, choices.Slurm):
         return 0.0
     aside = Task("worker", cluster.num_workers - 1)
     return evaluation.wait_s if task == (aside if isinstance(evaluation, choices.SidecarThread) else EVALUATOR) else 0.0

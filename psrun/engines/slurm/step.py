@@ -99,9 +99,8 @@ def lineup(run: RunConfig) -> list[Task]:
     tasks += [Task("worker", index) for index in range(cluster.num_workers)]
     if run.data_service:
         tasks += [DISPATCHER, *(Task("data_worker", index) for index in range(cluster.num_data_workers))]
-    if run.mode == "train" and isinstance(run.evaluation, choices.Sidecar):
-        # A sidecar_thread has a worker evaluate.
-        tasks += [] if isinstance(run.evaluation, choices.SidecarThread) else [EVALUATOR]
+    if run.sidecar is not None and not isinstance(run.sidecar, choices.SidecarThread):  # which has a worker evaluate
+        tasks.append(EVALUATOR)
     return tasks
 
 

@@ -39,12 +39,13 @@ def submit(submission: Submission, console: Console) -> ExitCode:
       PsrunError: the job has ended, and the run has not said how.
       KeyboardInterrupt: Ctrl-C while following; the job goes on.
     """
-    if submission.run.mode not in ("train", "evaluate"):
+    if not submission.run.uses_cluster:
         message = f"is {submission.run.mode}: one process does it, without Slurm's tasks; leave out submit slurm"
         raise ConfigError([Problem("mode", message)])
     whole, arguments = _folder(submission)
-    # An evaluation keeps what it comes to in a folder of its own: the run may be going on.
-    folder = whole if submission.run.mode == "train" else RunFolder(whole).cluster_evaluation
+    # An evaluation, or a prediction, keeps its state in a folder of its own: the run may be going on.
+    mode = submission.run.mode
+    folder = whole if mode == "train" else RunFolder(whole).of_cluster(mode)
     text = script.render(submission.run, arguments, where=submission.folder, folder=folder, name=f"psrun-{whole.name}")
     if submission.dry_run:
         console.print(text, markup=False, soft_wrap=True, end="")

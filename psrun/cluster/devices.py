@@ -1,0 +1,63 @@
+"""The devices of the tasks of a cluster: on which devices a worker's replicas are, and who has GPUs at all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from psrun.errors import ConfigError, Problem
+
+KEY = "cluster.replicas_per_worker"
+_WORKERS_DEVICE = re.compile(r"^/job:worker/replica:\d+/task:(?P<task>\d+)/device:(?P<kind>CPU|GPU):\d+$")
+
+
+def of_server(job: str, num_replicas: int | None) -> dict[str, int]:
+    """How many devices of each kind the server of a task has at most; of a kind that is not named, all that are there.
+
+    Only workers have GPUs: TensorFlow takes the memory of every GPU that a process sees.
+
+    Args:
+      num_replicas: of a worker; None for as many as it has GPUs, or one.
+    """
+    if job != "worker":
+        return {"GPU": 0}
+    return {} if num_replicas is None else {"CPU": num_replicas, "GPU": num_replicas}
+
+
+def of_replicas(num_replicas: int | None) -> tuple[str, ...]:
+    """The devices of each worker that a replica is on; all workers of the cluster that this process is connected to.
+
+    Args:
+      num_replicas: on as many GPUs where each worker has them, else on as many parts of the CPU; None for all GPUs of a
+        worker, or one replica on the CPU where it has none.
+
+    Raises:
+      ConfigError: workers have different numbers of GPUs, or fewer parts of the CPU than there are to be replicas.
+    """
+    cpus, gpus = (_by_worker(tf.config.list_logical_devices(kind)) for kind in ("CPU", "GPU"))
+    by_worker = {task: gpus.get(task, 0) for task in sorted(cpus)}
+    fewest = min(by_worker.values(), default=0)
+    if num_replicas is None:
+        if len(set(by_worker.values())) > 1:
+            counts = ", ".join(f"worker-{task} {count}" for task, count in by_worker.items())
+            message = f"is null: a replica for each GPU of a worker, but workers have different numbers ({counts})"
+            raise ConfigError([Problem(KEY, f"{message}; give a number that all of them have")])
+        num_replicas, kind = max(1, fewest), "GPU" if fewest else "CPU"
+    else:
+        kind = "GPU" if fewest >= num_replicas else "CPU"
+    short = [task for task, count in cpus.items() if count < num_replicas]
+    if kind == "CPU" and short:
+        message = f"is {num_replicas}, but worker-{short[0]} was started with {cpus[short[0]]}"
+        raise ConfigError([Problem(KEY, f"{message}; start all tasks with the same number")])
+    return tuple(f"/device:{kind}:{index}" for index in range(num_replicas))
+
+
+def _by_worker(devices: Iterable[tf.config.LogicalDevice]) -> dict[int, int]:
+    """How many of these each worker has."""
+    counts: dict[int, int] = {}
+    for match in (_WORKERS_DEVICE.match(device.name) for device in devices):
+        if match:
+            counts[int(match["task"])] = counts.get(int(match["task"]), 0) + 1
+    return counts

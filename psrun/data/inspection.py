@@ -1,0 +1,145 @@
+"""`psrun data inspect`: what the columns of files hold, and the features that they may be, as YAML to edit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from psrun import atomic, schema
+from psrun.data import described, files, formats, profiles, proposals
+from psrun.data.profiles import Profile
+from psrun.data.proposals import Proposal
+from psrun.errors import ConfigError, DataError
+from psrun.reporting.console import feature_table, warner
+
+_CLASSES = 100  # integers from 0 on, up to which a label is more likely a class than a number
+
+
+def run(
+    console: Console,
+    *,
+    names: Sequence[str],
+    label: str | None,
+    write: Path | None,
+    format: str | None,
+    delimiter: str | None,
+    encoding: str,
+) -> None:
+    """Shows a row a column, and writes a choice of the group `data` where it is asked for.
+
+    Args:
+      names: files, folders or patterns.
+      label: the column that is no feature.
+      write: a new file.
+
+    Raises:
+      ConfigError: there is no such column, the files name none, or there is a file at `write`.
+      DataError: the files cannot be read, or differ in their columns.
+    """
+    if write is not None and write.exists():
+        raise ConfigError(f"{write} exists, and may have been edited: choose another name for --write")
+    delimiter = formats.TAB if delimiter == r"\t" else delimiter
+    if wrong := list(formats.problems(delimiter, None, encoding)):
+        raise ConfigError(wrong)
+    found = [file for name in names for file in files.find(name)]
+    form = format or formats.of(found)
+    if form == "tfrecord":
+        raise ConfigError("TFRecord files name no columns, as records may each hold other ones: write data.features")
+    layout = formats.Layout(form, delimiter or formats.TEXT.get(form, ","), encoding=encoding)
+    columns = formats.columns(found[0], layout) or ()
+    hint = (
+        formats.delimiter_hint(found[0], layout, label, verb=True) if label not in columns and len(columns) < 2 else ""
+    )
+    if hint or (label is not None and label not in columns):
+        missing = f"{found[0]} has no column {label!r}." if label else f"{found[0]} has one column, {columns[0]!r}."
+        raise ConfigError(missing + (hint or schema.did_you_mean(str(label), columns)))
+    looked = profiles.of_files(found, layout, cache=files.cache(), tell=lambda text: None)
+    proposed = proposals.of(looked.values(), label, name=found[0])
+    num_rows = max((each.num_rows for each in looked.values()), default=0)
+    if not num_rows:
+        raise DataError(f"there is no row in {found[0]}")
+    title = f"{num_rows:,} rows of {found[0]}" + (f" and {len(found) - 1} more files" if len(found) > 1 else "")
+    console.print(feature_table([each.row(name) for name, each in proposed.items()], title))
+    bad = next(iter(looked.values()))
+    if bad.num_bad:
+        message = f"{bad.num_bad:,} bad rows are not counted; the first is {bad.first_bad}"
+        warner(console)(f"{message}. A run ends there, unless data.max_bad_rows={bad.num_bad} skips them")
+    if label is not None:
+        told = ", ".join(f"{key}={value}" for key, value in _task(looked[label]).items())
+        console.print(f"label {label}: {looked[label].num_values:,} values, {told}", soft_wrap=True)
+    if write is not None:
+        where = {"path": _pattern(names, found), "label": label or schema.MISSING}
+        _write(write, proposed, {**where, **_how(layout, format), **(_task(looked[label]) if label else {})})
+        console.print(_advice(write), soft_wrap=True)
+
+
+def _task(label: Profile) -> dict[str, Any]:
+    """The options of `data` that say what a label is."""
+    if label.kind == "strings":
+        binary = len(label.values) == 2
+        task = {"task": "binary"} if binary else {"task": "multiclass", "num_classes": label.num_values}
+        return {**task, "label_vocabulary": list(label.values)}
+    values = set(label.values)
+    if values and values <= {0, 1}:
+        return {"task": "binary"}
+    if label.kind == "integers" and len(values) <= _CLASSES and values == set(range(len(values))):
+        return {"task": "multiclass", "num_classes": len(values)}
+    return {"task": "regression"}
+
+
+def _how(layout: formats.Layout, format: str | None) -> dict[str, Any]:
+    """The options of `data` without which the files are read in another way."""
+    held = {"format": format} if format else {}
+    if layout.format in formats.TEXT and layout.delimiter != formats.TEXT[layout.format]:
+        held["delimiter"] = layout.delimiter
+    return held if layout.encoding == "utf-8" else {**held, "encoding": layout.encoding}
+
+
+def _pattern(names: Sequence[str], found: Sequence[str]) -> str:
+    """What names just the files that were `found` under these names; "???", to be given, where nothing does."""
+    if len(names) == 1:
+        return names[0]
+    folder, name = os.path.split(found[0])
+    pattern = os.path.join(folder, "*" + "".join(Path(name).suffixes))
+    return pattern if files.find(pattern) == sorted(found) else schema.MISSING
+
+
+def _write(path: Path, proposed: Mapping[str, Proposal], keys: Mapping[str, Any]) -> None:
+    lines = ["# The features as psrun data inspect proposes them: edit them, and leave out what no model should see."]
+    lines += ["defaults:", "  - table", "  - _self_"]
+    lines += [f"{key}: {_flow(value)}" for key, value in keys.items()]
+    lines.append("features:")
+    for name, each in proposed.items():
+        notes = (f"{each.profile.num_values:,} values", each.examples, f"{each.missing} missing" * bool(each.missing))
+        comment = " ".join("; ".join(filter(None, (*notes, each.note))).split())  # a line feed would end it
+        if each.feature is None:
+            lines.append(f"  # {_flow(name)}: left out: {each.note}")
+        else:
+            options = described.options(each.feature)
+            if options.get("column") == name:
+                del options["column"]
+            lines.append(f"  {_flow(name)}: {_flow(options)}  # {comment}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write(path, "\n".join(lines) + "\n")
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _flow(value: Any) -> str:
+    """YAML on one line; what OmegaConf would take for a reference is text."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=2**20, allow_unicode=True, sort_keys=False)
+    return text.removesuffix("\n").removesuffix("\n...").replace("${", r"\${")
+
+
+def _advice(path: Path) -> str:
+    """The command that takes what was written."""
+    if path.parent.name == "data" and path.suffix == ".yaml":
+        return f"written to {path}: psrun --config-dir {path.parent.parent} data={path.stem} model=wide_deep"
+    named = Path("FOLDER", "data", f"{path.stem}.yaml")
+    return f"written to {path}; as {named} it is taken by psrun --config-dir FOLDER data={path.stem} model=wide_deep"

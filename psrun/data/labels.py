@@ -1,0 +1,116 @@
+"""Labels that are other values than class numbers: class k is the k-th value of a vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from psrun.data.source import DataSource
+from psrun.errors import ConfigError, Problem
+
+KEY = "data.label_vocabulary"
+Vocabulary = tuple[str, ...] | tuple[int, ...]
+_BUCKETS = 2**63 - 1
+
+
+def own_vocabulary(source: DataSource) -> Vocabulary | None:
+    """The vocabulary by which a source itself makes class numbers of its labels; None where it does not say one."""
+    found = getattr(source, "label_vocabulary", None)
+    return None if found is None else tuple(found)
+
+
+def class_names(source: DataSource, vocabulary: Vocabulary | None) -> tuple[str, ...] | None:
+    """The names of the classes 0, 1, ...; None where they have none.
+
+    Args:
+      vocabulary: of the configuration.
+    """
+    values = own_vocabulary(source) or vocabulary
+    return None if values is None else tuple(map(str, values))
+
+
+def problems(source: DataSource, vocabulary: Vocabulary | None) -> list[Problem]:
+    """What keeps the vocabulary of the configuration from being that of the source's labels."""
+    if vocabulary is None:
+        return []
+    own = own_vocabulary(source)
+    if own is not None and own != vocabulary:
+        return [Problem(KEY, f"is {_shown(vocabulary)}, but the labels of the data source are {_shown(own)}")]
+    return fitting(source.task, source.num_classes if source.task == "multiclass" else None, vocabulary)
+
+
+def fitting(task: str, num_classes: int | None, vocabulary: Sequence[Any]) -> list[Problem]:
+    """Whether a task can have labels with this vocabulary.
+
+    Args:
+      num_classes: of a multiclass task; None where only the vocabulary says it.
+    """
+    count = len(vocabulary)
+    if task == "regression":
+        return [Problem(KEY, "is for classes; data.task=regression has numbers as labels: set it to null")]
+    if task == "binary" and count != 2:
+        return [Problem(KEY, f"has {count} values; a binary task has 2 (data.task=multiclass has any number)")]
+    if task == "multiclass" and num_classes not in (None, count):
+        return [Problem(KEY, f"has {count} values, and there are {num_classes} classes (num_classes)")]
+    return []
+
+
+def to_class_numbers(source: DataSource, vocabulary: Vocabulary | None) -> Callable[[tf.Tensor], tf.Tensor] | None:
+    """A function from a batch of the source's labels to class numbers, as `DataSource.task` has them.
+
+    It holds no lookup table: the chief of a cluster would have to make one on each worker. Where a label is not in the
+    vocabulary, the function raises InvalidArgumentError, which names the label.
+
+    Returns:
+      None where the source gives class numbers itself.
+
+    Raises:
+      ConfigError: the labels have another type than the vocabulary.
+    """
+    if vocabulary is None or own_vocabulary(source) is not None:
+        return None
+    with tf.init_scope():
+        _, label, *_ = source.train(batch_size=1, seed=tf.constant(0, tf.int64)).element_spec
+        if not isinstance(label, tf.TensorSpec):
+            raise ConfigError([Problem(KEY, "is for one label an example; the data source has several")])
+        if (label.dtype == tf.string) != isinstance(vocabulary[0], str):
+            message = f"is {_shown(vocabulary)}, but the labels of the data source are of type {label.dtype.name}"
+            raise ConfigError([Problem(KEY, message)])
+        return _lookup(vocabulary, multiclass=source.task == "multiclass")
+
+
+def check_numbers(label: Any) -> None:
+    """Raises ConfigError where labels that a model is to be trained on (a nest of specs) are strings."""
+    if any(spec.dtype == tf.string for spec in tf.nest.flatten(label)):
+        message = "is null, and the labels are strings; name the classes, as in data.label_vocabulary=[no,yes]"
+        raise ConfigError([Problem(KEY, message)])
+
+
+def _lookup(vocabulary: Vocabulary, *, multiclass: bool) -> Callable[[tf.Tensor], tf.Tensor]:
+    words, told = np.array(vocabulary), _shown(vocabulary)
+    keys = _keys(tf.constant(vocabulary)).numpy()
+    order = np.argsort(keys)
+
+    def numbers(label: tf.Tensor) -> tf.Tensor:
+        label = tf.reshape(label, [-1])
+        places = tf.minimum(tf.searchsorted(keys[order], _keys(label)), len(order) - 1)
+        found = tf.gather(order, places)
+        known = tf.equal(tf.cast(tf.gather(words, found), label.dtype), label)
+        unknown = tf.boolean_mask(label, tf.logical_not(known))
+        message = f"a label is not in {KEY}={told}:"
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(known), [message, unknown[:1]])]):
+            return tf.identity(found) if multiclass else tf.cast(found, tf.float32)[:, tf.newaxis]
+
+    return numbers
+
+
+def _keys(values: tf.Tensor) -> tf.Tensor:
+    """Numbers to search values by. Of two values with the same one, no more than one is found to be equal."""
+    return tf.strings.to_hash_bucket_fast(values, _BUCKETS) if values.dtype == tf.string else tf.cast(values, tf.int64)
+
+
+def _shown(vocabulary: Sequence[Any]) -> str:
+    return f"[{', '.join(map(str, vocabulary))}]"

@@ -1,0 +1,227 @@
+"""What the columns of files hold: how many different values, how many missing ones, and of what kind. No TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import re
+import statistics
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from psrun import atomic
+from psrun.data import files, formats
+from psrun.data.columns import CONVERSIONS, Rows
+
+FEW = 256  # values that a profile lists
+_COUNTED = 100_000  # different values up to which they are counted; beyond, their number is estimated
+_VERSION = 2
+_LEADING_ZERO = re.compile(r"\s*[-+]?0\d+\s*")  # of a code, such as that of a place
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A column.
+
+    Attributes:
+      kind: integers, numbers, strings, other (none of these) or empty (no value at all).
+      text: whether numbers are written as text.
+      whole: of numbers, whether none has a fraction.
+      width: values of a row.
+      num_rows, num_missing: rows, and values among them that are missing.
+      num_bad, first_bad: rows of the files that cannot be read and are not counted, and what is wrong with the first.
+      num_values: different values; beyond 100,000 an estimate.
+      least, most, middle: of numbers; the middle is that of the different values.
+      values: all of them, in order, where they are few.
+      odd: of strings that are numbers but for a few, those few.
+    """
+
+    column: str
+    kind: str
+    text: bool = False
+    whole: bool = False
+    width: int = 1
+    num_rows: int = 0
+    num_missing: int = 0
+    num_bad: int = 0
+    first_bad: str = ""
+    num_values: int = 0
+    least: float | None = None
+    most: float | None = None
+    middle: float | None = None
+    values: Sequence[str | int | float] = ()
+    odd: Sequence[str] = ()
+
+    @property
+    def repeats(self) -> float:
+        """How often a value comes, on average."""
+        return (self.num_rows * self.width - self.num_missing) / max(1, self.num_values)
+
+
+def of_files(
+    names: Sequence[str],
+    layout: formats.Layout,
+    *,
+    cache: Path | None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> dict[str, Profile]:
+    """The profile of each column of files, over all of their rows that have as many fields as the first.
+
+    Args:
+      cache: the folder in which it is kept for as long as the files do not change; None: nowhere.
+      tell: called while they are read, with how far that is.
+
+    Raises:
+      DataError: a file cannot be read to its end, or has other columns than the first.
+    """
+    kept = None
+    if cache is not None:
+        key = json.dumps([_VERSION, asdict(layout), [files.stamp(name) for name in names]])
+        kept = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.profile.json"
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            held = json.loads(kept.read_text(encoding="utf-8"))
+            return {each["column"]: Profile(**each) for each in held}
+    columns = formats.columns(names[0], layout) or ()
+    seen = {column: _Seen(column) for column in columns}
+    num_rows, num_bad, first_bad = 0, 0, ""
+    for number, name in enumerate(names, 1):
+        formats.check_columns(name, layout, names[0], columns)
+        for rows in formats.rows(name, columns, layout):
+            _add(seen, rows)
+            num_rows += len(rows.numbers)
+            num_bad += len(rows.bad)
+            if rows.bad and not first_bad:
+                first_bad = f"{name}, row {rows.bad[0][0]}: {rows.bad[0][1]}"
+            tell(f"looking at the columns of {name} ({number} of {len(names)} files): {num_rows:,} rows so far")
+    found = {column: replace(each.profile(), num_bad=num_bad, first_bad=first_bad) for column, each in seen.items()}
+    if kept is not None:
+        with contextlib.suppress(OSError):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            atomic.write(kept, json.dumps([asdict(each) for each in found.values()]))
+    return found
+
+
+def _add(seen: dict[str, _Seen], rows: Rows) -> None:
+    for column, each in seen.items():
+        each.add(rows.columns[column])
+
+
+class _Seen:
+    """The values of a column so far; of too many, a sample: those with a hash that ends in zeros."""
+
+    def __init__(self, column: str) -> None:
+        self._column, self._width = column, 0
+        self._values, self._zeros = set[Any](), 0
+        self._num_rows = self._num_missing = 0
+        self._text = self._plain = self._other = False  # text, numbers as such, and what is neither
+        self._whole = self._numbers = self._integers = True
+        self._odd = set[str]()
+        self._least, self._most = math.inf, -math.inf
+
+    def add(self, values: np.ndarray) -> None:
+        self._num_rows += len(values)
+        if values.dtype.kind in "fiub":
+            self._width = self._width or int(np.prod(values.shape[1:]))
+            flat = values.ravel()
+            held = flat[~np.isnan(flat)] if values.dtype.kind == "f" else flat
+            self._num_missing += len(flat) - len(held)
+            self._take(np.unique(held.astype(np.int64) if values.dtype.kind == "b" else held).tolist())
+            return
+        items = values.tolist()
+        if values.ndim > 1 or any(isinstance(item, list | tuple | np.ndarray) for item in items):
+            lists = values.reshape(len(values), -1).tolist() if values.ndim > 1 else items
+            self._width = self._width or max(1, next((len(item) for item in lists if item is not None), 1))
+            items = [inner for item in lists for inner in (item if item is not None else [None])]
+        self._width = self._width or 1
+        self._take(self._present(items))
+
+    def _present(self, items: Sequence[Any]) -> Iterable[Any]:
+        """The different values but for those that are missing, which are counted."""
+        for value, count in Counter(map(_plain, items)).items():
+            if value is None or value != value or (isinstance(value, str) and (not value or value.isspace())):
+                self._num_missing += count
+            else:
+                yield value
+
+    def _take(self, values: Iterable[Any]) -> None:
+        self._values.update(values if not self._zeros else filter(self._sampled, values))
+        while len(self._values) > _COUNTED:
+            self._look()
+            self._zeros += 1
+            self._values = set(filter(self._sampled, self._values))
+
+    def _sampled(self, value: Any) -> bool:
+        return not zlib.crc32(str(value).encode("utf-8", "surrogateescape")) & ((1 << self._zeros) - 1)
+
+    def _look(self) -> list[float]:
+        """Finds out of what kind the values are; returns those that are numbers."""
+        numbers = []
+        for value in self._values:
+            self._text |= isinstance(value, str)
+            self._plain |= isinstance(value, int | float)
+            self._other |= not isinstance(value, str | int | float)
+            if len(self._odd) > FEW:  # words: no more need be known of them
+                continue
+            number = _number(value)
+            if number is None:
+                self._numbers = False
+                self._odd.add(str(value))
+                continue
+            numbers.append(number)
+            code = isinstance(value, str) and _LEADING_ZERO.fullmatch(value) is not None
+            self._numbers &= not code
+            self._integers &= isinstance(value, int) or (isinstance(value, str) and _is_integer(value))
+        if numbers:
+            self._least, self._most = min(self._least, *numbers), max(self._most, *numbers)
+            self._whole &= all(number == number // 1 for number in numbers)
+        return numbers
+
+    def profile(self) -> Profile:
+        numbers = self._look()
+        count = len(self._values) << self._zeros
+        told: dict[str, Any] = {
+            "column": self._column, "text": self._text, "width": self._width or 1, "num_rows": self._num_rows,
+            "num_missing": self._num_missing, "num_values": count,
+        }  # fmt: skip
+        other = self._other or (self._text and self._plain and not self._numbers)
+        if not self._values or other:
+            return Profile(kind="other" if other else "empty", **told)
+        if self._numbers:
+            kind = "integers" if self._integers else "numbers"
+            values = {(int if kind == "integers" else float)(value) for value in self._values} if count <= FEW else ()
+            told |= {"least": self._least, "most": self._most, "middle": statistics.median_low(numbers)}
+            return Profile(kind=kind, whole=self._whole, values=sorted(values), **told)
+        words = {str(value) for value in self._values}
+        odd = sorted(self._odd) if len(numbers) > 10 * len(self._odd) else ()
+        known = sorted(words) if count <= FEW and all(map(formats.is_decoded, words)) else ()
+        return Profile(kind="strings", values=known, odd=odd, **told)
+
+
+def _plain(item: Any) -> Any:
+    """A value that can be counted: text as str, bytes that are none with surrogates in it."""
+    if isinstance(item, bytes):
+        return item.decode("utf-8", "surrogateescape")
+    return item if isinstance(item, str | int | float) or item is None else repr(type(item)).encode()
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return CONVERSIONS["float32"](value)
+    except ValueError:
+        return None
+
+
+def _is_integer(value: str) -> bool:
+    try:
+        CONVERSIONS["int64"](value)
+    except ValueError:
+        return False
+    return True

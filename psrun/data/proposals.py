@@ -1,0 +1,167 @@
+"""Features of a table, proposed from profiles of its columns: for runs that are given none, and for people to edit."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from psrun.data.described import Described, name_of
+from psrun.data.profiles import FEW, Profile
+from psrun.errors import ConfigError, Problem
+
+_ID_WORDS = {
+    "id", "ids", "key", "code", "zip", "zipcode", "postcode", "sku", "isbn", "uuid", "user", "customer", "item",
+    "product", "movie", "store", "shop", "category", "type", "device", "campaign", "advertiser", "publisher",
+}  # fmt: skip
+_TIME_WORDS = {"time", "timestamp", "date", "datetime", "ts", "unix", "epoch"}
+_MIN_REPEATS = 10  # of a value, on average, for integers without the name of an id to be taken for ids
+_EXACT = 2**24  # integers beyond are not exact as float32
+_INT64 = 2**63
+_BUCKETS_PER_VALUE = 8  # so that about one value of eight shares its id
+_MANY_BUCKETS = 100_000  # beyond, two a value are enough
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A feature as it may be; None for a column that no model can learn from. `note` says why."""
+
+    profile: Profile
+    feature: Described | None
+    note: str = ""
+
+    @property
+    def ids(self) -> str:
+        """How values become rows of a table; empty of numbers."""
+        if self.feature is None or self.feature.dtype == "float32":
+            return ""
+        return "vocabulary" if self.feature.num_buckets is None else f"{self.feature.num_buckets:,} buckets"
+
+    @property
+    def examples(self) -> str:
+        """The range of numbers, and some of other values."""
+        if self.profile.least is not None and self.profile.most is not None:
+            form = ".0f" if self.profile.whole else ".6g"
+            return f"{self.profile.least:{form}} to {self.profile.most:{form}}"
+        return ", ".join(str(value)[:20] for value in self.profile.values[:3])
+
+    @property
+    def missing(self) -> str:
+        """How many values are missing, and what stands for them."""
+        count = self.profile.num_missing
+        if not count:
+            return ""
+        default = self.feature.default if self.feature is not None else None
+        return f"{count:,}" if default is None else f"{count:,} as {default:g}"
+
+    def row(self, name: str) -> dict[str, Any]:
+        """As it is shown, and stands in events."""
+        dtype = "left out" if self.feature is None else self.feature.dtype
+        told = {"ids": self.ids, "missing": self.missing, "examples": self.examples, "note": self.note}
+        return {"feature": name, "dtype": dtype, "values": self.profile.num_values, **told}
+
+
+def of(profiles: Iterable[Profile], label: str | None, *, name: str) -> dict[str, Proposal]:
+    """A proposal for each column but the label, by the name of the feature.
+
+    Args:
+      name: of the file, for the messages.
+
+    Raises:
+      ConfigError: what a column holds cannot be a feature.
+    """
+    proposals: dict[str, Proposal] = {}
+    for number, profile in enumerate(profiles, 1):
+        if profile.column == label:
+            continue
+        if profile.kind == "other":
+            message = f"column {profile.column!r} of {name} is neither numbers nor strings; name the features"
+            raise ConfigError([Problem("data.features", message)])
+        if not profile.column.strip():
+            proposals[profile.column] = Proposal(profile, None, "a column without a name, such as an index")
+        else:
+            proposals[_unused_name(profile.column, number, proposals)] = _proposed(profile)
+    return proposals
+
+
+def _unused_name(column: str, number: int, taken: Container[str]) -> str:
+    """The name of the feature of a column, which is the `number`-th; a suffix keeps it apart from those `taken`."""
+    name = name_of(column) or f"column_{number}"
+    names = itertools.chain([name], (f"{name}_{suffix}" for suffix in itertools.count(2)))
+    return next(each for each in names if each not in taken)
+
+
+def features(proposals: Mapping[str, Proposal], num_buckets: int | None = None) -> dict[str, Described]:
+    """Those of the proposals that are features.
+
+    Args:
+      num_buckets: ids of those that are hashed; None for as many as fit their values.
+    """
+    found = {name: each.feature for name, each in proposals.items() if each.feature is not None}
+    if num_buckets is not None:
+        hashed = [name for name, each in found.items() if each.num_buckets is not None]
+        found |= {name: dataclasses.replace(found[name], num_buckets=num_buckets) for name in hashed}
+    return found
+
+
+def _proposed(profile: Profile) -> Proposal:
+    if profile.kind == "empty":
+        return Proposal(profile, None, "empty")
+    if profile.kind == "strings":
+        return _strings(profile)
+    words = _words(profile.column) or [""]
+    named = words[-1] in _ID_WORDS or words[0] == "id"
+    if named and profile.whole and profile.repeats == 1 and profile.num_rows > _MIN_REPEATS:
+        return Proposal(profile, None, "different in each row")
+    if profile.kind == "integers" and (named or _are_ids(profile)):
+        return _ids(profile, "int64" if max(abs(profile.least or 0), abs(profile.most or 0)) < _INT64 else "string")
+    if named and profile.whole:
+        return _ids(profile, "string" if profile.text else "int64")
+    default = profile.middle if profile.num_missing else None
+    note = (
+        "rounded: beyond 2^24"
+        if profile.whole and max(abs(profile.least or 0), abs(profile.most or 0)) > _EXACT
+        else ""
+    )
+    return Proposal(profile, Described(column=profile.column, width=profile.width, default=default), note)
+
+
+def _strings(profile: Profile) -> Proposal:
+    note = "different in each row" if profile.repeats == 1 and profile.num_rows > _MIN_REPEATS else ""
+    if profile.odd:
+        note = f"numbers, but for {', '.join(map(repr, profile.odd[:3]))}"
+    return _ids(profile, "string", note)
+
+
+def _are_ids(profile: Profile) -> bool:
+    """Whether integers without the name of an id are more likely ids than amounts: few, dense, or too large."""
+    if profile.repeats < _MIN_REPEATS or _TIME_WORDS.intersection(_words(profile.column)):
+        return False
+    least, most = profile.least or 0, profile.most or 0
+    return profile.num_values <= FEW or 2 * profile.num_values >= most - least + 1 or most > _EXACT
+
+
+def _ids(profile: Profile, dtype: str, note: str = "") -> Proposal:
+    default = None
+    if dtype == "int64" and profile.num_missing:
+        default = int(profile.least or 0) - 1  # none of the values that there are
+    values: list[Any] = [str(each) if dtype == "string" else int(each) for each in profile.values]
+    known = values if values and profile.repeats >= 2 else None
+    buckets = None if known else _buckets(profile.num_values)
+    feature = Described(dtype, profile.column, profile.width, buckets, known, default=default)
+    return Proposal(profile, feature, note)
+
+
+def _buckets(num_values: int) -> int:
+    """How many ids fit so many values that are hashed: a number that is easy to read."""
+    wanted = min(_BUCKETS_PER_VALUE * num_values, max(_MANY_BUCKETS, 2 * num_values))
+    unit = 10 ** max(0, len(str(wanted)) - 2)
+    return -(-wanted // unit) * unit
+
+
+def _words(column: str) -> list[str]:
+    """The words of a name, of any spelling: 'movieId', 'movie_id', 'Movie ID'."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", column)]

@@ -1,0 +1,78 @@
+"""The evaluation data in shards, each read and run through the model by one closure on a worker.
+
+A shard is a number of consecutive batches. Its closure returns plain values and changes no variable, so that one that
+was on a worker that is lost can run again elsewhere: each example counts exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from psrun.closures import InFlight
+from psrun.program import Program
+
+_IN_FLIGHT_PER_WORKER = 2
+# Enough that a worker that is done early finds work, and little is done again when one is lost.
+SHARDS_PER_WORKER = 4
+
+
+class Shards:
+    """Runs a function over the evaluation data of a program on its workers, when no step runs.
+
+    Args:
+      num_shards: no more than there are batches.
+      of_batch: from a batch to a nest of tensors with the examples along the first axis.
+
+    Attributes:
+      spec: of what `of_batch` returns, for any number of examples.
+    """
+
+    def __init__(self, program: Program, num_shards: int, of_batch: Callable[[Any], Any]) -> None:
+        distribution = program.distribution
+        assert distribution.coordinator is not None
+        self._program, self._coordinator = program, distribution.coordinator
+        self._num_shards, self._of_batch = num_shards, of_batch
+        # Traced now, and concrete, as `schedule` would trace again in the strategy's scope: a trace is told to all
+        # workers with Python's lock held, and one that hangs or is cut off would stop every thread of this process.
+        self._closure = tf.function(self._over_shard).get_concrete_function(tf.TensorSpec([], tf.int64))
+        self.spec = tf.nest.map_structure(_any_number, self._closure.structured_outputs)
+
+    def results(self) -> Iterator[Any]:
+        """What `of_batch` returns for all examples of a shard, as arrays, shard by shard, in the order of the examples.
+
+        Few shards are on their way at a time, so the results of no more than these are in memory.
+
+        Raises:
+          tf.errors.OpError: a parameter server was lost, or the data cannot be read.
+        """
+        in_flight = InFlight(self._program.distribution, _IN_FLIGHT_PER_WORKER)
+        for index in range(self._num_shards):
+            for done in in_flight.add(self._coordinator.schedule(self._closure, args=(tf.constant(index, tf.int64),))):
+                yield done.fetch()
+        for done in in_flight.rest():
+            yield done.fetch()
+
+    def _over_shard(self, index: tf.Tensor) -> Any:
+        """Runs on a worker."""
+        dataset = self._program.evaluation_dataset(shard=(index, self._num_shards))
+        made = tf.function(self._of_batch).get_concrete_function(dataset.element_spec).structured_outputs
+        arrays = tuple(_array(spec) for spec in tf.nest.flatten(made))
+        num_batches = tf.constant(0)
+        for batch in dataset:
+            parts = tf.nest.flatten(self._of_batch(batch))
+            arrays = tuple(array.write(num_batches, part) for array, part in zip(arrays, parts))
+            num_batches += 1
+        return tf.nest.pack_sequence_as(made, [array.concat() for array in arrays])
+
+
+def _array(batch: tf.TensorSpec) -> tf.TensorArray:
+    """Takes the batches of a shard, of any size."""
+    shape = [None, *batch.shape[1:]]
+    return tf.TensorArray(batch.dtype, size=0, dynamic_size=True, infer_shape=False, element_shape=shape)
+
+
+def _any_number(examples: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec([None, *examples.shape[1:]], examples.dtype)

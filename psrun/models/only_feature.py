@@ -1,0 +1,51 @@
+"""Models of one input, as Keras' users write them, on data of one feature: it is passed as itself, without a name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import tensorflow as tf
+import tf_keras
+
+from psrun.errors import ConfigError, Problem
+from psrun.models.model import Model
+
+
+def passed(model: Model, features: Collection[str]) -> Model:
+    """`model` with preprocessing that takes the only feature out, where its network takes one tensor.
+
+    A model with preprocessing of its own is left as it is: that says what the network takes.
+
+    Raises:
+      ConfigError: the network takes one tensor, and there are several features.
+    """
+    if model.preprocessing is not None or not _takes_one_tensor(model.network, features):
+        return model
+    if len(features) != 1:
+        message = f"takes one input, and the data has the features {', '.join(features)}; give it an input for each"
+        raise ConfigError([Problem("model", f"{message}: tf_keras.Model({{name: tf_keras.Input(...), ...}}, outputs)")])
+    return replace(model, preprocessing=_only)
+
+
+def _only(features: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    (value,) = features.values()
+    return value
+
+
+def _takes_one_tensor(network: tf_keras.Model, features: Collection[str]) -> bool:
+    """Whether it takes one tensor, and not features by name; a subclass of Model takes them by name."""
+    if isinstance(network, tf_keras.Sequential) and not network.inputs:
+        return bool(network.layers) and _of_keras(network.layers[0], features)
+    names = getattr(network, "input_names", None) or []
+    if not names or isinstance(network.input, dict) or len(names) > 1:
+        return False
+    return names[0] not in features
+
+
+def _of_keras(layer: tf_keras.layers.Layer, features: Collection[str]) -> bool:
+    """Whether the first layer takes one tensor: one of Keras', most of which do, or a model that does."""
+    if isinstance(layer, tf_keras.Model):
+        return _takes_one_tensor(layer, features)
+    by_name = isinstance(layer, tf_keras.layers.DenseFeatures | tf_keras.layers.Lambda)
+    return type(layer).__module__.startswith("tf_keras.") and not by_name

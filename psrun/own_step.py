@@ -1,0 +1,152 @@
+"""What the own `train_step` of a model returns, which is what its training reports and checks, as in Keras' `fit`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from psrun.errors import ConfigError, Problem
+
+# A model that has one of these in place of Keras' own decides itself what a step returns.
+_METHODS = ("train_step", "compute_loss", "compute_metrics", "get_metrics_result")
+
+
+def is_in(network: tf_keras.Model) -> bool:
+    """Whether the network decides itself what a training step returns."""
+    return any(
+        getattr(getattr(network, name), "__func__", None) is not getattr(tf_keras.Model, name) for name in _METHODS
+    )
+
+
+class OwnStep:
+    """Takes the place of the `train_step` of a network, calls it, and finds out what it returns.
+
+    A value that is the result of one of the network's metrics is read from the metric at the end of an epoch: that has
+    the steps of all workers. Any other value is reported as the last step returned it.
+
+    Create it in the scope of the strategy, as it has a metric of its own.
+
+    Args:
+      num_replicas: that do a step together; what they return is added up, as Keras does it.
+
+    Attributes:
+      own_loss: the mean, over the steps of the epoch, of the loss that is returned; NaN after a step in which it was.
+    """
+
+    def __init__(self, network: tf_keras.Model, num_replicas: int) -> None:
+        self._network, self._num_replicas = network, num_replicas
+        # A tf.function within the step would be a graph within a replica, in which no gradients can be applied.
+        self._own = getattr(network.train_step, "python_function", network.train_step)
+        self.own_loss = tf_keras.metrics.Mean(name="own_loss")
+        self._watched: set[int] = set()
+        self._updated: set[int] = set()
+        self._step = threading.local()  # replicas are traced in threads
+        self._names: tuple[str, ...] = ()
+        self._metrics: dict[str, tf_keras.metrics.Metric] = {}
+        network.train_step = self._do
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of what a step returns; none before the first one was traced."""
+        return self._names
+
+    @property
+    def running_loss(self) -> tf_keras.metrics.Mean:
+        """The metric that has the mean loss of the running epoch."""
+        metric = self._metrics.get("loss")
+        return metric if isinstance(metric, tf_keras.metrics.Mean) else self.own_loss
+
+    def trace(self, batch_spec: Any, run: Callable[[Callable[[Any], Any], Any], Any]) -> None:
+        """Finds out what a step returns, without doing one. Call in the scope of the strategy.
+
+        Args:
+          run: calls a step with a batch on each replica.
+        """
+        tf.function(lambda batch: run(self._network.train_step, batch)).get_concrete_function(batch_spec)
+
+    def results(self, last: Any) -> dict[str, float]:
+        """What is reported of an epoch; call when its steps are done.
+
+        Args:
+          last: what the last step returned of `plain`; None where there was none.
+        """
+        measured = {name: float(metric.result()) for name, metric in self._metrics.items()}
+        fetched = last.fetch() if hasattr(last, "fetch") else last
+        values = {name: float(value) for name, value in fetched.items()} if fetched else {}
+        found = {**values, **measured}
+        return {name: found[name] for name in self._names if name in found}
+
+    @tf.autograph.experimental.do_not_convert
+    def plain(self, returned: Mapping[str, Any]) -> dict[str, tf.Tensor] | None:
+        """Those values of a step that no metric has; None where there are none: what closures return takes time."""
+        return {name: returned[name] for name in self._names if name not in self._metrics} or None
+
+    def _do(self, data: Any) -> Any:
+        self._begin()
+        returned = self._own(data)
+        self._end(returned)
+        return returned
+
+    @tf.autograph.experimental.do_not_convert
+    def _begin(self) -> None:
+        self._step.results = {}
+        for metric in self._network.metrics:
+            if id(metric) not in self._watched:
+                self._watch(metric)
+
+    def _watch(self, metric: tf_keras.metrics.Metric) -> None:
+        """Notes within a step that the metric is updated, and what it gives as its result."""
+        self._watched.add(id(metric))
+        update_state, result = metric.update_state, metric.result
+
+        @tf.autograph.experimental.do_not_convert
+        def watched_update(*arguments: Any, **options: Any) -> Any:
+            if hasattr(self._step, "results"):
+                self._updated.add(id(metric))
+            return update_state(*arguments, **options)
+
+        @tf.autograph.experimental.do_not_convert
+        def watched_result(*arguments: Any, **options: Any) -> Any:
+            value = result(*arguments, **options)
+            if hasattr(self._step, "results"):
+                self._step.results[id(value)] = (value, metric)  # kept, so that no other tensor gets its id
+            return value
+
+        metric.update_state, metric.result = watched_update, watched_result
+
+    @tf.autograph.experimental.do_not_convert
+    def _end(self, returned: Any) -> None:
+        results = self._step.results
+        del self._step.results
+        _check(returned)
+        known = self._network.metrics
+        # Names for which `fit` takes the metrics, whatever the values are.
+        named = {metric.name: metric for metric in known} if {metric.name for metric in known} == set(returned) else {}
+        names, metrics = [], {}
+        for name, value in returned.items():
+            result = results.get(id(value))
+            metric = result[1] if result else named.get(name)
+            if metric is not None and id(metric) in self._updated:
+                metrics[name] = metric
+            if name in metrics or result is None:  # the result of a metric that no step updates is 0, not a result
+                names.append(name)
+        self._names, self._metrics = tuple(names), metrics
+        if "loss" in names and self.running_loss is self.own_loss:
+            loss, count = tf.cast(returned["loss"], tf.float32), self._num_replicas
+            self.own_loss.update_state(loss * count, sample_weight=1 / count)
+
+
+def _check(returned: Any) -> None:
+    """Raises ConfigError where it is not what Keras asks for."""
+    if not isinstance(returned, dict):
+        message = f"its train_step returned {type(returned).__name__}; it must return a dict of numbers by name"
+        raise ConfigError([Problem("model", message)])
+    for name, value in returned.items():
+        shape = tf.TensorShape(getattr(value, "shape", ()))
+        if shape.rank:
+            message = f"its train_step returned {name} of shape {shape}; it must be one number: tf.reduce_mean({name})"
+            raise ConfigError([Problem("model", message)])

@@ -1,0 +1,59 @@
+"""What a sweep requires of the jobs that a sweeper proposes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psrun import choices, recorded
+from psrun.config import RunConfig
+from psrun.errors import ConfigError, Problem
+from psrun.sweeps.record import Sweep
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A job that a sweeper wants to be run: `raw` as plain values, `unresolved` with references as they stand."""
+
+    number: int
+    overrides: list[str]
+    folder: Path
+    raw: dict[str, Any]
+    unresolved: Any
+
+
+def without_sweep_keys(overrides: Sequence[str]) -> list[str]:
+    """The overrides that decide what a job does, sorted: not those that say how the sweep runs its jobs."""
+    return sorted(each for each in overrides if not recorded.key_of(each).startswith("sweep."))
+
+
+def require_own_folders(sweep: Sweep, proposed: Sequence[Proposed]) -> None:
+    """Raises ConfigError where two jobs have the same folder."""
+    held = {sweep.folder(job): job.number for job in sweep.jobs.values()}
+    for each in proposed:
+        other = held.setdefault(each.folder, each.number)
+        if other != each.number:
+            message = f"is {each.folder} for jobs {other} and {each.number}; each needs one of its own"
+            raise ConfigError([Problem("hydra.sweep.subdir", message)])
+
+
+def require_whole(run: RunConfig) -> RunConfig:
+    """The run. Raises ConfigError where one process cannot start it as a whole."""
+    if isinstance(run.cluster, choices.Unsupervised) and run.uses_cluster:
+        message = (
+            f"is {run.cluster.kind}, whose tasks are started one by one; a sweep starts whole runs: choose inprocess, "
+            "local or ray, and hydra/launcher=submitit_slurm for jobs of Slurm"
+        )
+        raise ConfigError([Problem("cluster", message)])
+    return run
+
+
+def of_jobs(problem: Problem, numbers: list[int], apart: Mapping[int, str]) -> Problem:
+    """The problem with the jobs that have it, where not all do."""
+    if len(numbers) == len(apart):
+        return problem
+    named = ", ".join(f"{number} ({apart[number]})" for number in numbers[:3])
+    more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
+    return Problem(problem.key, f"{problem.message} [job {named}{more}]")

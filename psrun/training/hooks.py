@@ -1,0 +1,172 @@
+"""What a person has called while a run trains: `trainer.hooks`.
+
+Hooks of `every_epochs` are called by the training itself, at the end of an epoch, when no step runs. Hooks of
+`every_steps` and `every_s` are called by a thread each of the chief's process, while steps run on the workers: no step
+waits for them. A call that is due while the one before it still runs is left out, so that nothing piles up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from psrun import choices, strategy, targets
+from psrun.config import RunConfig
+from psrun.errors import HookError, PsrunError
+from psrun.program import Program
+from psrun.reporting.events import Reporter
+from psrun.reporting.run_folder import RunFolder
+from psrun.training.monitor import Monitor
+
+_POLL_S = 0.1
+_STOP_WITHIN_S = 10.0  # less than a chief has to end in
+
+
+@dataclass(frozen=True)
+class HookContext:
+    """What a hook is called with.
+
+    Attributes:
+      step: steps applied so far; while steps run, as it was read last, which is done twice a second.
+      epoch: the running one, from 1; at the end of an epoch, the one that has ended.
+      metrics: those of the last epoch and evaluation (as `val_*`); while steps run, `loss` is the running epoch's.
+      run_folder: where the run keeps its files.
+      program: its `network` and `optimizer` may be read. While steps run, what is read holds updates of some steps and
+        not yet of others; two reads are of different moments.
+    """
+
+    step: int
+    epoch: int
+    metrics: Mapping[str, float]
+    run_folder: Path
+    program: Program
+
+
+class Hooks:
+    """The hooks of one training, which only the chief calls.
+
+    Raises:
+      ConfigError: one cannot be made, or does not take its options.
+    """
+
+    def __init__(self, run: RunConfig, folder: RunFolder, reporter: Reporter) -> None:
+        self._folder, self._reporter = folder, reporter
+        configured = run.trainer.hooks if folder.whole is folder else []
+        self._calls = [(hook, targets.bound(hook.target, choices.Hook.PARAMETERS)) for hook in configured]
+        self._threads: list[_Asynchronous] = []
+        self._error: Exception | None = None
+
+    def start(self, program: Program, monitor: Monitor) -> None:
+        """Starts the threads of those that are called while steps of the program run."""
+        self._program = program
+        for hook, function in self._calls:
+            if hook.every_epochs is None:
+                self._threads.append(_Asynchronous(hook, self._call(hook, function, monitor), monitor))
+        for thread in self._threads:
+            thread.start()
+
+    def _call(self, hook: choices.Hook, function: Callable[..., Any], monitor: Monitor) -> Callable[[], bool]:
+        def call() -> bool:
+            """Whether it went well."""
+            try:
+                loss = monitor.progress.loss if monitor.progress else None
+                metrics = {**monitor.metrics, **({} if loss is None else {"loss": loss})}
+                self._called(hook, function, monitor.last_step, monitor.epoch, metrics)
+            except Exception as error:
+                self._error = self._error or error
+                return False
+            return True
+
+        return call
+
+    def _called(
+        self, hook: choices.Hook, function: Callable[..., Any], step: int, epoch: int, metrics: Mapping[str, float]
+    ) -> None:
+        try:
+            function(context=HookContext(step, epoch, dict(metrics), self._folder.path, self._program))
+        except PsrunError:
+            raise
+        except Exception as error:
+            if isinstance(error, tf.errors.OpError) and strategy.task_lost(error):
+                raise
+            target = hook.target
+            message = f"{target.key}: {target.name} failed at step {step}: {type(error).__name__}: {error}"
+            raise HookError(message) from error
+
+    def epoch_ended(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Calls those that are due after `epoch` (from 1), when no step runs; raises as `check`."""
+        self.check()
+        for hook, function in self._calls:
+            if hook.every_epochs is not None and epoch % hook.every_epochs == 0:
+                self._called(hook, function, step, epoch, metrics)
+
+    def check(self) -> None:
+        """Raises what a hook has raised, if any has.
+
+        Raises:
+          HookError: a hook failed.
+          tf.errors.OpError: it met a lost parameter server.
+        """
+        if self._error is not None:
+            raise self._error
+
+    def end(self) -> None:
+        """Call when all steps are done: hooks of steps are called a last time where they are due. Raises as `check`."""
+        self.stop()
+        self.check()
+
+    def stop(self) -> None:
+        """Ends the threads, waiting a bounded time for hooks that still run."""
+        deadline_s = time.monotonic() + _STOP_WITHIN_S
+        for thread in self._threads:
+            thread.ended.set()
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+            if thread.is_alive():
+                target, late = thread.hook.target, f"still runs {_STOP_WITHIN_S:.0f} s after the end of the training"
+                self._reporter.warn(f"{target.key}: {target.name} {late}; the run does not wait for it")
+        self._threads = []
+
+
+class _Asynchronous(threading.Thread):
+    """Calls one hook again and again, while the training goes on.
+
+    Args:
+      call: calls it; returns whether it went well. After a failure it is not called again.
+
+    Attributes:
+      ended: set when the training is over.
+    """
+
+    def __init__(self, hook: choices.Hook, call: Callable[[], bool], monitor: Monitor) -> None:
+        super().__init__(name=f"psrun-{hook.target.key}", daemon=True)
+        self.hook, self._call, self._monitor = hook, call, monitor
+        self.ended = threading.Event()
+        self._last_step, self._next_s = monitor.last_step, time.monotonic() + (hook.every_s or 0.0)
+
+    def run(self) -> None:
+        went_well = True
+        while went_well and not self.ended.wait(self._wait_s()):
+            if self._due():
+                went_well = self._call()
+        if went_well and self.hook.every_steps is not None and self._due():
+            self._call()
+
+    def _wait_s(self) -> float:
+        return _POLL_S if self.hook.every_s is None else max(0.0, self._next_s - time.monotonic())
+
+    def _due(self) -> bool:
+        """Whether to call it now; then the next time is counted from here."""
+        if self.hook.every_s is not None:
+            missed = max(0.0, time.monotonic() - self._next_s) // self.hook.every_s
+            self._next_s += (missed + 1) * self.hook.every_s
+            return True
+        assert self.hook.every_steps is not None
+        before, self._last_step = self._last_step, self._monitor.last_step
+        return self._last_step // self.hook.every_steps > before // self.hook.every_steps

@@ -1,0 +1,62 @@
+"""Whether a model returns what the labels of its data are compared with.
+
+Losses and metrics of Keras broadcast: two columns of predictions beside one of labels train without a word, and a class
+for which there is no column is an error of a kernel on a worker, in the middle of the training.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from psrun.data.source import DataSource, task_of
+from psrun.errors import ConfigError, Problem
+from psrun.models.model import Model
+
+_OF_LOSS = ("train_step", "compute_loss")  # a model that has one of these in place of Keras' own need not be compared
+
+
+def check(prediction: Any, label: Any, model: Model, source: DataSource) -> None:
+    """Refuses a model whose predictions cannot be compared with the labels; one with a loss of its own may return any.
+
+    Args:
+      prediction, label: specs of a batch, as the network returns it and as the data has it.
+
+    Raises:
+      ConfigError: their shapes do not fit.
+    """
+    predictions, labels = tf.nest.flatten(prediction), tf.nest.flatten(label)
+    task = task_of(source)
+    own_loss = any(getattr(type(model.network), name) is not getattr(tf_keras.Model, name) for name in _OF_LOSS)
+    if task is None or own_loss or model.loss is not None or len(predictions) != 1 or len(labels) != 1:
+        return
+    got, wanted = predictions[0].shape, labels[0].shape
+    if got.rank is None or wanted.rank is None:
+        return
+    if task == "multiclass":
+        fits, width = _fit([*got[1:]], [*_essential(wanted), source.num_classes]), source.num_classes
+        why = f"the data has {source.num_classes} classes (task=multiclass), and a prediction is one value for each"
+    else:
+        fits, width = _fit(_essential(got), _essential(wanted)), wanted[-1] if wanted.rank > 1 else 1
+        why = f"labels have shape {_shown(wanted)} (task={task})"
+    if not fits:
+        message = f"returns predictions of shape {_shown(got)}, and {why}: end the model with Dense({width})"
+        raise ConfigError([Problem("model", message)])
+
+
+def _essential(shape: tf.TensorShape) -> list[int | None]:
+    """The shape of one example, without the axes of size 1 at its end, which Keras adds and removes as it needs."""
+    sizes = [*shape[1:]]
+    while sizes and sizes[-1] == 1:
+        sizes.pop()
+    return sizes
+
+
+def _fit(got: list[int | None], wanted: list[int | None]) -> bool:
+    return len(got) == len(wanted) and all(a == b or None in (a, b) for a, b in zip(got, wanted))
+
+
+def _shown(shape: tf.TensorShape) -> str:
+    return f"({', '.join(['batch', *('?' if size is None else str(size) for size in shape[1:])])})"

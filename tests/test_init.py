@@ -1,0 +1,97 @@
+"""What a newcomer begins with: `psrun init`, and the tutorial on a CSV file; their commands run as written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from psrun.errors import ConfigError
+from psrun.project.commands import main
+
+ROOT = Path(__file__).parents[1]
+FILES = {
+    "README.md", "ratings.py", "test_ratings.py", "conf/data/ratings.yaml", "conf/model/factorization.yaml",
+    "conf/experiment/first.yaml",
+}  # fmt: skip
+
+
+def test_init_fills_a_new_folder_and_no_other(tmp_path, capsys):
+    folder = tmp_path / "new" / "project"
+    main([str(folder)])
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == FILES
+    assert f"cd {folder}" in capsys.readouterr().out
+    (folder / "ratings.py").write_text("# mine\n")
+    for there in (folder, folder / "ratings.py"):
+        with pytest.raises(ConfigError, match="exists and is not an empty folder: name a new one"):
+            main([str(there)])
+    assert (folder / "ratings.py").read_text() == "# mine\n"
+    (tmp_path / "empty").mkdir()
+    main([str(tmp_path / "empty")])
+
+
+@pytest.mark.command
+def test_the_experiment_of_a_new_project_composes(psrun, tmp_path):
+    done = psrun("init", "--", ".")
+    assert (done.code, done.stderr) == (0, "")
+    done = psrun("--config-dir", "conf", "experiment=first", "--cfg", "job")
+    assert done.code == 0, done.stderr
+    assert "_target_: ratings.factorization" in done.stdout
+    again = psrun("init", "--", ".")
+    assert (again.code, again.stdout) == (2, "")
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """Runs lines in a folder, where `psrun` and `python` are those of these tests."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, arguments in (("psrun", "-m psrun"), ("python", "")):
+        (commands / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        (commands / name).chmod(0o755)
+
+    def run(lines: str, folder: Path) -> str:
+        found = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            ["bash", "-ec", lines], cwd=folder, env=found, capture_output=True, text=True, timeout=400, check=False
+        )
+        assert done.returncode == 0, f"{lines}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run
+
+
+def blocks(text: str, language: str) -> list[tuple[str, str]]:
+    """The title and the text of each block of code."""
+    return re.findall(rf'^```{language}(?: title="([^"]+)")?\n(.*?)^```$', text, flags=re.M | re.S)
+
+
+def last_metrics(runs: Path) -> dict[str, float]:
+    return json.loads((runs / "run.json").read_text())["metrics"]
+
+
+@pytest.mark.thorough
+def test_the_commands_of_a_new_project_run_as_its_readme_has_them(shell, tmp_path):
+    folder = tmp_path / "project"
+    shell(f"psrun init {folder}", tmp_path)
+    ((_, lines),) = blocks((folder / "README.md").read_text(), "bash")
+    assert "2 passed" in shell(lines, folder)
+    (run,) = [path.parent for path in folder.glob("runs/*/run.json") if "sweep" not in str(path)]
+    assert last_metrics(run)["val_auc"] > 0.95
+
+
+@pytest.mark.thorough
+def test_the_commands_of_the_tutorial_run_as_written(shell, tmp_path):
+    text = (ROOT / "docs" / "tutorials" / "your-csv.md").read_text()
+    for title, script in blocks(text, "python"):
+        (tmp_path / title).write_text(script)
+    for _, lines in blocks(text, "bash"):
+        shell(lines, tmp_path)
+    assert min(last_metrics(tmp_path / "runs" / run)["val_auc"] for run in ("first", "second")) > 0.8
+    (predictions,) = (tmp_path / "runs" / "second" / "predictions").glob("*.csv")
+    assert len(predictions.read_text().splitlines()) == 1 + 4000

@@ -1,0 +1,131 @@
+"""Labels that are words or other values than class numbers: read, trained on, predicted and exported by name."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from support import raw_config, run_config
+
+from psrun import loading
+from psrun.errors import ConfigError, TrainingError
+from psrun.reporting.console import ConsoleSink
+
+OWN = ("model=dense", "model.hidden_units=[4]", "data._target_=labelled.Labelled", "~data.num_train_examples",
+       "~data.num_eval_examples", "~data.noise", "~data.num_features", "data.global_batch_size=16",
+       "trainer.epochs=1", "trainer.steps_per_epoch=12")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("[]", "with 2 values or more"), ("no", "with 2 values or more"), ("[yes]", "with 2 values or more"),
+        ("[no,1]", "a list of strings or of integers"), ("[0.5,1.5]", "a list of strings or of integers"),
+        ("[a,b,a]", "names 'a' more than once"),
+    ],
+)  # fmt: skip
+def test_vocabularies_that_cannot_be_are_refused(value, said):
+    with pytest.raises(ConfigError, match=rf"data.label_vocabulary: .*{said}"):
+        run_config("+data.label_vocabulary=" + value)
+
+
+def test_yaml_reads_an_unquoted_no_as_false():
+    raw = raw_config()
+    raw["data"]["label_vocabulary"] = [False, True]
+    assert loading.load(raw).data.label_vocabulary == ("no", "yes")
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        (["+data.label_vocabulary=[a,b,c]"], "has 3 values; a binary task has 2"),
+        (["+data.label_vocabulary=[a,b]", "+data.num_classes=3"], "has 2 values, and there are 3 classes"),
+        (["+data.label_vocabulary=[a,b]"], "but the labels of the data source are of type float32"),
+        (["+data.values=[no,yes]"], "is null, and the labels are strings"),
+    ],
+)
+def test_vocabularies_that_do_not_fit_the_source_are_refused(train, pieces, said):
+    with pytest.raises(ConfigError, match=rf"data.label_vocabulary: .*{said}"):
+        train(*OWN, *pieces, "cluster=none")
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize(
+    ("values", "num_classes"),
+    [
+        (["no", "yes"], 2),
+        (["low", "mid", "high"], 3),
+        pytest.param([1, -1], 2, marks=pytest.mark.thorough),
+        pytest.param([1.0, -1.0], 2, marks=pytest.mark.thorough),
+    ],
+)
+def test_an_own_source_trains_as_with_class_numbers(train, values, num_classes):
+    pieces = (*OWN, f"+data.num_classes={num_classes}", "cluster=none")
+    names = [int(each) if isinstance(each, float) else each for each in values]
+    given = (f"+data.values={values}".replace("'", ""), f"+data.label_vocabulary={names}".replace("'", ""))
+    plain, _ = train(*pieces)
+    named, folder = train(*pieces, *given)
+    assert named["metrics"] == plain["metrics"]
+    assert named["data"]["label_vocabulary"] == [str(name) for name in names]
+    if num_classes == 3:
+        run, *_ = train(*pieces[:-1], *given, "evaluation=exact", "trainer=fit")
+        assert run["evaluation"]["examples_seen"] == 50
+        predicted_by_name(folder, [*pieces, *given], names)
+        refused = [*pieces, given[0], "+data.label_vocabulary=[mid,low,high]", f"resume={folder.path}"]
+        with pytest.raises(ConfigError, match=r"label_vocabulary: differs from the vocabulary that the run in"):
+            train(*refused, into=folder)
+
+
+def predicted_by_name(folder: Any, pieces: list[str], names: list[str]) -> None:
+    """Predictions and the export of a run say the classes by their names, and agree."""
+    import labelled
+    import tensorflow as tf
+
+    from psrun.roles import exporter, predictor
+
+    here, printed = ConsoleSink(Console(file=io.StringIO())), Console(file=io.StringIO(), width=200)
+    for form in ("csv", "tfrecord"):
+        run = run_config(*pieces, "mode=predict", f"predict.format={form}", f"resume={folder.path}")
+        predictor.run(run, folder, here, started_s=time.time())
+    exporter.run(run_config(*pieces, "mode=export", f"resume={folder.path}"), folder, printed)
+    (export,) = (folder.path / "export").iterdir()
+    assert json.loads((export / "assets.extra" / "psrun.json").read_text())["label_vocabulary"] == names
+    rows = table(folder.path / "predictions" / "12.csv")
+    assert list(rows[0]) == ["label", *(f"prediction_{name}" for name in names), "class"]
+    assert {row["label"] for row in rows} == set(names)
+    for row in rows:
+        assert float(row[f"prediction_{row['class']}"]) == max(float(row[f"prediction_{name}"]) for name in names)
+    source = labelled.Labelled(num_classes=3)
+    ((features, label),) = source.evaluation(batch_size=50)
+    assert [row["label"] for row in rows] == [names[index] for index in label.numpy()]
+    served = tf.saved_model.load(str(export)).signatures["serving_default"](**features)
+    assert [each.decode() for each in served["class"].numpy()] == [row["class"] for row in rows]
+    records = tf.data.TFRecordDataset(str(folder.path / "predictions" / "12.tfrecord"))
+    examples = [tf.train.Example.FromString(each.numpy()).features.feature for each in records]
+    for key in ("label", "class"):
+        assert [each[key].bytes_list.value[0].decode() for each in examples] == [row[key] for row in rows]
+    np.testing.assert_array_equal(
+        [each["prediction"].float_list.value for each in examples],
+        np.array([[row[f"prediction_{name}"] for name in names] for row in rows], np.float32),
+    )
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize("cluster", ["none", pytest.param("inprocess", marks=pytest.mark.thorough)])
+def test_a_label_that_is_not_in_the_vocabulary_ends_the_run(train, cluster):
+    given = ("+data.values=[no,yes]", "+data.wrong=maybe", "+data.label_vocabulary=[no,yes]", f"cluster={cluster}")
+    with pytest.raises(TrainingError, match=r"a label is not in data.label_vocabulary=\[no, yes\].*maybe"):
+        train(*OWN, *given)

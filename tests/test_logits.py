@@ -1,0 +1,59 @@
+"""Models that return logits: as probabilities where psrun knows of it, and an error where it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from psrun.errors import ConfigError
+
+HEROES = ("model._target_=own_models.heroes", "~model.embedding_dim", "optimizer.learning_rate=0.5")
+SHIFTED = (
+    "model=dense", "~model.hidden_units", "model._target_=own_models.weighted", "data._target_=own_models.Shifted",
+    "~data.num_train_examples", "~data.num_eval_examples", "~data.noise", "~data.num_features",
+    "data.global_batch_size=16", "cluster=none", "checkpoint=none",
+)  # fmt: skip
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize(
+    ("logits", "pieces"),
+    [
+        ("model.from_logits=true", ("cluster=inprocess", "evaluation=exact")),
+        ("+model.loss_logits=true", ("cluster=none", "trainer=fit")),
+        pytest.param("model.from_logits=true", ("trainer=fit", "evaluation=validation"), marks=pytest.mark.thorough),
+    ],
+)
+def test_logits_and_probabilities_give_the_same_numbers(train, logits, pieces):
+    """Metrics of training and evaluation, and what an export returns."""
+    import tensorflow as tf
+
+    names = tf.constant([["avenger", "hulk", "batman"], ["hulk", "hulk", "batman"]])
+
+    def numbers(*overrides: str):
+        result, _ = train(*HEROES, *pieces, *overrides, "export.at_end=true", num_workers=1)
+        serve = tf.saved_model.load(result["export"]).signatures["serving_default"]
+        return result["metrics"], serve(features=names)["prediction"].numpy().ravel()
+
+    (metrics, predictions), (found, served) = numbers("+model.last=sigmoid"), numbers(logits)
+    assert 0.6 < metrics["val_auc"] <= 1
+    assert found == pytest.approx(metrics, rel=2e-3)
+    assert served == pytest.approx(predictions, rel=1e-3)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((*HEROES, "evaluation=none"), r"predictions of the first batch lie outside \[0, 1\].*model.from_logits=true"),
+        ((*SHIFTED, "+model.weight=-1"), "16 predictions of the first batch"),
+        ((*SHIFTED, "+model.weight=0.5", "+model.bias=0.4", "optimizer=sgd", "optimizer.learning_rate=9"),
+         "predictions of the first batch"),  # after an epoch
+        ((*SHIFTED, "+data.shift=10", "optimizer.learning_rate=1e-9"), "64 predictions of the evaluation data"),
+        (("model.from_logits=true",), "the last layer of the model is a sigmoid"),
+        (("model=dense", "model.from_logits=true"), "task=regression"),
+        ((*HEROES, "+model.loss_logits=false", "model.from_logits=true"), "made with from_logits=False"),
+    ],
+)  # fmt: skip
+def test_what_would_be_wrong_numbers_without_a_word_is_an_error(train, overrides, message):
+    with pytest.raises(ConfigError, match=rf"model\.from_logits: .*{message}"):
+        train("cluster=none", *overrides)

@@ -1,0 +1,45 @@
+"""Models and data of a person's own: what Keras' users expect works, and what cannot work is told by key."""
+
+from __future__ import annotations
+
+import pytest
+
+from psrun.errors import ConfigError
+
+SHIFTED = ("~data.num_train_examples", "~data.num_eval_examples", "~data.noise", "~data.num_features",
+           "data.global_batch_size=16", "cluster=none")  # fmt: skip
+SEQUENTIAL = ("model=dense", "~model.hidden_units", "model._target_=own_models.sequential")
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ("cluster=inprocess", "partitioner=fixed_shards", "evaluation=exact"),
+        ("cluster=none", "trainer=fit", "evaluation=validation", "+model.sized=true"),
+    ],
+)
+def test_the_only_feature_is_passed_as_itself_to_a_model_of_one_input(train, pieces):
+    import tensorflow as tf
+
+    result, _ = train(*SEQUENTIAL, *pieces, "optimizer=sgd", "export.at_end=true")
+    assert result["evaluation"]["examples_seen"] == 100
+    serve = tf.saved_model.load(result["export"]).signatures["serving_default"]
+    assert serve(x=tf.zeros([3, 10]))["prediction"].shape == (3, 1)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((*SEQUENTIAL, "data._target_=own_models.Two"), "model: takes one input, .* the features x, y; give it"),
+        (("model=dense", "data._target_=own_models.NoDataset"), r"data: NoDataset.train returned list, not a tf.data"),
+        (("model=dense", "data._target_=own_models.NoDataset", "+data.evaluation=true"),
+         "data: NoDataset.evaluation returned NoneType, not a tf.data"),
+        (("model=dense", "data._target_=own_models.dataset"),
+         "data._target_: own_models.dataset returned _RangeDataset, which has no features, .*no evaluation"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_trained_is_told_by_key(train, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        train(*overrides, *SHIFTED)

@@ -1,0 +1,131 @@
+"""Several replicas a worker: a batch is split between them, and the step is that of the whole batch on one device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_training import SAME, variables
+
+pytestmark = pytest.mark.inprocess
+
+# 64 examples in batches of 9: none can be split evenly in 3, and the last is one example: two of its parts are empty.
+IDS = ("~model.embedding_dim", "~data.num_train_examples", "~data.num_eval_examples", "data._target_=tabled.Ids",
+       "data.visitation=once", "data.global_batch_size=9", "trainer.steps_per_epoch=null", "trainer.epochs=2",
+       "trainer.steps_per_execution=4")  # fmt: skip
+
+
+def both(train, *pieces: str, replicas: int = 3):
+    """A run on one device, and on parts of one worker."""
+    pieces = (*pieces, "cluster=inprocess")
+    alone, here = train(*pieces, num_workers=1)
+    found, there = train(*pieces, f"cluster.replicas_per_worker={replicas}", num_workers=1)
+    held = variables(there)
+    for name, values in variables(here).items():
+        np.testing.assert_allclose(held[name], values, **SAME, err_msg=name)
+    return alone, found
+
+
+OF_LINEAR = ("model._target_=replicated.linear", "evaluation=exact")
+CASES = [
+    ("custom_loop", (*OF_LINEAR, "optimizer=sparse_adagrad")),
+    ("fit", (*OF_LINEAR, "+model.keras=true", "+model.regularizer=null", "optimizer=adam", "evaluation=validation")),
+    ("custom_loop", ("model._target_=replicated.own_step", "optimizer=lazy_adam", "evaluation=none")),
+]
+MORE_CASES = [
+    ("fit", (*OF_LINEAR, "+model.reduction=sum", "optimizer=lazy_adam")),
+    ("custom_loop", (*OF_LINEAR, "optimizer=sgd", "evaluation=direct", "+optimizer.momentum=0.9")),
+    ("custom_loop", (*OF_LINEAR, "optimizer=rowwise_adagrad", "partitioner=none", "trainer.steps_per_execution=1")),
+    ("fit", ("model._target_=replicated.own_step", "optimizer=ftrl", "evaluation=none")),
+    ("fit", (*OF_LINEAR, "optimizer=adagrad", "optimizer.learning_rate={_target_: tf_keras.optimizers.schedules."
+             "ExponentialDecay, initial_learning_rate: 0.1, decay_steps: 5, decay_rate: 0.5}")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("trainer", "pieces"), [*CASES, *(pytest.param(*case, marks=pytest.mark.thorough) for case in MORE_CASES)]
+)
+def test_steps_are_those_of_one_device(train, monkeypatch, trainer, pieces):
+    from psrun.training import packing
+
+    monkeypatch.setattr(packing, "_STEPS_TO_UNROLL_FOR", 1)
+    alone, found = both(train, *IDS, "partitioner=fixed_shards", *pieces, f"trainer={trainer}", "data.audit=true")
+    assert found["steps"] == alone["steps"] == {"applied": 16, "scheduled": 16, "repeated": 0}
+    for name, value in alone["metrics"].items():
+        if "+model.reduction=sum" not in pieces or name != "loss":  # Keras reports the mean of the sums of parts
+            assert found["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+    if "evaluation=none" not in pieces:
+        assert found["metrics"]["assigned"] == 64
+        assert found["evaluation"]["examples_seen"] == 16
+    assert [row["seen"] for row in found["visitation"]] == [{"0": 0, "1": 64, "2": 0, "3+": 0}] * 2
+    assert found["replicas"] == {"per_worker": 3, "devices": ["CPU:0", "CPU:1", "CPU:2"]}
+    assert alone["replicas"] == {"per_worker": 1, "devices": ["CPU:0"]}
+
+
+def test_what_an_own_step_returns_can_be_followed(train):
+    """It is traced before the training, with an optimizer whose learning rate follows a schedule."""
+    schedule = ("{_target_: tf_keras.optimizers.schedules.ExponentialDecay, initial_learning_rate: 0.1, "
+                "decay_steps: 5, decay_rate: 0.5}")  # fmt: skip
+    result, _ = train(*IDS, "model._target_=replicated.own_step", "evaluation=none", "optimizer=adagrad",
+                      f"optimizer.learning_rate={schedule}", "early_stopping.metric=loss", "early_stopping.mode=min",
+                      "cluster=inprocess", "cluster.replicas_per_worker=3", num_workers=1)  # fmt: skip
+    assert set(result["metrics"]) == {"loss"}
+
+
+def logical(kind: str, *counts: int) -> list:
+    """Devices of workers, so many of each; and of the others, as TensorFlow lists them."""
+    from tensorflow.config import LogicalDevice
+
+    tasks = [f"/job:worker/replica:0/task:{task}" for task, count in enumerate(counts) for _ in range(count)]
+    numbers = [number for count in counts for number in range(count)]
+    others = [f"/job:{job}/replica:0/task:0/device:{kind}:0" for job in ("chief", "ps")]
+    return [
+        LogicalDevice(name, kind) for name in (*others, *map("{}/device:{}:{}".format, tasks, [kind] * 99, numbers))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cpus", "gpus", "found"),
+    [
+        (None, (1, 1), (0, 0), ["CPU:0"]),
+        (None, (1, 1), (2, 2), ["GPU:0", "GPU:1"]),
+        (2, (2, 2), (2, 3), ["GPU:0", "GPU:1"]),
+        (2, (2, 2), (2, 1), ["CPU:0", "CPU:1"]),
+        (1, (1, 1), (4, 4), ["GPU:0"]),
+        (None, (1, 1), (2, 1), r"replicas_per_worker: is null.*\(worker-0 2, worker-1 1\); give a number"),
+        (2, (2, 1), (0, 0), "is 2, but worker-1 was started with 1; start all tasks with the same number"),
+    ],
+)
+def test_replicas_are_on_gpus_where_all_workers_have_so_many(monkeypatch, wanted, cpus, gpus, found):
+    import tensorflow as tf
+
+    from psrun.cluster import devices
+    from psrun.errors import ConfigError
+
+    there = {"CPU": logical("CPU", *cpus), "GPU": logical("GPU", *gpus)}
+    monkeypatch.setattr(tf.config, "list_logical_devices", there.__getitem__)
+    if isinstance(found, str):
+        with pytest.raises(ConfigError, match=found):
+            devices.of_replicas(wanted)
+    else:
+        assert devices.of_replicas(wanted) == tuple(f"/device:{name}" for name in found)
+
+
+def test_only_workers_have_gpus_and_on_one_machine_each_has_its_own(tmp_path):
+    from psrun.cluster import devices, gpus
+    from psrun.cluster.topology import Task
+
+    assert devices.of_server("ps", 2) == devices.of_server("ps", None) == {"GPU": 0}
+    assert devices.of_server("worker", None) == {}
+    tasks = [Task("chief", 0), Task("ps", 0), Task("worker", 0), Task("worker", 1)]
+    seen = [gpus.of_task(task, tasks, ["3", "5", "6", "7"]).get("CUDA_VISIBLE_DEVICES") for task in tasks]
+    assert seen == ["-1", "-1", "3,5", "6,7"]
+    assert [gpus.of_task(task, tasks, ["0"]) for task in tasks] == [{"CUDA_VISIBLE_DEVICES": "-1"}] * 4
+    assert gpus.of_task(tasks[2], tasks, []) == {}
+    assert gpus.of_task(tasks[2], [Task("chief", 0), Task("worker", 0)], ["0"]) == {}  # synchronous: NCCL's to share
+    for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "null"):
+        (tmp_path / name).touch()
+    assert gpus.here({}, tmp_path) == ["0", "2", "10"]
+    assert gpus.here({"CUDA_VISIBLE_DEVICES": "4, 5"}, tmp_path) == ["4", "5"]
+    assert (
+        gpus.here({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == gpus.here({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
+    )
