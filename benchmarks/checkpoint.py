@@ -30,7 +30,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from running import Cluster
 
-from psrun import atomic
+from psrun import files
 
 BENCHMARKS = Path(__file__).parent
 _MIB = 1 << 20
@@ -89,14 +89,14 @@ def _span(cluster: Cluster, event: dict) -> tuple[float, float]:
     return ended_s - event["seconds"], ended_s
 
 
-def _copied(files: list[Path], folder: Path) -> tuple[float, float]:
+def _copied(sources: list[Path], folder: Path) -> tuple[float, float]:
     """Seconds to copy the files, and to copy them and have them on disk."""
     folder.mkdir()
     began_s = time.monotonic()
-    copies = [Path(shutil.copyfile(file, folder / file.name)) for file in files]
+    copies = [Path(shutil.copyfile(file, folder / file.name)) for file in sources]
     copied_s = time.monotonic() - began_s
     for copy in copies:
-        atomic.sync(copy)
+        files.sync(copy)
     synced_s = time.monotonic() - began_s
     shutil.rmtree(folder)
     return copied_s, synced_s
@@ -106,12 +106,12 @@ def _one(root: Path, rows: int) -> dict[str, float]:
     found: dict[str, float] = {}
     cluster, memory = _run(root, f"model.rows={rows}", "trainer.epochs=4")
     saves = cluster.events("checkpoint")[1:]  # the first one finds no file to remove
-    files = sorted((cluster.folder / "checkpoints").glob("ckpt-*"))
-    size = sum(file.stat().st_size for file in files)
+    sources = sorted((cluster.folder / "checkpoints").glob("ckpt-*"))
+    size = sum(file.stat().st_size for file in sources)
     found["bytes"] = size
     found["save (the training pauses), s"] = statistics.median(event["seconds"] for event in saves)
     found["chief grows in a save, MiB"] = max(memory.growth(*_span(cluster, event)) for event in saves)
-    found["copy, s"], found[_COPY] = _copied(files, root / "copy")
+    found["copy, s"], found[_COPY] = _copied(sources, root / "copy")
     resumed, memory = _run(root, "trainer.epochs=4", f"resume='{cluster.folder}'")
     restored = resumed.events("restored")[-1]
     found["restore, all of it verified first, s"] = restored["seconds"]

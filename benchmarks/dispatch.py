@@ -29,12 +29,14 @@ Windows = dict[str, list[float]]  # closures a second, by kind
 
 def timed(workers: int, closures: int, windows: int) -> Windows:
     """Runs the cluster in this process."""
-    from psrun import choices, environment, strategy
+    from psrun import process
+    from psrun.cluster import strategy
+    from psrun.config import choices
 
-    environment.prepare()
+    process.prepare()
     import tensorflow as tf
 
-    from psrun.closures import InFlight
+    from psrun.cluster.inflight_closures import InFlight
 
     cluster = choices.InProcess(
         kind="inprocess", num_workers=workers, num_ps=1, num_data_workers=1, placement="greedy", isolate=False
@@ -123,10 +125,10 @@ def main() -> None:
 
 def end_at_once() -> None:
     """Letting go of a coordinator the ordinary way takes up to a minute."""
-    from psrun import environment
+    from psrun import process
 
     sys.stdout.flush()
-    environment.leave(0)
+    process.leave(0)
 
 
 if __name__ == "__main__":

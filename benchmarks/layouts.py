@@ -20,30 +20,31 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from psrun import environment
-from psrun.data import opening
+from psrun import process
+from psrun.data import load
 
-environment.prepare()
+process.prepare()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from psrun.stop import Stop
 from support import SMALL, run_config
 
-from psrun import choices, placement, program, strategy
 from psrun.checkpoint.checkpoints import Checkpoints
 from psrun.checkpoint.manifest import Position
 from psrun.checkpoint.store import Store
-from psrun.cluster import inprocess
-from psrun.program import Program
-from psrun.reporting.events import Reporter
-from psrun.reporting.run_folder import RunFolder
+from psrun.cluster import inprocess, placement, strategy
+from psrun.config import choices
+from psrun.program import compiled_model
+from psrun.program.compiled_model import Program
+from psrun.results.events import Reporter
+from psrun.results.run_folder import RunFolder
 from psrun.roles.coordinator import TRAINERS
-from psrun.stop import Stop
-from psrun.training.following import Following
 from psrun.training.hooks import Hooks
+from psrun.training.metric_policies import Following
 from psrun.training.session import Session
 
 
@@ -90,13 +91,13 @@ class Bench:
             f"trainer={trainer}", *OPTIMIZERS[optimizer], *layout.overrides, *SMALL["features"], "evaluation=none",
             "trainer.epochs=1", f"trainer.steps_per_epoch={STEPS}", "trainer.steps_per_execution=3",
         )  # fmt: skip
-        program.start_afresh(run.seed)
+        compiled_model.start_afresh(run.seed)
         if layout.num_ps:
             distribution = strategy.parameter_servers(self._cluster(layout.num_ps), run.partitioner)
         else:
             distribution = strategy.connect(run.cluster, run.partitioner)
-        built = program.build(run, opening.load_source(run), distribution)
-        program.build_state(built)
+        built = compiled_model.build(run, load.load_source(run), distribution)
+        compiled_model.build_state(built)
         return built
 
     def _cluster(self, num_ps: int) -> object:
@@ -188,7 +189,7 @@ def main() -> None:
     differ = [f"{source} to {target}: {what}" for (source, target), found in wrong.items() for what in found]
     for line in differ[:20]:
         console.print(line)
-    environment.leave(1 if differ else 0)
+    process.leave(1 if differ else 0)
 
 
 if __name__ == "__main__":

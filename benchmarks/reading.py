@@ -22,9 +22,10 @@ import tensorflow as tf
 from measured import Goal, Summary, in_turns, show_goals
 from rich.console import Console
 
-from psrun import choices, strategy
+from psrun.cluster import strategy
+from psrun.config import choices
 from psrun.data import blocks, criteo, files, synthesis
-from psrun.training.feeding import Dealt, Stream
+from psrun.training.input_streams import Dealt, Stream
 
 BATCH, STEPS = 1024, 10
 PSRUN, PREPARES = "psrun, prepared", "psrun prepares"

@@ -48,13 +48,15 @@ class Rate(NamedTuple):
 
 def timed(workers: int, waits_s: Sequence[float], seconds: float) -> dict[str, Rate]:
     """Runs the cluster in this process: what there was, by how long each closure waits."""
-    from psrun import choices, environment, strategy
+    from psrun import process
+    from psrun.cluster import strategy
+    from psrun.config import choices
 
-    environment.prepare()
+    process.prepare()
     import tensorflow as tf
 
-    from psrun.closures import InFlight
     from psrun.cluster import inprocess
+    from psrun.cluster.inflight_closures import InFlight
 
     inprocess.NUM_INTER_OP_THREADS += 2 * workers  # each that waits holds one
     cluster = choices.InProcess(
@@ -219,10 +221,10 @@ def main() -> None:
 
 def end_at_once() -> None:
     """Letting go of a coordinator the ordinary way takes up to a minute."""
-    from psrun import environment
+    from psrun import process
 
     sys.stdout.flush()
-    environment.leave(0)
+    process.leave(0)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from pathlib import Path
 from unittest import mock
 
 from psrun import errors
-from psrun.cli import VERBS
-from psrun.completion import help_of, parts_of
+from psrun.cli.completion import help_of, parts_of
+from psrun.cli.main import VERBS
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"

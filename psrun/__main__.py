@@ -1,3 +1,3 @@
-from psrun.cli import main
+from psrun.cli.main import main
 
 main()

@@ -19,9 +19,9 @@ import pytest
 from rich.console import Console
 from support import MODELS, TRAINING, run_config
 
-from psrun import environment
+from psrun import process
 
-environment.prepare()
+process.prepare()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
@@ -63,12 +63,12 @@ def psrun(tmp_path: Path):
             else [*arguments, f"hydra.run.dir={here}"]
         )
         inherited = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-        process = subprocess.run(
+        ended = subprocess.run(
             [sys.executable, "-m", "psrun", *said],
             cwd=tmp_path, capture_output=True, text=True, timeout=timeout_s, env={**inherited, **environment_},
             check=False,
         )  # fmt: skip
-        return Command(process.returncode, process.stdout, process.stderr, here, time.monotonic() - began_s)
+        return Command(ended.returncode, ended.stdout, ended.stderr, here, time.monotonic() - began_s)
 
     return run
 
@@ -94,7 +94,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @functools.cache
 def _configure_threads() -> None:
-    from psrun import strategy
+    from psrun.cluster import strategy
 
     strategy.prepare(run_config("cluster=inprocess").cluster, None)
 
@@ -122,12 +122,12 @@ def train(cluster_spec, images, tmp_path, request):
     Args:
       into: the folder of a run that is to go on; None for a new one.
     """
-    from psrun import strategy
-    from psrun.placement import RULES
-    from psrun.reporting.console import ConsoleSink
-    from psrun.reporting.run_folder import RunFolder
+    from psrun.cluster import strategy
+    from psrun.cluster.placement import RULES
+    from psrun.process import Stop
+    from psrun.results.console import ConsoleSink
+    from psrun.results.run_folder import RunFolder
     from psrun.roles import coordinator
-    from psrun.stop import Stop
 
     count = itertools.count()
 

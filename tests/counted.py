@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from psrun import atomic
+from psrun import files
 from psrun.data.source import ArraySource, Feature
 from psrun.models import dense as plain
 from psrun.models.model import Model
@@ -61,7 +61,7 @@ class InFiles:
         self.num_train_examples, self.num_eval_examples, self._policy = 200, 0, policy
         self._names = [f"{folder}/{index}.txt" for index in range(num_files)]
         for name, numbers in zip(self._names, np.array_split(np.arange(200), num_files)):
-            atomic.write(Path(name), "".join(f"{number}\n" for number in numbers))
+            files.write_atomic(Path(name), "".join(f"{number}\n" for number in numbers))
 
     def train(self, *, batch_size: int, seed: tf.Tensor) -> tf.data.Dataset:
         lines = tf.data.TextLineDataset(self._names).shuffle(200, seed=seed)

@@ -8,8 +8,8 @@ from typing import Any
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from psrun import loading, resolvers
-from psrun.config import RunConfig
+from psrun.config import parse, resolvers
+from psrun.config.run_config import RunConfig
 
 SMALL = {
     "features": ["data.num_train_examples=500", "data.num_eval_examples=100", "data.global_batch_size=32"],
@@ -36,7 +36,7 @@ def raw_config(*overrides: str) -> dict[str, Any]:
 
 
 def run_config(*overrides: str) -> RunConfig:
-    return loading.load(raw_config(*overrides))
+    return parse.load(raw_config(*overrides))
 
 
 def truncated(file: Path) -> None:

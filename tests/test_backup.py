@@ -46,6 +46,6 @@ def test_a_restarted_fit_resumes_where_its_backup_is(train, tmp_path, cluster, d
 
 
 def _run_folders(path):
-    from psrun.reporting.run_folder import RunFolder
+    from psrun.results.run_folder import RunFolder
 
     return [RunFolder(each) for each in sorted(path.glob("run*"))]

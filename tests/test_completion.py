@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from psrun import completion
-from psrun.cli import VERBS
+from psrun.cli import completion
+from psrun.cli.main import VERBS
 
 pytestmark = pytest.mark.command
 
@@ -90,7 +90,7 @@ def shell(request, tmp_path):
         pytest.skip(f"there is no {request.param}")
     script = tmp_path / "bin" / "psrun"
     script.parent.mkdir()
-    script.write_text(f"#!{sys.executable}\nfrom psrun.cli import main\nmain()\n")
+    script.write_text(f"#!{sys.executable}\nfrom psrun.cli.main import main\nmain()\n")
     script.chmod(0o755)
     (tmp_path / "runs").mkdir()
     options, prompt, install = SHELLS[request.param]

@@ -10,7 +10,8 @@ import sys
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from psrun import composing, composition
+from psrun.cli import hydra_app
+from psrun.config import compose
 from psrun.errors import ConfigError, RunFolderError
 from psrun.sweeps.interruption import Ended
 
@@ -30,7 +31,7 @@ def test_a_signal_that_comes_while_hydra_opens_a_file_is_not_hidden(monkeypatch,
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as it will be: taken back at the end
     try:
         with pytest.raises(type(raised)) as found:
-            composing.run(lambda composed: None)
+            compose.run(lambda composed: None)
     finally:
         GlobalHydra.instance().clear()
     assert found.value is raised
@@ -43,7 +44,7 @@ def test_loggers_of_the_calling_process_stay_enabled(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["psrun", "hydra.run.dir=run"])
     try:
-        composing.run(lambda composed: None)
+        compose.run(lambda composed: None)
     finally:
         GlobalHydra.instance().clear()
     assert not logger.disabled
@@ -63,7 +64,7 @@ def refused(tmp_path, monkeypatch):
         monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as the command does
         monkeypatch.setattr(sys, "argv", ["psrun", *own, "hydra.run.dir=run", *arguments])
         with pytest.raises(ConfigError) as found:
-            composition.run(0.0)
+            hydra_app.run(0.0)
         return str(found.value)
 
     return told
@@ -121,7 +122,7 @@ def test_a_mistyped_choice_is_not_taken_for_an_own_one(refused):
 def test_an_experiment_may_set_what_belongs_to_no_group(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "tried.yaml").write_text("# @package _global_\nseed: 7\nexport: {at_end: true}\n")
-    composed = composing.compose(["--config-dir", str(tmp_path), "experiment=tried"])
+    composed = compose.compose(["--config-dir", str(tmp_path), "experiment=tried"])
     assert isinstance(composed, dict)
     assert (composed["seed"], composed["export"]) == (7, {"at_end": True, "best": False})
 
@@ -139,4 +140,4 @@ def test_a_disk_that_is_full_before_the_run_begins_is_told_with_the_folder(tmp_p
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as the command does
     monkeypatch.setattr(sys, "argv", ["psrun", f"hydra.run.dir={tmp_path / 'run'}"])
     with pytest.raises(RunFolderError, match=rf"run folder {tmp_path}/run cannot be written to: No space left"):
-        composition.run(0.0)
+        hydra_app.run(0.0)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from support import raw_config, run_config
 
-from psrun import choices, loading
-from psrun.config import RunConfig
+from psrun.config import choices, parse
+from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError
 
 FIT = ("trainer=fit", "evaluation=none")
@@ -19,7 +19,7 @@ FIT = ("trainer=fit", "evaluation=none")
 
 def problems(raw) -> dict[str, str]:
     with pytest.raises(ConfigError) as raised:
-        loading.load(raw)
+        parse.load(raw)
     return {problem.key: problem.message for problem in raised.value.problems}
 
 
@@ -117,7 +117,7 @@ def test_psrun_reads_keys_of_every_model_that_its_function_does_not_take(tmp_pat
 
     def model_of(name: str, **keys: Any) -> RunConfig:
         node = {"_target_": f"keyed_models.{name}", **keys}
-        return loading.load({**raw_config(), "model": node})
+        return parse.load({**raw_config(), "model": node})
 
     plain = model_of("plain", width=4, from_logits=True)
     assert plain.model_keys.from_logits is True
@@ -181,7 +181,7 @@ def test_callbacks_that_lie_under_parameter_servers_are_refused(node, overrides,
     raw["checkpoint"] = {"kind": "none"}
     assert said in problems(raw)["trainer.callbacks[0]"]
     raw["cluster"], raw["trainer"]["steps_per_execution"] = {"kind": "none"}, 1
-    loading.load(raw)  # without parameter servers they do what they say
+    parse.load(raw)  # without parameter servers they do what they say
 
 
 @pytest.mark.parametrize("cluster", ["inprocess", "none", "local"])
@@ -191,7 +191,7 @@ def test_a_backup_beside_psruns_checkpoints_is_refused(cluster, name):
     raw["trainer"]["callbacks"] = [callback(name, backup_dir="b")]
     assert "choose checkpoint=none" in problems(raw)["trainer.callbacks[0]"]
     raw["checkpoint"] = {"kind": "none"}
-    loading.load(raw)
+    parse.load(raw)
     raw["cluster"] = {"kind": "none"}
     raw["trainer"]["callbacks"][0]["save_freq"] = 5
     assert "steps_per_execution=1" in problems(raw)["trainer.callbacks[0]"]
@@ -200,12 +200,12 @@ def test_a_backup_beside_psruns_checkpoints_is_refused(cluster, name):
 def test_callbacks_that_work_are_let_through():
     raw = raw_config(*FIT, "partitioner=fixed_shards")
     raw["trainer"]["callbacks"] = [callback("ModelCheckpoint", filepath="m"), callback("EarlyStopping", monitor="loss")]
-    loading.load(raw)
+    parse.load(raw)
 
 
 def test_nothing_of_the_configuration_imports_tensorflow():
     code = (
-        "import sys, psrun.cli, psrun.execution; from psrun import loading; "
+        "import sys, psrun.cli.main, psrun.roles.run_process; from psrun.config import parse; "
         "sys.path.insert(0, 'tests'); import support; support.run_config('model=wide_deep', 'trainer=fit'); "
         "print(sorted(m for m in sys.modules if m in ('tensorflow', 'tf_keras', 'pandas')))"
     )

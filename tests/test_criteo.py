@@ -211,7 +211,7 @@ def test_a_vocabulary_belongs_to_the_run(train, tmp_path):
     """An export has it within; a run does not go on with another one."""
     import tensorflow as tf
 
-    from psrun.data import opening
+    from psrun.data import load
 
     folder = made(tmp_path / "made")
     for name, seed in (("words", "1"), ("others", "2")):
@@ -231,7 +231,7 @@ def test_a_vocabulary_belongs_to_the_run(train, tmp_path):
     assert len(np.unique(found)) > 10
     message = f"data.vocabulary: differs from the vocabulary that the run in {run.path} was trained with"
     with pytest.raises(ConfigError, match=message):
-        opening.load_source(run_config(*pieces, f"data.vocabulary={tmp_path}/others", f"resume={run.path}"))
+        load.load_source(run_config(*pieces, f"data.vocabulary={tmp_path}/others", f"resume={run.path}"))
 
 
 def test_what_is_made_has_the_truth_that_it_tells(tmp_path):

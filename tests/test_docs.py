@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from psrun import errors
-from psrun.cli import VERBS
+from psrun.cli.main import VERBS
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path.relative_to(ROOT / "conf") for path in (ROOT / "conf").glob("*/*.yaml"))

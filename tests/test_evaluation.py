@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 from support import MODELS, TRAINING, flipped, run_config
 
-from psrun.cluster.topology import Task
-from psrun.config import EarlyStopping
+from psrun.config.run_config import EarlyStopping
+from psrun.config.topology import Task
 from psrun.errors import ChiefGoneError, ConfigError
 from psrun.evaluation.plateau import Plateau
-from psrun.reporting.run_folder import RunFolder
+from psrun.results.run_folder import RunFolder
 
 RUN = ("trainer.epochs=1", "trainer.steps_per_epoch=5", "trainer.steps_per_execution=5", "optimizer=sgd",
        "optimizer.learning_rate=0.0001")  # fmt: skip
@@ -139,9 +139,9 @@ SIDECAR = (
 @pytest.fixture
 def sidecar():
     """Runs the sidecar evaluator in this process on a run folder, to its end."""
-    from psrun.reporting.console import ConsoleSink
+    from psrun.process import Stop
+    from psrun.results.console import ConsoleSink
     from psrun.roles import sidecar as role
-    from psrun.stop import Stop
 
     def run(folder: RunFolder, *overrides: str) -> list[dict[str, Any]]:
         before = len((folder.path / "metrics.jsonl").read_text().splitlines())
@@ -375,7 +375,7 @@ def test_early_stopping_and_learning_rate_follow_every_way_to_evaluate(train, tr
 
 @pytest.mark.tensorflow
 def test_a_run_that_goes_on_keeps_its_learning_rate_and_its_patience(train, monkeypatch):
-    from psrun.training.following import Following
+    from psrun.training.metric_policies import Following
 
     ended = Following.epoch_ended
     rates = []

@@ -35,17 +35,19 @@ print(json.dumps(serve(features=tf.constant(json.load(sys.stdin)))["prediction"]
 def test_an_export_gives_the_predictions_of_the_run(train, images, model):
     import tensorflow as tf
 
-    from psrun import objective, program
-    from psrun.data import opening
+    from psrun.data import load
+    from psrun.program import compiled_model, objective
 
     pieces = (f"model={model}", "partitioner=fixed_shards", "export.at_end=true", "trainer=fit")
     result, folder = train(*pieces)
     assert result["export"] == str(folder.path / "export" / str(2 * STEPS))
     serve = tf.saved_model.load(result["export"]).signatures["serving_default"]
     run = run_config(*pieces, *MODELS[model], *([f"data.path={images}"] if model == "cnn" else []))
-    source = opening.load_source(run)
+    source = load.load_source(run)
     ((features, label),) = source.evaluation(batch_size=source.num_eval_examples)
-    loss = objective.loss_of(program.make_model(run, source), source.task)(label, serve(**features)["prediction"])
+    loss = objective.loss_of(compiled_model.make_model(run, source), source.task)(
+        label, serve(**features)["prediction"]
+    )
     assert float(loss) == pytest.approx(result["metrics"]["val_loss"], rel=1e-5)
 
 
@@ -71,10 +73,10 @@ def test_what_cannot_be_saved_is_told(tmp_path):
     import tensorflow as tf
     import tf_keras
 
-    from psrun import export
+    from psrun.checkpoint import export
+    from psrun.checkpoint.load_model import Trained
     from psrun.checkpoint.manifest import Contents, Manifest, Position
     from psrun.models.model import Model
-    from psrun.trained import Trained
 
     class Data:
         task, features = "regression", {"x": Feature((1,), tf.string)}
@@ -112,9 +114,9 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def evaluation_strings() -> list[list[str]]:
-    from psrun.data import opening
+    from psrun.data import load
 
-    source = opening.load_source(run_config(*SMALL["features"]))
+    source = load.load_source(run_config(*SMALL["features"]))
     ((features, _),) = source.evaluation(batch_size=source.num_eval_examples)
     return [[name.decode() for name in row] for row in features["features"].numpy()]
 

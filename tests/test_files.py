@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from psrun.cluster import files
-from psrun.cluster.topology import Task
+from psrun.config.topology import Task
+from psrun.results import task_files
 
 WORKER = Task("worker", 0)
 
 
-def heart(folder: Path, monkeypatch) -> files.Heart:
-    monkeypatch.setattr(files, "_BEAT_S", 0.01)
-    made = files.Heart(folder, WORKER, lambda: files.Heartbeat(os.getpid(), time.time(), "serving"))
+def heart(folder: Path, monkeypatch) -> task_files.Heart:
+    monkeypatch.setattr(task_files, "_BEAT_S", 0.01)
+    made = task_files.Heart(folder, WORKER, lambda: task_files.Heartbeat(os.getpid(), time.time(), "serving"))
     made.start()
     return made
 
@@ -33,13 +33,13 @@ def wait(condition) -> None:
 
 def test_a_heart_beats_until_it_is_stopped(tmp_path, monkeypatch):
     made = heart(tmp_path, monkeypatch)
-    first = files.read(tmp_path, WORKER)
+    first = task_files.read(tmp_path, WORKER)
     assert (first.pid, first.state) == (os.getpid(), "serving")
-    wait(lambda: files.read(tmp_path, WORKER).at_s > first.at_s)
-    assert files.still_beats(tmp_path, WORKER)
+    wait(lambda: task_files.read(tmp_path, WORKER).at_s > first.at_s)
+    assert task_files.still_beats(tmp_path, WORKER)
     made.stop()
-    assert files.read(tmp_path, WORKER) is None
-    assert not files.still_beats(tmp_path, WORKER)
+    assert task_files.read(tmp_path, WORKER) is None
+    assert not task_files.still_beats(tmp_path, WORKER)
 
 
 def test_a_heart_is_heard_on_a_full_disk_too(tmp_path, monkeypatch):
@@ -50,7 +50,7 @@ def test_a_heart_is_heard_on_a_full_disk_too(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "write_text", full)
     time_s = time.time()
-    wait(lambda: files.read(tmp_path, WORKER).at_s > time_s)
+    wait(lambda: task_files.read(tmp_path, WORKER).at_s > time_s)
     made.stop()
 
 

@@ -13,13 +13,16 @@ pytestmark = pytest.mark.inprocess
 def test_a_large_table_and_its_slots_are_filled_in_place_with_the_same_numbers(cluster_spec, monkeypatch):
     from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
-    from psrun import choices, filling, layers, program, strategy
+    from psrun import layers
+    from psrun.cluster import strategy, variable_creation
+    from psrun.config import choices
     from psrun.optimizers.sparse import LazyAdam, SparseAdagrad
+    from psrun.program import compiled_model
 
     def made() -> dict[str, Any]:
-        program.start_afresh(1)
+        compiled_model.start_afresh(1)
         distribution = strategy.parameter_servers(cluster_spec[1], choices.FixedShards("fixed_shards", 2))
-        with filling.in_place(), distribution.strategy.scope():
+        with variable_creation.in_place(), distribution.strategy.scope():
             layer = layers.Embedding(20000, 40)
             layer.build(None)
             adagrad, adam = SparseAdagrad(initial_accumulator_value=0.3), LazyAdam()
@@ -30,7 +33,7 @@ def test_a_large_table_and_its_slots_are_filled_in_place_with_the_same_numbers(c
         return {**tables, **slots}
 
     filled = made()
-    monkeypatch.setattr(filling, "_LARGE_BYTES", 1 << 40)
+    monkeypatch.setattr(variable_creation, "_LARGE_BYTES", 1 << 40)
     plain = made()
     assert len(filled) == 6
     for name, variable in filled.items():

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from psrun.cli.init import main
 from psrun.errors import ConfigError
-from psrun.project.commands import main
 
 ROOT = Path(__file__).parents[1]
 FILES = {

@@ -17,24 +17,24 @@ import pytest
 from rich.console import Console
 from support import raw_config, run_config
 
-from psrun import choices, execution
-from psrun.cluster import files
-from psrun.cluster.topology import CHIEF, Task
-from psrun.engines.slurm import gathering, jobs, step
-from psrun.engines.slurm.kept import Kept
-from psrun.engines.slurm.meeting import Call, Card, Meeting
+from psrun.config import choices
+from psrun.config.topology import CHIEF, Task
 from psrun.errors import BudgetSpentError, ClusterError, ConfigError, ExitCode, TaskLostError
-from psrun.reporting.run_folder import RunFolder
-from psrun.roles import keeper, leader
-from psrun.stop import Stop
+from psrun.launch.slurm import chief_agent, commands, join, task_agent, task_identity
+from psrun.launch.slurm.managed_task import Kept
+from psrun.launch.slurm.rendezvous import Call, Card, Meeting
+from psrun.process import Stop
+from psrun.results import task_files
+from psrun.results.run_folder import RunFolder
+from psrun.roles import run_process
 
 PS, WORKER = Task("ps", 0), Task("worker", 0)
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "3", "SLURMD_NODENAME": "n0"}
 TASKS = ["cluster.num_ps=1", "cluster.num_workers=1", "evaluation=none"]
 
 
-def step_of(**changes: str) -> step.Step:
-    return step.from_environment({**STEP, **changes}, command="srun")
+def step_of(**changes: str) -> task_identity.Step:
+    return task_identity.from_environment({**STEP, **changes}, command="srun")
 
 
 class Scripted:
@@ -76,10 +76,10 @@ class Led:
         for task in self.meetings:
             self.say(task)
         for name, value in (("_ROUND_S", 0.01), ("_OTHERS_END_WITHIN_S", 0.0)):
-            monkeypatch.setattr(leader, name, value)
-        monkeypatch.setattr(leader, "Kept", lambda *arguments: self.kept)
-        monkeypatch.setattr(gathering, "gather", lambda *arguments: {})
-        monkeypatch.setattr(jobs, "requeue", self.requeued.append)
+            monkeypatch.setattr(chief_agent, name, value)
+        monkeypatch.setattr(chief_agent, "Kept", lambda *arguments: self.kept)
+        monkeypatch.setattr(join, "gather", lambda *arguments: {})
+        monkeypatch.setattr(commands, "requeue", self.requeued.append)
 
     def say(self, task: Task, **values: Any) -> None:
         self.cards[task] = self.cards[task].but(**values)
@@ -87,7 +87,7 @@ class Led:
 
     def lead(self, *overrides: str, stop: Stop | None = None, looks: list[Callable[[], str | None]]) -> ExitCode:
         self.kept._looks = looks
-        made = leader.Leader(
+        made = chief_agent.Leader(
             run_config("cluster=slurm", *TASKS, *overrides), self.folder, step_of(), Console(file=io.StringIO()), 0.0
         )
         self.leader, code = made, ExitCode.FAILED
@@ -182,7 +182,7 @@ def test_before_the_time_limit_the_job_is_requeued_where_the_run_goes_on(led, co
 
 
 def test_the_leader_is_heard_of_while_the_chief_saves(led, monkeypatch):
-    monkeypatch.setattr("psrun.engines.slurm.meeting._TOUCH_EVERY_S", 0.0)
+    monkeypatch.setattr("psrun.launch.slurm.rendezvous._TOUCH_EVERY_S", 0.0)
     touched: list[float] = []
     stop = Stop()
 
@@ -224,7 +224,7 @@ def test_each_task_says_what_is_wrong_though_another_was_first_to_record_it(monk
 
     monkeypatch.setattr(RunFolder, "create", create_after_another)
     with pytest.raises(ConfigError) as raised:
-        execution.execute(raw_config("cluster=slurm", "cluster.num_ps=0"), tmp_path, [], started_s=0.0)
+        run_process.execute(raw_config("cluster=slurm", "cluster.num_ps=0"), tmp_path, [], started_s=0.0)
     assert [problem.key for problem in raised.value.problems] == ["cluster.num_ps"]
 
 
@@ -249,7 +249,7 @@ def test_a_task_that_never_comes_up_hangs(kept):
 
 def test_a_task_without_a_heart_ends_and_does_not_hang(kept, tmp_path):
     kept.process.started_s = time.time()
-    file = files.path(tmp_path, WORKER)
+    file = task_files.path(tmp_path, WORKER)
     file.parent.mkdir()
     file.write_text(json.dumps({"pid": 5, "at_s": time.time(), "state": "serving"}))
     assert kept.fault() is None
@@ -265,10 +265,10 @@ def test_a_task_without_a_heart_ends_and_does_not_hang(kept, tmp_path):
 def test_who_is_started_again_waits_as_long_as_the_chief_may_wait_for_the_folder(
     tmp_path, monkeypatch, restarts, longer_s
 ):
-    monkeypatch.setattr(keeper, "_LEADER_LONGER_S", 0.0)
-    monkeypatch.setattr(step, "_GIVEN_UP_S", 0.5)
+    monkeypatch.setattr(task_agent, "_LEADER_LONGER_S", 0.0)
+    monkeypatch.setattr(task_identity, "_GIVEN_UP_S", 0.5)
     run = run_config("cluster=slurm", *TASKS, "cluster.connect_timeout_s=1")
-    made = keeper.Keeper(run, RunFolder(tmp_path), step_of(SLURM_PROCID="1", SLURM_RESTART_COUNT=restarts), PS)
+    made = task_agent.Keeper(run, RunFolder(tmp_path), step_of(SLURM_PROCID="1", SLURM_RESTART_COUNT=restarts), PS)
     began_s = time.monotonic()
     with pytest.raises(ClusterError, match="has heard nothing of the chief"):
         made.keep(Stop())
@@ -277,14 +277,14 @@ def test_who_is_started_again_waits_as_long_as_the_chief_may_wait_for_the_folder
 
 
 def test_a_parameter_server_says_that_it_started_again_with_the_chief(tmp_path, monkeypatch):
-    monkeypatch.setattr(keeper, "_ROUND_S", 0.01)
+    monkeypatch.setattr(task_agent, "_ROUND_S", 0.01)
     kept = Scripted([dies, lives], lambda process: None)
-    monkeypatch.setattr(keeper, "Kept", lambda *arguments: kept)
+    monkeypatch.setattr(task_agent, "Kept", lambda *arguments: kept)
     (tmp_path / "logs").mkdir()
     chief = Meeting(tmp_path, step_of(), CHIEF)
     chief.write(Card("", "n0", 0.0))
     chief.call(Call({}))
-    made = keeper.Keeper(run_config("cluster=slurm", *TASKS), RunFolder(tmp_path), step_of(SLURM_PROCID="1"), PS)
+    made = task_agent.Keeper(run_config("cluster=slurm", *TASKS), RunFolder(tmp_path), step_of(SLURM_PROCID="1"), PS)
     codes: list[ExitCode] = []
     keeping = threading.Thread(target=lambda: codes.append(made.keep(Stop())))
     keeping.start()

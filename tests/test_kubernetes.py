@@ -18,11 +18,13 @@ from kubes import GIVEN, KINDS, manifests, pods, submitted, wrong_by_model
 from rich.console import Console
 from support import raw_config, run_config
 
-from psrun import choices, identity, loading
-from psrun.cluster.topology import Task
-from psrun.engines import commands, kubectl, quantities
-from psrun.engines import manifests as made
+from psrun.cli import submit
+from psrun.config import choices, parse
+from psrun.config.topology import Task
 from psrun.errors import ConfigError, ExitCode, PsrunError
+from psrun.launch.kubernetes import kubectl, quantities
+from psrun.launch.kubernetes import manifests as made
+from psrun.roles import task_assignment
 
 EVERYTHING = ("cluster.num_workers=3", "evaluation=sidecar", "data.visitation=dynamic")
 
@@ -105,8 +107,8 @@ def test_every_task_is_a_pod_and_finds_itself(objects):
     counted = {job: sum(pod.job == job for pod in made_of) for job in {pod.job for pod in made_of}}
     assert counted == {"chief": 1, "ps": 2, "worker": 3, "evaluator": 1, "data_dispatcher": 1, "data_worker": 1}
     for pod in made_of:
-        run = loading.load(raw_config(*unquoted(pod.container["args"])))
-        me = identity.identify(run, pod.environment)
+        run = parse.load(raw_config(*unquoted(pod.container["args"])))
+        me = task_assignment.identify(run, pod.environment)
         assert me.topology.me == Task(pod.job, pod.index)
         listed = {f"{each.host}:2222": Task(each.job, each.index) for each in made_of if each.job != "evaluator"}
         assert {where: task for task, where in me.topology.addresses.items()} == listed
@@ -251,7 +253,7 @@ def test_bad_input_is_named_before_anything_is_shown(monkeypatch, capsys, argume
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     given = GIVEN[:2] if arguments else ()
     with pytest.raises(ConfigError) as told:
-        commands.main(["kubernetes", "--dry-run", *given, *arguments])
+        submit.main(["kubernetes", "--dry-run", *given, *arguments])
     assert capsys.readouterr().out == ""
     for each in said:
         assert each in str(told.value)
@@ -277,20 +279,20 @@ def test_without_kubectl_it_is_said_how_to_go_on(tmp_path):
 def test_who_is_no_pod_is_told(environment, said):
     run = run_config("cluster=kubernetes", "kubernetes.name=run-1")
     with pytest.raises(ConfigError, match=re.escape(said)):
-        identity.identify(run, environment)
+        task_assignment.identify(run, environment)
 
 
 def test_settings_of_an_engine_go_with_its_cluster_only():
     raw = raw_config("cluster=kubernetes") | {"cluster": raw_config("cluster=inprocess")["cluster"]}
     with pytest.raises(ConfigError, match="kubernetes: is for cluster=kubernetes, and this is cluster=inprocess"):
-        loading.load(raw)
+        parse.load(raw)
 
 
 def test_files_of_the_image_are_not_looked_for_here():
     raw = raw_config("cluster=kubernetes", "data=criteo", "data.path=/not/here")
-    assert isinstance(loading.load(raw, elsewhere=True).submission, choices.KubernetesKeys)
+    assert isinstance(parse.load(raw, elsewhere=True).submission, choices.KubernetesKeys)
     with pytest.raises(ConfigError, match=r"data\.path: '/not/here' is not there"):
-        loading.load(raw)
+        parse.load(raw)
 
 
 @pytest.mark.parametrize(
@@ -435,9 +437,9 @@ def test_a_run_that_was_there_before_is_said_to_be(tmp_path, monkeypatch, capsys
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     if over:
         with pytest.raises(PsrunError, match="run-1 was handed over before, and is over: delete its objects"):
-            commands.main(["kubernetes", "--no-follow", *GIVEN])
+            submit.main(["kubernetes", "--no-follow", *GIVEN])
         return
-    assert commands.main(["kubernetes", "--no-follow", *GIVEN]) == ExitCode.DONE
+    assert submit.main(["kubernetes", "--no-follow", *GIVEN]) == ExitCode.DONE
     assert "run-1 was handed over before, and goes on" in capsys.readouterr().out
 
 

@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 from support import raw_config, run_config
 
-from psrun import loading
+from psrun.config import parse
 from psrun.errors import ConfigError, TrainingError
-from psrun.reporting.console import ConsoleSink
+from psrun.results.console import ConsoleSink
 
 OWN = ("model=dense", "model.hidden_units=[4]", "data._target_=labelled.Labelled", "~data.num_train_examples",
        "~data.num_eval_examples", "~data.noise", "~data.num_features", "data.global_batch_size=16",
@@ -39,7 +39,7 @@ def test_vocabularies_that_cannot_be_are_refused(value, said):
 def test_yaml_reads_an_unquoted_no_as_false():
     raw = raw_config()
     raw["data"]["label_vocabulary"] = [False, True]
-    assert loading.load(raw).data.label_vocabulary == ("no", "yes")
+    assert parse.load(raw).data.label_vocabulary == ("no", "yes")
 
 
 @pytest.mark.tensorflow

@@ -41,7 +41,7 @@ class Metric:
     ],
 )
 def test_the_running_loss_is_of_one_moment(metric: Callable[[], Metric], expected: float | None) -> None:
-    from psrun.training.monitor import running_mean
+    from psrun.training.progress import running_mean
 
     made = metric()
     assert running_mean(made.total, made.read) == expected
@@ -49,7 +49,7 @@ def test_the_running_loss_is_of_one_moment(metric: Callable[[], Metric], expecte
 
 @pytest.mark.tensorflow
 def test_a_running_loss_that_is_not_a_number_stays_one() -> None:
-    from psrun.training.monitor import running_mean
+    from psrun.training.progress import running_mean
 
     assert running_mean(lambda: float("nan"), lambda: 3.0) != 3.0
     assert str(running_mean(lambda: float("nan"), lambda: 3.0)) == "nan"

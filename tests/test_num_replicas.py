@@ -6,9 +6,9 @@ import pytest
 from omegaconf import OmegaConf
 from support import raw_config, run_config
 
-from psrun import composing, loading, recorded
-from psrun.cluster import gpus
+from psrun.config import compose, gpus, parse
 from psrun.errors import ConfigError
+from psrun.results import recorded_config
 
 FIVE = ("data.global_batch_size=null", "data.batch_size_per_replica=5")
 COUNTS = [
@@ -54,7 +54,7 @@ def test_what_does_not_follow_is_a_problem(monkeypatch, overrides, found, key, m
     monkeypatch.setattr(gpus, "here", lambda: found)
     raw = raw_config(*overrides)
     with pytest.raises(ConfigError) as raised:
-        loading.load(raw)
+        parse.load(raw)
     assert message in {problem.key: problem.message for problem in raised.value.problems}[key]
 
 
@@ -73,19 +73,19 @@ def test_a_rate_is_looked_up_by_the_batch_size(reference, value):
     composed = OmegaConf.create({"cluster": cluster, "data": data, "optimizer": {"learning_rate": reference}})
     if isinstance(value, str):
         with pytest.raises(ConfigError, match=value):
-            composing.plain(composed)
+            compose.plain(composed)
     else:
-        plain = composing.plain(composed)
+        plain = compose.plain(composed)
         assert (plain["optimizer"]["learning_rate"], plain["data"]["global_batch_size"]) == (value, 10)
 
 
 def test_a_resumed_run_keeps_the_batch_of_a_replica_with_any_number_of_replicas(tmp_path):
     then = raw_config("cluster=mirrored", "cluster.num_replicas=2", *FIVE)
-    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(loading.load(then).raw))
+    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(parse.load(then).raw))
     assert OmegaConf.load(tmp_path / "config.yaml").data.global_batch_size == 10
     said = ["cluster.num_replicas=3"]
     now = raw_config("cluster=mirrored", "cluster.num_replicas=3", *FIVE)
-    held = recorded.as_recorded(now, now, tmp_path, said)
+    held = recorded_config.as_recorded(now, now, tmp_path, said)
     assert (held["data"]["batch_size_per_replica"], held["data"]["global_batch_size"]) == (5, 15)
 
 

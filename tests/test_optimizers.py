@@ -128,8 +128,9 @@ def test_no_update_of_a_row_is_lost_where_two_workers_meet(cluster_spec):
     """Every step adds 1 to the same rows, so that what is lost is missing in the sum."""
     import tensorflow as tf
 
-    from psrun import choices, strategy
-    from psrun.closures import InFlight
+    from psrun.cluster import strategy
+    from psrun.cluster.inflight_closures import InFlight
+    from psrun.config import choices
     from psrun.optimizers.sparse import SparseSGD
 
     cluster = strategy.parameter_servers(cluster_spec[2], choices.FixedShards("fixed_shards", 2))
@@ -163,8 +164,8 @@ def test_no_update_of_a_row_is_lost_where_two_workers_meet(cluster_spec):
 def test_an_optimizer_that_updates_all_of_a_large_table_is_told(optimizer, told):
     import tf_keras
 
+    from psrun.cluster.placement import Placed
     from psrun.optimizers import cost
-    from psrun.placement import Placed
 
     made = tf_keras.optimizers.get(optimizer) if optimizer != "lazy_adam" else sparse_optimizer("LazyAdam")
     shards = [Placed(f"{slot}embedding/embeddings", i, f"ps-{i}", 4_000_000, kind, (2_000_000, 1), "float32")

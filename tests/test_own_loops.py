@@ -9,9 +9,9 @@ import pytest
 from support import STEPS, raw_config
 from test_training import SAME, variables
 
-from psrun import loading
+from psrun.config import parse
 from psrun.errors import ConfigError, HookError, Interrupted, NonFiniteLossError, TrainingError
-from psrun.reporting.run_folder import RunFolder
+from psrun.results.run_folder import RunFolder
 
 LOOP = ["trainer=own_loop", "model=dense"]
 
@@ -132,7 +132,7 @@ def test_a_hook_that_fails_ends_the_run_with_its_name(train, trainer, period):
 
 def problems(*overrides):
     with pytest.raises(ConfigError) as raised:
-        loading.load(raw_config(*overrides))
+        parse.load(raw_config(*overrides))
     return {problem.key: problem.message for problem in raised.value.problems}
 
 

@@ -48,7 +48,7 @@ def test_the_wheel_holds_everything_and_runs_in_a_new_folder(tmp_path):
     # A checkout that is installed as editable would lend the installed package what it lacks.
     for path in ROOT.glob("psrun/**/*.py"):
         assert str(path.relative_to(ROOT)) in names
-    for path in [each for kind in ("html", "css", "js") for each in ROOT.glob(f"psrun/reports/*.{kind}")]:
+    for path in [each for kind in ("html", "css", "js") for each in ROOT.glob(f"psrun/results/report/*.{kind}")]:
         assert str(path.relative_to(ROOT)) in names
     for path in [each for each in ROOT.glob("psrun/project/template/**/*.*") if each.parent.name != "__pycache__"]:
         assert str(path.relative_to(ROOT)) in names

@@ -21,30 +21,30 @@ TABLED = ("~model.embedding_dim", "~data.num_train_examples", "~data.num_eval_ex
 @pytest.fixture
 def unrolled(monkeypatch):
     """Steps are written out one after the other also in runs of few steps, and from the first one on."""
-    from psrun.training import packing
+    from psrun.training.parameter_server import steps_per_execution
 
-    monkeypatch.setattr(packing, "_STEPS_TO_UNROLL_FOR", 1)
+    monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
     traced: list[tuple[int, int | None]] = []
-    begin = packing.Packing.__init__
+    begin = steps_per_execution.Packing.__init__
 
     def begins(self: Any, *arguments: Any, **options: Any) -> None:
         begin(self, *arguments, **options)
         self._unroll()
 
-    monkeypatch.setattr(packing.Packing, "__init__", begins)
-    original = packing.packed
+    monkeypatch.setattr(steps_per_execution.Packing, "__init__", begins)
+    original = steps_per_execution.packed
 
     def packed(*arguments: Any) -> Any:
         *_, unrolled, num_steps = arguments
         traced.append((unrolled, num_steps))
         return original(*arguments)
 
-    monkeypatch.setattr(packing, "packed", packed)
+    monkeypatch.setattr(steps_per_execution, "packed", packed)
     return traced
 
 
 def test_as_many_steps_as_fill_a_tenth_of_a_second_and_an_epoch_evenly():
-    from psrun.training.closure_length import chosen
+    from psrun.training.parameter_server.closure_length import chosen
 
     assert [chosen(step_s, 1000, 2) for step_s in (1.0, 0.05, 0.02, 0.0125, 0.01, 0.002, 1e-9)] == [
         1,
@@ -94,17 +94,17 @@ def test_a_metric_that_branches_and_assigns_counts_every_example(train, unrolled
 
 @pytest.mark.parametrize(("slow_s", "written_out"), [(0.0, 0), (1e9, 1)])
 def test_slow_steps_are_not_written_out(train, monkeypatch, slow_s, written_out):
-    from psrun.training import packing
+    from psrun.training.parameter_server import steps_per_execution
 
-    monkeypatch.setattr(packing, "_STEPS_TO_UNROLL_FOR", 1)
-    monkeypatch.setattr(packing, "_SLOW_STEP_S", slow_s)
-    original, traced = packing.packed, []
+    monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
+    monkeypatch.setattr(steps_per_execution, "_SLOW_STEP_S", slow_s)
+    original, traced = steps_per_execution.packed, []
 
     def packed(*arguments: Any) -> Any:
         traced.append(arguments[-1])
         return original(*arguments)
 
-    monkeypatch.setattr(packing, "packed", packed)
+    monkeypatch.setattr(steps_per_execution, "packed", packed)
     found, _ = train("trainer.epochs=3", num_workers=1)
     assert found["steps"]["applied"] == 3 * STEPS
     assert traced == [None] + [3] * written_out
@@ -191,9 +191,9 @@ def test_rows_are_not_asked_ahead_for_a_train_step_that_may_look_up_others(train
 
 def test_a_number_chosen_at_the_end_of_an_epoch_holds_in_the_next(train, monkeypatch):
     """Keras puts back the number that it had before the last, shorter execution of an epoch."""
-    from psrun.training import packing
+    from psrun.training.parameter_server import steps_per_execution
 
-    monkeypatch.setattr(packing, "chosen", lambda step_s, steps_per_epoch, num_workers: 4)
+    monkeypatch.setattr(steps_per_execution, "chosen", lambda step_s, steps_per_epoch, num_workers: 4)
     found, _ = train(
         "trainer=fit",
         "trainer.steps_per_execution=auto",

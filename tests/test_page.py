@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from reported import a_run, a_sweep
 
-from psrun.reports import rows
-from psrun.reports.commands import main
+from psrun.results.report import rows
+from psrun.results.report.commands import main
 
 pytestmark = pytest.mark.browser
 

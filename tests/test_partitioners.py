@@ -8,7 +8,7 @@ import textwrap
 import pytest
 from support import SMALL, raw_config, run_config
 
-from psrun import loading
+from psrun.config import parse
 from psrun.errors import ConfigError
 
 OF_TENSORFLOW = "tensorflow.distribute.experimental.partitioners.FixedShardsPartitioner"
@@ -59,7 +59,7 @@ def custom(name: str, *options: str) -> list[str]:
 )
 def test_a_wrong_name_or_option_is_a_problem_before_tensorflow_is_imported(overrides, key, message):
     with pytest.raises(ConfigError) as raised:
-        loading.load(raw_config(*overrides))
+        parse.load(raw_config(*overrides))
     (problem,) = raised.value.problems
     assert problem.key == key
     assert message in problem.message
@@ -78,7 +78,7 @@ def test_a_wrong_name_or_option_is_a_problem_before_tensorflow_is_imported(overr
 def test_it_is_called_as_tensorflow_calls_it(overrides, counts):
     import tensorflow as tf
 
-    from psrun import partitioners
+    from psrun.cluster import partitioners
 
     partition = partitioners.make(run_config(*overrides).partitioner)
     assert partition(shape=tf.TensorShape([7, 3]), dtype=tf.float32) == counts
@@ -100,11 +100,11 @@ def test_it_is_called_as_tensorflow_calls_it(overrides, counts):
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_what_tensorflow_cannot_use_is_an_error_that_names_it(overrides, message):
-    from psrun.data import opening
+    from psrun.data import load
     from psrun.roles import planner
 
     run = run_config(*overrides, *SMALL["features"])
-    source = opening.load_source(run)
+    source = load.load_source(run)
     with pytest.raises(ConfigError) as raised:
         planner.make(run, source)
     (problem,) = raised.value.problems
@@ -116,7 +116,7 @@ def test_what_tensorflow_cannot_use_is_an_error_that_names_it(overrides, message
 def test_a_run_is_cut_as_planned_saved_and_resumed_with_another_partitioner(train):
     from dataclasses import asdict
 
-    from psrun.data import opening
+    from psrun.data import load
     from psrun.roles import planner
 
     by_rows = custom("cutting.by_rows")
@@ -124,7 +124,7 @@ def test_a_run_is_cut_as_planned_saved_and_resumed_with_another_partitioner(trai
     done, folder = train(*by_rows, *few, "trainer.epochs=1")
     assert [row["shard"] for row in done["placement"] if row["variable"] == "embedding/embeddings"] == [0, 1, 2]
     run = run_config(*by_rows, *SMALL["features"])
-    planned = [asdict(shard) for shard in planner.make(run, opening.load_source(run)).placed]
+    planned = [asdict(shard) for shard in planner.make(run, load.load_source(run)).placed]
     assert sorted(map(str, planned)) == sorted(
         str({**row, "variable_shape": tuple(row["variable_shape"])}) for row in done["placement"]
     )

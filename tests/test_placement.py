@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from support import SMALL, run_config
 
-from psrun import choices, placement
+from psrun.cluster import placement
+from psrun.cluster.placement import Placed, Planned
+from psrun.config import choices
 from psrun.errors import ConfigError
-from psrun.placement import Placed, Planned
 
 VARIABLES = [
     Planned("table", (5, 2), "float32", 4, "model"),
@@ -92,7 +93,7 @@ def test_names():
 
 
 def _cluster(cluster_spec, run):
-    from psrun import strategy
+    from psrun.cluster import strategy
 
     return strategy.parameter_servers(cluster_spec[2], run.partitioner, placement.RULES[run.cluster.placement])
 
@@ -112,17 +113,17 @@ def _cluster(cluster_spec, run):
     ids=lambda pieces: "-".join(piece.partition("=")[2] for piece in pieces[:2]),
 )
 def test_the_plan_is_what_tensorflow_does(cluster_spec, pieces, optimizer):
-    from psrun import program
-    from psrun.data import opening
+    from psrun.data import load
+    from psrun.program import compiled_model
     from psrun.roles import coordinator, planner
 
     data = "features" if "model=embedding" in pieces else "regression"
     run = run_config(f"optimizer={optimizer}", *pieces, *SMALL[data])
-    source = opening.load_source(run)
+    source = load.load_source(run)
     planned = planner.make(run, source).placed
-    program.start_afresh(run.seed)
-    built = program.build(run, source, _cluster(cluster_spec, run))
-    program.build_state(built)
+    compiled_model.start_afresh(run.seed)
+    built = compiled_model.build(run, source, _cluster(cluster_spec, run))
+    compiled_model.build_state(built)
     assert sorted(planned, key=repr) == sorted(coordinator.observe(built), key=repr)
     assert {p.task for p in planned if p.kind == "model"} == {"ps-0", "ps-1"}
 
@@ -132,7 +133,7 @@ def test_any_scope_of_the_strategy_puts_variables_where_the_rule_says(cluster_sp
     import numpy as np
     import tensorflow as tf
 
-    from psrun import strategy
+    from psrun.cluster import strategy
 
     asked = []
 
@@ -170,11 +171,11 @@ def test_a_strategy_creates_variables_where_it_is_guided():
 
 @pytest.mark.tensorflow
 def test_the_plan_spreads_the_bytes_of_a_step_over_tasks():
-    from psrun.data import opening
+    from psrun.data import load
     from psrun.roles import planner
 
     run = run_config("partitioner=fixed_shards", "cluster.num_workers=3", *SMALL["features"])
-    source = opening.load_source(run)
+    source = load.load_source(run)
     plan = planner.make(run, source)
     # A pass over 500 examples, whose last batch of 32 is smaller, moves as much a step.
     once = run_config("data.visitation=once", "partitioner=fixed_shards", "cluster.num_workers=3", *SMALL["features"])

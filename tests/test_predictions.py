@@ -13,7 +13,7 @@ from rich.console import Console
 from support import run_config
 
 from psrun.errors import DataError
-from psrun.reporting.console import ConsoleSink
+from psrun.results.console import ConsoleSink
 
 
 def counted(num_examples: int, data: str = "Numbered") -> list[str]:
@@ -33,7 +33,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 @pytest.fixture
 def predict(cluster_spec):
     """Predicts in this process; returns what it prints."""
-    from psrun import strategy
+    from psrun.cluster import strategy
     from psrun.roles import predictor
 
     def run(folder, *overrides: str) -> str:

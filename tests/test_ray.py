@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 from support import run_config
 
-from psrun import choices, identity
-from psrun.cluster import lineup
-from psrun.cluster.topology import Task
-from psrun.engines import ray as engine
-from psrun.engines.ray import room
-from psrun.engines.ray.room import Need
-from psrun.environment import SUPERVISOR_PID
+from psrun.config import choices
+from psrun.config.topology import Task
 from psrun.errors import ConfigError, Interrupted
-from psrun.sweeps import capacity
+from psrun.launch import ray as engine
+from psrun.launch import task_plan
+from psrun.launch.ray import capacity
+from psrun.launch.ray.capacity import Need
+from psrun.process import SUPERVISOR_PID
+from psrun.roles import task_assignment
+from psrun.sweeps import capacity as sweep_capacity
 
 
 @pytest.mark.parametrize(
@@ -60,16 +61,16 @@ def test_ray_that_is_not_installed_is_named(monkeypatch):
 
 def test_the_started_process_drives_and_the_others_are_tasks(monkeypatch):
     run = run_config("cluster=ray")
-    assert identity.identify(run, {}).role == "driver"
+    assert task_assignment.identify(run, {}).role == "driver"
     listed = '{"cluster": {"worker": ["h:1"], "ps": ["h:2"], "chief": ["h:3"]}, "task": {"type": "ps", "index": 0}}'
-    assert identity.identify(run, {SUPERVISOR_PID: "1", "TF_CONFIG": listed}).role == "server"
+    assert task_assignment.identify(run, {SUPERVISOR_PID: "1", "TF_CONFIG": listed}).role == "server"
 
 
 def test_each_task_asks_for_what_its_job_is_given():
     own = ("cluster.resources.ps={num_cpus: 2, memory_bytes: 1000}", "cluster.resources.worker.num_gpus=2")
     run = run_config("cluster=ray", *own, "evaluation=sidecar")
     assert isinstance(run.cluster, choices.Ray)
-    found = {str(task): need for task, need in room.needs(run.cluster, lineup.of(run).tasks()).items()}
+    found = {str(task): need for task, need in capacity.needs(run.cluster, task_plan.of(run).tasks()).items()}
     assert list(found) == ["ps-0", "ps-1", "worker-0", "worker-1", "chief-0", "evaluator-0"]
     assert (found["ps-1"], found["chief-0"]) == (Need(2, 1000), Need(1, 0))
     assert found["ps-1"].bundle() == {"CPU": 2, "memory": 1000}
@@ -95,23 +96,23 @@ def test_there_is_room_or_what_is_missing_is_named(nodes, said):
     run = run_config(
         "cluster=ray", "cluster.resources.ps={num_cpus: 2, memory_bytes: 1000}", "cluster.num_workers=1"
     )  # fmt: skip
-    tasks = [task for task in lineup.of(run).tasks() if task.job != "worker"]
-    wanted = room.needs(run.cluster, tasks)
+    tasks = [task for task in task_plan.of(run).tasks() if task.job != "worker"]
+    wanted = capacity.needs(run.cluster, tasks)
     has = [{"CPU": float(cpus), "memory": float(memory)} for cpus, memory in nodes]
     if said is None:
-        room.check(wanted, has)
+        capacity.check(wanted, has)
         return
     with pytest.raises(ConfigError, match=r"cluster\.resources: ") as raised:
-        room.check(wanted, has)
+        capacity.check(wanted, has)
     assert said in str(raised.value)
 
 
 def test_what_is_greatest_can_be_its_memory():
     """The first that fit by their processors would leave none where the memory is."""
     wanted = {Task("ps", 0): Need(2, 1), Task("ps", 1): Need(2, 1), Task("worker", 0): Need(1, 9)}
-    room.check(wanted, [{"CPU": 4.0, "memory": 10.0}, {"CPU": 4.0, "memory": 2.0}])
+    capacity.check(wanted, [{"CPU": 4.0, "memory": 10.0}, {"CPU": 4.0, "memory": 2.0}])
     tenths = {Task("worker", index): Need(0.7, 0) for index in range(10)}
-    room.check(tenths, [{"CPU": 7.0}])
+    capacity.check(tenths, [{"CPU": 7.0}])
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_what_is_greatest_can_be_its_memory():
 )
 def test_a_signal_while_ray_starts_interrupts_the_run(monkeypatch, raised, signum):
     ray = pytest.importorskip("ray", reason="pip install -e '.[ray]'")
-    from psrun.engines.ray import session
+    from psrun.launch.ray import connection
 
     def init(**options: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as Ray does
@@ -134,7 +135,7 @@ def test_a_signal_while_ray_starts_interrupts_the_run(monkeypatch, raised, signu
     before, own = signal.getsignal(signal.SIGTERM), set(Path("/tmp").glob("psrun-ray-*"))
     cluster = run_config("cluster=ray").cluster
     assert isinstance(cluster, choices.Ray)
-    with pytest.raises(Interrupted) as error, session.opened(cluster, num_cpus=1):
+    with pytest.raises(Interrupted) as error, connection.opened(cluster, num_cpus=1):
         pass
     assert error.value.exit_code == Interrupted(signum).exit_code
     assert signal.getsignal(signal.SIGTERM) is before
@@ -143,5 +144,5 @@ def test_a_signal_while_ray_starts_interrupts_the_run(monkeypatch, raised, signu
 
 def test_a_sweep_counts_tasks_of_this_machine_only():
     here, there = (run_config("cluster=ray", f"cluster.address={address}") for address in ("null", "'head:6379'"))
-    assert capacity.jobs_at_once([here], cores=8, memory_bytes=10**12) == 4
-    assert capacity.jobs_at_once([there], cores=8, memory_bytes=10**12) == 8
+    assert sweep_capacity.jobs_at_once([here], cores=8, memory_bytes=10**12) == 4
+    assert sweep_capacity.jobs_at_once([there], cores=8, memory_bytes=10**12) == 8

@@ -45,9 +45,9 @@ MORE_CASES = [
     ("trainer", "pieces"), [*CASES, *(pytest.param(*case, marks=pytest.mark.thorough) for case in MORE_CASES)]
 )
 def test_steps_are_those_of_one_device(train, monkeypatch, trainer, pieces):
-    from psrun.training import packing
+    from psrun.training.parameter_server import steps_per_execution
 
-    monkeypatch.setattr(packing, "_STEPS_TO_UNROLL_FOR", 1)
+    monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
     alone, found = both(train, *IDS, "partitioner=fixed_shards", *pieces, f"trainer={trainer}", "data.audit=true")
     assert found["steps"] == alone["steps"] == {"applied": 16, "scheduled": 16, "repeated": 0}
     for name, value in alone["metrics"].items():
@@ -111,8 +111,9 @@ def test_replicas_are_on_gpus_where_all_workers_have_so_many(monkeypatch, wanted
 
 
 def test_only_workers_have_gpus_and_on_one_machine_each_has_its_own(tmp_path):
-    from psrun.cluster import devices, gpus
-    from psrun.cluster.topology import Task
+    from psrun.cluster import devices
+    from psrun.config import gpus
+    from psrun.config.topology import Task
 
     assert devices.of_server("ps", 2) == devices.of_server("ps", None) == {"GPU": 0}
     assert devices.of_server("worker", None) == {}

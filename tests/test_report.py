@@ -18,9 +18,9 @@ from reported import a_run, a_sweep
 from rich.console import Console
 
 from psrun.errors import ConfigError, ExitCode, PsrunError
-from psrun.reports import rows, runs
-from psrun.reports.commands import main
-from psrun.watching import sweep as watching
+from psrun.results.report import rows, runs
+from psrun.results.report.commands import main
+from psrun.results.watch import sweep as watching
 
 
 @pytest.fixture
@@ -256,7 +256,7 @@ def test_numbers_that_are_none_are_no_values(tmp_path, report, monkeypatch, numb
     assert {each["val_loss"] for each in listed(report, tmp_path / "runs")} == {None}
     pytest.importorskip("plotly", reason="pip install -e '.[test]'")
     report(tmp_path / "runs", "--html", tmp_path / "page.html")
-    monkeypatch.setattr("psrun.watching.jobs.BETWEEN_JOBS_S", 0.0)
+    monkeypatch.setattr("psrun.results.watch.jobs.BETWEEN_JOBS_S", 0.0)
     assert watching.SweepView(tmp_path / "runs", Console(file=io.StringIO()), metric=None, mode=None).follow() == 0
 
 
@@ -347,7 +347,7 @@ def test_a_run_as_psrun_leaves_it(psrun):
 @pytest.mark.command
 def test_the_help_is_short_and_nothing_of_tensorflow_is_imported(psrun):
     assert len(psrun("report", "--help").stdout.splitlines()) <= 35
-    code = "import sys, psrun.reports.commands; assert not {'tensorflow', 'plotly'} & set(sys.modules)"
+    code = "import sys, psrun.results.report.commands; assert not {'tensorflow', 'plotly'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 

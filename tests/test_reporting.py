@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from psrun.errors import ConfigError, RunFolderError
-from psrun.reporting.console import ConsoleSink
-from psrun.reporting.events import Event, Progress, Reporter
-from psrun.reporting.run_folder import RunFolder
+from psrun.results.console import ConsoleSink
+from psrun.results.events import Event, Progress, Reporter
+from psrun.results.run_folder import RunFolder
 
 
 def test_run_json_is_whole_at_every_moment_and_knows_no_nan(tmp_path):

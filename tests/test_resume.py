@@ -11,10 +11,12 @@ import pytest
 from hydra.core.config_store import ConfigStore
 from running import Cluster
 
-from psrun import composing, composition, execution
+from psrun.cli import hydra_app
+from psrun.config import compose
 from psrun.errors import ConfigError, ExitCode
-from psrun.recorded import _merged, as_recorded
-from psrun.reporting.run_folder import write_config
+from psrun.results.recorded_config import _merged, as_recorded
+from psrun.results.run_folder import write_config
+from psrun.roles import run_process
 
 QUICK = ["trainer.steps_per_epoch=20", "data.num_train_examples=500", "data.num_eval_examples=100"]
 
@@ -30,16 +32,16 @@ def test_what_was_said_then_holds_as_far_as_nothing_else_is_said_now(tmp_path, m
     folder = recorded(
         tmp_path / "a run", "cluster=local", "cluster.num_workers=3", "+model.x=1", "trainer.epochs=2", "seed=7"
     )
-    found = composition.resumed([f"resume='{folder}'", "cluster=none", "trainer.epochs=5"])
+    found = hydra_app.resumed([f"resume='{folder}'", "cluster=none", "trainer.epochs=5"])
     assert found == [
         "cluster=none", "trainer.epochs=5", f"resume='{folder}'", f"hydra.run.dir='{folder}'", "+model.x=1", "seed=7"
     ]  # fmt: skip
-    assert composition.resumed(["seed=3"]) == ["seed=3"]
+    assert hydra_app.resumed(["seed=3"]) == ["seed=3"]
 
 
 def test_options_may_stand_anywhere():
     given = ["seed=1", "--config-dir", "own", "-m", "model=mine,dense", "--cfg", "job", "+x=1"]
-    assert composing.options_first(given) == [
+    assert compose.options_first(given) == [
         "--config-dir", "own", "-m", "--cfg", "job", "seed=1", "model=mine,dense", "+x=1"
     ]  # fmt: skip
 
@@ -51,7 +53,7 @@ def test_options_may_stand_anywhere():
 def test_what_cannot_be_resumed_is_told(tmp_path, arguments, said):
     folder = recorded(tmp_path / "run")
     with pytest.raises(ConfigError, match=said):
-        composition.resumed([argument.format(folder) for argument in arguments])
+        hydra_app.resumed([argument.format(folder) for argument in arguments])
 
 
 RECORDED = """
@@ -127,7 +129,7 @@ class Composed:
             (root / "own" / f"{name}.yaml").write_text(text)
         monkeypatch.chdir(root)
         monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as the command does
-        monkeypatch.setattr(execution, "execute", self._execute)
+        monkeypatch.setattr(run_process, "execute", self._execute)
         self._argv = lambda arguments: monkeypatch.setattr(sys, "argv", ["psrun", *arguments])
 
     def __call__(self, *arguments: str) -> dict[str, Any]:
@@ -135,7 +137,7 @@ class Composed:
         ConfigStore.instance().repo = {
             k: v for k, v in ConfigStore.instance().repo.items() if k not in {name.partition("/")[0] for name in OWN}
         }  # as in a process of its own
-        composition.run(0.0)
+        hydra_app.run(0.0)
         return self.raw
 
     def _execute(self, raw: dict[str, Any], path: Path, overrides: list[str], **_: Any) -> ExitCode:

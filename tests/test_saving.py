@@ -14,7 +14,7 @@ from support import STEPS, flipped, truncated
 from psrun.checkpoint import commands
 from psrun.checkpoint.store import Store
 from psrun.errors import CheckpointError, ConfigError, ExitCode, Interrupted, NonFiniteLossError
-from psrun.reporting.run_folder import RunFolder
+from psrun.results.run_folder import RunFolder
 
 TRAINERS = ("fit", "custom_loop")
 

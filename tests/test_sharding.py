@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 from support import run_config
 
-from psrun import loading, sharding
-from psrun.config import RunConfig
+from psrun.config import parse
+from psrun.config.run_config import RunConfig
+from psrun.data import autoshard
 from psrun.data.source import DataSource
 from psrun.errors import ConfigError
 
@@ -21,7 +22,7 @@ TOGETHER = ("cluster=multi_worker_mirrored", "trainer=fit", "model=dense")
 def policy(source: DataSource, asked: str | None, run: RunConfig | None = None) -> str | None:
     run = run or run_config(*TOGETHER)
     run = replace(run, data=replace(run.data, sharding=asked))
-    return sharding.policy(run, lambda: source.train(batch_size=20, seed=tf.constant(1, tf.int64)))
+    return autoshard.policy(run, lambda: source.train(batch_size=20, seed=tf.constant(1, tf.int64)))
 
 
 def test_what_is_not_chosen_is_as_tensorflow_does_it(tmp_path):
@@ -45,12 +46,12 @@ def test_data_that_does_not_begin_with_files_is_told():
 
 
 def test_a_plan_tells_it_too():
-    from psrun.data import opening
+    from psrun.data import load
     from psrun.roles import planner
 
     run = run_config(*TOGETHER, "data.sharding=file")
     with pytest.raises(ConfigError, match="does not begin with files"):
-        planner.make(run, opening.load_source(run))
+        planner.make(run, load.load_source(run))
 
 
 def test_what_tensorflow_says_of_too_few_files_is_understood(tmp_path):
@@ -58,15 +59,15 @@ def test_what_tensorflow_says_of_too_few_files_is_understood(tmp_path):
     from counted import InFiles
     from tensorflow.python.data.experimental.ops import distribute
 
-    dataset = sharding.applied(
+    dataset = autoshard.applied(
         InFiles(folder=str(tmp_path), num_files=2).train(batch_size=20, seed=tf.constant(1, tf.int64)), "file"
     )
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
         next(iter(distribute._AutoShardDataset(dataset, 3, 0)))
-    problem = sharding.too_few_files(str(raised.value))
+    problem = autoshard.too_few_files(str(raised.value))
     assert problem is not None
     assert "fewer than the 3 workers" in problem.message
-    assert sharding.too_few_files("something else") is None
+    assert autoshard.too_few_files("something else") is None
 
 
 @pytest.mark.parametrize(
@@ -97,4 +98,4 @@ def test_off_in_yaml_is_off():
     from support import raw_config
 
     raw = raw_config(*TOGETHER)
-    assert loading.load({**raw, "data": {**raw["data"], "sharding": False}}).data.sharding == "off"
+    assert parse.load({**raw, "data": {**raw["data"], "sharding": False}}).data.sharding == "off"

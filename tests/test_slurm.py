@@ -17,16 +17,17 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
 from support import raw_config, run_config
 
-from psrun import choices, loading, recorded
+from psrun.cli import submit
 from psrun.cluster.probe import Door
-from psrun.cluster.topology import CHIEF, Task
-from psrun.engines import commands
-from psrun.engines.slurm import gathering, jobs, script, step, submission
-from psrun.engines.slurm.meeting import Call, Card, Meeting, clocks_apart, own_address
+from psrun.config import choices, parse
+from psrun.config.topology import CHIEF, Task
 from psrun.errors import ClusterError, ConfigError, ExitCode, PsrunError
-from psrun.identity import identify
-from psrun.stop import Stop
-from psrun.watching import state
+from psrun.launch.slurm import commands, join, script, submission, task_identity
+from psrun.launch.slurm.rendezvous import Call, Card, Meeting, clocks_apart, own_address
+from psrun.process import Stop
+from psrun.results import recorded_config
+from psrun.results.watch import state
+from psrun.roles.task_assignment import identify
 
 STEP = {
     "SLURM_JOB_ID": "7",
@@ -40,8 +41,8 @@ STEP = {
 }
 
 
-def step_of(**changes: str) -> step.Step:
-    return step.from_environment({**STEP, **changes}, command="srun")
+def step_of(**changes: str) -> task_identity.Step:
+    return task_identity.from_environment({**STEP, **changes}, command="srun")
 
 
 @pytest.mark.parametrize(
@@ -105,21 +106,23 @@ def test_one_task_says_for_all_that_the_step_has_another_size():
 
 def test_all_tasks_of_a_step_have_one_folder():
     assert (
-        step.run_name(STEP) == step.run_name({**STEP, "SLURM_PROCID": "3", "SLURM_RESTART_COUNT": "2"}) == "slurm-7.0"
+        task_identity.run_name(STEP)
+        == task_identity.run_name({**STEP, "SLURM_PROCID": "3", "SLURM_RESTART_COUNT": "2"})
+        == "slurm-7.0"
     )
-    assert step.run_name({}) is None
+    assert task_identity.run_name({}) is None
 
 
 def test_settings_of_the_job_are_checked_by_key():
     raw = raw_config("cluster=slurm", "slurm.cpus_per_task=0", "+slurm.tim=5", "slurm.nodes=many")
     with pytest.raises(ConfigError) as raised:
-        loading.load(raw)
+        parse.load(raw)
     assert {problem.key for problem in raised.value.problems} == {"slurm.cpus_per_task", "slurm.tim", "slurm.nodes"}
     with pytest.raises(ConfigError, match="slurm: is for cluster=slurm, and this is cluster=inprocess: leave it out"):
-        loading.load({**raw_config(), "slurm": {}})
+        parse.load({**raw_config(), "slurm": {}})
 
     with pytest.raises(ConfigError, match=r"slurm\.warn_s: is 20, and the chief may save"):
-        loading.load(raw_config("cluster=slurm", "slurm.warn_s=20"))
+        parse.load(raw_config("cluster=slurm", "slurm.warn_s=20"))
 
 
 # -- the batch script
@@ -160,7 +163,7 @@ def test_an_option_is_one_line_and_a_name_is_no_pattern():
 def test_a_folder_of_any_name_arrives_where_it_is_read(path):
     """As sbatch reads its comments (get_argument of its opt.c), and as the shell and Hydra read the command."""
     folder = Path("/shared") / path
-    said = [f"hydra.run.dir={recorded.quoted(folder)}"]
+    said = [f"hydra.run.dir={recorded_config.quoted(folder)}"]
     text = script.render(run_config("cluster=slurm"), said, where=folder, folder=folder, name=path)
     given = dict(_as_sbatch(line).partition("=")[::2] for line in text.splitlines() if line.startswith("#SBATCH "))
     assert (given["--chdir"], given["--job-name"]) == (str(folder), path)
@@ -202,7 +205,7 @@ def test_arguments_arrive_in_the_tasks_as_they_were_given():
 
 
 def submitted(*arguments: str, capsys) -> str:
-    assert commands.main(["slurm", *arguments]) == ExitCode.DONE
+    assert submit.main(["slurm", *arguments]) == ExitCode.DONE
     return capsys.readouterr().out
 
 
@@ -242,14 +245,14 @@ def test_what_cannot_be_submitted(arguments, said, tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text("{}")
     with pytest.raises(ConfigError, match=said):
-        commands.main(["slurm", *arguments])
+        submit.main(["slurm", *arguments])
 
 
 def test_slurm_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ClusterError, match="there is no sbatch and no scontrol here"):
-        commands.main(["slurm"])
+        submit.main(["slurm"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -269,13 +272,13 @@ def fake(tmp_path, monkeypatch):
 
 def test_what_slurm_says_of_a_job(fake):
     fake("scontrol", "echo 'JobId=7 JobName=a JobState=PENDING Reason=Priority ExitCode=0:0'")
-    assert jobs.look("7") == jobs.JobState("PENDING", "Priority", "0:0")
+    assert commands.look("7") == commands.JobState("PENDING", "Priority", "0:0")
     fake("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    assert not jobs.look("7").is_alive
-    assert jobs.requeue("7") == "slurm_load_jobs error: Invalid job id specified"
+    assert not commands.look("7").is_alive
+    assert commands.requeue("7") == "slurm_load_jobs error: Invalid job id specified"
     fake("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(ClusterError, match="does not say how job 7 is: Unable to contact"):
-        jobs.look("7")
+        commands.look("7")
 
 
 def test_a_job_that_was_handed_over_and_is_not_followed(fake, tmp_path, monkeypatch, capsys):
@@ -295,7 +298,7 @@ def test_a_job_knows_nothing_of_the_one_that_it_was_submitted_from(fake, tmp_pat
     inner = {"SLURM_JOB_ID": "7", "SLURM_CPU_BIND": "quiet", "SLURM_MEM_PER_NODE": "1", "SLURM_RESTART_COUNT": "1"}
 
     def environment() -> set[str]:
-        assert jobs.submit(tmp_path / "slurm.sh") == "12"
+        assert commands.submit(tmp_path / "slurm.sh") == "12"
         lines = (tmp_path / "environment").read_text().splitlines()
         return {line.partition("=")[0] for line in lines} & {*client, *inner}
 
@@ -337,7 +340,7 @@ def test_an_evaluation_is_followed_where_it_is_written(fake, tmp_path, monkeypat
     result = '{"status": "completed", "exit_code": 0}'
     fake("sbatch", f"echo 12; echo '{result}' > run/evaluations/cluster/run.json")
     fake("scontrol", "echo 'JobState=COMPLETED ExitCode=0:0'")
-    assert commands.main(["slurm", "resume=run", "mode=evaluate"]) == ExitCode.DONE
+    assert submit.main(["slurm", "resume=run", "mode=evaluate"]) == ExitCode.DONE
     text = (tmp_path / "run" / "evaluations" / "cluster" / "slurm.sh").read_text()
     assert f"--output={tmp_path}/run/evaluations/cluster/logs/slurm.log" in text
     assert "--job-name=psrun-run\n" in text
@@ -445,7 +448,7 @@ def gathered(tmp_path, cards: dict[str, Card], warned: list[str], **keys: float)
     for task in tasks[1:]:
         if str(task) in cards:
             Meeting(tmp_path, step_of(), task).write(cards[str(task)])
-    return gathering.gather(
+    return join.gather(
         Meeting(tmp_path, step_of(), CHIEF), step_of(), run.cluster, tasks, Stop(), warned.append
     )  # fmt: skip
 

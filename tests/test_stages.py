@@ -10,18 +10,18 @@ QUICK, SLOW = "data._target_=psrun.data.regression.Regression", "data._target_=s
 PLANTED = {"input": (SLOW, "staged.quick"), "compute": (QUICK, "staged.slow"), "traffic": (QUICK, "staged.wide")}
 
 
-@pytest.mark.parametrize(("trainer", "steps_per_execution"), [("custom_loop", 1), ("custom_loop", 4), ("fit", 4)])
+@pytest.mark.parametrize(("trainer", "num_steps"), [("custom_loop", 1), ("custom_loop", 4), ("fit", 4)])
 @pytest.mark.parametrize("planted", PLANTED)
-def test_the_bottleneck_is_what_was_made_slow(train, monkeypatch, trainer, steps_per_execution, planted):
-    from psrun.training import packing, stages
+def test_the_bottleneck_is_what_was_made_slow(train, monkeypatch, trainer, num_steps, planted):
+    from psrun.training.parameter_server import step_profiler, steps_per_execution
 
-    monkeypatch.setattr(stages, "_EVERY_S", 0.0)
-    if steps_per_execution > 1 and trainer == "custom_loop":  # written out
-        monkeypatch.setattr(packing, "_STEPS_TO_UNROLL_FOR", 1)
+    monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
+    if num_steps > 1 and trainer == "custom_loop":  # written out
+        monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
     data, model = PLANTED[planted]
     found, _ = train(
         "model=dense", "~model.hidden_units", f"model._target_={model}", data, "data.global_batch_size=8",
-        "optimizer=sgd", "evaluation=none", f"trainer={trainer}", f"trainer.steps_per_execution={steps_per_execution}",
+        "optimizer=sgd", "evaluation=none", f"trainer={trainer}", f"trainer.steps_per_execution={num_steps}",
         "trainer.steps_per_epoch=12", num_workers=1,
     )  # fmt: skip
     assert longest(found["step_time"]) == planted, found["step_time"]
@@ -52,10 +52,10 @@ LATE = ("trainer.prefetch_rows=true", "trainer.dense_sync_every=2")
 )
 def test_computing_is_found_wherever_it_is(train, monkeypatch, model, more):
     """In functions and branches, between rows and their gradients, and where weights are read after updates too."""
-    from psrun.training import packing, stages
+    from psrun.training.parameter_server import step_profiler, steps_per_execution
 
-    monkeypatch.setattr(stages, "_EVERY_S", 0.0)
-    monkeypatch.setattr(packing, "_STEPS_TO_UNROLL_FOR", 1)
+    monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
+    monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
     found, _ = train(
         "model=dense", "~model.hidden_units", f"model._target_=staged.{model}", QUICK, "data.global_batch_size=8",
         "evaluation=none", "trainer.steps_per_execution=4", "trainer.steps_per_epoch=16", "trainer.epochs=1", *more,
@@ -65,9 +65,9 @@ def test_computing_is_found_wherever_it_is(train, monkeypatch, model, more):
 
 
 def test_what_the_first_batch_takes_is_told_as_the_time_to_the_first_step(train, monkeypatch):
-    from psrun.training import stages
+    from psrun.training.parameter_server import step_profiler
 
-    monkeypatch.setattr(stages, "_EVERY_S", 0.0)
+    monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
     found, _ = train(
         "model=dense", "~model.hidden_units", "model._target_=staged.quick", "data._target_=staged.LateFirst",
         "data.visitation=once", "data.global_batch_size=8", "optimizer=sgd", "evaluation=none",
@@ -77,8 +77,8 @@ def test_what_the_first_batch_takes_is_told_as_the_time_to_the_first_step(train,
 
 
 def test_what_takes_the_most_is_told_in_one_line():
-    from psrun.reporting.console import step_time_line
-    from psrun.training.stages import step_time
+    from psrun.results.console import step_time_line
+    from psrun.training.parameter_server.step_profiler import step_time
 
     assert step_time([0, 0.0, 0.0, 0.0], 0.1) is None
     found = step_time([10, 0.5, 0.1, 0.2], 0.1)

@@ -9,8 +9,9 @@ import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import cancellation
 
-from psrun import choices, strategy
-from psrun.training.feeding import Dealt, Stream
+from psrun.cluster import strategy
+from psrun.config import choices
+from psrun.training.input_streams import Dealt, Stream
 
 pytestmark = pytest.mark.inprocess
 

@@ -10,14 +10,14 @@ import pytest
 from rich.console import Console
 from support import run_config
 
-from psrun.cluster import lineup
-from psrun.cluster.processes import TaskProcess
-from psrun.cluster.topology import CHIEF, DISPATCHER
+from psrun.config.topology import CHIEF, DISPATCHER
 from psrun.errors import ExitCode
-from psrun.reporting.console import ConsoleSink
-from psrun.reporting.run_folder import RunFolder
-from psrun.roles.supervisor import Supervisor
-from psrun.stop import Stop
+from psrun.launch import task_plan
+from psrun.launch.supervisor import Supervisor
+from psrun.launch.task_processes import TaskProcess
+from psrun.process import Stop
+from psrun.results.console import ConsoleSink
+from psrun.results.run_folder import RunFolder
 
 CHIEF_ENDS_AFTER_S, DISPATCHER_ENDS_AFTER_S, NEVER_S = 1.5, 0.2, 60.0
 
@@ -35,7 +35,7 @@ class Sleeping(TaskProcess):
 def test_a_task_of_the_data_service_that_ends_before_the_chief(tmp_path, status, restarts):
     """It sees by itself that the run was completed, while the process of the chief is still on its way to its end."""
     run = run_config("cluster=local", "model=wide_deep", "data=features", "data.visitation=dynamic")
-    wanted, folder = lineup.of(run), RunFolder.create(tmp_path / "run", raw={})
+    wanted, folder = task_plan.of(run), RunFolder.create(tmp_path / "run", raw={})
     folder.update(status=status)
     tasks = {task: Sleeping(task, {}, folder.path) for task in wanted.tasks()}
     supervisor = Supervisor(run, wanted, tasks, {}, folder, ConsoleSink(Console(file=io.StringIO())), time.time())

@@ -15,10 +15,12 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from support import run_config
 
-from psrun import atomic, multirun
+from psrun import files
+from psrun.cli import hydra_sweeps
 from psrun.errors import ConfigError, SweepError
-from psrun.sweeps import capacity, plans, state
-from psrun.sweeps.record import Job, Sweep
+from psrun.results import sweep_state
+from psrun.results.sweep_record import Job, Sweep
+from psrun.sweeps import capacity, plans
 from psrun.sweeps.view import View
 
 GIB = 2**30
@@ -103,14 +105,14 @@ def test_what_is_no_sweep_is_told(tmp_path, text):
     if text is not None:
         (tmp_path / "sweep.json").write_text(text)
     with pytest.raises(ConfigError, match="resume: there is no sweep in"):
-        multirun.resumed(["-m", f"resume={tmp_path}"])
+        hydra_sweeps.resumed(["-m", f"resume={tmp_path}"])
 
 
 def test_a_full_disk_is_told(tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(atomic, "write", full)
+    monkeypatch.setattr(files, "write", full)
     with pytest.raises(SweepError, match=r"cannot be written to: .*No space left on device"):
         Sweep(tmp_path / "sweep", []).begin(again=False)
 
@@ -119,13 +121,13 @@ def test_other_arguments_than_at_the_start_are_named(tmp_path):
     sweep = Sweep(tmp_path, ["--config-dir", "own", "-m", "seed=1,2", "model=dense", "sweep.max_parallel=2"])
     sweep.begin(again=False)
     resume = f"resume={tmp_path}"
-    _, arguments = multirun.resumed(["-m", resume, "seed=1,2", "sweep.max_parallel=1", "hydra/launcher=joblib"])
+    _, arguments = hydra_sweeps.resumed(["-m", resume, "seed=1,2", "sweep.max_parallel=1", "hydra/launcher=joblib"])
     assert arguments == [
         "--config-dir", "own", "-m", "seed=1,2", "model=dense", "sweep.max_parallel=1", "hydra/launcher=joblib",
         f"hydra.sweep.dir='{tmp_path}'",
     ]  # fmt: skip
     with pytest.raises(ConfigError) as raised:
-        multirun.resumed(["-m", resume, "seed=1,2,3", "trainer.epochs=2"])
+        hydra_sweeps.resumed(["-m", resume, "seed=1,2,3", "trainer.epochs=2"])
     assert [line.partition("; ")[0] for line in str(raised.value).splitlines()] == [
         "seed: is '1,2,3' now and was '1,2' when the sweep was started",
         "trainer.epochs: is '2' now and was not given when the sweep was started",
@@ -143,25 +145,25 @@ def job_folder(path: Path, **result) -> Path:
 
 def test_how_a_job_is_by_its_folder(tmp_path):
     began_s = time.time() - 5
-    assert state.look(tmp_path / "none", since_s=began_s).status == "waiting"
+    assert sweep_state.look(tmp_path / "none", since_s=began_s).status == "waiting"
     done = job_folder(tmp_path / "done", status="completed", metrics={"loss": 1.0}, wall_s=3.0, exit_code=0)
     failed = job_folder(tmp_path / "failed", status="failed", exit_code=1, error={"message": "first\nsecond"})
-    assert state.look(failed, since_s=began_s).error == "first"
+    assert sweep_state.look(failed, since_s=began_s).error == "first"
     for folder in (done, failed):
         os.utime(folder / "run.json", (1, 1))  # of a start before this one
-    assert state.look(done, since_s=began_s).status == "completed"
-    assert state.look(failed, since_s=began_s).status == "waiting"
-    assert state.look(failed, since_s=began_s, final=True).status == "failed"
+    assert sweep_state.look(done, since_s=began_s).status == "completed"
+    assert sweep_state.look(failed, since_s=began_s).status == "waiting"
+    assert sweep_state.look(failed, since_s=began_s, final=True).status == "failed"
 
 
 def test_jobs_are_told_apart_by_what_not_all_have(tmp_path):
     jobs = [Job(0, ["a=1", "b=1"], "0"), Job(1, ["a=1", "b=2"], "1")]
-    assert state.told_apart(jobs) == {0: "b=1", 1: "b=2"}
-    assert state.told_apart(jobs[:1]) == {0: "a=1 b=1"}
+    assert sweep_state.told_apart(jobs) == {0: "b=1", 1: "b=2"}
+    assert sweep_state.told_apart(jobs[:1]) == {0: "a=1 b=1"}
     sweep = Sweep(tmp_path, [], metric="val_auc", mode="max")
     for number, (status, metric) in enumerate([("completed", 0.5), ("completed", 0.7), ("failed", 0.9)]):
         sweep.jobs[number] = Job(number, [], str(number), status=status, metric=metric)
-    best = state.best(sweep)
+    best = sweep_state.best(sweep)
     assert best is not None
     assert best.number == 1
 
@@ -211,12 +213,12 @@ def test_elsewhere_lines_say_what_is_new(tmp_path):
 def test_a_search_is_made_to_go_on():
     given = {"direction": "minimize", "max_failure_rate": 0.0, "sampler": {"seed": None}}
     sweeper = OmegaConf.create(given)
-    added = multirun._settle(sweeper, set(), "max")
+    added = hydra_sweeps._settle(sweeper, set(), "max")
     assert (sweeper.direction, sweeper.max_failure_rate) == ("maximize", 1.0)
     assert added == [f"hydra.sweeper.sampler.seed={sweeper.sampler.seed}"]
     with pytest.raises(ConfigError, match=r"hydra.sweeper.direction: is minimize, and sweep.mode is max"):
-        multirun._settle(OmegaConf.create(given), {"hydra.sweeper.direction"}, "max")
-    assert multirun._settle(OmegaConf.create({"other": 1}), set(), None) == []
+        hydra_sweeps._settle(OmegaConf.create(given), {"hydra.sweeper.direction"}, "max")
+    assert hydra_sweeps._settle(OmegaConf.create({"other": 1}), set(), None) == []
 
 
 def test_plans_of_a_sweep_are_one_table(tmp_path):

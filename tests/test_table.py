@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from psrun.errors import ConfigError, DataError
-from psrun.reporting.run_folder import RunFolder
+from psrun.results.run_folder import RunFolder
 
 pytestmark = pytest.mark.tensorflow
 

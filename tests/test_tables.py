@@ -82,7 +82,7 @@ def test_the_same_value_has_the_same_id_in_all_features(hashed):
 @pytest.mark.parametrize("deduplicate", ["auto", "true", "false"])
 def test_a_cluster_trains_it_as_one_process_does(train, tmp_path, deduplicate):
     """From the same checkpoint, in which the table is whole; in the batches half of the rows are asked for again."""
-    from psrun.reporting.run_folder import RunFolder
+    from psrun.results.run_folder import RunFolder
 
     pieces = (*PIECES, "model=dlrm", f"model.deduplicate={deduplicate}", "data.visitation=once")
     _, begun = train(*pieces, "cluster=none", "trainer.epochs=1")
@@ -128,13 +128,13 @@ def test_rows_asked_for_ahead_and_other_models_train_too(train, model):
 
 
 def test_a_plan_counts_the_table_once_and_the_rows_of_all_features():
-    from psrun.data import opening
+    from psrun.data import load
     from psrun.roles import planner
 
     plans = []
     for shared in (True, False):
         run = run_config(*(PIECES if shared else PIECES[:-1]), "model=dlrm", "model.embedding_dim=4")
-        plans.append(planner.make(run, opening.load_source(run)))
+        plans.append(planner.make(run, load.load_source(run)))
     one, two = plans
     tables = [
         [shard for shard in plan.placed if "_rows/" in shard.variable and shard.kind == "model"] for plan in plans

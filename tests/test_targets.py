@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from psrun import targets
+from psrun.config import targets
 from psrun.errors import ConfigError
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import portpicker
 import pytest
-import tensorflow as tf
 
 from psrun import tf_internals
 from psrun.cluster.probe import ServerStatus, statuses
 
-pytestmark = pytest.mark.tensorflow
 
-
-def test_the_incarnation_tells_servers_apart():
-    servers = {n: tf.distribute.Server.create_local_server() for n in range(2)}
-    addresses = {n: server.target.removeprefix("grpc://") for n, server in servers.items()}
+@pytest.mark.inprocess
+def test_the_incarnation_tells_servers_apart(cluster_spec):
+    addresses = dict(enumerate(cluster_spec[2].job_tasks("worker")))
     nowhere = f"localhost:{portpicker.pick_unused_port()}"
     ask = {"timeout_s": 10.0, "incarnation": tf_internals.incarnation}
     first, again = (statuses({**addresses, "nowhere": nowhere}, **ask) for _ in range(2))

@@ -7,10 +7,10 @@ import json
 import pytest
 from support import run_config
 
-from psrun.cluster import topology
-from psrun.cluster.topology import DATA_JOBS, DISPATCHER, Task, make
+from psrun.config import topology
+from psrun.config.topology import DATA_JOBS, DISPATCHER, Task, make
 from psrun.errors import ConfigError
-from psrun.identity import identify
+from psrun.roles.task_assignment import identify
 
 CLUSTER = {"chief": ["c:1"], "worker": ["w:1", "w:2"], "ps": ["p:1"]}
 

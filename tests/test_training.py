@@ -14,9 +14,9 @@ from rich.console import Console
 from support import MODELS, SMALL, STEPS, run_config
 
 from psrun.errors import ConfigError, DataExhaustedError, Interrupted, NonFiniteLossError, TaskLostError, TrainingError
-from psrun.reporting.console import ConsoleSink
-from psrun.reporting.run_folder import RunFolder
-from psrun.stop import Stop
+from psrun.process import Stop
+from psrun.results.console import ConsoleSink
+from psrun.results.run_folder import RunFolder
 
 PARTITIONERS = {
     "none": [],
@@ -314,7 +314,7 @@ def test_an_evaluation_that_is_done_is_told_also_by_a_run_that_is_to_end(train, 
 def test_a_lost_parameter_server_is_known_by_what_tensorflow_makes_of_it():
     import tensorflow as tf
 
-    from psrun import strategy
+    from psrun.cluster import strategy
 
     text = (
         "recvmsg:Connection reset by peer\nAdditional GRPC error information from remote target /job:ps/replica:0/"
@@ -339,7 +339,7 @@ def test_tables_have_names_that_no_other_process_gives(cluster_spec):
     """Workers outlive chiefs, and keep their tables by name."""
     import tensorflow as tf
 
-    from psrun import strategy
+    from psrun.cluster import strategy
 
     strategy.prepare(run_config("cluster=inprocess").cluster, None)
     names = set()

@@ -13,7 +13,7 @@ from psrun.checkpoint import manifest
 from psrun.checkpoint.store import Store
 from psrun.data.order import Order
 from psrun.errors import ConfigError
-from psrun.reporting.run_folder import RunFolder
+from psrun.results.run_folder import RunFolder
 
 pytestmark = pytest.mark.inprocess
 
@@ -53,9 +53,9 @@ def test_without_whole_passes_every_batch_is_full():
 @pytest.mark.parametrize("written_out", [False, True])
 def test_each_example_of_an_epoch_is_trained_on_once(train, monkeypatch, trainer, num_workers, written_out):
     """200 examples in batches of 16: the last one of a pass is smaller."""
-    from psrun.training import packing
+    from psrun.training.parameter_server import steps_per_execution
 
-    monkeypatch.setattr(packing, "_STEPS_TO_UNROLL_FOR", 1 if written_out else 4000)
+    monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1 if written_out else 4000)
     result, _ = train(
         *COUNTED, f"trainer={trainer}", "data.visitation=once", "data.audit=true", "trainer.epochs=3",
         "trainer.steps_per_epoch=null", "data.global_batch_size=16", num_workers=num_workers,
@@ -70,7 +70,7 @@ def test_each_example_of_an_epoch_is_trained_on_once(train, monkeypatch, trainer
 
 @pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
 def test_what_the_data_service_hands_out_is_trained_on_once_but_for_what_is_on_its_way(train, trainer):
-    from psrun.training.serving import MOST_ON_THEIR_WAY
+    from psrun.training.data_service_input import MOST_ON_THEIR_WAY
 
     result, _ = train(
         *COUNTED, f"trainer={trainer}", "data.visitation=dynamic", "data.audit=true", "trainer.epochs=10",

@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from psrun import choices
-from psrun.cluster import watch
-from psrun.cluster.files import Heartbeat
 from psrun.cluster.probe import ServerStatus
-from psrun.cluster.recoveries import PENDING, Recoveries, Sign, earlier_loss
-from psrun.cluster.topology import Task, Topology
+from psrun.config import choices
+from psrun.config.topology import Task, Topology
 from psrun.errors import TaskLostError
-from psrun.reporting.events import Reporter
-from psrun.reporting.run_folder import Earlier
+from psrun.launch import server_watch
+from psrun.launch.recoveries import PENDING, Recoveries, Sign, earlier_loss
+from psrun.results.events import Reporter
+from psrun.results.run_folder import Earlier
+from psrun.results.task_files import Heartbeat
 
 ADDRESSES = {Task("worker", 0): "w0:1", Task("worker", 1): "w1:1", Task("ps", 0): "p0:1", Task("chief", 0): "c:1"}
 
@@ -40,9 +40,9 @@ class Watched:
     """A watch that looks a hundred times a second, with time limits to match."""
 
     def __init__(self, monkeypatch, **options):
-        monkeypatch.setattr(watch, "_EVERY_S", 0.01)
-        monkeypatch.setattr(watch, "sever", lambda others: self.severed.append(others))
-        monkeypatch.setattr(watch, "peers", lambda address: {(address, 1)})
+        monkeypatch.setattr(server_watch, "_EVERY_S", 0.01)
+        monkeypatch.setattr(server_watch, "sever", lambda others: self.severed.append(others))
+        monkeypatch.setattr(server_watch, "peers", lambda address: {(address, 1)})
         limits = {"connect_timeout_s": 0.5, "chief_timeout_s": 1, "heartbeat_timeout_s": 0.1, "start_timeout_s": 60}
         limits |= {"progress_timeout_s": 0.4, "progress_factor": 1, "placement": "greedy"}
         self.silent, self.refused, self.started_again = set(), set(), {}
@@ -51,7 +51,7 @@ class Watched:
         self.events, self.rows = Events(), []
         reporter = Reporter([self.events], started_s=0.0)
         recoveries = Recoveries(reporter, lambda rows: self.rows.extend(rows[-1:]))
-        self.watch = watch.Watch(
+        self.watch = server_watch.Watch(
             choices.TfConfig("tf_config", **limits), Topology(ADDRESSES, Task("chief", 0)), reporter, recoveries,
             ask=self.ask, sign=self.look, give_up=self.given_up.append, **options,
         )  # fmt: skip

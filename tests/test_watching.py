@@ -22,15 +22,15 @@ from reported import a_run, a_sweep
 from rich.console import Console
 from running import Cluster
 
-from psrun import environment, recorded
-from psrun.cluster import files
-from psrun.cluster.files import Heartbeat
-from psrun.cluster.topology import Task
+from psrun import process
+from psrun.config.topology import Task
 from psrun.errors import ConfigError, ExitCode, PsrunError
-from psrun.reporting.console import ConsoleSink
-from psrun.reporting.tail import Tail
-from psrun.watching import jobs, run, state, sweep
-from psrun.watching.commands import main
+from psrun.results import recorded_config, task_files
+from psrun.results.console import ConsoleSink
+from psrun.results.event_reader import Tail
+from psrun.results.task_files import Heartbeat
+from psrun.results.watch import jobs, run, state, sweep
+from psrun.results.watch.commands import main
 
 BOUND_S = 10.0
 QUICK = ["data.num_train_examples=500", "data.num_eval_examples=100", "trainer.epochs=2", "trainer.steps_per_epoch=20"]
@@ -71,7 +71,7 @@ def append(folder: Path, text: str) -> None:
 
 def beat(folder: Path, name: str, *, pid: int = 0, at_s: float | None = None, **values: object) -> None:
     job, _, index = name.rpartition("-")
-    file = files.path(folder, Task(job, int(index)))
+    file = task_files.path(folder, Task(job, int(index)))
     file.parent.mkdir(exist_ok=True)
     at_s = time.time() if at_s is None else at_s
     file.write_text(json.dumps(vars(Heartbeat(pid, at_s, **{"state": "serving", **values}))))
@@ -85,9 +85,9 @@ def aged(folder: Path, age_s: float) -> None:
 
 
 def dead_pid() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
 
 
 class Watching:
@@ -129,7 +129,7 @@ class Watching:
 def running(tmp_path) -> Path:
     """A run of this process that goes on."""
     folder = a_run(tmp_path / "run", status="running", exit_code=None)
-    changed(folder, process=environment.this_process())
+    changed(folder, process=process.this_process())
     (folder / "metrics.jsonl").write_text(epoch(1))
     return folder
 
@@ -233,7 +233,7 @@ def test_what_goes_on_with_an_interrupted_run_can_be_pasted(tmp_path, capfd, nam
     assert main([str(folder)]) == ExitCode.RESTART
     command = capfd.readouterr().out.partition("go on with it: ")[2].strip()
     if said == "psrun {}":
-        assert recorded.folder_of(shlex.split(command)[1:]) == folder
+        assert recorded_config.folder_of(shlex.split(command)[1:]) == folder
     else:
         assert command == said.format(folder)
 
@@ -267,7 +267,7 @@ def test_a_folder_that_is_deleted_is_told(running):
 
 
 def test_a_process_that_is_gone_without_a_word_is_told(running):
-    changed(running, process={**environment.place(), "pid": dead_pid()})
+    changed(running, process={**process.place(), "pid": dead_pid()})
     aged(running, 20)
     with pytest.raises(PsrunError, match=r"is no more, and did not say .* psrun resume="):
         main([str(running)])
@@ -283,7 +283,7 @@ def test_tasks_that_are_not_heard_of_are_told_where_processes_cannot_be_seen(run
 
 
 def test_another_process_with_the_number_of_the_run_is_not_taken_for_it(running):
-    changed(running, process={**environment.place(), "pid": os.getpid()})
+    changed(running, process={**process.place(), "pid": os.getpid()})
     os.utime(running / "run.json", (psutil.Process().create_time() - 60,) * 2)
     result = json.loads((running / "run.json").read_text())
     assert state.is_alive(running, result) is False
@@ -384,7 +384,7 @@ def test_a_sweep_that_goes_on_shows_each_job_and_ends_with_the_last(tmp_path):
     (tmp_path / "2" / ".hydra").mkdir(parents=True)
     (tmp_path / "2" / "config.yaml").write_text("")
     going = a_run(tmp_path / "1", seed=1, status="running", metrics={"val_auc": 0.7})
-    changed(going, process=environment.this_process())
+    changed(going, process=process.this_process())
     (going / "metrics.jsonl").write_text(epoch(3))
     watching = Watching(tmp_path, terminal=True)
     watching.until("best so far: val_auc 0.8, job 0")
@@ -406,7 +406,7 @@ def test_a_sweep_that_goes_on_shows_each_job_and_ends_with_the_last(tmp_path):
 
 def test_elsewhere_than_on_a_terminal_a_sweep_is_a_line_a_change(tmp_path):
     going = a_run(tmp_path / "0", status="running")
-    changed(going, process=environment.this_process())
+    changed(going, process=process.this_process())
     watching = Watching(tmp_path)
     watching.until("running")
     changed(going, status="completed")
@@ -416,7 +416,7 @@ def test_elsewhere_than_on_a_terminal_a_sweep_is_a_line_a_change(tmp_path):
 
 def test_a_job_that_is_gone_is_told_and_the_sweep_ends(tmp_path, capfd):
     folder = a_run(tmp_path / "0", status="running")
-    changed(folder, process={**environment.place(), "pid": dead_pid()})
+    changed(folder, process={**process.place(), "pid": dead_pid()})
     aged(tmp_path, 60)
     assert main([str(tmp_path)]) == ExitCode.FAILED
     assert "0  gone: its process" in capfd.readouterr().out

@@ -13,11 +13,11 @@ from rich.console import Console
 from support import raw_config, run_config
 from weighted import NUM_EVAL, Weighted, by_keras, one_output, own_data, two_outputs
 
-from psrun import keras_names, loading
-from psrun.cluster.topology import Task
+from psrun.config import keras_names, parse
+from psrun.config.topology import Task
 from psrun.errors import ConfigError
-from psrun.reporting.console import ConsoleSink
-from psrun.reporting.run_folder import RunFolder
+from psrun.results.console import ConsoleSink
+from psrun.results.run_folder import RunFolder
 
 EPOCHS, STEPS = 2, 8
 
@@ -120,8 +120,8 @@ def test_a_loss_and_metrics_by_name_take_logits_where_the_model_returns_them(tra
 @pytest.mark.inprocess
 def test_every_mode_takes_weighted_examples(train):
     """Dealt and counted batches, steps that are measured, weights of the evaluation data alone, and what follows."""
+    from psrun.process import Stop
     from psrun.roles import evaluation, planner, predictor, sidecar
-    from psrun.stop import Stop
 
     console = Console(file=io.StringIO(), width=200)
     steps = (
@@ -178,7 +178,7 @@ def test_losses_metrics_and_weights_that_cannot_be_are_refused_by_key(key, value
     raw = raw_config("model=dense")
     raw["model"][key] = value
     with pytest.raises(ConfigError, match=said):
-        loading.load(raw)
+        parse.load(raw)
 
 
 @pytest.mark.tensorflow

@@ -7,11 +7,11 @@ import tensorflow as tf
 import tf_keras
 from support import SMALL, run_config
 
-from psrun import program, widths
+from psrun.cluster.strategy import Distribution
 from psrun.data.source import Feature
 from psrun.errors import ConfigError
 from psrun.models.model import Model
-from psrun.strategy import Distribution
+from psrun.program import compiled_model, output_widths
 
 pytestmark = pytest.mark.tensorflow
 
@@ -46,15 +46,15 @@ def layered(source, *, units: int, own_loss: bool = False, computing: bool = Fal
     return Model(network, loss=tf_keras.losses.MeanSquaredError()) if own_loss else network
 
 
-def built(task: str, units: int, *more: str) -> program.Program:
+def built(task: str, units: int, *more: str) -> compiled_model.Program:
     data = {"binary": 1, "multiclass": 10, "regression": 1}
     run = run_config(
         "cluster=none", "data=regression", *SMALL["regression"], "model=dense", "~model.hidden_units",
         "model._target_=test_widths.layered", f"+model.units={units}", *more,
     )  # fmt: skip
-    program.start_afresh(1)
-    made = program.build(run, Labelled(task, data[task]), Distribution(tf.distribute.get_strategy()))
-    program.build_state(made)
+    compiled_model.start_afresh(1)
+    made = compiled_model.build(run, Labelled(task, data[task]), Distribution(tf.distribute.get_strategy()))
+    compiled_model.build_state(made)
     return made
 
 
@@ -102,7 +102,7 @@ def test_what_keras_compares_without_broadcasting_fits(prediction, label, task, 
     specs = [tf.TensorSpec(shape, tf.float32) for shape in (prediction, label)]
     given = (Model(tf_keras.Sequential()), Labelled(task, 10))
     if fits:
-        widths.check(*specs, *given)
+        output_widths.check(*specs, *given)
         return
     with pytest.raises(ConfigError, match="model: returns predictions of shape"):
-        widths.check(*specs, *given)
+        output_widths.check(*specs, *given)

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from psrun import choices, placement, strategy
 from psrun.checkpoint import manifest
 from psrun.checkpoint.manifest import Contents, Manifest, Position
 from psrun.checkpoint.store import PREFIX, Store
+from psrun.cluster import placement, strategy
+from psrun.config import choices
 from psrun.errors import CheckpointError, ConfigError, Problem
-from psrun.monitored import check_metric
-from psrun.program import Program
+from psrun.program.compiled_model import Program
+from psrun.program.monitored import check_metric
 
 
 class Checkpoints:

@@ -12,7 +12,7 @@ from rich.filesize import decimal
 from rich.progress import track
 from rich.table import Table
 
-from psrun import environment
+from psrun import process
 from psrun.checkpoint.manifest import Manifest, described
 from psrun.checkpoint.store import PREFIX, Store
 from psrun.errors import ConfigError, ExitCode
@@ -103,7 +103,7 @@ def _diff(console: Console, path: Path, other: Path) -> ExitCode:
         if damage:
             raise ConfigError(f"{store.prefix(chosen)} is damaged: {damage}")
         prefixes.append(store.prefix(chosen))
-    with environment.silent_stderr():  # what TensorFlow finds out about this machine is of no interest here
+    with process.silent_stderr():  # what TensorFlow finds out about this machine is of no interest here
         compare = importlib.import_module("psrun.checkpoint.compare")  # the one verb that needs it
         rows = compare.compare(*prefixes)
     table = _table(f"{prefixes[0]} and {prefixes[1]}", "variable", "", "what differs")

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from psrun import __version__, atomic
+from psrun import __version__, files
+from psrun.cluster.placement import Placed
 from psrun.errors import ConfigError, Problem
-from psrun.placement import Placed
 
 _MOST = 8
 _OWN = "sha256"  # of the manifest's other keys
@@ -119,7 +119,7 @@ def path(checkpoint: str) -> Path:
 def write(checkpoint: str, manifest: Manifest) -> None:
     """Writes it to disk, whole. Raises OSError where it cannot be written."""
     plain = asdict(manifest)
-    atomic.write(path(checkpoint), json.dumps({**plain, _OWN: digest(plain)}, indent=1) + "\n", durable=True)
+    files.write_atomic(path(checkpoint), json.dumps({**plain, _OWN: digest(plain)}, indent=1) + "\n", durable=True)
 
 
 def read(checkpoint: str) -> Manifest:

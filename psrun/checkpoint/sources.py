@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import tensorflow as tf
 import tf_keras
 
-from psrun import tf_internals, trained
-from psrun.checkpoint import manifest
+from psrun import tf_internals
+from psrun.checkpoint import load_model, manifest
 from psrun.checkpoint.manifest import Manifest
 from psrun.checkpoint.store import Store
 from psrun.errors import CheckpointError, ConfigError, Problem
@@ -78,7 +78,7 @@ class RunCheckpoints:
         return manifest.digest(self._store.manifest(name).files)
 
     def restore(self, network: tf_keras.Model, name: int) -> Restored:
-        held = trained.restore(network, str(name), self._store, lambda text: None)
+        held = load_model.restore(network, str(name), self._store, lambda text: None)
         return Restored(held.step, manifest.digest(held.files), held)
 
 

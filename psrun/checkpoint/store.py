@@ -19,7 +19,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from psrun import atomic
+from psrun import files
 from psrun.checkpoint import manifest
 from psrun.checkpoint.manifest import Manifest
 from psrun.errors import CheckpointError, ConfigError, Problem
@@ -146,13 +146,13 @@ class Store:
                 f"of {PREFIX}-{held.step} only {', '.join(sorted(f.name for f in named.values())) or 'nothing'} is "
                 f"in {self.folder}: all tasks must see the same run folder"
             )
-        files = {}
+        listed = {}
         for file in sorted(named.values()):
-            atomic.sync(file)
-            files[file.name] = {"bytes": file.stat().st_size, "sha256": manifest.file_digest(file)}
-        atomic.sync(self.folder)
+            files.sync(file)
+            listed[file.name] = {"bytes": file.stat().st_size, "sha256": manifest.file_digest(file)}
+        files.sync(self.folder)
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        whole = replace(held, files=files, saved_at=now)
+        whole = replace(held, files=listed, saved_at=now)
         manifest.write(self.prefix(held.step), whole)
         return whole
 
@@ -205,9 +205,9 @@ class Store:
             contest = before is not None and (before["metric"], before["mode"]) == (metric, mode)
             better = is_better(value, before["value"] if before and contest else None, mode)
             if better:
-                files = self.manifest(step).files
-                found = {"step": step, "metric": metric, "mode": mode, "value": value, "files": files}
-                atomic.write(self.folder / _BEST, json.dumps(found) + "\n", durable=True)
+                listed = self.manifest(step).files
+                found = {"step": step, "metric": metric, "mode": mode, "value": value, "files": listed}
+                files.write_atomic(self.folder / _BEST, json.dumps(found) + "\n", durable=True)
         return better
 
     @contextlib.contextmanager

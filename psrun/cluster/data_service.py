@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.cluster.topology import DISPATCHER, Topology
+from psrun.config.topology import DISPATCHER, Topology
 from psrun.errors import ServerStartError
 
 service = tf.data.experimental.service

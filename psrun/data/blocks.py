@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from psrun.data.moments import Scale
 from psrun.data.order import runs
 from psrun.data.source import Batches, shard_of
+from psrun.data.statistics import Scale
 
 ROWS = 128  # of a record
 _PLACES = 8  # from which a batch is read

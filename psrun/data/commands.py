@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from psrun import environment
+from psrun import process
 from psrun.data import inspection, synthesis
 from psrun.errors import ConfigError, DataError, ExitCode
 
@@ -98,7 +98,7 @@ def _synthesize(console: Console, folder: Path, num_files: int, gzip: bool, **re
 
 def _vocabulary(console: Console, path: str, folder: Path, min_count: int, num_buckets: int, seed: int) -> ExitCode:
     with _new_folder(folder):
-        with environment.silent_stderr():  # what TensorFlow finds out about this machine is of no interest here
+        with process.silent_stderr():  # what TensorFlow finds out about this machine is of no interest here
             vocabulary = importlib.import_module("psrun.data.vocabulary")  # the one verb that needs it
         found = vocabulary.write(path, folder, min_count=min_count, num_buckets=num_buckets, seed=seed)
     table = Table(box=None, pad_edge=False)

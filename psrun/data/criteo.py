@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from psrun.data import blocks, files, preparation
 from psrun.data.columns import Piece
-from psrun.data.prepared import Prepared, found, with_rows
+from psrun.data.prepared_source import Prepared, found, with_rows
 from psrun.data.source import Feature, Task
 from psrun.data.synthesis import NUM_CATEGORIES, NUM_COUNTS
 from psrun.errors import ConfigError, DataError, Problem

@@ -10,12 +10,13 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from psrun import atomic, schema
-from psrun.data import described, files, formats, profiles, proposals
+from psrun.config import schema
+from psrun.data import feature_spec, files, formats, profiles, proposals
 from psrun.data.profiles import Profile
 from psrun.data.proposals import Proposal
 from psrun.errors import ConfigError, DataError
-from psrun.reporting.console import feature_table, warner
+from psrun.files import write_atomic
+from psrun.results.console import feature_table, warner
 
 _CLASSES = 100  # integers from 0 on, up to which a label is more likely a class than a number
 
@@ -120,13 +121,13 @@ def _write(path: Path, proposed: Mapping[str, Proposal], keys: Mapping[str, Any]
         if each.feature is None:
             lines.append(f"  # {_flow(name)}: left out: {each.note}")
         else:
-            options = described.options(each.feature)
+            options = feature_spec.options(each.feature)
             if options.get("column") == name:
                 del options["column"]
             lines.append(f"  {_flow(name)}: {_flow(options)}  # {comment}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write(path, "\n".join(lines) + "\n")
+        write_atomic(path, "\n".join(lines) + "\n")
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror}") from error
 

@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from psrun import atomic
 from psrun.data import files
 from psrun.data.blocks import ROWS, Blocks, Column, opened
 from psrun.data.columns import Piece
 from psrun.data.files import cache
-from psrun.data.moments import Scaling
 from psrun.data.remote import os_errors
+from psrun.data.statistics import Scaling
 from psrun.errors import ConfigError, DataError, Problem
+from psrun.files import write_atomic
 
 _VERSION = 2
 _LOOK_EVERY_S = 0.5
@@ -139,7 +139,7 @@ def _write(
             "bad": writing.bad,
             "scales": {name: asdict(scaling.scale()) for name, scaling in writing.scalings.items()},
         }
-        atomic.write(temporary / "prepared.json", json.dumps(told, indent=2) + "\n", durable=True)
+        write_atomic(temporary / "prepared.json", json.dumps(told, indent=2) + "\n", durable=True)
         if not alone and (found := _whole(folder, columns)):  # somebody was quicker
             shutil.rmtree(temporary)
             return found

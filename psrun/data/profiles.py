@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from psrun import atomic
 from psrun.data import files, formats
 from psrun.data.columns import CONVERSIONS, Rows
+from psrun.files import write_atomic
 
 FEW = 256  # values that a profile lists
 _COUNTED = 100_000  # different values up to which they are counted; beyond, their number is estimated
@@ -105,7 +105,7 @@ def of_files(
     if kept is not None:
         with contextlib.suppress(OSError):
             kept.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write(kept, json.dumps([asdict(each) for each in found.values()]))
+            write_atomic(kept, json.dumps([asdict(each) for each in found.values()]))
     return found
 
 

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from psrun.data.described import Described, name_of
+from psrun.data.feature_spec import Described, name_of
 from psrun.data.profiles import FEW, Profile
 from psrun.errors import ConfigError, Problem
 

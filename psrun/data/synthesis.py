@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from psrun import atomic
+from psrun import files
 from psrun.errors import ConfigError
 
 NUM_COUNTS, NUM_CATEGORIES = 13, 26
@@ -104,7 +104,7 @@ def write(folder: Path, recipe: Recipe, *, num_files: int = 1, zipped: bool = Fa
         probability, label = _write(folder / "eval.tsv", truth, rng, recipe.num_eval_examples, zipped)
         bayes = {"auc": auc(label, probability), "loss": log_loss(label, probability)}
     told = {"recipe": asdict(recipe), "bayes": bayes}
-    atomic.write(folder / "truth.json", json.dumps(told, indent=2) + "\n")
+    files.write_atomic(folder / "truth.json", json.dumps(told, indent=2) + "\n")
     return bayes
 
 

@@ -11,13 +11,13 @@ from typing import Any, get_args
 
 import tensorflow as tf
 
-from psrun.data import blocks, described, formats, labels, preparation, profiles, proposals
+from psrun.config.schema import did_you_mean
+from psrun.data import blocks, feature_spec, formats, labels, preparation, profiles, proposals
 from psrun.data.columns import Piece, Wanted, checked
-from psrun.data.moments import Scale
-from psrun.data.prepared import Prepared, found
+from psrun.data.prepared_source import Prepared, found
 from psrun.data.source import Feature, Task
+from psrun.data.statistics import Scale
 from psrun.errors import ConfigError, DataError, Problem
-from psrun.schema import did_you_mean
 
 _NUM_BUCKETS = 100_000  # of strings whose number of values nobody has counted
 
@@ -81,7 +81,7 @@ class Table(Prepared):
         if task == "multiclass" and num_classes is None and label_vocabulary is not None:
             num_classes = len(label_vocabulary)
         _check(task, num_classes, format, delimiter, columns, encoding, num_buckets, label_vocabulary)
-        read = described.read(features) if features is not None else None
+        read = feature_spec.read(features) if features is not None else None
         train, evaluation = found(path, eval_path, max_bad_rows)
         form = format or formats.of([*train, *evaluation])
         layout = formats.Layout(
@@ -90,7 +90,7 @@ class Table(Prepared):
         known = formats.columns(train[0], layout)
         own, self.guessed = read or {}, list[dict[str, Any]]()
         if read is None and recorded:
-            own = described.recorded(recorded, known or ())
+            own = feature_spec.recorded(recorded, known or ())
         if not own:
             keep = Path(cache).expanduser() if cache else preparation.cache()
             own, self.guessed = _guessed(train, known, label, layout, num_buckets, keep, tell)
@@ -110,7 +110,7 @@ class Table(Prepared):
             name: _feature(each, num_buckets or _NUM_BUCKETS, scales.get(name)) for name, each in own.items()
         }
         if features is None:
-            self.facts = {**self.facts, "features": {name: described.options(each) for name, each in own.items()}}
+            self.facts = {**self.facts, "features": {name: feature_spec.options(each) for name, each in own.items()}}
         self.warnings += tuple(_unused(self.features))
 
     def _example(self, columns: dict[str, tf.Tensor]) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
@@ -118,7 +118,7 @@ class Table(Prepared):
         return features, label[:, 0] if self.task == "multiclass" else label
 
 
-def _feature(each: described.Described, num_buckets: int, scale: Scale | None) -> Feature:
+def _feature(each: feature_spec.Described, num_buckets: int, scale: Scale | None) -> Feature:
     """What models are told; of floats with their scale."""
     shape, dtype = (each.width,), blocks.TYPES[each.dtype]
     if each.vocabulary is not None:
@@ -167,7 +167,7 @@ def _guessed(
     num_buckets: int | None,
     cache: Path,
     tell: Callable[[str], None],
-) -> tuple[dict[str, described.Described], list[dict[str, Any]]]:
+) -> tuple[dict[str, feature_spec.Described], list[dict[str, Any]]]:
     """The features that the columns of files are likely to be, and what is to be told of them."""
     if known is None:
         raise ConfigError([Problem("data.features", "must be given: records may each hold other ones")])

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from psrun import atomic
 from psrun.data import criteo, files
 from psrun.errors import ConfigError
+from psrun.files import write_atomic
 
 _AT_ONCE = 65_536
 
@@ -43,14 +43,14 @@ def write(path: str, folder: Path, *, min_count: int, num_buckets: int, seed: in
         kept = sorted(value for value, count in counter.items() if count >= min_count)
         rng.shuffle(kept)
         text = "".join(f"{value.decode(errors='replace')}\n" for value in kept)
-        atomic.write(folder / f"{name}.txt", text)
+        write_atomic(folder / f"{name}.txt", text)
         digest.update(f"{name}\n{text}".encode())
         told[name] = {
             "values": len(kept), "left_out": len(counter) - len(kept), "collisions": _collisions(kept, num_buckets),
         }  # fmt: skip
     record: dict[str, Any] = {"path": path, "min_count": min_count, "num_buckets": num_buckets, "categories": told}
     record["digest"] = digest.hexdigest()
-    atomic.write(folder / "vocabulary.json", json.dumps(record, indent=2) + "\n")
+    write_atomic(folder / "vocabulary.json", json.dumps(record, indent=2) + "\n")
     return told
 
 

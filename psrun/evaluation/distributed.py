@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.closures import InFlight
+from psrun.cluster.inflight_closures import InFlight
 from psrun.evaluation.meters import Evaluation, Meters
-from psrun.evaluation.sizes import num_eval_batches
-from psrun.program import Program
+from psrun.program.compiled_model import Program
+from psrun.program.evaluation_sizes import num_eval_batches
 
 
 class DistributedEvaluation:

@@ -12,11 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun import choices
+from psrun.config import choices
 from psrun.evaluation.meters import Evaluation, Measured, Meters
 from psrun.evaluation.shards import SHARDS_PER_WORKER, Shards
-from psrun.evaluation.sizes import num_eval_batches
-from psrun.program import Program
+from psrun.program.compiled_model import Program
+from psrun.program.evaluation_sizes import num_eval_batches
 
 
 class ExactEvaluation:

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tf_keras
 
-from psrun import atomic, objective, tf_internals
+from psrun import files, tf_internals
 from psrun.data.source import task_of
-from psrun.metrics import ExamplesSeen
-from psrun.program import Program
+from psrun.program import objective
+from psrun.program.compiled_model import Program
+from psrun.program.example_counter import ExamplesSeen
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Evaluation:
         """Writes a file of this evaluation of the checkpoint with that digest of its files; returns its path."""
         folder.mkdir(exist_ok=True)
         path = folder / f"{self.step}-{self.mode}.json"
-        atomic.write(path, json.dumps({**asdict(self), "checkpoint": checkpoint}, indent=2) + "\n")
+        files.write_atomic(path, json.dumps({**asdict(self), "checkpoint": checkpoint}, indent=2) + "\n")
         return path
 
 

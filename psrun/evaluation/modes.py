@@ -8,13 +8,13 @@ from typing import Protocol
 import tensorflow as tf
 import tf_keras
 
-from psrun import choices
+from psrun.config import choices
 from psrun.errors import ConfigError, Problem
 from psrun.evaluation.direct import DirectEvaluation
 from psrun.evaluation.distributed import DistributedEvaluation
 from psrun.evaluation.exact import ExactEvaluation
 from psrun.evaluation.meters import Evaluation, metrics_like
-from psrun.program import Program, zeros
+from psrun.program.compiled_model import Program, zeros
 
 
 class Evaluator(Protocol):

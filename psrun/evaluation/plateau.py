@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from psrun.config import EarlyStopping
+from psrun.config.run_config import EarlyStopping
 
 
 class Plateau:

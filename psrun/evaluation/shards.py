@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.closures import InFlight
-from psrun.program import Program
+from psrun.cluster.inflight_closures import InFlight
+from psrun.program.compiled_model import Program
 
 _IN_FLIGHT_PER_WORKER = 2
 # Enough that a worker that is done early finds work, and little is done again when one is lost.

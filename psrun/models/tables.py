@@ -12,9 +12,9 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from psrun.config.schema import did_you_mean
 from psrun.data.source import DataSource, Feature
 from psrun.errors import ConfigError, Problem
-from psrun.schema import did_you_mean
 
 _KEY = "model.shared_tables"
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # what TensorFlow takes for the name of a variable

@@ -8,7 +8,7 @@ from typing import Any
 import tf_keras
 from rich.filesize import decimal
 
-from psrun.placement import Placed
+from psrun.cluster.placement import Placed
 
 MANY_ROWS = 100_000
 _SPARSE = (

@@ -15,8 +15,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from psrun.cluster.placement import split_name
 from psrun.optimizers import rows
-from psrun.placement import split_name
 
 
 class _OnTouchedRows(tf_keras.optimizers.Optimizer):

@@ -10,19 +10,21 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from psrun import choices, environment, strategy, tf_internals
-from psrun.cluster import files
+from psrun import process, tf_internals
+from psrun.cluster import strategy
 from psrun.cluster.probe import Door, ServerStatus, statuses
-from psrun.cluster.recoveries import PENDING, Loss, Recoveries, Sign, earlier_loss
-from psrun.cluster.topology import CHIEF, Task, Topology
-from psrun.cluster.watch import ANSWER_WITHIN_S, Watch
-from psrun.config import RunConfig
+from psrun.config import choices
+from psrun.config.run_config import RunConfig
+from psrun.config.topology import CHIEF, Task, Topology
 from psrun.errors import ClusterError, PsrunError, TaskLostError
-from psrun.reporting.events import Reporter
-from psrun.reporting.run_folder import RunFolder
+from psrun.launch.recoveries import PENDING, Loss, Recoveries, Sign, earlier_loss
+from psrun.launch.server_watch import ANSWER_WITHIN_S, Watch
+from psrun.results import task_files
+from psrun.results.events import Reporter
+from psrun.results.run_folder import RunFolder
 from psrun.roles import server
 from psrun.training import failures
-from psrun.training.monitor import Pulse
+from psrun.training.progress import Pulse
 from psrun.training.session import Session
 
 _TELL_EVERY_S = 5.0
@@ -56,14 +58,14 @@ class Chief:
         self.pulse, self._told_s = Pulse(), time.monotonic()
         self.session: Session | None = None
         # Whoever started the tasks of such a cluster restarts them, and writes down nothing.
-        self._alone = isinstance(self._cluster, choices.Unsupervised) and environment.SUPERVISOR_PID not in os.environ
+        self._alone = isinstance(self._cluster, choices.Unsupervised) and process.SUPERVISOR_PID not in os.environ
         self._loss = self._earlier_loss() if self._alone else None
         self._rows_before = folder.stored().get("recoveries", [])
         self._recoveries = Recoveries(reporter, self._record)
         # Also where this is the only process: a sweep shows how far it is. Beside a run that goes on there is its own.
         beats = topology is not None or run_config.mode == "train"
         me = topology.me if topology else CHIEF
-        self._heart = files.Heart(folder.whole.path, me, self._say) if beats else None
+        self._heart = task_files.Heart(folder.whole.path, me, self._say) if beats else None
         if self._heart:
             self._heart.start()
 
@@ -72,7 +74,7 @@ class Chief:
             self._heart.stop()
             if self._topology is None:
                 with contextlib.suppress(OSError):
-                    files.shared(self._folder.path).rmdir()
+                    task_files.shared(self._folder.path).rmdir()
         if self._door:
             self._door.close()
 
@@ -137,7 +139,7 @@ class Chief:
     def _earlier_loss(self) -> Loss | None:
         """What ended the attempt before this one, written down in case that this one does not come to train either."""
         earlier = self._folder.earlier
-        loss = earlier_loss(earlier, files.read(self._folder.whole.path, CHIEF))
+        loss = earlier_loss(earlier, task_files.read(self._folder.whole.path, CHIEF))
         if loss is None or earlier is None:
             return None
         self._folder.update(**{PENDING: asdict(loss)})
@@ -155,9 +157,9 @@ class Chief:
         pulse = self.pulse
         return Sign(pulse.state, pulse.last_step, pulse.slowest_step_s, pulse.advances)
 
-    def _say(self) -> files.Heartbeat:
+    def _say(self) -> task_files.Heartbeat:
         pulse = self.pulse
-        return files.Heartbeat(
+        return task_files.Heartbeat(
             os.getpid(),
             time.time(),
             pulse.state,

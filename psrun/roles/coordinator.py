@@ -11,28 +11,31 @@ from typing import Any
 
 import psutil
 
-from psrun import choices, export, placement, program, strategy, trained
+from psrun.checkpoint import export, load_model
 from psrun.checkpoint.checkpoints import Checkpoints
 from psrun.checkpoint.manifest import Position
 from psrun.checkpoint.store import Store
-from psrun.cluster import data_service, files
-from psrun.cluster.topology import Topology
-from psrun.config import RunConfig
-from psrun.data import opening
+from psrun.cluster import data_service, placement, strategy
+from psrun.config import choices
+from psrun.config.run_config import RunConfig
+from psrun.config.topology import Topology
+from psrun.data import load
 from psrun.errors import PsrunError
 from psrun.evaluation import meters, modes
 from psrun.optimizers import cost
-from psrun.reporting.events import Reporter, Sink
-from psrun.reporting.run_folder import RunFolder
+from psrun.process import Stop
+from psrun.program import compiled_model
+from psrun.results import task_files
+from psrun.results.events import Reporter, Sink
+from psrun.results.run_folder import RunFolder
+from psrun.results.trackers import choosing
 from psrun.roles.chief import Chief
-from psrun.stop import Stop
-from psrun.trackers import choosing
-from psrun.training import custom_loop, fit, own_loop, resuming
-from psrun.training.following import Following
+from psrun.training import custom_loop, fit, own_loop, resume
+from psrun.training.checkpoint_schedule import Saving
 from psrun.training.hooks import Hooks
-from psrun.training.lockstep import Lockstep
-from psrun.training.saving import Saving
+from psrun.training.metric_policies import Following
 from psrun.training.session import Session
+from psrun.training.synchronized_stop import Lockstep
 from psrun.training.trainer import Trainer
 
 TRAINERS = {"custom_loop": custom_loop.trainer, "fit": fit.trainer, "own_loop": own_loop.trainer}
@@ -71,21 +74,21 @@ def run(
         reporter.emit("start", title=_title(run_config), run_folder=str(folder.path), notes=notes(run_config))
         folder.update(cluster=_cluster(run_config, topology), versions={name: version(name) for name in _VERSIONS})
         trainer, hooks = TRAINERS[run_config.trainer.kind](run_config), Hooks(run_config, folder, reporter)
-        source = opening.load_source(run_config, chief.preparing, folder)
-        run_config = opening.planned(run_config, source)
-        folder.update(data=opening.facts(run_config, source), evaluation=folder.stored().get("evaluation"))
+        source = load.load_source(run_config, chief.preparing, folder)
+        run_config = load.planned(run_config, source)
+        folder.update(data=load.facts(run_config, source), evaluation=folder.stored().get("evaluation"))
         if guessed := getattr(source, "guessed", ()):
             reporter.emit("features", features=guessed)
         for text in getattr(source, "warnings", ()):
             reporter.warn(text)
-        program.start_afresh(run_config.seed)
+        compiled_model.start_afresh(run_config.seed)
         with chief.connected(connect) as distribution:
             if run_config.data_service:
                 distribution = replace(distribution, data_service=_data_service(run_config, topology))
             if run_config.parameter_servers:
                 folder.update(replicas=_replicas(distribution))
-            built = program.build(run_config, source, distribution)
-            program.build_state(built)
+            built = compiled_model.build(run_config, source, distribution)
+            compiled_model.build_state(built)
             if built.model.unused:
                 names = ", ".join(built.model.unused)
                 reporter.warn(
@@ -93,7 +96,7 @@ def run(
                 )
             if built.sharding is not None:
                 folder.update(data={**folder.stored()["data"], "sharding": built.sharding})
-            lookups = program.decide_lookups(built)
+            lookups = compiled_model.decide_lookups(built)
             if lookups:
                 folder.update(lookups=[asdict(lookup) for lookup in lookups])
                 reporter.emit("lookups", lookups=[asdict(lookup) for lookup in lookups])
@@ -152,7 +155,7 @@ def _cluster(run_config: RunConfig, topology: Topology | None) -> dict[str, Any]
     }
 
 
-def _report_placement(built: program.Program, folder: RunFolder, reporter: Reporter) -> None:
+def _report_placement(built: compiled_model.Program, folder: RunFolder, reporter: Reporter) -> None:
     placed = observe(built)
     rows = [asdict(shard) for shard in placed]
     found = placement.balance(placed)
@@ -169,17 +172,17 @@ def _report_placement(built: program.Program, folder: RunFolder, reporter: Repor
             reporter.warn(f"cut in fewer than {wanted} shards, one a row: {', '.join(short)}")
 
 
-def observe(built: program.Program) -> list[placement.Placed]:
+def observe(built: compiled_model.Program) -> list[placement.Placed]:
     """Where every variable of the program lives."""
     return [
         *placement.observed("model", built.network.variables),
         *placement.observed("optimizer", built.optimizer.variables()),
-        *placement.observed("metric", program.metric_variables(built)),
+        *placement.observed("metric", compiled_model.metric_variables(built)),
     ]
 
 
 def _train(
-    built: program.Program,
+    built: compiled_model.Program,
     trainer: Trainer,
     hooks: Hooks,
     folder: RunFolder,
@@ -201,11 +204,11 @@ def _train(
             chief.restored(found.step)
             following.go_on(found.step)
     else:
-        backup = resuming.restored_by_trainer(built, trainer, reporter)
+        backup = resume.restored_by_trainer(built, trainer, reporter)
         if backup is not None:
             start = backup
             following.go_on(backup.scheduled)
-    start = resuming.taken_up(built, start, reporter)
+    start = resume.taken_up(built, start, reporter)
     synchronous = isinstance(run_config.cluster, choices.MultiWorkerMirrored)
     session = Session(
         built,
@@ -217,7 +220,9 @@ def _train(
         start=start,
         stop=stop,
         hooks=hooks,
-        lockstep=Lockstep(files.stop_marker(folder.whole.path), leads=folder.whole is folder) if synchronous else None,
+        lockstep=Lockstep(task_files.stop_marker(folder.whole.path), leads=folder.whole is folder)
+        if synchronous
+        else None,
     )
     chief.session, chief.pulse = session, session.monitor
     session.monitor.start()
@@ -253,9 +258,9 @@ def _record_evaluator(run_config: RunConfig, folder: RunFolder) -> None:
             folder.update(metrics={**folder.stored().get("metrics", {}), **found.values}, evaluation=asdict(found))
 
 
-def _export(built: program.Program, folder: RunFolder, reporter: Reporter) -> None:
+def _export(built: compiled_model.Program, folder: RunFolder, reporter: Reporter) -> None:
     store = Store(folder.checkpoints)
-    found = trained.load(built.config, built.source, store, reporter.warn)
+    found = load_model.load(built.config, built.source, store, reporter.warn)
     path = export.write(found, folder.path / "export")
     folder.update(export=str(path))
     reporter.emit("export", step=found.checkpoint.step, path=str(path))

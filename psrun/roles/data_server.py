@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 
-from psrun.cluster import data_service, files
-from psrun.cluster.topology import Topology
-from psrun.reporting.run_folder import RunFolder
+from psrun.cluster import data_service
+from psrun.config.topology import Topology
+from psrun.process import Stop
+from psrun.results import task_files
+from psrun.results.run_folder import RunFolder
 from psrun.roles.server import Presence
-from psrun.stop import Stop
 
 _POLL_S = 0.5
 _END_WITHIN_S = 5.0
@@ -27,8 +28,8 @@ def run(topology: Topology, folder: RunFolder, stop: Stop, *, chief_timeout_s: f
     """
     stop.defer(_END_WITHIN_S)
     me, chief, begun = topology.me, Presence(topology, timeout_s=chief_timeout_s), False
-    heart = files.Heart(folder.path, me, lambda: files.Heartbeat(os.getpid(), time.time(), "serving"))
-    data_service.start(topology, files.shared(folder.path) / str(me))
+    heart = task_files.Heart(folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), "serving"))
+    data_service.start(topology, task_files.shared(folder.path) / str(me))
     heart.start()
     try:
         while not stop.requested.wait(_POLL_S):

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from typing import Any
 
 from psrun.checkpoint import manifest
-from psrun.cluster.topology import Topology
-from psrun.config import RunConfig
+from psrun.config.run_config import RunConfig
+from psrun.config.topology import Topology
 from psrun.errors import PsrunError
 from psrun.evaluation import modes
-from psrun.reporting.events import Sink
-from psrun.reporting.run_folder import RunFolder
+from psrun.results.events import Sink
+from psrun.results.run_folder import RunFolder
 from psrun.roles.restored import restored
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 
-from psrun.cluster import files
-from psrun.cluster.topology import CHIEF, Task
+from psrun.config.topology import CHIEF, Task
 from psrun.errors import ChiefGoneError, ExitCode
-from psrun.reporting.run_folder import RunFolder, is_over
-from psrun.stop import Stop
+from psrun.process import Stop
+from psrun.results import task_files
+from psrun.results.run_folder import RunFolder, is_over
 
 _POLL_S = 0.5
 
@@ -22,14 +22,14 @@ def run(folder: RunFolder, stop: Stop, *, index: int, run_timeout_s: float) -> N
     """
     stop.defer(_POLL_S * 10)
     me, beat, heard_s = Task("evaluator", index), None, time.monotonic()
-    heart = files.Heart(folder.path, me, lambda: files.Heartbeat(os.getpid(), time.time(), "waiting"))
+    heart = task_files.Heart(folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), "waiting"))
     heart.start()
     try:
         while not stop.requested.wait(_POLL_S):
             result, before = folder.stored(), beat
             if is_over(result) or result.get("exit_code") == ExitCode.INTERRUPTED:
                 return
-            beat = files.read(folder.path, CHIEF)
+            beat = task_files.read(folder.path, CHIEF)
             if beat is not None and beat != before:
                 heard_s = time.monotonic()
             elif time.monotonic() - heard_s > run_timeout_s:

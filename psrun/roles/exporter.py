@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from psrun import export, trained
+from psrun.checkpoint import export, load_model
 from psrun.checkpoint.store import Store
-from psrun.config import RunConfig
-from psrun.data import opening
-from psrun.reporting.console import warner
-from psrun.reporting.run_folder import RunFolder
+from psrun.config.run_config import RunConfig
+from psrun.data import load
+from psrun.results.console import warner
+from psrun.results.run_folder import RunFolder
 
 
 def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
@@ -18,7 +18,7 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     Raises:
       PsrunError: there is no such checkpoint, or the model cannot be written.
     """
-    source = opening.load_source(run_config)
-    found = trained.load(run_config, source, Store(folder.checkpoints), warner(console))
+    source = load.load_source(run_config)
+    found = load_model.load(run_config, source, Store(folder.checkpoints), warner(console))
     path = export.write(found, folder.path / "export")
     console.print(f"exported step {found.checkpoint.step} to {path}", soft_wrap=True, markup=False)

@@ -15,14 +15,15 @@ from rich.filesize import decimal
 from rich.table import Table
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable  # no public name; a test pins it
 
-from psrun import choices, partitioners, placement, program, strategy
-from psrun.cluster import topology
-from psrun.config import RunConfig
-from psrun.data import opening
+from psrun.cluster import partitioners, placement, strategy
+from psrun.cluster.placement import Placed, Planned
+from psrun.config import choices, topology
+from psrun.config.run_config import RunConfig
+from psrun.data import load
 from psrun.optimizers import cost
-from psrun.placement import Placed, Planned
-from psrun.reporting.console import features_guessed, placement_table, warner
-from psrun.reporting.run_folder import RunFolder
+from psrun.program import compiled_model
+from psrun.results.console import features_guessed, placement_table, warner
+from psrun.results.run_folder import RunFolder
 
 _INDEX_BYTES = 8
 
@@ -61,10 +62,10 @@ class Plan:
 
 def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     """Prints the plan and records it."""
-    source = opening.load_source(run_config)
+    source = load.load_source(run_config)
     if guessed := getattr(source, "guessed", ()):
         console.print(*features_guessed(guessed), soft_wrap=True)
-    run_config = opening.planned(run_config, source)
+    run_config = load.planned(run_config, source)
     plan = make(run_config, source)
     if run_config.resume is None:
         folder.update(
@@ -88,14 +89,14 @@ def make(
       ConfigError: the variables do not fit into the memory, or into the shards that were asked for.
     """
     recorder = _Recorder()
-    program.start_afresh(run_config.seed)
+    compiled_model.start_afresh(run_config.seed)
     with tf.variable_creator_scope(recorder.create):
-        built = program.build(run_config, source, strategy.Distribution(tf.distribute.get_strategy()))
+        built = compiled_model.build(run_config, source, strategy.Distribution(tf.distribute.get_strategy()))
         gradients: dict[str, Traffic] = {}
 
         def state() -> tf.Tensor:
             # Within a function everything is symbolic: slots' zeros and the step itself take no memory either.
-            program.build_state(built)
+            compiled_model.build_state(built)
             gradients.update(_traffic(built))
             return tf.constant(0)
 
@@ -133,11 +134,11 @@ class _Recorder:
 
 
 def _place(
-    recorder: _Recorder, built: program.Program, run_config: RunConfig, rule: placement.Rule | None
+    recorder: _Recorder, built: compiled_model.Program, run_config: RunConfig, rule: placement.Rule | None
 ) -> list[Placed]:
     kinds = {id(variable): "model" for variable in built.network.variables}
     kinds |= {id(variable): "optimizer" for variable in built.optimizer.variables()}
-    kinds |= {id(variable): "metric" for variable in program.metric_variables(built)}
+    kinds |= {id(variable): "metric" for variable in compiled_model.metric_variables(built)}
     names = sorted((placement.split_name(v.name)[0] for v in built.network.trainable_variables), key=len, reverse=True)
     planned = []
     for variable in recorder.made:
@@ -156,10 +157,10 @@ def _place(
     return [shard for shard in placed if shard.kind != "other"]
 
 
-def _traffic(built: program.Program) -> dict[str, Traffic]:
+def _traffic(built: compiled_model.Program) -> dict[str, Traffic]:
     """Bytes a step by variable, from the shapes of one step's gradients."""
     batch_size = built.config.data.global_batch_size
-    batch = tf.nest.map_structure(lambda spec: program.zeros(spec, batch_size), built.batch_spec)
+    batch = tf.nest.map_structure(lambda spec: compiled_model.zeros(spec, batch_size), built.batch_spec)
     features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(batch)
     with tf.GradientTape() as tape:
         prediction = built.network(features, training=True)

@@ -9,18 +9,21 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from psrun import objective, predictions, strategy, trained
+from psrun.checkpoint import load_model
 from psrun.checkpoint.store import Store
-from psrun.cluster.topology import Topology
-from psrun.config import RunConfig
-from psrun.data import labels, opening
+from psrun.cluster import strategy
+from psrun.config.run_config import RunConfig
+from psrun.config.topology import Topology
+from psrun.data import labels, load
 from psrun.data.source import DataSource, evaluation_batches, reads_shards, task_of
 from psrun.errors import ConfigError, DataError, Problem, PsrunError
+from psrun.evaluation import prediction_files
 from psrun.evaluation.shards import SHARDS_PER_WORKER, Shards
-from psrun.evaluation.sizes import eval_batch_size, num_eval_batches
-from psrun.program import Program
-from psrun.reporting.events import Reporter, Sink
-from psrun.reporting.run_folder import RunFolder
+from psrun.program import objective
+from psrun.program.compiled_model import Program
+from psrun.program.evaluation_sizes import eval_batch_size, num_eval_batches
+from psrun.results.events import Reporter, Sink
+from psrun.results.run_folder import RunFolder
 from psrun.roles.chief import Chief
 from psrun.roles.restored import restored
 
@@ -67,9 +70,9 @@ def _run_here(run_config: RunConfig, folder: RunFolder, console: Sink, started_s
     reporter = Reporter([console], started_s=started_s)
     chief = Chief(run_config, folder, reporter, None, None)
     try:
-        source = opening.load_source(run_config, chief.preparing)
+        source = load.load_source(run_config, chief.preparing)
         _require_examples(source)
-        found = trained.load(run_config, source, Store(folder.checkpoints), reporter.warn)
+        found = load_model.load(run_config, source, Store(folder.checkpoints), reporter.warn)
         path = _path(run_config, folder, found.checkpoint.step)
         told = _write(run_config, source, _here(run_config, found), path, chief.preparing)
         reporter.emit("predictions", step=found.checkpoint.step, **told)
@@ -87,7 +90,7 @@ def _write(
       DataError: these are not all that there are.
     """
     count, names = 0, labels.class_names(source, run_config.data.label_vocabulary)
-    with predictions.written(path, run_config.predict.format, names) as write:
+    with prediction_files.written(path, run_config.predict.format, names) as write:
         for label, predicted in batches:
             write(label, predicted)
             count += len(label)
@@ -114,11 +117,11 @@ def _on_workers(built: Program) -> Batches:
     return Shards(built, max(1, min(num_batches, wanted)), predicted).results()
 
 
-def _here(run_config: RunConfig, found: trained.Trained) -> Batches:
+def _here(run_config: RunConfig, found: load_model.Trained) -> Batches:
     to_class_numbers = labels.to_class_numbers(found.source, run_config.data.label_vocabulary)
     predict = tf.function(
-        lambda batch: _single(trained.predict(found.model, found.source, batch)),
-        input_signature=[trained.signature(found.source)],
+        lambda batch: _single(load_model.predict(found.model, found.source, batch)),
+        input_signature=[load_model.signature(found.source)],
     )
     batch_size = eval_batch_size(run_config)
     for features, label, *_ in evaluation_batches(found.source, batch_size).prefetch(2):

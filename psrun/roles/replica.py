@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 
-from psrun.cluster import files
-from psrun.cluster.topology import Topology
-from psrun.config import RunConfig
-from psrun.reporting.events import Sink
-from psrun.reporting.run_folder import RunFolder
+from psrun.config.run_config import RunConfig
+from psrun.config.topology import Topology
+from psrun.process import Stop
+from psrun.results import task_files
+from psrun.results.events import Sink
+from psrun.results.run_folder import RunFolder
 from psrun.roles import coordinator
-from psrun.stop import Stop
 
 
 def run(
@@ -21,7 +21,7 @@ def run(
     Raises:
       PsrunError: the run failed.
     """
-    shared = files.shared(folder.path)
+    shared = task_files.shared(folder.path)
     shared.mkdir(exist_ok=True)
     scratch = shared / f"{topology.me}-own"
     shutil.rmtree(scratch, ignore_errors=True)  # of the process before this one

@@ -7,15 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from psrun import program, strategy, trained
+from psrun.checkpoint import load_model
 from psrun.checkpoint.manifest import Manifest
 from psrun.checkpoint.store import Store
-from psrun.cluster.topology import Topology
-from psrun.config import RunConfig
-from psrun.data import opening
+from psrun.cluster import strategy
+from psrun.config.run_config import RunConfig
+from psrun.config.topology import Topology
+from psrun.data import load
 from psrun.errors import PsrunError
-from psrun.reporting.events import Reporter, Sink
-from psrun.reporting.run_folder import RunFolder
+from psrun.program import compiled_model
+from psrun.results.events import Reporter, Sink
+from psrun.results.run_folder import RunFolder
 from psrun.roles.chief import Chief
 
 
@@ -27,7 +29,7 @@ class Restored:
       whole: the folder of the run that the checkpoint is of.
     """
 
-    built: program.Program
+    built: compiled_model.Program
     checkpoint: Manifest
     chief: Chief
     reporter: Reporter
@@ -63,12 +65,12 @@ def restored(
     chief = Chief(run_config, folder, reporter, topology, give_up)
     try:
         strategy.prepare(run_config.cluster, topology)
-        source = opening.load_source(run_config, chief.preparing)
-        program.start_afresh(run_config.seed)
+        source = load.load_source(run_config, chief.preparing)
+        compiled_model.start_afresh(run_config.seed)
         with chief.connected(connect) as distribution:
-            built = program.build(run_config, source, distribution)
-            program.build_state(built)
-            checkpoint = trained.restore(built.network, run_config.restore, Store(whole.checkpoints), reporter.warn)
+            built = compiled_model.build(run_config, source, distribution)
+            compiled_model.build_state(built)
+            checkpoint = load_model.restore(built.network, run_config.restore, Store(whole.checkpoints), reporter.warn)
             chief.restored(checkpoint.step)
             chief.pulse.state, chief.pulse.last_step = state, checkpoint.step
             yield Restored(built, checkpoint, chief, reporter, whole)

@@ -8,13 +8,13 @@ import time
 
 import tensorflow as tf
 
-from psrun.cluster import files
 from psrun.cluster.inprocess import start_server
 from psrun.cluster.probe import reachable
-from psrun.cluster.topology import CHIEF, Task, Topology
+from psrun.config.topology import CHIEF, Task, Topology
 from psrun.errors import ChiefGoneError
-from psrun.reporting.run_folder import RunFolder
-from psrun.stop import Stop
+from psrun.process import Stop
+from psrun.results import task_files
+from psrun.results.run_folder import RunFolder
 
 _POLL_S = 0.25
 _PROBE_EVERY_S = 2.0
@@ -111,7 +111,7 @@ def run(
     stop.defer(_END_WITHIN_S)
     me = topology.me
     told = Told()
-    heart = files.Heart(folder.path, me, lambda: files.Heartbeat(os.getpid(), time.time(), "serving"))
+    heart = task_files.Heart(folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), "serving"))
     _servers.append(start_server(tf.train.ClusterSpec(topology.spec()), me.job, me.index, num_replicas))
     heart.start()
     chief = Presence(topology, timeout_s=chief_timeout_s)

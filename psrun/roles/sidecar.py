@@ -14,23 +14,27 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun import choices, environment, export, program, strategy, trained
+from psrun import process
+from psrun.checkpoint import export, load_model
 from psrun.checkpoint.manifest import Manifest
 from psrun.checkpoint.sources import KerasCheckpoints, Restored, RunCheckpoints, Source
 from psrun.checkpoint.store import Store, is_better
-from psrun.cluster import files
-from psrun.cluster.topology import CHIEF, Task
-from psrun.config import RunConfig
-from psrun.data import opening
+from psrun.cluster import strategy
+from psrun.config import choices
+from psrun.config.run_config import RunConfig
+from psrun.config.topology import CHIEF, Task
+from psrun.data import load
 from psrun.errors import CheckpointError, ChiefGoneError, ConfigError
 from psrun.evaluation import meters
 from psrun.evaluation.direct import DirectEvaluation
 from psrun.evaluation.meters import Evaluation
 from psrun.evaluation.plateau import Plateau
-from psrun.reporting.events import Reporter, Sink
-from psrun.reporting.run_folder import RunFolder, is_over
-from psrun.stop import Stop
-from psrun.trackers import choosing
+from psrun.process import Stop
+from psrun.program import compiled_model
+from psrun.results import task_files
+from psrun.results.events import Reporter, Sink
+from psrun.results.run_folder import RunFolder, is_over
+from psrun.results.trackers import choosing
 from psrun.training import callbacks
 
 _POLL_S = 0.5
@@ -46,7 +50,7 @@ def run(run_config: RunConfig, folder: RunFolder, console: Sink, stop: Stop, *, 
       ConfigError: the model is not the one that is trained.
     """
     sidecar = Sidecar(run_config, folder, console, me)
-    heart = files.Heart(folder.path, me, lambda: files.Heartbeat(os.getpid(), time.time(), sidecar.state))
+    heart = task_files.Heart(folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), sidecar.state))
     heart.start()
     stop.defer(_STOP_WITHIN_S)
     try:
@@ -73,7 +77,7 @@ class Sidecar:
             self._source = KerasCheckpoints(others, run_config.trainer.steps_per_epoch or 1)
         warn = Reporter([folder, console], started_s=time.time()).warn
         self._sinks: list[Sink] = [folder, *choosing.make(run_config, folder, warn, joins=True), console]
-        self._built: tuple[program.Program, DirectEvaluation] | None = None
+        self._built: tuple[compiled_model.Program, DirectEvaluation] | None = None
         self._done: set[str] = set()  # checkpoints that were evaluated or cannot be, by their checksums
         self._last: Evaluation | None = None
         self._count = 0  # of evaluations, with those of an evaluator before this one
@@ -92,7 +96,7 @@ class Sidecar:
             there |= any(
                 self._store.manifest(step).position.epochs >= self._run.trainer.epochs for step in self._store.steps()
             )
-        supervised = environment.SUPERVISOR_PID in os.environ
+        supervised = process.SUPERVISOR_PID in os.environ
         return None if self._run.resume is None or there or supervised else result
 
     def _remember(self) -> None:
@@ -121,7 +125,7 @@ class Sidecar:
                     self._record()
                 return
             else:
-                if files.still_beats(self._folder.path, CHIEF):
+                if task_files.still_beats(self._folder.path, CHIEF):
                     quiet_since_s = time.monotonic()
                 if not said and self._last is None and time.monotonic() - began_s > _SAID_AFTER_S:
                     said = True
@@ -143,7 +147,7 @@ class Sidecar:
     def _over(self) -> bool:
         """Whether nobody will start the training again."""
         result = self._folder.stored()
-        return is_over(result) and result != self._stale and not files.still_beats(self._folder.path, CHIEF)
+        return is_over(result) and result != self._stale and not task_files.still_beats(self._folder.path, CHIEF)
 
     def close(self) -> None:
         for sink in self._sinks:
@@ -210,10 +214,10 @@ class Sidecar:
     def _evaluated(self, name: Any) -> tuple[Evaluation, Restored]:
         if self._built is None:
             made = callbacks.made(self._evaluation.callbacks, "evaluation.callbacks")
-            source = opening.load_source(self._run, folder=self._folder)
-            program.start_afresh(self._run.seed)
-            built = program.build(self._run, source, strategy.Distribution(tf.distribute.get_strategy()))
-            program.build_state(built)
+            source = load.load_source(self._run, folder=self._folder)
+            compiled_model.start_afresh(self._run.seed)
+            built = compiled_model.build(self._run, source, strategy.Distribution(tf.distribute.get_strategy()))
+            compiled_model.build_state(built)
             self._built = built, DirectEvaluation(built, mode=self._evaluation.kind, callbacks=made)
         built, evaluation = self._built
         restored = self._source.restore(built.network, name)
@@ -241,7 +245,9 @@ class Sidecar:
                 self._store.compare(step, metric, found.values[metric], mode=checkpoint.best_mode)
         if self._is_best(found) and self._run.export.best and self._built is not None:
             built = self._built[0]
-            made = export.write(trained.Trained(built.model, built.source, held), self._folder.path / "export" / "best")
+            made = export.write(
+                load_model.Trained(built.model, built.source, held), self._folder.path / "export" / "best"
+            )
             self._reporter.emit("export", step=step, path=str(made))
 
     def _is_best(self, found: Evaluation) -> bool:

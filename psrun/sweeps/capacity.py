@@ -8,9 +8,9 @@ from pathlib import Path
 
 import psutil
 
-from psrun import choices
-from psrun.cluster import lineup
-from psrun.config import RunConfig
+from psrun.config import choices
+from psrun.config.run_config import RunConfig
+from psrun.launch import task_plan
 
 # A process with TensorFlow holds 0.7 GiB before there is a model, a cluster of two workers and two servers in one 0.9.
 _PROCESS_BYTES = 2**30
@@ -49,7 +49,7 @@ def _num_processes(run: RunConfig) -> int:
         case choices.Ray(address=str()):  # whose tasks are elsewhere
             return 1
         case choices.Local() | choices.MultiWorkerMirrored():
-            return len(lineup.of(run).tasks())
+            return len(task_plan.of(run).tasks())
         case _:
             return 1
 

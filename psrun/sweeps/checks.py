@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from psrun import choices, recorded
-from psrun.config import RunConfig
+from psrun.config import choices
+from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
-from psrun.sweeps.record import Sweep
+from psrun.results import recorded_config
+from psrun.results.sweep_record import Sweep
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Proposed:
 
 def without_sweep_keys(overrides: Sequence[str]) -> list[str]:
     """The overrides that decide what a job does, sorted: not those that say how the sweep runs its jobs."""
-    return sorted(each for each in overrides if not recorded.key_of(each).startswith("sweep."))
+    return sorted(each for each in overrides if not recorded_config.key_of(each).startswith("sweep."))
 
 
 def require_own_folders(sweep: Sweep, proposed: Sequence[Proposed]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from psrun.errors import Interrupted
-from psrun.sweeps.record import END, KILL, Sweep
+from psrun.results.sweep_record import END, KILL, Sweep
 
 _WITHIN_S = 40.0  # a run saves and ends within 25 s, and those of a cluster's tasks that are left within 10 s
 _KILLED_WITHIN_S = 3.0

@@ -14,11 +14,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from psrun import environment
+from psrun import process
 from psrun.errors import ExitCode, PsrunError, SweepError, ended
-from psrun.reporting.run_folder import CONFIG, RESULT, RunFolder, write_config
-from psrun.sweeps import state
-from psrun.sweeps.record import KILL, LOG, Sweep
+from psrun.results import sweep_state
+from psrun.results.run_folder import CONFIG, RESULT, RunFolder, write_config
+from psrun.results.sweep_record import KILL, LOG, Sweep
 
 _POLL_S = 0.1
 _ALIVE_EVERY_S = 1.0
@@ -43,7 +43,7 @@ def run(folder: Path, sweep: Sweep, *, elsewhere: bool) -> float | None:
             except OSError as error:  # a full disk; the others may have more luck
                 _record(folder, SweepError(f"the job could not be run: {error}"), code=1)
     result = RunFolder(folder).stored()
-    return state.measured(sweep, result.get("metrics") or {}) if result.get("status") == "completed" else None
+    return sweep_state.measured(sweep, result.get("metrics") or {}) if result.get("status") == "completed" else None
 
 
 def ignore_interrupts() -> None:
@@ -88,45 +88,45 @@ def _run(folder: Path, sweep: Sweep, elsewhere: bool) -> None:
 def _run_once(folder: Path, sweep: Sweep, elsewhere: bool) -> int:
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     with RunFolder(folder).log(LOG).open("ab") as log:
-        process = subprocess.Popen(
-            environment.task_command(folder),
-            env={**os.environ, environment.SWEEP_PID: str(os.getpid())},
+        child = subprocess.Popen(
+            process.task_command(folder),
+            env={**os.environ, process.SWEEP_PID: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,  # a Ctrl-C at the terminal is the sweep's to pass on
         )
     try:
-        code = _await(process, sweep, elsewhere)
+        code = _await(child, sweep, elsewhere)
     finally:
-        process.kill()
-        process.wait()
+        child.kill()
+        child.wait()
     if code and sweep.told_to_end() is None and RunFolder(folder).stored().get("status") in (None, "running"):
         _record(folder, SweepError(f"the job {ended(code)} (log: {folder / 'logs' / LOG}.log)"), code=abs(code))
     return code
 
 
-def _await(process: subprocess.Popen, sweep: Sweep, elsewhere: bool) -> int:
+def _await(child: subprocess.Popen, sweep: Sweep, elsewhere: bool) -> int:
     """The exit code of a job, to which is passed on what its sweep is told."""
     told, looked_s = None, time.monotonic()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(_POLL_S)
+            return child.wait(_POLL_S)
         if elsewhere and time.monotonic() - looked_s > _ALIVE_EVERY_S:
             looked_s = time.monotonic()
-            _end_with(sweep, elsewhere, process)
+            _end_with(sweep, elsewhere, child)
         now = sweep.told_to_end()
         if now is not None and now != told:
-            process.send_signal(signal.SIGKILL if now == KILL else signal.SIGINT)
+            child.send_signal(signal.SIGKILL if now == KILL else signal.SIGINT)
             told = now
 
 
-def _end_with(sweep: Sweep, elsewhere: bool, process: subprocess.Popen | None = None) -> None:
+def _end_with(sweep: Sweep, elsewhere: bool, child: subprocess.Popen | None = None) -> None:
     """Ends this process, and the job, where the one that runs the sweep is gone."""
     if elsewhere and not sweep.is_alive():
-        if process is not None:
-            process.kill()
-        environment.leave(1)
+        if child is not None:
+            child.kill()
+        process.leave(1)
 
 
 def _record(folder: Path, error: PsrunError, *, code: int) -> None:

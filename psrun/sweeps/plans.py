@@ -12,11 +12,11 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from psrun import environment
+from psrun import process
 from psrun.errors import ConfigError, Problem, SweepError, ended
-from psrun.reporting.run_folder import RunFolder
-from psrun.sweeps import state
-from psrun.sweeps.record import Sweep
+from psrun.results import sweep_state
+from psrun.results.run_folder import RunFolder
+from psrun.results.sweep_record import Sweep
 
 
 def make(sweep: Sweep) -> None:
@@ -27,16 +27,16 @@ def make(sweep: Sweep) -> None:
     """
     log = sweep.path / "plan.log"
     with log.open("ab") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "psrun.roles.plans", str(sweep.path)],
-            env={**os.environ, environment.SWEEP_PID: str(os.getpid())},
+        child = subprocess.Popen(
+            [sys.executable, "-m", "psrun.roles.plan_jobs", str(sweep.path)],
+            env={**os.environ, process.SWEEP_PID: str(os.getpid())},
             stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
         )  # fmt: skip
     try:
-        code = process.wait()
+        code = child.wait()
     finally:
-        process.kill()
-        process.wait()
+        child.kill()
+        child.wait()
     if code:
         raise SweepError(f"the planning {ended(code)} (log: {log})")
 
@@ -48,7 +48,7 @@ def show(sweep: Sweep, console: Console) -> None:
       ConfigError: what a plan of a single job refuses, with the job.
     """
     jobs = [job for _, job in sorted(sweep.jobs.items())]
-    apart, problems = state.told_apart(jobs), []
+    apart, problems = sweep_state.told_apart(jobs), []
     table = Table(title="Plans (read, pushed: by a worker in a step)", title_justify="left", box=None, pad_edge=False,
                   header_style="bold")  # fmt: skip
     for heading in ("job", "overrides", "on each ps", "fullest task", "read", "pushed"):

@@ -10,14 +10,16 @@ from typing import Any
 
 from rich.console import Console
 
-from psrun import atomic, environment, loading, recorded, schema
-from psrun.config import RunConfig, SweepKeys
+from psrun import files, process
+from psrun.config import parse, schema
+from psrun.config.run_config import RunConfig, SweepKeys
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
-from psrun.reporting.run_folder import RESULT, RunFolder, write_config
-from psrun.sweeps import capacity, checks, jobs, plans, state
+from psrun.results import recorded_config, sweep_state
+from psrun.results.run_folder import RESULT, RunFolder, write_config
+from psrun.results.sweep_record import Job, Sweep
+from psrun.sweeps import capacity, checks, jobs, plans
 from psrun.sweeps.checks import Proposed
 from psrun.sweeps.interruption import Interruption
-from psrun.sweeps.record import Job, Sweep
 from psrun.sweeps.view import View
 
 
@@ -70,7 +72,7 @@ class Running:
         sweep = self._before or Sweep(folder, self._arguments, search, read.metric, read.mode)
         sweep.begin(again=self._before is not None)
         self._sweep = sweep
-        environment.outlive_stdout(sys.stderr)
+        process.outlive_stdout(sys.stderr)
         self._view = View(sweep, self._console)
         self._interruption = Interruption(sweep, self._view.say)
 
@@ -159,22 +161,25 @@ class Running:
     def _raw(self, each: Proposed) -> dict[str, Any]:
         """What the job is to run: as it was when it was prepared first, unless it failed and begins anew."""
         if jobs.goes_on(each.raw, each.folder):
-            return {**recorded.as_recorded(each.raw, each.unresolved, each.folder, []), "resume": str(each.folder)}
+            return {
+                **recorded_config.as_recorded(each.raw, each.unresolved, each.folder, []),
+                "resume": str(each.folder),
+            }
         if RunFolder(each.folder).stored().get("status") == "failed":  # perhaps for what is mended now
             return each.raw
-        return recorded.as_recorded(each.raw, each.unresolved, each.folder, [])
+        return recorded_config.as_recorded(each.raw, each.unresolved, each.folder, [])
 
     def _checked(self, proposed: Sequence[Proposed], raws: Mapping[int, Mapping[str, Any]]) -> list[RunConfig]:
         runs, found = [], dict[Problem, list[int]]()
         for each in proposed:
             try:
-                runs.append(checks.require_whole(loading.load(raws[each.number])))
+                runs.append(checks.require_whole(parse.load(raws[each.number])))
             except ConfigError as error:
                 for problem in error.problems:
                     found.setdefault(problem, []).append(each.number)
         # What a search proposes later may be wrong in itself: such a job fails, and the others go on.
         if found and (not self.sweep.search or not runs):
-            apart = state.told_apart([Job(each.number, each.overrides, "") for each in proposed])
+            apart = sweep_state.told_apart([Job(each.number, each.overrides, "") for each in proposed])
             raise ConfigError([checks.of_jobs(problem, numbers, apart) for problem, numbers in found.items()])
         return runs
 
@@ -191,7 +196,7 @@ class Running:
         sweep = self._sweep
         if sweep is None:
             return False
-        state.refresh(sweep)
+        sweep_state.refresh(sweep)
         return sweep.search and bool(sweep.jobs) and all(job.status == "failed" for job in sweep.jobs.values())
 
     def abandon(self) -> None:
@@ -218,7 +223,7 @@ class Running:
         """
         sweep, codes = self.sweep, set[int]()
         if self.plans:
-            state.refresh(sweep)
+            sweep_state.refresh(sweep)
         else:
             self._view.stop()
             self._view.result()
@@ -228,7 +233,7 @@ class Running:
         done = not codes or (sweep.search and signum is None)
         sweep.end("interrupted" if signum is not None else "completed" if done else "failed")
         if not done and not self.plans:
-            self._say(f"what is not completed goes on with: psrun -m resume={recorded.quoted(sweep.path)}")
+            self._say(f"what is not completed goes on with: psrun -m resume={recorded_config.quoted(sweep.path)}")
         if signum is not None:
             return Interrupted(signum).exit_code
         if self.plans:
@@ -239,12 +244,12 @@ class Running:
 
     def _show_plans(self) -> None:
         """Shows the plans; their folder is kept where it was asked for by name."""
-        named = any(recorded.key_of(argument) == "hydra.sweep.dir" for argument in self._arguments)
+        named = any(recorded_config.key_of(argument) == "hydra.sweep.dir" for argument in self._arguments)
         try:
             plans.show(self.sweep, self._console)
         finally:
             if self._before is None and not named:
-                atomic.remove_tree(self.sweep.path)
+                files.remove_tree(self.sweep.path)
 
     def _require_metric(self) -> None:
         sweep = self.sweep

@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from psrun.errors import SweepError
-from psrun.reporting.console import numbers, warner
-from psrun.reporting.run_folder import OVER
-from psrun.sweeps import state
-from psrun.sweeps.record import Job, Sweep
-from psrun.sweeps.state import State
+from psrun.results import sweep_state
+from psrun.results.console import numbers, warner
+from psrun.results.run_folder import OVER
+from psrun.results.sweep_record import Job, Sweep
+from psrun.results.sweep_state import State
 
 _EVERY_S = 0.5
 _STYLES = {"completed": "green", "failed": "red", "interrupted": "yellow", "waiting": "dim"}
@@ -61,7 +61,7 @@ class View:
         """Brings the record up to date, and tells what is new."""
         with self._one_at_a_time:
             before = {number: job.status for number, job in self._sweep.jobs.items()}
-            self._states = state.refresh(self._sweep)
+            self._states = sweep_state.refresh(self._sweep)
             changed = [job for number, job in self._sweep.jobs.items() if job.status != before.get(number)]
             if not self._live:
                 for job in changed:
@@ -79,7 +79,7 @@ class View:
                 warner(self._console)(str(error))
 
     def _line(self, job: Job, found: State) -> str:
-        apart = state.told_apart(list(self._sweep.jobs.values()))[job.number]
+        apart = sweep_state.told_apart(list(self._sweep.jobs.values()))[job.number]
         parts = [escape(f"job {job.number}  {apart}".strip()), _coloured(job.status)]
         if job.status in OVER and job.wall_s is not None:
             parts.append(f"in {job.wall_s:.1f} s")
@@ -88,19 +88,22 @@ class View:
         return "  ".join([*parts, *([escape(job.error)] if job.error else [])])
 
     def _compared_by(self, found: State) -> dict[str, float]:
-        name, value = state.metric_name(self._sweep, found.metrics), state.measured(self._sweep, found.metrics)
+        name, value = (
+            sweep_state.metric_name(self._sweep, found.metrics),
+            sweep_state.measured(self._sweep, found.metrics),
+        )
         return {name: value} if name and value is not None else {}
 
     @property
     def _metric(self) -> str:
         """The name of what jobs are compared by."""
-        names = (state.metric_name(self._sweep, found.metrics) for found in self._states.values())
+        names = (sweep_state.metric_name(self._sweep, found.metrics) for found in self._states.values())
         return next(filter(None, names), "metric")
 
     def _overview(self) -> Group:
         """A row a job: those under way, those that wait and the newest that are over, as far as there is room."""
         jobs = sorted(self._sweep.jobs.values(), key=lambda job: job.number)
-        apart = state.told_apart(jobs) if jobs else {}
+        apart = sweep_state.told_apart(jobs) if jobs else {}
         table = _table("job", "overrides", "state", "step", "steps/s", "newest")
         room = max(5, self._console.height - 6)
         shown = _that_fit(jobs, room)
@@ -119,10 +122,10 @@ class View:
         return Group(table, *rest, Text(f"{over} of {len(jobs)} jobs are over{self._best_so_far()}"))
 
     def _best_so_far(self) -> str:
-        best = state.best(self._sweep)
+        best = sweep_state.best(self._sweep)
         if best is None:
             return ""
-        apart = state.told_apart(list(self._sweep.jobs.values()))[best.number]
+        apart = sweep_state.told_apart(list(self._sweep.jobs.values()))[best.number]
         return f"; best so far: {self._metric} {best.metric:.4g}, job {best.number} {apart}".rstrip()
 
     def result(self) -> None:
@@ -131,8 +134,8 @@ class View:
         jobs = sorted(sweep.jobs.values(), key=lambda job: job.number)
         if not jobs:
             return
-        self._states = self._states or state.refresh(sweep)
-        apart, best = state.told_apart(jobs), state.best(sweep)
+        self._states = self._states or sweep_state.refresh(sweep)
+        apart, best = sweep_state.told_apart(jobs), sweep_state.best(sweep)
         errors = ["error"] if any(job.error for job in jobs) else []
         table = _table("job", "overrides", "status", self._metric, "seconds", *errors)
         for job in jobs:

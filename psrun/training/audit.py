@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from psrun.data.source import ByNumber
-from psrun.program import Program
+from psrun.program.compiled_model import Program
 
 _MOST = 3  # seen so often or more is one count
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import tf_keras
 
-from psrun import targets
-from psrun.choices import EpochCheckpoints, Fit
-from psrun.config import RunConfig
+from psrun.config import targets
+from psrun.config.choices import EpochCheckpoints, Fit
+from psrun.config.keras_callbacks import TWO_RESTORES
+from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
-from psrun.keras_callbacks import TWO_RESTORES
-from psrun.monitored import check_metric
-from psrun.program import Program
-from psrun.training.lockstep import Lockstep
-from psrun.training.packing import Packing
+from psrun.program.compiled_model import Program
+from psrun.program.monitored import check_metric
+from psrun.training.parameter_server.steps_per_execution import Packing
 from psrun.training.session import Session
+from psrun.training.synchronized_stop import Lockstep
 
 _BATCH_METHODS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _SEEN = "examples_seen"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from psrun.config import RunConfig
-from psrun.program import Program
+from psrun.config.run_config import RunConfig
+from psrun.program.compiled_model import Program
 from psrun.training.scheduler import Scheduler
 from psrun.training.session import Session
 from psrun.training.trainer import Trainer

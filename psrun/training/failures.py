@@ -10,10 +10,11 @@ from contextlib import contextmanager, suppress
 
 import tensorflow as tf
 
-from psrun import sharding, strategy
+from psrun.cluster import strategy
+from psrun.data import autoshard
 from psrun.errors import ConfigError, DataExhaustedError, NonFiniteLossError, PsrunError, TaskLostError, TrainingError
 from psrun.optimizers import rows
-from psrun.training.monitor import iterations
+from psrun.training.progress import iterations
 from psrun.training.session import Session
 
 # What the coordinator logs when it gives up, before the first error that it met.
@@ -79,7 +80,7 @@ def named(current: Callable[[], Session | None], check_servers: Callable[[], Non
         cause = heard.cause(str(error))
         if "End of sequence" in gist(cause) and session is not None:
             raise DataExhaustedError.at(iterations(session.program), session.monitor.planned) from error
-        if problem := sharding.too_few_files(cause):
+        if problem := autoshard.too_few_files(cause):
             raise ConfigError([problem]) from error
         if rows.NOT_FINITE in cause:
             message = f"{gist(cause)}; a smaller optimizer.learning_rate, or a look at the data, may help"

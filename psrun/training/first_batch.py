@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from psrun import choices, objective
-from psrun.program import Program, traced_forward
+from psrun.config import choices
+from psrun.program import objective
+from psrun.program.compiled_model import Program, traced_forward
 
 
 class FirstBatch:

@@ -9,14 +9,15 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from psrun import choices, tf_internals
+from psrun import tf_internals
 from psrun.checkpoint.manifest import Position
-from psrun.config import RunConfig
+from psrun.config import choices
+from psrun.config.run_config import RunConfig
 from psrun.errors import DataExhaustedError
-from psrun.program import Program
+from psrun.program.compiled_model import Program
 from psrun.training import callbacks
-from psrun.training.monitor import iterations
-from psrun.training.packing import Packing
+from psrun.training.parameter_server.steps_per_execution import Packing
+from psrun.training.progress import iterations
 from psrun.training.session import Session
 from psrun.training.trainer import Trainer
 

@@ -16,13 +16,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun import choices, strategy, targets
-from psrun.config import RunConfig
+from psrun.cluster import strategy
+from psrun.config import choices, targets
+from psrun.config.run_config import RunConfig
 from psrun.errors import HookError, PsrunError
-from psrun.program import Program
-from psrun.reporting.events import Reporter
-from psrun.reporting.run_folder import RunFolder
-from psrun.training.monitor import Monitor
+from psrun.program.compiled_model import Program
+from psrun.results.events import Reporter
+from psrun.results.run_folder import RunFolder
+from psrun.training.progress import Monitor
 
 _POLL_S = 0.1
 _STOP_WITHIN_S = 10.0  # less than a chief has to end in

@@ -8,12 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun import choices, targets
-from psrun.config import RunConfig
+from psrun.config import choices, targets
+from psrun.config.run_config import RunConfig
 from psrun.errors import PsrunError, TrainingError
-from psrun.program import Program
-from psrun.training.monitor import iterations
-from psrun.training.packing import Step
+from psrun.program.compiled_model import Program
+from psrun.training.parameter_server.steps_per_execution import Step
+from psrun.training.progress import iterations
 from psrun.training.scheduler import Scheduler
 from psrun.training.session import Session
 from psrun.training.trainer import Trainer

@@ -9,11 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.program import Program
-from psrun.training.feeding import Stream
-from psrun.training.packing import Packing, Step, packed
+from psrun.program.compiled_model import Program
+from psrun.training.input_streams import Stream
+from psrun.training.parameter_server.step_profiler import Stages, Unmeasured
+from psrun.training.parameter_server.steps_per_execution import Packing, Step, packed
 from psrun.training.session import Session
-from psrun.training.stages import Stages, Unmeasured
 
 _MOST_KINDS = 8
 

@@ -9,27 +9,27 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun import choices
 from psrun.checkpoint.manifest import Position
+from psrun.config import choices
 from psrun.errors import DataExhaustedError, NonFiniteLossError
 from psrun.evaluation.meters import Evaluation
 from psrun.evaluation.modes import Evaluator
-from psrun.program import Program
-from psrun.reporting.events import Reporter
-from psrun.reporting.run_folder import RunFolder
-from psrun.stop import Stop
+from psrun.process import Stop
+from psrun.program.compiled_model import Program
+from psrun.results.events import Reporter
+from psrun.results.run_folder import RunFolder
 from psrun.training.audit import Audit
-from psrun.training.clock import Clock
-from psrun.training.feeding import Stream
-from psrun.training.feeds import Feeds
+from psrun.training.checkpoint_schedule import Saving
+from psrun.training.epoch_clock import Clock
 from psrun.training.first_batch import FirstBatch
-from psrun.training.following import Following
 from psrun.training.hooks import Hooks
-from psrun.training.lockstep import Lockstep
-from psrun.training.monitor import Monitor, iterations
-from psrun.training.packing import Packed
-from psrun.training.saving import Saving
-from psrun.training.stages import Stages, StepTime, step_time
+from psrun.training.input_position import Feeds
+from psrun.training.input_streams import Stream
+from psrun.training.metric_policies import Following
+from psrun.training.parameter_server.step_profiler import Stages, StepTime, step_time
+from psrun.training.parameter_server.steps_per_execution import Packed
+from psrun.training.progress import Monitor, iterations
+from psrun.training.synchronized_stop import Lockstep
 
 
 class Session:

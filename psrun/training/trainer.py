@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from psrun.checkpoint.manifest import Position
-from psrun.program import Program
+from psrun.program.compiled_model import Program
 from psrun.training.session import Session
 
 

@@ -21,7 +21,7 @@ import pytest
 from kubes import KINDS, manifests, pods
 from running import Network
 
-from psrun.cluster.topology import Task
+from psrun.config.topology import Task
 
 pytestmark = [
     pytest.mark.cluster,

@@ -1,0 +1,89 @@
+"""A model as a run left it, whole and in this process, whatever cluster and sharding it was trained with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tensorflow as tf
+import tf_keras
+
+from psrun.checkpoint.manifest import Contents, Manifest
+from psrun.checkpoint.store import Store
+from psrun.cluster import placement, strategy
+from psrun.config.run_config import RunConfig
+from psrun.data import labels
+from psrun.data.source import DataSource, task_of
+from psrun.errors import CheckpointError, ConfigError, Problem
+from psrun.models.model import Model
+from psrun.program import compiled_model, objective
+
+DEVICE = "/CPU:0"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model whose variables are those of a checkpoint, with the data that it is made for.
+
+    Attributes:
+      checkpoint: where it came from.
+      class_names: of the classes 0, 1, ...; None where they have none.
+    """
+
+    model: Model
+    source: DataSource
+    checkpoint: Manifest
+    class_names: tuple[str, ...] | None = None
+
+
+def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str], None]) -> Trained:
+    """Builds the model of the run and restores the checkpoint that the configuration names.
+
+    Raises:
+      ConfigError: there is no such checkpoint, or it is of another model.
+      CheckpointError: it is damaged.
+    """
+    tf_keras.backend.reset_uids()  # layers get the names that they had, whatever was built before in this process
+    with tf.device(DEVICE):
+        model = compiled_model.make_model(run, source)
+        specs = signature(source)
+        predict(model, source, {name: compiled_model.zeros(spec) for name, spec in specs.items()})  # builds the rest
+        checkpoint = restore(model.network, run.restore, store, warn)
+    return Trained(model, source, checkpoint, labels.class_names(source, run.data.label_vocabulary))
+
+
+def restore(network: tf_keras.Model, which: str, store: Store, warn: Callable[[str], None]) -> Manifest:
+    """Gives the variables of a network that is built the values of a checkpoint; raises as `load`.
+
+    Args:
+      which: as in `Store.choose`.
+    """
+    here = Contents.of("", placement.observed("model", network.variables))
+    while True:
+        found = store.choose(which, warn)
+        if found is None:
+            raise ConfigError([Problem("resume", f"there is no checkpoint in {store.folder} yet")])
+        path = store.prefix(found.step)
+        found.contents.check_model(path, here)
+        try:
+            tf.train.Checkpoint(model=network).read(path).assert_existing_objects_matched().expect_partial()
+            return found
+        except (tf.errors.OpError, AssertionError) as error:
+            if isinstance(error, tf.errors.OpError) and strategy.task_lost(error):
+                raise
+            # A run that is going on may have removed it meanwhile, having taken newer ones; each comes once.
+            if found.step in store.steps() or which.isdigit():
+                raise CheckpointError(f"{path} could not be restored: {error}") from error
+
+
+def signature(source: DataSource) -> dict[str, tf.TensorSpec]:
+    """A batch of raw features."""
+    return {
+        name: tf.TensorSpec([None, *feature.shape], feature.dtype, name) for name, feature in source.features.items()
+    }
+
+
+def predict(model: Model, source: DataSource, features: dict[str, tf.Tensor]) -> tf.Tensor | dict[str, tf.Tensor]:
+    """Predictions for a batch of raw features: probabilities where labels are classes, also of a model with logits."""
+    prepared = features if model.preprocessing is None else model.preprocessing(features)
+    return objective.to_probabilities(model.network(prepared, training=False), model, task_of(source))

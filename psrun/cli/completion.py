@@ -1,0 +1,120 @@
+"""What a shell offers at TAB. Its script (`psrun -sc install=SHELL`, Hydra's) asks `psrun -sc query=SHELL` at each.
+
+Hydra answers for groups, their choices and keys; verbs, options and folders are answered here. Nothing is told to the
+terminal beside the answer: a line that cannot be completed is one that somebody is still writing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib
+import io
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from psrun import process
+from psrun.cli import hydra_app
+from psrun.cli.submit import ENGINES
+from psrun.errors import ConfigError, ExitCode
+
+OPTIONS = ("-sc", "--shell-completion")
+_ASKED = re.compile(r"(install|uninstall|query)=(bash|zsh|fish)")
+_OF_A_RUN = ("--cfg", "--config-dir", "--help", "--hydra-help", "--multirun", "--version")
+_CONFIG_DIR, _RESUME, _SUBMIT = "--config-dir", "resume=", "submit"
+
+
+def main(verbs: Mapping[str, str], arguments: Sequence[str], started_s: float) -> ExitCode:
+    """Does what `psrun -sc ARGUMENTS` asks for: a script for a shell, or what may stand at the end of COMP_LINE.
+
+    Args:
+      verbs: the module of each verb.
+      arguments: `install=SHELL`, `uninstall=SHELL` or `query=SHELL`.
+      started_s: as in `composition.run`.
+
+    Raises:
+      ConfigError: it is none of these.
+    """
+    if len(arguments) != 1 or not _ASKED.fullmatch(arguments[0]):
+        raise ConfigError(
+            f"-sc takes install, uninstall or query, and a shell, such as install=bash (or zsh, fish), "
+            f"not {' '.join(arguments) or 'nothing'}"
+        )
+    if not arguments[0].startswith("query="):
+        return hydra_app.run(started_s)
+    return _query(verbs, arguments[0], started_s)
+
+
+def _query(verbs: Mapping[str, str], shell: str, started_s: float) -> ExitCode:
+    line = os.environ.get("COMP_LINE", "")
+    words = line.split()[1:] + ([""] if line[-1:].isspace() else [])
+    *before, word = words or [""]
+    with process.silent_stderr():
+        if before and before[0] == _SUBMIT and not word.startswith("-"):
+            answers = _of_submit(before[1:], word, shell, started_s)
+        elif before and before[0] in verbs:
+            answers = _of_verb(verbs[before[0]], before[1:], word)
+        elif word.startswith("-"):
+            answers = [option for option in _OF_A_RUN if option.startswith(word)]
+        elif word.startswith(_RESUME):
+            answers = [_RESUME + path for path in _paths(word.removeprefix(_RESUME), folders=True)]
+        elif before and before[-1] == _CONFIG_DIR:
+            answers = _paths(word, folders=True)
+        else:
+            answers = [verb for verb in verbs if not before and verb.startswith(word)]
+            answers += _of_hydra(before, word, shell, started_s)
+    sys.stdout.write("".join(f"{answer}\n" for answer in answers))
+    return ExitCode.DONE
+
+
+def help_of(module: str, *arguments: str) -> str:
+    """The --help of the verb in `module`, or of one of the verbs that it has, for the width that COLUMNS says."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        importlib.import_module(module).main([*arguments, "--help"])
+    return printed.getvalue()
+
+
+def parts_of(help_: str) -> list[str]:
+    """The verbs that a verb has, as the usage in its --help says: `inspect|verify|diff`."""
+    found = re.search(r"\w+(?:\|\w+)+", help_.partition("\n\n")[0])
+    return found[0].split("|") if found else []
+
+
+def _of_verb(module: str, before: Sequence[str], word: str) -> list[str]:
+    parts = parts_of(help_of(module))
+    if parts and not before:
+        return [part for part in parts if part.startswith(word)]
+    if not word.startswith("-"):
+        return _paths(word)
+    options = re.findall(r"--[a-z-]+", help_of(module, *(before[:1] if parts else ())))
+    return [option for option in dict.fromkeys(options) if option.startswith(word)]
+
+
+def _of_submit(before: Sequence[str], word: str, shell: str, started_s: float) -> list[str]:
+    """The engines, and after one of them what a run on it may be told."""
+    if not before:
+        return [engine for engine in ENGINES if engine.startswith(word)]
+    return _of_hydra([f"cluster={before[0]}", *before[1:]], word, shell, started_s)
+
+
+def _paths(start: str, *, folders: bool = False) -> list[str]:
+    found = glob.glob(glob.escape(start) + "*")
+    return sorted(path + "/" * Path(path).is_dir() for path in found if Path(path).is_dir() or not folders)
+
+
+def _of_hydra(before: Sequence[str], word: str, shell: str, started_s: float) -> list[str]:
+    """Hydra cannot read options in the line; that of a person's own pieces is given to it as if it were asked so."""
+    options = ["-sc", shell]
+    if _CONFIG_DIR in before[:-1]:
+        options += [_CONFIG_DIR, before[before.index(_CONFIG_DIR) + 1]]
+    said = [each for each in before if "=" in each and not each.startswith("-")]
+    os.environ["COMP_LINE"] = " ".join(["psrun", *said, word])
+    sys.argv[1:] = options
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(ConfigError, AssertionError):
+        hydra_app.run(started_s)
+    return printed.getvalue().split()

@@ -1,0 +1,291 @@
+"""The edge to Hydra for sweeps: its sweepers say which jobs there are, its launchers where; psrun runs them.
+
+Hydra's basic launcher, the default, would run one job after the other: psrun runs as many at once as there is room
+for. Other launchers call `job` in processes of their own. Everywhere a job is a child process: TensorFlow's servers
+cannot be stopped, and launchers use a process for one job after another.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from psrun import process
+from psrun.config import compose
+from psrun.errors import ConfigError, ExitCode, Problem, PsrunError, SweepError
+from psrun.results import recorded_config
+from psrun.results.recorded_config import key_of
+from psrun.results.sweep_record import Sweep
+from psrun.sweeps import jobs
+from psrun.sweeps.checks import Proposed
+from psrun.sweeps.interruption import Ended
+from psrun.sweeps.running import Running
+
+_MAY_CHANGE = ("sweep.max_parallel", "hydra/launcher", "hydra.launcher")
+
+
+def is_asked_for(arguments: Sequence[str]) -> bool:
+    return any(argument in ("-m", "--multirun") for argument in arguments)
+
+
+def run(arguments: list[str]) -> ExitCode:
+    """Runs the sweep that `arguments` describe, or goes on with the one that `resume` names.
+
+    Raises:
+      ConfigError: the configuration of a job cannot be run, or there is no sweep to go on with.
+      SweepError: the sweep's folder cannot be written to.
+    """
+    before, arguments = resumed(arguments)
+    running = Running(arguments, before)
+    if running.has_nothing_to_do():
+        return ExitCode.DONE
+    sys.argv[1:] = arguments
+    try:
+        with _hooks(running):
+            compose.run(lambda composed: None)
+    except compose.HYDRA_ERRORS as error:
+        running.abandon()
+        raise ConfigError(_problems(error, arguments)) from error
+    except PsrunError:
+        running.abandon()
+        raise
+    except OSError as error:
+        running.abandon()
+        raise SweepError(f"the sweep cannot go on: {error}") from error
+    except Ended as ended:
+        return running.end(ended.signum)
+    except ValueError as error:
+        if not running.has_begun:  # options of Hydra's that cannot go together
+            raise ConfigError(str(error)) from error
+        if not running.is_fruitless():  # Optuna has no best trial where none was completed
+            raise
+    finally:
+        _end_workers()
+    return running.end(None) if running.has_begun else ExitCode.DONE
+
+
+def resumed(arguments: list[str]) -> tuple[Sweep | None, list[str]]:
+    """The sweep that goes on, if `resume` names one, and the arguments that it was started with.
+
+    Raises:
+      ConfigError: there is no sweep there, or other arguments are given than those it was started with.
+    """
+    folder = recorded_config.folder_of(arguments)
+    if folder is None:
+        return None, arguments
+    sweep = Sweep.read(folder)
+    before = [each for each in sweep.arguments if key_of(each) != "hydra.sweep.dir"]
+    values = {key_of(each): each.partition("=")[2] for each in before}
+    problems, changes = [], []
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key_of(key) == "resume" or argument in before:
+            continue
+        if key in _MAY_CHANGE or key.startswith("hydra.launcher."):
+            changes.append(argument)
+            continue
+        was = f"{values[key_of(key)]!r}" if key_of(key) in values else "not given"
+        message = f"is {value!r} now and was {was} when the sweep was started; it goes on as it was, so leave it out"
+        problems.append(Problem(key_of(key), message))
+    if problems:
+        raise ConfigError(problems)
+    now = {key_of(each) for each in changes}
+    kept = [each for each in before if key_of(each) not in now]
+    return sweep, compose.options_first([*kept, *changes, f"hydra.sweep.dir={recorded_config.quoted(folder)}"])
+
+
+def job(composed: DictConfig) -> float | None:
+    """What launchers run in other processes: the job that was prepared in its folder, to its end.
+
+    Returns:
+      What a search improves; None where the job has failed.
+    """
+    settings = HydraConfig.get()
+    folder, sweep = Path(settings.runtime.output_dir), Sweep.read(Path(settings.sweep.dir))
+    jobs.ignore_interrupts()  # they are the sweep's to pass on
+    return jobs.run(folder, sweep, elsewhere=True)
+
+
+@contextmanager
+def _hooks(running: Running) -> Iterator[None]:
+    """Meanwhile Hydra's sweepers are begun, and its launchers used, by psrun."""
+    make_sweeper, make_launcher = Plugins.instantiate_sweeper, Plugins.instantiate_launcher
+
+    def sweeper(plugins: Plugins, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> Any:
+        _begin(running, config)
+        made = make_sweeper(plugins, hydra_context=hydra_context, task_function=job, config=config)
+        logging.getLogger("optuna").setLevel(logging.WARNING)  # once it has set it itself
+        return made
+
+    def launcher(plugins: Plugins, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> Launcher:
+        inner = make_launcher(plugins, hydra_context=hydra_context, task_function=job, config=config)
+        workers = getattr(inner, "joblib", None)
+        if workers is not None:  # which would wait five minutes for jobs of a sweep that was killed
+            workers.update(initializer=process.end_with_parent, initargs=(os.getpid(),))
+        return _Launcher(inner, running, hydra_context, config)
+
+    # Callbacks of Hydra may not fail, and plugins of its own registry must be installed under its name.
+    setattr(Plugins, "instantiate_sweeper", sweeper)  # noqa: B010 - as a method of theirs
+    setattr(Plugins, "instantiate_launcher", launcher)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(Plugins, "instantiate_sweeper", make_sweeper)  # noqa: B010
+        setattr(Plugins, "instantiate_launcher", make_launcher)  # noqa: B010
+
+
+def _begin(running: Running, config: DictConfig) -> None:
+    """Makes the sweep's folder, once and for all, and a sweeper that searches do as the keys of `sweep` say."""
+    folder = Path(str(config.hydra.sweep.dir)).absolute()
+    with read_write(config), open_dict(config):
+        config.hydra.sweep.dir = str(folder)
+        # Jobs are composed anew, perhaps in other processes: there the time, and the working directory, are others.
+        config.hydra.overrides.hydra.append(f"hydra.sweep.dir={recorded_config.quoted(folder)}")
+    target = str(config.hydra.sweeper._target_)
+    search = target.rpartition(".")[2] != BasicSweeper.__name__
+    keys: Any = OmegaConf.to_container(config.sweep)
+    running.begin(folder, search=search, keys=keys)
+    if search:
+        said = {key_of(override) for override in config.hydra.overrides.hydra}
+        with read_write(config), open_dict(config):
+            running.add(_settle(config.hydra.sweeper, said, keys["mode"]))
+
+
+def _settle(sweeper: DictConfig, said: set[str], mode: str | None) -> list[str]:
+    """What makes a search one that goes on: over failed trials, and where it stopped; the arguments that say so again.
+
+    Raises:
+      ConfigError: the direction is another than that of `sweep.mode`.
+    """
+    added = []
+    if "max_failure_rate" in sweeper and "hydra.sweeper.max_failure_rate" not in said:
+        sweeper.max_failure_rate = 1.0
+    if "direction" in sweeper and mode is not None:
+        direction = {"max": "maximize", "min": "minimize"}[mode]
+        given = str(getattr(sweeper.direction, "name", sweeper.direction))
+        if "hydra.sweeper.direction" in said and given != direction:
+            raise ConfigError(
+                [Problem("hydra.sweeper.direction", f"is {given}, and sweep.mode is {mode}; leave it out")]
+            )
+        sweeper.direction = direction
+    if OmegaConf.select(sweeper, "sampler") is not None and "seed" in sweeper.sampler and sweeper.sampler.seed is None:
+        # With a seed it proposes the same again, so that a search that is interrupted can be done over to where it was.
+        sweeper.sampler.seed = int.from_bytes(os.urandom(3), "big")
+        added.append(f"hydra.sweeper.sampler.seed={sweeper.sampler.seed}")
+    return added
+
+
+class _Launcher(Launcher):
+    """Any launcher, with a look at the jobs before it gets them, and a limit to how many run at once."""
+
+    def __init__(self, inner: Launcher, running: Running, hydra_context: HydraContext, config: DictConfig) -> None:
+        self._inner, self._running, self._context, self._config = inner, running, hydra_context, config
+
+    def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
+        """It is set up."""
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        proposed = [self._proposed(initial_job_idx + i, overrides) for i, overrides in enumerate(job_overrides)]
+        self._running.prepare(proposed)
+        if self._running.plans:
+            self._running.plan()
+            return self._in_turn(lambda folder: None, job_overrides, initial_job_idx)
+        # By name: Hydra's scan for plugins makes classes of its own of the same modules.
+        if str(self._config.hydra.launcher._target_).rpartition(".")[2] != BasicLauncher.__name__:
+            returns = self._inner.launch(job_overrides, initial_job_idx)
+        else:
+            returns = self._at_once(job_overrides, initial_job_idx)
+        self._running.look()
+        return returns
+
+    def _at_once(self, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
+        running, futures = self._running, list[Future]()
+        with ThreadPoolExecutor(running.sweep.max_parallel) as pool:
+
+            def begin(folder: Path) -> None:
+                futures.append(pool.submit(running.run, folder))
+
+            returns = self._in_turn(begin, job_overrides, first)
+        for each, future in zip(returns, futures):
+            each.return_value = future.result()
+        return returns
+
+    def _in_turn(self, work: Any, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
+        """What Hydra leaves in the folders of jobs, and `work` on each."""
+        basic = BasicLauncher()
+        basic.setup(
+            hydra_context=self._context,
+            task_function=lambda composed: work(Path(HydraConfig.get().runtime.output_dir)),
+            config=self._config,
+        )
+        return basic.launch(job_overrides, first)
+
+    def _proposed(self, number: int, overrides: Sequence[str]) -> Proposed:
+        """A job as Hydra composes it right before it is run."""
+        kept, instance = HydraConfig.instance().cfg, HydraConfig.instance()
+        composed = self._context.config_loader.load_sweep_config(self._config, list(overrides))
+        try:
+            with read_write(composed), open_dict(composed):
+                composed.hydra.job.id = composed.hydra.job.num = number
+                instance.set_config(composed)
+                folder = Path(str(composed.hydra.sweep.dir), str(composed.hydra.sweep.subdir))
+                with read_write(composed.hydra.runtime), open_dict(composed.hydra.runtime):
+                    composed.hydra.runtime.output_dir = str(folder)
+                instance.set_config(composed)
+                own = composed.copy()
+                del own["hydra"]
+                unresolved = OmegaConf.to_container(own, resolve=False)
+                return Proposed(number, list(overrides), folder, compose.plain(own), unresolved)
+        finally:
+            instance.cfg = kept
+
+
+def _problems(error: Exception, arguments: list[str]) -> list[Problem]:
+    """Everything wrong with the jobs of a sweep, each problem once."""
+    found: dict[Problem, None] = {}
+    for each in _expanded(arguments):
+        composed = compose.compose(each)
+        if isinstance(composed, Exception):
+            found.update(dict.fromkeys(compose.all_problems(composed, each)))
+    return list(found) or compose.all_problems(error, arguments)
+
+
+def _expanded(arguments: list[str], *, most: int = 50) -> list[list[str]]:
+    """The arguments of single jobs; what a search proposes is left out. None where they cannot be read."""
+    options: list[str] = []
+    said: list[str] = []
+    for index, argument in enumerate(arguments):
+        value = index > 0 and arguments[index - 1].startswith("-") and "=" not in argument
+        (options if argument.startswith("-") or value else said).append(argument)
+    try:
+        overrides = OverridesParser.create().parse_overrides(said)
+        fixed = [each for each in overrides if not each.is_sweep_override() or each.is_discrete_sweep()]
+        batch = BasicSweeper.split_arguments(fixed, None)[0]
+    except compose.HYDRA_ERRORS:
+        return []
+    return [[*options, *each] for each in batch[:most]]
+
+
+def _end_workers() -> None:
+    """Ends the processes that joblib keeps for further jobs."""
+    loky: Any = sys.modules.get("joblib.externals.loky")
+    if loky is not None:
+        loky.get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
+        atexit._run_exitfuncs()  # it removes its files then, and psrun's processes do not end the ordinary way

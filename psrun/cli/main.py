@@ -1,0 +1,44 @@
+"""The command line: verbs, Hydra's grammar for everything else, exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from rich.console import Console
+
+from psrun import __version__
+from psrun.cli import completion, hydra_app
+from psrun.errors import ConfigError, ExitCode
+from psrun.roles import run_process
+
+VERBS = {
+    "checkpoint": "psrun.checkpoint.commands",
+    "data": "psrun.data.commands",
+    "init": "psrun.cli.init",
+    "report": "psrun.results.report.commands",
+    "submit": "psrun.cli.submit",
+    "watch": "psrun.results.watch.commands",
+}
+
+
+def main() -> None:
+    """Runs psrun on `sys.argv` and ends the process."""
+    run_process.to_the_end(_dispatch)
+
+
+def _dispatch(started_s: float) -> ExitCode:
+    arguments = sys.argv[1:]
+    if arguments == ["--version"]:
+        Console().print(f"psrun {__version__}", highlight=False)
+        return ExitCode.DONE
+    if arguments and arguments[0] in completion.OPTIONS:
+        return completion.main(VERBS, arguments[1:], started_s)
+    if arguments and arguments[0] in VERBS:
+        return importlib.import_module(VERBS[arguments[0]]).main(arguments[1:])
+    if arguments and arguments[0].isidentifier():
+        raise ConfigError(
+            f"'{arguments[0]}' is no verb that psrun knows ({', '.join(VERBS)}); a run is GROUP=NAME and KEY=VALUE, "
+            "see --help"
+        )
+    return hydra_app.run(started_s)

@@ -1,0 +1,247 @@
+"""Where variables live: read from a built model, or predicted for a topology without starting it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from psrun.errors import ConfigError, Problem
+
+_SHARD = re.compile(r"^(?P<variable>.+)/part_(?P<shard>\d+)$")
+CHIEF = "chief-0"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One shard of a variable (a whole variable is its own only shard) on the task that holds it.
+
+    Attributes:
+      variable: its name, without the shard.
+      shard: its number, from 0.
+      task: such as 'ps-1'.
+      bytes: of the shard's values.
+      kind: 'model', 'optimizer' or 'metric'.
+      variable_shape: of the whole variable.
+      dtype: such as 'float32'.
+    """
+
+    variable: str
+    shard: int
+    task: str
+    bytes: int
+    kind: str
+    variable_shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Balance:
+    """Bytes on each task, and how much more than the mean the fullest holds (1.0: perfectly even)."""
+
+    bytes_by_task: dict[str, int]
+    max_over_mean: float
+
+
+def balance(placed: Iterable[Placed], tasks: Sequence[str] = ()) -> Balance:
+    """How evenly shards lie on the tasks that hold any, and on `tasks`."""
+    by_task = dict.fromkeys(tasks, 0)
+    for shard in placed:
+        by_task[shard.task] = by_task.get(shard.task, 0) + shard.bytes
+    total = sum(by_task.values())
+    return Balance(dict(sorted(by_task.items())), max(by_task.values()) * len(by_task) / total if total else 1.0)
+
+
+def check_rows(placed: Iterable[Placed], num_shards: int) -> None:
+    """Raises ConfigError where the largest variable, for whose sake one shards, has fewer rows than `num_shards`."""
+    sizes: dict[Placed, int] = {}
+    for shard in placed:
+        if shard.kind == "model" and shard.variable_shape:
+            whole = replace(shard, shard=0, task="", bytes=0)
+            sizes[whole] = sizes.get(whole, 0) + shard.bytes
+    largest = max(sizes, key=lambda variable: sizes[variable], default=None)
+    if largest and largest.variable_shape[0] < num_shards:
+        message = f"is {num_shards}, more than the {largest.variable_shape[0]} rows of {largest.variable}"
+        raise ConfigError([Problem("partitioner.num_shards", f"{message}, the largest variable")])
+
+
+def check_memory(placed: Iterable[Placed], memory_bytes: int) -> None:
+    """Raises ConfigError where model and optimizer do not fit into the memory of the machine that all tasks share."""
+    kept = [shard for shard in placed if shard.kind in ("model", "optimizer")]
+    found = balance(kept)
+    total = sum(found.bytes_by_task.values())
+    if total <= memory_bytes:
+        return
+    sizes: dict[str, int] = {}
+    for shard in kept:
+        sizes[shard.variable] = sizes.get(shard.variable, 0) + shard.bytes
+    largest = max(sizes, key=lambda variable: sizes[variable])
+    tasks = ", ".join(f"{task} {size:,}" for task, size in found.bytes_by_task.items())
+    message = (
+        f"has variables of {total:,} bytes, those of the optimizer included ({tasks}; the largest is {largest}, "
+        f"{sizes[largest]:,}), more than the {memory_bytes:,} bytes of memory of this machine, which all tasks share; "
+        "make the table smaller, or spread it over several machines with cluster=static or tf_config"
+    )
+    raise ConfigError([Problem("model", message)])
+
+
+def with_fewer_rows(placed: Iterable[Placed], num_shards: int) -> list[str]:
+    """Model variables with rows, but fewer than `num_shards`."""
+    model = {shard.variable: shard.variable_shape for shard in placed if shard.kind == "model"}
+    return [name for name, shape in model.items() if shape and shape[0] < num_shards]
+
+
+def observed(kind: str, variables: Iterable) -> list[Placed]:
+    """Where TensorFlow put `variables`: plain ones, shards (named '.../part_N'), and ShardedVariables."""
+    shards = [shard for variable in variables for shard in getattr(variable, "variables", None) or [variable]]
+    found = []
+    for shard in shards:
+        name, number = split_name(shard.name)
+        found.append((name, number, tuple(shard.shape), shard.dtype, task_of(shard.device)))
+    rows: dict[str, int] = {}
+    for name, _, shape, _, _ in found:
+        rows[name] = rows.get(name, 0) + (shape[0] if shape else 0)
+    return [
+        Placed(
+            *(name, number, task, math.prod(shape) * dtype.size, kind),
+            variable_shape=(rows[name], *shape[1:]) if shape else (),
+            dtype=dtype.name,
+        )
+        for name, number, shape, dtype, task in found
+    ]
+
+
+def split_name(name: str) -> tuple[str, int]:
+    """'table/part_1:0' is shard 1 of 'table'."""
+    name = name.partition(":")[0]
+    match = _SHARD.match(name)
+    return (match["variable"], int(match["shard"])) if match else (name, 0)
+
+
+def task_of(device: str) -> str:
+    """The task of a device: "ps-1" of "/job:ps/replica:0/task:1/device:CPU:0"; the chief of one that names none."""
+    match = re.search(r"/job:(?P<job>ps|worker|chief)/.*task:(?P<index>\d+)", device or "")
+    return f"{match['job']}-{match['index']}" if match else CHIEF
+
+
+# Where a new variable goes: from the bytes of its shards (of itself, where it is whole), the bytes that each parameter
+# server holds, and how many shards were placed before, the index of the server for the first shard. The further shards
+# go to the servers that follow.
+Rule = Callable[[Sequence[int], Sequence[int], int], int]
+
+
+def greedy(sizes: Sequence[int], held_bytes: Sequence[int], num_placed: int) -> int:
+    """The server from which on those that get a shard are the least full then.
+
+    The fullest of them counts; where that is equal the next fullest, and so on; else the first server. Without the
+    second, a run of servers that grew together would get every further variable of as many shards.
+    """
+
+    def fullest_first(first: int) -> list[int]:
+        got: dict[int, int] = {}
+        for shard, size in enumerate(sizes):
+            index = (first + shard) % len(held_bytes)
+            got[index] = got.get(index, 0) + size
+        return sorted((held_bytes[index] + size for index, size in got.items()), reverse=True)
+
+    return min(range(len(held_bytes)), key=fullest_first)
+
+
+def round_robin(sizes: Sequence[int], held_bytes: Sequence[int], num_placed: int) -> int:
+    """The server whose turn it is, whatever the sizes: what TensorFlow does by itself."""
+    return num_placed % len(held_bytes)
+
+
+RULES: dict[str, Rule] = {"greedy": greedy, "round_robin": round_robin}
+
+
+class Servers:
+    """What the parameter servers of a cluster hold, variable by variable, as a rule places them."""
+
+    def __init__(self, num_ps: int, rule: Rule) -> None:
+        self.held_bytes = [0] * num_ps
+        self._rule = rule
+        self._num_placed = 0
+
+    def take(self, sizes: Sequence[int]) -> int:
+        """Places a new variable whose shards have these bytes; returns the server of the first."""
+        first = self._rule(sizes, tuple(self.held_bytes), self._num_placed) % len(self.held_bytes)
+        for shard, size in enumerate(sizes):
+            self.add((first + shard) % len(self.held_bytes), size)
+        self._num_placed += len(sizes)
+        return first
+
+    def add(self, index: int, size: int) -> None:
+        """Counts the bytes of what lies beside a variable (a slot) on that server."""
+        self.held_bytes[index] += size
+
+
+def shard_bytes(shape: Sequence[int], value_bytes: int, num_shards: int) -> list[int]:
+    """Bytes of each shard of a variable cut along its first axis; the first shards have the rows that are left over."""
+    rows = shape[0] if shape else 1
+    count = max(1, min(num_shards, rows))
+    row_bytes = math.prod(shape[1:]) * value_bytes
+    return [(rows // count + (shard < rows % count)) * row_bytes for shard in range(count)]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A variable to be created: name, shape, dtype and bytes a value, kind, and the variable to lie beside (a slot)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    value_bytes: int
+    kind: str
+    beside: str | None = None
+
+
+def predicted(
+    variables: Iterable[Planned], *, num_ps: int, num_shards: Callable[[Planned], int] | None, rule: Rule = greedy
+) -> list[Placed]:
+    """Where ParameterServerStrategy will put `variables`, created in this order, as `psrun.cluster.strategy` guides it.
+
+    A slot goes beside its variable. Source: `ParameterServerStrategyV2Extended._create_variable` of TensorFlow 2.21; a
+    test holds this against it.
+
+    Args:
+      num_ps: 0 where everything lives in one process.
+      num_shards: in how many shards a variable is to be cut (at most its rows); None for no partitioner.
+    """
+    placed: list[Placed] = []
+    held_by: dict[str, list[int]] = {}
+    servers = Servers(max(1, num_ps), rule)
+    for variable in variables:
+        if variable.beside is not None and variable.beside in held_by:
+            indices = held_by[variable.beside] if variable.shape else held_by[variable.beside][:1]
+            sizes = shard_bytes(variable.shape, variable.value_bytes, len(indices))
+            for index, size in zip(indices, sizes):
+                servers.add(index, size)
+        else:
+            count = num_shards(variable) if num_ps and num_shards and variable.shape else 1
+            sizes = shard_bytes(variable.shape, variable.value_bytes, count)
+            first = servers.take(sizes)
+            indices = [(first + i) % len(servers.held_bytes) for i in range(len(sizes))]
+        held_by[variable.name] = indices
+        for shard, (index, size) in enumerate(zip(indices, sizes)):
+            placed.append(
+                Placed(
+                    *(variable.name, shard, f"ps-{index}" if num_ps else CHIEF, size, variable.kind),
+                    variable_shape=variable.shape,
+                    dtype=variable.dtype,
+                )
+            )
+    return placed
+
+
+def spread(whole_bytes: int, shards: Sequence[Placed]) -> dict[str, int]:
+    """The bytes moved for a variable, by the tasks that hold its shards: in proportion to rows, exact in sum."""
+    by_task: dict[str, int] = {}
+    total, before = sum(shard.bytes for shard in shards), 0
+    for shard in shards:
+        until = before + shard.bytes
+        share = whole_bytes * until // total - whole_bytes * before // total if total else 0
+        by_task[shard.task] = by_task.get(shard.task, 0) + share
+        before = until
+    return by_task

@@ -1,0 +1,257 @@
+"""The distribution strategy of a run: topology and partitioner, as TensorFlow knows them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import portpicker
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.ops import lookup_ops  # for the names of tables; a test pins it
+
+from psrun import tf_internals
+from psrun.cluster import devices, inprocess, partitioners, placement
+from psrun.cluster.probe import answers, own_host, reachable
+from psrun.config import choices
+from psrun.config.topology import CHIEF, DATA_JOBS, Task, Topology
+from psrun.errors import ConfigError, Problem, PsrunError
+
+_PROBE_EVERY_S = 0.2
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """What trains.
+
+    Attributes:
+      coordinator: schedules steps on workers; None where they run in this process.
+      data_service: where the dispatcher is asked of which workers get their batches; None where they do not.
+    """
+
+    strategy: tf.distribute.Strategy
+    coordinator: tf.distribute.coordinator.ClusterCoordinator | None = None
+    num_workers: int = 1
+    data_service: str | None = None
+
+
+_collective: list[tf.distribute.Strategy] = []  # one a process
+
+
+def prepare(cluster: choices.Cluster, topology: Topology | None) -> None:
+    """Does what is only possible before TensorFlow has run anything in this process: thread pools, collectives.
+
+    Blocks until every task of a synchronous cluster is there.
+    """
+    if isinstance(cluster, choices.InProcess):
+        tf.config.threading.set_inter_op_parallelism_threads(inprocess.NUM_INTER_OP_THREADS)
+    if isinstance(cluster, choices.InProcess | choices.Local):
+        # What servers run for a coordinator they run with its options. Where several share cores, threads that spin
+        # while they wait for work took 7 % of the time. No public option reaches it; a test pins this one.
+        calm = tf.compat.v1.ConfigProto.Experimental(disable_thread_spinning=True)
+        context.context()._config = tf.compat.v1.ConfigProto(experimental=calm)
+    if isinstance(cluster, choices.ParameterServers):
+        # Workers keep the tables of a chief that has gone. TensorFlow names tables by numbers that start anew in every
+        # process: the next chief's could meet another one's, "already initialized with different data".
+        lookup_ops.KeyValueTensorInitializer._shared_name = property(lambda self: uuid.uuid4().hex)
+    if isinstance(cluster, choices.Local | choices.Unsupervised):
+        tf.config.set_visible_devices([], "GPU")  # the chief would take memory of those that a worker beside it has
+    if isinstance(cluster, choices.MultiWorkerMirrored):
+        assert topology is not None
+        me, spec = topology.me, tf.train.ClusterSpec(topology.spec())
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            spec, task_type=me.job, task_id=me.index, rpc_layer="grpc"
+        )
+        _collective.append(tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver))
+
+
+def connect(
+    cluster: choices.Cluster,
+    partitioner: choices.Partitioner,
+    topology: Topology | None = None,
+    *,
+    rule: placement.Rule | None = None,
+) -> Distribution:
+    """Starts what the topology needs and connects to it. `prepare` must have been called; servers of others be up.
+
+    Args:
+      topology: of a cluster of several processes; this one is its chief.
+      rule: which parameter servers hold a variable; None for the one that `cluster.placement` names.
+
+    Raises:
+      ConfigError: this machine has not got the devices that the cluster names, or the partitioner cannot be made.
+      ServerStartError: a server of the cluster could not be started.
+    """
+    match cluster:
+        case choices.NoCluster():
+            return Distribution(tf.distribute.get_strategy())
+        case choices.OneDevice(device=device):
+            return Distribution(tf.distribute.OneDeviceStrategy(_existing(device)))
+        case choices.Mirrored(num_replicas=n):
+            return Distribution(tf.distribute.MirroredStrategy(_devices(n)))
+        case choices.CentralStorage(num_replicas=n):
+            return Distribution(tf.distribute.experimental.CentralStorageStrategy(_devices(n), "/CPU:0"))
+        case choices.MultiWorkerMirrored():
+            return Distribution(_collective[-1])
+        case choices.InProcess():
+            replicas = cluster.replicas_per_worker
+            spec = inprocess.start(num_workers=cluster.num_workers, num_ps=cluster.num_ps, num_replicas=replicas)
+            return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement], replicas)
+        case choices.Local() | choices.Unsupervised():
+            assert topology is not None
+            spec, replicas = tf.train.ClusterSpec(_with_chief(topology).spec()), cluster.replicas_per_worker
+            return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement], replicas)
+        case _:
+            raise AssertionError(f"cluster={cluster.kind} has a role of its own")
+
+
+def wait_for_servers(topology: Topology, *, within_s: float, error: type[PsrunError]) -> None:
+    """Returns once every worker and parameter server answers; TensorFlow itself would wait in silence.
+
+    Args:
+      error: raised where one did not, with the names of all that did not.
+    """
+    waiting = [task for job in ("ps", "worker", *DATA_JOBS) for task in topology.of(job)]
+    deadline_s = time.monotonic() + within_s
+    while waiting:
+        waiting = [task for task in waiting if not _up(task, topology.addresses[task])]
+        if waiting and time.monotonic() > deadline_s:
+            named = ", ".join(f"{task} at {topology.addresses[task]}" for task in waiting)
+            raise error(f"not reached within {within_s:.0f} s (connect_timeout_s): {named}", task=str(waiting[0]))
+        if waiting:
+            time.sleep(_PROBE_EVERY_S)
+
+
+def task_lost(error: tf.errors.OpError) -> bool:
+    """Whether an error of TensorFlow's says that a task has gone, also where it stands within another one."""
+    text = str(error)
+    # Within a function over a dataset TensorFlow makes an InternalError of it.
+    unavailable = "UNAVAILABLE" in text or "originally returned UnavailableError" in text
+    return isinstance(error, tf.errors.UnavailableError) or ("/job:ps" in text and unavailable)
+
+
+def _up(task: Task, address: str) -> bool:
+    there = reachable(address, timeout_s=1.0)  # says no at once
+    return there and (task.job in DATA_JOBS or answers(address, timeout_s=2.0))
+
+
+def _with_chief(topology: Topology) -> Topology:
+    """The topology with an address for the chief: TensorFlow would say localhost, which other hosts cannot reach."""
+    if CHIEF in topology.addresses:
+        return topology
+    host = own_host(topology.addresses[topology.of("worker")[0]])
+    return replace(topology, addresses={**topology.addresses, CHIEF: f"{host}:{portpicker.pick_unused_port()}"})
+
+
+def parameter_servers(
+    spec: tf.train.ClusterSpec,
+    partitioner: choices.Partitioner,
+    rule: placement.Rule = placement.greedy,
+    num_replicas: int | None = None,
+) -> Distribution:
+    """Connects to servers that are up. Blocks without a bound while one of them is not.
+
+    Args:
+      num_replicas: of each worker, as in `devices.of_replicas`.
+
+    Raises:
+      ConfigError: the workers have not got the devices for them, or the partitioner cannot be made.
+    """
+    chief = {"task_type": "chief", "task_id": 0} if "chief" in spec.jobs else {}
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc", **chief)
+    cut = partitioners.make(partitioner)
+    strategy = tf_internals.strategy_with_replicas(
+        lambda: tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=cut),
+        lambda: devices.of_replicas(num_replicas),
+    )
+    _guide(strategy, rule)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    _renew_iterators(coordinator)
+    return Distribution(strategy, coordinator, spec.num_tasks("worker"))
+
+
+def _renew_iterators(coordinator: tf.distribute.coordinator.ClusterCoordinator) -> None:
+    """Makes a worker's data anew where one of its steps was cancelled.
+
+    Where the connection between a worker and a parameter server breaks, TensorFlow runs the closure again and holds the
+    worker for whole. But with the step it has cancelled the iterator that the step was reading from, for good: the next
+    step would find endless data at its end.
+    """
+    handler = coordinator._cluster.failure_handler
+    waiting = handler.wait_on_failure
+
+    def wait_on_failure(*, on_transient_failure_fn: Any = None, on_recovery_fn: Any = None, **options: Any) -> Any:
+        def again() -> None:
+            if on_recovery_fn is not None:
+                on_recovery_fn()
+            if on_transient_failure_fn is not None:
+                on_transient_failure_fn()
+
+        return waiting(on_transient_failure_fn=again, on_recovery_fn=on_recovery_fn, **options)
+
+    handler.wait_on_failure = wait_on_failure
+
+
+def _guide(strategy: tf.distribute.ParameterServerStrategy, rule: placement.Rule) -> None:
+    """Makes the strategy put each variable where `rule` says; those that lie beside another one are only counted.
+
+    TensorFlow puts the next shard on server `_variable_count % _num_ps`. The count is set in `_create_variable`, which
+    all scopes of the strategy end in; a variable_creator_scope would have to be entered again within each of them, also
+    those that Keras enters.
+    """
+    extended = strategy.extended
+    create, partition = extended._create_variable, extended._variable_partitioner
+    servers = placement.Servers(extended._num_ps, rule)
+
+    def placed(next_creator: Any, **kwargs: Any) -> Any:
+        if kwargs.get("per_worker_variable"):
+            return create(next_creator, **kwargs)
+        if "colocate_with" in kwargs:
+            made = create(next_creator, **kwargs)
+            job, _, index = placement.task_of(made.device).partition("-")
+            if job == "ps":
+                servers.add(int(index), (made.shape.num_elements() or 0) * made.dtype.size)
+            return made
+        shape, dtype = spec_of(kwargs)
+        shape = shape if shape.is_fully_defined() else tf.TensorShape(())  # of unknown size: counts as one value
+        num_shards = partition(shape=shape, dtype=dtype)[0] if partition and shape.rank else 1
+        extended._variable_count = servers.take(placement.shard_bytes(tuple(shape), dtype.size, num_shards))
+        return create(next_creator, **kwargs)
+
+    extended._create_variable = placed
+
+
+def spec_of(kwargs: Mapping[str, Any]) -> tuple[tf.TensorShape, tf.DType]:
+    """Shape and type of the variable that a variable creator is called for; its initial value is not computed."""
+    value, shape, dtype = kwargs["initial_value"], kwargs.get("shape"), kwargs.get("dtype")
+    if value is None or (callable(value) and shape is not None and dtype is not None):
+        return tf.TensorShape(shape), tf.as_dtype(dtype)
+    if callable(value):
+        traced = tf.function(lambda: tf.convert_to_tensor(value(), dtype=dtype)).get_concrete_function()
+        return traced.structured_outputs.shape, traced.structured_outputs.dtype
+    made = tf.convert_to_tensor(value, dtype=dtype)
+    return made.shape, made.dtype
+
+
+def _existing(device: str) -> str:
+    known = [
+        f"/{found.device_type}:{index}"
+        for kind in ("CPU", "GPU")
+        for index, found in enumerate(tf.config.list_physical_devices(kind))
+    ]
+    if device.upper() not in known:
+        raise ConfigError([Problem("cluster.device", f"{device!r} is not there; this machine has {', '.join(known)}")])
+    return device
+
+
+def _devices(num_replicas: int) -> list[str]:
+    """One device a replica: GPUs where there are enough, else the CPU in as many parts."""
+    if 0 < num_replicas <= len(tf.config.list_physical_devices("GPU")):
+        return [f"/GPU:{index}" for index in range(num_replicas)]
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if num_replicas > len(tf.config.get_logical_device_configuration(cpu) or [None]):
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_replicas)
+    return [f"/CPU:{index}" for index in range(num_replicas)]

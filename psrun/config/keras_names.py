@@ -1,0 +1,86 @@
+"""The losses, metrics and class weights of the `model` group, checked before TensorFlow is imported."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from psrun.config import schema, targets
+from psrun.config.run_config import ModelKeys
+from psrun.errors import Problem
+
+# What Keras calls a function of its own for, by the shapes of label and prediction; in no module under that name.
+BY_SHAPE = frozenset({"accuracy", "acc", "crossentropy", "ce"})
+# What a loss or metric is called with; psrun does not take these from the configuration.
+CALLED_WITH = ("y_true", "y_pred")
+_NO_NAMES = frozenset(
+    {"Loss", "MeanMetricWrapper", "Metric", "Reduction", "deserialize", "experimental", "get", "serialize"}
+)
+
+
+def problems(keys: ModelKeys) -> list[Problem]:
+    """What is wrong with `model.loss`, `model.metrics` and `model.class_weight`, as far as it shows without Keras."""
+    found = list[Problem]()
+    for key, node in _losses(keys.loss):
+        _check(node, key, "losses", found)
+    for key, node in _metrics(keys.metrics):
+        _check(node, key, "metrics", found)
+    if keys.class_weight is not None:
+        found += _of_class_weight(keys.class_weight)
+    return found
+
+
+@functools.cache
+def losses() -> frozenset[str]:
+    """The names of losses that Keras knows."""
+    return targets.names_in("tf_keras.losses") - _NO_NAMES
+
+
+@functools.cache
+def metrics() -> frozenset[str]:
+    """The names of metrics that Keras knows."""
+    return (targets.names_in("tf_keras.metrics") - _NO_NAMES) | BY_SHAPE
+
+
+def _losses(node: Any) -> Iterator[tuple[str, Any]]:
+    """Each loss with its key."""
+    if isinstance(node, Mapping) and "_target_" not in node:
+        yield from ((f"model.loss.{output}", loss) for output, loss in node.items())
+    elif node is not None:
+        yield "model.loss", node
+
+
+def _metrics(node: Any, key: str = "model.metrics") -> Iterator[tuple[str, Any]]:
+    """Each metric with its key."""
+    if isinstance(node, list):
+        for index, item in enumerate(node):
+            yield f"{key}[{index}]", item
+    elif isinstance(node, Mapping) and "_target_" not in node and key == "model.metrics":
+        for output, item in node.items():
+            yield from _metrics(item, f"{key}.{output}")
+    elif node is not None:
+        yield key, node
+
+
+def _check(node: Any, key: str, kind: str, problems: list[Problem]) -> None:
+    known = losses() if kind == "losses" else metrics()
+    if isinstance(node, Mapping) and "_target_" in node:
+        targets.read(node, key=key, problems=problems, called_with=CALLED_WITH)
+    elif not isinstance(node, str):
+        message = f"is {node!r}, must be a name that Keras has in tf_keras.{kind}, or a _target_ with its arguments"
+        problems.append(Problem(key, message))
+    elif node not in known and node.lower() not in BY_SHAPE:
+        own = " Give an own one as _target_." if "." in node else ""
+        guess = schema.did_you_mean(node, known)
+        problems.append(Problem(key, f"is '{node}', which Keras does not have in tf_keras.{kind}.{guess}{own}"))
+
+
+def _of_class_weight(node: Any) -> Iterator[Problem]:
+    key = "model.class_weight"
+    if not isinstance(node, Mapping) or not node:
+        yield Problem(key, f"is {node!r}, must be a weight for each class, such as {{0: 1.0, 1: 5.0}}")
+        return
+    for name, weight in node.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight >= 0:
+            yield Problem(f"{key}.{name}", f"is {weight!r}, must be a number of 0 or more")

@@ -1,0 +1,296 @@
+"""From what Hydra composed to a `RunConfig`, or to one error that lists all problems; needs no TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psrun.config import choices, keras_names, resolvers, rules, schema, targets
+from psrun.config.choices import KINDS
+from psrun.config.run_config import (
+    MODES,
+    Data,
+    EarlyStopping,
+    ExportKeys,
+    LowerLearningRate,
+    ModelKeys,
+    PredictKeys,
+    RunConfig,
+    SweepKeys,
+    TaskKeys,
+)
+from psrun.config.schema import at_least, one_of
+from psrun.config.targets import Target
+from psrun.errors import ConfigError, Problem
+
+TOP = ("mode", "seed", "resume", "restore", "task", "export", "predict", "early_stopping", "reduce_lr", "sweep")
+RECORDED = (*KINDS, "model", "data", "optimizer", "seed", "export", "early_stopping", "reduce_lr")  # hold when resumed
+GROUPS = (*KINDS, "model", "data", "optimizer")
+NEEDS_GLOBAL_PACKAGE = "must begin with the line '# @package _global_', for its keys to be keys of the run"
+
+
+@dataclass(frozen=True)
+class _DataKeys:
+    global_batch_size: int = at_least(1)
+    batch_size_per_replica: int | None = at_least(1, default=None)
+    visitation: str = one_of("once", "every_worker", "dynamic", default="every_worker")
+    audit: bool = False
+    sharding: str | None = one_of("auto", "file", "data", "off", None, default=None)
+    label_vocabulary: Any = None
+
+
+@dataclass(frozen=True)
+class _HookKeys:
+    every_epochs: int | None = dataclasses.field(default=None, metadata={"at_least": 1})
+    every_steps: int | None = dataclasses.field(default=None, metadata={"at_least": 1})
+    every_s: float | None = dataclasses.field(default=None, metadata={"at_least": 0.1})
+
+
+_PERIODS = tuple(field.name for field in dataclasses.fields(_HookKeys))
+_OF_DATA = frozenset(field.name for field in dataclasses.fields(_DataKeys))
+_KNOWN_OPTIMIZERS = ("psrun.", "tf_keras.")  # none of these has a rate by itself; others may
+_OF_MODELS = frozenset(field.name for field in dataclasses.fields(ModelKeys))
+
+
+@dataclass(frozen=True)
+class _Top:
+    task: TaskKeys
+    export: ExportKeys
+    predict: PredictKeys
+    early_stopping: EarlyStopping
+    reduce_lr: LowerLearningRate
+    sweep: SweepKeys
+    resume: str | None
+    restore: Any
+    mode: str = one_of(*MODES)
+    seed: int = at_least(0)
+
+
+def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
+    """The run that `raw` describes.
+
+    Args:
+      raw: the composed configuration as plain values, interpolations resolved, missing values as '???'.
+      elsewhere: whether it runs on hosts with other files than this one: those it names are not looked for here.
+
+    Raises:
+      ConfigError: with every problem found, each by its key.
+    """
+    problems: list[Problem] = []
+    try:
+        raw = resolvers.completed(dict(raw))
+    except ConfigError as error:
+        stand_in = {"global_batch_size": 1, "batch_size_per_replica": None}  # what else is wrong is told, too
+        raw = {**raw, "data": {**raw["data"], **stand_in}}
+        problems += error.problems
+    known = {*GROUPS, *TOP, *choices.SUBMISSIONS}
+    problems += [_unknown(name, value, known) for name, value in raw.items() if name not in known]
+    parts: dict[str, Any] = {group: _read_kind(raw.get(group), group, problems) for group in KINDS}
+    parts["trainer"] = _with_hooks(parts["trainer"], problems)
+    top = schema.read(_Top, {name: raw[name] for name in TOP if name in raw}, key="", problems=problems)
+    parts["model"], parts["model_keys"] = _read_model(raw.get("model"), problems)
+    parts["optimizer"] = _read_optimizer(raw.get("optimizer"), problems)
+    parts["submission"] = _read_submission(raw, problems)
+    parts["data"] = _read_data(raw.get("data"), raw.get("cluster"), problems, elsewhere=elsewhere)
+    for group, takes_callbacks in (("trainer", choices.Fit), ("evaluation", choices.Sidecar)):
+        for index, node in enumerate(parts[group].callbacks if isinstance(parts[group], takes_callbacks) else ()):
+            targets.read(node, key=f"{group}.callbacks[{index}]", problems=problems)
+    if problems or top is None:
+        raise ConfigError(problems)
+    values = {field.name: getattr(top, field.name) for field in dataclasses.fields(top)}
+    config = RunConfig(**{**parts, **values, "restore": str(top.restore)}, raw=raw)
+    problems += rules.problems(config)
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def _unknown(name: str, value: Any, known: set[str]) -> Problem:
+    if isinstance(value, Mapping) and name == "experiment":
+        keys = ", ".join(f"experiment.{key}" for key in value)
+        return Problem(name, f"the file of the experiment {NEEDS_GLOBAL_PACKAGE}; it sets {keys} now")
+    hint = f" The file of a group of your own {NEEDS_GLOBAL_PACKAGE}." if isinstance(value, Mapping) else ""
+    return Problem(name, f"no such key (value {value!r}).{schema.did_you_mean(name, known)}{hint}")
+
+
+def _read_kind(node: Any, group: str, problems: list[Problem]) -> Any:
+    kinds = KINDS[group]
+    kind = node.get("kind") if isinstance(node, Mapping) else None
+    if isinstance(node, Mapping) and "_target_" in node and group in _OWN:
+        return _OWN[group](node, problems)
+    if kind not in kinds:
+        problems.append(Problem(group, f"is {node!r}; choose {group}=NAME with one of {', '.join(kinds)}"))
+        return None
+    return schema.read(kinds[kind], node, key=group, problems=problems)
+
+
+def _read_model(node: Any, problems: list[Problem]) -> tuple[Target | None, ModelKeys | None]:
+    """The model's function with its own options, and the keys that psrun reads.
+
+    conf/model_keys.yaml gives every model these keys, as null: for a parameter of the function that has the same name,
+    null is no value, unless it needs one.
+    """
+    if not isinstance(node, Mapping):
+        return targets.read(node, key="model", problems=problems), None
+    required = targets.parameters_of(str(node.get("_target_")))
+    own = {name: value for name, value in node.items() if name in _OF_MODELS and name not in required}
+    options = {
+        name: value
+        for name, value in node.items()
+        if name not in own and (name not in _OF_MODELS or value is not None or required[name])
+    }
+    keys = schema.read(ModelKeys, own, key="model", problems=problems)
+    problems += keras_names.problems(keys) if keys else []
+    return targets.read(options, key="model", problems=problems, others=_OF_MODELS), keys
+
+
+def _read_optimizer(node: Any, problems: list[Problem]) -> Target | None:
+    target = targets.read(node, key="optimizer", problems=problems)
+    rate, key = target.options.get("learning_rate") if target else None, "optimizer.learning_rate"
+    if isinstance(rate, Mapping):
+        if "_target_" not in rate:
+            problems.append(Problem(key, f"is {dict(rate)}, must be a number, or a schedule that a _target_ names"))
+    elif isinstance(rate, bool | str):
+        if rate != schema.MISSING:
+            problems.append(Problem(key, f"is {rate!r}, must be a number, such as {key}=0.01"))
+        else:
+            problems.append(Problem(key, f"must be given a value: {key}=..."))
+    elif rate is None and target and "learning_rate" in target.options and target.name.startswith(_KNOWN_OPTIMIZERS):
+        problems.append(Problem(key, f"is null, must be a number, such as {key}=0.01"))
+    elif isinstance(rate, int | float) and not 0 <= rate < math.inf:
+        problems.append(Problem(key, f"is {rate}, must be a number of 0 or more"))
+    return target
+
+
+def _read_own_partitioner(node: Mapping[str, Any], problems: list[Problem]) -> choices.OwnPartitioner | None:
+    key = "partitioner"
+    if "kind" in node:
+        message = f"has a _target_ beside kind={node['kind']}; choose partitioner=custom to give a _target_"
+        problems.append(Problem(key, message))
+        return None
+    target = targets.read(node, key=key, problems=problems, called_with=choices.OwnPartitioner.PARAMETERS)
+    return choices.OwnPartitioner(target) if target else None
+
+
+def _read_own_loop(node: Mapping[str, Any], problems: list[Problem]) -> choices.OwnLoop | None:
+    key, kind = "trainer", node.get("kind")
+    if kind != "own_loop":
+        problems.append(Problem(key, f"has a _target_ beside kind={kind}; choose trainer=own_loop to give a _target_"))
+        return None
+    common = {field.name for field in dataclasses.fields(choices.CustomLoop)}
+    keys = schema.read(choices.CustomLoop, {k: v for k, v in node.items() if k in common}, key=key, problems=problems)
+    options = {name: value for name, value in node.items() if name not in common}
+    target = targets.read(options, key=key, problems=problems, others=common, called_with=choices.OwnLoop.PARAMETERS)
+    return choices.OwnLoop(**vars(keys), target=target) if keys and target else None
+
+
+_OWN = {"partitioner": _read_own_partitioner, "trainer": _read_own_loop}
+
+
+def _with_hooks(trainer: Any, problems: list[Problem]) -> Any:
+    """The trainer with its hooks as `choices.Hook`."""
+    if trainer is None:
+        return None
+    hooks = [_read_hook(node, f"trainer.hooks[{index}]", problems) for index, node in enumerate(trainer.hooks)]
+    return dataclasses.replace(trainer, hooks=hooks)
+
+
+def _read_hook(node: Any, key: str, problems: list[Problem]) -> choices.Hook | None:
+    periods = {name: value for name, value in node.items() if name in _PERIODS} if isinstance(node, Mapping) else {}
+    options = {k: v for k, v in node.items() if k not in periods} if isinstance(node, Mapping) else node
+    target = targets.read(options, key=key, problems=problems, others=_PERIODS, called_with=choices.Hook.PARAMETERS)
+    keys = schema.read(_HookKeys, periods, key=key, problems=problems)
+    if target and keys and sum(value is not None for value in vars(keys).values()) != 1:
+        problems.append(Problem(key, f"needs exactly one of {', '.join(_PERIODS)}; has {periods or 'none'}"))
+    return choices.Hook(target, **vars(keys)) if target and keys else None
+
+
+def _read_submission(raw: Mapping[str, Any], problems: list[Problem]) -> Any:
+    """How the engine is to run it; only the one that the cluster is named after may be told."""
+    cluster = raw.get("cluster")
+    kind = cluster.get("kind") if isinstance(cluster, Mapping) else None
+    for name in choices.SUBMISSIONS:
+        if name in raw and name != kind:
+            problems.append(Problem(name, f"is for cluster={name}, and this is cluster={kind}: leave it out"))
+    if kind not in choices.SUBMISSIONS:
+        return None
+    node = raw.get(kind)
+    if not isinstance(node, Mapping):
+        problems.append(Problem(kind, f"is {node!r}, must hold the settings of cluster={kind}: choose cluster={kind}"))
+        return None
+    return schema.read(choices.SUBMISSIONS[kind], node, key=kind, problems=problems)
+
+
+def _read_data(node: Any, cluster: Any, problems: list[Problem], *, elsewhere: bool) -> Data | None:
+    if not isinstance(node, Mapping):
+        problems.append(Problem("data", f"is {node!r}; choose data=NAME"))
+        return None
+    own = {name: value for name, value in node.items() if name in _OF_DATA}
+    if own.get("sharding") is False:  # YAML's `off`
+        own["sharding"] = "off"
+    vocabulary = _label_vocabulary(own.pop("label_vocabulary", None), problems)
+    _check_batch_size(own, cluster, problems)
+    keys = schema.read(_DataKeys, own, key="data", problems=problems)
+    options = {k: v for k, v in node.items() if k not in _OF_DATA}
+    target = targets.read(options, key="data", problems=problems, others=_OF_DATA)
+    if not elsewhere:
+        problems += _missing_files(node)
+    if target is None or keys is None:
+        return None
+    values = {**dataclasses.asdict(keys), "label_vocabulary": vocabulary}
+    del values["batch_size_per_replica"]  # the global one follows from it
+    return Data(target, **values)
+
+
+def _check_batch_size(data: dict[str, Any], cluster: Any, problems: list[Problem]) -> None:
+    """Adds a problem where the batch sizes of a step and of a replica are not given, or do not agree."""
+    per_replica, size = data.get("batch_size_per_replica"), data.get("global_batch_size")
+    if per_replica is None and size is None:
+        data["global_batch_size"] = schema.MISSING
+    if not isinstance(per_replica, int) or not isinstance(size, int) or not isinstance(cluster, Mapping):
+        return
+    try:
+        replicas = resolvers.num_replicas(cluster)
+    except ConfigError as error:
+        problems += error.problems
+        return
+    if size != per_replica * replicas:
+        message = f"is {size}, but {replicas} x data.batch_size_per_replica={per_replica} is {per_replica * replicas}"
+        problems.append(Problem("data.global_batch_size", f"{message}: give one of them, and null for the other"))
+
+
+def _missing_files(data: Mapping[str, Any]) -> Iterator[Problem]:
+    """The paths of the data that name no file of this machine. Those of other file systems are left to TensorFlow."""
+    for name in ("path", "eval_path"):
+        path = data.get(name)
+        if not isinstance(path, str) or path == schema.MISSING or "://" in path:
+            continue
+        key, local = f"data.{name}", str(Path(path).expanduser())
+        if not any(mark in path for mark in "*?["):
+            if not Path(local).exists():
+                yield Problem(key, f"{path!r} is not there (seen from {Path.cwd()})")
+        elif next(glob.iglob(local), None) is None:
+            yield Problem(key, f"no file matches {path!r} (seen from {Path.cwd()})")
+
+
+def _label_vocabulary(value: Any, problems: list[Problem]) -> Any:
+    """The values as a tuple, all strings or all integers; adds to `problems` where they are not."""
+    if value is None:
+        return None
+    key, example = "data.label_vocabulary", "a list of strings or of integers, such as [no, yes]"
+    if not isinstance(value, list) or len(value) < 2:
+        problems.append(Problem(key, f"is {value!r}, must be null or {example}, with 2 values or more"))
+        return None
+    # YAML reads an unquoted `no` as false and `yes` as true.
+    values = [{False: "no", True: "yes"}[each] if isinstance(each, bool) else each for each in value]
+    kinds = {type(each) for each in values}
+    if kinds not in ({str}, {int}) or "" in values:
+        problems.append(Problem(key, f"is {value!r}, must be {example}; quote strings that look like numbers"))
+    elif twice := sorted({each for each in values if values.count(each) > 1}):
+        problems.append(Problem(key, f"names {', '.join(map(repr, twice))} more than once"))
+    return tuple(values)

@@ -1,0 +1,278 @@
+"""Callables named in the configuration by `_target_`: checked without importing them, then called.
+
+Importing a model's module imports TensorFlow, which takes seconds; a mistyped option should be told in a fraction of
+one. So the parameters of a target are read from its source with `ast`. Where that is not possible (a compiled
+callable, or one that another module re-exports) nothing is known before the import, and `call` checks again.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any, Optional
+
+from psrun.config import schema, source_code
+from psrun.config.source_code import described
+from psrun.errors import ConfigError, Problem, PsrunError
+
+# Parameters that psrun fills in itself; the configuration does not name them.
+PROVIDED = frozenset({"self", "source", "seed", "tell", "recorded", "label_vocabulary"})
+_ANNOTATIONS = {"int": int, "float": float, "str": str, "bool": bool}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A callable by name and the options it is called with; `key` is where it stands in the configuration."""
+
+    name: str
+    options: Mapping[str, Any]
+    key: str
+
+
+def read(
+    node: Any, *, key: str, problems: list[Problem], others: Iterable[str] = (), called_with: Collection[str] = ()
+) -> Target | None:
+    """`node` as a Target whose name exists and takes its options, as far as can be told without importing it.
+
+    Args:
+      others: keys beside the options, which a mistyped one may be meant to be.
+      called_with: parameters that the configuration does not give, beside those of `PROVIDED`.
+    """
+    if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
+        problems.append(Problem(key, f"needs a _target_, the dotted name of a callable, and its options; is {node!r}"))
+        return None
+    if node["_target_"] == schema.MISSING:
+        problems.append(Problem(f"{key}._target_", f"must be given a value: {key}._target_=..."))
+        return None
+    options = {name: value for name, value in node.items() if name != "_target_"}
+    target = Target(node["_target_"], options, key)
+    parameters = _static_parameters(target, problems, PROVIDED.union(called_with))
+    if parameters is not None:
+        schema.read(parameters, options, key=key, problems=problems, others=others)
+    for name, value in options.items():
+        if isinstance(value, Mapping) and "_target_" in value:
+            read(value, key=f"{key}.{name}", problems=problems)
+    return target
+
+
+def find(target: Target) -> Callable[..., Any]:
+    """The callable itself. Imports its module.
+
+    Raises:
+      ConfigError: there is no such module or no such name in it, it cannot be imported, or it cannot be called.
+    """
+    found = _named(target)
+    if not callable(found):
+        raise ConfigError([Problem(f"{target.key}._target_", f"cannot call '{target.name}': it is {found!r}")])
+    return found
+
+
+def _named(target: Target) -> Any:
+    """What has the name of the target; raises ConfigError as `find` does."""
+    module_name, _, attribute = target.name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except ModuleNotFoundError as error:
+        with contextlib.suppress(ImportError, AttributeError):
+            return _attribute(target.name)
+        if error.name and not f"{module_name}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                [Problem(f"{target.key}._target_", f"{target.name} needs {error.name}: {error}")]
+            ) from error
+        raise ConfigError([_no_such(target, f"no module named '{error.name}'")]) from error
+    except (PsrunError, MemoryError):
+        raise
+    except Exception as error:
+        message = f"{target.name} cannot be imported: {described(error)}"
+        raise ConfigError([Problem(f"{target.key}._target_", message)]) from error
+
+
+def _attribute(name: str) -> Any:
+    """What a dotted name stands for where its parent is no module: `tensorflow.distribute.experimental` is a namespace
+    that the package has as an attribute, and a class holds its methods.
+
+    Raises:
+      ImportError, AttributeError: there is no such thing.
+    """
+    top, *attributes = name.split(".")
+    return functools.reduce(getattr, attributes, importlib.import_module(top))
+
+
+def call(target: Target, **provided: Any) -> Any:
+    """Calls the target with its options (nested targets are called first) and those of `provided` that it takes.
+
+    Raises:
+      ConfigError: the target does not take its options.
+    """
+    function = find(target)
+    options = {name: _build(value, f"{target.key}.{name}") for name, value in target.options.items()}
+    parameters = inspect.signature(function).parameters
+    options |= {name: value for name, value in provided.items() if name in parameters}
+    try:
+        inspect.signature(function).bind(**options)
+    except TypeError as error:
+        raise ConfigError([Problem(target.key, f"{target.name}: {error}")]) from error
+    return function(**options)
+
+
+def bound(target: Target, parameters: Collection[str]) -> Callable[..., Any]:
+    """What is to be called with `parameters`: the target, its options bound, where it takes them; else what it returns.
+
+    Raises:
+      ConfigError: the target does not take its options, or returns nothing that can be called.
+    """
+    function = find(target)
+    if not inspect.isclass(function) and set(parameters) <= set(inspect.signature(function).parameters):
+        options = {name: _build(value, f"{target.key}.{name}") for name, value in target.options.items()}
+        try:
+            inspect.signature(function).bind_partial(**options)
+        except TypeError as error:
+            raise ConfigError([Problem(target.key, f"{target.name}: {error}")]) from error
+        return functools.partial(function, **options)
+    made = called(target)
+    if not callable(made):
+        wanted = f"cannot be called with {', '.join(parameters)}"
+        raise ConfigError([Problem(target.key, f"{target.name} returned {made!r}, which {wanted}")])
+    return made
+
+
+def called(target: Target, **provided: Any) -> Any:
+    """Calls a target; what it raises becomes a message that names the key it stands under."""
+    try:
+        return call(target, **provided)
+    except (PsrunError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise ConfigError([Problem(target.key, f"{target.name} failed: {described(error)}")]) from error
+
+
+def _build(value: Any, key: str) -> Any:
+    if isinstance(value, Mapping):
+        if "_target_" in value:
+            options = {name: item for name, item in value.items() if name != "_target_"}
+            return call(Target(value["_target_"], options, key))
+        return {name: _build(item, f"{key}.{name}") for name, item in value.items()}
+    if isinstance(value, list):
+        return [_build(item, f"{key}[{index}]") for index, item in enumerate(value)]
+    return value
+
+
+def _no_such(target: Target, reason: str) -> Problem:
+    if target.name.isidentifier() and _spec(target.name) is not None:
+        reason = f"it is a module; name what is to be called in it, such as {target.name}.NAME"
+        return Problem(f"{target.key}._target_", f"cannot call '{target.name}': {reason}")
+    return Problem(
+        f"{target.key}._target_",
+        f"cannot find '{target.name}': {reason} (own modules are looked for here and on PYTHONPATH)",
+    )
+
+
+def parameters_of(name: str) -> dict[str, bool]:
+    """The parameters of a callable by name, each with whether it is required; none where its source is not found."""
+    definition = _definition(Target(name, {}, ""), [])
+    function = None if definition is None else _function(definition)
+    return {} if function is None else {argument.arg: default is None for argument, default in _arguments(function)}
+
+
+def names_in(module_name: str) -> frozenset[str]:
+    """The names that a module gets by import or assignment; the module is not imported."""
+    spec = _spec(module_name)
+    if spec is None or not spec.origin:
+        return frozenset()
+    return frozenset(source_code.names(source_code.parse(Path(spec.origin))))
+
+
+def _static_parameters(target: Target, problems: list[Problem], provided: Collection[str]) -> type | None:
+    """The options that a target takes, as a dataclass made from its source; None where they cannot be known."""
+    definition = _definition(target, problems)
+    return None if definition is None else _as_dataclass(definition, provided)
+
+
+def _definition(target: Target, problems: list[Problem]) -> ast.FunctionDef | ast.ClassDef | None:
+    """Where the source defines the target; None where that is not found, with a problem where it cannot exist."""
+    module_name, _, attribute = target.name.rpartition(".")
+    key = f"{target.key}._target_"
+    if not all(part.isidentifier() for part in target.name.split(".")):
+        problems.append(Problem(key, f"is '{target.name}', must be the dotted name of a callable, such as mine.model"))
+        return None
+    spec = _spec(module_name) if module_name else None
+    if spec is None:
+        # A class may stand where a module was looked for (a.b.Class.method), or names are made at run time.
+        if not module_name or _spec(module_name.partition(".")[0]) is None:
+            problems.append(_no_such(target, f"no module named '{module_name or target.name}'"))
+        return None
+    if not spec.origin or not spec.origin.endswith(".py") or spec.origin.endswith("__init__.py"):
+        return None
+    try:
+        module = source_code.parse(Path(spec.origin))
+    except (OSError, SyntaxError, ValueError) as error:
+        where = "" if getattr(error, "filename", None) else f"{spec.origin}: "
+        problems.append(Problem(key, f"{target.name} cannot be imported: {where}{described(error)}"))
+        return None
+    definitions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    definition = definitions.get(attribute)
+    if definition is None and not {attribute, "*"} & source_code.names(module):
+        guess = schema.did_you_mean(attribute, definitions)
+        problems.append(Problem(key, f"there is no '{attribute}' in {spec.origin}.{guess}"))
+    return definition
+
+
+def _spec(module_name: str) -> ModuleSpec | None:
+    """Where a module is, found without importing the packages that it is in, as `importlib.util.find_spec` would."""
+    top, *rest = module_name.split(".")
+    spec = importlib.util.find_spec(top)
+    for name in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{name}", list(spec.submodule_search_locations))
+    return spec
+
+
+def _function(definition: ast.FunctionDef | ast.ClassDef) -> ast.FunctionDef | None:
+    """What is called: the function itself, or the class's own __init__; None where the class inherits it."""
+    if isinstance(definition, ast.FunctionDef):
+        return definition
+    inits = [node for node in definition.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    return inits[0] if inits else None
+
+
+def _arguments(function: ast.FunctionDef) -> list[tuple[ast.arg, ast.expr | None]]:
+    """The parameters with their defaults; None where there is none."""
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
+    return [*zip(positional, [*defaults, *arguments.defaults]), *zip(arguments.kwonlyargs, arguments.kw_defaults)]
+
+
+def _as_dataclass(definition: ast.FunctionDef | ast.ClassDef, provided: Collection[str]) -> type | None:
+    function = None if definition.decorator_list else _function(definition)
+    if function is None or function.args.kwarg or function.args.vararg:
+        return None
+    fields: list[tuple[str, Any, Any]] = []
+    for argument, default in _arguments(function):
+        if argument.arg in provided:
+            continue
+        field = dataclasses.field() if default is None else dataclasses.field(default=schema.MISSING)
+        fields.append((argument.arg, _annotation(argument.annotation), field))
+    return dataclasses.make_dataclass("Options", fields, kw_only=True)
+
+
+def _annotation(node: ast.expr | None) -> Any:
+    """The type to check an option against; Any for what OmegaConf cannot check."""
+    if isinstance(node, ast.Name) and node.id in _ANNOTATIONS:
+        return _ANNOTATIONS[node.id]
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in ("list", "Sequence"):
+        inner = _annotation(node.slice)
+        return Any if inner is Any else list[inner]  # type: ignore[valid-type]
+    if isinstance(node, ast.BinOp) and isinstance(node.right, ast.Constant) and node.right.value is None:
+        inner = _annotation(node.left)
+        return Any if inner is Any else Optional[inner]  # noqa: UP045 - a type made at run time
+    return Any

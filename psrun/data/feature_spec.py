@@ -1,0 +1,119 @@
+"""Features of a table, as the configuration describes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psrun.config import schema
+from psrun.data.columns import CONVERSIONS, Wanted
+from psrun.errors import ConfigError, Problem
+
+_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # what Keras and TensorFlow take for the name of a layer
+
+
+@dataclass(frozen=True)
+class Described:
+    """What `data.features.NAME` may say.
+
+    Attributes:
+      column: its name in the files; None where it is that of the feature.
+      width: values of a row.
+      num_buckets: ids that values without a vocabulary are hashed to; None for strings: data.num_buckets.
+      vocabulary: a list of values, or a file with one a line; None for none.
+      logarithm: whether models take log(1 + x).
+      default: stands where a value is missing; None: such a row is bad.
+    """
+
+    dtype: str = schema.one_of("float32", "int64", "string", default="float32")
+    column: str | None = None
+    width: int = dataclasses.field(default=1, metadata={"at_least": 1, "or_else": None})
+    num_buckets: int | None = dataclasses.field(default=None, metadata={"at_least": 1, "or_else": None})
+    vocabulary: Any = None
+    logarithm: bool = False
+    default: Any = None
+
+    def wanted(self, name: str) -> Wanted:
+        return Wanted(self.column or name, self.dtype, self.width, self.default)
+
+
+def read(node: Mapping[str, Any]) -> dict[str, Described]:
+    """`data.features`, checked.
+
+    Raises:
+      ConfigError: with all that is wrong with it.
+    """
+    problems: list[Problem] = []
+    features = {}
+    if not isinstance(node, Mapping) or not node:
+        raise ConfigError([Problem("data.features", f"is {node!r}, must hold features by name, or be null")])
+    for name, options in node.items():
+        key = f"data.features.{name}"
+        described = schema.read(Described, options or {}, key=key, problems=problems)
+        if not _NAME.fullmatch(str(name)):
+            message = "cannot be the name of a layer; use letters, digits and _ . - and say column: for the file's own"
+            problems.append(Problem(key, message))
+        if described is not None:
+            features[str(name)] = described
+            problems += [Problem(f"{key}.{option}", message) for option, message in _wrong(described)]
+    if problems:
+        raise ConfigError(problems)
+    return features
+
+
+def _wrong(feature: Described) -> Iterable[tuple[str, str]]:
+    """Options that do not go together, and what to do."""
+    if feature.dtype == "float32" and feature.num_buckets is not None:
+        yield "num_buckets", "is for strings and integers; leave it out, or choose their dtype"
+    if feature.vocabulary is not None and feature.num_buckets is not None:
+        yield "num_buckets", "is for values without a vocabulary; leave out one of both"
+    if feature.logarithm and feature.dtype != "float32":
+        yield "logarithm", "is for dtype: float32"
+    if feature.default is not None:
+        try:
+            CONVERSIONS[feature.dtype](feature.default)
+        except ValueError as error:
+            yield "default", str(error)
+    if feature.vocabulary is not None:
+        yield from (("vocabulary", message) for message in _vocabulary(feature.dtype, feature.vocabulary))
+
+
+def _vocabulary(dtype: str, vocabulary: Any) -> Iterable[str]:
+    kind = {"string": str, "int64": int}.get(dtype)
+    if kind is None:
+        yield "is for strings and integers; leave it out, or choose their dtype"
+    elif isinstance(vocabulary, str):
+        if dtype != "string":
+            yield "must be a list; files are for strings"
+        elif not Path(vocabulary).expanduser().is_file():
+            yield f"there is no file {vocabulary}"
+    elif not isinstance(vocabulary, list) or not vocabulary or any(type(value) is not kind for value in vocabulary):
+        yield f"must be a list of values of type {dtype}" + (", or a file with one a line" if kind is str else "")
+
+
+def name_of(column: str) -> str:
+    """The name of the feature that is a column; empty where it cannot be one."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", column).lstrip("_-")
+
+
+def options(feature: Described) -> dict[str, Any]:
+    """What stands under `data.features.NAME` for such a feature: what is not as it is by default."""
+    held = dataclasses.asdict(feature)
+    return {field.name: held[field.name] for field in dataclasses.fields(feature) if held[field.name] != field.default}
+
+
+def recorded(facts: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Described]:
+    """The features that a run was begun with, by what it recorded of its data; empty where they were given.
+
+    Args:
+      columns: of the files, for runs that recorded no more than names and types ("age float32, work string").
+    """
+    if "features" in facts:
+        return {name: Described(**held) for name, held in facts["features"].items()}
+    types = dict(each.split(" ") for each in facts.get("features_taken", "").split(", ") if each)
+    named = {name_of(column): column for column in columns}
+    return {name: Described(dtype=dtype, column=named.get(name, name)) for name, dtype in types.items()}

@@ -1,0 +1,119 @@
+"""The data of a run, looked at before anything is built on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from psrun.config import choices, rules, targets
+from psrun.config.run_config import RunConfig
+from psrun.data import labels
+from psrun.data.order import Order
+from psrun.data.source import MEMBERS, ByNumber, DataSource
+from psrun.errors import ConfigError, Problem
+from psrun.results.run_folder import RunFolder
+
+
+def load_source(
+    run: RunConfig, tell: Callable[[str], None] = lambda text: None, folder: RunFolder | None = None
+) -> DataSource:
+    """The data of the run.
+
+    Args:
+      tell: called while it is prepared, again and again, with how far that is.
+      folder: of the run, which may have begun; None: that of `resume`, where it is given.
+
+    Raises:
+      ConfigError: it does not fit the configuration.
+      DataError: it cannot be read.
+    """
+    if folder is None and run.resume is not None:
+        folder = RunFolder(Path(run.resume))
+    recorded = folder.stored().get("data") if folder is not None else None
+    vocabulary = run.data.label_vocabulary
+    given = {} if vocabulary is None else {"label_vocabulary": vocabulary}  # a source may have a default of its own
+    made = targets.called(run.data.target, seed=run.seed, tell=tell, recorded=recorded, **given)
+    source = _checked(made, run.data.target.name)
+    batch, examples = run.data.global_batch_size, source.num_train_examples
+    problems = []
+    if examples is not None and batch > examples:
+        problems.append(
+            Problem("data.global_batch_size", f"is {batch}, more than the {examples} examples there are to train on")
+        )
+    if run.data.visitation != "every_worker" and not isinstance(source, ByNumber):
+        problem = f"is {run.data.visitation}, but {run.data.target.name} is no psrun.data.source.ByNumber"
+        message = f"{problem}: its examples cannot be read by their numbers; choose every_worker"
+        problems.append(Problem("data.visitation", message))
+    if run.data.audit and not isinstance(source, ByNumber):
+        problems.append(Problem("data.audit", f"{run.data.target.name} is no psrun.data.source.ByNumber"))
+    if run.trainer.steps_per_epoch is None and examples is None:
+        problems.append(
+            Problem("trainer.steps_per_epoch", "must be given: how many examples there are to train on is not known")
+        )
+    if not isinstance(run.evaluation, choices.NoEvaluation) and not source.num_eval_examples:
+        problems.append(Problem("evaluation", "there are no evaluation examples; choose evaluation=none"))
+    problems += labels.problems(source, vocabulary)
+    if run.resume is not None:
+        problems += _of_the_vocabulary(run, source, RunFolder(Path(run.resume)))
+    if problems:
+        raise ConfigError(problems)
+    return source
+
+
+def _checked(made: Any, name: str) -> DataSource:
+    """What the target made, if it has what data must have.
+
+    Raises:
+      ConfigError: it lacks some of it.
+    """
+    lacks = [member for member in MEMBERS if not hasattr(made, member)]
+    if lacks:
+        message = f"{name} returned {type(made).__name__}, which has no {', no '.join(lacks)}"
+        raise ConfigError([Problem("data._target_", f"{message}; see psrun.data.source.DataSource for what data has")])
+    return made
+
+
+def facts(run: RunConfig, source: DataSource) -> dict[str, Any]:
+    """What run.json holds of the data."""
+    sizes = {"num_train_examples": source.num_train_examples, "num_eval_examples": source.num_eval_examples}
+    names = labels.class_names(source, run.data.label_vocabulary)
+    return {**sizes, **source.facts, **({"label_vocabulary": list(names)} if names else {})}
+
+
+def _of_the_vocabulary(run: RunConfig, source: DataSource, folder: RunFolder) -> list[Problem]:
+    """Rows of tables belong to values: with another vocabulary of the same size they would be those of other values.
+    So do the classes of predictions.
+    """
+    before, now = folder.stored().get("data") or {}, facts(run, source)
+    message = f"differs from the vocabulary that the run in {folder.path} was trained with"
+    return [
+        Problem(f"data.{key}", f"{message}{_listed(before[key])}; leave it out to keep the recorded one")
+        for key in ("vocabulary", "label_vocabulary")
+        if before.get(key) is not None and before[key] != now.get(key)
+    ]
+
+
+def _listed(vocabulary: Any) -> str:
+    """The recorded values; empty where a digest was recorded."""
+    return f", [{', '.join(map(str, vocabulary))}]" if isinstance(vocabulary, list) else ""
+
+
+def planned(run: RunConfig, source: DataSource) -> RunConfig:
+    """The run with its epochs as long as they are to be: where nothing else is said, as a pass over the examples.
+
+    Raises:
+      ConfigError: something else does not fit epochs as short as these.
+    """
+    trainer = run.trainer
+    if trainer.steps_per_epoch is not None:
+        return run
+    assert source.num_train_examples is not None
+    steps = Order(source.num_train_examples, run.data.global_batch_size).batches_per_pass
+    packed = trainer.steps_per_execution
+    packed = min(packed, steps) if isinstance(packed, int) else packed
+    found = replace(run, trainer=replace(trainer, steps_per_epoch=steps, steps_per_execution=packed))
+    if problems := rules.problems(found):
+        raise ConfigError(problems)
+    return found

@@ -1,0 +1,74 @@
+"""Atomic writes of files, removal of folders, and locks that the kernel releases with the process that holds them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+
+def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
+    """Replaces the file at `path` in one step. Raises OSError where it cannot; then nothing has changed.
+
+    Args:
+      durable: whether it must be on disk, and not only on its way there, when this returns.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        if durable:
+            sync(temporary)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Returns once the file, or the names in the folder, at `path` are on disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a folder with all that it holds, and the folder above it where that is empty then. Raises nothing."""
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
+
+
+def lock(path: Path) -> int | None:
+    """Locks what is at `path`.
+
+    Returns:
+      A descriptor that holds the lock until it is closed or the process ends; None where somebody else has it.
+
+    Raises:
+      OSError: there is nothing at `path`, or its file system knows no locks.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody holds the lock. Raises OSError as `lock` does."""
+    descriptor = lock(path)
+    if descriptor is None:
+        return True
+    os.close(descriptor)
+    return False

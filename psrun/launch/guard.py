@@ -1,0 +1,94 @@
+"""The guard of a chief that nobody supervises, a process of its own: `python -m psrun.launch.guard`.
+
+TensorFlow tells new functions to all workers with Python's lock held. A worker that hangs in that moment stops every
+thread of the chief, whoever would notice it there among them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
+
+from psrun import process
+from psrun.cluster.probe import answering
+from psrun.config.topology import CHIEF, Task
+from psrun.results.run_folder import RunFolder
+
+_BEAT_S = 0.5
+_OWN_STALL_S = 3.0
+
+
+def start(folder: Path, terminal: TextIO, *, timeout_s: float, servers: Mapping[Task, str]) -> None:
+    """Starts the guard of this process, and a thread whose beats it gets through a pipe; it ends with this process.
+
+    Args:
+      folder: of the run.
+      terminal: where to say why this process was killed.
+      timeout_s: a chief that has not been heard of for so long hangs.
+      servers: with their addresses, HOST:PORT, to name those that do not answer.
+    """
+    beats, ours = os.pipe()
+    named = [f"{task}={address}" for task, address in servers.items()]
+    command = [sys.executable, "-m", "psrun.launch.guard", str(os.getpid()), str(folder), str(timeout_s), *named]
+    subprocess.Popen(command, stdin=beats, stderr=terminal, start_new_session=True)
+    os.close(beats)
+
+    def beat() -> None:
+        with contextlib.suppress(BrokenPipeError):
+            while os.write(ours, b"."):
+                time.sleep(_BEAT_S)
+
+    threading.Thread(target=beat, name="psrun-beats", daemon=True).start()
+
+
+def _until_it_hangs(timeout_s: float) -> float | None:
+    """Reads beats from standard input: for how long there was none, in seconds, or None where the chief has ended."""
+    heard_s = looked_s = time.monotonic()
+    while True:
+        ready = select.select([0], [], [], 2 * _BEAT_S)[0]
+        now_s = time.monotonic()
+        if now_s - looked_s > _OWN_STALL_S:  # this process was held up, and with it perhaps the whole machine
+            heard_s = now_s
+        looked_s = now_s
+        if ready:
+            if not os.read(0, 4096):
+                return None
+            heard_s = now_s
+        elif now_s - heard_s > timeout_s:
+            return now_s - heard_s
+
+
+def main() -> None:
+    """Kills the chief once it hangs: the exit code, 137, asks for another start, as every one from 128 on."""
+    chief, folder, timeout_s, named = int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
+    process.end_with_parent(chief)
+    silent_s = _until_it_hangs(timeout_s)
+    if silent_s is None:
+        return
+    servers = dict(name.split("=", 1) for name in named)
+    up = answering(servers, timeout_s=2.0)
+    silent = ", ".join(task for task in servers if task not in up)
+    message = f"{CHIEF} hangs: not heard of for {silent_s:.0f} s{silent and f'; no answer from {silent}'}"
+    os.kill(chief, signal.SIGSTOP)  # what is recorded now stands
+    try:
+        result = RunFolder(folder)
+        result.reload()
+        error = {"type": "TaskLostError", "message": message, "task": str(CHIEF)}
+        result.update(status="failed", exit_code=128 + signal.SIGKILL, error=error)
+        sys.stderr.write(f"psrun: {message}\n(log: {result.log(str(CHIEF))})\n")
+        sys.stderr.flush()
+    finally:
+        os.kill(chief, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Kubernetes: the manifests of a run, handed over and followed by kubectl."""

@@ -1,0 +1,217 @@
+"""Kubernetes' own command line: handing objects over, and following the chief until the run has ended."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from psrun.config import choices
+from psrun.errors import ExitCode, PsrunError
+from psrun.launch.kubernetes import manifests
+
+_POLL_S = 2.0
+_ANSWERS_WITHIN_S = 60.0
+_ATTEMPTS = 5
+_NO_PSRUN = "No module named psrun"
+_FOREVER_WITHOUT = {  # why a container waits for what will not come by itself
+    "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
+    "CreateContainerError", "RunContainerError",
+}  # fmt: skip
+_NEVER_BEGAN = {"StartError", "ContainerCannotRun"}  # such as an image without Python: exit code 128
+
+
+@dataclass(frozen=True)
+class Chief:
+    """How the chief's newest pod is.
+
+    Attributes:
+      pod: its name.
+      code: the exit code, once it has ended; -1 for one that was taken away without any.
+      waits: why it does not run yet, as Kubernetes words it.
+      hopeless: whether it waits for what will not come by itself.
+    """
+
+    pod: str
+    running: bool = False
+    code: int | None = None
+    waits: str = ""
+    hopeless: bool = False
+
+
+class Kubectl:
+    """The command kubectl, with the namespace of a run.
+
+    Raises:
+      PsrunError: there is none.
+    """
+
+    def __init__(self, namespace: str | None) -> None:
+        found = shutil.which("kubectl")
+        if found is None:
+            raise PsrunError(
+                "there is no kubectl in PATH: install it (https://kubernetes.io/docs/tasks/tools/), or add --dry-run, "
+                "save what is shown and hand it over elsewhere: psrun submit kubernetes --dry-run ... > run.yaml; "
+                "kubectl apply -f run.yaml"
+            )
+        self._command = [found, *([] if namespace is None else ["--namespace", namespace])]
+
+    def apply(self, text: str, settings: choices.KubernetesKeys) -> bool:
+        """Whether the run in `text` was not there before. Raises PsrunError where not all of its objects are taken."""
+        done, kind = self._run("apply", "-f", "-", given=text), settings.kind
+        if done.returncode == 0:
+            return f"{manifests.main_object(settings)} unchanged" not in done.stdout.splitlines()
+        said = done.stderr.strip()
+        if "no matches for kind" in said and kind != "indexed_jobs":
+            hint = f"kubernetes.kind={kind} needs the operator that knows {manifests.OBJECTS[kind]}"
+            raise PsrunError(f"the cluster does not take it: {said}\n{hint}; indexed_jobs needs none")
+        if "immutable" in said:
+            raise PsrunError(f"the cluster does not take it: {said}\nA run of that name is there: delete it, or choose "
+                             "another kubernetes.name")  # fmt: skip
+        if "connection refused" in said or "no such host" in said or "Unable to connect" in said:
+            raise PsrunError(f"kubectl reaches no cluster: {said}\nLook at `kubectl cluster-info` and KUBECONFIG")
+        raise PsrunError(f"kubectl apply ended with {done.returncode}: {said}")
+
+    def get(self, *what: str) -> dict[str, Any] | None:
+        """What there is of it, or None where it is not there. Raises PsrunError where that cannot be told."""
+        for attempt in range(1, _ATTEMPTS + 1):  # a run of hours is not lost sight of for one answer that is missing
+            done = self._run("get", *what, "--output", "json", "--ignore-not-found")
+            if done.returncode == 0:
+                return json.loads(done.stdout) if done.stdout.strip() else None
+            if attempt < _ATTEMPTS:
+                time.sleep(_POLL_S)
+        raise PsrunError(
+            f"kubectl get {' '.join(what)} ended with {done.returncode}, {_ATTEMPTS} times: {done.stderr.strip()}\n"
+            "The run itself is left as it is"
+        )
+
+    def logs(self, pod: str, since: str | None) -> subprocess.Popen[str]:
+        """What the pod says, from that time (RFC 3339) on, for as long as it does."""
+        more = [] if since is None else ["--since-time", since]
+        command = [*self._command, "logs", "--follow", pod, *more]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+
+    def _run(self, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+        command = [*self._command, *arguments]
+        try:
+            return subprocess.run(
+                command, input=given, capture_output=True, text=True, timeout=_ANSWERS_WITHIN_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(command, 1, "", f"it did not end within {_ANSWERS_WITHIN_S:.0f} s")
+
+
+def newest(pods: Mapping[str, Any]) -> Chief | None:
+    """How the newest of the chief's pods is, as `kubectl get pods --output json` tells; None where there is none."""
+    if not pods["items"]:
+        return None
+    pod = max(pods["items"], key=lambda each: each["metadata"]["creationTimestamp"])
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    states = [each["state"] for each in status.get("containerStatuses", [])]
+    for state in states:
+        if "terminated" in state:
+            ended = state["terminated"]
+            if ended.get("reason") in _NEVER_BEGAN:
+                said = ": ".join(filter(None, (ended["reason"], ended.get("message", ""))))
+                return Chief(name, waits=said, hopeless=True)
+            return Chief(name, code=int(ended["exitCode"]))
+        if "running" in state:
+            return Chief(name, running=True)
+    if status.get("phase") == "Failed":  # taken away before it began
+        return Chief(name, code=-1)
+    for state in states:
+        waiting = state.get("waiting", {})
+        reason = waiting.get("reason", "")
+        said = ": ".join(filter(None, (reason, waiting.get("message", ""))))
+        return Chief(name, waits=said, hopeless=reason in _FOREVER_WITHOUT)
+    unscheduled = [each.get("message", "") for each in status.get("conditions", []) if each.get("status") == "False"]
+    return Chief(name, waits="; ".join(filter(None, unscheduled)))
+
+
+def is_over(main: Mapping[str, Any] | None) -> bool:
+    """Whether Kubernetes starts nothing of the run again: its main object is gone, or has failed, or is complete."""
+    if main is None:
+        return True
+    conditions = main.get("status", {}).get("conditions") or []
+    over = ("Failed", "Complete", "Completed", "Succeeded")
+    return any(each["type"] in over and each["status"] == "True" for each in conditions)
+
+
+def exit_code(code: int) -> ExitCode:
+    """psrun's own code for that of a container."""
+    if code in tuple(ExitCode):
+        return ExitCode(code)
+    return ExitCode.RESTART if code >= 128 or code < 0 else ExitCode.FAILED
+
+
+def follow(kubectl: Kubectl, settings: choices.KubernetesKeys, console: Console) -> ExitCode:
+    """Shows what the chief says until the run is over. Ctrl-C ends only this.
+
+    Returns:
+      The exit code of the run.
+
+    Raises:
+      PsrunError: it cannot begin, or kubectl does not answer.
+    """
+    selector = f"{manifests.INSTANCE}={settings.name},{manifests.COMPONENT}=chief"
+    told, seen, since, no_psrun = "", "", None, False
+    while True:
+        over = is_over(kubectl.get(manifests.main_object(settings)))  # before the pods: what ends last is seen
+        chief = newest(kubectl.get("pods", "--selector", selector) or {"items": []})
+        if chief is not None and chief.hopeless:
+            raise PsrunError(
+                f"the chief cannot begin: {chief.waits} (image {settings.image}); the run is left as it is"
+            )
+        if chief is not None and (chief.running or chief.code is not None) and (chief.running or chief.pod != seen):
+            since = since if chief.pod == seen else None
+            without, failed = _shown(kubectl.logs(chief.pod, since), console)
+            no_psrun |= without
+            since, seen = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), chief.pod
+            if failed:
+                told = _tell(f"what {chief.pod} says cannot be shown: {failed}", told, console)
+                time.sleep(_POLL_S)
+            continue
+        if no_psrun:
+            raise PsrunError(f"there is no psrun in the image {settings.image}: build it as Containerfile does")
+        ended = chief is not None and chief.code is not None
+        if chief is not None and ended and (over or chief.code in (0, *manifests.FOR_GOOD)):
+            return exit_code(int(chief.code or 0))
+        if over and not ended:
+            raise PsrunError(f"the run {settings.name} is gone, or has failed, without a word of the chief")
+        told = _tell(_state(chief), told, console)
+        time.sleep(_POLL_S)
+
+
+def _state(chief: Chief | None) -> str:
+    if chief is None:
+        return "waiting for the chief's pod"
+    if chief.code is not None:
+        return f"{chief.pod} ended with exit code {chief.code}; Kubernetes starts it again"
+    return f"{chief.pod} waits: {chief.waits or 'no node has taken it yet'}"
+
+
+def _tell(state: str, told: str, console: Console) -> str:
+    if state != told:
+        console.print(state, style="dim", soft_wrap=True, markup=False)
+    return state
+
+
+def _shown(log: subprocess.Popen[str], console: Console) -> tuple[bool, str]:
+    """Shows what a pod says to its end; whether it has no psrun, and why kubectl could not tell more."""
+    without = False
+    with log:
+        assert log.stdout is not None
+        assert log.stderr is not None
+        for line in log.stdout:
+            without |= _NO_PSRUN in line
+            console.file.write(line)
+            console.file.flush()
+        failed = log.stderr.read().strip()
+    return without, failed if log.returncode else ""

@@ -1,0 +1,229 @@
+"""A run as objects of Kubernetes: plain values, ready to be written as YAML.
+
+Exit codes: 1 and 2 end the run; 128 and more, and pods that were taken away, are started again, as psrun means them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from psrun.config import choices
+from psrun.config.run_config import RunConfig
+from psrun.config.topology import DISPATCHER, Task
+from psrun.errors import ExitCode
+from psrun.launch.kubernetes import pods
+
+Object = dict[str, Any]
+MANAGER = "psrun"
+INSTANCE, COMPONENT = "app.kubernetes.io/instance", "app.kubernetes.io/component"
+# 126 and 127 are a shell's, of a command that cannot be run.
+FOR_GOOD = (int(ExitCode.FAILED), int(ExitCode.USAGE), 126, 127)
+TFJOB_ROLES = {"chief": "Chief", "worker": "Worker", "ps": "PS", "evaluator": "Evaluator"}
+OBJECTS = {"jobset": "JobSet", "indexed_jobs": "Job", "tfjob": "TFJob"}
+_SCRATCH = "/tmp"
+_LOOKS_EVERY_S = 5
+_ENDS_WITHIN_S = 40  # psrun itself takes 25 s for a last checkpoint
+
+
+def objects(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequence[str]) -> list[Object]:
+    """All objects of a run.
+
+    Args:
+      settings: of the run, with a name, an image and a claim.
+      overrides: what psrun is started with in every pod, in Hydra's grammar.
+    """
+    made = {"jobset": _jobset, "indexed_jobs": _indexed_jobs, "tfjob": _tfjob}[settings.kind]
+    return [_network_policy(settings), *made(run, settings, overrides)]
+
+
+def main_object(settings: choices.KubernetesKeys) -> str:
+    """What the run is over with, as kubectl takes it: TYPE/NAME."""
+    kinds = {"jobset": "jobset.jobset.x-k8s.io", "indexed_jobs": "job.batch", "tfjob": "tfjob.kubeflow.org"}
+    name = f"{settings.name}-chief" if settings.kind == "indexed_jobs" else settings.name
+    return f"{kinds[settings.kind]}/{name}"
+
+
+def _jobset(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequence[str]) -> list[Object]:
+    jobs = [
+        {
+            "name": pods.part(job),
+            "replicas": 1,
+            "template": {
+                "metadata": {"labels": _labels(settings, job)},
+                "spec": _job(run, settings, job, count, overrides),
+            },
+        }
+        for job, count in pods.counts(run).items()
+    ]
+    spec = {
+        "network": {"enableDNSHostnames": True, "subdomain": settings.name, "publishNotReadyAddresses": True},
+        "successPolicy": {"operator": "All", "targetReplicatedJobs": ["chief"]},
+        "failurePolicy": {
+            "maxRestarts": settings.max_restarts,
+            # What one of the Jobs gave up for good, by its podFailurePolicy, is not tried again as a whole.
+            "rules": [
+                {"name": "failed_for_good", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]},
+                {"name": "too_many_restarts", "action": "RestartJobSet"},
+            ],
+        },
+        "replicatedJobs": jobs,
+    }
+    return [_object("jobset.x-k8s.io/v1alpha2", "JobSet", settings, spec=spec)]
+
+
+def _indexed_jobs(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequence[str]) -> list[Object]:
+    service = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,  # the chief looks for servers by itself, and they for it
+        "selector": {INSTANCE: settings.name},
+        "ports": [{"name": "grpc", "port": settings.port, "targetPort": settings.port, "protocol": "TCP"}],
+    }
+    jobs = [
+        _object(
+            "batch/v1", "Job", settings,
+            name=f"{settings.name}-{pods.part(job)}", job=job, spec=_job(run, settings, job, count, overrides),
+        )
+        for job, count in pods.counts(run).items()
+    ]  # fmt: skip
+    return [_object("v1", "Service", settings, spec=service), *jobs]
+
+
+def _tfjob(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequence[str]) -> list[Object]:
+    replicas: dict[str, Object] = {
+        TFJOB_ROLES[job]: {
+            "replicas": count,
+            "restartPolicy": "ExitCode",  # 1 to 127 end the job, 128 and more are started again
+            "template": _pod(run, settings, job, overrides),
+        }
+        for job, count in pods.counts(run).items()
+    }
+    for replica in replicas.values():
+        del replica["template"]["spec"]["restartPolicy"]  # the operator sets it
+    policy = {"cleanPodPolicy": "Running", "backoffLimit": settings.max_restarts}
+    return [_object("kubeflow.org/v1", "TFJob", settings, spec={"runPolicy": policy, "tfReplicaSpecs": replicas})]
+
+
+def _network_policy(settings: choices.KubernetesKeys) -> Object:
+    """TensorFlow's servers trust whoever connects: only the run's own pods may."""
+    ours = {"matchLabels": {INSTANCE: settings.name}}
+    spec = {"podSelector": ours, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": ours}]}]}
+    return _object("networking.k8s.io/v1", "NetworkPolicy", settings, spec=spec)
+
+
+def _object(
+    version: str, kind: str, settings: choices.KubernetesKeys, *, spec: Object, name: str | None = None, job: str = ""
+) -> Object:
+    metadata: Object = {"name": name or settings.name}
+    if settings.namespace is not None:
+        metadata["namespace"] = settings.namespace
+    metadata["labels"] = _labels(settings, job)
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def _labels(settings: choices.KubernetesKeys, job: str = "") -> dict[str, str]:
+    found = {"app.kubernetes.io/name": MANAGER, INSTANCE: str(settings.name), "app.kubernetes.io/managed-by": MANAGER}
+    return found | ({COMPONENT: pods.part(job)} if job else {})
+
+
+def _job(run: RunConfig, settings: choices.KubernetesKeys, job: str, count: int, overrides: Sequence[str]) -> Object:
+    rules = [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},  # a drained node
+        {"action": "FailJob", "onExitCodes": {"operator": "In", "values": list(FOR_GOOD)}},
+    ]
+    return {
+        "completionMode": "Indexed",
+        "completions": count,
+        "parallelism": count,
+        "backoffLimit": settings.max_restarts,
+        "podFailurePolicy": {"rules": rules},
+        "template": _pod(run, settings, job, overrides),
+    }
+
+
+def _pod(run: RunConfig, settings: choices.KubernetesKeys, job: str, overrides: Sequence[str]) -> Object:
+    container = _container(settings, job, overrides)
+    if _serves(job):
+        container |= _probes(run, settings.port)
+    pod: Object = {
+        "restartPolicy": "Never",  # podFailurePolicy, which knows our exit codes, needs it; Jobs make new pods
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": _ENDS_WITHIN_S,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": settings.user,
+            "runAsGroup": settings.user,
+            "fsGroup": settings.user,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": [
+            {"name": "runs", "persistentVolumeClaim": {"claimName": settings.claim}},
+            {"name": "scratch", "emptyDir": {}},
+        ],
+    }
+    if settings.kind != "tfjob":
+        pod["subdomain"] = settings.name
+    return {"metadata": {"labels": _labels(settings, job)}, "spec": pod}
+
+
+def _container(settings: choices.KubernetesKeys, job: str, overrides: Sequence[str]) -> Object:
+    told = {} if settings.kind == "tfjob" else {pods.JOB: job}
+    variables = told | {
+        "HOME": _SCRATCH,
+        "XDG_CACHE_HOME": f"{_SCRATCH}/cache",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    resources: choices.PodResources = getattr(settings.resources, job)
+    container: Object = {
+        "name": "tensorflow" if settings.kind == "tfjob" else "psrun",  # where TFJob sets TF_CONFIG
+        "image": settings.image,
+        "command": ["python", "-m", "psrun"],  # where psrun is missing: exit code 1, which is not tried again
+        "args": [each.replace("$(", "$$(") for each in overrides],  # $(NAME) would be a variable of the pod
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
+        "resources": {name: _quantities(of) for name, of in vars(resources).items() if of},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": "runs", "mountPath": settings.mount_path},
+            {"name": "scratch", "mountPath": _SCRATCH},
+        ],
+    }
+    if job != "evaluator" or settings.kind == "tfjob":
+        port_name = "tfjob-port" if settings.kind == "tfjob" else "grpc"
+        container["ports"] = [{"name": port_name, "containerPort": settings.port, "protocol": "TCP"}]
+    return container
+
+
+def _serves(job: str) -> bool:
+    """Chief and evaluator serve nobody: the chief has a guard of its own, which kills it when it hangs."""
+    return job in ("ps", "worker", "data_worker", DISPATCHER.job)
+
+
+def _probes(run: RunConfig, port: int) -> Object:
+    """A server that is there while the chief waits, and whose gRPC answers: a stopped process still accepts."""
+    assert isinstance(run.cluster, choices.Kubernetes)
+    attempts = math.ceil(run.cluster.connect_timeout_s / _LOOKS_EVERY_S)
+    asks = {"exec": {"command": ["python", "-m", "psrun.cluster.alive", str(port)]}}
+    return {
+        "startupProbe": {"tcpSocket": {"port": port}, "periodSeconds": _LOOKS_EVERY_S, "failureThreshold": attempts},
+        "livenessProbe": {**asks, "periodSeconds": 20, "timeoutSeconds": 15, "failureThreshold": 4},
+    }
+
+
+def _quantities(given: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in given.items()}
+
+
+def longest_pod_name(run: RunConfig, settings: choices.KubernetesKeys) -> str:
+    """The longest name that Kubernetes makes of the run's: a pod's, with five letters of its own choice at the end."""
+    hosts = [pods.host(settings, Task(job, count - 1)) for job, count in pods.counts(run).items()]
+    longest = max(hosts, key=len)
+    return longest if settings.kind == "tfjob" else f"{longest}-xxxxx"

@@ -1,0 +1,75 @@
+"""Tasks that are pods of Kubernetes: how many of each job there are, what they are called, which this one is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from psrun.config import choices, topology
+from psrun.config.run_config import RunConfig
+from psrun.config.topology import JOBS, Task, Topology
+from psrun.errors import ConfigError, Problem
+
+JOB = "PSRUN_JOB"  # set in each pod by the manifest
+INDEX = "JOB_COMPLETION_INDEX"  # set in each pod by Kubernetes itself, for Jobs in Indexed mode
+
+
+def counts(run: RunConfig) -> dict[str, int]:
+    """How many tasks of each job there are."""
+    assert isinstance(run.cluster, choices.Kubernetes)
+    found = {"chief": 1, "ps": run.cluster.num_ps, "worker": run.cluster.num_workers}
+    if run.sidecar is not None and not isinstance(run.sidecar, choices.SidecarThread):
+        found["evaluator"] = 1
+    if run.data_service:
+        found |= {"data_dispatcher": 1, "data_worker": run.cluster.num_data_workers}
+    return found
+
+
+def part(job: str) -> str:
+    """The job as names of Kubernetes may hold it."""
+    return job.replace("_", "-")
+
+
+def host(settings: choices.KubernetesKeys, task: Task) -> str:
+    """The host name of a task's pod, which is also that of the Job it belongs to, and its index."""
+    if settings.kind == "jobset":  # the Job has an index of its own in the JobSet; there is one a job of ours
+        return f"{settings.name}-{part(task.job)}-0-{task.index}"
+    return f"{settings.name}-{part(task.job)}-{task.index}"
+
+
+def address(settings: choices.KubernetesKeys, task: Task) -> str:
+    """HOST:PORT. The headless Service, which makes the host name known, has the name of the whole."""
+    return f"{host(settings, task)}.{settings.name}:{settings.port}"
+
+
+def from_environment(run: RunConfig, environment: Mapping[str, str], *, needed: Sequence[str]) -> Topology:
+    """The topology of the run's pods, this process being in one of them.
+
+    Raises:
+      ConfigError: it is not in one, or is told what does not go together.
+    """
+    settings = run.submission
+    assert isinstance(settings, choices.KubernetesKeys)
+    if settings.kind == "tfjob" and "TF_CONFIG" in environment:  # its operator knows the addresses
+        return topology.from_tf_config(environment["TF_CONFIG"], needed=needed)
+    named = "TF_CONFIG" if settings.kind == "tfjob" else JOB
+    if named not in environment:
+        message = (
+            "is not set: this is no pod of a run. Start it with `psrun submit kubernetes`, and with cluster=local here"
+        )
+        raise ConfigError([Problem(named, message)])
+    job, index = environment[JOB], environment.get(INDEX, "")
+    problems = []
+    if job not in JOBS:
+        problems.append(Problem(JOB, f"is {job!r}, must be one of {', '.join(JOBS)}"))
+    if not index.isdecimal():
+        problems.append(Problem(INDEX, f"is {index!r}, must be a number: the pod must be of a Job in Indexed mode"))
+    if settings.name is None:
+        problems.append(Problem("kubernetes.name", "must be that of the pod's objects: kubernetes.name=..."))
+    if problems:
+        raise ConfigError(problems)
+    listed = {
+        job: [address(settings, Task(job, number)) for number in range(count)]
+        for job, count in counts(run).items()
+        if job != "evaluator"
+    }
+    return topology.make(listed, job, int(index), key="cluster", task_key=JOB, needed=needed)

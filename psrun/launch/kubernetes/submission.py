@@ -1,0 +1,177 @@
+"""`psrun submit kubernetes`: what is wrong with what is asked for, the manifests, and handing them over."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import secrets
+import shlex
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import yaml
+from rich.console import Console
+
+from psrun.config import choices
+from psrun.config.run_config import RunConfig
+from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
+from psrun.launch.kubernetes import kubectl, manifests, quantities
+from psrun.launch.submission import Submission
+from psrun.results.recorded_config import key_of, quoted
+
+_RESERVED = ("/", "/tmp", "/proc", "/dev", "/sys", "/etc", "/usr", "/bin", "/lib")
+
+
+def submit(submission: Submission, console: Console) -> ExitCode:
+    """Describes the pods of a run and hands them to kubectl.
+
+    Returns:
+      The exit code of the run where it is followed, else 0.
+
+    Raises:
+      ConfigError: it cannot be described; with every problem found.
+      PsrunError: there is no kubectl, the cluster takes no such object, the run cannot begin, or was there and is over.
+    """
+    run, settings = submission.run, submission.run.submission
+    assert isinstance(settings, choices.KubernetesKeys)
+    if settings.name is None:
+        settings = dataclasses.replace(settings, name=f"psrun-{secrets.token_hex(2)}")
+    found = [*_problems(run, settings), *_of_arguments(submission)]
+    if found:
+        raise ConfigError(found)
+    text = _text(submission, settings)
+    if submission.dry_run:
+        console.file.write(text)
+        return ExitCode.DONE
+    cluster = kubectl.Kubectl(settings.namespace)
+    if cluster.apply(text, settings):
+        told = "is handed over"
+    elif kubectl.is_over(cluster.get(manifests.main_object(settings))):
+        raise PsrunError(
+            f"{settings.name} was handed over before, and is over: delete its objects ({_delete(settings)}), or choose "
+            "another kubernetes.name"
+        )
+    else:
+        told = "was handed over before, and goes on"
+    console.print(f"{settings.name} {told}; its run folder is {run_folder(settings)} in claim {settings.claim}")
+    console.print(f"ends and deletes it: {_delete(settings)}", style="dim", soft_wrap=True)
+    return kubectl.follow(cluster, settings, console) if submission.follow else ExitCode.DONE
+
+
+def run_folder(settings: choices.KubernetesKeys) -> str:
+    """As the pods see it."""
+    return str(PurePosixPath(settings.mount_path) / str(settings.name))
+
+
+def _text(submission: Submission, settings: choices.KubernetesKeys) -> str:
+    said = [each for each in submission.arguments if key_of(each) != "kubernetes.name"]
+    overrides = [
+        *said,
+        f"kubernetes.name={settings.name}",
+        f"hydra.run.dir={quoted(Path(run_folder(settings)))}",
+    ]
+    made = manifests.objects(submission.run, settings, overrides)
+    named = [each for each in said if not each.startswith("cluster=")]
+    command = shlex.join(["psrun", "submit", "kubernetes", *named, f"kubernetes.name={settings.name}"])
+    head = "".join(f"# {line}\n" for line in command.splitlines())
+    return head + yaml.dump_all(made, Dumper=_Dumper, sort_keys=False, width=1000)
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: object) -> bool:
+        """What stands twice is written twice: people read it."""
+        return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """In quotes where another reader might see something else: kubectl takes 1e3 for a number, and y for true."""
+        style = None if _SURELY_TEXT.match(data) else "'"
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_SURELY_TEXT = re.compile(r"[A-Za-z/-]*[A-Za-z/]{2}")
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+def _delete(settings: choices.KubernetesKeys) -> str:
+    where = [] if settings.namespace is None else ["--namespace", settings.namespace]
+    kind = manifests.main_object(settings).partition("/")[0]
+    kinds = f"{kind},service,networkpolicy"
+    return shlex.join(["kubectl", "delete", kinds, *where, "--selector", f"{manifests.INSTANCE}={settings.name}"])
+
+
+def _of_arguments(submission: Submission) -> Iterator[Problem]:
+    given = {key_of(each) for each in submission.arguments}
+    if "hydra.run.dir" in given:
+        yield Problem("hydra.run.dir", "is kubernetes.mount_path/kubernetes.name here: give those")
+    if submission.run.mode != "train":
+        yield Problem("mode", f"is {submission.run.mode}; what is submitted trains: run the others where you are")
+    if submission.run.resume is not None:
+        message = "a run that is not completed goes on when it is submitted again with its kubernetes.name"
+        yield Problem("resume", message)
+
+
+def _problems(run: RunConfig, settings: choices.KubernetesKeys) -> Iterator[Problem]:
+    if not settings.image or any(mark.isspace() for mark in settings.image):
+        given = "is not given" if settings.image is None else f"is {settings.image!r}"
+        message = f"{given}: it must name an image with psrun in it: kubernetes.image=NAME:TAG"
+        yield Problem("kubernetes.image", message + ' ("podman build -f Containerfile" makes one)')
+    if settings.claim is None:
+        message = (
+            "is not given: it must name a persistent volume claim that all pods may write to at once (ReadWriteMany): "
+            "chief and parameter servers write checkpoints to it"
+        )
+        yield Problem("kubernetes.claim", message + "; `kubectl get persistentvolumeclaims` lists them")
+    elif not quantities.SUBDOMAIN.fullmatch(settings.claim) or len(settings.claim) > quantities.LONGEST_SUBDOMAIN:
+        yield Problem("kubernetes.claim", f"is {settings.claim!r}; names of claims {_OF_SMALL_LETTERS}")
+    yield from _of_names(run, settings)
+    path = PurePosixPath(settings.mount_path)
+    if not path.is_absolute() or ".." in path.parts or ":" in str(path) or str(path) in _RESERVED:
+        yield Problem("kubernetes.mount_path", f"is {settings.mount_path!r}, must be a folder of its own, as /runs")
+    if settings.port > 65535:
+        yield Problem("kubernetes.port", f"is {settings.port}, must be 65535 or less")
+    if settings.kind == "tfjob" and run.data_service:
+        message = "is tfjob, which has no tasks for data.visitation=dynamic; choose jobset or indexed_jobs"
+        yield Problem("kubernetes.kind", message)
+    for field in dataclasses.fields(settings.resources):
+        yield from _of_resources(f"kubernetes.resources.{field.name}", getattr(settings.resources, field.name))
+
+
+_OF_SMALL_LETTERS = "are small letters, digits and - (RFC 1123), and begin and end with a letter or digit"
+
+
+def _of_names(run: RunConfig, settings: choices.KubernetesKeys) -> Iterator[Problem]:
+    name, namespace = str(settings.name), settings.namespace
+    if not quantities.LABEL.fullmatch(name):
+        message = f"is {name!r}, must be small letters, digits and -, with a letter first and none of - last (RFC 1035)"
+        yield Problem("kubernetes.name", message)
+    longest = manifests.longest_pod_name(run, settings)
+    over = len(longest) - quantities.LONGEST_LABEL
+    if over > 0:
+        message = (
+            f"has {len(name)} characters, {over} too many: the name of a pod would be {longest}, of {len(longest)}"
+        )
+        yield Problem("kubernetes.name", f"{message}, and {quantities.LONGEST_LABEL} are the most")
+    if namespace is not None and not (
+        quantities.SUBDOMAIN.fullmatch(namespace)
+        and "." not in namespace
+        and len(namespace) <= quantities.LONGEST_LABEL
+    ):
+        yield Problem("kubernetes.namespace", f"is {namespace!r}; names of namespaces {_OF_SMALL_LETTERS}")
+
+
+def _of_resources(key: str, resources: choices.PodResources) -> Iterator[Problem]:
+    for part, amounts in vars(resources).items():
+        for name, value in amounts.items():
+            if not quantities.RESOURCE.fullmatch(name):
+                message = (
+                    "is no resource: cpu, memory, ephemeral-storage, or a device by its whole name, as nvidia.com/gpu"
+                )
+                yield Problem(f"{key}.{part}.{name}", message)
+            if quantities.quantity(str(value)) is None:
+                message = f"is {value!r}, must be a quantity of Kubernetes, as 2, 500m or 4Gi"
+                yield Problem(f"{key}.{part}.{name}", message)
+    for name in resources.requests.keys() & resources.limits.keys():
+        asked, most = (quantities.quantity(str(of[name])) for of in (resources.requests, resources.limits))
+        if asked is not None and most is not None and asked > most:
+            message = f"is {resources.requests[name]}, more than the limit of {resources.limits[name]}"
+            yield Problem(f"{key}.requests.{name}", message)

@@ -1,0 +1,103 @@
+"""Whether the nodes of a cluster have room for all tasks of a run. Knows nothing of Ray but its words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psrun.config import choices
+from psrun.config.topology import Task
+from psrun.errors import ConfigError, Problem
+
+_DIGITS = 4  # as Ray counts
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one task asks for."""
+
+    num_cpus: float
+    memory_bytes: int
+    num_gpus: float = 0
+
+    def bundle(self) -> dict[str, float]:
+        """As a placement group takes it."""
+        others = {"memory": self.memory_bytes, "GPU": self.num_gpus}
+        return {"CPU": self.num_cpus, **{name: asked for name, asked in others.items() if asked}}
+
+    def options(self) -> dict[str, Any]:
+        """As an actor takes it."""
+        others = {"memory": self.memory_bytes, "num_gpus": self.num_gpus}
+        return {"num_cpus": self.num_cpus, **{name: asked for name, asked in others.items() if asked}}
+
+
+def needs(cluster: choices.Ray, tasks: Iterable[Task]) -> dict[Task, Need]:
+    """What each task asks for, as `cluster.resources` says of its job."""
+    of_job = {task: getattr(cluster.resources, task.job) for task in tasks}
+    return {task: Need(asked.num_cpus, asked.memory_bytes, asked.num_gpus) for task, asked in of_job.items()}
+
+
+def check(wanted: Mapping[Task, Need], nodes: Sequence[Mapping[str, float]]) -> None:
+    """Finds room for all, were nobody else there: the greatest first, each where it fits first.
+
+    What is the greatest can be seen in several ways; where it is found in none of them there is hardly any.
+
+    Args:
+      nodes: what each has in all, as Ray says it.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    num_cpus = sum(node.get("CPU", 0.0) for node in nodes) or 1.0
+    memory_bytes = sum(node.get("memory", 0.0) for node in nodes) or 1.0
+    sizes: list[Callable[[Need], tuple[float, ...]]] = [
+        lambda need: (need.num_cpus, need.memory_bytes),
+        lambda need: (need.memory_bytes, need.num_cpus),
+        lambda need: (max(need.num_cpus / num_cpus, need.memory_bytes / memory_bytes),),
+    ]
+    homeless = [_homeless(wanted, nodes, size) for size in sizes]
+    if None not in homeless and homeless[0] is not None:
+        task = homeless[0]
+        raise ConfigError([Problem("cluster.resources", _no_room(task, wanted[task], wanted, nodes))])
+
+
+def _homeless(
+    wanted: Mapping[Task, Need], nodes: Sequence[Mapping[str, float]], size: Callable[[Need], tuple[float, ...]]
+) -> Task | None:
+    """The first task for which there is no room; None where there is for all."""
+    left = [dict(node) for node in nodes]
+    for task in sorted(wanted, key=lambda task: size(wanted[task]), reverse=True):
+        need = wanted[task]
+        home = next((node for node in left if _fits(need, node)), None)
+        if home is None:
+            return task
+        for name, asked in need.bundle().items():
+            home[name] = round(home[name] - asked, _DIGITS)
+    return None
+
+
+def _fits(need: Need, node: Mapping[str, float]) -> bool:
+    return all(node.get(name, 0.0) >= asked for name, asked in need.bundle().items())
+
+
+def _no_room(task: Task, need: Need, wanted: Mapping[Task, Need], nodes: Sequence[Mapping[str, float]]) -> str:
+    asked = wanted.values()
+    whole = Need(
+        *(sum(values) for values in zip(*((each.num_cpus, each.memory_bytes, each.num_gpus) for each in asked)))
+    )
+    kinds = Counter(
+        _has(Need(node.get("CPU", 0.0), int(node.get("memory", 0)), node.get("GPU", 0.0)), whole) for node in nodes
+    )
+    has = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    return (
+        f"there is no room for {task}, which asks for {_has(need, whole)}; {len(wanted)} tasks ask for "
+        f"{_has(whole, whole)} in all, and the nodes have {has or 'nothing'}: ask for less, or start fewer tasks"
+    )
+
+
+def _has(what: Need, asked: Need) -> str:
+    """In words; of GPUs and memory only where some are asked for."""
+    cpus = f"{what.num_cpus:g} CPUs" + (f", {what.num_gpus:g} GPUs" if asked.num_gpus else "")
+    return f"{cpus} and {what.memory_bytes:,} bytes" if asked.memory_bytes else cpus

@@ -1,0 +1,61 @@
+"""The driver of a run on a Ray cluster: the supervisor of its tasks, wherever they are; no TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+from rich.console import Console
+
+from psrun.config import choices
+from psrun.config.run_config import RunConfig
+from psrun.errors import ExitCode
+from psrun.launch import task_plan
+from psrun.launch.ray import capacity, connection
+from psrun.launch.ray.fleet import Fleet
+from psrun.launch.ray.tasks import RayTask
+from psrun.launch.supervisor import Supervisor
+from psrun.launch.task_processes import TaskHandle
+from psrun.process import Stop
+from psrun.results.console import ConsoleSink
+from psrun.results.events import Reporter
+from psrun.results.run_folder import RunFolder
+
+
+def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, *, started_s: float) -> ExitCode:
+    """Runs the whole cluster to the end of its chief, as `psrun.launch.supervisor.run` does on one machine.
+
+    Raises:
+      ConfigError: there is no Ray where `cluster.address` says, or its nodes are not what the run needs.
+      ClusterError: the Ray cluster cannot be used, or no longer has room after the loss of a node.
+      BudgetSpentError: tasks failed more often than they may be restarted.
+    """
+    cluster, wanted = run_config.cluster, task_plan.of(run_config)
+    assert isinstance(cluster, choices.Ray)
+    num_cpus = sum(need.num_cpus for need in capacity.needs(cluster, wanted.tasks()).values())
+    console.file = sys.stdout
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # to the log: Ray prints pages on every lost node
+        with console.status("connecting to Ray"):
+            stack.enter_context(connection.opened(cluster, num_cpus=num_cpus))
+        fleet = Fleet(cluster, wanted, folder, Reporter([folder], started_s=started_s), stop)
+        tasks = {task: RayTask(task, fleet, folder.path) for task in wanted.tasks()}
+        sink = ConsoleSink(console)
+        driver = _Driver(fleet, run_config, wanted, tasks, fleet.addresses, folder, sink, started_s)
+        stop.at_once = connection.close  # and all actors end with their driver
+        return driver.run(stop)
+
+
+class _Driver(Supervisor):
+    """Which starts everything again where a node was lost: whoever was there has another address now."""
+
+    def __init__(self, fleet: Fleet, *others: Any) -> None:
+        super().__init__(*others)
+        self._fleet = fleet
+
+    def _sharing_fate(self, lost: TaskHandle) -> list[TaskHandle]:
+        if self._fleet.lost(lost.task) is None:
+            return super()._sharing_fate(lost)
+        self._fleet.leave()
+        return list(self._tasks.values())

@@ -1,0 +1,221 @@
+"""Where the tasks of a run are: on which nodes of the Ray cluster, at which addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from psrun import __version__
+from psrun.cluster.probe import reachable
+from psrun.config import choices
+from psrun.config.topology import CHIEF, Task
+from psrun.errors import ClusterError, ConfigError, Problem
+from psrun.launch.ray import capacity, node
+from psrun.launch.ray.node import Seen
+from psrun.launch.task_plan import Lineup
+from psrun.process import Stop
+from psrun.results import task_files
+from psrun.results.events import Reporter
+from psrun.results.run_folder import RunFolder
+
+_POLL_S = 0.5
+_LOOK_EVERY_S = 1.0
+_LOOKS_WITHIN_S = 60.0  # the first process of a node takes its time
+_PASSED_ON = ("TF_", "XLA_", "MLFLOW_", "OMP_", "PYTHON")  # beginnings of variables that tasks have from the driver
+_FREE_TRIES = 10
+_REACHED_WITHIN_S = 2.0
+_KNOWS_WITHIN_S = 120.0
+
+
+class Fleet:
+    """Places the tasks, and starts them where they were placed.
+
+    Attributes:
+      addresses: of the tasks that have one, HOST:PORT; changes when all are placed anew.
+    """
+
+    def __init__(self, cluster: choices.Ray, wanted: Lineup, folder: RunFolder, reporter: Reporter, stop: Stop) -> None:
+        self._cluster, self._folder, self._reporter, self._stop = cluster, folder, reporter, stop
+        self._tasks, self._addressed = wanted.tasks(), wanted.addressed()
+        self._needs = capacity.needs(cluster, self._tasks)
+        self.addresses: dict[Task, str] = {}
+        self._group: Any = None
+        self._seen: dict[Task, Seen] = {}
+        self._void = True
+        self._lost: set[str] = set()
+        self._looked_s = time.monotonic()
+
+    def start(self, task: Task) -> Any:
+        """The actor of a task, which is on its way. Where a node was lost, all tasks are placed anew before.
+
+        Raises:
+          ConfigError: the nodes are not what the run needs, from the beginning.
+          ClusterError: they no longer are; or they are taken by others for too long.
+        """
+        if self._void:
+            self._place()
+        options = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+        return self._on(task, ray.remote(node.TaskActor), max_concurrency=4, **self._needs[task].options()).remote(
+            *(task, self.addresses, self._folder.path),
+            node=self._seen[task].node,
+            environment=options,
+            cwd=os.getcwd(),
+        )
+
+    def lost(self, task: Task) -> str | None:
+        """The node of a task, for people, once it has gone; None while it is there."""
+        if time.monotonic() - self._looked_s > _LOOK_EVERY_S:
+            self._looked_s = time.monotonic()
+            self._lost |= {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
+        seen = self._seen.get(task)
+        return _named(seen) if seen and seen.node in self._lost else None
+
+    def look_after(self, task: Task) -> None:
+        """Finds out whether the node of a task whose actor has gone is there; Ray takes half a minute to say so."""
+        seen = self._seen.get(task)
+        found = next((node for node in ray.nodes() if seen and node["NodeID"] == seen.node), None)
+        if found is None or seen is None:
+            return
+        where = f"{found['NodeManagerAddress']}:{found['NodeManagerPort']}"
+        if not found["Alive"] or not reachable(where, timeout_s=_REACHED_WITHIN_S):
+            self._lost.add(seen.node)
+
+    def leave(self) -> None:
+        """The next start places all tasks anew."""
+        self._void = True
+
+    def _place(self) -> None:
+        again = self._group is not None
+        if again:
+            self._await_the_end_of(CHIEF)
+            self._await_that_ray_knows()
+            remove_placement_group(self._group)
+            self._seen.clear()
+        try:
+            capacity.check(self._needs, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        except ConfigError as error:
+            raise ClusterError(f"after the loss of a node: {error}") if again else error from None
+        bundles = [self._needs[task].bundle() for task in self._tasks]
+        self._group = placement_group(bundles, strategy=self._cluster.placement_group.upper())
+        self._await_room()
+        token = secrets.token_hex(8)
+        node.probe(self._folder.path).parent.mkdir(exist_ok=True)
+        node.probe(self._folder.path).write_text(token, encoding="utf-8")
+        self._seen = self._look(self._tasks, token)
+        self._check_nodes(token)
+        self.addresses |= self._free_addresses(token)
+        self._void = False
+        if len(ray.nodes()) > 1:
+            self._reporter.emit("preparing", text=self._told())
+
+    def _await_the_end_of(self, task: Task) -> None:
+        """A chief on a node that is only cut off ends when it misses the others; two must not write one run folder."""
+        if self.lost(task) is None:
+            return
+        deadline_s = time.monotonic() + self._cluster.restart.progress_timeout_s
+        while task_files.still_beats(self._folder.path, task) and time.monotonic() < deadline_s:
+            self._stop.raise_if_requested()
+
+    def _await_that_ray_knows(self) -> None:
+        """Until then it places tasks on nodes that have gone."""
+        deadline_s = time.monotonic() + _KNOWS_WITHIN_S
+        while any(node["Alive"] and node["NodeID"] in self._lost for node in ray.nodes()):
+            self._stop.raise_if_requested()
+            if time.monotonic() > deadline_s:
+                raise ClusterError(f"a node does not answer, and Ray takes it for alive after {_KNOWS_WITHIN_S:.0f} s")
+            time.sleep(_POLL_S)
+
+    def _await_room(self) -> None:
+        deadline_s = time.monotonic() + self._cluster.connect_timeout_s
+        while not self._group.wait(timeout_seconds=_POLL_S):
+            self._stop.raise_if_requested()
+            if time.monotonic() > deadline_s:
+                free = ray.available_resources()
+                message = f"no room within {self._cluster.connect_timeout_s:.0f} s (cluster.connect_timeout_s)"
+                asked = sum(need.num_cpus for need in self._needs.values())
+                raise ClusterError(
+                    f"{message}: the tasks ask for {asked:g} CPUs, and others use the cluster: "
+                    f"{free.get('CPU', 0):g} of {ray.cluster_resources().get('CPU', 0):g} are free"
+                )
+
+    def _on(self, task: Task, what: Any, **options: Any) -> Any:
+        """A function or an actor class of Ray's, to run where the task is."""
+        where = PlacementGroupSchedulingStrategy(self._group, self._tasks.index(task))
+        return what.options(scheduling_strategy=where, **options)
+
+    def _look(self, tasks: Iterable[Task], token: str) -> dict[Task, Seen]:
+        asked = {
+            task: self._on(task, ray.remote(node.look), num_cpus=0, max_retries=0).remote(self._folder.path, token)
+            for task in tasks
+        }
+        deadline_s, found = time.monotonic() + _LOOKS_WITHIN_S, {}
+        for task, answer in asked.items():
+            while task not in found:
+                self._stop.raise_if_requested()
+                try:
+                    found[task] = ray.get(answer, timeout=_POLL_S)
+                except GetTimeoutError as error:
+                    if time.monotonic() > deadline_s:
+                        message = f"the node that was to run {task} started nothing within {_LOOKS_WITHIN_S:.0f} s"
+                        raise ClusterError(message, task=str(task)) from error
+                except RayError as error:
+                    told = next((line for line in reversed(str(error).splitlines()) if line.strip()), "")
+                    message = f"the node that was to run {task} cannot: {told.strip()} (psrun must be installed there)"
+                    raise ClusterError(message, task=str(task)) from error
+        return found
+
+    def _check_nodes(self, token: str) -> None:
+        """Raises ConfigError where one has another psrun, or does not see the run folder."""
+        problems, asked = [], node.probe(self._folder.path)
+        answered = {seen.node: _answers(asked, seen, token) for seen in self._seen.values()}
+        for seen in {seen.node: seen for seen in self._seen.values()}.values():
+            if seen.version != __version__:
+                message = f"node {_named(seen)} has psrun {seen.version}, and {__version__} runs here: install the same"
+                problems.append(Problem("cluster", message))
+            if not seen.sees or not answered[seen.node]:
+                message = f"{self._folder.path} is not seen by node {_named(seen)}; it must be on a disk that all share"
+                problems.append(Problem("hydra.run.dir", message))
+        for file in asked.parent.glob(f"{asked.name}*"):
+            with contextlib.suppress(OSError):
+                file.unlink()
+        if problems:
+            raise ConfigError(problems)
+
+    def _free_addresses(self, token: str) -> dict[Task, str]:
+        """An address for each task that needs one. Nodes choose ports each time anew: two on one may choose alike."""
+        found = {task: f"{self._seen[task].address}:{self._seen[task].port}" for task in self._addressed}
+        for _ in range(_FREE_TRIES):
+            taken = [task for task in found if list(found.values()).count(found[task]) > 1]
+            if not taken:
+                return found
+            found |= {t: f"{seen.address}:{seen.port}" for t, seen in self._look(taken[1:], token).items()}
+        raise ClusterError("the nodes name no free ports")
+
+    def _told(self) -> str:
+        tasks: dict[str, list[str]] = {}
+        for task, seen in self._seen.items():
+            tasks.setdefault(_named(seen), []).append(str(task))
+        where = "; ".join(f"{', '.join(named)} on {node}" for node, named in tasks.items())
+        return (
+            f"tasks on {len(tasks)} nodes: {where}" if len(tasks) > 1 else f"all tasks on node {where.split(' on ')[1]}"
+        )
+
+
+def _named(seen: Seen) -> str:
+    return f"{seen.address} ({seen.host}, {seen.node[:8]})"
+
+
+def _answers(asked: Any, seen: Seen, token: str) -> bool:
+    try:
+        return asked.with_name(f"{asked.name}-{seen.node}").read_text(encoding="utf-8") == token
+    except OSError:
+        return False

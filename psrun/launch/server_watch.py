@@ -1,0 +1,161 @@
+"""The chief's watch over servers that nobody supervises: which of them end, hang or are cut off, and what then.
+
+TensorFlow itself waits without an end for a server that is stopped or behind a network that is cut: its connections
+stay open, and a stopped process still accepts new ones. What it does not do is answer in them. And it tries again
+without an end to reach a parameter server whose process has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from psrun.cluster.probe import ServerStatus, peers, sever
+from psrun.config import choices
+from psrun.config.topology import CHIEF, Task, Topology
+from psrun.errors import PsrunError, TaskLostError
+from psrun.launch.recoveries import Recoveries, Sign
+from psrun.results.events import Reporter
+
+_LOG = logging.getLogger(__name__)
+_EVERY_S = 1.0
+ANSWER_WITHIN_S = 2.0
+
+
+def progress_limit_s(limits: choices.Restart | choices.Unsupervised, slowest_step_s: float | None) -> float:
+    """How long no step may be applied before that is a hang."""
+    return max(limits.progress_timeout_s, limits.progress_factor * (slowest_step_s or 0.0))
+
+
+class Watch:
+    """Asks every server once a second how it is, from a thread of its own.
+
+    A worker whose process has ended is TensorFlow's to find and to take back. One that has not answered for
+    `heartbeat_timeout_s` is left behind: this process closes its connections to it, TensorFlow takes it for lost, gives
+    its steps to the others, and takes it back when it answers again. Without a parameter server, or with one that was
+    started again and has lost its variables, without any worker, or without a step for too long the run cannot go on.
+
+    Args:
+      ask: returns the status of servers that are given with their addresses.
+      sign: what the training shows now; must not block.
+      give_up: ends the process with an error, whatever its other threads are doing.
+      sees_ends: whether a process that has ended is a failure to record; false where somebody else restarts the servers
+        and records that.
+    """
+
+    def __init__(
+        self,
+        cluster: choices.Unsupervised,
+        topology: Topology,
+        reporter: Reporter,
+        recoveries: Recoveries,
+        *,
+        ask: Callable[[Mapping[Task, str]], Mapping[Task, ServerStatus]],
+        sign: Callable[[], Sign],
+        give_up: Callable[[PsrunError], None],
+        sees_ends: bool = True,
+    ) -> None:
+        self._cluster, self._reporter, self._recoveries = cluster, reporter, recoveries
+        self._addresses = topology.servers()
+        # Now: the name of a host that has gone is often gone with it.
+        self._peers = {task: peers(address) for task, address in self._addresses.items()}
+        self._ask, self._sign, self._give_up, self._sees_ends = ask, sign, give_up, sees_ends
+        now_s = time.monotonic()
+        self._heard_s = dict.fromkeys(self._addresses, now_s)
+        self._incarnations: dict[Task, int] = {}
+        self._lost: set[Task] = set()
+        self._error: TaskLostError | None = None
+        self._said, self._said_s = sign(), now_s
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="psrun-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join(2 * ANSWER_WITHIN_S)
+
+    def check_parameter_servers(self) -> None:
+        """Call when a step has failed. Raises TaskLostError where a parameter server has ended or was started again."""
+        if not self._sees_ends:
+            return
+        servers = {task: address for task, address in self._addresses.items() if task.job == "ps"}
+        seen = self._ask(servers)
+        with self._lock:
+            self._find_lost(seen)
+
+    def _run(self) -> None:
+        while not self._ended.wait(_EVERY_S):
+            try:
+                seen = self._ask(self._addresses)
+                if self._ended.is_set():
+                    return
+                with self._lock:
+                    self._look(seen)
+            except PsrunError as error:
+                self._give_up(error)
+            except Exception:  # such as a full disk's: whatever it is, the watch must go on
+                _LOG.exception("looking after the servers")
+
+    def _look(self, seen: Mapping[Task, ServerStatus]) -> None:
+        now_s, sign = time.monotonic(), self._sign()
+        up = {task for task, status in seen.items() if status.answers}
+        self._heard_s |= dict.fromkeys(up, now_s)
+        if self._lost & up:
+            self._said_s = now_s
+        self._find_lost(seen)
+        self._lost -= up
+        self._recoveries.look(sign, lambda task: task in up or task == CHIEF)
+        workers = [task for task in self._addresses if task.job == "worker"]
+        if now_s - max(self._heard_s[task] for task in workers) > self._cluster.connect_timeout_s:
+            named = ", ".join(map(str, workers))
+            raise TaskLostError(f"no worker ({named}) has answered for {self._cluster.connect_timeout_s:.0f} s")
+        self._look_at_progress(sign, now_s)
+
+    def _find_lost(self, seen: Mapping[Task, ServerStatus]) -> None:
+        """Records the servers that are newly lost; raises TaskLostError where one of them is a parameter server."""
+        if self._error is not None:
+            raise self._error
+        for task, status in seen.items():
+            cause = None if task in self._lost else self._cause(task, status)
+            if cause is not None:
+                self._failed(task, status, cause)
+            if status.incarnation is not None:
+                self._incarnations[task] = status.incarnation
+
+    def _cause(self, task: Task, status: ServerStatus) -> str | None:
+        """Why a server must be taken for lost; None where it need not."""
+        address, silent_s = self._addresses[task], time.monotonic() - self._heard_s[task]
+        if self._sees_ends and status.refused:
+            return f"has ended: nothing listens at {address} (connection refused)"
+        if self._sees_ends and status.incarnation not in (None, self._incarnations.get(task, status.incarnation)):
+            return f"was started again at {address}"
+        if not status.answers and silent_s > self._cluster.heartbeat_timeout_s:
+            return f"hangs or is cut off: has not answered at {address} for {silent_s:.0f} s"
+        return None
+
+    def _failed(self, task: Task, status: ServerStatus, cause: str) -> None:
+        step, needed = self._sign().step or 0, task.job == "ps"
+        action = "the run ends" if needed else "its steps go to other workers"
+        self._reporter.emit("failure", step=step, task=str(task), cause=cause, action=action)
+        if needed:
+            lost = ", and with it the variables that it held" if status.answers else ""
+            self._error = TaskLostError(f"{task} {cause}{lost}; start ps and chief again", task=str(task))
+            raise self._error
+        self._lost.add(task)
+        self._said_s = time.monotonic()
+        self._recoveries.failed(task, cause, step=step, attempt=False)
+        if not (status.answers or status.refused):
+            sever(self._peers[task] | peers(self._addresses[task]))
+
+    def _look_at_progress(self, sign: Sign, now_s: float) -> None:
+        if sign != self._said:
+            self._said, self._said_s = sign, now_s
+        limit_s = progress_limit_s(self._cluster, sign.slowest_step_s)
+        if sign.state != "training":
+            limit_s = max(limit_s, self._cluster.start_timeout_s)
+        if now_s - self._said_s > limit_s:
+            raise TaskLostError(f"no progress: {sign.state} at step {sign.step or 0} for {limit_s:.0f} s")

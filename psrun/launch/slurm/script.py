@@ -1,0 +1,91 @@
+"""The batch script of a run: what `psrun submit slurm` hands to sbatch, and what a person may change and hand over."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from psrun.config import choices
+from psrun.config.run_config import RunConfig
+from psrun.errors import ConfigError, Problem
+from psrun.launch.slurm import task_identity
+
+SCRIPT, LOG = "slurm.sh", "slurm.log"
+
+
+def render(run: RunConfig, arguments: Sequence[str], *, where: Path, folder: Path, name: str) -> str:
+    """The script.
+
+    Args:
+      arguments: that each task is started with, the run folder's among them.
+      where: the folder that they are seen from.
+      folder: of the run.
+      name: of the job.
+
+    Raises:
+      ConfigError: what goes into a line of the script has several.
+    """
+    job = run.submission
+    assert isinstance(job, choices.SlurmJob)
+    given = {
+        "job-name": name,
+        "time": job.time,
+        "partition": job.partition,
+        "account": job.account,
+        "qos": job.qos,
+        "nodes": job.nodes,
+        "ntasks": len(task_identity.lineup(run)),
+        "cpus-per-task": job.cpus_per_task,
+        "mem-per-cpu": job.memory_per_cpu,
+        "chdir": where,
+        "output": str(folder / "logs" / LOG).replace("%", "%%"),  # %j and the like are numbers to Slurm
+        "open-mode": "append",
+        "requeue": True,  # after a lost node; what is done is in the checkpoints
+        "signal": f"USR1@{job.warn_s}",  # to the tasks, before the time limit: they save, and requeue the job
+    }
+    options = [_option(key, value) for key, value in given.items() if value is not None]
+    _check_lines(job, where, folder)
+    lines = [f"#SBATCH {option}" for option in [*options, *job.options]]
+    command = [sys.executable, "-m", "psrun", *arguments]
+    tasks = task_identity.described(task_identity.lineup(run))
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            f"# {tasks}; made by psrun submit slurm.",
+            *lines,
+            "",
+            *job.setup,
+            # A keeper that is killed takes the step with it, rather than leaving a run without one of its tasks.
+            f"exec srun --cpus-per-task={job.cpus_per_task} --kill-on-bad-exit=1 {shlex.join(command)}",
+            "",
+        ]
+    )
+
+
+def _option(key: str, value: object) -> str:
+    text = "" if value is True else f"={_quoted(str(value))}"
+    return f"--{key}{text}"
+
+
+def _check_lines(job: choices.SlurmJob, where: Path, folder: Path) -> None:
+    """What is behind a line break would be no option any more, but a command of the script."""
+    said = {f"slurm.{name}": value for name, value in vars(job).items() if isinstance(value, str)}
+    said |= {f"slurm.options[{index}]": value for index, value in enumerate(job.options)}
+    said |= {"hydra.run.dir": str(folder), "the current folder": str(where)}
+    problems = [
+        Problem(key, f"is {value!r}; there can be no line break in an option of sbatch")
+        for key, value in said.items()
+        if len(value.splitlines()) > 1 or value.endswith(("\n", "\r"))
+    ]
+    if "\\" in str(folder):  # which has Slurm take % for what it is, and is then lost
+        problems.append(Problem("hydra.run.dir", f"is {str(folder)!r}; Slurm writes no log behind a backslash"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _quoted(text: str) -> str:
+    """As sbatch reads its comments: in double quotes where there is a blank, with backslashes before quotes."""
+    text = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"' if any(mark in text for mark in " \t#'\"") else text

@@ -1,0 +1,189 @@
+"""`psrun submit slurm`: writes the batch script of a run into its folder, hands it to Slurm and follows the run."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from psrun import files
+from psrun.errors import ClusterError, ConfigError, ExitCode, Problem, PsrunError
+from psrun.launch.slurm import commands, script
+from psrun.launch.submission import Submission
+from psrun.results import recorded_config, task_files
+from psrun.results.console import warner
+from psrun.results.run_folder import RESULT, RunFolder
+from psrun.results.watch.run import RunView
+from psrun.results.watch.state import State
+
+_LOOK_EVERY_S = 2.0
+_NOTHING_YET_S = 30.0  # until what nodes write on a shared disk is seen here
+_REQUEUED_WITHIN_S = 10.0
+_SLURM_SILENT_S = 600.0  # a controller that is started again, or has too much to do, answers nobody for minutes
+_LAST_LINES = 5
+_FOLDER = "hydra.run.dir"
+
+
+def submit(submission: Submission, console: Console) -> ExitCode:
+    """Shows, or hands over and follows, the job of a run.
+
+    Returns:
+      0 once it is handed over; the exit code of the run where it is followed, whatever that of the job.
+
+    Raises:
+      ConfigError: this is no run that a job can be made of.
+      ClusterError: Slurm's commands are not here, or it refuses the job.
+      PsrunError: the job has ended, and the run has not said how.
+      KeyboardInterrupt: Ctrl-C while following; the job goes on.
+    """
+    if not submission.run.uses_cluster:
+        message = f"is {submission.run.mode}: one process does it, without Slurm's tasks; leave out submit slurm"
+        raise ConfigError([Problem("mode", message)])
+    whole, arguments = _folder(submission)
+    # An evaluation, or a prediction, keeps its state in a folder of its own: the run may be going on.
+    mode = submission.run.mode
+    folder = whole if mode == "train" else RunFolder(whole).of_cluster(mode)
+    text = script.render(submission.run, arguments, where=submission.folder, folder=folder, name=f"psrun-{whole.name}")
+    if submission.dry_run:
+        console.print(text, markup=False, soft_wrap=True, end="")
+        return ExitCode.DONE
+    commands.needed("sbatch", "scontrol")
+    script_path, before = _written(folder, text), _result(folder)
+    job = commands.submit(script_path)
+    console.print(f"Slurm job {job}  run folder {folder}", markup=False, soft_wrap=True)
+    if not submission.follow:
+        console.print(f"follow it: psrun watch {folder} --wait 3600; end it: scancel {job}", markup=False)
+        return ExitCode.DONE
+    return Following(folder, job, console, before).follow()
+
+
+def _folder(submission: Submission) -> tuple[Path, list[str]]:
+    """The folder of the run, and the arguments of its tasks, with the folder among them."""
+    said = submission.arguments
+    going_on = recorded_config.folder_of(said)
+    if going_on is not None:
+        return going_on.absolute(), said
+    given = [each.partition("=")[2] for each in said if recorded_config.key_of(each) == _FOLDER]
+    if given and "${" in given[-1]:
+        message = f"is {given[-1]}; each task would find another folder by it: give its name"
+        raise ConfigError([Problem(_FOLDER, message)])
+    if given:
+        folder = submission.folder / recorded_config.unquoted(given[-1])
+    else:
+        model = submission.run.model.name.rpartition(".")[2]
+        folder = submission.folder / "runs" / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{model}-{secrets.token_hex(2)}"
+    if (folder / RESULT).exists():
+        raise ConfigError([Problem(_FOLDER, f"{folder} holds a run already; choose another folder")])
+    others = [each for each in said if recorded_config.key_of(each) != _FOLDER]
+    return folder, [*others, f"{_FOLDER}={recorded_config.quoted(folder)}"]
+
+
+def _written(folder: Path, text: str) -> Path:
+    """The script, in the folder. Raises ConfigError where nothing can be written there."""
+    try:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)  # Slurm does not make the folder of its log
+        files.write_atomic(folder / script.SCRIPT, text)
+    except OSError as error:
+        raise ConfigError([Problem(_FOLDER, f"{folder} cannot be written to: {error}")]) from error
+    return folder / script.SCRIPT
+
+
+def _result(folder: Path) -> bytes | None:
+    """What run.json holds now, as it stands; None where there is none."""
+    try:
+        return (folder / RESULT).read_bytes()
+    except OSError:
+        task_files.names(folder)
+        return None
+
+
+class Following:
+    """A job and the run that it is, followed through requeues until both are over.
+
+    Args:
+      before: what run.json held before the job, as it stood.
+    """
+
+    def __init__(self, folder: Path, job: str, console: Console, before: bytes | None) -> None:
+        self._folder, self._job, self._console, self._before = folder, job, console, before
+        self._looked_s, self._state = float("-inf"), commands.JobState("PENDING")
+        self._told, self._alive_s = "", time.monotonic()
+        self._answered_s, self._warned, self._warn = time.monotonic(), "", warner(console)
+
+    def follow(self) -> ExitCode:
+        """As `submit` says."""
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the cursor, which a live view hides, must come back
+        try:
+            self._await_begin()
+            view = RunView(self._folder, self._console, wait_s=_NOTHING_YET_S, goes_on=self._goes_on)
+            code = view.follow()
+            if _result(self._folder) == self._before:
+                raise PsrunError(f"job {self._job} has ended, and left the run as it was{self._how()}")
+            return code
+        except KeyboardInterrupt:
+            text = f"no longer followed; job {self._job} goes on. Follow it: psrun watch {self._folder}; "
+            self._console.print(f"{text}end it: scancel {self._job}", style="dim", markup=False, soft_wrap=True)
+            raise
+
+    def _await_begin(self) -> None:
+        """Until the run has begun, or goes on. Raises PsrunError where the job has ended before there was."""
+        ended_s: float | None = None
+        while _result(self._folder) == self._before:
+            self._look()
+            if self._state.is_alive:
+                self._tell()
+                ended_s = None
+            elif ended_s is None:
+                ended_s = time.monotonic()
+            elif time.monotonic() - ended_s > min(_NOTHING_YET_S, 3 * _LOOK_EVERY_S):
+                raise PsrunError(f"job {self._job} has ended before the run began{self._how()}")
+            time.sleep(0.5)
+
+    def _goes_on(self, run: State) -> bool:
+        """Whether the job will go on with a run that seems to be over: it may be requeued.
+
+        While that is done Slurm says for a moment that the job is over.
+        """
+        self._look()
+        self._tell()
+        if self._state.is_alive:
+            self._alive_s = time.monotonic()
+        asks = run.result.get("exit_code") == ExitCode.RESTART
+        return self._state.is_alive or (asks and time.monotonic() - self._alive_s < _REQUEUED_WITHIN_S)
+
+    def _look(self) -> None:
+        if time.monotonic() - self._looked_s > _LOOK_EVERY_S:
+            self._looked_s = time.monotonic()
+            try:
+                self._state = commands.look(self._job)
+            except ClusterError as error:
+                if time.monotonic() - self._answered_s > _SLURM_SILENT_S:
+                    raise ClusterError(f"{error}; the job may go on: psrun watch {self._folder}") from error
+                self._warn_once(str(error))
+                return
+            self._answered_s, self._warned = time.monotonic(), ""
+
+    def _warn_once(self, text: str) -> None:
+        if text != self._warned:
+            self._warned = text
+            self._warn(text)
+
+    def _tell(self) -> None:
+        text = f"job {self._job} {self._state.state.lower()}"
+        text += f" ({self._state.reason})" if self._state.reason not in ("", "None") else ""
+        if text != self._told and self._state.waits:
+            self._console.print(text, style="dim", markup=False)
+        self._told = text
+
+    def _how(self) -> str:
+        state = self._state
+        how = f": {state.state}, exit code {state.exit_code}" if state.state else ""
+        log = self._folder / "logs" / script.LOG
+        try:
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+        except OSError:
+            lines = []
+        return "\n".join([f"{how} (log: {log})", *lines])

@@ -1,0 +1,135 @@
+"""What SLURM_* say of this process, and which task of the run it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from psrun.config import choices, topology
+from psrun.config.run_config import RunConfig
+from psrun.config.topology import CHIEF, DISPATCHER, Task
+from psrun.errors import ConfigError, ExitCode, Problem
+
+EVALUATOR = Task("evaluator", 0)
+_GIVEN_UP_S = 60.0  # on a shared disk it takes a while until others see what was written
+
+
+@dataclass(frozen=True)
+class Step:
+    """A job step as one of its tasks sees it. Over the components of a heterogeneous job there is one step.
+
+    Attributes:
+      job: its id; the same in all components and after a requeue.
+      step: its id within the job.
+      restart: how often the job was requeued.
+      index: of this task, from 0, over all components.
+      num_tasks: over all components.
+      node: on which this task is.
+      nodes: of the step, as Slurm writes them.
+      launch_address: of the host from which the step was started; None where Slurm does not say.
+    """
+
+    job: str
+    step: str
+    restart: int
+    index: int
+    num_tasks: int
+    node: str
+    nodes: str
+    launch_address: str | None
+
+    @property
+    def key(self) -> str:
+        """Names this start of the step, and no other one."""
+        return f"slurm-{self.job}.{self.step}.{self.restart}"
+
+    @property
+    def patience_s(self) -> float:
+        """How long the run folder may still be in use by processes that were given up."""
+        return _GIVEN_UP_S if self.restart else 0.0
+
+
+def run_name(environment: Mapping[str, str]) -> str | None:
+    """Part of the name of a run folder that all tasks of a step agree on, also when the job starts again.
+
+    None where this process is in no step.
+    """
+    if "SLURM_JOB_ID" not in environment or "SLURM_STEP_ID" not in environment:
+        return None
+    return f"slurm-{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
+
+
+def from_environment(environment: Mapping[str, str], *, command: str) -> Step:
+    """The step of this process.
+
+    Args:
+      command: that starts the step as it must be, for the messages.
+
+    Raises:
+      ConfigError: it is in none.
+    """
+    if "SLURM_JOB_ID" not in environment:
+        message = "is slurm, but this process is in no Slurm job: psrun submit slurm GROUP=NAME KEY=VALUE... or "
+        raise ConfigError([Problem("cluster", f"{message}{command}")])
+    if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
+        message = f"is slurm, but this process is no task of a step of Slurm job {environment['SLURM_JOB_ID']}: "
+        raise ConfigError([Problem("cluster", f"{message}start it with {command}")])
+    try:
+        return Step(
+            job=environment["SLURM_JOB_ID"],
+            step=environment["SLURM_STEP_ID"],
+            restart=int(environment.get("SLURM_RESTART_COUNT", 0)),
+            index=int(environment["SLURM_PROCID"]),
+            num_tasks=int(environment.get("SLURM_STEP_NUM_TASKS") or environment["SLURM_NTASKS"]),
+            node=environment.get("SLURMD_NODENAME", "?"),
+            nodes=environment.get("SLURM_STEP_NODELIST", "?"),
+            launch_address=environment.get("SLURM_LAUNCH_NODE_IPADDR"),
+        )
+    except (KeyError, ValueError) as error:
+        raise ConfigError([Problem("cluster", f"is slurm, and SLURM_* are not as Slurm sets them: {error}")]) from error
+
+
+def lineup(run: RunConfig) -> list[Task]:
+    """The tasks of the run in the order in which Slurm numbers them."""
+    cluster = run.cluster
+    assert isinstance(cluster, choices.Slurm)
+    tasks = [CHIEF]
+    tasks += [Task("ps", index) for index in range(cluster.num_ps)]
+    tasks += [Task("worker", index) for index in range(cluster.num_workers)]
+    if run.data_service:
+        tasks += [DISPATCHER, *(Task("data_worker", index) for index in range(cluster.num_data_workers))]
+    if run.sidecar is not None and not isinstance(run.sidecar, choices.SidecarThread):  # which has a worker evaluate
+        tasks.append(EVALUATOR)
+    return tasks
+
+
+def described(tasks: list[Task]) -> str:
+    """Such as 'chief, 2 ps, 2 workers'."""
+    counts: dict[str, int] = {}
+    for task in tasks:
+        counts[task.job] = counts.get(task.job, 0) + 1
+    one = ("chief", "evaluator", topology.DISPATCHER.job)
+    named = {job: job if job in (*one, "ps") or n == 1 else f"{job}s" for job, n in counts.items()}
+    return ", ".join(named[job] if job in one else f"{n} {named[job]}" for job, n in counts.items())
+
+
+def task_of(run: RunConfig, environment: Mapping[str, str]) -> tuple[Step, Task]:
+    """The step of this process and the task of the run that it is.
+
+    Raises:
+      ConfigError: it is in no step, or the step has not as many tasks as the run.
+      SystemExit: the same; the first task says why, for all.
+    """
+    tasks = lineup(run)
+    command = f"srun --ntasks={len(tasks)} psrun cluster=slurm ..."
+    step = from_environment(environment, command=command)
+    if step.num_tasks != len(tasks):
+        if step.index:
+            raise SystemExit(ExitCode.USAGE)
+        few = "few" if step.num_tasks < len(tasks) else "many"
+        message = (
+            f"this Slurm step has {step.num_tasks} tasks, too {few}: the run has {len(tasks)} ({described(tasks)}); "
+            f"{command}, or other cluster.num_workers, cluster.num_ps"
+        )
+        raise ConfigError([Problem("cluster", message)])
+    return step, tasks[step.index]

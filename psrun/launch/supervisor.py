@@ -1,0 +1,265 @@
+"""The supervisor of a local cluster: starts its tasks, watches them, restarts what dies or hangs; no TensorFlow."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import portpicker
+from rich.console import Console
+
+from psrun.cluster.probe import answering
+from psrun.config import choices, topology
+from psrun.config.run_config import RunConfig
+from psrun.config.topology import CHIEF, Task
+from psrun.errors import BudgetSpentError, ExitCode
+from psrun.launch import task_plan
+from psrun.launch.progress_relay import Teller
+from psrun.launch.recoveries import Recoveries, Sign
+from psrun.launch.server_watch import progress_limit_s
+from psrun.launch.task_plan import Lineup
+from psrun.launch.task_processes import TaskHandle, TaskProcess, end_all
+from psrun.process import Stop
+from psrun.results.console import ConsoleSink
+from psrun.results.events import Reporter
+from psrun.results.run_folder import RunFolder
+from psrun.results.task_files import Heartbeat, age_s, shared
+
+_ROUND_S = 0.1
+_SERVERS_END_WITHIN_S = 5.0
+_OWN_STALL_S = 2.0
+_FOR_GOOD = (ExitCode.FAILED, ExitCode.USAGE)
+
+
+def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, *, started_s: float) -> ExitCode:
+    """Runs the whole cluster to the end of its chief.
+
+    Returns:
+      The chief's exit code, or that of the signal that ended the run.
+
+    Raises:
+      BudgetSpentError: tasks failed more often than they may be restarted.
+      Interrupted: a signal ended the run, and the chief could not record it.
+    """
+    wanted = task_plan.of(run_config)
+    addresses = {task: f"localhost:{portpicker.pick_unused_port()}" for task in wanted.addressed()}
+    tasks = {task: TaskProcess(task, addresses, folder.path) for task in wanted.tasks()}
+    supervisor = Supervisor(run_config, wanted, tasks, addresses, folder, ConsoleSink(console), started_s)
+    stop.at_once = supervisor.kill_all
+    return supervisor.run(stop)
+
+
+class Supervisor:
+    """The tasks of one run and what has happened to them."""
+
+    def __init__(
+        self,
+        run_config: RunConfig,
+        wanted: Lineup,
+        tasks: Mapping[Task, TaskHandle],
+        addresses: Mapping[Task, str],
+        folder: RunFolder,
+        sink: ConsoleSink,
+        started_s: float,
+    ) -> None:
+        assert isinstance(run_config.cluster, choices.Supervised)
+        self._sidecar = run_config.sidecar
+        self._evaluator, self._evaluator_told = wanted.evaluator, False
+        self._restart, self._folder = run_config.cluster.restart, folder
+        self._reporter = Reporter([folder], started_s=started_s)
+        self._lineup, self._tasks, self._addresses = wanted, tasks, addresses
+        self._left = self._restart.budget
+        self._recoveries = Recoveries(self._reporter)
+        self._before = folder.stored().get("recoveries", [])
+        self._teller = Teller(folder, sink, self._recoveries, self._tasks)
+        self._step = 0
+        self._last_round_s = self._no_hangs_before_s = time.monotonic()
+        self._last_clock_s = time.time()
+        self._chief_said: tuple[Any, float] = (None, time.monotonic())
+
+    def run(self, stop: Stop) -> ExitCode:
+        """Does all of it, and leaves nothing running. Raises BudgetSpentError and Interrupted."""
+        stop.defer(self._restart.stop_timeout_s + 2 * _SERVERS_END_WITHIN_S)
+        try:
+            return self.watch(stop)
+        finally:
+            self.close()
+
+    def watch(self, stop: Stop) -> ExitCode:
+        """Starts all tasks and returns the exit code of the run once it is over."""
+        for task in self._tasks.values():
+            task.start()
+        while not stop.requested.wait(_ROUND_S):
+            self._teller.tell()
+            code = self._chief_code()
+            if code is not None:
+                if self._sidecar is not None:
+                    self._await_evaluator(stop, self._sidecar.wait_s)
+                self._end_servers()
+                return code
+            self._look()
+            self._start_due()
+            self._recoveries.look(self._sign(), self._is_up)
+        assert stop.signum is not None
+        self._reporter.emit("stopping", step=self._step, signal=signal.Signals(stop.signum).name)
+        self._teller.tell()
+        self._tasks[CHIEF].send(stop.signum)
+        end_all([self._tasks[CHIEF]], within_s=self._restart.stop_timeout_s)
+        self._end_servers()
+        return stop.outcome(self._tasks[CHIEF].code, self._folder.stored())
+
+    def close(self) -> None:
+        """Leaves no process and no file of the supervision behind, and the recoveries in run.json."""
+        self.kill_all()
+        self._teller.close()
+        self._folder.reload()
+        self._folder.update(recoveries=[*self._before, *self._recoveries.rows])
+        shutil.rmtree(shared(self._folder.path), ignore_errors=True)
+
+    def _await_evaluator(self, stop: Stop, within_s: float) -> None:
+        """Gives the sidecar evaluator time for the last checkpoint; it ends by itself."""
+        assert self._evaluator is not None
+        task, deadline_s = self._tasks[self._evaluator], time.monotonic() + within_s
+        while task.code != ExitCode.DONE and not self._evaluator_told:
+            if time.monotonic() > deadline_s or stop.requested.wait(_ROUND_S):
+                self._goes_on_without(task, "has not evaluated the last checkpoint")
+                break
+            if task.start_at_s is None:
+                self._look_at(task)
+            elif time.monotonic() >= task.start_at_s:
+                task.start()
+            self._teller.tell()
+
+    def _end_servers(self) -> None:
+        """Asks those that serve to end; they do so within a second, with 0."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            if task.task.job in self._lineup.serving:
+                task.send(signal.SIGTERM)
+        end_all(tasks, within_s=_SERVERS_END_WITHIN_S)
+
+    def kill_all(self) -> None:
+        for task in self._tasks.values():
+            task.kill()
+
+    def _chief_code(self) -> ExitCode | None:
+        """The exit code of the run, if the chief has ended it."""
+        code = self._tasks[CHIEF].code
+        ended = self._tasks[CHIEF].start_at_s is None and code in (ExitCode.DONE, *_FOR_GOOD)
+        return ExitCode(code) if ended and code is not None else None
+
+    # -- what goes wrong
+
+    def _look(self) -> None:
+        now_s, clock_s = time.monotonic(), time.time()
+        if max(now_s - self._last_round_s, clock_s - self._last_clock_s) > _OWN_STALL_S:
+            # This process itself was held up, and with it perhaps the whole machine: late beats mean nothing yet.
+            self._no_hangs_before_s = now_s + self._restart.heartbeat_timeout_s
+        self._last_round_s, self._last_clock_s = now_s, clock_s
+        beat = self._tasks[CHIEF].heartbeat()
+        if beat and beat.step is not None:
+            self._step = beat.step
+        for task in self._tasks.values():
+            if not task.started or task.start_at_s is not None:
+                continue
+            if task.code == ExitCode.DONE and self._may_be_done(task):
+                continue  # a moment before the chief
+            self._look_at(task)
+
+    def _may_be_done(self, task: TaskHandle) -> bool:
+        """Those of the data service, which serve too, see in run.json that it is over, before the chief has ended."""
+        return task.task.job not in self._lineup.serving or self._folder.stored().get("status") == "completed"
+
+    def _look_at(self, task: TaskHandle) -> None:
+        if task.task == self._evaluator and task.code in (ExitCode.DONE, *_FOR_GOOD):
+            if task.code != ExitCode.DONE:
+                self._goes_on_without(task, task.how_it_ended)
+        elif not task.running:
+            self._failed(task, task.how_it_ended)
+        elif time.monotonic() >= self._no_hangs_before_s:
+            cause = self._hangs(task)
+            if cause:
+                self._failed(task, cause)
+
+    def _goes_on_without(self, evaluator: TaskHandle, cause: str) -> None:
+        """The training does not depend on the evaluator, which will not be started again."""
+        if not self._evaluator_told:
+            self._evaluator_told = True
+            action = f"the training goes on without it (log: {evaluator.task}.log)"
+            self._reporter.emit("failure", step=self._step, task=str(evaluator.task), cause=cause, action=action)
+
+    def _hangs(self, task: TaskHandle) -> str | None:
+        """Why a task that runs must be taken for hanging; None where it need not."""
+        beat = task.heartbeat()
+        if beat is None:
+            late = time.time() - task.started_s > self._restart.start_timeout_s
+            return f"did not come up within {self._restart.start_timeout_s:.0f} s" if late else None
+        if age_s(beat) > self._restart.heartbeat_timeout_s:
+            return f"hangs: not heard of for {age_s(beat):.0f} s"
+        return self._chief_stalls(beat) if task.task == CHIEF else None
+
+    def _chief_stalls(self, beat: Heartbeat) -> str | None:
+        said = (beat.pid, beat.state, beat.step, beat.advances)
+        if said != self._chief_said[0]:
+            self._chief_said = (said, time.monotonic())
+        quiet_s = time.monotonic() - self._chief_said[1]
+        limit_s = self._restart.start_timeout_s
+        if beat.state == "training":
+            limit_s = progress_limit_s(self._restart, beat.slowest_step_s)
+        if quiet_s <= limit_s:
+            return None
+        up = answering(self._addresses, timeout_s=1.0)
+        asked = [task for task in self._addresses if task.job not in topology.DATA_JOBS and task != self._evaluator]
+        silent = [str(task) for task in asked if task not in up]
+        suspects = f"; no answer from {', '.join(silent)}" if silent else ""
+        return f"makes no progress: {beat.state} at step {beat.step} for {quiet_s:.0f} s{suspects}"
+
+    def _failed(self, task: TaskHandle, cause: str) -> None:
+        task.kill()
+        if task.task == self._evaluator and task.restarts >= self._restart.budget:  # a budget of its own
+            self._goes_on_without(task, cause)
+            return
+        group = self._sharing_fate(task)
+        attempt = any(member.task == CHIEF for member in group)
+        self._recoveries.failed(task.task, cause, step=self._step, attempt=attempt)
+        if self._left == 0 and task.task != self._evaluator:
+            self._reporter.emit("failure", step=self._step, task=str(task.task), cause=cause, action="the run ends")
+            raise BudgetSpentError(
+                f"{task.task} {cause}; all {self._restart.budget} restarts (cluster.restart.budget) are spent",
+                task=str(task.task),
+            )
+        self._left -= task.task != self._evaluator
+        delay_s = self._delay_s(task)
+        for member in group:
+            member.kill()
+            member.restarts += 1
+            member.start_at_s = time.monotonic() + delay_s
+        restarted = [str(member.task) for member in group]
+        told = {"cause": cause, "action": f"restarting {', '.join(restarted)}", "restarted": restarted}
+        self._reporter.emit("failure", step=self._step, task=str(task.task), **told)
+
+    def _sharing_fate(self, lost: TaskHandle) -> list[TaskHandle]:
+        """The tasks that start again when this one is lost, itself among them."""
+        one_fate = self._lineup.one_fate
+        together = lost.task.job in one_fate
+        return [task for task in self._tasks.values() if task.task.job in one_fate] if together else [lost]
+
+    def _delay_s(self, task: TaskHandle) -> float:
+        return (
+            min(self._restart.backoff_s * 2 ** (task.restarts - 1), self._restart.max_backoff_s) if task.restarts else 0
+        )
+
+    def _sign(self) -> Sign:
+        beat = self._tasks[CHIEF].heartbeat()
+        return Sign(beat.state, beat.step, beat.slowest_step_s, beat.advances) if beat else Sign()
+
+    def _is_up(self, task: Task) -> bool:
+        return self._tasks[task].start_at_s is None and self._tasks[task].heartbeat() is not None
+
+    def _start_due(self) -> None:
+        for task in self._tasks.values():
+            if task.start_at_s is not None and time.monotonic() >= task.start_at_s:
+                task.start()

@@ -1,0 +1,152 @@
+"""The processes of a local cluster: one psrun a task."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from psrun.config import gpus
+from psrun.config.topology import Task, tf_config
+from psrun.errors import ended
+from psrun.process import SUPERVISOR_PID, task_command
+from psrun.results import task_files
+
+
+class TaskHandle(Protocol):
+    """A task as its supervisor sees it, wherever the process is that it is now; see `TaskProcess`."""
+
+    task: Task
+    restarts: int
+    started_s: float
+    start_at_s: float | None
+
+    def start(self) -> None: ...
+
+    @property
+    def started(self) -> bool: ...
+
+    @property
+    def code(self) -> int | None: ...
+
+    @property
+    def how_it_ended(self) -> str: ...
+
+    @property
+    def running(self) -> bool: ...
+
+    def send(self, signum: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def heartbeat(self) -> task_files.Heartbeat | None: ...
+
+    def usage(self) -> tuple[int | None, float | None]: ...
+
+
+@dataclass
+class TaskProcess:
+    """One task and the process that is it now.
+
+    Attributes:
+      restarts: how often it was started again.
+      failed: since when (as of `time.monotonic`) it waits to be started again; None while it runs.
+      start_at_s: when it is to be started again.
+    """
+
+    task: Task
+    addresses: Mapping[Task, str]
+    folder: Path
+    process: subprocess.Popen | None = None
+    restarts: int = 0
+    started_s: float = 0.0
+    start_at_s: float | None = None
+    _usage: psutil.Process | None = field(default=None, repr=False)
+
+    def start(self) -> None:
+        """Starts the task in a session of its own: a Ctrl-C at the terminal is the supervisor's to pass on."""
+        task_files.path(self.folder, self.task).unlink(missing_ok=True)
+        environment = {
+            **os.environ,
+            **gpus.of_task(self.task, self.addresses, gpus.here()),
+            "TF_CONFIG": tf_config(self.addresses, self.task),
+            SUPERVISOR_PID: str(os.getpid()),
+        }
+        with (self.folder / "logs" / f"{self.task}.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                task_command(self.folder),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._usage = psutil.Process(self.process.pid)
+        self.started_s, self.start_at_s = time.time(), None
+
+    @property
+    def started(self) -> bool:
+        return self.process is not None
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs or before it was started."""
+        return self.process.poll() if self.process else None
+
+    @property
+    def how_it_ended(self) -> str:
+        """For people."""
+        return ended(self.code)
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def send(self, signum: int) -> None:
+        """A signal, if there is somebody to get it."""
+        if self.running and self.process is not None:
+            self.process.send_signal(signum)
+
+    def kill(self) -> None:
+        """Ends the process now, also a stopped one, and waits for it."""
+        self.send(signal.SIGKILL)
+        if self.process is not None:
+            self.process.wait()
+
+    def heartbeat(self) -> task_files.Heartbeat | None:
+        """The last one of this process; None before its first."""
+        beat = task_files.read(self.folder, self.task)
+        return beat if beat and self.process and beat.pid == self.process.pid else None
+
+    def usage(self) -> tuple[int | None, float | None]:
+        """Memory in bytes and processor use in percent of one core since the last call; zeros where it has ended.
+
+        None where it cannot be seen from here.
+        """
+        try:
+            if self.running and self._usage:
+                return self._usage.memory_info().rss, self._usage.cpu_percent()
+        except psutil.Error:
+            pass
+        return 0, 0.0
+
+
+def end_all(tasks: Iterable[TaskHandle], *, within_s: float) -> None:
+    """Waits for all to end by themselves, then asks them to, then kills them; nothing is left running."""
+    tasks, deadline_s = list(tasks), time.monotonic() + within_s
+    for signum in (0, signal.SIGTERM):
+        if signum:
+            for task in tasks:
+                task.send(signum)
+            deadline_s = time.monotonic() + within_s
+        while any(task.running for task in tasks) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+    for task in tasks:
+        task.kill()

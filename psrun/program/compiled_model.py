@@ -1,0 +1,303 @@
+"""What a run trains: data, model, optimizer, loss and metrics, built inside the strategy's scope."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from psrun import layers, tf_internals
+from psrun.cluster import variable_creation
+from psrun.cluster.strategy import Distribution
+from psrun.config import choices, targets
+from psrun.config.run_config import RunConfig
+from psrun.data import autoshard, labels
+from psrun.data.order import Order
+from psrun.data.source import ByNumber, DataSource, checked_dataset, evaluation_batches, task_of
+from psrun.errors import ConfigError, Problem
+from psrun.models.model import Model, refuse_single_files
+from psrun.models.only_feature import passed
+from psrun.program import class_weights, losses, objective, output_widths
+from psrun.program.evaluation_sizes import eval_batch_size, num_eval_shards
+from psrun.program.example_counter import ExamplesSeen
+from psrun.program.train_step import OwnStep, is_in
+
+# Workers' shuffles must differ, and so must those of seeds that stand side by side in a sweep.
+_SEED_STRIDE = 1_000_003
+_STEP_STRIDE = 7919
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled network and its data. `network.optimizer` and all metrics are built: no variable is made later.
+
+    Attributes:
+      own_step: where the network decides itself what a training step returns; None where Keras does.
+    """
+
+    config: RunConfig
+    source: DataSource
+    model: Model
+    distribution: Distribution
+    own_step: OwnStep | None = None
+
+    @property
+    def network(self) -> tf_keras.Model:
+        return self.model.network
+
+    @property
+    def optimizer(self) -> Any:
+        return self.network.optimizer
+
+    @property
+    def loss_names(self) -> list[str]:
+        """Of the losses that are reported: 'loss', and with several outputs one for each of them."""
+        return [metric.name for metric in self.network.compiled_loss.metrics]
+
+    @property
+    def metric_names(self) -> list[str]:
+        """Of the metrics that the network was compiled with."""
+        return [metric.name for metric in self.network.compiled_metrics.metrics if not isinstance(metric, ExamplesSeen)]
+
+    @property
+    def dealt(self) -> bool:
+        """Whether workers are told which batches they are to read; else each has a stream of its own."""
+        return self.config.data.visitation == "once" and self.distribution.coordinator is not None
+
+    @property
+    def may_be_logits(self) -> bool:
+        """Whether loss or metrics take probabilities, and the network could return something else."""
+        return objective.may_be_logits(self.model, task_of(self.source))
+
+    @functools.cached_property
+    def sharding(self) -> str | None:
+        """By which policy workers that do every step together share the training data; see `sharding.policy`."""
+        return autoshard.policy(self.config, self._batches)
+
+    @property
+    def own_streams(self) -> bool:
+        """Whether each worker reads a stream of its own; else each batch is read by all, who take parts of it."""
+        return self.distribution.coordinator is not None or self.sharding not in (None, "data")
+
+    def train_dataset(
+        self, context: Any = None, *, first_step: int = 0, num_batches_done: int = 0, numbers: Any = None
+    ) -> tf.data.Dataset:
+        """Endless batches of `data.global_batch_size`. Called on each worker: every one shuffles all of the examples
+        differently.
+
+        Args:
+          context: anything but None where called on a worker of a coordinator.
+          first_step: of a run that goes on; where there is more than one stream, it shuffles differently from the run
+            before.
+          num_batches_done: how many of the first batches to leave out.
+          numbers: makes a dataset of the numbers of the batches to read. Then they come with numbers: that of the
+            batch, and those of its examples plus the worker's index times how many examples there are.
+        """
+        made = self._batches(context, first_step=first_step, num_batches_done=num_batches_done, numbers=numbers)
+        return autoshard.applied(made, self.sharding)
+
+    @functools.cached_property
+    def class_weight(self) -> list[float] | None:
+        """The weights of the classes 0, 1, ... in training; None where all are 1."""
+        given = self.config.model_keys.class_weight
+        names = labels.class_names(self.source, self.config.data.label_vocabulary)
+        return None if given is None else class_weights.by_class(given, self.source, names)
+
+    def _batches(
+        self, context: Any = None, *, first_step: int = 0, num_batches_done: int = 0, numbers: Any = None
+    ) -> tf.data.Dataset:
+        seed, batch_size = self.config.seed * _SEED_STRIDE, self.config.data.global_batch_size
+        once, worker = self.config.data.visitation != "every_worker", tf.constant(0, tf.int64)
+        if self.distribution.coordinator is not None and context is not None:
+            worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
+        elif self.config.data.sharding == "off":  # else all would read the same at the same time
+            worker = tf.constant(autoshard.index(self.distribution.strategy), tf.int64)
+        own = tf.constant(seed, tf.int64) if once else worker + (seed + first_step * _STEP_STRIDE)
+        ready = self._ready if self.class_weight is None else self._by_class
+        if not once and numbers is None:
+            batches = checked_dataset(self.source.train(batch_size=batch_size, seed=own), self.source, "train")
+            return self._preprocessed(batches.skip(num_batches_done) if num_batches_done else batches, ready)
+        assert isinstance(self.source, ByNumber)
+        wanted = tf.data.Dataset.counter(num_batches_done) if numbers is None else numbers()
+        read = self.source.batches(wanted, self.order or self.source.order(batch_size), own)
+        if numbers is None:
+            return self._preprocessed(read.map(lambda number, examples, batch: batch), ready)
+        first = worker * self.source.num_train_examples
+        return self._preprocessed(read, lambda number, examples, batch: (number, first + examples, ready(*batch)))
+
+    @functools.cached_property
+    def batch_spec(self) -> Any:
+        """What a batch is like that the network is trained on.
+
+        Raises:
+          ConfigError: the training data ends.
+        """
+        dataset = self.train_dataset()
+        cardinality = int(dataset.cardinality()) if tf.executing_eagerly() else tf.data.INFINITE_CARDINALITY
+        if cardinality not in (tf.data.INFINITE_CARDINALITY, tf.data.UNKNOWN_CARDINALITY):
+            raise ConfigError(
+                [Problem("data", f"the training data ends after {cardinality} batches; make it endless with .repeat()")]
+            )
+        labels.check_numbers(dataset.element_spec[1])
+        return dataset.element_spec
+
+    @functools.cached_property
+    def weighted(self) -> bool:
+        """Whether examples to train on or to evaluate come with weights; those of classes do not count."""
+        trained = self.batch_spec
+        if self.class_weight is not None:
+            trained = self.source.train(batch_size=1, seed=tf.constant(0, tf.int64)).element_spec
+        if len(trained) > 2:
+            return True
+        evaluated = self.source.num_eval_examples and not isinstance(self.config.evaluation, choices.NoEvaluation)
+        return bool(evaluated) and len(self.evaluation_dataset().element_spec) > 2
+
+    @functools.cached_property
+    def prediction_spec(self) -> Any:
+        """What the network makes of a batch; builds a network that is not built yet."""
+        if tf.executing_eagerly() and self.network.built:
+            return traced_forward(self).structured_outputs
+        features = tf.nest.map_structure(zeros, self.batch_spec[0])
+        return tf.nest.map_structure(tf.TensorSpec.from_tensor, self.network(features, training=False))
+
+    @functools.cached_property
+    def to_class_numbers(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
+        """Makes class numbers of a batch of labels; None where they come as such."""
+        return labels.to_class_numbers(self.source, self.config.data.label_vocabulary)
+
+    @property
+    def order(self) -> Order | None:
+        """Of the batches; None where they are not numbered."""
+        if self.config.data.visitation == "every_worker":
+            return None
+        assert isinstance(self.source, ByNumber)
+        return self.source.order(self.config.data.global_batch_size, whole_passes=True)
+
+    def evaluation_dataset(self, context: Any = None, *, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
+        """Every evaluation example once.
+
+        Args:
+          context: as in `train_dataset`.
+          shard: the index of a shard, from 0, and how many there are; for only the examples of that one.
+        """
+        return self._preprocessed(evaluation_batches(self.source, eval_batch_size(self.config), shard), self._ready)
+
+    def _ready(self, features: Any, label: Any, *rest: Any) -> Any:
+        preprocessing = self.model.preprocessing
+        if self.to_class_numbers is not None:
+            label = self.to_class_numbers(label)
+        return (features if preprocessing is None else preprocessing(features), label, *rest)
+
+    def _by_class(self, *batch: Any) -> Any:
+        features, label, *weight = self._ready(*batch)
+        assert self.class_weight is not None
+        return features, label, class_weights.weight_of(self.class_weight, label, *weight)
+
+    def _preprocessed(self, dataset: tf.data.Dataset, ready: Callable[..., Any]) -> tf.data.Dataset:
+        same = ready == self._ready and self.model.preprocessing is None and self.to_class_numbers is None
+        return (dataset if same else dataset.map(ready)).prefetch(2)
+
+
+def start_afresh(seed: int) -> None:
+    """Names and random numbers of a new process, whatever was built before in this one. Call before `build`."""
+    tf_keras.backend.clear_session()
+    tf_keras.utils.set_random_seed(seed)
+
+
+def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Program:
+    """Makes the model and everything that trains it, in the scope of the run's strategy.
+
+    Raises:
+      ConfigError: model, data and options do not fit each other.
+    """
+    with variable_creation.in_place(), distribution.strategy.scope():
+        model = make_model(run, source)
+        if run.parameter_servers and not isinstance(run.partitioner, choices.NoPartitioner):
+            refuse_single_files(model.network)
+        made, loss = objective.metrics_of(model, task_of(source)), objective.loss_of(model, task_of(source))
+        own = OwnStep(model.network, distribution.strategy.num_replicas_in_sync) if is_in(model.network) else None
+        program = Program(run, source, model, distribution, own)
+        counters = [ExamplesSeen()] if isinstance(run.evaluation, choices.Validation) else []
+        exact = isinstance(run.evaluation, choices.Validation) and run.parameter_servers
+        model.network.compile(
+            optimizer=targets.called(run.optimizer),
+            loss=loss,
+            **{"weighted_metrics" if program.weighted else "metrics": objective.together(made, counters)},
+            steps_per_execution=run.trainer.num_steps_packed,
+            run_eagerly=run.trainer.run_eagerly,
+            pss_evaluation_shards=num_eval_shards(run, source, distribution.num_workers) if exact else 0,
+        )
+    if distribution.strategy.num_replicas_in_sync > 1 and exact:
+        # Keras splits each batch, and would add up the labels and predictions of the parts to give them to metrics.
+        model.network.distribute_reduction_method = "concat"
+    _ = program.sharding, program.to_class_numbers  # within a function, as a plan is made in, they cannot be found
+    return program
+
+
+def make_model(run: RunConfig, source: DataSource) -> Model:
+    """The model of the run; where its variables live is decided by the scope of the caller.
+
+    Raises:
+      ConfigError: model, data and options do not fit each other.
+    """
+    # A function whose source was not found, and that has such a parameter after all, receives the value too.
+    made = targets.called(run.model, source=source, seed=run.seed, **run.model_keys.given)
+    model = Model(made) if isinstance(made, tf_keras.Model) else made
+    if not isinstance(model, Model):
+        raise ConfigError([Problem("model._target_", f"{run.model.name} returned {type(made).__name__}, not a model")])
+    return objective.resolve(passed(model, source.features), run.model_keys, task_of(source))
+
+
+def build_state(program: Program) -> None:
+    """Makes the variables that Keras would make at the first step: slots, metrics, layers not built yet.
+
+    On workers they could not be made, and a checkpoint restored before they exist loses the slots without a word.
+    """
+    network = program.network
+    with variable_creation.in_place(), program.distribution.strategy.scope():
+        label = tf.nest.map_structure(zeros, program.batch_spec[1])
+        prediction = tf.nest.map_structure(zeros, program.prediction_spec)
+        output_widths.check(program.prediction_spec, program.batch_spec[1], program.model, program.source)
+        optimizer = network.optimizer
+        if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
+            _ = optimizer.iterations
+            optimizer._create_all_weights(network.trainable_variables)  # the only way; Keras calls it at the first step
+        else:
+            optimizer.build(network.trainable_variables)
+        with losses.named("loss"):
+            network.compiled_loss.build(prediction)
+        with losses.named("metrics"):
+            tf_internals.build_metrics(network.compiled_metrics, prediction, label)
+
+
+def metric_variables(program: Program) -> list[tf.Variable]:
+    own = [] if program.own_step is None else [program.own_step.own_loss]
+    return [variable for metric in (*program.network.metrics, *own) for variable in metric.variables]
+
+
+def decide_lookups(program: Program) -> list[layers.Decided]:
+    """Decides for embedding layers what they leave open, by the first batch of the training data, if any does."""
+    if program.distribution.coordinator is None or all(
+        layer.deduplicate != "auto" for layer in layers.of(program.network)
+    ):
+        return []
+    return layers.decide(program.network, next(iter(program.train_dataset()))[0])
+
+
+def traced_forward(program: Program) -> Any:
+    """The network as a concrete function of a batch's features. It is traced, not run: Keras' Embedding, called outside
+    of a function, would fetch the whole of a table that is cut in shards.
+    """
+    return tf.function(lambda batch: program.network(batch, training=False)).get_concrete_function(
+        program.batch_spec[0]
+    )
+
+
+def zeros(spec: tf.TensorSpec, batch_size: int = 1) -> tf.Tensor:
+    """Zeros, or empty strings, of a spec whose first axis is the batch."""
+    shape = [batch_size, *spec.shape[1:]]
+    return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)

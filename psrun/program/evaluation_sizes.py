@@ -1,0 +1,21 @@
+"""Sizes of an evaluation."""
+
+from __future__ import annotations
+
+from psrun.config.run_config import RunConfig
+from psrun.data.source import DataSource
+
+
+def num_eval_batches(run: RunConfig, source: DataSource) -> int:
+    """How many batches the evaluation examples make."""
+    return -(-source.num_eval_examples // eval_batch_size(run))
+
+
+def eval_batch_size(run: RunConfig) -> int:
+    """Examples of a batch that is evaluated."""
+    return getattr(run.evaluation, "batch_size", None) or run.data.global_batch_size
+
+
+def num_eval_shards(run: RunConfig, source: DataSource, num_workers: int) -> int:
+    """Shards of Keras' exact evaluation: a few a worker, but never more than there are batches, which it cannot do."""
+    return max(1, min(num_eval_batches(run, source), 4 * num_workers))

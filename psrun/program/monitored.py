@@ -1,0 +1,34 @@
+"""Metrics that something follows: early stopping, the learning rate, the best checkpoint, callbacks of Keras."""
+
+from __future__ import annotations
+
+from psrun.config import choices
+from psrun.errors import ConfigError, Problem
+from psrun.program.compiled_model import Program
+from psrun.program.replicas import Replicas
+
+
+def check_metric(key: str, metric: str, program: Program) -> None:
+    """Raises ConfigError where epochs and evaluations of the program will have no metric of that name."""
+    names = metric_names(program)
+    if names and metric not in names:
+        raise ConfigError(
+            [Problem(key, f"is '{metric}', which this run does not have; its metrics are {', '.join(names)}")]
+        )
+
+
+def metric_names(program: Program) -> list[str]:
+    """Of the epochs of the program, and of its evaluations if there are any.
+
+    None where only the first step tells: a network's own `train_step` that runs eagerly cannot be traced before.
+    """
+    own, usual = program.own_step, [*program.loss_names, *program.metric_names]
+    if own is not None and not own.names:
+        if program.config.trainer.run_eagerly:
+            return []
+        with program.distribution.strategy.scope():
+            own.trace(program.batch_spec, Replicas(program).run)
+    names = usual if own is None else [*own.names]
+    if not isinstance(program.config.evaluation, choices.NoEvaluation):
+        names += [f"val_{name}" for name in usual]
+    return names

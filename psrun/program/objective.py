@@ -1,0 +1,158 @@
+"""What a model is trained for and measured by: its loss and metrics, over probabilities or logits."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, get_args
+
+import tensorflow as tf
+import tf_keras
+
+from psrun.config.run_config import ModelKeys
+from psrun.data.source import Task
+from psrun.errors import ConfigError, Problem
+from psrun.models.model import Model
+from psrun.program import losses
+
+# Rounding takes an average of probabilities this far beyond them, and logits never stay within it for long.
+_TOLERANCE = 1e-5
+_TO_PROBABILITIES = {"binary": tf.sigmoid, "multiclass": tf.nn.softmax}
+
+
+def resolve(model: Model, keys: ModelKeys, task: str | None) -> Model:
+    """`model` with the configured loss and metrics in place of its own, and with `from_logits` decided by the model
+    itself, by the configuration and by the loss.
+
+    Raises:
+      ConfigError: they contradict each other, the data's task, or the last layer of the network; or a loss or metric
+        cannot be made.
+    """
+    asked = model.from_logits if keys.from_logits is None else keys.from_logits
+    if keys.loss is not None:
+        model = replace(model, loss=losses.loss(keys.loss, bool(asked)))
+    loss_says = _loss_says(model)
+    said = [value for value in (keys.from_logits, model.from_logits, loss_says) if value is not None]
+    if len(set(said)) > 1:
+        raise _problem(f"is {keys.from_logits}, the model function says {model.from_logits}, and its loss was "
+                       f"made with from_logits={loss_says}; make them agree")  # fmt: skip
+    from_logits = bool(said and said[0])
+    if from_logits and isinstance(model.loss, Mapping):
+        raise _problem("is true, and the losses are by output; leave it out and give from_logits to the losses of "
+                       "outputs that are logits")  # fmt: skip
+    if from_logits and task == "regression":
+        raise _problem("is true, but the labels are numbers (task=regression): the model returns the number itself")
+    if from_logits and (activation := _last_activation(model.network)) in ("sigmoid", "softmax"):
+        raise _problem(f"is true, but the last layer of the model is a {activation}: it returns probabilities; set "
+                       "model.from_logits=false or leave the activation out")  # fmt: skip
+    if keys.metrics is not None:
+        binary_logits = from_logits and task == "binary"
+        model = replace(model, metrics=lambda: losses.metrics(keys.metrics, from_logits, binary_logits))
+    return replace(model, from_logits=from_logits)
+
+
+def _problem(message: str) -> ConfigError:
+    return ConfigError([Problem("model.from_logits", message)])
+
+
+def loss_of(model: Model, task: str | None) -> Any:
+    """The loss that the configuration names or the model brings, as `compile` takes it, or the usual one of the task.
+
+    Raises:
+      ConfigError: there is none of these.
+    """
+    keras = tf_keras.losses
+    if model.loss is not None:
+        return model.loss
+    if task not in get_args(Task):
+        message = f"must be given: the data's task is {task!r}, which is none of {', '.join(get_args(Task))}"
+        raise ConfigError([Problem("model.loss", message)])
+    if task == "regression":
+        return keras.MeanSquaredError()
+    kind = keras.BinaryCrossentropy if task == "binary" else keras.SparseCategoricalCrossentropy
+    return kind(from_logits=bool(model.from_logits))
+
+
+def metrics_of(model: Model, task: str | None) -> Any:
+    """New metric objects, as `compile` takes them: those that the configuration names or the model brings, or the usual
+    ones of the data's task.
+    """
+    metrics = tf_keras.metrics
+    if model.metrics is not None:
+        return model.metrics()
+    if task not in get_args(Task):
+        return []
+    if task == "regression":
+        return [metrics.MeanAbsoluteError(name="mae")]
+    if task == "multiclass":
+        return [metrics.SparseCategoricalAccuracy(name="accuracy")]
+    threshold = 0.0 if model.from_logits else 0.5
+    return [
+        metrics.AUC(name="auc", from_logits=bool(model.from_logits)),
+        metrics.BinaryAccuracy(name="accuracy", threshold=threshold),
+    ]
+
+
+def together(made: Any, counters: list[tf_keras.metrics.Metric]) -> Any:
+    """Metrics as `compile` takes them, with some that count examples, which are the same for each output."""
+    if not isinstance(made, Mapping):
+        return [*made, *counters]
+    first = next(iter(made), None)
+    return {name: [*items, *(counters if name == first else ())] for name, items in made.items()}
+
+
+def may_be_logits(model: Model, task: str | None) -> bool:
+    """Whether loss or metrics take probabilities, and the network could return something else."""
+    if model.from_logits or task not in _TO_PROBABILITIES or _last_activation(model.network) in ("sigmoid", "softmax"):
+        return False
+    return model.loss is None or _loss_says(model) is False or (model.metrics is None and task == "binary")
+
+
+def num_outside(prediction: tf.Tensor | dict[str, tf.Tensor]) -> tf.Tensor:
+    """How many values cannot be probabilities: an int64 scalar."""
+    counts = [
+        tf.math.count_nonzero(tf.logical_or(values < -_TOLERANCE, values > 1 + _TOLERANCE))
+        for values in tf.nest.flatten(prediction)
+    ]
+    return tf.add_n(counts)
+
+
+def outside_error(count: int, where: str) -> ConfigError:
+    """The error for `count` such values among the predictions of `where`."""
+    return _problem(
+        f"is not true, and {count} predictions of {where} lie outside [0, 1]: loss and metrics take probabilities. Set "
+        "model.from_logits=true where the model returns logits, or end it with a sigmoid (softmax for several classes)"
+    )
+
+
+def to_probabilities(
+    prediction: tf.Tensor | dict[str, tf.Tensor], model: Model, task: str | None
+) -> tf.Tensor | dict[str, tf.Tensor]:
+    """What the network returned as what predictions and exports hold: probabilities, or numbers of a regression."""
+    convert = _TO_PROBABILITIES.get(task or "")
+    return tf.nest.map_structure(convert, prediction) if model.from_logits and convert else prediction
+
+
+def _loss_says(model: Model) -> bool | None:
+    """Whether the model's loss takes logits; None where it has no such option, or there are several losses."""
+    if isinstance(model.loss, tf_keras.losses.Loss):
+        return model.loss.get_config().get("from_logits")
+    option = inspect.signature(model.loss).parameters.get("from_logits") if callable(model.loss) else None
+    return None if option is None or option.default is inspect.Parameter.empty else bool(option.default)
+
+
+def _last_activation(network: tf_keras.Model) -> str | None:
+    """The name of the activation of the layer that makes the outputs; None where that is not known or not one."""
+    if isinstance(network, tf_keras.Sequential):
+        return _activation(network.layers[-1]) if network.layers else None
+    names = {_activation(network.get_layer(name)) for name in getattr(network, "output_names", None) or ()}
+    return names.pop() if len(names) == 1 else None
+
+
+def _activation(layer: tf_keras.layers.Layer) -> str | None:
+    if isinstance(layer, tf_keras.Model):
+        return _last_activation(layer)
+    # Another kind of layer may compute more after its activation.
+    known = type(layer) in (tf_keras.layers.Dense, tf_keras.layers.Activation)
+    return getattr(layer.activation, "__name__", None) if known else None

@@ -1,0 +1,158 @@
+"""Several replicas a worker, as workers with several GPUs have: each trains on its own part of the worker's batch.
+
+`Strategy.run` of parameter server training gives every replica the same arguments. Here a batch is split first. Keras
+and TensorFlow scale means over parts as if all parts had the same size; they are weighted by their sizes, so that the
+sum of what replicas compute is what one device computes from the whole batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from psrun.errors import ConfigError, Problem
+from psrun.program.compiled_model import Program, metric_variables
+from psrun.tf_internals import aggregate_alike, aggregating
+
+_CPU = "/device:CPU:0"  # where the input pipeline of a worker leaves its batches
+_Reduction = tf_keras.losses.Reduction
+
+
+class Replicas:
+    """Runs steps of a program on the replicas of a worker.
+
+    Raises:
+      ConfigError: some losses are means and others sums: no weight of a part fits both.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._strategy, self._optimizer = program.distribution.strategy, program.optimizer
+        self._num_replicas = self._strategy.num_replicas_in_sync
+        self._splits = program.distribution.coordinator is not None and self._num_replicas > 1
+        self._weights: list[tf.Tensor] | None = None  # of the parts of the batch; None: all count the same
+        if self._splits:
+            self._averages = _averages(program.network.loss)
+            _add_what_is_assigned(metric_variables(program))
+            aggregate_alike(_of_the_learning_rate(program.optimizer))
+
+    def run(self, step: Callable[[Any], Any], batch: Any) -> Any:
+        """Calls `step` on each replica; returns what it returned, added up where replicas returned different values.
+
+        Args:
+          batch: of a worker, examples along the first axis of each tensor: replicas get consecutive examples, the
+            numbers of which differ by one at most. In a strategy that has no workers of a coordinator, a batch that
+            the strategy has distributed.
+        """
+        if not self._splits:
+            return self._summed(self._strategy.run(step, args=(batch,)))
+        parts = self._parts(batch)
+        with self._weighting():
+            return self._summed(self._strategy.run(step, args=(parts,)))
+
+    @tf.autograph.experimental.do_not_convert
+    def _parts(self, batch: Any) -> Any:
+        with tf.device(_CPU):
+            size = _num_examples(batch)
+            bounds = [size * number // self._num_replicas for number in range(self._num_replicas + 1)]
+            pairs = list(itertools.pairwise(bounds))
+            even = isinstance(size, int) and size % self._num_replicas == 0
+            self._weights = None
+            if self._averages and not even:
+                whole = tf.cast(tf.maximum(size, 1), tf.float32)
+                self._weights = [
+                    tf.cast((end - begin) * self._num_replicas, tf.float32) / whole for begin, end in pairs
+                ]
+            parts = [tf.nest.map_structure(lambda value, pair=pair: _rows(value, *pair), batch) for pair in pairs]
+        return self._strategy.experimental_distribute_values_from_function(
+            lambda context: parts[context.replica_id_in_sync_group]
+        )
+
+    @contextlib.contextmanager
+    def _weighting(self) -> Iterator[None]:
+        """Within it the optimizer weights the gradients of each part."""
+        apply = self._optimizer.apply_gradients
+
+        @tf.autograph.experimental.do_not_convert
+        def apply_gradients(grads_and_vars: Iterable[tuple[Any, Any]], *arguments: Any, **options: Any) -> Any:
+            context = tf.distribute.get_replica_context()
+            if context is not None and self._weights is not None:
+                weight = tf.gather(tf.stack(self._weights), context.replica_id_in_sync_group)
+                grads_and_vars = [(_times(gradient, weight), variable) for gradient, variable in grads_and_vars]
+            return apply(grads_and_vars, *arguments, **options)
+
+        self._optimizer.apply_gradients = apply_gradients
+        try:
+            yield
+        finally:
+            del self._optimizer.apply_gradients
+
+    @tf.autograph.experimental.do_not_convert
+    def _summed(self, outputs: Any) -> Any:
+        return tf.nest.map_structure(self._sum, outputs)
+
+    def _sum(self, value: Any) -> Any:
+        """Of replicas, as Keras does; what is a float is taken for a mean over the part, as the loss is."""
+        if not isinstance(value, tf.distribute.DistributedValues):
+            return value
+        values = self._strategy.experimental_local_results(value)
+        if self._weights is not None and values[0].dtype.is_floating:
+            values = [_times(each, weight) for each, weight in zip(values, self._weights)]
+        return tf.add_n(values)
+
+
+def _averages(losses: Any) -> bool:
+    """Whether losses are means over examples; Keras' other kinds add examples up."""
+    reductions = {getattr(loss, "reduction", _Reduction.AUTO) for loss in tf.nest.flatten(losses)}
+    sums = reductions & {_Reduction.SUM, _Reduction.NONE}
+    if sums and sums != reductions:
+        message = "some losses are means over examples and others are sums; workers with several replicas need one kind"
+        raise ConfigError([Problem("model", message)])
+    return not sums
+
+
+def _add_what_is_assigned(variables: Iterable[Any]) -> None:
+    """Metrics may assign their new state: of several replicas TensorFlow would add up the whole states."""
+    for variable in aggregating(variables):
+        if "assign" not in vars(variable):
+            variable.assign = _assigning(variable, variable.assign)
+
+
+def _assigning(variable: Any, assign: Callable[..., Any]) -> Callable[..., Any]:
+    @tf.autograph.experimental.do_not_convert
+    def assigned(value: Any, *arguments: Any, **options: Any) -> Any:
+        if tf.distribute.in_cross_replica_context():
+            return assign(value, *arguments, **options)
+        return variable.assign_add(tf.convert_to_tensor(value, variable.dtype) - variable.read_value())
+
+    return assigned
+
+
+def _of_the_learning_rate(optimizer: Any) -> list[Any]:
+    """Variables that each replica assigns the same, though tf-keras makes them without a way to aggregate."""
+    names = ("_learning_rate", "_current_learning_rate")
+    return [variable for name in names if hasattr(variable := getattr(optimizer, name, None), "assign")]
+
+
+def _num_examples(batch: Any) -> Any:
+    """An int where the shape tells, else a tensor."""
+    value = next(value for value in tf.nest.flatten(batch) if value.shape.rank != 0)
+    return tf.shape(value)[0] if value.shape[0] is None else value.shape[0]
+
+
+def _rows(value: Any, begin: Any, end: Any) -> Any:
+    """The examples of a part."""
+    return value[begin:end] if value.shape.rank else value
+
+
+def _times(gradient: Any, weight: tf.Tensor) -> Any:
+    """The mean of an empty part may not be finite; its weight is 0."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_times(gradient.values, weight), gradient.indices, gradient.dense_shape)
+    return tf.math.multiply_no_nan(gradient, tf.cast(weight, gradient.dtype))

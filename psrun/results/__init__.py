@@ -1,0 +1,1 @@
+"""What a run leaves behind: events, the run folder, the console, trackers; and views of it: `report`, `watch`."""

@@ -1,0 +1,300 @@
+"""What a person sees while a run goes on: a live view on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.filesize import decimal
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from psrun.cluster.placement import Balance, Placed, balance
+from psrun.results.events import Event, Progress
+
+_PLAIN_EVERY_S = 10.0
+_AT_CHANCE = (
+    "an AUC of 0.5 is that of random predictions: the model has not learned. Try another optimizer.learning_rate, "
+    "optimizer=lazy_adam or more epochs, and check the features and the label"
+)
+_STAGES = {
+    "input": "waiting for input",
+    "traffic": "parameter traffic",
+    "compute": "computing",
+    "other": "between executions",
+}
+
+
+def numbers(metrics: Mapping[str, float | None]) -> str:
+    """'loss 0.1234  auc 0.9'; what no JSON number could be is read back as None."""
+    return "  ".join(f"{name} {'nan' if value is None else f'{value:.4g}'}" for name, value in metrics.items())
+
+
+def warner(console: Console) -> Callable[[str], None]:
+    """What tells a person of something that is not as it should be."""
+    mark = ("warning:", "yellow")
+    return lambda text: console.print(Text.assemble(mark, f" {text}"), highlight=False, soft_wrap=True)
+
+
+def placement_table(placed: Sequence[Placed], title: str, *, most: int = 24) -> Group:
+    """Each variable with its shards, and how evenly they lie on the tasks."""
+    rows: dict[tuple[str, str], list[Placed]] = {}
+    for shard in placed:
+        rows.setdefault((shard.kind, shard.variable), []).append(shard)
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for heading, justify in (("variable", "left"), ("shape", "left"), ("shards on", "left"), ("size", "right")):
+        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    shown = sorted(rows.items(), key=lambda item: -sum(shard.bytes for shard in item[1]))
+    for (kind, variable), shards in shown[:most]:
+        style = None if kind == "model" else "dim"
+        shape = "x".join(map(str, shards[0].variable_shape)) or "scalar"
+        tasks = " ".join(shard.task for shard in shards)
+        table.add_row(variable, shape, tasks, decimal(sum(shard.bytes for shard in shards)), style=style)
+    rest = [Text(f"and {len(shown) - most} smaller ones", style="dim")] if len(shown) > most else []
+    return Group(table, *rest, _balance_line(balance(placed)))
+
+
+def feature_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """A row a feature of a table of examples, as `psrun.data.proposals.Proposal.row` gives it."""
+    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
+    every = ("feature", "dtype", "ids", "values", "examples", "missing", "note")
+    keys = [key for key in every if any(row[key] for row in rows)]
+    for key in keys:
+        justify: Any = "right" if key == "values" else "left"
+        table.add_column(key, justify=justify, overflow="fold", no_wrap=key in ("dtype", "ids"))
+    for row in rows:
+        table.add_row(*(Text(f"{row[key]:,}" if key == "values" else row[key]) for key in keys))
+    return table
+
+
+def features_guessed(rows: Sequence[Mapping[str, Any]]) -> tuple[RenderableType, ...]:
+    """What a person is told who gave no features."""
+    advice = "`psrun data inspect FILE --label LABEL --write FOLDER/data/NAME.yaml` writes them, to edit"
+    return feature_table(rows, "Features, guessed (data.features=null)"), Text(advice)
+
+
+def _balance_line(found: Balance) -> Text:
+    parts = ", ".join(f"{task} {decimal(size)}" for task, size in found.bytes_by_task.items())
+    uneven = f"; the fullest holds {found.max_over_mean:.2f} times the mean" if len(found.bytes_by_task) > 1 else ""
+    return Text(f"in all: {parts}{uneven}")
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """How a task of a cluster is, as far as the one who shows it can see.
+
+    Attributes:
+      processor: use in percent of one core.
+      heard_s: seconds since its last heartbeat; None before the first.
+    """
+
+    name: str
+    state: str
+    restarts: int
+    memory_bytes: int | None
+    processor: float | None
+    heard_s: float | None
+
+
+def task_table(rows: Sequence[TaskRow]) -> Table:
+    """A row a task."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("task", "state", "restarts", "memory", "CPU", "last heartbeat"):
+        table.add_column(heading, justify="left" if heading in ("task", "state") else "right")
+    for row in rows:
+        memory = "-" if row.memory_bytes is None else decimal(row.memory_bytes)
+        processor = "-" if row.processor is None else f"{row.processor:.0f} %"
+        heard = "-" if row.heard_s is None else f"{row.heard_s:.1f} s ago"
+        table.add_row(row.name, row.state, str(row.restarts), memory, processor, heard)
+    return table
+
+
+class ConsoleSink:
+    """Prints a run's events on `console`; on a terminal, with a line of progress that stays at the bottom."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._lock = threading.Lock()
+        self._last_plain_s = console.get_time()
+
+    def event(self, event: Event) -> None:
+        show = getattr(self, f"_show_{event.kind}", None)
+        if show:
+            with self._lock:
+                show(event)
+
+    def progress(self, progress: Progress) -> None:
+        with self._lock:
+            if not self._console.is_terminal:
+                self._plain_progress(progress)
+                return
+            self._show_live(progress_line(progress))
+
+    def view(self, what: RenderableType, progress: Progress | None = None) -> None:
+        """On a terminal: `what`, such as the tasks of a cluster, above the progress of the training."""
+        with self._lock:
+            if self._console.is_terminal:
+                self._show_live(Group(what, *([progress_line(progress)] if progress else [])))
+            elif progress:
+                self._plain_progress(progress)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+
+    def _show_live(self, what: RenderableType) -> None:
+        if self._live is None:
+            # What others print goes above the live view, unless it was sent somewhere else.
+            here = self._console.file is sys.stdout
+            self._live = Live(console=self._console, refresh_per_second=4, transient=True, redirect_stdout=here)
+            self._live.start()
+        self._live.update(what)
+
+    def _plain_progress(self, progress: Progress) -> None:
+        now = self._console.get_time()
+        if now - self._last_plain_s >= _PLAIN_EVERY_S and progress.step:
+            self._last_plain_s = now
+            self._print(_progress_text(progress))
+
+    def _print(self, *parts: str | tuple[str, str]) -> None:
+        # Assembled, so that brackets in what users wrote are text and not markup.
+        self._console.print(Text.assemble(*parts), highlight=False, soft_wrap=True)
+
+    def _show_start(self, event: Event) -> None:
+        self._print((event.data["title"], "bold"), f"  run folder {event.data['run_folder']}")
+        for note in event.data["notes"]:
+            self._print(("note:", "yellow"), f" {note}")
+
+    def _show_placement(self, event: Event) -> None:
+        placed = [Placed(**row) for row in event.data["placement"]]
+        self._console.print(placement_table([p for p in placed if p.kind == "model"], "Placement", most=12))
+
+    def _show_features(self, event: Event) -> None:
+        for part in features_guessed(event.data["features"]):
+            self._console.print(part)
+
+    def _show_epoch(self, event: Event) -> None:
+        data = event.data
+        self._print(
+            f"epoch {data['epoch']}/{data['epochs']}  step {event.step}  {data['steps_per_s']:.4g} steps/s  "
+            f"{data['examples_per_s']:,.0f} examples/s  {numbers(data['metrics'])}"
+        )
+
+    def _show_preparing(self, event: Event) -> None:
+        self._print(event.data["text"])
+
+    def _show_visitation(self, event: Event) -> None:
+        words = {"0": "never", "1": "once", "2": "twice", "3+": "more often"}
+        seen = ", ".join(f"{number:,} {words[times]}" for times, number in event.data["seen"].items() if number)
+        self._print(f"  examples trained on in {event.data['steps']} steps: {seen}")
+
+    def _show_evaluation(self, event: Event) -> None:
+        data = event.data
+        of = f" of step {event.step}" if data["mode"].startswith("sidecar") else ""  # others come after their epoch
+        told = f"({data['mode']}, {data['examples_seen']} examples)  {numbers(data['metrics'])}"
+        self._print(f"step {event.step} {told}  in {data['path']}" if "path" in data else f"  evaluation{of} {told}")
+
+    def _show_learning_rate(self, event: Event) -> None:
+        data = event.data
+        self._print(f"  learning rate {data['before']:.4g} -> {data['value']:.4g}: {data['reason']}")
+
+    def _show_warning(self, event: Event) -> None:
+        warner(self._console)(event.data["message"])
+
+    def _show_waiting(self, event: Event) -> None:
+        data = event.data
+        limit = f"for {data['until_s']:.0f} s while there is no chief"
+        self._print(f"{data['task']} waits for a checkpoint in {data['folder']}, {limit}")
+
+    def _show_restored(self, event: Event) -> None:
+        self._print(f"goes on from step {event.step} ({event.data['path']})")
+
+    def _show_stopping(self, event: Event) -> None:
+        self._print(f"{event.data['signal']}: saving, then the end; once more ends at once")
+
+    def _show_failure(self, event: Event) -> None:
+        data = event.data
+        self._print(("failure:", "red"), f" {data['task']} {data['cause']}; {data['action']}")
+
+    def _show_recovery(self, event: Event) -> None:
+        data = event.data
+        after = f"after {data['seconds']:.1f} s, {data['steps_lost']} steps lost"
+        self._print(("recovered", "green"), f" from the loss of {data['task']} {after}")
+
+    def _show_packing(self, event: Event) -> None:
+        data = event.data
+        self._print(f"{data['num_steps']} steps an execution: a step takes {data['step_s'] * 1000:.1f} ms on a worker")
+
+    def _show_lookups(self, event: Event) -> None:
+        for decided, once in ((True, "sent once"), (False, "sent each time")):
+            found = [lookup for lookup in event.data["lookups"] if bool(lookup["deduplicate"]) == decided]
+            if found:
+                self._print(f"{_shares(found)} of a batch's ids are distinct; duplicates are {once}")
+
+    def _show_export(self, event: Event) -> None:
+        self._print(f"exported step {event.step} to {event.data['path']}")
+
+    def _show_predictions(self, event: Event) -> None:
+        data = event.data
+        self._print(f"{data['count']} predictions of step {event.step} in {data['path']}")
+
+    def _show_end(self, event: Event) -> None:
+        if event.data["step_time"]:
+            self._print(step_time_line(event.data["step_time"]))
+        first_s = event.data["time_to_first_step_s"]
+        first = "" if first_s is None else f" (first step after {first_s:.1f} s)"
+        last, own = "", event.data.get("this_process")  # none in what an earlier version recorded
+        if own is not None and own["steps"] < (event.step or 0):
+            last = f", the last {own['steps']} of them by this process in {own['seconds']:.1f} s"
+        done = f" {event.step} steps in {event.wall_s:.1f} s{first}{last}  {numbers(event.data['metrics'])}"
+        self._print(("completed", "green"), done)
+        if _at_chance(event.data["metrics"]):
+            self._print(("hint:", "yellow"), f" {_AT_CHANCE}")
+
+
+def _at_chance(metrics: Mapping[str, float | None]) -> bool:
+    """Whether there are AUCs, and all of them are those of random predictions."""
+    found = [value for name, value in metrics.items() if name.rpartition("_")[2] == "auc"]
+    return bool(found) and all(value is not None and 0.49 <= value <= 0.51 for value in found)
+
+
+def _shares(lookups: Sequence[Mapping[str, Any]]) -> str:
+    """Layers, some of them by name, and the shares of distinct ids that they saw."""
+    named = ", ".join(lookup["layer"] for lookup in lookups[:3])
+    more = f" and {len(lookups) - 3} more" if len(lookups) > 3 else ""
+    shares = sorted({f"{lookup['distinct']:.0%}" for lookup in lookups}, key=lambda share: int(share[:-1]))
+    return f"{named}{more}: {' to '.join(dict.fromkeys((shares[0], shares[-1])))}"
+
+
+def step_time_line(found: Mapping[str, Any]) -> str:
+    """Where the time of a step on a worker went, and what takes the most of it."""
+    seconds = {name: found[f"{name}_s"] for name in _STAGES}
+    whole = sum(seconds.values())
+    parts = ", ".join(f"{_STAGES[name]} {seconds[name] / whole:.0%}" for name in seconds)
+    return f"a step takes {whole * 1000:.3g} ms on a worker: {parts}; the bottleneck is {_STAGES[found['bottleneck']]}"
+
+
+def _progress_text(progress: Progress) -> str:
+    loss = "" if progress.loss is None else f"  loss {progress.loss:.4g}"
+    last = f"  (last epoch: {numbers(progress.metrics)})" if progress.metrics else ""
+    return (
+        f"epoch {progress.epoch}/{progress.epochs}  step {progress.step}/{progress.steps}  "
+        f"{progress.steps_per_s:.4g} steps/s  {progress.examples_per_s:,.0f} examples/s{loss}{last}"
+    )
+
+
+def progress_line(progress: Progress) -> Table:
+    """A bar and what there is to say beside it."""
+    table = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=progress.steps, completed=min(progress.step, progress.steps), width=24)
+    table.add_row(bar, _progress_text(progress) if progress.step else "starting the first step")
+    return table

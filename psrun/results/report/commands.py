@@ -1,0 +1,206 @@
+"""`psrun report FOLDER...`: runs and sweeps side by side, as a table, CSV, JSON, or a page with charts."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from psrun import files
+from psrun.errors import ConfigError, ExitCode, PsrunError
+from psrun.results.report import page, rows, runs, table
+
+_STDOUT, _ENDLESS = "-", 10_000
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What is to be shown: runs and their rows, what differs between the runs, and what rows are sorted by."""
+
+    runs: list[runs.Run]
+    rows: list[rows.Row]
+    axes: list[str]
+    sort: list[str]
+
+
+def main(arguments: list[str]) -> ExitCode:
+    """Does what `psrun report ARGUMENTS` asks for.
+
+    Raises:
+      ConfigError: there is no run in a folder, or a key, a condition or a column is not known.
+      PsrunError: what is to be written cannot be.
+      SystemExit: as argparse ends: help, or arguments that it does not know.
+    """
+    given = _parser().parse_args(_joined(arguments))
+    report = _read(given.folder, given.where, given.sort)
+    columns = _columns(given.columns, report)
+    # What goes to standard output stays whole.
+    console = Console(highlight=False, stderr=_STDOUT in (given.csv, given.json, given.html))
+    for name, write in (("csv", table.as_csv), ("json", table.as_json)):
+        target = getattr(given, name)
+        if target is not None:
+            made, chosen = _folded(report, columns or _all_columns(report), bool(given.fold_seeds))
+            _write(console, target, write(made, chosen))
+    if given.html is not None:
+        named = [runs.printable(folder) for folder in given.folder]
+        _write(console, given.html, page.render(report.runs, report.axes, named=named))
+    if not any((given.csv, given.json, given.html)):
+        _print(console, report, columns, fold=given.fold_seeds is not False)
+    return ExitCode.DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="psrun report", description=__doc__.partition(": ")[2])
+    parser.add_argument("folder", nargs="+", type=Path, help="a run, a sweep, or a folder that holds such, as runs/")
+    text = "only these, such as 'num_workers=2', 'val_auc>0.7', 'status!=failed'; may be repeated"
+    parser.add_argument("--where", action="append", default=[], metavar="CONDITION", help=text)
+    text = "by column or key; -KEY is descending; may be repeated"
+    parser.add_argument("--sort", action="append", default=[], metavar="KEY", help=text)
+    parser.add_argument("--columns", metavar="KEY,...", help="these instead of what differs and all results")
+    text = "one row for runs that differ only in the seed (the default for the table)"
+    parser.add_argument("--fold-seeds", action=argparse.BooleanOptionalAction, help=text)
+    for name in ("csv", "json", "html"):
+        what = "a page with charts that works offline" if name == "html" else f"{name.upper()}, - to standard output"
+        parser.add_argument(f"--{name}", metavar="FILE", help=f"{what}, and no table")
+    return parser
+
+
+def _joined(arguments: Sequence[str]) -> list[str]:
+    """argparse takes the value of `--sort -val_auc` for an option."""
+    made: list[str] = []
+    for argument in arguments:
+        if made and made[-1] == "--sort":
+            made[-1] += f"={argument}"
+        else:
+            made.append(argument)
+    return made
+
+
+def _read(folders: Sequence[Path], where: Sequence[str], sort: Sequence[str]) -> _Report:
+    found = runs.find(folders)
+    named = {run.name: run for run in found}
+    made = [rows.row(run) for run in found]
+    conditions = [rows.condition(text, made) for text in where]
+    kept = [row for row in made if all(holds(row) for holds in conditions)]
+    if not kept:
+        raise ConfigError(f"none of {len(found)} runs is as --where says: {', '.join(where)}")
+    kept = rows.ordered(kept, sort)
+    left = [named[row["run"]] for row in kept]
+    return _Report(left, kept, rows.axes(left), list(sort))
+
+
+def _columns(text: str | None, report: _Report) -> list[str]:
+    """Those that were asked for; none where all are to be chosen."""
+    if text is None:
+        return []
+    return ["run", *(rows.found_key(key.strip(), report.rows) for key in text.split(",") if key.strip() != "run")]
+
+
+def _all_columns(report: _Report) -> list[str]:
+    return ["run", "folder", *report.axes, "status", *_metrics(report), *rows.MEASURED, "error"]
+
+
+def _metrics(report: _Report) -> list[str]:
+    names = dict.fromkeys(name for run in report.runs for name in rows.metrics(run))
+    return sorted(names, key=lambda name: not name.startswith("val_"))
+
+
+def _folded(report: _Report, columns: list[str], fold: bool) -> tuple[list[rows.Row], list[str]]:
+    """Rows and columns, with one row for all seeds where that is wanted and there are several."""
+    if not fold:
+        return report.rows, columns
+    made = rows.folded(report.rows, rows.groups(report.runs))
+    if len(made) == len(report.rows):
+        return report.rows, columns
+    made = rows.ordered(made, report.sort)
+    return made, [rows.FOLDED if column == rows.SEED else column for column in columns if column != "folder"]
+
+
+def _tells(report: _Report, column: str) -> bool:
+    """Whether there is anything in a column; of recoveries, whether there were any."""
+    return any(row.get(column) if column == "recoveries" else row.get(column) is not None for row in report.rows)
+
+
+def _print(console: Console, report: _Report, chosen: list[str], *, fold: bool) -> None:
+    measured = [name for name in rows.MEASURED if _tells(report, name)]
+    columns = chosen or ["run", "status", *(n for n in _metrics(report) if _tells(report, n)), *report.axes, *measured]
+    made, columns = _folded(report, columns, fold)
+    spare = [] if chosen else _spare(report, columns)
+    kept = table.fitting(made, columns, spare, console.width) if console.is_terminal else columns
+    # What is not a terminal has no width, and a table that was asked for by its columns may be wider than the terminal.
+    room = max(console.width, table.least_width(made, kept)) if console.is_terminal else None
+    lines = [table.summary(report.runs, made), *_left_out(columns, kept), *table.errors(report.runs)]
+    try:
+        _to_stdout(_rendered(console, table.table(made, kept, room), lines, room))
+    except OSError as error:
+        raise _cannot("standard output", error) from error
+
+
+def _rendered(console: Console, shown: Table, lines: Sequence[str], room: int | None) -> str:
+    """What `console` would print, in lines of `room` characters; None: of any length."""
+    terminal, out = console.is_terminal, io.StringIO()
+    paper = Console(
+        file=out,
+        width=room or _ENDLESS,
+        force_terminal=terminal,
+        color_system="auto" if terminal else None,
+        highlight=False,
+    )
+    paper.print(shown)
+    for line in lines:
+        paper.print(line, soft_wrap=True, markup=False)
+    return out.getvalue()
+
+
+def _spare(report: _Report, columns: Sequence[str]) -> list[str]:
+    """The columns that may be left out of the table, the least important first; run, status and two metrics stay."""
+    given = {key for run in report.runs for key in run.said}
+    metrics = _metrics(report)
+    trained = [name for name in metrics if not name.startswith("val_")]
+    evaluated = [name for name in metrics if name not in trained]
+    kept = (evaluated or trained)[:2]
+    implied, chosen = [[key for key in report.axes if (key in given) == asked] for asked in (False, True)]
+    order = [
+        *reversed(implied), "wall_s", "steps", "steps_per_s", *reversed(trained), *reversed(evaluated), "recoveries",
+        "examples_per_s", *reversed(chosen), rows.FOLDED,
+    ]  # fmt: skip
+    return [column for column in order if column in columns and column not in kept]
+
+
+def _left_out(columns: Sequence[str], kept: Sequence[str]) -> list[str]:
+    left = [column for column in columns if column not in kept]
+    return [f"left out for want of room: {', '.join(left)} (--columns chooses, --csv has all)"] if left else []
+
+
+def _write(console: Console, target: str, text: str) -> None:
+    """Writes a file, or to standard output. Raises PsrunError where that cannot be done."""
+    path = Path(target)
+    try:
+        if target == _STDOUT:
+            _to_stdout(text)
+        elif path.exists() and not path.is_file():  # such as /dev/stdout, which is not to be replaced
+            path.write_text(text, encoding="utf-8")
+        else:
+            files.write_atomic(path, text)
+    except OSError as error:
+        raise _cannot("standard output" if target == _STDOUT else target, error) from error
+    if target != _STDOUT:
+        console.print(f"written to {target}", soft_wrap=True, markup=False)
+
+
+def _to_stdout(text: str) -> None:
+    """Not by sys.stdout, which would keep what cannot be written, and fail on it again at the end."""
+    # A pipe is broken by one who has seen enough, such as `head`.
+    with contextlib.suppress(BrokenPipeError), open(os.dup(1), "w", encoding="utf-8", errors="backslashreplace") as out:
+        out.write(text)
+
+
+def _cannot(what: str, error: OSError) -> PsrunError:
+    return PsrunError(f"the report cannot be written to {what}: {error.strerror or error}")

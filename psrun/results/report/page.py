@@ -1,0 +1,151 @@
+"""One page with charts of many runs: a file that needs nothing else, and asks nobody for anything."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib import resources
+from string import Template
+from typing import Any
+
+from psrun import __version__
+from psrun.errors import PsrunError
+from psrun.results.report import rows
+from psrun.results.report.runs import Run, events, mapping, number
+from psrun.results.report.table import headings
+
+_MARKS = ("checkpoint", "evaluation", "failure", "restored")
+Values = dict[str, Any]
+
+
+def render(runs: Sequence[Run], axes: Sequence[str], *, named: Sequence[str]) -> str:
+    """The page as HTML.
+
+    Args:
+      runs: in the order in which they are to be listed.
+      axes: keys of what differs between them, to choose runs by.
+      named: the folders that the report was asked for.
+
+    Raises:
+      PsrunError: the package that brings the plotting library is not installed.
+    """
+    try:
+        library = importlib.import_module("plotly.offline").get_plotlyjs()
+    except ImportError as error:
+        raise PsrunError(f"--html draws with plotly: pip install 'psrun[report]' ({error})") from error
+    here = resources.files(__package__)
+    parts = {
+        name: (here / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "charts.js", "page.js")
+    }
+    data = json.dumps(_data(runs, axes, named), allow_nan=False, separators=(",", ":"), default=str)
+    return Template(parts["page.html"]).substitute(
+        # Nothing in the data may end the element that holds it.
+        data=data.replace("<", "\\u003c"),
+        style=parts["page.css"],
+        library=library,
+        charts=parts["charts.js"],
+        script=parts["page.js"],
+    )
+
+
+def _data(runs: Sequence[Run], axes: Sequence[str], named: Sequence[str]) -> Values:
+    common = _common(runs)
+    numbers = rows.groups(runs)
+    metrics = dict.fromkeys(name for run in runs for name in rows.metrics(run))
+    versions = {str(mapping(run.result.get("versions")).get("psrun")) for run in runs}
+    return {
+        "named": [name.rstrip("/").rpartition("/")[2] or name for name in named],
+        "made": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
+        "psrun": __version__,
+        "versions": sorted(versions - {"None"}),
+        "axes": headings(axes),
+        "metrics": sorted(metrics, key=lambda name: not name.startswith("val_")),
+        "common": {key: rows.shown(value) for key, value in common.items()},
+        "runs": [_run(run, group, axes, common) for run, group in zip(runs, numbers)],
+    }
+
+
+def _common(runs: Sequence[Run]) -> Values:
+    """Configuration that is the same in all runs that have one."""
+    kept = [run.config for run in runs if run.config]
+    first = kept[0] if kept else {}
+    return {k: value for k, value in first.items() if all(k in other and other[k] == value for other in kept)}
+
+
+def _run(run: Run, group: int, axes: Sequence[str], common: Mapping[str, Any]) -> Values:
+    told, problem = events(run)
+    row = rows.row(run)
+    cluster = mapping(run.result.get("cluster"))
+    return {
+        "name": run.name,
+        "group": group,
+        "status": run.status,
+        "error": run.error,
+        "problem": problem,
+        "axes": {axis: rows.shown(row.get(axis)) for axis in axes},
+        "metrics": rows.metrics(run),
+        **{name: row[name] for name in (*rows.MEASURED, "time_to_first_step_s") if name in row},
+        "workers": number(cluster.get("num_workers")),
+        "ps": number(cluster.get("num_ps")),
+        "topology": cluster.get("topology"),
+        "step_time": _stages(run),
+        "curves": _curves(told),
+        "epochs": [_epoch(event) for event in told if event["event"] == "epoch"],
+        "bytes": _bytes(run),
+        "marks": [_mark(event) for event in told if event["event"] in _MARKS],
+        "recovered": _recovered(run),
+        "diff": {key: rows.shown(value) or "null" for key, value in run.config.items() if key not in common},
+    }
+
+
+def _curves(told: Sequence[Mapping[str, Any]]) -> dict[str, list[list[float]]]:
+    """Of each metric: steps, seconds since the start, values; those of evaluations as val_*."""
+    curves: dict[str, list[list[float]]] = {}
+    for event in told:
+        if event["event"] not in ("epoch", "evaluation") or "path" in event:  # one of mode=evaluate has a path
+            continue
+        step, wall_s = number(event.get("step")), number(event.get("wall_s"))
+        prefix = "val_" if event["event"] == "evaluation" else ""
+        for name, value in mapping(event.get("metrics")).items():
+            if number(value) is not None and step is not None and wall_s is not None:
+                curve = curves.setdefault(prefix + name, [[], [], []])
+                for values, one in zip(curve, (step, wall_s, float(value))):
+                    values.append(one)
+    return curves
+
+
+def _epoch(event: Mapping[str, Any]) -> list[Any]:
+    """Number, end and length in seconds, and the mean milliseconds a step; None where they are not told."""
+    rate = number(event.get("steps_per_s"))
+    step_ms = round(1000 / rate, 4) if rate else None
+    return [event.get("epoch"), number(event.get("wall_s")), number(event.get("seconds")), step_ms]
+
+
+def _mark(event: Mapping[str, Any]) -> Values:
+    kept = ("step", "wall_s", "task", "cause", "action", "seconds")
+    return {"kind": event["event"], **{name: event[name] for name in kept if event.get(name) is not None}}
+
+
+def _recovered(run: Run) -> list[Values]:
+    told = run.result.get("recoveries")
+    return [dict(each) for each in told if isinstance(each, dict)] if isinstance(told, list) else []
+
+
+def _stages(run: Run) -> dict[str, float] | None:
+    """Seconds of a step on a worker by what they were spent on; None where they were not measured."""
+    told = mapping(run.result.get("step_time"))
+    return {key.removesuffix("_s"): each for key, each in told.items() if number(each) is not None} or None
+
+
+def _bytes(run: Run) -> dict[str, int]:
+    """What each task holds of model and optimizer."""
+    told = run.result.get("placement")
+    held: dict[str, int] = {}
+    for shard in told if isinstance(told, list) else []:
+        size = number(mapping(shard).get("bytes"))
+        if size is not None and mapping(shard).get("kind") in ("model", "optimizer", None):
+            task = str(shard.get("task"))
+            held[task] = held.get(task, 0) + int(size)
+    return dict(sorted(held.items()))

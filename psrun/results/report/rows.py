@@ -1,0 +1,251 @@
+"""Runs as rows: one value a column, what differs between them, filtered, sorted, and folded over seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import Any
+
+from psrun.config import schema
+from psrun.errors import ConfigError
+from psrun.results.report.runs import Run, mapping, natural, number, printable
+from psrun.results.run_folder import flat
+
+SEED = "seed"
+FOLDED = "seeds"
+MEASURED = ("steps", "steps_per_s", "examples_per_s", "wall_s", "recoveries")
+_TYPES = ("kind", "_target_")  # what a group was chosen to be
+_NOT_COMPARED = ("resume", "task.type", "task.index")  # where and how a run was started, not what it was
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "<=": operator.le, ">=": operator.ge, "!=": operator.ne, "==": operator.eq,
+    "=": operator.eq, "<": operator.lt, ">": operator.gt,
+}  # fmt: skip
+_CONDITION = re.compile(r"\s*(?P<key>[^<>=!\s]+)\s*(?P<operator><=|>=|!=|==|=|<|>)\s*(?P<value>.*?)\s*")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over runs that differ only in the seed: mean and sample standard deviation."""
+
+    mean: float
+    deviation: float
+
+
+def row(run: Run) -> Row:
+    """All that is known of a run by the name of a column: configuration, choices of groups, run.json, metrics."""
+    skipped = ("placement", "checkpoints", "overrides", "error", "recoveries", "steps", "metrics")
+    told = flat({name: value for name, value in run.result.items() if name not in skipped})
+    steps = mapping(run.result.get("steps"))
+    recoveries = run.result.get("recoveries")
+    said = {key: value for key, value in run.said.items() if key == "experiment"}  # which leaves no key of its own
+    return {
+        **told, **{f"steps.{name}": value for name, value in steps.items()},
+        **said, **run.config, **choices(run.config),
+        "run": run.name, "folder": printable(run.path), "status": run.status, **metrics(run),
+        "steps": number(steps.get("applied")), **{name: number(run.result.get(name)) for name in MEASURED[1:4]},
+        "recoveries": len(recoveries) if isinstance(recoveries, list) else None, "error": run.error,
+    }  # fmt: skip
+
+
+def metrics(run: Run) -> dict[str, float | None]:
+    """The final metrics, those of evaluations first."""
+    found = {name: number(value) for name, value in mapping(run.result.get("metrics")).items()}
+    return dict(sorted(found.items(), key=lambda metric: not metric[0].startswith("val_")))
+
+
+def choices(config: Mapping[str, Any]) -> dict[str, str]:
+    """What each group was chosen to be: {'partitioner': 'min_size', 'optimizer': 'Adagrad'}."""
+    found = {}
+    for key, value in config.items():
+        group, _, last = key.rpartition(".")
+        if last in _TYPES and group and "." not in group:
+            found[group] = str(value).rpartition(".")[2]
+    return found
+
+
+def axes(runs: Sequence[Run]) -> list[str]:
+    """What differs between the runs: first what was said on a command line, in its order, then other keys.
+
+    What follows from another choice (the number of shards, where only one of two partitioners has any) is left out
+    unless it was said.
+    """
+    kept = [run for run in runs if run.config]
+    if len(kept) < 2:
+        return []
+    rows = [{**choices(run.config), **run.config} for run in kept]
+    said: dict[str, None] = {}
+    for run, each in zip(kept, rows):
+        given = run.said
+        each |= {"experiment": given["experiment"]} if "experiment" in given else {}
+        said |= dict.fromkeys(given)
+    keys = dict.fromkeys([*said, *(key for each in rows for key in each)])
+    return [key for key in keys if _is_axis(key, rows, key in said)]
+
+
+def _is_axis(key: str, rows: Sequence[Row], said: bool) -> bool:
+    group, _, last = key.rpartition(".")
+    if key in _NOT_COMPARED or (last in _TYPES and "." not in group):
+        return False
+    if not any(key in each for each in rows) or not _differs(each.get(key) for each in rows):
+        return False
+    if said or not group:
+        return True
+    alike: dict[Any, list[Any]] = {}
+    for each in rows:
+        alike.setdefault(each.get(key.partition(".")[0]), []).append(each.get(key))
+    return any(_differs(values) for values in alike.values())
+
+
+def _differs(values: Iterable[Any]) -> bool:
+    return len({_text(value) for value in values}) > 1
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def found_key(key: str, rows: Sequence[Row]) -> str:
+    """The column that `key` names, whole or by its end: num_workers for cluster.num_workers.
+
+    Raises:
+      ConfigError: there is none, or there are several.
+    """
+    known = {name for each in rows for name in each}
+    if key in known:
+        return key
+    ends = sorted(name for name in known if name.endswith(f".{key}"))
+    if len(ends) > 1:
+        raise ConfigError(f"'{key}' may be {' or '.join(ends)}: name it whole")
+    if not ends:
+        raise ConfigError(f"no run has '{key}'.{_near(key, known)}")
+    return ends[0]
+
+
+def _near(key: str, known: Iterable[str]) -> str:
+    near = schema.did_you_mean(key, known)
+    return near if near.startswith(" Did") else " config.yaml and run.json of the runs have the keys."
+
+
+def condition(text: str, rows: Sequence[Row]) -> Callable[[Row], bool]:
+    """What `--where TEXT` asks of a row, such as 'val_auc>0.7'. A row without the value meets only `!=`.
+
+    Raises:
+      ConfigError: it is no comparison, or no run has the key.
+    """
+    parsed = _CONDITION.fullmatch(text)
+    if parsed is None:
+        raise ConfigError(f"--where '{text}' is no comparison, such as 'cluster.num_workers=2' or 'val_auc>0.7'")
+    key, sign, wanted = found_key(parsed["key"], rows), parsed["operator"], parsed["value"]
+    limit, wanted = _as_number(wanted), "" if wanted == "null" else wanted
+    if sign in ("<", "<=", ">", ">=") and limit is None:
+        raise ConfigError(f"--where '{text}': '{wanted}' is no number to compare with")
+    compare = _OPERATORS[sign]
+
+    def holds(each: Row) -> bool:
+        value = each.get(key)
+        if limit is not None and number(value) is not None:
+            return compare(value, limit)
+        return compare(shown(value), wanted) if sign in ("=", "==", "!=") else False
+
+    return holds
+
+
+def _as_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def ordered(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
+    """Rows sorted by the first of `keys`, then the next; '-KEY' is descending. Those without the value come last.
+
+    Raises:
+      ConfigError: no row has a key.
+    """
+    done = list(rows)
+    for key in reversed(keys):
+        name = found_key(key.removeprefix("-"), rows)
+        has = [each for each in done if each.get(name) is not None]
+        has.sort(key=lambda each: _rank(each[name]), reverse=key.startswith("-"))
+        done = has + [each for each in done if each.get(name) is None]
+    return done
+
+
+def _rank(value: Any) -> tuple[int, float, list[tuple[int, int | str]]]:
+    plain = number(value.mean if isinstance(value, Spread) else value)
+    return (1, 0, natural(shown(value))) if plain is None else (0, plain, [])
+
+
+def groups(runs: Sequence[Run]) -> list[int]:
+    """A number for each run; runs that differ in nothing but the seed have the same."""
+    numbers: dict[str, int] = {}
+    found = []
+    for index, run in enumerate(runs):
+        others = {key: value for key, value in run.config.items() if key not in (SEED, *_NOT_COMPARED)}
+        what = _text([others, run.said.get("experiment")]) if run.config else str(index)
+        found.append(numbers.setdefault(what, len(numbers)))
+    return found
+
+
+def folded(rows: Sequence[Row], numbers: Sequence[int]) -> list[Row]:
+    """Rows of one number made one, where their seeds differ: measured values become a Spread."""
+    together: dict[int, list[Row]] = {}
+    for each, which in zip(rows, numbers):
+        together.setdefault(which, []).append(each)
+    return [
+        made
+        for same in together.values()
+        for made in ([_one(same)] if _differs(each.get(SEED) for each in same) else same)
+    ]
+
+
+def _one(same: Sequence[Row]) -> Row:
+    made: Row = {}
+    for key in dict.fromkeys(key for each in same for key in each):
+        values = [each[key] for each in same if each.get(key) is not None]
+        numbers = [value for value in values if number(value) is not None]
+        if not _differs(values):
+            made[key] = values[0] if values else None
+        elif len(numbers) == len(values):
+            made[key] = Spread(statistics.fmean(numbers), statistics.stdev(numbers))
+        else:
+            made[key] = ", ".join(map(shown, values))
+    made |= {SEED: None, FOLDED: len(same)}
+    counts = Counter(each["status"] for each in same)
+    made["status"] = next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {s}" for s, n in counts.items())
+    made["error"] = next((each["error"] for each in same if each["error"]), "")
+    return made
+
+
+def shown(value: Any) -> str:
+    """As a person reads it; empty for what is not there."""
+    if isinstance(value, Spread):
+        return f"{shown(value.mean)} ± {_number(value.deviation, digits=2)}"
+    if isinstance(value, float):
+        return _number(value, digits=4)
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, default=str)
+
+
+def _number(value: float, *, digits: int) -> str:
+    """Rounded to `digits` significant digits, ties away from zero; a larger number below 1e9 to a whole one.
+
+    page.js has the same rule, `shown`: the page and the terminal show the same text for the same number.
+    """
+    if not math.isfinite(value):
+        return str(value)
+    if 10**digits - 0.5 <= abs(value) < 1e9:
+        return f"{Decimal(value).quantize(Decimal(1), ROUND_HALF_UP):,}"
+    rounded = Context(prec=digits, rounding=ROUND_HALF_UP).create_decimal_from_float(value)
+    return f"{float(rounded):.{digits}g}"

@@ -1,0 +1,164 @@
+"""Rows as text: a table for people, CSV and JSON for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from psrun.results.report.rows import FOLDED, Row, Spread, shown
+from psrun.results.report.runs import Run
+
+_BETWEEN = 2  # characters between two columns
+_STYLES = {"completed": "green", "failed": "red", "interrupted": "yellow", "running": "cyan", "unknown": "red"}
+
+
+def headings(columns: Sequence[str]) -> dict[str, str]:
+    """The last part of each dotted column, where no other one ends alike."""
+    ends = [column.rpartition(".")[2] for column in columns]
+    return {column: end if ends.count(end) == 1 else column for column, end in zip(columns, ends)}
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column with its cells. Text may be broken between words; a number may not.
+
+    Attributes:
+      least: characters of its longest word.
+      most: characters of its longest line.
+    """
+
+    head: str
+    cells: list[Text]
+    is_text: bool
+
+    @property
+    def most(self) -> int:
+        return max(len(self.head), *(cell.cell_len for cell in self.cells))
+
+    @property
+    def least(self) -> int:
+        words = (cell_len(word) for cell in self.cells for word in cell.plain.split())
+        return max(len(self.head), *words, 0) if self.is_text else self.most
+
+
+def table(rows: Sequence[Row], columns: Sequence[str], room: int | None = None) -> Table:
+    """A row a run; numbers to the right.
+
+    Args:
+      room: the characters of a line; text is broken between words where that helps. None: no text is broken.
+    """
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    shown = _columns(rows, columns)
+    widths = [column.most for column in shown]
+    for index in sorted(range(len(shown)), key=lambda index: -widths[index]) if room else ():
+        too_much = sum(widths) + _BETWEEN * (len(shown) - 1) - (room or 0)
+        widths[index] = max(shown[index].least, widths[index] - max(0, too_much))
+    for column, width in zip(shown, widths):
+        made.add_column(column.head, justify="left" if column.is_text else "right", width=width)
+    for line in zip(*(column.cells for column in shown)):
+        made.add_row(*line)
+    return made
+
+
+def _columns(rows: Sequence[Row], columns: Sequence[str]) -> list[_Column]:
+    heads = headings(columns)
+    return [
+        _Column(
+            heads[column],
+            [_cell(column, row) for row in rows],
+            all(isinstance(row.get(column), (str, type(None))) for row in rows),
+        )
+        for column in columns
+    ]
+
+
+def _cell(column: str, row: Row) -> Text:
+    text = shown(row.get(column))
+    if column == "run" and row.get(FOLDED):  # CSV and JSON name them all
+        text = _names(_without_common_folder(text.split(", ")))
+    return Text(text, style=_STYLES.get(text, "") if column == "status" else "")
+
+
+def fitting(rows: Sequence[Row], columns: Sequence[str], spare: Sequence[str], room: int) -> list[str]:
+    """The columns that fit into `room` characters: as many of `spare` are left out, from its start, as is needed."""
+    kept = list(columns)
+    for column in spare:
+        if least_width(rows, kept) <= room:
+            break
+        kept.remove(column)
+    return kept
+
+
+def least_width(rows: Sequence[Row], columns: Sequence[str]) -> int:
+    """The characters of a line of the table, at least, where no word and no number is cut."""
+    return sum(column.least for column in _columns(rows, columns)) + _BETWEEN * (len(columns) - 1)
+
+
+def errors(runs: Iterable[Run]) -> list[str]:
+    """What went wrong, a line for all runs of which it is the same."""
+    told: dict[str, list[str]] = {}
+    for run in runs:
+        if run.error:
+            told.setdefault(run.error, []).append(run.name)
+    return [f"{_names(names)}: {error}" for error, names in told.items()]
+
+
+def _without_common_folder(names: Sequence[str]) -> list[str]:
+    """Names of runs in one folder: the first whole, the others by their last part."""
+    first, *others = names
+    folder = first.rpartition("/")[0] + "/"
+    return [first, *(name.removeprefix(folder) for name in others)]
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 5 else ""
+    return ", ".join(names[:4] if more else names) + more
+
+
+def as_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
+    """With a line of headings. Raises nothing; a Spread has a column for its deviation, KEY_sd."""
+    wide = _widened(rows, columns)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(wide[0]) if wide else list(columns), lineterminator="\n")
+    writer.writeheader()
+    for row in wide:
+        writer.writerow({key: _csv_value(value) for key, value in row.items()})
+    return out.getvalue()
+
+
+def as_json(rows: Sequence[Row], columns: Sequence[str]) -> str:
+    """A list of objects; a Spread as in CSV."""
+    return json.dumps(_widened(rows, columns), indent=2, default=str) + "\n"
+
+
+def _csv_value(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, type(None))) and not isinstance(value, bool) else shown(value)
+
+
+def _widened(rows: Sequence[Row], columns: Sequence[str]) -> list[Row]:
+    spread = {column for row in rows for column in columns if isinstance(row.get(column), Spread)}
+    wide = []
+    for row in rows:
+        made: Row = {}
+        for column in columns:
+            value = row.get(column)
+            made[column] = value.mean if isinstance(value, Spread) else value
+            if column in spread:
+                made[f"{column}_sd"] = value.deviation if isinstance(value, Spread) else None
+        wide.append(made)
+    return wide
+
+
+def summary(runs: Sequence[Run], rows: Sequence[Row]) -> str:
+    """How many runs and rows there are: '24 runs, 12 of them in rows of several seeds'."""
+    many = sum(row.get(FOLDED) or 0 for row in rows)
+    one = "1 run" if len(runs) == 1 else f"{len(runs):,} runs"
+    return f"{one}; {many:,} that differ only in the seed are folded to mean ± standard deviation" if many else one

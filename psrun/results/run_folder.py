@@ -1,0 +1,287 @@
+"""The run folder: run.json, metrics.jsonl and where everything else of a run goes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from psrun import files
+from psrun.errors import ConfigError, Problem, PsrunError, RunFolderError
+from psrun.results.events import Event, Progress
+
+_FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?e[-+]?[0-9]+")
+_HOLD_EVERY_S = 0.5
+_LOCK_TIMEOUT_S = 1.0
+OVER = ("completed", "failed", "interrupted")  # what `status` may be in the end
+CONFIG, RESULT, END_EARLY = "config.yaml", "run.json", "end-early"
+HYDRA = tuple(f".hydra/{name}.yaml" for name in ("config", "hydra", "overrides"))  # what Hydra composed, and of what
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What a process found of a run that it takes over.
+
+    Attributes:
+      result: run.json.
+      at_s: when something was last written, as of `time.time`.
+    """
+
+    result: Mapping[str, Any]
+    at_s: float
+
+
+class RunFolder:
+    """All that one run leaves behind.
+
+    run.json is one JSON object that is replaced atomically at every change; metrics.jsonl has one event a line.
+    Numbers that JSON does not know (NaN, infinities) are written as null.
+
+    Attributes:
+      whole: the folder of the run where this one is only what one of its tasks keeps for itself; else this one.
+      earlier: how the process before this one left the run; None where there was none.
+    """
+
+    def __init__(self, path: Path, whole: RunFolder | None = None) -> None:
+        self.path = path
+        self.whole = whole or self
+        self.earlier: Earlier | None = None
+        self._result: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def create(cls, path: Path, *, raw: Mapping[str, Any]) -> RunFolder:
+        """Makes the folder ready for a new run.
+
+        Raises:
+          ConfigError: there is a run in it already, or nothing can be written there.
+        """
+        if (path / RESULT).exists():
+            raise ConfigError([Problem("hydra.run.dir", f"{path} holds a run already; choose another folder")])
+        folder = cls.join(path)
+        write_config(path, raw)
+        return folder
+
+    @classmethod
+    def hold(cls, path: Path, *, within_s: float = 0.0) -> None:
+        """Makes this process the one that runs in the folder, for as long as it lives.
+
+        Args:
+          within_s: how long to wait for another one to let go of it.
+
+        Raises:
+          ConfigError: another one does, or nothing can be written there.
+        """
+        cls.join(path)
+        deadline_s = time.monotonic() + within_s
+        try:
+            held = files.lock(path)  # never let go of before the process ends
+            while held is None and time.monotonic() < deadline_s:
+                time.sleep(_HOLD_EVERY_S)
+                held = files.lock(path)
+        except OSError:  # a file system without locks
+            return
+        if held is None:
+            raise ConfigError([Problem("hydra.run.dir", f"{path} holds a run that is going on")])
+
+    @classmethod
+    def join(cls, path: Path) -> RunFolder:
+        """The folder of a run that another process may have made.
+
+        Raises:
+          ConfigError: there can be no folder there.
+          RunFolderError: the disk is full.
+        """
+        try:
+            for folder in ("logs", "tensorboard"):
+                (path / folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_be_made(path, error) from error
+        return cls(path)
+
+    @classmethod
+    def take_over(cls, path: Path, *, completed: bool = False) -> RunFolder:
+        """The folder of a run that goes on: its result so far is kept.
+
+        Args:
+          completed: whether the run may have been completed, and is now to go further.
+
+        Raises:
+          ConfigError: the run in it is over, or nothing can be written there.
+        """
+        folder = cls.join(path)
+        folder.reload()
+        folder.earlier = Earlier(dict(folder._result), folder._written_at_s())
+        if folder._result.get("status") == "completed" and not completed:
+            raise ConfigError([Problem("hydra.run.dir", f"{path} holds a completed run; choose another folder")])
+        if folder._result.get("status") == "completed":  # and is now to go further
+            (path / END_EARLY).unlink(missing_ok=True)
+        return folder
+
+    def _written_at_s(self) -> float:
+        """When the result or an event was last written, as of `time.time`; 0 where there is neither."""
+        return max((file.stat().st_mtime for file in (self.path / RESULT, self.metrics) if file.exists()), default=0.0)
+
+    def reload(self) -> None:
+        """Takes in what another process has written to run.json since. One process at a time writes it."""
+        with self._lock:
+            self._result = self.stored()
+
+    def stored(self) -> dict[str, Any]:
+        """What run.json holds now; empty where there is none."""
+        try:
+            return json.loads((self.path / RESULT).read_text(encoding="utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations"
+
+    @property
+    def predictions(self) -> Path:
+        return self.path / "predictions"
+
+    def of_cluster(self, mode: str) -> Path:
+        """What mode=evaluate or predict leaves behind of its own cluster, beside a run that may still be going on."""
+        return {"evaluate": self.evaluations, "predict": self.predictions}[mode] / "cluster"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    def ends_early(self) -> bool:
+        """Whether the training was told to end before all its epochs are done."""
+        return (self.path / END_EARLY).exists()
+
+    def end_early(self, reason: str) -> None:
+        """Tells the training to end after the running epoch. Raises RunFolderError."""
+        with writing_to(self.path):
+            files.write_atomic(self.path / END_EARLY, reason + "\n")
+
+    def log(self, task: str) -> Path:
+        """The log file of a task, such as 'chief-0'."""
+        return self.path / "logs" / f"{task}.log"
+
+    def update(self, **values: Any) -> None:
+        """Sets keys of run.json. Raises RunFolderError."""
+        with self._lock:
+            self._result |= values
+            self._write(self._result)
+
+    def update_at_once(self, **values: Any) -> None:
+        """Sets keys of run.json where the process is about to end, also within a signal handler. Raises RunFolderError.
+
+        A thread that the handler has interrupted may hold the lock, and would never release it.
+        """
+        self._lock.acquire(timeout=_LOCK_TIMEOUT_S)
+        self._write({**self.stored(), **values})
+
+    def _write(self, result: Mapping[str, Any]) -> None:
+        text = json.dumps(_plain(result), indent=2, allow_nan=False)
+        with writing_to(self.path):
+            files.write_atomic(self.path / RESULT, text + "\n")
+
+    def snapshot(self, names: Sequence[str] = (CONFIG, RESULT)) -> Callable[[], None]:
+        """What undoes all changes made to these files from now on; by default to the configuration and the result."""
+        paths = [self.path / name for name in names]
+        kept = {file: file.read_text(encoding="utf-8") for file in paths if file.exists()}
+
+        def undo() -> None:
+            for file, text in kept.items():
+                files.write_atomic(file, text)
+
+        return undo
+
+    def elapsed_s(self) -> float:
+        """The time of the last event so far, in seconds since the run began; 0 where there is none."""
+        try:
+            lines = self.metrics.read_bytes().splitlines()
+            return float(json.loads(lines[-1])["wall_s"])
+        except (OSError, IndexError, ValueError, KeyError):
+            return 0.0
+
+    def event(self, event: Event) -> None:
+        """Adds an event to metrics.jsonl. Raises RunFolderError."""
+        line = {"event": event.kind, "step": event.step, "wall_s": event.wall_s, **event.data}
+        # One unbuffered write a line: the chief and its supervisor append to the same file.
+        with self._lock, writing_to(self.path), self.metrics.open("ab", buffering=0) as file:
+            file.write((json.dumps(_plain(line), allow_nan=False) + "\n").encode())
+
+    def progress(self, progress: Progress) -> None:
+        """Progress is for people who watch; what lasts is in the events."""
+
+    def close(self) -> None:
+        """Everything is on disk already."""
+
+
+def write_config(folder: Path, raw: Mapping[str, Any]) -> None:
+    """What was run, resolved, as a person reads it and as a process of the run does. Raises RunFolderError."""
+    with writing_to(folder):
+        files.write_atomic(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(dict(raw))), durable=True)
+
+
+@contextlib.contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Turns an OSError of what is written meanwhile into a RunFolderError."""
+    try:
+        yield
+    except RunFolderError:
+        raise
+    except OSError as error:
+        raise RunFolderError(folder, error) from error
+
+
+def cannot_be_made(folder: Path, error: OSError) -> PsrunError:
+    """What to raise where a run folder, or the first files in it, cannot be made."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        return RunFolderError(folder, error)
+    message = f"{folder} cannot be made or written to: {error.strerror or error}; choose another folder"
+    return ConfigError([Problem("hydra.run.dir", message)])
+
+
+def is_over(result: Mapping[str, Any]) -> bool:
+    """Whether run.json says that the run has ended and that its chief is not to be started again."""
+    code = result.get("exit_code")
+    return result.get("status") == "completed" or (code is not None and 0 < code < 128)
+
+
+def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested mappings by dotted key; lists are values."""
+    values: dict[str, Any] = {}
+    for name, value in node.items():
+        if isinstance(value, dict) and value:
+            values |= flat(value, f"{prefix}{name}.")
+        else:
+            # YAML takes 1e-05, as it is written, for a string.
+            written = isinstance(value, str) and _FLOAT.fullmatch(value)
+            values[f"{prefix}{name}"] = float(value) if written else value
+    return values
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,138 @@
+"""Small files in the run folder through which the tasks of one run see each other: heartbeats and requests.
+
+One writer a file, replaced atomically: a reader never sees half of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from psrun import files
+from psrun.config.topology import Task
+
+_BEAT_S = 0.5
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """What a task says of itself.
+
+    Attributes:
+      pid: of the process.
+      at_s: when, as of `time.time`.
+      state: such as 'starting', 'serving', 'training', 'evaluating', 'saving', 'done'.
+      step: steps applied, where the task knows (the chief does).
+      step_at_s: when `step` last changed, as of `time.time`.
+      slowest_step_s: the longest time there was between two changes of `step`.
+      advances: how often something else than a step was done, such as a batch evaluated.
+      progress: what a live view shows of the training, as in `psrun.results.events.Progress`.
+    """
+
+    pid: int
+    at_s: float
+    state: str
+    step: int | None = None
+    step_at_s: float | None = None
+    slowest_step_s: float | None = None
+    advances: int = 0
+    progress: dict[str, Any] | None = None
+
+
+class Heart:
+    """Writes a heartbeat twice a second from a thread of its own, until stopped.
+
+    `say` is called from that thread; it must not touch a variable, which blocks while a parameter server hangs.
+    """
+
+    def __init__(self, folder: Path, task: Task, say: Callable[[], Heartbeat]) -> None:
+        self._path, self._say = path(folder, task), say
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="psrun-heart", daemon=True)
+
+    def start(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._write()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(2 * _BEAT_S)
+        self._path.unlink(missing_ok=True)
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(_BEAT_S):
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            files.write_atomic(self._path, json.dumps(asdict(self._say())))
+        except OSError:
+            with contextlib.suppress(OSError):  # the disk is full: what is there already says at least that we live
+                os.utime(self._path)
+
+
+def shared(folder: Path) -> Path:
+    """Where the tasks of the run in `folder` keep what is for each other; whoever supervises them removes it."""
+    return folder / ".tasks"
+
+
+def stop_marker(folder: Path) -> Path:
+    """The file by which the chief of synchronous tasks tells the others to stop after the next execution."""
+    return shared(folder) / "stop"
+
+
+def path(folder: Path, task: Task) -> Path:
+    return shared(folder) / f"{task}.json"
+
+
+def read(folder: Path, task: Task) -> Heartbeat | None:
+    """The last heartbeat of a task; None where there is none."""
+    file = path(folder, task)
+    try:
+        beat = Heartbeat(**json.loads(file.read_text(encoding="utf-8")))
+        return replace(beat, at_s=max(beat.at_s, file.stat().st_mtime))
+    except (OSError, json.JSONDecodeError, TypeError):
+        return None
+
+
+def names(folder: Path) -> list[str]:
+    """What is in a folder that another process may be about to remove: nothing, once it has.
+
+    Whoever waits for a file looks here too: a client of NFS asks its server which names there are when a folder is
+    opened, and else goes by what it has seen for up to a minute.
+    """
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def still_beats(folder: Path, task: Task, *, within_s: float = 0.0) -> bool:
+    """Whether the task is alive somewhere, judged by its heartbeat changing, which no two clocks need agree about.
+
+    Args:
+      within_s: how long to wait for it to end.
+    """
+    deadline_s = time.monotonic() + within_s
+    while True:
+        before = read(folder, task)
+        if before is None:
+            return False
+        time.sleep(3 * _BEAT_S)
+        after = read(folder, task)
+        if after is None or after.at_s == before.at_s:
+            return False
+        if time.monotonic() >= deadline_s:
+            return True
+
+
+def age_s(beat: Heartbeat) -> float:
+    return time.time() - beat.at_s

@@ -1,0 +1,34 @@
+"""Who else is told of a run: TensorBoard, MLflow, nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from psrun.config import choices, parse
+from psrun.config.run_config import RunConfig
+from psrun.results.events import Sink
+from psrun.results.run_folder import RunFolder, flat
+from psrun.results.trackers.mlflow import MLflowSink
+from psrun.results.trackers.tensorboard import Summaries
+
+
+def make(run: RunConfig, folder: RunFolder, warn: Callable[[str], None], *, joins: bool = False) -> list[Sink]:
+    """The trackers of a run.
+
+    Args:
+      warn: tells a person.
+      joins: whether another task tells of the run, and this one only of what it adds.
+
+    Raises:
+      ConfigError: what the tracker needs is not installed.
+    """
+    values = None if joins else flat({name: run.raw[name] for name in parse.RECORDED if name in run.raw})
+    if folder.whole is not folder:  # a replica, of which nobody wants to know
+        return []
+    match run.tracker:
+        case choices.TensorBoard():
+            return [Summaries(folder.tensorboard, values)]
+        case choices.MLflow():
+            return [MLflowSink(run.tracker, folder, values, warn)]
+        case _:
+            return []

@@ -1,0 +1,108 @@
+"""Metrics and the configuration of a run in MLflow."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from psrun.config.choices import MLflow
+from psrun.errors import ConfigError, Problem
+from psrun.results.events import Event, Progress
+from psrun.results.run_folder import RunFolder
+
+_LONGEST_VALUE = 500  # characters of a parameter that every store takes
+_MOST_AT_ONCE = 100  # parameters
+_STATUS = {"stopping": "KILLED", "end": "FINISHED"}
+
+
+class MLflowSink:
+    """Files a run, its parameters, and the metrics of its epochs and evaluations.
+
+    What MLflow cannot take is told once and lost; the training goes on.
+
+    Args:
+      values: of the configuration, by dotted key; None where somebody else files the run, and only adds to it.
+      warn: tells a person.
+
+    Raises:
+      ConfigError: mlflow is not installed.
+    """
+
+    def __init__(
+        self, chosen: MLflow, folder: RunFolder, values: Mapping[str, Any] | None, warn: Callable[[str], None]
+    ) -> None:
+        if "://" not in chosen.tracking_uri:
+            os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # a folder is what was asked for
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # each would hold up the training
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        try:
+            from mlflow import entities, tracking
+        except ImportError as error:
+            message = "'mlflow' needs MLflow: pip install 'psrun[mlflow]', or choose tensorboard"
+            raise ConfigError([Problem("tracker", message)]) from error
+        self._chosen, self._folder, self._values, self._warn = chosen, folder, values, warn
+        self._tracking, self._metric, self._parameter = tracking, entities.Metric, entities.Param
+        self._client: Any = None
+        self._run_id: str | None = None
+        self._status = "FAILED"  # unless something else is told
+        self._gave_up = False
+
+    def event(self, event: Event) -> None:
+        if event.kind == "start":
+            self._try(self._begin)
+        elif event.kind == "epoch":
+            speed = {name: event.data[name] for name in ("steps_per_s", "examples_per_s")}
+            self._try(lambda: self._log(event, {**event.data["metrics"], **speed}))
+        elif event.kind == "evaluation":
+            found = {f"val_{name}": value for name, value in event.data["metrics"].items()}
+            self._try(lambda: self._log(event, found))
+        self._status = _STATUS.get(event.kind, self._status)
+
+    def progress(self, progress: Progress) -> None:
+        """Only what an epoch's end has settled is filed."""
+
+    def close(self) -> None:
+        if self._run_id is not None and self._values is not None:
+            self._try(lambda: self._client.set_terminated(self._run_id, self._status))
+
+    def _try(self, work: Callable[[], None]) -> None:
+        if self._gave_up:
+            return
+        try:
+            work()
+        except Exception as error:  # of MLflow, of its store, of the network: none of them is worth a training
+            self._gave_up = True
+            self._warn(f"MLflow at {self._chosen.tracking_uri} takes nothing more of this run: {error}")
+
+    def _begin(self) -> None:
+        self._client = self._tracking.MlflowClient(tracking_uri=self._chosen.tracking_uri)
+        known = self._folder.stored().get("tracker") or {}
+        self._run_id = known["run_id"] if known.get("tracking_uri") == self._chosen.tracking_uri else self._filed()
+        if self._values is None:
+            return
+        self._client.update_run(self._run_id, status="RUNNING")
+        there = self._client.get_run(self._run_id).data.params  # which cannot be changed
+        new = [
+            self._parameter(key, str(value)[:_LONGEST_VALUE]) for key, value in self._values.items() if key not in there
+        ]
+        for first in range(0, len(new), _MOST_AT_ONCE):
+            self._client.log_batch(self._run_id, params=new[first : first + _MOST_AT_ONCE])
+
+    def _filed(self) -> str:
+        """A new run, which the run folder knows of from now on."""
+        found = self._client.get_experiment_by_name(self._chosen.experiment)
+        experiment = found.experiment_id if found else self._client.create_experiment(self._chosen.experiment)
+        tags = {"run_folder": str(self._folder.path)}
+        run_id = self._client.create_run(experiment, run_name=self._folder.path.name, tags=tags).info.run_id
+        filed = {"kind": "mlflow", "tracking_uri": self._chosen.tracking_uri, "run_id": run_id}
+        self._folder.update(tracker=filed)
+        return run_id
+
+    def _log(self, event: Event, values: Mapping[str, float]) -> None:
+        if self._run_id is None:
+            self._begin()
+        now_ms = int(time.time() * 1000)
+        metrics = [self._metric(name, float(value), now_ms, event.step or 0) for name, value in values.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)

@@ -1,0 +1,86 @@
+"""`psrun watch FOLDER`: what a run or a sweep does, or did, from outside; Ctrl-C ends the view and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from psrun.errors import ConfigError, ExitCode
+from psrun.results.report import runs
+from psrun.results.sweep_record import RECORD
+from psrun.results.watch.run import EVERY_S, RunView
+from psrun.results.watch.sweep import SweepView
+
+_ENDLESS = 10_000
+
+
+def main(arguments: list[str]) -> ExitCode:
+    """Does what `psrun watch ARGUMENTS` asks for.
+
+    Returns:
+      The exit code of the run; of a sweep 0 where all jobs were completed, else 1.
+
+    Raises:
+      ConfigError: there is no run in the folder, no job of the sweep has the metric, or there is nothing to compare.
+      PsrunError: a run has ended without a word, or cannot be read.
+      KeyboardInterrupt: Ctrl-C, or SIGTERM.
+      SystemExit: as argparse ends: help, or arguments that it does not know.
+    """
+    given = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the cursor, which a live view hides, must come back
+    console = Console(highlight=False)
+    folder, found = _awaited(given.folder, given.wait)
+    if found == [folder] and (given.metric or given.mode):
+        raise ConfigError(f"--metric and --mode compare the jobs of a sweep; {given.folder} holds a single run")
+    try:
+        if found == [folder]:
+            return RunView(folder, console, wait_s=given.wait).follow()
+        if not console.is_terminal:
+            console.width = _ENDLESS  # nothing is cut for a width that there is not
+        return SweepView(folder, console, metric=given.metric, mode=given.mode).follow()
+    except KeyboardInterrupt:
+        console.print("no longer watched; what was watched goes on", style="dim")
+        raise
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="psrun watch",
+        description=f"Shows {__doc__.partition(': ')[2]}",
+        epilog="Ends when the run has, with its exit code; for a sweep with 0 where all jobs were completed, else 1.",
+    )
+    parser.add_argument("folder", type=Path, help="of a run, of a sweep, or one that holds runs, as runs/")
+    parser.add_argument("--metric", metavar="NAME", help="what jobs of a sweep are compared by, such as val_auc")
+    text = "which value of it is the best; by default min for losses and errors, max for others"
+    parser.add_argument("--mode", choices=("min", "max"), help=text)
+    text = "how long to wait for a run that has not begun (default 0)"
+    parser.add_argument("--wait", type=_seconds, default=0.0, metavar="SECONDS", help=text)
+    return parser
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, not {text}")
+    return value
+
+
+def _awaited(folder: Path, wait_s: float) -> tuple[Path, list[Path]]:
+    """The folder and the runs in it, once there are any. Raises ConfigError where there are none in time."""
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        if folder.is_dir():
+            here = folder.resolve()
+            found = list(runs.below(here))
+            if found or (here / RECORD).exists():
+                return here, found
+        if time.monotonic() >= deadline_s:
+            break
+        time.sleep(min(EVERY_S, wait_s))
+    waited = f" after {wait_s:.0f} s" if wait_s else "; --wait SECONDS waits for one"
+    runs.existing(folder)
+    raise ConfigError(f"there is no run in {folder}, nor below{waited}")

@@ -1,0 +1,214 @@
+"""The live view of one run from outside: its events as it tells them itself, how its tasks are, and its result."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+from rich.console import Console, Group
+from rich.errors import MarkupError
+from rich.text import Text
+
+from psrun.config.topology import CHIEF, Task
+from psrun.errors import ExitCode, PsrunError
+from psrun.results import recorded_config
+from psrun.results.console import ConsoleSink, TaskRow, progress_line, task_table, warner
+from psrun.results.event_reader import Tail
+from psrun.results.events import Event, Progress
+from psrun.results.report import runs
+from psrun.results.run_folder import RunFolder
+from psrun.results.task_files import Heartbeat, age_s
+from psrun.results.watch import state
+from psrun.results.watch.state import State
+
+EVERY_S = 0.5
+_PATIENCE_S = 2.0  # with a run.json that cannot be read
+_SEEN_WITHIN_S = 10.0  # on a shared disk
+_SERVERS_FIRST = {"ps": 0, "worker": 1, "chief": 2}  # as the run itself lists them
+
+
+class RunView:
+    """Follows the run in a folder to its end, on `console`.
+
+    Args:
+      wait_s: how long a run.json may be missing.
+      goes_on: whether a scheduler has the run, which may go on where it seems to be over; None where there is none.
+    """
+
+    def __init__(
+        self, path: Path, console: Console, *, wait_s: float, goes_on: Callable[[State], bool] | None = None
+    ) -> None:
+        self._path, self._console, self._wait_s, self._goes_on = path, console, wait_s, goes_on
+        self._sink, self._warn = ConsoleSink(console), warner(console)
+        self._tail = Tail(RunFolder(path).metrics)
+        self._tasks = _Tasks()
+        self._last: dict[str, Event] = {}
+        self._told_step = 0
+        self._said: set[str] = set()
+        self._readable_s = self._had_s = time.monotonic()
+
+    def follow(self) -> ExitCode:
+        """Shows what was and what comes, until the run is over; returns its exit code.
+
+        Raises:
+          PsrunError: the run has ended without a word, or its folder cannot be read or is no more.
+        """
+        try:
+            while True:
+                now = state.look(self._path)  # before the events: those before the end are there once it is
+                self._tell()
+                if not self._is_readable(now):
+                    pass
+                elif self._is_over(now):
+                    return self._result(now)
+                elif not now.ended:
+                    self._show(now)
+                time.sleep(EVERY_S)
+        finally:
+            self._sink.close()
+
+    def _is_over(self, now: State) -> bool:
+        """Whether the run has ended, and will not go on. Raises PsrunError where it has without a word."""
+        had = self._goes_on(now) if self._goes_on else None
+        if had or had is None:
+            self._had_s = time.monotonic()
+        if had is None and now.gone:
+            raise PsrunError(self._without_a_word(now, now.gone))
+        if time.monotonic() - self._had_s > _SEEN_WITHIN_S and not now.ended:
+            raise PsrunError(self._without_a_word(now, "the job that it ran in is over"))
+        return now.ended and not had
+
+    def _tell(self) -> None:
+        try:
+            events = self._tail.read()
+        except OSError as error:
+            raise PsrunError(f"{RunFolder(self._path).metrics} cannot be read: {error.strerror or error}") from error
+        if self._tail.begun_again:
+            self._once(f"{runs.METRICS} was replaced; what follows is read from its beginning")
+        if self._tail.broken:
+            self._once(f"some lines of {runs.METRICS} are no events; they are left out")
+        for event in events:
+            self._heard(event)
+
+    def _heard(self, event: Event) -> None:
+        self._last[event.kind], self._told_step = event, event.step or 0
+        if event.kind == "failure":
+            self._tasks.restarted(event)
+        try:
+            self._sink.event(event)
+        except (KeyError, TypeError, ValueError, AttributeError, MarkupError):  # of another version of psrun
+            self._console.print(f"{event.kind}  step {event.step}", markup=False, highlight=False)
+
+    def _is_readable(self, now: State) -> bool:
+        if not now.problem:
+            self._readable_s = time.monotonic()
+            return True
+        if not self._path.exists():
+            raise PsrunError(f"the run folder {self._path} is no more: it was moved or deleted")
+        if time.monotonic() - self._readable_s > max(self._wait_s, _PATIENCE_S):
+            hint = "; --wait SECONDS waits for a run to begin" if now.problem.startswith("no ") else ""
+            raise PsrunError(f"{self._path}: {now.problem}{hint}")
+        return False
+
+    def _show(self, now: State) -> None:
+        beat = now.beats.get(CHIEF)
+        if now.beats:
+            progress = Progress(**beat.progress) if beat and beat.progress else None
+            stale = progress is not None and progress.step < self._told_step  # than the epoch's end that was just told
+            self._sink.view(task_table(self._tasks.rows(now)), None if stale else progress)
+            return
+        progress = planned(self._last.get("epoch"))
+        age = f"last written {now.quiet_s:.0f} s ago"
+        doing = [progress_line(progress)] if progress else []
+        self._sink.view(Group(*doing, Text(f"{'as of then' if doing else now.status}, {age}", style="dim")))
+        if now.quiet_s > runs.QUIET_S:
+            self._once(f"said to be {now.status}, but nothing was written for {runs.QUIET_S / 60:.0f} min")
+
+    def _result(self, now: State) -> ExitCode:
+        self._sink.close()
+        error = runs.mapping(now.result.get("error"))
+        logs = self._path / "logs"
+        if now.status == "completed":
+            if "end" not in self._last:  # such as of a plan
+                self._console.print("[green]completed[/green]", highlight=False)
+        else:
+            self._print(f"{now.status}: {error.get('message', 'no reason is told')}\n(log: {logs})", style="red")
+        if now.status == "interrupted":
+            self._print(f"go on with it: {self._command(now)}")
+        code = now.result.get("exit_code")
+        return ExitCode(code) if code in list(ExitCode) else ExitCode.FAILED
+
+    def _without_a_word(self, now: State, gone: str) -> str:
+        return (
+            f"the run in {self._path} is said to be {now.status}, but {gone}; last written {now.quiet_s:.0f} s ago "
+            f"(logs: {self._path / 'logs'}); go on with it: {self._command(now)}"
+        )
+
+    def _command(self, now: State) -> str:
+        """What goes on with the run; with Slurm a job of its own does."""
+        submit = "submit slurm " if runs.mapping(now.result.get("cluster")).get("topology") == "slurm" else ""
+        plain = re.fullmatch(r"[\w./+:@-]+", str(self._path))
+        value = str(self._path) if plain else recorded_config.quoted(self._path)
+        return f"psrun {submit}{shlex.quote(f'resume={value}') if not plain else f'resume={value}'}"
+
+    def _once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._warn(text)
+
+    def _print(self, text: str, *, style: str | None = None) -> None:
+        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def planned(epoch: Event | None) -> Progress | None:
+    """How far a training was at the end of an epoch; None where nothing is known."""
+    if epoch is None or not epoch.step:
+        return None
+    data = epoch.data
+    try:
+        steps = round(epoch.step * data["epochs"] / data["epoch"])
+        metrics = dict(data["metrics"])
+        loss = metrics.pop("loss", None)
+        rates = float(data["steps_per_s"]), float(data["examples_per_s"])
+        return Progress(data["epoch"], data["epochs"], epoch.step, steps, *rates, loss, metrics)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+
+
+class _Tasks:
+    """The tasks of a run by their heartbeats, and what their processes use where these can be seen."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Task, Heartbeat] = {}
+        self._restarts: dict[str, int] = {}
+        self._processes: dict[int, psutil.Process] = {}
+
+    def restarted(self, event: Event) -> None:
+        for name in event.data.get("restarted", []):
+            self._restarts[name] = self._restarts.get(name, 0) + 1
+
+    def rows(self, now: State) -> list[TaskRow]:
+        self._seen.update(now.beats)
+        order = sorted(self._seen, key=lambda task: (_SERVERS_FIRST.get(task.job, 3), task.job, task.index))
+        return [self._row(task, now) for task in order]
+
+    def _row(self, task: Task, now: State) -> TaskRow:
+        beat, restarts = now.beats.get(task), self._restarts.get(str(task), 0)
+        if beat is None:  # its file is removed when it is started, and when it ends
+            return TaskRow(str(task), "starting" if restarts else "ended", restarts, None, None, None)
+        usage = self._usage(beat) if state.is_here(now.result) else (None, None)
+        return TaskRow(str(task), beat.state, restarts, *usage, age_s(beat))
+
+    def _usage(self, beat: Heartbeat) -> tuple[int | None, float | None]:
+        try:
+            process = self._processes.get(beat.pid) or psutil.Process(beat.pid)
+            self._processes[beat.pid] = process
+            if process.is_running() and process.create_time() <= beat.at_s:
+                return process.memory_info().rss or None, process.cpu_percent()  # a zombie holds none
+        except psutil.Error:
+            self._processes.pop(beat.pid, None)
+        return None, None

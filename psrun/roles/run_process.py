@@ -1,0 +1,251 @@
+"""One process of a run, from plain configuration values to an exit code, and what is told of how it went."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import faulthandler
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from rich.console import Console
+from rich.markup import escape
+
+from psrun import files, process
+from psrun.cluster import isolation
+from psrun.config import choices, parse
+from psrun.config.run_config import RunConfig
+from psrun.config.topology import CHIEF
+from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, PsrunError, RunFolderError
+from psrun.launch.slurm.managed_task import KEEPERS_SIGNAL
+from psrun.process import Stop
+from psrun.results import task_files
+from psrun.results.run_folder import RunFolder, cannot_be_made, write_config
+from psrun.roles import table, task_assignment
+from psrun.roles.task_assignment import Identity
+
+_CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE)
+
+
+def to_the_end(work: Callable[[float], ExitCode]) -> NoReturn:
+    """Does `work`, told when this process began (as of `time.time`), and ends the process with its exit code."""
+    started_s = time.time()
+    process.leave_first_place()
+    process.prepare()
+    try:
+        code = work(started_s)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    except PsrunError as error:
+        _complain(str(error))
+        code = error.exit_code
+    except OSError as error:
+        if error.filename is not None or error.errno not in _CANNOT_BE_WRITTEN:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is left of it
+        if error.errno != errno.EPIPE:  # one who has seen enough, such as `head`
+            _complain(f"output cannot be written: {error.strerror}")  # to a terminal, a pipe or a file
+        code = ExitCode.FAILED
+    except SystemExit as exit_:  # Hydra's own ends: --help, --cfg, --info
+        code = ExitCode(int(exit_.code or 0))
+    process.leave(code)
+
+
+def _complain(text: str) -> None:
+    Console(stderr=True).print(f"psrun: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def execute(
+    raw: Mapping[str, Any], path: Path, overrides: list[str], *, started_s: float, keep_unrun: bool = True
+) -> ExitCode:
+    """Does this process's part of a run in the run folder `path`. An error ends up in run.json and as an exit code.
+
+    Args:
+      keep_unrun: whether the folder of a plan, or of a run that was refused, is kept.
+
+    Raises:
+      ConfigError: there can be no run folder at `path`, or nobody is there to record the error.
+      RunFolderError: the disk is full.
+    """
+    process.end_with_supervisor()
+    fresh = not keep_unrun and not (path / "run.json").exists()
+    code = ExitCode.USAGE
+    try:
+        code = _execute(raw, path, overrides, started_s)
+    except PsrunError:
+        raise
+    except OSError as error:  # before there is a log, as on a full disk
+        raise cannot_be_made(path, error) from error
+    finally:
+        if fresh and (code == ExitCode.USAGE or (code == ExitCode.DONE and raw.get("mode") == "plan")):
+            files.remove_tree(path)
+    return code
+
+
+def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s: float) -> ExitCode:
+    try:
+        run = parse.load(raw)
+        me = task_assignment.identify(run, os.environ)
+    except ConfigError as error:
+        if not (path / "run.json").exists():
+            with contextlib.suppress(ConfigError):  # other tasks of the run find the same, and one of them was first
+                _begun(RunFolder.create(path, raw=raw), raw, overrides, started_s)
+                record_failure(RunFolder.take_over(path), error, "chief-0", started_s)
+        raise
+    path = _place(run, me, path)
+    undo = _undo(run, me, path)
+    folder = _folder(run, me, path)
+    if me.owns_folder:
+        started_s = _begun(folder, raw, overrides, started_s)
+    terminal = process.divert_stderr(folder.log(me.name))
+    faulthandler.enable(terminal)  # a crash in native code says where it was
+    process.outlive_stdout(terminal)
+    stop = _stop(run, folder, me, started_s)
+    console = Console(highlight=False)
+
+    def failed(error: BaseException) -> ExitCode:
+        return _failed(error, folder, me, terminal, started_s)
+
+    def give_up(error: PsrunError) -> None:
+        code = error.exit_code
+        try:
+            code = failed(error)
+        finally:
+            process.leave(code)
+
+    try:
+        note = _isolated(run)
+        if note:
+            console.print("[yellow]note:[/yellow]", escape(note), soft_wrap=True)
+        code = (
+            table.ROLES[me.role](table.Process(run, me, folder, stop, started_s, console, terminal, give_up))
+            or ExitCode.DONE
+        )
+    except BaseException as error:
+        code = failed(error)
+        undo(code)
+        return code
+    if me.owns_folder and code == ExitCode.DONE:
+        folder.update(status="completed", exit_code=code, wall_s=round(time.time() - started_s, 3))
+    elif code != ExitCode.DONE:  # what the chief recorded stands
+        recorded = folder.stored().get("error") or {"message": f"ended with exit code {int(code)}"}
+        _tell(terminal, recorded["message"], code, folder.path / "logs")
+        undo(code)
+    return code
+
+
+def _stop(run: RunConfig, folder: RunFolder, me: Identity, started_s: float) -> Stop:
+    """The end of this process, as it is told from now on."""
+    stop = Stop()
+    if me.owns_folder:
+        stop.record = lambda interrupted: folder.update_at_once(**_outcome(interrupted, me.name, started_s))
+    stop.install()
+    if isinstance(run.cluster, choices.Slurm) and process.SUPERVISOR_PID in os.environ:
+        stop.heed(KEEPERS_SIGNAL)
+    return stop
+
+
+def _place(run: RunConfig, me: Identity, path: Path) -> Path:
+    """Where this process keeps what it leaves behind, of a run in `path`."""
+    if run.mode != "train" and me.of_processes and process.SUPERVISOR_PID not in os.environ:
+        return RunFolder(path).of_cluster(run.mode)
+    return path
+
+
+def _undo(run: RunConfig, me: Identity, path: Path) -> Callable[[ExitCode], None]:
+    """What leaves a run as it was that was to be resumed with a configuration that does not fit it."""
+    if run.resume is None or not me.owns_folder or process.SUPERVISOR_PID in os.environ:
+        return lambda code: None
+    restore = RunFolder(path).snapshot()
+    return lambda code: restore() if code == ExitCode.USAGE else None
+
+
+def _folder(run: RunConfig, me: Identity, path: Path) -> RunFolder:
+    if not me.owns_folder:
+        return RunFolder.join(path)
+    if process.SUPERVISOR_PID not in os.environ:
+        RunFolder.hold(path, within_s=me.patience_s)
+    if (me.may_find_run or run.resume) and (path / "run.json").exists():
+        if process.SUPERVISOR_PID not in os.environ and task_files.still_beats(path, CHIEF, within_s=me.patience_s):
+            raise ConfigError([Problem("hydra.run.dir", f"{path} holds a run that is going on; choose another folder")])
+        folder = RunFolder.take_over(path, completed=run.resume is not None)
+        write_config(path, run.raw)
+        return folder
+    return RunFolder.create(path, raw=run.raw)
+
+
+def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], started_s: float) -> float:
+    """Records that the run goes on; returns the start of its clock, which a process before this one may have set."""
+    before = folder.stored()
+    supervised = process.SUPERVISOR_PID in os.environ
+    # Where the run was begun long ago, as if there had been no pause.
+    began_s = before["started_s"] if supervised else started_s - folder.elapsed_s()
+    folder.update(status="running", mode=raw.get("mode"), exit_code=None, error=None, started_s=began_s)
+    if not supervised:
+        folder.update(process=process.this_process())
+    if overrides or not before.get("overrides"):
+        folder.update(overrides=overrides)
+    return began_s
+
+
+def _isolated(run: RunConfig) -> str | None:
+    """Moves this process, and those it will start, where nobody else reaches its servers; a note where it cannot."""
+    wanted = getattr(run.cluster, "isolate", False)
+    if isinstance(run.cluster, choices.Ray) and run.cluster.address is not None:
+        return None  # whose nodes must reach each other
+    if wanted is False or not run.uses_cluster or process.SUPERVISOR_PID in os.environ:
+        return None
+    if wanted == "auto" and run.needs_network:
+        reason: str | None = "the data or the checkpoints are elsewhere"
+    else:
+        reason = isolation.isolate()
+    if reason is None:
+        return None
+    if wanted is True:
+        raise PsrunError(f"cluster.isolate=true is not possible here: {reason}")
+    return f"TensorFlow's servers listen on all interfaces of this machine, without authentication ({reason})"
+
+
+def _failed(error: BaseException, folder: RunFolder, me: Identity, terminal: TextIO, started_s: float) -> ExitCode:
+    if isinstance(error, KeyboardInterrupt):
+        error = Interrupted(signal.SIGINT)
+    log = folder.log(me.name)
+    gone = "" if folder.path.exists() else f"the run folder {folder.path} was deleted under the run; "
+    with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
+        traceback.print_exception(error, file=file)
+    known = isinstance(error, PsrunError)
+    code = error.exit_code if isinstance(error, PsrunError) else ExitCode.FAILED
+    text = gone + (str(error) if known else f"{type(error).__name__}: {error}")
+    if me.owns_folder:
+        try:
+            record_failure(folder, error, me.name, started_s)
+        except OSError as disk:
+            if not isinstance(error, RunFolderError):  # which says so
+                text += f"\n(and run.json could not be written: {disk})"
+    _tell(terminal, text, code, log)
+    return code
+
+
+def _tell(terminal: TextIO, text: str, code: ExitCode, log: Path) -> None:
+    where = "" if code == ExitCode.USAGE else f"\n(log: {log})"
+    Console(file=terminal, highlight=False, soft_wrap=True).print(f"psrun: {text}{where}", style="red", markup=False)
+
+
+def record_failure(folder: RunFolder, error: BaseException, task: str, started_s: float) -> None:
+    """Records in run.json what a run came to that an error has ended. Raises OSError."""
+    folder.update(**_outcome(error, task, started_s))
+
+
+def _outcome(error: BaseException, task: str, started_s: float) -> dict[str, Any]:
+    """The keys of run.json for a run that an error has ended."""
+    code = error.exit_code if isinstance(error, PsrunError) else ExitCode.FAILED
+    told = {"type": type(error).__name__, "message": str(error), "task": getattr(error, "task", None) or task}
+    status = "interrupted" if isinstance(error, Interrupted) else "failed"
+    return {"status": status, "exit_code": code, "error": told, "wall_s": round(time.time() - started_s, 3)}

@@ -1,0 +1,170 @@
+"""What does each role: its module, imported only in the processes that have the role."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from rich.console import Console
+
+from psrun.config import choices
+from psrun.config.run_config import RunConfig
+from psrun.config.topology import Task
+from psrun.errors import ExitCode, PsrunError
+from psrun.process import Stop
+from psrun.results.console import ConsoleSink
+from psrun.results.run_folder import RunFolder
+from psrun.roles.task_assignment import Identity
+
+# TensorFlow may hold Python's lock for the 20 s that it takes to give up connecting to a host that is cut off.
+_GUARD_WAITS_LONGER_S = 30.0
+
+
+@dataclass(frozen=True)
+class Process:
+    """What a role is given.
+
+    Attributes:
+      console: for what it reports.
+      terminal: for errors; standard error itself goes to the log.
+      give_up: ends the process with an error, from any thread, whatever the others do.
+    """
+
+    run: RunConfig
+    me: Identity
+    folder: RunFolder
+    stop: Stop
+    started_s: float
+    console: Console
+    terminal: TextIO
+    give_up: Callable[[PsrunError], None]
+
+
+def _import(name: str) -> Any:
+    """Imports a module that imports TensorFlow: some hundred thousand objects that all live as long as the process.
+
+    Python's garbage collector would look at them again and again, during the import and, to the cost of some per cent
+    of a step, during the training.
+    """
+    gc.disable()
+    module = importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+    return module
+
+
+def _coordinator(process: Process) -> None:
+    with process.console.status("importing TensorFlow"):  # two seconds and more, in which nothing else is shown
+        module = _import("psrun.roles.coordinator")
+    _as_chief(process, module, process.stop)
+
+
+def _as_chief(process: Process, module: Any, *more: Any) -> None:
+    """Runs what a chief does, with a guard where nobody supervises it."""
+    me, cluster = process.me, process.run.cluster
+    if isinstance(cluster, choices.Unsupervised) and me.topology is not None:
+        servers = me.topology.servers()
+        timeout_s = cluster.heartbeat_timeout_s + _GUARD_WAITS_LONGER_S
+        guard = importlib.import_module("psrun.launch.guard")
+        guard.start(process.folder.path, process.terminal, timeout_s=timeout_s, servers=servers)
+    module.run(
+        *(process.run, process.folder, ConsoleSink(process.console), *more),
+        started_s=process.started_s,
+        topology=me.topology,
+        give_up=process.give_up,
+    )
+
+
+def _replica(process: Process) -> None:
+    module, sink = _import("psrun.roles.replica"), ConsoleSink(process.console)
+    module.run(process.run, process.folder, sink, process.stop, process.me.topology, started_s=process.started_s)
+
+
+def _server(process: Process) -> None:
+    # TensorFlow imports Keras where it can, for a fifth of the whole; a server has no use for it.
+    sys.modules["tf_keras"] = None  # type: ignore[assignment]
+    module, cluster = _import("psrun.roles.server"), process.run.cluster
+    timeout_s = getattr(cluster, "chief_timeout_s")  # noqa: B009 - clusters of one process have no servers
+    replicas = getattr(cluster, "replicas_per_worker")  # noqa: B009 - as above
+    module.run(process.me.topology, process.folder, process.stop, chief_timeout_s=timeout_s, num_replicas=replicas)
+
+
+def _data_server(process: Process) -> None:
+    sys.modules["tf_keras"] = None  # type: ignore[assignment]
+    module, cluster = _import("psrun.roles.data_server"), process.run.cluster
+    timeout_s = getattr(cluster, "chief_timeout_s")  # noqa: B009 - as above
+    module.run(process.me.topology, process.folder, process.stop, chief_timeout_s=timeout_s)
+
+
+def _evaluator(process: Process) -> None:
+    topology = process.me.topology
+    assert topology is not None
+    if _evaluates(process.run.sidecar, topology.me):
+        module = _import("psrun.roles.sidecar")
+        module.run(process.run, process.folder, ConsoleSink(process.console), process.stop, me=topology.me)
+        return
+    timeout_s = getattr(process.run.cluster, "chief_timeout_s")  # noqa: B009 - as above
+    module = _import("psrun.roles.evaluator")
+    module.run(process.folder, process.stop, index=topology.me.index, run_timeout_s=timeout_s)
+
+
+def _evaluates(sidecar: choices.Sidecar | None, me: Task) -> bool:
+    """Whether this task is the one that evaluates, of those that are no part of the cluster."""
+    aside = isinstance(sidecar, choices.SidecarThread)
+    return sidecar is not None and (me.job == "worker" if aside else me.index == 0)
+
+
+def _supervisor(process: Process) -> ExitCode:
+    module = importlib.import_module("psrun.launch.supervisor")
+    return module.run(process.run, process.folder, process.stop, process.console, started_s=process.started_s)
+
+
+def _keeper(process: Process) -> ExitCode:
+    if not process.me.owns_folder:
+        module = importlib.import_module("psrun.launch.slurm.task_agent")
+        return module.run(process.run, process.folder, process.stop)
+    module = importlib.import_module("psrun.launch.slurm.chief_agent")
+    return module.run(process.run, process.folder, process.stop, process.console, started_s=process.started_s)
+
+
+def _driver(process: Process) -> ExitCode:
+    importlib.import_module("psrun.launch.ray").check_installed()
+    module = importlib.import_module("psrun.launch.ray.driver")
+    return module.run(process.run, process.folder, process.stop, process.console, started_s=process.started_s)
+
+
+def _planner(process: Process) -> None:
+    _import("psrun.roles.planner").run(process.run, process.folder, process.console)
+
+
+def _exporter(process: Process) -> None:
+    _import("psrun.roles.exporter").run(process.run, process.folder, process.console)
+
+
+def _predictor(process: Process) -> None:
+    _as_chief(process, _import("psrun.roles.predictor"))
+
+
+def _evaluation(process: Process) -> None:
+    _as_chief(process, _import("psrun.roles.evaluation"))
+
+
+# The one place of deferred imports: what stands behind it, but for what starts the tasks, imports TensorFlow.
+ROLES: dict[str, Callable[[Process], ExitCode | None]] = {
+    "coordinator": _coordinator,
+    "replica": _replica,
+    "server": _server,
+    "data_server": _data_server,
+    "evaluator": _evaluator,
+    "supervisor": _supervisor,
+    "keeper": _keeper,
+    "driver": _driver,
+    "planner": _planner,
+    "exporter": _exporter,
+    "predictor": _predictor,
+    "evaluation": _evaluation,
+}

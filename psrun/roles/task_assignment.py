@@ -1,0 +1,108 @@
+"""Which task this process is, and so what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from psrun.config import choices, topology
+from psrun.config.run_config import CHIEF_ROLES, RunConfig
+from psrun.config.topology import CHIEF, Task, Topology
+from psrun.errors import ConfigError, Problem
+from psrun.launch.kubernetes import pods
+from psrun.launch.slurm import task_identity
+from psrun.process import SUPERVISOR_PID
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What this process does.
+
+    Attributes:
+      role: of `psrun.roles.table.ROLES`.
+      name: of the task, as in log files and messages.
+      topology: None where there is only one process.
+      owns_folder: whether the run folder's result is this process's to write from the start.
+      may_find_run: whether a run that is in the folder already is this one, started again.
+      patience_s: how long the folder may still be in use by processes that were given up.
+    """
+
+    role: str
+    name: str
+    topology: Topology | None = None
+    owns_folder: bool = True
+    may_find_run: bool = False
+    patience_s: float = 0.0
+
+    @property
+    def of_processes(self) -> bool:
+        """Whether it is one of several processes, or starts them."""
+        return self.topology is not None or self.role in ("supervisor", "keeper", "driver")
+
+
+def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
+    """Raises ConfigError where the task cannot be told."""
+    of_processes = isinstance(run.cluster, choices.Local | choices.Unsupervised)
+    if run.mode != "train" and not (run.uses_cluster and of_processes):
+        role = {"plan": "planner", "export": "exporter", "predict": "predictor", "evaluate": "evaluation"}[run.mode]
+        return Identity(role, role, owns_folder=run.resume is None)  # what is there of a run stays as it is
+    starter = None if SUPERVISOR_PID in environment else _starter(run, environment)
+    if starter is not None:
+        return starter
+    found = _topology(run, environment)
+    if found is None:
+        return Identity("coordinator", str(CHIEF))
+    if isinstance(run.cluster, choices.MultiWorkerMirrored) and found.me != CHIEF:
+        return Identity("replica", str(found.me), found, owns_folder=False)
+    if isinstance(run.sidecar, choices.SidecarThread) and found.me.job != topology.EVALUATOR:
+        found = topology.with_one_set_aside(found)
+    return _of(found, found.me, CHIEF_ROLES[run.mode])
+
+
+def _starter(run: RunConfig, environment: Mapping[str, str]) -> Identity | None:
+    """What starts the tasks of a cluster, where this process is that; None where it is a task itself."""
+    match run.cluster:
+        case choices.Ray():
+            return Identity("driver", "driver")
+        case choices.Local() | choices.MultiWorkerMirrored():
+            return Identity("supervisor", "supervisor")
+        case choices.Slurm():
+            return _keeper(run, environment)
+    return None
+
+
+def _topology(run: RunConfig, environment: Mapping[str, str]) -> Topology | None:
+    """The cluster that this process is a task of; None where it is the only process."""
+    needed = ("worker", "ps", *topology.DATA_JOBS) if run.data_service else ("worker", "ps")
+    match run.cluster:
+        case choices.MultiWorkerMirrored():
+            return topology.from_tf_config(environment.get("TF_CONFIG"), needed=("chief",))
+        case choices.Kubernetes():
+            return pods.from_environment(run, environment, needed=needed)
+        case choices.Static():
+            if run.task.type is None:
+                message = "must be given with cluster=static: task.type=... task.index=..."
+                raise ConfigError([Problem("task.type", message)])
+            keys = {"key": "cluster.addresses", "task_key": "task"}
+            return topology.make(run.cluster.addresses, run.task.type, run.task.index, **keys, needed=needed)
+        case choices.Local() | choices.Unsupervised():
+            return topology.from_tf_config(environment.get("TF_CONFIG"), needed=needed)
+    return None
+
+
+def _keeper(run: RunConfig, environment: Mapping[str, str]) -> Identity:
+    found, task = task_identity.task_of(run, environment)
+    leads = task == CHIEF
+    return Identity("keeper", str(task), owns_folder=leads, may_find_run=leads, patience_s=found.patience_s)
+
+
+def _of(found: Topology, me: Task, chiefs_role: str) -> Identity:
+    if me.job == "worker" and me not in found.addresses:
+        return Identity("evaluator", str(me), found, owns_folder=False)
+    if me.job in ("worker", "ps"):
+        return Identity("server", str(me), found, owns_folder=False)
+    if me.job in topology.DATA_JOBS:
+        return Identity("data_server", str(me), found, owns_folder=False)
+    if me.job == topology.EVALUATOR:
+        return Identity("evaluator", str(me), found, owns_folder=False)
+    return Identity(chiefs_role, str(me), found, may_find_run=True)

@@ -1,0 +1,106 @@
+"""When checkpoints are taken while a program trains, and what is told of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from psrun.checkpoint.checkpoints import Checkpoints
+from psrun.checkpoint.manifest import Manifest, Position
+from psrun.checkpoint.store import PREFIX, SET_ASIDE, Store
+from psrun.config.choices import EpochCheckpoints
+from psrun.errors import CheckpointError
+from psrun.results.events import Reporter
+from psrun.results.run_folder import RunFolder
+
+
+class Saving:
+    """Takes the checkpoints of one training, and keeps `checkpoints` of run.json true.
+
+    Args:
+      when: as configured.
+      folder: takes what belongs in the run's result.
+
+    Attributes:
+      last_step: of the last checkpoint taken or restored; None before.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, when: EpochCheckpoints, reporter: Reporter, folder: RunFolder) -> None:
+        self._checkpoints, self._when, self._reporter, self._folder = checkpoints, when, reporter, folder
+        self._last_s, self._scheduled, self._last_scheduled = time.monotonic(), 0, 0
+        self.last_step: int | None = None
+
+    def restore(self) -> Manifest | None:
+        """Goes on from the newest good checkpoint of the run, if there ever was one.
+
+        Raises:
+          CheckpointError: there are checkpoints and none is good, or there were and they are gone.
+          ConfigError: it is of another model or optimizer.
+        """
+        whole, began_s = self._folder.whole, time.monotonic()
+        store = Store(whole.checkpoints)
+
+        found = self._checkpoints.restore(store)
+        if found is None:
+            told = whole.stored().get("checkpoints")
+            if told:
+                raise CheckpointError(
+                    f"run.json tells of {len(told)} checkpoints, but none is in {store.folder}; to start anew, "
+                    "choose another folder"
+                )
+            return None
+        self.last_step = found.step
+        if whole is self._folder:
+            damaged = store.set_aside()
+            self._tell(store.steps(), damaged=damaged)
+        self._reporter.emit(
+            "restored",
+            step=found.step,
+            path=store.prefix(found.step),
+            epochs=found.position.epochs,
+            steps=found.position.steps,
+            seconds=round(time.monotonic() - began_s, 3),
+        )
+        return found
+
+    def due(self, scheduled: int) -> bool:
+        """Whether to take one within an epoch, when `scheduled` steps are done or on their way."""
+        self._scheduled = scheduled
+        steps, seconds = self._when.every_steps, self._when.every_s
+        return (steps is not None and scheduled - self._last_scheduled >= steps) or (
+            seconds is not None and time.monotonic() - self._last_s >= seconds
+        )
+
+    def due_after(self, epoch: int, *, last: bool) -> bool:
+        """Whether to take one after `epoch` (from 1)."""
+        every = self._when.every_epochs
+        return last or (every is not None and epoch % every == 0)
+
+    def save(self, step: int, position: Position) -> None:
+        """Takes a checkpoint, unless there is one of this step.
+
+        Raises:
+          CheckpointError: it could not be written.
+        """
+        if step == self.last_step:
+            return
+        began_s = time.monotonic()
+        kept = self._checkpoints.save(step, position)
+        self._last_s, self._last_scheduled, self.last_step = time.monotonic(), self._scheduled, step
+        path = self._checkpoints.store.prefix(step)
+        self._reporter.emit("checkpoint", step=step, path=path, seconds=round(self._last_s - began_s, 3))
+        self._tell(kept)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keeps the checkpoint of `step`, if there is one, as the best where these metrics say so."""
+        if self._checkpoints.evaluated(step, metrics):
+            self._folder.update(best_checkpoint=self._checkpoints.store.best())
+
+    def _tell(self, steps: list[int], *, damaged: Sequence[int] = ()) -> None:
+        """The checkpoints that there are, in order; those that were found damaged stay in the list."""
+        store = self._checkpoints.store
+        bad = [row for row in self._folder.stored().get("checkpoints", []) if not row["good"]]
+        bad += [{"path": str(store.folder / SET_ASIDE / f"{PREFIX}-{step}"), "step": step, "good": False}
+                for step in damaged]  # fmt: skip
+        good = [{"path": store.prefix(step), "step": step, "good": True} for step in sorted(steps)]
+        self._folder.update(checkpoints=sorted([*bad, *good], key=lambda row: row["step"]))

@@ -1,0 +1,120 @@
+"""Early stopping and a lower learning rate, as evaluations say: those of the training itself, and the evaluator's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from psrun import files
+from psrun.config import choices
+from psrun.errors import ConfigError, Problem
+from psrun.evaluation import meters
+from psrun.evaluation.plateau import Plateau
+from psrun.program.compiled_model import Program
+from psrun.program.monitored import check_metric
+from psrun.results.events import Reporter
+from psrun.results.run_folder import RunFolder
+
+_FILE = "following.json"
+_RECORDS_KEPT = 100  # one an epoch: more than anybody keeps checkpoints
+
+
+class Following:
+    """What one training does about the metrics of its epochs and evaluations.
+
+    What it knows after each epoch is in a file of the run folder, so that a training that goes on from a checkpoint
+    goes on with the patience and the learning rate of that moment. Where the evaluator task evaluates, it is also the
+    one that stops the training for a metric of its own.
+
+    Args:
+      program: whose optimizer has the learning rate that is configured: make it before a checkpoint is restored.
+
+    Raises:
+      ConfigError: a metric is none of the run's, or the learning rate is not a number that could be changed.
+    """
+
+    def __init__(self, program: Program, reporter: Reporter, folder: RunFolder) -> None:
+        config = program.config
+        self._optimizer, self._reporter, self._folder = program.optimizer, reporter, folder
+        self._stopping, self._lowering = Plateau(config.early_stopping), Plateau(config.reduce_lr)
+        self._lower = config.reduce_lr
+        for key, rule in (("early_stopping", config.early_stopping), ("reduce_lr", config.reduce_lr)):
+            if rule.metric is not None:
+                check_metric(f"{key}.metric", rule.metric, program)
+        by_evaluator = isinstance(config.evaluation, choices.Sidecar)
+        self._evaluator = config.evaluation.kind if by_evaluator and self._lower.metric is not None else None
+        self._stops_elsewhere = by_evaluator and (config.early_stopping.metric or "").startswith("val_")
+        self._configured = self._changeable_rate() if self._lower.metric is not None else None
+        self._records: list[dict[str, Any]] = []
+        self._seen: set[str] = set()  # checkpoints whose evaluation by the evaluator has been taken in
+
+    def _changeable_rate(self) -> float:
+        try:
+            rate = float(self._optimizer.learning_rate)
+            self._optimizer.learning_rate = rate
+            return rate
+        except TypeError:
+            message = "needs a learning rate that is a number; that of the optimizer is a schedule"
+            raise ConfigError([Problem("reduce_lr.metric", message)]) from None
+
+    def go_on(self, step: int) -> None:
+        """Call when the variables of `step` were restored: what was known then is known again."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            records = json.loads((self._folder.path / _FILE).read_text(encoding="utf-8"))
+            self._records = [record for record in records if record["step"] <= step]
+        last = self._records[-1] if self._records else {}
+        self._seen = set(last.get("seen", ()))
+        # Evaluations of checkpoints that are no more: those that are taken again at these steps are others.
+        self._seen |= {checkpoint for found, checkpoint in self._by_evaluator() if found.step > step}
+        if last.get("stopping"):
+            self._stopping.restore(last["stopping"])
+        if last.get("configured") == self._configured is not None and self._lowering.restore(last["lowering"]):
+            self._optimizer.learning_rate = last["rate"]
+
+    def take(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Takes in the metrics of an epoch or of an evaluation. Call when no step runs.
+
+        Raises:
+          OSError: the training is to end, and the file that says so cannot be written.
+        """
+        if not self._stops_elsewhere and self._stopping.reached(metrics):
+            reason = self._stopping.reason
+            self._folder.whole.end_early(reason)
+            self._reporter.warn(f"{reason}: the training ends", step=step)
+        if self._lowering.reached(metrics):
+            before = float(self._optimizer.learning_rate)
+            after = max(min(before, self._lower.min_lr), before * self._lower.factor)
+            if after < before:
+                self._optimizer.learning_rate = after
+                self._reporter.emit(
+                    "learning_rate", step=step, value=after, before=before, reason=self._lowering.reason
+                )
+
+    def epoch_ended(self, step: int) -> None:
+        """Takes in what the evaluator has found meanwhile, and notes what is known now.
+
+        Raises:
+          OSError: the run folder cannot be written to.
+        """
+        for found, checkpoint in self._by_evaluator():
+            if checkpoint not in self._seen:
+                self._seen.add(checkpoint)
+                self.take(step, found.values)
+        self.note(step)
+
+    def note(self, step: int) -> None:
+        """Writes down what is known at a step; raises OSError."""
+        if self._stopping.rule.metric is None and self._lower.metric is None:
+            return
+        now: dict[str, Any] = {"step": step, "stopping": self._stopping.state, "lowering": self._lowering.state}
+        if self._configured is not None:
+            now |= {"configured": self._configured, "rate": float(self._optimizer.learning_rate)}
+        before = [record for record in self._records if record["step"] != step]
+        self._records = [*before[1 - _RECORDS_KEPT :], {**now, "seen": sorted(self._seen)}]
+        files.write_atomic(self._folder.path / _FILE, json.dumps(self._records) + "\n")
+
+    def _by_evaluator(self) -> list[tuple[meters.Evaluation, str]]:
+        """What there is of the evaluator's to take in; reads nothing where nobody asks for it."""
+        return list(meters.kept(self._folder.whole.evaluations, self._evaluator)) if self._evaluator else []

@@ -1,0 +1,222 @@
+"""Small variables that steps read and update as a whole, sent together: one message a parameter server each way.
+
+A message costs about a tenth of a millisecond of processor time, whatever its size: the weights of a multilayer
+perceptron cost more for their number than for their bytes. Where they may be older than a step, they are fetched and
+their gradients pushed only every so many steps (n_fetch and n_push in Dean et al.: Large Scale Distributed Deep
+Networks, NIPS 2012).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+from tensorflow.python.eager import record
+from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.ops.resource_variable_ops import variable_accessed
+
+from psrun.program.compiled_model import Program, traced_forward
+from psrun.training.parameter_server.variable_proxy import StandIn, remote, taking_over
+
+GradientsAndVariables = Sequence[tuple[Any, tf.Variable]]
+
+
+class Bundles:
+    """The trainable variables of a program that its model reads as a whole, by parameter server.
+
+    Args:
+      sync_every: for how many steps of a closure they are read once, and their gradients summed before they are pushed.
+    """
+
+    def __init__(self, program: Program, sync_every: int = 1) -> None:
+        self._optimizer, self._every = program.optimizer, sync_every
+        by_server: dict[tuple[str, tf.DType], list[Any]] = {}
+        # Optimizers of Keras before 2.11 update without this method, one variable after the other.
+        if hasattr(self._optimizer, "_internal_apply_gradients"):
+            for variable in _read_as_a_whole(program):
+                by_server.setdefault((variable.device, variable.dtype), []).append(variable)
+        self._bundles = [_Bundle(variables) for variables in by_server.values()]
+        own = getattr(type(self._optimizer), "aggregate_gradients", None)
+        keras = tf_keras.optimizers.Optimizer.aggregate_gradients
+        self._alone = program.distribution.strategy.num_replicas_in_sync == 1 and own is keras
+
+    def __bool__(self) -> bool:
+        return bool(self._bundles)
+
+    @contextlib.contextmanager
+    def in_closure(self, num_steps: int) -> Iterator[Callable[[], None]]:
+        """Traces what is done within on bundles; yields what must be called before each of the `num_steps` steps."""
+        if not self._bundles:
+            yield lambda: None
+            return
+        for bundle in self._bundles:
+            bundle.begin()
+        variables = [variable for bundle in self._bundles for variable in bundle.variables]
+        stand_ins = [stand_in for bundle in self._bundles for stand_in in bundle.stand_ins]
+        optimizer = self._optimizer
+        steps = _Steps(self._bundles, self._every, num_steps, optimizer._internal_apply_gradients)
+        with taking_over(variables, stand_ins):
+            optimizer._internal_apply_gradients = steps.apply_gradients
+            optimizer.apply_gradients = steps.updating(optimizer.apply_gradients)
+            if self._alone:
+                # Nothing is to be added up; Keras would have gradients that are on a parameter server come back for it.
+                optimizer.aggregate_gradients = _as_they_are
+            try:
+                yield steps.next
+            finally:
+                del optimizer._internal_apply_gradients, optimizer.apply_gradients
+                if self._alone:
+                    del optimizer.aggregate_gradients
+
+
+@tf.autograph.experimental.do_not_convert
+def _as_they_are(grads_and_vars: GradientsAndVariables) -> GradientsAndVariables:
+    return grads_and_vars
+
+
+class _Steps:
+    """What is done around the steps of a closure."""
+
+    def __init__(self, bundles: Sequence[_Bundle], every: int, num_steps: int, apply: Callable[..., Any]) -> None:
+        self._bundles, self._every, self._num_steps, self._apply = bundles, every, num_steps, apply
+        self._step = -1
+
+    def updating(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        """`apply`, after which the variables are what the parameter servers have until the next step."""
+
+        @tf.autograph.experimental.do_not_convert
+        def apply_gradients(*arguments: Any, **options: Any) -> Any:
+            self._mark(True)
+            return apply(*arguments, **options)
+
+        return apply_gradients
+
+    def _mark(self, updating: bool) -> None:
+        for bundle in self._bundles:
+            for stand_in in bundle.stand_ins:
+                stand_in.updating = updating
+
+    @tf.autograph.experimental.do_not_convert
+    def next(self) -> None:
+        self._step += 1
+        self._mark(False)
+        if self._step % self._every == 0:
+            for bundle in self._bundles:
+                bundle.fetch()
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(self, grads_and_vars: GradientsAndVariables) -> Any:
+        """Applies the gradients that are in no bundle, and those that are when it is time."""
+        rest = list(grads_and_vars)
+        for bundle in self._bundles:
+            rest = bundle.take(rest)
+        if (self._step + 1) % self._every == 0 or self._step + 1 == self._num_steps:
+            for bundle in self._bundles:
+                rest += bundle.push()
+        return self._apply(rest)
+
+
+class _Bundle:
+    """Variables of one type on one parameter server."""
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self.variables = variables
+        self.stand_ins: list[_Fetched] = []
+        self._sizes = [math.prod(variable.shape) for variable in variables]
+        self._summed: Any = None
+        self._pushed: list[int] = []
+
+    def begin(self) -> None:
+        self.stand_ins, self._summed = [_Fetched(variable._v) for variable in self.variables], None
+
+    def fetch(self) -> None:
+        """Reads all, for the steps until the next call."""
+        with record.stop_recording():
+            with tf.device(self.variables[0].device):
+                read = [tf.reshape(stand_in._variable.read_value(), [-1]) for stand_in in self.stand_ins]
+                together = tf.concat(read, 0)
+            for stand_in, part in zip(self.stand_ins, tf.split(tf.identity(together), self._sizes)):
+                stand_in.fetched = tf.reshape(part, stand_in._variable.shape)
+
+    def take(self, grads_and_vars: GradientsAndVariables) -> list[tuple[Any, tf.Variable]]:
+        """Adds up the gradients of its variables; returns the others."""
+        places = {id(variable): place for place, variable in enumerate(self.variables)}
+        own: list[Any] = [None] * len(places)
+        others = []
+        for gradient, variable in grads_and_vars:
+            place = places.get(id(variable))
+            if place is None or isinstance(gradient, tf.IndexedSlices):
+                others.append((gradient, variable))
+            else:
+                own[place] = gradient
+        if any(gradient is not None for gradient in own):
+            flat = [
+                tf.zeros([size], variable.dtype) if gradient is None else tf.reshape(gradient, [-1])
+                for gradient, variable, size in zip(own, self.variables, self._sizes)
+            ]
+            self._pushed = [place for place, gradient in enumerate(own) if gradient is not None]
+            together = tf.concat(flat, 0)
+            self._summed = together if self._summed is None else self._summed + together
+        return others
+
+    def push(self) -> list[tuple[tf.Tensor, tf.Variable]]:
+        """The summed gradients, on the parameter server."""
+        if self._summed is None:
+            return []
+        with tf.device(self.variables[0].device):
+            parts = tf.split(tf.identity(self._summed), self._sizes)
+            self._summed = None
+            pairs = [(tf.reshape(part, variable.shape), variable) for part, variable in zip(parts, self.variables)]
+            return [pairs[place] for place in self._pushed]
+
+
+class _Fetched(StandIn):
+    """Gives the value that was fetched; a gradient for it is one for the variable.
+
+    Attributes:
+      fetched: None once something else than the optimizer has changed the variable.
+      updating: whether the optimizer is at work, which reads what the parameter server has.
+    """
+
+    fetched: Any = None
+    updating = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("assign", "scatter")) and not self.updating:
+            self.fetched = None
+        return super().__getattr__(name)
+
+    def value(self, *_: Any, **__: Any) -> tf.Tensor:
+        # In a loop or a branch its gradient would be one of the fetched tensor, and not of the variable.
+        if self.fetched is None or self.updating or tf.compat.v1.get_default_graph() is not self._graph:
+            return self._variable.value()
+        variable_accessed(self._variable)
+        with record.stop_recording():
+            read = tf.identity(self.fetched)
+        record.record_operation("ReadVariableOp", [read], [self._variable.handle], lambda gradient: [gradient])
+        return read
+
+
+class _Asked(StandIn):
+    """Remembers whether the value was asked for."""
+
+    asked = False
+
+    def value(self, *_: Any, **__: Any) -> tf.Tensor:
+        graph = tf.compat.v1.get_default_graph()
+        if not isinstance(getattr(graph, "outer_graph", None), FuncGraph):  # not in a loop or a branch
+            self.asked = True
+        return self._variable.value()
+
+
+def _read_as_a_whole(program: Program) -> list[Any]:
+    """The trainable variables whose value the network takes, rather than rows of it."""
+    variables = remote(program.network.trainable_variables)
+    stand_ins = [_Asked(variable._v) for variable in variables]
+    with program.distribution.strategy.scope(), taking_over(variables, stand_ins):
+        traced_forward(program)
+    return [variable for variable, stand_in in zip(variables, stand_ins) if stand_in.asked]

@@ -1,0 +1,69 @@
+"""Rows of tables asked for a step before they are needed, so that they travel while the step before computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from psrun import layers
+from psrun.errors import ConfigError, Problem
+from psrun.program.compiled_model import Program
+
+
+class Ahead:
+    """The layers of a program whose rows can be asked for ahead.
+
+    Raises:
+      ConfigError: there are none.
+    """
+
+    def __init__(self, program: Program) -> None:
+        network = program.network
+        if (
+            type(network).train_step is not tf_keras.Model.train_step
+            or program.distribution.strategy.num_replicas_in_sync > 1
+        ):
+            raise ConfigError(
+                [Problem("trainer.prefetch_rows", "the model has a train_step of its own, or a worker several "
+                         "replicas: rows asked for ahead might not be those looked up then; set it to false")]
+            )  # fmt: skip
+        self._lookups = [lookup for layer in layers.of(network) if (lookup := layers.Lookup.of(network, layer))]
+        if not self._lookups:
+            raise ConfigError(
+                [Problem("trainer.prefetch_rows", "the model has no psrun.layers.Embedding that is called once on what "
+                         "comes from the inputs; set it to false")]
+            )  # fmt: skip
+
+    def batches(self, num_steps: int, take: Callable[[], Any]) -> Callable[[], Any]:
+        """What gives the batches of the steps of one closure, one after the other.
+
+        The rows of a batch are asked for before the step before it is traced, and so before that one updates them.
+
+        Args:
+          take: gives the next batch.
+        """
+        waiting: list[Any] = []
+        left = num_steps
+
+        @tf.autograph.experimental.do_not_convert
+        def take_and_ask() -> None:
+            nonlocal left
+            left -= 1
+            batch = take()
+            features, _, _ = tf_keras.utils.unpack_x_y_sample_weight(batch)
+            for lookup in self._lookups:
+                lookup.ask(features)
+            waiting.append(batch)
+
+        @tf.autograph.experimental.do_not_convert
+        def next_batch() -> Any:
+            for lookup in self._lookups:
+                lookup.check(len(waiting))
+            while left and len(waiting) < 2:
+                take_and_ask()
+            return waiting.pop(0)
+
+        return next_batch

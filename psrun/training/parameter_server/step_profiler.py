@@ -1,0 +1,263 @@
+"""Where the time of a step goes: waiting for its batch, for parameters and their updates, or computing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework.func_graph import FuncGraph
+
+from psrun.program.compiled_model import Program
+from psrun.training.parameter_server.variable_proxy import remote
+
+_EVERY_S = 0.25  # a closure that is measured asks every parameter server once more
+# What calls another function: where the ops in there run cannot be seen from here.
+_CALLS = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
+_HANDLES = (tf.resource, tf.variant)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Mean seconds of a step on a worker, from one step to the next.
+
+    Attributes:
+      input_s: its batch was not there yet, though the step before had its gradients.
+      traffic_s: from then on, until the last of the parameters was there that its gradients are computed from, and
+        after the last step of a closure until its updates were done.
+      compute_s: from then until the last of its gradients.
+      other_s: none of that: workers wait for the chief, at joins, or are gone.
+      bottleneck: which of these is the longest.
+    """
+
+    input_s: float
+    traffic_s: float
+    compute_s: float
+    other_s: float
+    bottleneck: str
+
+
+def step_time(measured: Sequence[float], step_s: float) -> StepTime | None:
+    """What a step's time consists of; None where nothing was measured.
+
+    Args:
+      measured: how many steps were, and their seconds of waiting for input, of traffic and of computing.
+      step_s: seconds from one step to the next on a worker, on average.
+    """
+    steps, *seconds = measured
+    if not steps or not step_s:
+        return None
+    each = [value / steps for value in seconds]
+    found = dict(zip(("input", "traffic", "compute", "other"), [*each, max(0.0, step_s - sum(each))]))
+    longest = max(found, key=lambda name: found[name])
+    return StepTime(**{f"{name}_s": value for name, value in found.items()}, bottleneck=longest)
+
+
+class Unmeasured:
+    """Takes the place of `Stages` where nothing is measured; and says what they do in a traced function."""
+
+    @tf.autograph.experimental.do_not_convert
+    def begin(self) -> tf.Tensor:
+        """What was spent so far: nothing. Call in the closure, before any step."""
+        return tf.zeros([], tf.float64)
+
+    def steps(self) -> Steps:
+        """For the steps of a closure that are written out one after the other."""
+        return Steps()
+
+    @tf.autograph.experimental.do_not_convert
+    def end(self, spent: tf.Tensor) -> None:
+        """Call in a closure that is to be measured, when all of its steps are traced."""
+
+
+class Steps:
+    """Around steps that are written out one after the other."""
+
+    def timed(self, take: Callable[[], Any]) -> Callable[[], Any]:
+        """`take`, which gives the batch of the next step."""
+        return take
+
+    @tf.autograph.experimental.do_not_convert
+    def done(self, spent: tf.Tensor) -> tf.Tensor:
+        """What was spent up to now; call when a step was traced."""
+        return spent
+
+
+class Stages(Unmeasured):
+    """Measures some of the closures on the workers of a coordinator.
+
+    The moments are those at which batches, and what crosses between the worker and parameter servers, are there: the
+    graph of a traced step tells what that is. Of functions that a step calls, loops or branches it tells nothing: what
+    they read and write counts as computing. Steps overlap: a batch that is there before the gradients of the step
+    before costs no time. Each worker's first closure is left out: there its input begins, which is told as the time to
+    the first step.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._num_left_out, self._next_s = program.distribution.num_workers, time.monotonic()
+        with tf.device("/job:ps/replica:0/task:0/device:CPU:0"):
+            self._sums: Any = tf.Variable(tf.zeros([4], tf.float64), trainable=False)
+        largest: dict[str, Any] = {}
+        for variable in remote(program.network.trainable_variables):
+            held = largest.setdefault(variable.device, variable)
+            if variable.shape.num_elements() > held.shape.num_elements():
+                largest[variable.device] = variable
+        self._largest = list(largest.values())
+
+    def wanted(self) -> bool:
+        """Whether the closure that is scheduled now is to be measured."""
+        now_s = time.monotonic()
+        if self._num_left_out or now_s < self._next_s:
+            self._num_left_out = max(0, self._num_left_out - 1)
+            return False
+        self._next_s = now_s + _EVERY_S
+        return True
+
+    def measured(self) -> list[float]:
+        """As `step_time` takes it, of all closures so far; call when all steps are joined."""
+        return self._sums.numpy().tolist()
+
+    @tf.autograph.experimental.do_not_convert
+    def begin(self) -> tf.Tensor:
+        """When the step before had its gradients, steps, and seconds of input, traffic and computing: shape (5,)."""
+        return tf.concat([tf.timestamp()[tf.newaxis], tf.zeros([4], tf.float64)], 0)
+
+    def steps(self) -> Steps:
+        return _Measured()
+
+    @tf.autograph.experimental.do_not_convert
+    def end(self, spent: tf.Tensor) -> None:
+        rows = []
+        for variable in self._largest:  # what reads after updates of the same variable waits for them
+            with tf.device(variable.device):
+                rows.append(tf.gather(variable, [0]) if variable.shape.rank else variable.read_value())
+        ended = _when_there(rows)
+        zero = tf.zeros([], tf.float64)
+        rest = tf.stack([zero, zero, tf.maximum(ended - spent[0], zero), zero])
+        self._sums.assign_add(spent[1:] + rest, read_value=False)
+
+
+class _Measured(Steps):
+    def __init__(self) -> None:
+        self._graph = tf.compat.v1.get_default_graph()
+        self._servers = _Servers()
+        self._ready: list[tf.Tensor] = []  # of batches taken for steps to come
+        self._num_ops = len(self._graph.get_operations())
+
+    def timed(self, take: Callable[[], Any]) -> Callable[[], Any]:
+        @tf.autograph.experimental.do_not_convert
+        def timed() -> Any:
+            batch = take()
+            self._ready.append(_when_there(tf.nest.flatten(batch, expand_composites=True)))
+            return batch
+
+        return timed
+
+    @tf.autograph.experimental.do_not_convert
+    def done(self, spent: tf.Tensor) -> tf.Tensor:
+        operations = self._graph.get_operations()
+        parameters, gradients = self._servers.crossings(operations[self._num_ops :])
+        before, batch = spent[0], tf.maximum(spent[0], self._ready.pop(0))
+        there = tf.maximum(batch, _when_there(parameters)) if parameters else batch
+        computed = tf.maximum(there, _when_there(gradients)) if gradients else there
+        self._num_ops = len(self._graph.get_operations())
+        step = tf.stack([computed - before, 1.0, batch - before, there - batch, computed - there])
+        return spent + step
+
+
+class _Servers:
+    """Which operations of a graph run on parameter servers, and which here depend on what these give."""
+
+    def __init__(self) -> None:
+        self._captured: dict[int, dict[str, Any]] = {}
+        self._there: set[str] = set()
+        self._computed: set[str] = set()
+
+    def crossings(self, operations: Sequence[tf.Operation]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """What crosses within a step: values of parameters, and the gradients that are computed from them.
+
+        What calls a function, loops or branches, and is given a variable there, is taken to run here: to read it, and
+        to write what it is given; unless it is told to run there. Where nothing is sent, the last that is computed
+        stands for the gradients.
+
+        Args:
+          operations: of the step, in the order of being made: each after those that it takes its inputs from, and after
+            those of the steps before.
+        """
+        asking = {operation.name for operation in operations if self._asks(operation)}
+        calling = {each.name for each in operations if each.name in asking and _calls(each) and not _there(each)}
+        self._there |= asking - calling
+        self._computed |= calling
+        step = _Step(self._there, self._computed)
+        for operation in operations:
+            step.add(operation, asks=operation.name in asking)
+        results = (value for operation in operations if operation.name in self._computed for value in operation.outputs)
+        last = [value for value in results if value.name not in step.taken and value.dtype not in _HANDLES]
+        return list(step.parameters.values()), list(step.gradients.values()) or last
+
+    def _asks(self, operation: tf.Operation) -> bool:
+        """Whether it runs on a parameter server, or is given what is there."""
+        handles = [value for value in operation.inputs if value.dtype == tf.resource]
+        return _there(operation) or any("/job:ps" in self._device(handle) for handle in handles)
+
+    def _device(self, handle: Any) -> str:
+        """Of what a handle stands for, through the functions that have captured it."""
+        while isinstance(graph := getattr(handle, "graph", None), FuncGraph):
+            captured = self._captured.get(id(graph), {})
+            if handle.name not in captured:
+                captured = self._captured[id(graph)] = {inner.name: outer for outer, inner in graph.captures}
+            if handle.name not in captured:
+                return handle.device or ""
+            handle = captured[handle.name]
+        return handle.device or ""
+
+
+class _Step:
+    """What crosses within a step.
+
+    Args:
+      there: names of operations that run on servers.
+      computed: of those here that depend on what servers give; those of the step are added.
+    """
+
+    def __init__(self, there: set[str], computed: set[str]) -> None:
+        self._there, self._computed = there, computed
+        self.parameters: dict[str, tf.Tensor] = {}
+        self.gradients: dict[str, tf.Tensor] = {}
+        self.taken: set[str] = set()
+        self._late: set[str] = set()  # operations of servers that wait for what is computed in this step
+        self._written: set[str] = set()  # handles that those have
+
+    def add(self, operation: tf.Operation, *, asks: bool) -> None:
+        values = {value.name: value for value in operation.inputs if value.dtype not in _HANDLES}
+        sources = {name: value.op.name for name, value in values.items()}
+        self.taken.update(values)
+        if asks:
+            self.gradients |= {name: values[name] for name in values if sources[name] in self._computed}
+        if operation.name in self._there:
+            handles = {value.name for value in operation.inputs if value.dtype == tf.resource}
+            waits = any(source in self._late or source in self._computed for source in sources.values())
+            if waits or not self._written.isdisjoint(handles):
+                self._late.add(operation.name)
+                self._written |= handles
+            return
+        given = {name: value for name, value in values.items() if sources[name] in self._there}
+        self.parameters |= {name: value for name, value in given.items() if sources[name] not in self._late}
+        if given or not self._computed.isdisjoint(sources.values()):
+            self._computed.add(operation.name)
+
+
+def _there(operation: tf.Operation) -> bool:
+    return "/job:ps" in operation.device
+
+
+def _calls(operation: tf.Operation) -> bool:
+    return operation.type in _CALLS or operation.type.endswith("PartitionedCall")
+
+
+def _when_there(values: Iterable[tf.Tensor]) -> tf.Tensor:
+    """The moment at which all of the values are here."""
+    with tf.device(None), tf.control_dependencies([tf.identity(value) for value in values]):
+        return tf.timestamp()

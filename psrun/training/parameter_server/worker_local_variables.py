@@ -1,0 +1,115 @@
+"""Variables whose value the steps of one closure keep on the worker, and write back once.
+
+The counter of steps, the learning rate and the state of metrics lie on parameter servers, where every step of every
+worker would read and write them. What is added to them in a closure is summed up on the worker instead, and one
+addition brings it to the parameter server. The sums over all workers are as before; what is read in a closure does not
+have what other workers have added meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from psrun.training.parameter_server.variable_proxy import StandIn, remote, taking_over
+
+
+class CannotBeKept(Exception):
+    """Variables that were to be kept are changed within a branch, a loop or a function of the traced function."""
+
+
+class Kept:
+    """The variables to be kept in closures; those that no parameter server strategy has made are left alone.
+
+    Args:
+      added_to: variables that are kept as long as they are only added to.
+      assigned: those that may also be assigned to, as all workers would assign the same.
+    """
+
+    def __init__(self, added_to: Iterable[tf.Variable], assigned: Iterable[tf.Variable]) -> None:
+        shared = remote(assigned)
+        self._assigned = {id(variable) for variable in shared}
+        self._variables = [*remote(added_to), *shared]
+
+    @contextlib.contextmanager
+    def in_closure(self) -> Iterator[None]:
+        """Traces what is done within as on kept variables, and the writing back at the end.
+
+        Raises:
+          CannotBeKept: some will not be kept any more, and the trace must be repeated.
+        """
+        stand_ins = [_OnWorker(variable._v, id(variable) in self._assigned) for variable in self._variables]
+        with taking_over(self._variables, stand_ins):
+            yield
+        kept = [variable for variable, stand_in in zip(self._variables, stand_ins) if not stand_in.left]
+        if len(kept) < len(stand_ins):
+            self._variables = kept
+            raise CannotBeKept
+        for stand_in in stand_ins:
+            stand_in.write_back()
+
+
+class _OnWorker(StandIn):
+    """Adds up on the worker.
+
+    Attributes:
+      left: whether it was changed, or read by a function that may be called again, where no sum can be carried to; or
+        assigned to, where of two workers' closures one would be lost.
+    """
+
+    def __init__(self, variable: Any, may_be_assigned: bool) -> None:
+        super().__init__(variable)
+        self._may_be_assigned = may_be_assigned
+        self._read = tf.identity(variable.read_value())  # not done where nobody asks for the value
+        self._added: Any = None
+        self._assigned: Any = None
+        self.left = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("scatter"):
+            self.left = True
+        return super().__getattr__(name)
+
+    def value(self, *_: Any, **__: Any) -> tf.Tensor:
+        if not self._within():
+            self.left = self.left or not tf.executing_eagerly()  # else another thread looks at the variable meanwhile
+            return self._variable.value()
+        if self._assigned is not None:
+            return self._assigned
+        return self._read if self._added is None else self._read + self._added
+
+    def assign(self, value: Any, *arguments: Any, **options: Any) -> Any:
+        if self._leaves(also=not self._may_be_assigned):
+            return self._variable.assign(value, *arguments, **options)
+        self._assigned, self._added = tf.convert_to_tensor(value, self._variable.dtype), None
+        return self._assigned
+
+    def assign_add(self, delta: Any, *arguments: Any, **options: Any) -> Any:
+        return self._add(tf.convert_to_tensor(delta, self._variable.dtype), *arguments, **options)
+
+    def assign_sub(self, delta: Any, *arguments: Any, **options: Any) -> Any:
+        return self._add(-tf.convert_to_tensor(delta, self._variable.dtype), *arguments, **options)
+
+    def _add(self, delta: tf.Tensor, *arguments: Any, **options: Any) -> Any:
+        if self._leaves():
+            return self._variable.assign_add(delta, *arguments, **options)
+        if self._assigned is not None:
+            self._assigned += delta
+        else:
+            self._added = tf.broadcast_to(delta, self._variable.shape) if self._added is None else self._added + delta
+        return self.value()
+
+    def _leaves(self, also: bool = False) -> bool:
+        if tf.executing_eagerly():  # another thread
+            return True
+        self.left = self.left or also or tf.compat.v1.get_default_graph() is not self._graph
+        return self.left
+
+    def write_back(self) -> None:
+        if self._assigned is not None:
+            self._variable.assign(self._assigned, read_value=False)
+        elif self._added is not None:
+            self._variable.assign_add(self._added, read_value=False)

@@ -1,0 +1,176 @@
+"""Watches the training from a thread of its own: progress, the moment of the first step, a loss that is not finite."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from psrun.config import choices
+from psrun.program.compiled_model import Program
+from psrun.results.events import Progress, Reporter
+
+_FIRST_STEP_POLL_S = 0.05
+_POLL_S = 0.5
+_RATE_WINDOW = 10
+_STOP_WITHIN_S = 5.0
+_READS = 5  # of a running loss until none changes meanwhile
+
+
+class Pulse:
+    """What a chief shows of what it does, to whoever watches over it.
+
+    Attributes:
+      state: 'starting', 'training', or what it is at between epochs.
+      last_step: how many steps had been applied when they were last read; exact after an epoch's end.
+      step_at_s: when `last_step` last changed, as of `time.time`.
+      slowest_step_s: the longest time there was between two such changes while training.
+      advances: how often something else than a step was done, such as a batch evaluated.
+      progress: what was last reported.
+    """
+
+    def __init__(self) -> None:
+        self.state = "starting"
+        self.last_step: int | None = None
+        self.step_at_s: float | None = None
+        self.slowest_step_s: float | None = None
+        self.advances = 0
+        self.progress: Progress | None = None
+
+    def advance(self) -> None:
+        """Something else than a step was done: who waits for a sign of life has one."""
+        self.advances += 1
+
+
+class Monitor(Pulse):
+    """Reads `optimizer.iterations` and the running loss every half second while an epoch trains.
+
+    Reading blocks while a parameter server hangs; this thread may block, the training does not wait for it.
+
+    Attributes:
+      first_step_s: when the first step had been applied, on the clock of `time.monotonic`; None before.
+      first_step_count: how many had been applied by then.
+      planned: how many are to be done.
+      epoch: the running one, from 1; 0 before the first.
+      metrics: of the last epoch and evaluation, put here to be shown.
+      non_finite_loss: the loss, once it was NaN or infinite; None before.
+    """
+
+    last_step: int
+
+    def __init__(self, program: Program, reporter: Reporter, *, first_step: int, planned: int) -> None:
+        super().__init__()
+        self._program, self._reporter = program, reporter
+        self._epochs, self.planned = program.config.trainer.epochs, planned
+        self.epoch = 0
+        self._training, self._ended = threading.Event(), threading.Event()
+        self._samples: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
+        self._thread = threading.Thread(target=self._watch, name="psrun-monitor", daemon=True)
+        self.first_step_s: float | None = None
+        self.first_step_count = 0
+        self.last_step = self._first = first_step
+        self.metrics: Mapping[str, float] = {}
+        self.non_finite_loss: float | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, waiting a bounded time for it."""
+        self._ended.set()
+        self._training.set()
+        self._thread.join(_STOP_WITHIN_S)
+
+    def epoch_begins(self, epoch: int) -> None:
+        self.epoch = epoch
+        if self._program.own_step is not None:  # the network resets its own metrics only
+            self._program.own_step.own_loss.reset_state()
+        if self.first_step_s is not None:
+            self.goes_on()
+        self._training.set()
+
+    def goes_on(self) -> None:
+        """The steps of the running epoch go on after a pause."""
+        self.state, self.step_at_s = "training", time.time()
+
+    def epoch_ends(self, step: int) -> None:
+        """The epoch's steps are joined, `step` have been applied in all; nothing is read until the next begins."""
+        self._training.clear()
+        self._note_step(step)
+        self.state = "joined"
+
+    def _watch(self) -> None:
+        while True:
+            self._training.wait()
+            if self._ended.wait(_POLL_S if self.first_step_s else _FIRST_STEP_POLL_S):
+                return
+            step = iterations(self._program)
+            loss = self.loss() if step > self._first else None
+            # What was read while the epoch ended may belong to the reset that follows it.
+            if not self._training.is_set() or self._ended.is_set():
+                continue
+            self._note_step(step)
+            if loss is not None and not math.isfinite(loss):
+                self.non_finite_loss = loss
+            self._report(step, loss)
+
+    def _note_step(self, step: int) -> None:
+        if step != self.last_step:
+            now_s = time.time()
+            if self.step_at_s is not None and self.state == "training":
+                self.slowest_step_s = max(self.slowest_step_s or 0.0, now_s - self.step_at_s)
+            self.last_step, self.step_at_s = step, now_s
+        if step > self._first and self.first_step_s is None:
+            self.first_step_s, self.first_step_count, self.state = time.monotonic(), step, "training"
+
+    def _report(self, step: int, loss: float | None) -> None:
+        self._samples.append((time.monotonic(), step))
+        (start_s, start), (now_s, now) = self._samples[0], self._samples[-1]
+        rate = (now - start) / (now_s - start_s) if now_s > start_s else 0.0
+        examples = rate * self._program.config.data.global_batch_size
+        self.progress = Progress(self.epoch, self._epochs, step, self.planned, rate, examples, loss, self.metrics)
+        self._reporter.progress(self.progress)
+
+    def loss(self) -> float | None:
+        """The mean loss of the running epoch; None right after its reset."""
+        own = self._program.own_step
+        measured = self._program.network.metrics if own is None else [own.running_loss]
+        metric = next((metric for metric in measured if own is not None or metric.name == "loss"), None)
+        if metric is None:
+            return None
+        read = self._own_part if isinstance(self._program.config.cluster, choices.MultiWorkerMirrored) else _read
+        return running_mean(lambda: float(read(metric.total)), lambda: float(read(metric.count)))
+
+    def _own_part(self, variable: tf.Variable) -> Any:
+        """What this process has added: reading the whole would be a collective, of which the others know nothing."""
+        return self._program.distribution.strategy.experimental_local_results(variable)[0].numpy()
+
+
+def running_mean(read_total: Callable[[], float], read_count: Callable[[], float]) -> float | None:
+    """Total by count of a metric that other processes add to meanwhile; None where nothing has been added yet.
+
+    The two may be on different parameter servers, and a step may end between two reads. A pair that is read twice
+    without a change is taken. Where steps end too fast for that, the total is divided by the mean of the counts before
+    and after it, which errs to neither side.
+    """
+    before, total, after = read_count(), read_total(), read_count()
+    for _ in range(_READS):
+        again = read_total()
+        if before == after and (total == again or math.isnan(again)):
+            break
+        before, total, after = after, again, read_count()
+    return total * 2 / (before + after) if before else None
+
+
+def iterations(program: Program) -> int:
+    """Steps applied so far."""
+    return int(_read(program.optimizer.iterations))
+
+
+def _read(variable: tf.Variable) -> Any:
+    return tf.convert_to_tensor(variable).numpy()

@@ -1,0 +1,43 @@
+"""Where a training resumes, whoever has saved it, and with epochs and batches of whatever size."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from psrun.checkpoint.manifest import Position
+from psrun.program.compiled_model import Program
+from psrun.results.events import Reporter
+from psrun.training.trainer import Trainer
+
+
+def restored_by_trainer(built: Program, trainer: Trainer, reporter: Reporter) -> Position | None:
+    """Where the training resumes from a backup that psrun did not take."""
+    began_s = time.monotonic()
+    found = trainer.restore(built)
+    if found is not None:
+        seconds = round(time.monotonic() - began_s, 3)
+        reporter.emit("restored", step=found.scheduled, path="trainer.callbacks: BackupAndRestore",
+                      epochs=found.epochs, steps=found.steps, seconds=seconds)  # fmt: skip
+    return found
+
+
+def taken_up(built: Program, position: Position, reporter: Reporter) -> Position:
+    """Where to go on, though epochs may have another length now, and batches another size."""
+    steps, order = built.config.trainer.num_steps, built.order
+    if position.steps >= steps:
+        position = replace(position, epochs=position.epochs + 1, steps=0)
+    if order is None:
+        return replace(position, batch=0, order=None)
+    batch, left_out = order.taken_up(position.batch, position.order)
+    into = batch % order.batches_per_pass
+    together = steps == order.batches_per_pass and built.config.trainer.FIXED_EPOCHS
+    if together and into != position.steps:  # an epoch and a pass begin together
+        if into:
+            left_out = order.num_examples - into * order.batch_size
+            batch += order.batches_per_pass - into
+        if position.steps:
+            position = replace(position, epochs=position.epochs + 1, steps=0)
+    if left_out:
+        reporter.warn(f"the pass was begun with other batches or epochs: {left_out:,} examples of it are left out")
+    return replace(position, batch=batch, order=order.geometry)
