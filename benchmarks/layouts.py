@@ -30,7 +30,6 @@ import numpy as np
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from psrun.stop import Stop
 from support import SMALL, run_config
 
 from psrun.checkpoint.checkpoints import Checkpoints
@@ -38,6 +37,7 @@ from psrun.checkpoint.manifest import Position
 from psrun.checkpoint.store import Store
 from psrun.cluster import inprocess, placement, strategy
 from psrun.config import choices
+from psrun.process import Stop
 from psrun.program import compiled_model
 from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
