@@ -1,6 +1,6 @@
 """The experiments of the field in full, one after the other, and a picture of the report of each.
 
-    python benchmarks/experiments.py [NAME...] [--folder runs/experiments] [--pictures docs/experiments]
+    python benchmarks/experiments.py [NAME...] [--folder runs/experiments] [--pictures docs/img/experiments]
 
 Each is run by the command that stands in its file under experiments/; of the cluster of `fault_drill` a worker and then
 a parameter server are killed. Pictures are taken by Chromium (the test extra brings playwright).
@@ -57,7 +57,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"by default all: {', '.join((*SWEEPS, DRILL))}")
     parser.add_argument("--folder", type=Path, default=Path("runs/experiments"), help="of runs and data")
-    parser.add_argument("--pictures", type=Path, default=Path("docs/experiments"))
+    parser.add_argument("--pictures", type=Path, default=Path("docs/img/experiments"))
     given = parser.parse_args()
     unknown = [name for name in given.names if name not in (*SWEEPS, DRILL)]
     if unknown:

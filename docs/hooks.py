@@ -1,4 +1,4 @@
-"""mkdocs asks here for its pages and their order."""
+"""Gives mkdocs the generated pages and the navigation."""
 
 from __future__ import annotations
 
@@ -8,32 +8,71 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from pages import pages
 
-_MADE = pages()
+_GENERATED = pages()
+_GROUPS = [{Path(path).stem: path} for path in _GENERATED if path.startswith("reference/groups/")]
+
+_TUTORIALS = [
+    {"Your CSV in fifteen minutes": "tutorials/your-csv.md"},
+    {"A project with your own code": "tutorials/own-project.md"},
+]
+_ENGINES = [
+    {"Where to run": "guides/engines/index.md"},
+    {"This machine": "guides/engines/local.md"},
+    {"Processes that you start": "guides/engines/tf_config.md"},
+    {"Slurm": "guides/engines/slurm.md"},
+    {"Kubernetes": "guides/engines/kubernetes.md"},
+    {"Ray": "guides/engines/ray.md"},
+]
+_GUIDES = [
+    {"Configure a run": "guides/configuration.md"},
+    {"Read data from files": "guides/files.md"},
+    {"Who reads which example": "guides/visitation.md"},
+    {"Labels that are words": "guides/labels.md"},
+    {"Large embedding tables": "guides/large-tables.md"},
+    {"Save and resume": "guides/checkpoints.md"},
+    {"Evaluate": "guides/evaluation.md"},
+    {"Export and predict": "guides/exports.md"},
+    {"Run a sweep": "guides/sweeps.md"},
+    {"Watch and compare runs": "guides/reports.md"},
+    {"Workers with several GPUs": "guides/gpus.md"},
+    {"Your own model and data": "guides/own-components.md"},
+    {"Losses, metrics and weights": "guides/losses.md"},
+    {"Loops, hooks and callbacks": "guides/own-loops.md"},
+    {"Engines": _ENGINES},
+]
+_REFERENCE = [
+    {"Run folder and exit codes": "reference/run-folder.md"},
+    {"Groups": _GROUPS},
+    {"Keys without a group": "reference/keys.md"},
+    {"Commands": "reference/commands.md"},
+    {"Errors": "reference/errors.md"},
+    {"Changelog": "reference/changelog.md"},
+]
+_EXPLANATION = [
+    {"How a run works": "explanation/design.md"},
+    {"Partitioners and placement": "explanation/placement.md"},
+    {"Speed": "explanation/speed.md"},
+    {"What faults cost": "explanation/faults.md"},
+    {"How far one coordinator goes": "explanation/scale.md"},
+    {"Experiments": "explanation/experiments.md"},
+    {"Which optimizer": "explanation/optimizers.md"},
+    {"From TensorFlow's documents": "explanation/tensorflow.md"},
+    {"Contributing": "contributing.md"},
+]
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    groups = [{Path(path).stem: path} for path in _MADE if path.startswith("groups/")]
     config.nav = [
-        {"Guide": "index.md"},
-        {"Your CSV in five minutes": "tutorials/your-csv.md"},
-        {"From the tutorials": "from_the_tutorials.md"},
-        {"Groups": groups},
-        {"Losses, metrics, weights": "losses.md"},
-        {"Own loops and hooks": "own_loops.md"},
-        {"Experiments": "experiments.md"},
-        {"Workers with several GPUs": "replicas.md"},
-        {"Labels that are words": "labels.md"},
-        {"Which optimizer": "optimizers.md"},
-        {"Scale": "scale.md"},
-        {"Keys of a run": "keys.md"},
-        {"Verbs": "verbs.md"},
-        {"Errors": "errors.md"},
-        {"Changelog": "changelog.md"},
+        {"Overview": "index.md"},
+        {"Tutorials": _TUTORIALS},
+        {"How-to guides": _GUIDES},
+        {"Reference": _REFERENCE},
+        {"Explanation": _EXPLANATION},
     ]
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    for path, text in _MADE.items():
+    for path, text in _GENERATED.items():
         files.append(File.generated(config, path, content=text))
     return files

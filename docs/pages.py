@@ -1,4 +1,4 @@
-"""The pages of the documentation site, made of README, conf/, docstrings and --help, so that nothing is said twice."""
+"""The generated pages of the documentation site: from README, conf/, docstrings and --help."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ from psrun.cli.main import VERBS
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
+_PAGE_OF = {
+    "experiments": "reference/groups/experiment.md",
+    "CHANGELOG.md": "reference/changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
 _LINK = re.compile(r"(?<!!)\[([^]]+)\]\((?!https?:|#)([^)]+)\)")
 
 
 def pages() -> dict[str, str]:
-    """The text of each page by its path within docs/, in the order in which they are read."""
-    named = {f"groups/{name}.md": _group(name) for name in groups()}
+    """The text of each generated page by its path within docs/."""
     return {
         "index.md": _linked((ROOT / "README.md").read_text(encoding="utf-8")),
-        **named,
-        "keys.md": _keys(),
-        "verbs.md": _verbs(),
-        "errors.md": _errors(),
-        "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
+        "contributing.md": _linked((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")),
+        **{f"reference/groups/{name}.md": _group(name) for name in groups()},
+        "reference/keys.md": _keys(),
+        "reference/commands.md": _commands(),
+        "reference/errors.md": _errors(),
+        "reference/changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
     }
 
 
@@ -43,17 +48,13 @@ def choices(group: str) -> list[Path]:
 
 
 def _linked(text: str) -> str:
-    """README's links to files lead to the pages that show them; where there is none, the name of the file is enough."""
+    """Points links to files of the repository to their pages. A file without a page keeps only its name."""
 
     def page(link: re.Match[str]) -> str:
         text, target = link.groups()
-        if target == "experiments":
-            return f"[{text}](groups/experiment.md)"
-        if re.fullmatch(r"docs/[\w/-]+\.md", target):
+        if target.startswith("docs/"):
             return f"[{text}]({target})"
-        if target.startswith("conf/"):
-            return f"[{text}](groups/{Path(target).parent.name}.md#{Path(target).stem})"
-        return f"`{text}`"
+        return f"[{text}]({_PAGE_OF[target]})" if target in _PAGE_OF else f"`{text}`"
 
     return _LINK.sub(page, text).replace("](docs/", "](")
 
@@ -110,8 +111,8 @@ def _keys() -> str:
 
 
 @mock.patch.dict(os.environ, COLUMNS="80")  # as wide as argparse makes its help
-def _verbs() -> str:
-    parts = ["# Verbs"]
+def _commands() -> str:
+    parts = ["# Commands"]
     for verb, module in VERBS.items():
         text = help_of(module)
         parts += [f"## psrun {verb}", _code(text, "text")]

@@ -83,7 +83,7 @@ SHELLS = {
 
 @pytest.fixture(params=SHELLS)
 def shell(request, tmp_path):
-    """A shell with the line that the README gives, in a folder with a psrun that is this one."""
+    """A shell with the line that docs/guides/configuration.md gives, in a folder with a psrun that is this one."""
     pexpect = pytest.importorskip("pexpect")
     program = shutil.which(request.param)
     if program is None:

@@ -32,7 +32,7 @@ def pages() -> dict[str, str]:
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_every_choice_has_a_section_with_its_comment_keys_and_code(pages, file):
     sections = dict(
-        re.findall(r"^## (\S+) .*?\n(.*?)(?=^## |\Z)", pages[f"groups/{file.parent}.md"], flags=re.M | re.S)
+        re.findall(r"^## (\S+) .*?\n(.*?)(?=^## |\Z)", pages[f"reference/groups/{file.parent}.md"], flags=re.M | re.S)
     )
     text = (ROOT / "conf" / file).read_text()
     node = yaml.safe_load(text)
@@ -48,12 +48,12 @@ def test_every_choice_has_a_section_with_its_comment_keys_and_code(pages, file):
 def test_every_key_verb_and_error_is_there(pages):
     plain = yaml.safe_load((ROOT / "conf" / "config.yaml").read_text())
     for key in set(plain) - {"hydra"}:
-        assert re.search(rf"^{key}:", pages["keys.md"], flags=re.M)
+        assert re.search(rf"^{key}:", pages["reference/keys.md"], flags=re.M)
     for verb in VERBS:
-        assert f"usage: psrun {verb} " in pages["verbs.md"]
+        assert f"usage: psrun {verb} " in pages["reference/commands.md"]
     for name, kind in vars(errors).items():
         if isinstance(kind, type) and issubclass(kind, errors.PsrunError):
-            assert f"`{name}`" in pages["errors.md"]
+            assert f"`{name}`" in pages["reference/errors.md"]
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ def test_as_many_steps_as_fill_a_tenth_of_a_second_and_an_epoch_evenly():
     assert chosen(0.0125, 100, 2) == 5  # 8 would leave a rest, and 5 is more than half of it
     assert chosen(0.001, 7, 2) == 7
     assert chosen(0.001, 97, 2) == 90
-    assert [chosen(0.02, 10_000, n) for n in (2, 30, 64, 256)] == [5, 5, 10, 40]  # docs/scale.md: 11 and 42
+    assert [chosen(0.02, 10_000, n) for n in (2, 30, 64, 256)] == [5, 5, 10, 40]  # docs/explanation/scale.md: 11 and 42
 
 
 @pytest.mark.parametrize("trainer", ["fit", "custom_loop"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from psrun.config import choices
 
 # How long a closure is to take where the number of its steps is chosen. Its dispatch costs a millisecond or two of the
-# coordinator's one thread (docs/scale.md), which is to be busy half of the time at most however many workers there are.
+# coordinator's one thread (docs/explanation/scale.md), which is to be busy half of the time at most, however many
+# workers there are.
 CLOSURE_S = 0.1
 _CLOSURE_PER_WORKER_S = 0.0033
 _MOST_CHOSEN = 200

@@ -1,0 +1,15 @@
+# Three commands for working on psrun. .ci/run has everything that must pass before a change lands.
+.PHONY: install check test
+
+install:  ## psrun, editable, with the tools for tests and documentation, in .venv
+	python3 -m venv .venv
+	.venv/bin/pip install -q -e '.[test,docs]'
+
+check:  ## style, types and the documentation
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/mkdocs build --strict -q
+
+test:  ## the default tiers, two tests at a time
+	.venv/bin/pytest -n 2
