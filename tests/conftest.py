@@ -140,7 +140,7 @@ def train(cluster_spec, images, tmp_path, request):
         folder = into or RunFolder.create(tmp_path / f"run{next(count)}", raw={})
 
         def connect(cluster, partitioner, topology):
-            if not config.parameter_servers:
+            if not config.cluster.has_parameter_servers:
                 return strategy.connect(cluster, partitioner)
             replicas = cluster.replicas_per_worker
             spec = cluster_spec[num_workers] if replicas is None else request.getfixturevalue("replicated_spec")

@@ -46,20 +46,20 @@ def prepare(cluster: choices.Cluster, topology: Topology | None) -> None:
 
     Blocks until every task of a synchronous cluster is there.
     """
-    if isinstance(cluster, choices.InProcess):
+    if cluster.has_parameter_servers and not cluster.has_server_processes:
         tf.config.threading.set_inter_op_parallelism_threads(inprocess.NUM_INTER_OP_THREADS)
-    if isinstance(cluster, choices.InProcess | choices.Local):
+    if cluster.has_parameter_servers and not cluster.started_elsewhere:
         # What servers run for a coordinator they run with its options. Where several share cores, threads that spin
         # while they wait for work took 7 % of the time. No public option reaches it; a test pins this one.
         calm = tf.compat.v1.ConfigProto.Experimental(disable_thread_spinning=True)
         context.context()._config = tf.compat.v1.ConfigProto(experimental=calm)
-    if isinstance(cluster, choices.ParameterServers):
+    if cluster.has_parameter_servers:
         # Workers keep the tables of a chief that has gone. TensorFlow names tables by numbers that start anew in every
         # process: the next chief's could meet another one's, "already initialized with different data".
         lookup_ops.KeyValueTensorInitializer._shared_name = property(lambda self: uuid.uuid4().hex)
-    if isinstance(cluster, choices.Local | choices.Unsupervised):
+    if cluster.has_server_processes:
         tf.config.set_visible_devices([], "GPU")  # the chief would take memory of those that a worker beside it has
-    if isinstance(cluster, choices.MultiWorkerMirrored):
+    if cluster.has_synchronous_workers:
         assert topology is not None
         me, spec = topology.me, tf.train.ClusterSpec(topology.spec())
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(

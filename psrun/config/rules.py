@@ -47,23 +47,23 @@ def _of_the_cluster(config: RunConfig) -> list[Problem]:
 
 def _of_data(config: RunConfig) -> list[Problem]:
     problems, data = [], config.data
-    replicas = getattr(config.cluster, "replicas_per_worker", None) or 1
+    replicas = config.cluster.replicas_per_worker or 1
     if data.global_batch_size < replicas:
         message = f"is {data.global_batch_size}, fewer examples than the {replicas} replicas of a worker"
         problems.append(Problem("data.global_batch_size", f"{message}: some would have none in any step"))
-    if data.audit and not config.parameter_servers:
+    if data.audit and not config.cluster.has_parameter_servers:
         message = "counts what workers of parameter server training are dealt; set it to false"
         problems.append(Problem("data.audit", message))
-    if data.visitation == "dynamic" and not config.parameter_servers:
+    if data.visitation == "dynamic" and not config.cluster.has_parameter_servers:
         message = "is dynamic: tf.data service reads for workers of parameter server training; choose once"
         problems.append(Problem("data.visitation", message))
     if data.sharding is None:
         return problems
     key, asked = "data.sharding", f"is {data.sharding}, a policy for cluster=multi_worker_mirrored"
-    if config.parameter_servers:
+    if config.cluster.has_parameter_servers:
         why = "with parameter servers TensorFlow takes each worker for the only one, and it would do nothing"
         problems.append(Problem(key, f"{asked}; {why}: set it to null and see data.visitation"))
-    elif not isinstance(config.cluster, choices.MultiWorkerMirrored):
+    elif not config.cluster.has_synchronous_workers:
         message = f"{asked}; with cluster={config.cluster.kind} one process reads all the data: set it to null"
         problems.append(Problem(key, message))
     elif data.visitation == "once" and data.sharding in ("file", "off"):
@@ -77,20 +77,20 @@ def _of_data(config: RunConfig) -> list[Problem]:
 def _of_training(config: RunConfig) -> list[Problem]:
     problems = []
     trainer, evaluation = config.trainer, config.evaluation
-    if trainer.run_eagerly and config.parameter_servers:
+    if trainer.run_eagerly and config.cluster.has_parameter_servers:
         problems.append(
             Problem("trainer.run_eagerly", "true cannot be used with parameter servers; debug with cluster=none")
         )
-    if isinstance(evaluation, choices.Validation) and not isinstance(trainer, choices.Fit):
+    if evaluation.runs_on == "fit" and not trainer.uses_fit:
         problems.append(
             Problem("evaluation", "'validation' is done by Model.fit; choose trainer=fit, or evaluation=direct")
         )
-    if isinstance(evaluation, choices.Distributed) and not config.parameter_servers:
+    if isinstance(evaluation, choices.Distributed) and not config.cluster.has_parameter_servers:
         problems.append(
             Problem("evaluation", "'distributed' needs workers of parameter server training; choose exact or direct")
         )
-    if isinstance(config.cluster, choices.MultiWorkerMirrored):
-        if not isinstance(trainer, choices.Fit):
+    if config.cluster.has_synchronous_workers:
+        if not trainer.uses_fit:
             problems.append(Problem("trainer", "cluster=multi_worker_mirrored trains by Model.fit; choose trainer=fit"))
         elif any(str(node.get("_target_", "")).endswith("CSVLogger") for node in trainer.callbacks):
             problems.append(
@@ -119,14 +119,12 @@ def _of_training(config: RunConfig) -> list[Problem]:
 def _of_callbacks(config: RunConfig) -> list[Problem]:
     """Of Keras callbacks."""
     trainer = config.trainer
-    if not isinstance(trainer, choices.Fit):
-        return []
-    checkpoints = isinstance(config.checkpoint, choices.EpochCheckpoints)
-    one_step = config.parameter_servers or trainer.num_steps_packed == 1  # with servers save_freq is refused
+    servers, checkpoints = config.cluster.has_parameter_servers, config.checkpoint.are_taken
+    one_step = servers or trainer.num_steps_packed == 1  # with servers save_freq is refused
     problems = keras_callbacks.backup_problems(trainer.callbacks, checkpoints=checkpoints, one_step=one_step)
-    if config.parameter_servers:
+    if servers:
         setting = keras_callbacks.Setting(
-            sharded=not isinstance(config.partitioner, choices.NoPartitioner),
+            sharded=config.partitioner.splits,
             scheduled=isinstance(config.optimizer.options.get("learning_rate"), Mapping),
         )
         problems += keras_callbacks.problems(trainer.callbacks, setting)
@@ -136,13 +134,13 @@ def _of_callbacks(config: RunConfig) -> list[Problem]:
 def _of_checkpoints(config: RunConfig) -> list[Problem]:
     """Of when checkpoints are taken and what they are compared by."""
     checkpoint, problems = config.checkpoint, []
-    if isinstance(checkpoint, choices.NoCheckpoints):
+    if not checkpoint.are_taken:
         if config.resume is not None:
             problems.append(Problem("checkpoint", "'none' has nothing to resume from; choose checkpoint=epoch"))
         if config.export.at_end:
             problems.append(Problem("export.at_end", "exports the last checkpoint; choose checkpoint=epoch"))
         return problems
-    if checkpoint.every_s is not None and isinstance(config.cluster, choices.MultiWorkerMirrored):
+    if checkpoint.every_s is not None and config.cluster.has_synchronous_workers:
         problems.append(
             Problem("checkpoint.every_s", "cannot be used here: all workers save at the same step; choose every_steps")
         )
@@ -150,7 +148,7 @@ def _of_checkpoints(config: RunConfig) -> list[Problem]:
         problems.append(
             Problem("checkpoint.best_metric", "is known after epochs: checkpoint.every_epochs must have a value")
         )
-    for index, node in enumerate(config.trainer.callbacks if isinstance(config.trainer, choices.Fit) else ()):
+    for index, node in enumerate(config.trainer.callbacks):
         if str(node["_target_"]).endswith("EarlyStopping") and node.get("restore_best_weights"):
             problems.append(
                 Problem(f"trainer.callbacks[{index}]", "restore_best_weights would change the weights after the last "
@@ -167,21 +165,21 @@ def _of_the_sidecar(config: RunConfig) -> list[Problem]:
             problems.append(Problem("export.best", "is done by the evaluator task; choose evaluation=sidecar"))
         return problems
     cluster, kind = config.cluster, evaluation.kind
-    if not isinstance(cluster, choices.Local | choices.Unsupervised):
+    if not cluster.has_server_processes:
         needs = (
             "sets aside a worker that is a process of its own; the workers here are threads of one process"
-            if isinstance(evaluation, choices.SidecarThread)
+            if evaluation.sets_worker_aside
             else "needs an evaluator task"
         )
         message = f"'{kind}' {needs}: choose cluster=local, kubernetes, ray, slurm, tf_config or static"
         problems.append(Problem("evaluation", message))
-    elif isinstance(evaluation, choices.SidecarThread) and getattr(cluster, "num_workers", 2) < 2:
+    elif evaluation.sets_worker_aside and cluster.num_workers == 1:
         problems.append(
             Problem(
                 "cluster.num_workers", f"is 1; '{kind}' sets one worker aside, and another one must be left to train"
             )
         )
-    if isinstance(checkpoint, choices.NoCheckpoints) or config.other_checkpoints is not None:
+    if not checkpoint.are_taken or config.other_checkpoints is not None:
         problems += _of_other_checkpoints(config)
     elif config.export.best and not (checkpoint.best_metric or "").startswith("val_"):
         problems.append(Problem("export.best", "needs checkpoint.best_metric=val_..., to know what is better"))
@@ -208,7 +206,7 @@ def _of_what_follows(config: RunConfig) -> list[Problem]:
     for key, rule in rules.items():
         if rule.metric is not None and rule.mode is None:
             problems.append(Problem(f"{key}.mode", f"must say what is better for {rule.metric}: max or min"))
-        if rule.metric is not None and isinstance(config.cluster, choices.MultiWorkerMirrored):
+        if rule.metric is not None and config.cluster.has_synchronous_workers:
             message = "cannot be used here: each process would decide for itself; see trainer.callbacks"
             problems.append(Problem(f"{key}.metric", message))
     if not 0 < config.reduce_lr.factor < 1:
@@ -219,9 +217,8 @@ def _of_what_follows(config: RunConfig) -> list[Problem]:
         missing, given = ("metric", "mode") if config.sweep.metric is None else ("mode", "metric")
         what = "say what is better (max or min)" if missing == "mode" else "name what is compared"
         problems.append(Problem(f"sweep.{missing}", f"must {what}, as sweep.{given} is given"))
-    trainer, none_here = config.trainer, isinstance(config.evaluation, choices.Sidecar | choices.NoEvaluation)
-    if none_here and isinstance(trainer, choices.Fit):
-        for index, node in enumerate(trainer.callbacks):
+    if config.evaluation.runs_on in (None, "evaluator"):
+        for index, node in enumerate(config.trainer.callbacks):
             name = str(node["_target_"]).rpartition(".")[2]
             monitor = node.get("monitor", keras_callbacks.MONITORS.get(name))
             if str(monitor).startswith("val_") and (name != "ModelCheckpoint" or node.get("save_best_only")):
@@ -237,9 +234,9 @@ def _of_restoring(config: RunConfig) -> list[Problem]:
     if makes and config.resume is None:
         problems.append(Problem("resume", f"mode={config.mode} needs a run that was trained: resume=RUN_FOLDER"))
     if config.mode == "evaluate":
-        if not isinstance(config.evaluation, choices.BetweenEpochs):
+        if config.evaluation.runs_on != "coordinator":
             problems.append(Problem("evaluation", "mode=evaluate needs evaluation=direct, exact or distributed"))
-        if isinstance(config.cluster, choices.MultiWorkerMirrored):
+        if config.cluster.has_synchronous_workers:
             message = "each process of 'multi_worker_mirrored' would evaluate everything; choose local or none"
             problems.append(Problem("cluster", message))
     if config.restore not in ("latest", "best") and not config.restore.isdigit():

@@ -13,7 +13,7 @@ from typing import Any
 from psrun.config import choices, keras_callbacks
 from psrun.config.schema import at_least, one_of
 from psrun.config.targets import Target
-from psrun.config.topology import JOBS
+from psrun.config.topology import DISPATCHER, EVALUATOR, JOBS, Task
 
 MODES = ("train", "plan", "export", "predict", "evaluate")
 CHIEF_ROLES = {"train": "coordinator", "evaluate": "evaluation", "predict": "predictor"}  # modes that use the cluster
@@ -166,11 +166,6 @@ class RunConfig:
     raw: Mapping[str, Any]
 
     @property
-    def parameter_servers(self) -> bool:
-        """Whether the run is trained with parameter servers."""
-        return isinstance(self.cluster, choices.ParameterServers)
-
-    @property
     def uses_cluster(self) -> bool:
         """Whether the workers of the cluster have a part in it; else one process does it."""
         return self.mode in CHIEF_ROLES
@@ -187,8 +182,7 @@ class RunConfig:
         if not isinstance(self.evaluation, choices.Sidecar):
             return None
         folder = self.evaluation.checkpoint_dir
-        none_taken = isinstance(self.checkpoint, choices.NoCheckpoints)
-        if folder is None and none_taken and isinstance(self.trainer, choices.Fit):
+        if folder is None and not self.checkpoint.are_taken:
             folder = keras_callbacks.checkpoint_dir(self.trainer.callbacks)
         return None if folder is None else Path(folder).expanduser()
 
@@ -196,6 +190,24 @@ class RunConfig:
     def data_service(self) -> bool:
         """Whether tf.data service reads for the workers that train."""
         return self.mode == "train" and self.data.visitation == "dynamic"
+
+    @property
+    def num_tasks(self) -> dict[str, int]:
+        """How many tasks each job has, of a cluster of processes whose size the configuration decides."""
+        cluster = self.cluster
+        assert cluster.num_workers is not None
+        assert cluster.num_ps is not None
+        found = {"chief": 1, "ps": cluster.num_ps, "worker": cluster.num_workers}
+        if self.sidecar is not None and not self.sidecar.sets_worker_aside:
+            found[EVALUATOR.job] = 1
+        return found | ({DISPATCHER.job: 1, "data_worker": cluster.num_data_workers} if self.data_service else {})
+
+    @property
+    def evaluator(self) -> Task | None:
+        """The task of such a cluster that evaluates checkpoints; None where none does."""
+        if self.sidecar is None:
+            return None
+        return Task("worker", self.num_tasks["worker"] - 1) if self.sidecar.sets_worker_aside else EVALUATOR
 
     @property
     def needs_network(self) -> bool:

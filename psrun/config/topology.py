@@ -9,9 +9,8 @@ from typing import Any
 
 from psrun.errors import ConfigError, Problem
 
-EVALUATOR = "evaluator"
 DATA_JOBS = ("data_dispatcher", "data_worker")  # of tf.data service, which TensorFlow's cluster knows nothing of
-JOBS = ("chief", "worker", "ps", EVALUATOR, *DATA_JOBS)
+JOBS = ("chief", "worker", "ps", "evaluator", *DATA_JOBS)
 _MASTER = "master"  # what TF_CONFIG called the chief before TensorFlow 2
 
 
@@ -34,6 +33,7 @@ class Task:
 
 CHIEF = Task("chief", 0)
 DISPATCHER = Task("data_dispatcher", 0)
+EVALUATOR = Task("evaluator", 0)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def from_tf_config(text: str | None, *, needed: Sequence[str] = ("worker", "ps")
     except json.JSONDecodeError as error:
         raise ConfigError([Problem("TF_CONFIG", f"is not JSON ({error}): {text[:200]}")]) from error
     task = value.get("task") if isinstance(value, Mapping) else None
-    alone = isinstance(task, Mapping) and task.get("type") == EVALUATOR
+    alone = isinstance(task, Mapping) and task.get("type") == EVALUATOR.job
     cluster = value.get("cluster", {} if alone else None) if isinstance(value, Mapping) else None
     if not isinstance(cluster, Mapping):
         raise ConfigError([Problem("TF_CONFIG", f"needs an object with 'cluster' and 'task', is: {text[:200]}")])
@@ -121,7 +121,7 @@ def make(
     for where in {where for where in addresses.values() if list(addresses.values()).count(where) > 1}:
         both = " and ".join(str(task) for task, other in addresses.items() if other == where)
         problems.append(Problem(key, f"{where} is the address of {both}; each needs its own"))
-    for missing in needed if job != EVALUATOR else ():
+    for missing in needed if job != EVALUATOR.job else ():
         if not any(task.job == missing for task in addresses):
             what = "data.visitation=dynamic" if missing in DATA_JOBS else "parameter server training"
             problems.append(Problem(f"{key}.{missing}", f"is missing: {what} needs one at least"))
@@ -137,7 +137,7 @@ def make(
         problems.append(Problem(f"{task_key}.index", f"is {index}; there is one chief, 0"))
     if problems:
         raise ConfigError(problems)
-    return Topology({task: where for task, where in addresses.items() if task.job != EVALUATOR}, me)
+    return Topology({task: where for task, where in addresses.items() if task.job != EVALUATOR.job}, me)
 
 
 def _addresses(name: str, given: Any, key: str, problems: list[Problem]) -> list[tuple[Task, str]]:

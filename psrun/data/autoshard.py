@@ -8,7 +8,6 @@ from collections.abc import Callable
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import distribute  # for _AutoShardDataset; a test pins it
 
-from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
 
@@ -27,7 +26,7 @@ def policy(run: RunConfig, dataset: Callable[[], tf.data.Dataset]) -> str | None
     Raises:
       ConfigError: files are to be shared out, and the data does not begin with any.
     """
-    if not isinstance(run.cluster, choices.MultiWorkerMirrored):
+    if not run.cluster.has_synchronous_workers:
         return None
     made, name, num_workers = dataset(), run.data.target.name, run.cluster.num_workers
     asked = run.data.sharding or made.options().experimental_distribute.auto_shard_policy.name.lower()

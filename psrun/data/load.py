@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from psrun.config import choices, rules, targets
+from psrun.config import rules, targets
 from psrun.config.run_config import RunConfig
 from psrun.data import labels
 from psrun.data.order import Order
@@ -52,7 +52,7 @@ def load_source(
         problems.append(
             Problem("trainer.steps_per_epoch", "must be given: how many examples there are to train on is not known")
         )
-    if not isinstance(run.evaluation, choices.NoEvaluation) and not source.num_eval_examples:
+    if run.evaluation.runs_on is not None and not source.num_eval_examples:
         problems.append(Problem("evaluation", "there are no evaluation examples; choose evaluation=none"))
     problems += labels.problems(source, vocabulary)
     if run.resume is not None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.config import choices
 from psrun.evaluation.meters import Evaluation, Measured, Meters
 from psrun.evaluation.shards import SHARDS_PER_WORKER, Shards
 from psrun.program.compiled_model import Program
@@ -20,14 +19,16 @@ from psrun.program.evaluation_sizes import num_eval_batches
 
 
 class ExactEvaluation:
-    """Evaluates a program on its workers, between epochs, when no step runs."""
+    """Evaluates a program on its workers, between epochs, when no step runs.
 
-    def __init__(self, program: Program) -> None:
-        config = program.config
-        assert isinstance(config.evaluation, choices.Exact)
-        wanted = config.evaluation.num_shards or SHARDS_PER_WORKER * program.distribution.num_workers
+    Args:
+      num_shards: in how many closures; None for a few a worker. Never more than there are batches.
+    """
+
+    def __init__(self, program: Program, num_shards: int | None = None) -> None:
+        wanted = num_shards or SHARDS_PER_WORKER * program.distribution.num_workers
         self._meters = Meters(program)  # outside the strategy's scope: their variables are here
-        num_shards = max(1, min(num_eval_batches(config, program.source), wanted))
+        num_shards = max(1, min(num_eval_batches(program.config, program.source), wanted))
         self._shards = Shards(program, num_shards, self._measured)
         spec = self._shards.spec
         mean = tf.nest.map_structure(lambda losses: tf.TensorSpec([], losses.dtype), spec.losses)

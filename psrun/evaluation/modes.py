@@ -35,15 +35,15 @@ def make(program: Program) -> Evaluator | None:
     Raises:
       ConfigError: the evaluation data never ends, or is not what the model is trained on.
     """
-    if isinstance(program.config.evaluation, choices.NoEvaluation):
+    if program.config.evaluation.runs_on is None:
         return None
     _check_data(program)
     workers = program.distribution.coordinator is not None
     match program.config.evaluation:
         case choices.Direct():
             return DirectEvaluation(program)
-        case choices.Exact():
-            return ExactEvaluation(program) if workers else DirectEvaluation(program, mode="exact")
+        case choices.Exact(num_shards=num_shards):
+            return ExactEvaluation(program, num_shards) if workers else DirectEvaluation(program, mode="exact")
         case choices.Distributed():
             return DistributedEvaluation(program)
         case choices.Validation() if workers:

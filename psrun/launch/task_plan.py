@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from psrun.config import choices, topology
+from psrun.config import topology
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import Task
-
-EVALUATOR = Task("evaluator", 0)
 
 
 @dataclass(frozen=True)
@@ -38,15 +36,10 @@ class Lineup:
 
 def of(run_config: RunConfig) -> Lineup:
     """The tasks of a supervised run."""
-    cluster, sidecar = run_config.cluster, run_config.sidecar
-    if isinstance(cluster, choices.MultiWorkerMirrored):  # whose chief is a worker too
-        return Lineup({"worker": cluster.num_workers - 1, "chief": 1}, ("worker", "chief"), (), None)
-    assert isinstance(cluster, choices.Local)
-    jobs = {"ps": cluster.num_ps, "worker": cluster.num_workers, "chief": 1}
-    if run_config.data_service:
-        jobs |= {topology.DISPATCHER.job: 1, "data_worker": cluster.num_data_workers}
-    evaluator = EVALUATOR if sidecar else None
-    if isinstance(sidecar, choices.SidecarThread):
-        evaluator = Task("worker", cluster.num_workers - 1)
+    num_tasks, cluster = run_config.num_tasks, run_config.cluster
+    if cluster.has_synchronous_workers:  # whose chief is a worker too
+        return Lineup({"worker": num_tasks["worker"] - 1, "chief": 1}, ("worker", "chief"), (), None)
+    jobs = {job: num_tasks[job] for job in ("ps", "worker", "chief", *topology.DATA_JOBS) if job in num_tasks}
     # A chief that starts again would leave its tables behind in parameter servers that do not.
-    return Lineup(jobs, ("ps", "chief"), ("ps", "worker", "evaluator", *topology.DATA_JOBS), evaluator)
+    serving = ("ps", "worker", "evaluator", *topology.DATA_JOBS)
+    return Lineup(jobs, ("ps", "chief"), serving, run_config.evaluator)

@@ -13,7 +13,7 @@ import tf_keras
 from psrun import layers, tf_internals
 from psrun.cluster import variable_creation
 from psrun.cluster.strategy import Distribution
-from psrun.config import choices, targets
+from psrun.config import targets
 from psrun.config.run_config import RunConfig
 from psrun.data import autoshard, labels
 from psrun.data.order import Order
@@ -153,7 +153,7 @@ class Program:
             trained = self.source.train(batch_size=1, seed=tf.constant(0, tf.int64)).element_spec
         if len(trained) > 2:
             return True
-        evaluated = self.source.num_eval_examples and not isinstance(self.config.evaluation, choices.NoEvaluation)
+        evaluated = self.source.num_eval_examples and self.config.evaluation.runs_on is not None
         return bool(evaluated) and len(self.evaluation_dataset().element_spec) > 2
 
     @functools.cached_property
@@ -216,13 +216,14 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
     """
     with variable_creation.in_place(), distribution.strategy.scope():
         model = make_model(run, source)
-        if run.parameter_servers and not isinstance(run.partitioner, choices.NoPartitioner):
+        if run.cluster.has_parameter_servers and run.partitioner.splits:
             refuse_single_files(model.network)
         made, loss = objective.metrics_of(model, task_of(source)), objective.loss_of(model, task_of(source))
         own = OwnStep(model.network, distribution.strategy.num_replicas_in_sync) if is_in(model.network) else None
         program = Program(run, source, model, distribution, own)
-        counters = [ExamplesSeen()] if isinstance(run.evaluation, choices.Validation) else []
-        exact = isinstance(run.evaluation, choices.Validation) and run.parameter_servers
+        by_fit = run.evaluation.runs_on == "fit"
+        counters = [ExamplesSeen()] if by_fit else []
+        exact = by_fit and run.cluster.has_parameter_servers
         model.network.compile(
             optimizer=targets.called(run.optimizer),
             loss=loss,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from psrun.config import choices
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
 from psrun.program.replicas import Replicas
@@ -29,6 +28,6 @@ def metric_names(program: Program) -> list[str]:
         with program.distribution.strategy.scope():
             own.trace(program.batch_spec, Replicas(program).run)
     names = usual if own is None else [*own.names]
-    if not isinstance(program.config.evaluation, choices.NoEvaluation):
+    if program.config.evaluation.runs_on is not None:
         names += [f"val_{name}" for name in usual]
     return names

@@ -53,12 +53,12 @@ class Chief:
         self._cluster, self._partitioner = run_config.cluster, run_config.partitioner
         self._folder, self._reporter, self._topology, self._give_up = folder, reporter, topology, give_up
         # Servers end where nobody listens there for too long; TensorFlow does once it connects, and data comes before.
-        waits = topology is not None and isinstance(self._cluster, choices.Local | choices.Unsupervised)
+        waits = topology is not None and self._cluster.has_server_processes
         self._door = Door(topology.addresses[CHIEF]) if waits and topology and CHIEF in topology.addresses else None
         self.pulse, self._told_s = Pulse(), time.monotonic()
         self.session: Session | None = None
         # Whoever started the tasks of such a cluster restarts them, and writes down nothing.
-        self._alone = isinstance(self._cluster, choices.Unsupervised) and process.SUPERVISOR_PID not in os.environ
+        self._alone = self._cluster.started_elsewhere and process.SUPERVISOR_PID not in os.environ
         self._loss = self._earlier_loss() if self._alone else None
         self._rows_before = folder.stored().get("recoveries", [])
         self._recoveries = Recoveries(reporter, self._record)
@@ -99,14 +99,14 @@ class Chief:
           PsrunError: one never came up, was lost, or a step failed.
         """
         cluster, topology = self._cluster, self._topology
-        if topology is not None and isinstance(cluster, choices.Local | choices.Unsupervised):
+        if topology is not None and cluster.has_server_processes:
             error = TaskLostError if self._alone else ClusterError  # a supervisor restarts the server itself
             strategy.wait_for_servers(topology, within_s=cluster.connect_timeout_s, error=error)
         with self._watched() as check_servers, failures.named(lambda: self.session, check_servers):
             if self._door:
                 self._door.close()
             yield connect(cluster, self._partitioner, topology)
-        if topology is not None and isinstance(cluster, choices.Unsupervised):
+        if topology is not None and cluster.started_elsewhere:
             server.tell_servers(topology)  # elsewhere the supervisor does
 
     @contextmanager

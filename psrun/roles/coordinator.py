@@ -69,10 +69,11 @@ def run(
     chief = Chief(run_config, folder, reporter, topology, give_up)
     try:
         strategy.prepare(run_config.cluster, topology)
-        if isinstance(run_config.cluster, choices.MultiWorkerMirrored):
+        if run_config.cluster.has_synchronous_workers:
             stop.install()  # again: with its collectives TensorFlow takes SIGTERM for itself
         reporter.emit("start", title=_title(run_config), run_folder=str(folder.path), notes=notes(run_config))
-        folder.update(cluster=_cluster(run_config, topology), versions={name: version(name) for name in _VERSIONS})
+        versions = {name: version(name) for name in _VERSIONS}
+        folder.update(cluster=_cluster(run_config.cluster, topology), versions=versions)
         trainer, hooks = TRAINERS[run_config.trainer.kind](run_config), Hooks(run_config, folder, reporter)
         source = load.load_source(run_config, chief.preparing, folder)
         run_config = load.planned(run_config, source)
@@ -84,8 +85,8 @@ def run(
         compiled_model.start_afresh(run_config.seed)
         with chief.connected(connect) as distribution:
             if run_config.data_service:
-                distribution = replace(distribution, data_service=_data_service(run_config, topology))
-            if run_config.parameter_servers:
+                distribution = replace(distribution, data_service=_data_service(run_config.cluster, topology))
+            if run_config.cluster.has_parameter_servers:
                 folder.update(replicas=_replicas(distribution))
             built = compiled_model.build(run_config, source, distribution)
             compiled_model.build_state(built)
@@ -113,46 +114,30 @@ def _replicas(distribution: strategy.Distribution) -> dict[str, Any]:
     return {"per_worker": len(names), "devices": names}
 
 
-def _data_service(run_config: RunConfig, topology: Topology | None) -> str:
+def _data_service(cluster: choices.Cluster, topology: Topology | None) -> str:
     """Where the dispatcher is asked; it is started where this is the only process."""
-    if isinstance(run_config.cluster, choices.InProcess):
-        return data_service.start_here(run_config.cluster.num_data_workers)
-    assert topology is not None
-    return data_service.target(topology)
+    return data_service.start_here(cluster.num_data_workers) if topology is None else data_service.target(topology)
 
 
 def notes(run_config: RunConfig) -> list[str]:
     """What a person should know of this run before it starts."""
     found = []
-    if not run_config.parameter_servers and not isinstance(run_config.partitioner, choices.NoPartitioner):
+    if run_config.partitioner.splits and not run_config.cluster.has_parameter_servers:
         found.append(f"partitioner={run_config.partitioner.kind} has no effect without parameter servers")
     return found
 
 
 def _title(run_config: RunConfig) -> str:
-    cluster = run_config.cluster
-    size = ""
-    if isinstance(cluster, choices.InProcess | choices.Local | choices.Slurm):
-        size = f" ({cluster.num_workers} workers, {cluster.num_ps} ps)"
-    elif isinstance(cluster, choices.MultiWorkerMirrored):
-        size = f" ({cluster.num_workers} workers)"
-    return f"{run_config.model.name.rpartition('.')[2]} on {cluster.kind}{size}, {run_config.trainer.kind}"
+    model = run_config.model.name.rpartition(".")[2]
+    return f"{model} on {run_config.cluster.title}, {run_config.trainer.kind}"
 
 
-def _num_workers(run_config: RunConfig, topology: Topology | None) -> int:
-    """That train."""
-    if topology is not None and run_config.parameter_servers:
-        return len(topology.of("worker"))
-    return getattr(run_config.cluster, "num_workers", 1)
-
-
-def _cluster(run_config: RunConfig, topology: Topology | None) -> dict[str, Any]:
-    num_ps = len(topology.of("ps")) if topology else getattr(run_config.cluster, "num_ps", 0)
-    return {
-        "topology": run_config.cluster.kind,
-        "num_workers": _num_workers(run_config, topology),
-        "num_ps": num_ps,
-    }
+def _cluster(cluster: choices.Cluster, topology: Topology | None) -> dict[str, Any]:
+    """The cluster in run.json, with the workers that train."""
+    num_workers, num_ps = cluster.num_workers, cluster.num_ps
+    if topology is not None and cluster.has_parameter_servers:  # of the workers one may be set aside
+        num_workers, num_ps = len(topology.of("worker")), len(topology.of("ps"))
+    return {"topology": cluster.kind, "num_workers": num_workers, "num_ps": num_ps}
 
 
 def _report_placement(built: compiled_model.Program, folder: RunFolder, reporter: Reporter) -> None:
@@ -164,8 +149,8 @@ def _report_placement(built: compiled_model.Program, folder: RunFolder, reporter
     for text in cost.of_dense_tables(built.optimizer, placed):
         reporter.warn(text)
     run_config = built.config
-    if run_config.parameter_servers and isinstance(run_config.partitioner, choices.FixedShards):
-        wanted = run_config.partitioner.num_shards
+    wanted = run_config.partitioner.num_shards
+    if run_config.cluster.has_parameter_servers and wanted is not None:
         placement.check_rows(placed, wanted)
         short = placement.with_fewer_rows(placed, wanted)
         if short:
@@ -209,7 +194,7 @@ def _train(
             start = backup
             following.go_on(backup.scheduled)
     start = resume.taken_up(built, start, reporter)
-    synchronous = isinstance(run_config.cluster, choices.MultiWorkerMirrored)
+    synchronous = run_config.cluster.has_synchronous_workers
     session = Session(
         built,
         reporter,
@@ -253,7 +238,7 @@ def _train(
 
 def _record_evaluator(run_config: RunConfig, folder: RunFolder) -> None:
     """Puts what the evaluator task found last into run.json: it may have ended before the training."""
-    if isinstance(run_config.evaluation, choices.Sidecar):
+    if run_config.evaluation.runs_on == "evaluator":
         for found, _ in list(meters.kept(folder.evaluations, run_config.evaluation.kind))[-1:]:
             folder.update(metrics={**folder.stored().get("metrics", {}), **found.values}, evaluation=asdict(found))
 

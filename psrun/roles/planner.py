@@ -102,19 +102,13 @@ def make(
 
         tf.function(state).get_concrete_function()
     placed = _place(recorder, built, run_config, rule)
-    if run_config.parameter_servers and isinstance(run_config.partitioner, choices.FixedShards):
+    if run_config.cluster.has_parameter_servers and run_config.partitioner.num_shards is not None:
         placement.check_rows(placed, run_config.partitioner.num_shards)
-    if _on_this_machine(run_config.cluster):
+    if run_config.cluster.has_parameter_servers and not run_config.cluster.spans_machines:
         placement.check_memory(placed, psutil.virtual_memory().total if memory_bytes is None else memory_bytes)
     total = sum(gradients.values(), Traffic())
     by_task = _by_task(gradients, placed, run_config)
     return Plan(placed, total, gradients, by_task, cost.of_dense_tables(built.optimizer, placed))
-
-
-def _on_this_machine(cluster: choices.Cluster) -> bool:
-    """Whether all parameter servers are."""
-    elsewhere = isinstance(cluster, choices.Ray) and cluster.address is not None
-    return isinstance(cluster, choices.InProcess | choices.Local) and not elsewhere
 
 
 class _Recorder:
@@ -152,7 +146,7 @@ def _place(
         assert partition is not None
         return partition(shape=tf.TensorShape(variable.shape), dtype=tf.as_dtype(variable.dtype))[0]
 
-    rule = rule or placement.RULES[getattr(run_config.cluster, "placement", "greedy")]
+    rule = rule or placement.RULES[run_config.cluster.placement]
     placed = placement.predicted(planned, num_ps=num_ps, num_shards=num_shards if partition else None, rule=rule)
     return [shard for shard in placed if shard.kind != "other"]
 
@@ -166,7 +160,7 @@ def _traffic(built: compiled_model.Program) -> dict[str, Traffic]:
         prediction = built.network(features, training=True)
         loss = built.network.compute_loss(features, label, prediction, weight)
     variables = built.network.trainable_variables
-    replicas = getattr(built.config.cluster, "replicas_per_worker", None) or 1
+    replicas = built.config.cluster.replicas_per_worker or 1
     found = {}
     for variable, gradient in zip(variables, tape.gradient(loss, variables)):
         whole = math.prod(variable.shape) * variable.dtype.size
@@ -183,7 +177,7 @@ def _traffic(built: compiled_model.Program) -> dict[str, Traffic]:
 
 def _by_task(gradients: dict[str, Traffic], placed: list[Placed], run_config: RunConfig) -> dict[str, Traffic]:
     """As in `Plan.traffic_by_task`."""
-    if not run_config.parameter_servers:
+    if not run_config.cluster.has_parameter_servers:
         return {}
     num_workers, _ = _size(run_config)
     found = dict.fromkeys(_tasks(run_config), Traffic())
@@ -227,12 +221,12 @@ def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, cons
     console.print(placement_table(plan.placed, "Placement"))
     console.print()
     console.print(_tasks_table(plan, run_config))
-    if isinstance(cluster, choices.MultiWorkerMirrored):
+    if cluster.has_synchronous_workers:
         say(f"Each of the {cluster.num_workers} workers, the chief among them, holds a copy of all of this.")
     say("Variables only: TensorFlow itself, the input pipeline and activations come on top.\n")
     batch, steps = run_config.data.global_batch_size, trainer.epochs * trainer.num_steps
     traffic = plan.traffic
-    if run_config.parameter_servers:
+    if run_config.cluster.has_parameter_servers:
         say(
             f"Each step of a worker reads at most {decimal(traffic.read_bytes)} from the parameter servers and "
             f"pushes at most {decimal(traffic.pushed_bytes)} of gradients"
@@ -251,7 +245,7 @@ def _tasks(run_config: RunConfig) -> list[str]:
 
 def _size(run_config: RunConfig) -> tuple[int, int]:
     """Workers and parameter servers that train; (0, 0) where everything is done in one process."""
-    aside = isinstance(run_config.evaluation, choices.SidecarThread)
+    aside = run_config.evaluation.sets_worker_aside
     match run_config.cluster:
         case choices.InProcess(num_workers=num_workers, num_ps=num_ps):
             return num_workers, max(1, num_ps)

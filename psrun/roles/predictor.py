@@ -51,7 +51,7 @@ def run(
     Raises:
       PsrunError: there is no such checkpoint, nothing to predict, or the file cannot be written.
     """
-    if not run_config.parameter_servers:
+    if not run_config.cluster.has_parameter_servers:
         _run_here(run_config, folder, console, started_s)
         return
     options: dict[str, Any] = {"started_s": started_s, "topology": topology, "give_up": give_up, "connect": connect}

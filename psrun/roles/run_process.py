@@ -197,9 +197,9 @@ def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], star
 
 def _isolated(run: RunConfig) -> str | None:
     """Moves this process, and those it will start, where nobody else reaches its servers; a note where it cannot."""
-    wanted = getattr(run.cluster, "isolate", False)
-    if isinstance(run.cluster, choices.Ray) and run.cluster.address is not None:
-        return None  # whose nodes must reach each other
+    wanted = run.cluster.isolate
+    if run.cluster.spans_machines:
+        return None  # which must reach each other
     if wanted is False or not run.uses_cluster or process.SUPERVISOR_PID in os.environ:
         return None
     if wanted == "auto" and run.needs_network:

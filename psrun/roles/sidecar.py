@@ -20,7 +20,6 @@ from psrun.checkpoint.manifest import Manifest
 from psrun.checkpoint.sources import KerasCheckpoints, Restored, RunCheckpoints, Source
 from psrun.checkpoint.store import Store, is_better
 from psrun.cluster import strategy
-from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task
 from psrun.data import load
@@ -68,8 +67,8 @@ class Sidecar:
     """
 
     def __init__(self, run_config: RunConfig, folder: RunFolder, console: Sink, me: Task) -> None:
-        assert isinstance(run_config.evaluation, choices.Sidecar)
-        self._run, self._evaluation, self._folder, self._me = run_config, run_config.evaluation, folder, me
+        assert run_config.sidecar is not None
+        self._run, self._evaluation, self._folder, self._me = run_config, run_config.sidecar, folder, me
         self._store = Store(folder.checkpoints)
         self._source: Source = RunCheckpoints(self._store)
         others = run_config.other_checkpoints
@@ -238,9 +237,8 @@ class Sidecar:
     def _compare(self, found: Evaluation, held: Manifest) -> None:
         """What follows for the checkpoints of the run: which one is the best, and its export."""
         checkpoint, step = self._run.checkpoint, found.step
-        assert isinstance(checkpoint, choices.EpochCheckpoints)
         metric = checkpoint.best_metric
-        if metric in found.values:  # else it is one of the training, which the chief compares
+        if metric is not None and metric in found.values:  # else it is one of the training, which the chief compares
             with contextlib.suppress(OSError, ValueError):  # removed meanwhile
                 self._store.compare(step, metric, found.values[metric], mode=checkpoint.best_mode)
         if self._is_best(found) and self._run.export.best and self._built is not None:
@@ -253,8 +251,6 @@ class Sidecar:
     def _is_best(self, found: Evaluation) -> bool:
         """Whether it is better than all that were seen, of which the checkpoints may be gone."""
         checkpoint = self._run.checkpoint
-        if not isinstance(checkpoint, choices.EpochCheckpoints):
-            return False
         value = found.values.get(checkpoint.best_metric or "")
         better = value is not None and is_better(value, self._best_value, checkpoint.best_mode)
         self._best_value = value if better else self._best_value

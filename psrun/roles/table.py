@@ -88,15 +88,16 @@ def _server(process: Process) -> None:
     # TensorFlow imports Keras where it can, for a fifth of the whole; a server has no use for it.
     sys.modules["tf_keras"] = None  # type: ignore[assignment]
     module, cluster = _import("psrun.roles.server"), process.run.cluster
-    timeout_s = getattr(cluster, "chief_timeout_s")  # noqa: B009 - clusters of one process have no servers
-    replicas = getattr(cluster, "replicas_per_worker")  # noqa: B009 - as above
-    module.run(process.me.topology, process.folder, process.stop, chief_timeout_s=timeout_s, num_replicas=replicas)
+    module.run(
+        *(process.me.topology, process.folder, process.stop),
+        chief_timeout_s=cluster.chief_timeout_s,
+        num_replicas=cluster.replicas_per_worker,
+    )
 
 
 def _data_server(process: Process) -> None:
     sys.modules["tf_keras"] = None  # type: ignore[assignment]
-    module, cluster = _import("psrun.roles.data_server"), process.run.cluster
-    timeout_s = getattr(cluster, "chief_timeout_s")  # noqa: B009 - as above
+    module, timeout_s = _import("psrun.roles.data_server"), process.run.cluster.chief_timeout_s
     module.run(process.me.topology, process.folder, process.stop, chief_timeout_s=timeout_s)
 
 
@@ -107,15 +108,13 @@ def _evaluator(process: Process) -> None:
         module = _import("psrun.roles.sidecar")
         module.run(process.run, process.folder, ConsoleSink(process.console), process.stop, me=topology.me)
         return
-    timeout_s = getattr(process.run.cluster, "chief_timeout_s")  # noqa: B009 - as above
-    module = _import("psrun.roles.evaluator")
+    module, timeout_s = _import("psrun.roles.evaluator"), process.run.cluster.chief_timeout_s
     module.run(process.folder, process.stop, index=topology.me.index, run_timeout_s=timeout_s)
 
 
 def _evaluates(sidecar: choices.Sidecar | None, me: Task) -> bool:
     """Whether this task is the one that evaluates, of those that are no part of the cluster."""
-    aside = isinstance(sidecar, choices.SidecarThread)
-    return sidecar is not None and (me.job == "worker" if aside else me.index == 0)
+    return sidecar is not None and (me.job == "worker" if sidecar.sets_worker_aside else me.index == 0)
 
 
 def _supervisor(process: Process) -> ExitCode:

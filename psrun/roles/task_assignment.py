@@ -42,8 +42,7 @@ class Identity:
 
 def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
     """Raises ConfigError where the task cannot be told."""
-    of_processes = isinstance(run.cluster, choices.Local | choices.Unsupervised)
-    if run.mode != "train" and not (run.uses_cluster and of_processes):
+    if run.mode != "train" and not (run.uses_cluster and run.cluster.has_server_processes):
         role = {"plan": "planner", "export": "exporter", "predict": "predictor", "evaluate": "evaluation"}[run.mode]
         return Identity(role, role, owns_folder=run.resume is None)  # what is there of a run stays as it is
     starter = None if SUPERVISOR_PID in environment else _starter(run, environment)
@@ -52,9 +51,9 @@ def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
     found = _topology(run, environment)
     if found is None:
         return Identity("coordinator", str(CHIEF))
-    if isinstance(run.cluster, choices.MultiWorkerMirrored) and found.me != CHIEF:
+    if run.cluster.has_synchronous_workers and found.me != CHIEF:
         return Identity("replica", str(found.me), found, owns_folder=False)
-    if isinstance(run.sidecar, choices.SidecarThread) and found.me.job != topology.EVALUATOR:
+    if run.sidecar is not None and run.sidecar.sets_worker_aside and found.me.job != topology.EVALUATOR.job:
         found = topology.with_one_set_aside(found)
     return _of(found, found.me, CHIEF_ROLES[run.mode])
 
@@ -103,6 +102,6 @@ def _of(found: Topology, me: Task, chiefs_role: str) -> Identity:
         return Identity("server", str(me), found, owns_folder=False)
     if me.job in topology.DATA_JOBS:
         return Identity("data_server", str(me), found, owns_folder=False)
-    if me.job == topology.EVALUATOR:
+    if me.job == topology.EVALUATOR.job:
         return Identity("evaluator", str(me), found, owns_folder=False)
     return Identity(chiefs_role, str(me), found, may_find_run=True)

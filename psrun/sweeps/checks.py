@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
 from psrun.results import recorded_config
@@ -42,7 +41,7 @@ def require_own_folders(sweep: Sweep, proposed: Sequence[Proposed]) -> None:
 
 def require_whole(run: RunConfig) -> RunConfig:
     """The run. Raises ConfigError where one process cannot start it as a whole."""
-    if isinstance(run.cluster, choices.Unsupervised) and run.uses_cluster:
+    if run.cluster.started_elsewhere and run.uses_cluster:
         message = (
             f"is {run.cluster.kind}, whose tasks are started one by one; a sweep starts whole runs: choose inprocess, "
             "local or ray, and hydra/launcher=submitit_slurm for jobs of Slurm"

@@ -9,7 +9,6 @@ from typing import Any
 import tf_keras
 
 from psrun.config import targets
-from psrun.config.choices import EpochCheckpoints, Fit
 from psrun.config.keras_callbacks import TWO_RESTORES
 from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
@@ -56,14 +55,13 @@ def make(run: RunConfig) -> list[tf_keras.callbacks.Callback]:
     Raises:
       ConfigError: one is no Keras callback, or works batch by batch where steps end on workers.
     """
-    assert isinstance(run.trainer, Fit)
     problems, base = [], tf_keras.callbacks.Callback
     callbacks = made(run.trainer.callbacks, "trainer.callbacks")
     for index, (node, callback) in enumerate(zip(run.trainer.callbacks, callbacks)):
         key = f"trainer.callbacks[{index}]"
-        if isinstance(run.checkpoint, EpochCheckpoints) and backups([callback]):
+        if run.checkpoint.are_taken and backups([callback]):
             problems.append(Problem(key, TWO_RESTORES))  # a class of another name
-        elif run.parameter_servers and not getattr(callback, "_supports_tf_logs", False):
+        elif run.cluster.has_parameter_servers and not getattr(callback, "_supports_tf_logs", False):
             overridden = [name for name in _BATCH_METHODS if getattr(type(callback), name) is not getattr(base, name)]
             if overridden:
                 problems.append(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from psrun.config import choices
 from psrun.program import objective
 from psrun.program.compiled_model import Program, traced_forward
 
@@ -16,7 +15,7 @@ class FirstBatch:
 
     def __init__(self, program: Program) -> None:
         self._features, self._forward = None, None
-        read = program.own_step is None or not isinstance(program.config.evaluation, choices.NoEvaluation)
+        read = program.own_step is None or program.config.evaluation.runs_on is not None
         if read and program.may_be_logits:
             self._features = next(iter(program.train_dataset()))[0]
             self._forward = traced_forward(program)

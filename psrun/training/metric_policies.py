@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from psrun import files
-from psrun.config import choices
 from psrun.errors import ConfigError, Problem
 from psrun.evaluation import meters
 from psrun.evaluation.plateau import Plateau
@@ -43,7 +42,7 @@ class Following:
         for key, rule in (("early_stopping", config.early_stopping), ("reduce_lr", config.reduce_lr)):
             if rule.metric is not None:
                 check_metric(f"{key}.metric", rule.metric, program)
-        by_evaluator = isinstance(config.evaluation, choices.Sidecar)
+        by_evaluator = config.evaluation.runs_on == "evaluator"
         self._evaluator = config.evaluation.kind if by_evaluator and self._lower.metric is not None else None
         self._stops_elsewhere = by_evaluator and (config.early_stopping.metric or "").startswith("val_")
         self._configured = self._changeable_rate() if self._lower.metric is not None else None

@@ -11,7 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.config import choices
 from psrun.program.compiled_model import Program
 from psrun.results.events import Progress, Reporter
 
@@ -143,7 +142,7 @@ class Monitor(Pulse):
         metric = next((metric for metric in measured if own is not None or metric.name == "loss"), None)
         if metric is None:
             return None
-        read = self._own_part if isinstance(self._program.config.cluster, choices.MultiWorkerMirrored) else _read
+        read = self._own_part if self._program.config.cluster.has_synchronous_workers else _read
         return running_mean(lambda: float(read(metric.total)), lambda: float(read(metric.count)))
 
     def _own_part(self, variable: tf.Variable) -> Any:

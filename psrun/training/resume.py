@@ -31,7 +31,7 @@ def taken_up(built: Program, position: Position, reporter: Reporter) -> Position
         return replace(position, batch=0, order=None)
     batch, left_out = order.taken_up(position.batch, position.order)
     into = batch % order.batches_per_pass
-    together = steps == order.batches_per_pass and built.config.trainer.FIXED_EPOCHS
+    together = steps == order.batches_per_pass and built.config.trainer.has_fixed_epochs
     if together and into != position.steps:  # an epoch and a pass begin together
         if into:
             left_out = order.num_examples - into * order.batch_size

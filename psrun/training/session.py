@@ -10,7 +10,6 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.checkpoint.manifest import Position
-from psrun.config import choices
 from psrun.errors import DataExhaustedError, NonFiniteLossError
 from psrun.evaluation.meters import Evaluation
 from psrun.evaluation.modes import Evaluator
@@ -194,7 +193,7 @@ class Session:
         self._following.take(step, metrics)
         self._following.note(step)  # before the checkpoint, which has the learning rate that was decided on
         cut = self._into < trainer.num_steps and not self.program.network.stop_training
-        if trainer.FIXED_EPOCHS and (cut or step - self.first_step < self.scheduled):
+        if trainer.has_fixed_epochs and (cut or step - self.first_step < self.scheduled):
             # Keras only warns of data that ends; steps may be run twice, but never fewer than were scheduled.
             left = trainer.num_steps - self._into
             raise DataExhaustedError.at(step, self.first_step + self.scheduled + left)
@@ -286,7 +285,7 @@ class Session:
     def _evaluation_due(self) -> bool:
         evaluation = self.program.config.evaluation
         last = self._epoch == self.program.config.trainer.epochs or self.ends_early
-        return isinstance(evaluation, choices.BetweenEpochs) and (last or self._epoch % evaluation.every == 0)
+        return evaluation.runs_on == "coordinator" and (last or evaluation.is_due(self._epoch))
 
     def _evaluated(self, evaluation: Evaluation) -> dict[str, float]:
         self._reporter.emit("evaluation", **asdict(evaluation))

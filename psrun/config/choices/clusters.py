@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from psrun.config.schema import at_least, one_of
 
@@ -11,42 +11,91 @@ ISOLATE = ("auto", True, False)
 PLACEMENT_RULES = ("greedy", "round_robin")  # functions of psrun.cluster.placement
 
 
+class _Cluster:
+    """What every cluster answers; as it stands here, one of a single process that trains alone.
+
+    Attributes:
+      has_parameter_servers: whether it trains with parameter servers; else variables are where they are used.
+      has_server_processes: whether its parameter servers and workers are processes of their own.
+      has_synchronous_workers: whether several processes train replicas of one model, all in the same step.
+      started_elsewhere: whether tasks are started one by one, by somebody else than a supervisor of psrun's.
+      num_workers: that the configuration asks for; None where addresses are given instead.
+      num_ps: likewise.
+      num_data_workers: of tf.data service.
+      replicas_per_worker: None where the devices of the workers decide.
+      placement: the rule by which variables are spread over parameter servers.
+      isolate: whether the tasks are to be out of reach of other machines.
+      connect_timeout_s: how long the chief waits for its servers.
+      chief_timeout_s: how long a server waits for its chief.
+    """
+
+    has_parameter_servers: ClassVar[bool] = False
+    has_server_processes: ClassVar[bool] = False
+    has_synchronous_workers: ClassVar[bool] = False
+    started_elsewhere: ClassVar[bool] = False
+    kind: str
+    num_workers: int | None = 1
+    num_ps: int | None = 0
+    num_data_workers: int = 0
+    replicas_per_worker: int | None = None
+    placement: str = PLACEMENT_RULES[0]
+    isolate: Any = False
+    connect_timeout_s: float = 0.0
+    chief_timeout_s: float = 0.0
+
+    @property
+    def spans_machines(self) -> bool:
+        """Whether tasks may be on other machines than this one."""
+        return self.started_elsewhere
+
+    @property
+    def title(self) -> str:
+        """Its kind, and its size where the configuration decides that."""
+        return self.kind
+
+
 @dataclass(frozen=True)
-class NoCluster:
+class NoCluster(_Cluster):
     kind: str
 
 
 @dataclass(frozen=True)
-class OneDevice:
+class OneDevice(_Cluster):
     kind: str
     device: str
 
 
 @dataclass(frozen=True)
-class Mirrored:
+class Mirrored(_Cluster):
     kind: str
     num_replicas: int = at_least(1)
 
 
 @dataclass(frozen=True)
-class CentralStorage:
+class CentralStorage(_Cluster):
     kind: str
     num_replicas: int = at_least(1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Workers:
+class _ParameterServers(_Cluster):
     """What all clusters of parameter server training have.
 
     Attributes:
       replicas_per_worker: None for one on each GPU that workers have, or one on the CPU where they have none.
     """
 
+    has_parameter_servers: ClassVar[bool] = True
     replicas_per_worker: int | None = at_least(1, default=None)
+
+    @property
+    def title(self) -> str:
+        known = self.num_workers is not None
+        return f"{self.kind} ({self.num_workers} workers, {self.num_ps} ps)" if known else self.kind
 
 
 @dataclass(frozen=True)
-class InProcess(_Workers):
+class InProcess(_ParameterServers):
     kind: str
     num_workers: int = at_least(1)
     num_ps: int = at_least(0)
@@ -79,7 +128,8 @@ class Restart:
 
 
 @dataclass(frozen=True)
-class Local(_Workers):
+class Local(_ParameterServers):
+    has_server_processes: ClassVar[bool] = True
     kind: str
     restart: Restart
     num_workers: int = at_least(1)
@@ -132,17 +182,26 @@ class Ray(Local):
     resources: RayResources = field(kw_only=True)
     placement_group: str = one_of("spread", "pack")
 
+    @property
+    def spans_machines(self) -> bool:
+        return self.address is not None
+
 
 @dataclass(frozen=True)
-class MultiWorkerMirrored:
+class MultiWorkerMirrored(_Cluster):
+    has_synchronous_workers: ClassVar[bool] = True
     kind: str
     restart: Restart
     num_workers: int = at_least(1)
     isolate: Any = one_of(*ISOLATE)
 
+    @property
+    def title(self) -> str:
+        return f"{self.kind} ({self.num_workers} workers)"
+
 
 @dataclass(frozen=True)
-class Unsupervised(_Workers):
+class Unsupervised(_ParameterServers):
     """A cluster whose tasks somebody else starts.
 
     Attributes:
@@ -154,6 +213,8 @@ class Unsupervised(_Workers):
       progress_timeout_s: no step for so long, and for progress_factor times the slowest step seen, is a hang.
     """
 
+    has_server_processes: ClassVar[bool] = True
+    started_elsewhere: ClassVar[bool] = True
     kind: str
     placement: str = one_of(*PLACEMENT_RULES)
     connect_timeout_s: float = at_least(1)
@@ -165,12 +226,20 @@ class Unsupervised(_Workers):
 
 
 @dataclass(frozen=True)
-class TfConfig(Unsupervised):
+class _Addressed(Unsupervised):
+    """One whose size follows from the addresses that are given."""
+
+    num_workers = None
+    num_ps = None
+
+
+@dataclass(frozen=True)
+class TfConfig(_Addressed):
     """One whose addresses are in the environment variable TF_CONFIG."""
 
 
 @dataclass(frozen=True)
-class Static(Unsupervised):
+class Static(_Addressed):
     """One whose addresses are in the configuration."""
 
     addresses: dict[str, Any] = field(kw_only=True)
@@ -217,7 +286,5 @@ class Kubernetes(Unsupervised):
     num_data_workers: int = at_least(1)
 
 
-ParameterServers = InProcess | Local | Unsupervised
 Supervised = Local | MultiWorkerMirrored
-Synchronous = OneDevice | Mirrored | CentralStorage | MultiWorkerMirrored
-Cluster = NoCluster | Synchronous | ParameterServers
+Cluster = NoCluster | OneDevice | Mirrored | CentralStorage | MultiWorkerMirrored | InProcess | Local | Unsupervised

@@ -3,44 +3,73 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from psrun.config.schema import at_least, one_of
 
 
+class _Evaluation:
+    """What every evaluation answers; as it stands here, one that never happens.
+
+    Attributes:
+      runs_on: 'fit': within Keras' fit; 'coordinator': between epochs, led by the chief; 'evaluator': beside the
+        training, by a task of its own; None where nothing is evaluated.
+      sets_worker_aside: whether that task is the last worker.
+      batch_size: examples of a batch that is evaluated; None for as many as a step trains on.
+    """
+
+    runs_on: ClassVar[Literal["fit", "coordinator", "evaluator"] | None] = None
+    sets_worker_aside: ClassVar[bool] = False
+    kind: str
+    batch_size: int | None = None
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether it runs between `epoch` and the next one."""
+        return False
+
+
 @dataclass(frozen=True)
-class NoEvaluation:
+class NoEvaluation(_Evaluation):
     kind: str
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """`batch_size`: examples of a batch that is evaluated; None for as many as a step trains on."""
-
+class Evaluated(_Evaluation):
     kind: str
     batch_size: int | None = at_least(1)
 
 
 @dataclass(frozen=True)
 class Validation(Evaluated):
+    runs_on = "fit"
     every: int = at_least(1)
 
 
 @dataclass(frozen=True)
-class Direct(Evaluated):
+class BetweenEpochs(Evaluated):
+    """`every`: after how many epochs."""
+
+    runs_on = "coordinator"
     every: int = at_least(1)
+
+    def is_due(self, epoch: int) -> bool:
+        return epoch % self.every == 0
 
 
 @dataclass(frozen=True)
-class Distributed(Evaluated):
-    every: int = at_least(1)
+class Direct(BetweenEpochs):
+    pass
 
 
 @dataclass(frozen=True)
-class Exact(Evaluated):
+class Distributed(BetweenEpochs):
+    pass
+
+
+@dataclass(frozen=True)
+class Exact(BetweenEpochs):
     """`num_shards`: in how many closures the data is evaluated; None for a few a worker."""
 
-    every: int = at_least(1)
     num_shards: int | None = at_least(1)
 
 
@@ -56,6 +85,7 @@ class Sidecar(Evaluated):
       callbacks: Keras callbacks, called around each evaluation; a mapping with a _target_ each.
     """
 
+    runs_on = "evaluator"
     every: str = one_of("each", "latest")
     wait_s: float = at_least(1)
     max_evaluations: int | None = at_least(1)
@@ -67,22 +97,40 @@ class Sidecar(Evaluated):
 class SidecarThread(Sidecar):
     """The same by the last worker, which is set aside for it and never joins the cluster."""
 
+    sets_worker_aside = True
 
-BetweenEpochs = Direct | Distributed | Exact
+
 Evaluation = NoEvaluation | Validation | BetweenEpochs | Sidecar
 
 
+class _Checkpoints:
+    """What all choices of checkpoints answer.
+
+    Attributes:
+      are_taken: whether psrun takes any; Keras callbacks may, in any case.
+      best_metric: by which checkpoints are compared; None where they are not.
+    """
+
+    are_taken: ClassVar[bool] = False
+    kind: str
+    best_metric: str | None = None
+    best_mode: str = "max"
+    every_epochs: int | None = None
+    every_s: float | None = None
+
+
 @dataclass(frozen=True)
-class NoCheckpoints:
+class NoCheckpoints(_Checkpoints):
     kind: str
 
 
 @dataclass(frozen=True)
-class EpochCheckpoints:
+class EpochCheckpoints(_Checkpoints):
     """When checkpoints are taken (also at the end), and which ones are kept: the newest, and the best by a metric."""
 
+    are_taken = True
     kind: str
-    best_metric: str | None
+    best_metric: str | None = field()
     best_mode: str = one_of("max", "min")
     every_epochs: int | None = at_least(1)
     every_steps: int | None = at_least(1)

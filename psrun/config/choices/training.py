@@ -9,33 +9,46 @@ from psrun.config.schema import at_least
 from psrun.config.targets import Target
 
 
+class _Partitioner:
+    """What every partitioner answers.
+
+    Attributes:
+      splits: whether it cuts variables into shards at all.
+      num_shards: of every variable; None where that depends on the variable.
+    """
+
+    splits: ClassVar[bool] = True
+    num_shards: int | None = None
+
+
 @dataclass(frozen=True)
-class NoPartitioner:
+class NoPartitioner(_Partitioner):
+    splits = False
     kind: str
 
 
 @dataclass(frozen=True)
-class FixedShards:
+class FixedShards(_Partitioner):
     kind: str
     num_shards: int = at_least(1)
 
 
 @dataclass(frozen=True)
-class MinSize:
+class MinSize(_Partitioner):
     kind: str
     min_shard_bytes: int = at_least(1)
     max_shards: int = at_least(1)
 
 
 @dataclass(frozen=True)
-class MaxSize:
+class MaxSize(_Partitioner):
     kind: str
     max_shard_bytes: int = at_least(1)
     max_shards: int | None = at_least(1)
 
 
 @dataclass(frozen=True)
-class OwnPartitioner:
+class OwnPartitioner(_Partitioner):
     """A callable as TensorFlow wants it, or what returns one, by name.
 
     Attributes:
@@ -74,8 +87,22 @@ class Hook:
     every_s: float | None = None
 
 
+class _Trainer:
+    """What every trainer answers.
+
+    Attributes:
+      has_fixed_epochs: whether every epoch has `steps_per_epoch` steps, unless the run is asked to end.
+      uses_fit: whether Keras' fit trains.
+      callbacks: of Keras, for its fit.
+    """
+
+    has_fixed_epochs: ClassVar[bool] = True
+    uses_fit: ClassVar[bool] = False
+    callbacks: Any = ()
+
+
 @dataclass(frozen=True)
-class _Steps:
+class _Steps(_Trainer):
     """What all trainers have.
 
     Attributes:
@@ -85,10 +112,8 @@ class _Steps:
       prefetch_rows: whether rows of tables are asked for a step ahead, and so lack the worker's own last step.
       dense_sync_every: for how many steps the weights that are read as a whole are fetched and pushed once.
       hooks: what is called while the run trains.
-      FIXED_EPOCHS: whether every epoch has `steps_per_epoch` steps, unless the run is asked to end.
     """
 
-    FIXED_EPOCHS: ClassVar[bool] = True
     kind: str
     run_eagerly: bool
     prefetch_rows: bool
@@ -118,6 +143,7 @@ class CustomLoop(_Steps):
 
 @dataclass(frozen=True)
 class Fit(_Steps):
+    uses_fit = True
     callbacks: list[Any] = field(default_factory=list)
 
 
@@ -130,7 +156,7 @@ class OwnLoop(_Steps):
     """
 
     PARAMETERS: ClassVar[tuple[str, ...]] = ("program", "session")
-    FIXED_EPOCHS: ClassVar[bool] = False
+    has_fixed_epochs = False
     target: Target = field(kw_only=True)
 
 

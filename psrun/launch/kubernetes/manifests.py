@@ -55,7 +55,7 @@ def _jobset(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequenc
                 "spec": _job(run, settings, job, count, overrides),
             },
         }
-        for job, count in pods.counts(run).items()
+        for job, count in run.num_tasks.items()
     ]
     spec = {
         "network": {"enableDNSHostnames": True, "subdomain": settings.name, "publishNotReadyAddresses": True},
@@ -85,7 +85,7 @@ def _indexed_jobs(run: RunConfig, settings: choices.KubernetesKeys, overrides: S
             "batch/v1", "Job", settings,
             name=f"{settings.name}-{pods.part(job)}", job=job, spec=_job(run, settings, job, count, overrides),
         )
-        for job, count in pods.counts(run).items()
+        for job, count in run.num_tasks.items()
     ]  # fmt: skip
     return [_object("v1", "Service", settings, spec=service), *jobs]
 
@@ -97,7 +97,7 @@ def _tfjob(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequence
             "restartPolicy": "ExitCode",  # 1 to 127 end the job, 128 and more are started again
             "template": _pod(run, settings, job, overrides),
         }
-        for job, count in pods.counts(run).items()
+        for job, count in run.num_tasks.items()
     }
     for replica in replicas.values():
         del replica["template"]["spec"]["restartPolicy"]  # the operator sets it
@@ -209,7 +209,6 @@ def _serves(job: str) -> bool:
 
 def _probes(run: RunConfig, port: int) -> Object:
     """A server that is there while the chief waits, and whose gRPC answers: a stopped process still accepts."""
-    assert isinstance(run.cluster, choices.Kubernetes)
     attempts = math.ceil(run.cluster.connect_timeout_s / _LOOKS_EVERY_S)
     asks = {"exec": {"command": ["python", "-m", "psrun.cluster.alive", str(port)]}}
     return {
@@ -224,6 +223,6 @@ def _quantities(given: Mapping[str, Any]) -> dict[str, str]:
 
 def longest_pod_name(run: RunConfig, settings: choices.KubernetesKeys) -> str:
     """The longest name that Kubernetes makes of the run's: a pod's, with five letters of its own choice at the end."""
-    hosts = [pods.host(settings, Task(job, count - 1)) for job, count in pods.counts(run).items()]
+    hosts = [pods.host(settings, Task(job, count - 1)) for job, count in run.num_tasks.items()]
     longest = max(hosts, key=len)
     return longest if settings.kind == "tfjob" else f"{longest}-xxxxx"

@@ -13,17 +13,6 @@ JOB = "PSRUN_JOB"  # set in each pod by the manifest
 INDEX = "JOB_COMPLETION_INDEX"  # set in each pod by Kubernetes itself, for Jobs in Indexed mode
 
 
-def counts(run: RunConfig) -> dict[str, int]:
-    """How many tasks of each job there are."""
-    assert isinstance(run.cluster, choices.Kubernetes)
-    found = {"chief": 1, "ps": run.cluster.num_ps, "worker": run.cluster.num_workers}
-    if run.sidecar is not None and not isinstance(run.sidecar, choices.SidecarThread):
-        found["evaluator"] = 1
-    if run.data_service:
-        found |= {"data_dispatcher": 1, "data_worker": run.cluster.num_data_workers}
-    return found
-
-
 def part(job: str) -> str:
     """The job as names of Kubernetes may hold it."""
     return job.replace("_", "-")
@@ -69,7 +58,7 @@ def from_environment(run: RunConfig, environment: Mapping[str, str], *, needed: 
         raise ConfigError(problems)
     listed = {
         job: [address(settings, Task(job, number)) for number in range(count)]
-        for job, count in counts(run).items()
+        for job, count in run.num_tasks.items()
         if job != "evaluator"
     }
     return topology.make(listed, job, int(index), key="cluster", task_key=JOB, needed=needed)

@@ -18,11 +18,10 @@ import psutil
 
 from psrun import files
 from psrun.cluster.probe import Door, own_host
-from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import Task
 from psrun.errors import ConfigError, Problem, ServerStartError
-from psrun.launch.slurm.task_identity import EVALUATOR, Step
+from psrun.launch.slurm.task_identity import Step
 from psrun.results import task_files
 
 _CALL = "call.json"
@@ -189,11 +188,8 @@ def clocks_apart(ahead_s: Mapping[str, float], reference: str) -> list[str]:
 
 def waits_to_end_s(run_config: RunConfig, task: Task) -> float:
     """How long the task may take to end by itself once the run was completed: the one that evaluates has work left."""
-    evaluation, cluster = run_config.sidecar, run_config.cluster
-    if evaluation is None or not isinstance(cluster, choices.Slurm):
-        return 0.0
-    aside = Task("worker", cluster.num_workers - 1)
-    return evaluation.wait_s if task == (aside if isinstance(evaluation, choices.SidecarThread) else EVALUATOR) else 0.0
+    evaluation = run_config.sidecar
+    return evaluation.wait_s if evaluation is not None and task == run_config.evaluator else 0.0
 
 
 def own_address(step: Step, interface: str | None) -> tuple[str, Door]:

@@ -13,12 +13,12 @@ import time
 from psrun.cluster.probe import Door
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
-from psrun.config.topology import CHIEF, Task
+from psrun.config.topology import CHIEF, EVALUATOR, Task
 from psrun.errors import ChiefGoneError, ClusterError, ConfigError, ExitCode, Problem, TaskLostError
 from psrun.launch.slurm import task_identity
 from psrun.launch.slurm.managed_task import Kept
 from psrun.launch.slurm.rendezvous import Call, Card, Meeting, own_address, waits_to_end_s
-from psrun.launch.slurm.task_identity import EVALUATOR, Step
+from psrun.launch.slurm.task_identity import Step
 from psrun.process import Stop
 from psrun.results.run_folder import RunFolder
 

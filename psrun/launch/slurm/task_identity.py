@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from psrun.config import choices, topology
+from psrun.config import topology
 from psrun.config.run_config import RunConfig
-from psrun.config.topology import CHIEF, DISPATCHER, Task
+from psrun.config.topology import EVALUATOR, Task
 from psrun.errors import ConfigError, ExitCode, Problem
 
-EVALUATOR = Task("evaluator", 0)
 _GIVEN_UP_S = 60.0  # on a shared disk it takes a while until others see what was written
 
 
@@ -91,16 +90,9 @@ def from_environment(environment: Mapping[str, str], *, command: str) -> Step:
 
 def lineup(run: RunConfig) -> list[Task]:
     """The tasks of the run in the order in which Slurm numbers them."""
-    cluster = run.cluster
-    assert isinstance(cluster, choices.Slurm)
-    tasks = [CHIEF]
-    tasks += [Task("ps", index) for index in range(cluster.num_ps)]
-    tasks += [Task("worker", index) for index in range(cluster.num_workers)]
-    if run.data_service:
-        tasks += [DISPATCHER, *(Task("data_worker", index) for index in range(cluster.num_data_workers))]
-    if run.sidecar is not None and not isinstance(run.sidecar, choices.SidecarThread):  # which has a worker evaluate
-        tasks.append(EVALUATOR)
-    return tasks
+    num_tasks = run.num_tasks
+    jobs = [job for job in ("chief", "ps", "worker", *topology.DATA_JOBS, EVALUATOR.job) if job in num_tasks]
+    return [Task(job, index) for job in jobs for index in range(num_tasks[job])]
 
 
 def described(tasks: list[Task]) -> str:
