@@ -22,10 +22,10 @@ _JOB = """
 import os, signal, sys, time
 from pathlib import Path
 from omegaconf import OmegaConf
-from psrun import environment
-from psrun.reporting.run_folder import RunFolder
+from psrun import process
+from psrun.results.run_folder import RunFolder
 
-environment.end_with_sweep()
+process.end_with_sweep()
 folder = Path(sys.argv[1])
 config = OmegaConf.load(folder / "config.yaml")
 run = RunFolder(folder)
@@ -56,9 +56,9 @@ run.update(status="completed", exit_code=0, ended_s=time.time(), wall_s=0.5,
            metrics={"loss": 1.0 / config.seed, "val_auc": config.seed / 100})
 """
 _INSTEAD = """
-from psrun import environment
+from psrun import process
 import sys
-environment.task_command = lambda folder: [sys.executable, {script!r}, str(folder)]
+process.task_command = lambda folder: [sys.executable, {script!r}, str(folder)]
 """
 
 

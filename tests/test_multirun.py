@@ -27,11 +27,14 @@ def installed(name: str) -> bool:
 needs_joblib = pytest.mark.skipif(not installed("hydra_joblib_launcher"), reason="the extra psrun[joblib] is missing")
 needs_submitit = pytest.mark.skipif(not installed("hydra_submitit_launcher"), reason="the extra is missing")
 needs_optuna = pytest.mark.skipif(not installed("hydra_optuna_sweeper"), reason="the extra psrun[optuna] is missing")
+JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=3"]
+SUBMITIT = ["hydra/launcher=submitit_local"]
 LAUNCHERS = [
     pytest.param([], id="basic"),
-    pytest.param(["hydra/launcher=joblib", "hydra.launcher.n_jobs=3"], id="joblib", marks=needs_joblib),
-    pytest.param(["hydra/launcher=submitit_local"], id="submitit_local", marks=needs_submitit),
+    pytest.param(JOBLIB, id="joblib", marks=[needs_joblib, pytest.mark.thorough]),
+    pytest.param(SUBMITIT, id="submitit_local", marks=[needs_submitit, pytest.mark.thorough]),
 ]
+INT, TERM = (signal.SIGINT, 130), (signal.SIGTERM, 175)
 
 
 @pytest.fixture
@@ -79,8 +82,15 @@ def test_jobs_run_beside_each_other_and_failed_ones_stop_nobody(start, launcher)
 
 
 @pytest.mark.command
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 175)])
+@pytest.mark.parametrize(
+    ("launcher", "signum", "code"),
+    [
+        pytest.param([], *INT, id="basic-INT"),
+        pytest.param([], *TERM, id="basic-TERM", marks=pytest.mark.thorough),
+        pytest.param(JOBLIB, *INT, id="joblib-INT", marks=[needs_joblib, pytest.mark.thorough]),
+        pytest.param(SUBMITIT, *TERM, id="submitit-TERM", marks=[needs_submitit, pytest.mark.thorough]),
+    ],
+)
 def test_a_signal_ends_all_jobs_in_good_order_and_the_sweep_goes_on_later(start, tmp_path, launcher, signum, code):
     sweep = start("seed=1,2,3", LONG, "sweep.max_parallel=2", *launcher)
     sweep.wait_for_running(2)
@@ -201,7 +211,10 @@ def test_all_jobs_are_checked_before_the_first_one_starts(start, tmp_path):
 
 
 @pytest.mark.command
-@pytest.mark.parametrize("cluster", ["slurm", "kubernetes", "tf_config", "static"])
+@pytest.mark.parametrize(
+    "cluster",
+    ["slurm", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("kubernetes", "tf_config", "static"))],
+)
 def test_a_sweep_of_tasks_that_somebody_else_starts_is_refused(start, cluster):
     sweep = start(f"cluster={cluster}", "seed=1,2")
     assert sweep.end() == 2
@@ -240,7 +253,7 @@ def test_a_metric_that_no_job_has_is_told(start):
 SEARCH = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=2", "seed=choice(2,3,13)"]
 
 
-@pytest.mark.command
+@pytest.mark.thorough
 @needs_optuna
 def test_a_search_goes_over_failed_trials_and_improves_any_metric(start):
     sweep = start(*SEARCH, "hydra.sweeper.n_trials=8", "hydra.sweeper.sampler.seed=1", "sweep.metric=val_auc",
@@ -257,7 +270,7 @@ def test_a_search_goes_over_failed_trials_and_improves_any_metric(start):
     assert "there is nothing to do" in again.said
 
 
-@pytest.mark.command
+@pytest.mark.thorough
 @needs_optuna
 def test_a_search_that_was_interrupted_goes_on_where_it_was(start):
     sweep = start(*SEARCH, LONG, "sweep.metric=loss", "sweep.mode=min", "sweep.max_parallel=2")
@@ -272,7 +285,7 @@ def test_a_search_that_was_interrupted_goes_on_where_it_was(start):
     assert {n: result["times"] for n, result in again.results().items()} == {0: 2, 1: 2, 2: 1, 3: 1}
 
 
-@pytest.mark.command
+@pytest.mark.thorough
 @needs_optuna
 def test_a_search_in_which_all_trials_fail_is_no_crash(start):
     sweep = start("hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "seed=choice(13,99)", "sweep.metric=loss",
@@ -282,7 +295,7 @@ def test_a_search_in_which_all_trials_fail_is_no_crash(start):
     assert "Traceback" not in sweep.said
 
 
-@pytest.mark.command
+@pytest.mark.thorough
 @needs_optuna
 def test_mistakes_in_a_search_are_told(start):
     sweep = start(*SEARCH)
