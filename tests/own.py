@@ -98,6 +98,13 @@ def failing_hook(context: Any, at: int = 1) -> None:
         raise ValueError("no such thing")
 
 
+class Batchwise(tf_keras.callbacks.Callback):
+    """Asks for what only workers could call."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        pass
+
+
 class Tests(tf_keras.callbacks.Callback):
     """Writes down what an evaluation calls."""
 

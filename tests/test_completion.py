@@ -11,6 +11,7 @@ import pytest
 
 from psrun.cli import completion
 from psrun.cli.main import VERBS
+from psrun.errors import ExitCode
 
 pytestmark = pytest.mark.command
 
@@ -23,16 +24,22 @@ HELPS = [
 ]
 
 
-@pytest.mark.parametrize("arguments", [(), *HELPS])
-def test_every_help_fits_on_a_screen(psrun, arguments):
-    lines = psrun(*arguments, "--help", COLUMNS=str(COLUMNS)).stdout.splitlines()
-    assert 5 <= len(lines) <= LINES
-    assert max(map(len, lines)) <= COLUMNS
+def fits_on_a_screen(text: str) -> bool:
+    lines = text.splitlines()
+    return 5 <= len(lines) <= LINES and max(map(len, lines)) <= COLUMNS
+
+
+@pytest.mark.parametrize(("verb", "part"), [(verb, part) for verb, *part in HELPS])
+def test_every_help_fits_on_a_screen(monkeypatch, verb, part):
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    assert fits_on_a_screen(completion.help_of(VERBS[verb], *part))
 
 
 def test_the_help_has_commands_to_copy_and_every_group_and_verb(psrun):
-    done = psrun("--help")
+    assert fits_on_a_screen(psrun("checkpoint", "--help", COLUMNS=str(COLUMNS)).stdout)
+    done = psrun("--help", COLUMNS=str(COLUMNS))
     assert done.code == 0
+    assert fits_on_a_screen(done.stdout)
     assert len([line for line in done.stdout.splitlines() if line.startswith("  psrun ")]) == 5
     words = done.stdout.replace(";", " ").split()
     assert {path.name for path in CONF.iterdir() if path.is_dir() and path.name.isalpha()} | set(VERBS) <= set(words)
@@ -62,12 +69,25 @@ def test_the_help_has_commands_to_copy_and_every_group_and_verb(psrun):
         ("psrun seed.nonsense", []),
     ],
 )
-def test_an_answer_is_all_that_is_told(psrun, tmp_path, line, answers):
-    (tmp_path / "tensorflow.py").write_text("raise RuntimeError('imported')\n")  # which takes seconds
+def test_an_answer_is_all_that_is_told(monkeypatch, capfd, tmp_path, line, answers):
     (tmp_path / "runs" / "model").mkdir(parents=True)
     (tmp_path / "runs" / "model" / "mine.yaml").write_text("_target_: mine.line\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["psrun", "-sc", "query=bash"])
+    monkeypatch.setenv("COMP_LINE", line)
+    monkeypatch.setenv("COMP_POINT", str(len(line)))
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as the command does
+    assert completion.main(VERBS, ["query=bash"], 0.0) == ExitCode.DONE
+    told = capfd.readouterr()
+    assert (told.out.split(), told.err) == (answers, "")
+
+
+def test_the_command_answers_without_tensorflow(psrun, tmp_path):
+    (tmp_path / "tensorflow.py").write_text("raise RuntimeError('imported')\n")  # which takes seconds
+    line = "psrun partitioner=m"
     done = psrun("-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line)))
-    assert (done.code, done.stdout.split(), done.stderr) == (0, answers, "")
+    assert (done.code, done.stdout.split(), done.stderr) == (0, ["partitioner=max_size", "partitioner=min_size"], "")
 
 
 SHELLS = {

@@ -44,8 +44,10 @@ CASES = [
 
 def cases() -> Iterator[Any]:
     for trainer, case in itertools.product(("custom_loop", "fit"), CASES):
-        default = (trainer == "fit") == (case[0] == 101) and case[0] in (1, 101)
-        yield pytest.param(trainer, *case, marks=() if default else pytest.mark.thorough)
+        other = (trainer == "fit") == (case[0] in (101, 50) or case[2] == "1")
+        default = other and case[0] in (1, 101)
+        if other:
+            yield pytest.param(trainer, *case, marks=() if default else pytest.mark.thorough)
 
 
 @pytest.mark.inprocess
@@ -275,7 +277,7 @@ def test_a_sidecar_without_checkpoints_or_with_another_model_says_so(train, side
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
+@pytest.mark.parametrize("trainer", ["custom_loop", pytest.param("fit", marks=pytest.mark.thorough)])
 def test_a_training_that_is_told_to_end_early_does(train, trainer, monkeypatch):
     from psrun.training.session import Session
 

@@ -19,8 +19,7 @@ SHIFTED = (
     ("logits", "pieces"),
     [
         ("model.from_logits=true", ("cluster=inprocess", "evaluation=exact")),
-        ("+model.loss_logits=true", ("cluster=none", "trainer=fit")),
-        pytest.param("model.from_logits=true", ("trainer=fit", "evaluation=validation"), marks=pytest.mark.thorough),
+        pytest.param("+model.loss_logits=true", ("cluster=none", "trainer=fit"), marks=pytest.mark.thorough),
     ],
 )
 def test_logits_and_probabilities_give_the_same_numbers(train, logits, pieces):

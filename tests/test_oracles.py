@@ -58,7 +58,9 @@ def by_hand(cluster_spec):
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize("decays", [False, True], ids=["constant", "schedule"])
+@pytest.mark.parametrize(
+    "decays", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["constant", "schedule"]
+)
 def test_the_custom_loop_of_the_tutorial(train, by_hand, tmp_path, decays):
     import oracles
     from tf_keras.optimizers import RMSprop, schedules
@@ -76,7 +78,9 @@ def test_the_custom_loop_of_the_tutorial(train, by_hand, tmp_path, decays):
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize("decays", [False, True], ids=["constant", "schedule"])
+@pytest.mark.parametrize(
+    "decays", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["schedule", "constant"]
+)
 def test_model_fit_of_the_rfc(train, by_hand, tmp_path, decays):
     import oracles
     from tf_keras.optimizers import SGD, schedules
@@ -92,7 +96,7 @@ def test_model_fit_of_the_rfc(train, by_hand, tmp_path, decays):
     assert result["metrics"]["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
 
 
-@pytest.mark.inprocess
+@pytest.mark.thorough
 @pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
 def test_a_convolutional_network(train, by_hand, tmp_path, trainer):
     import oracles
@@ -107,7 +111,7 @@ def test_a_convolutional_network(train, by_hand, tmp_path, trainer):
         assert result["metrics"][name] == pytest.approx(value, rel=1e-5), name
 
 
-@pytest.mark.command
+@pytest.mark.thorough
 def test_the_mirrored_strategy_of_the_guide(psrun, tmp_path):
     import tensorflow as tf
 

@@ -22,11 +22,16 @@ def events(folder, kind):
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize("cluster", ["inprocess", "none"])
-@pytest.mark.parametrize("loop", ["plain", "tutorial"])
+@pytest.mark.parametrize(
+    ("cluster", "loop"),
+    [
+        ("inprocess", "plain"),
+        ("none", "tutorial"),
+        *(pytest.param(*pair, marks=pytest.mark.thorough) for pair in (("none", "plain"), ("inprocess", "tutorial"))),
+    ],
+)
 def test_an_own_loop_trains_as_psruns_does(train, cluster, loop):
     given = (f"cluster={cluster}", "model=dense", "evaluation=direct")
-    one, folder = train(*given, num_workers=1)
     other, own = train(*given, *LOOP, f"trainer._target_=own.{loop}", num_workers=1)
     scheduled = 2 * STEPS + 2 * (loop == "tutorial")  # of which two do not touch the optimizer
     assert other["steps"] == {"applied": 2 * STEPS, "scheduled": scheduled, "repeated": 0}
@@ -36,6 +41,7 @@ def test_an_own_loop_trains_as_psruns_does(train, cluster, loop):
         assert set(other["metrics"]) == {"loss", "squares", "val_loss", "val_mae"}
         assert other["metrics"]["squares"] > 0
         return  # its second kind of step has taken two batches of the stream
+    one, folder = train(*given, num_workers=1)
     assert other["metrics"] == pytest.approx(one["metrics"], rel=1e-4)
     first, second = variables(folder), variables(own)
     for name, value in first.items():
@@ -120,14 +126,17 @@ def test_a_callback_may_save_the_model_in_a_thread_while_steps_run(train, tmp_pa
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
-@pytest.mark.parametrize("period", ["every_epochs: 2", "every_steps: 5", "every_s: 0.1"])
+@pytest.mark.parametrize(
+    ("trainer", "period"),
+    [("fit", "every_epochs: 2"), ("custom_loop", "every_epochs: 2"), ("custom_loop", "every_steps: 5"),
+     ("fit", "every_s: 0.1")],
+)  # fmt: skip
 def test_a_hook_that_fails_ends_the_run_with_its_name(train, trainer, period):
     with pytest.raises(
         HookError, match=r"trainer.hooks\[0\]: own.failing_hook failed at step \d+: ValueError: no such"
     ):
         train(f"trainer={trainer}", f"trainer.hooks=[{{_target_: own.failing_hook, at: 12, {period}}}]",
-              "trainer.epochs=30")  # fmt: skip
+              "trainer.epochs=30", "evaluation=none", "checkpoint=none")  # fmt: skip
 
 
 def problems(*overrides):

@@ -28,7 +28,7 @@ def cases() -> Iterator[Any]:
     ]
     for index, case in enumerate(pieces):
         for trainer in ("custom_loop", "fit"):
-            default = index == 0 or (index < 3 and trainer == "custom_loop")
+            default = (index, trainer) in ((0, "custom_loop"), (1, "fit"))
             workers = 2 if index == 0 else 1
             yield pytest.param(trainer, case, workers, marks=() if default else pytest.mark.thorough)
 
@@ -57,7 +57,7 @@ def test_what_several_replicas_return_is_added_up_as_keras_does_it(psrun, traine
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
+@pytest.mark.parametrize("trainer", ["custom_loop", pytest.param("fit", marks=pytest.mark.thorough)])
 def test_metrics_that_no_step_updates_are_not_reported_as_0(train, trainer):
     run = ("cluster=none", f"trainer={trainer}", "evaluation=none", "trainer.epochs=1")
     keras, _ = train("model=dense", "model.hidden_units=[4]", "optimizer=sgd", *run)
@@ -73,9 +73,8 @@ def test_metrics_that_no_step_updates_are_not_reported_as_0(train, trainer):
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
     ("trainer", "cluster"),
-    [("custom_loop", "none"), ("custom_loop", "inprocess"), ("fit", "inprocess"),
-     pytest.param("fit", "none", marks=pytest.mark.thorough)],
-)  # fmt: skip
+    [("custom_loop", "inprocess"), ("fit", "none"), pytest.param("fit", "inprocess", marks=pytest.mark.thorough)],
+)
 def test_a_loss_that_is_returned_as_nan_ends_the_run_before_a_checkpoint(train, trainer, cluster, tmp_path):
     """Also where it was NaN in one step only, within an execution."""
     pieces = own("steps", "+model.nan_at=5", f"trainer={trainer}", f"cluster={cluster}", "checkpoint.every_steps=6")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -230,7 +231,9 @@ def test_a_run_goes_on_elsewhere(psrun, then):
 
 @pytest.mark.command
 def test_another_model_or_optimizer_is_refused_with_what_differs(psrun):
+    """And the last line of a run counts what its process did."""
     first = psrun("cluster=none", *QUICK, "trainer.epochs=1")
+    assert re.search(r"completed 20 steps in [\d.]+ s \(first step after [\d.]+ s\)  loss", first.stdout)
     for change, said in (
         ("model.embedding_dim=5", "embedding/embeddings is 8x5 float32 here and 8x20 float32 there"),
         ("checkpoint=none", "checkpoint: 'none' has nothing to resume from"),
@@ -239,6 +242,10 @@ def test_another_model_or_optimizer_is_refused_with_what_differs(psrun):
         assert (second.code, said in second.stderr) == (2, True), second.stderr
     done = psrun(f"resume='{first.folder}'", "trainer.epochs=2")  # nothing of it was harmed
     assert (done.code, first.result["steps"]["applied"]) == (0, 40)
+    pattern = r"completed 40 steps in ([\d.]+) s .*, the last 20 of them by this process in ([\d.]+) s"
+    found = re.search(pattern, done.stdout)
+    assert found, done.stdout
+    assert 0 < float(found[2]) < float(found[1])
 
 
 @pytest.mark.thorough

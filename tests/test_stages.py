@@ -10,6 +10,7 @@ QUICK, SLOW = "data._target_=psrun.data.regression.Regression", "data._target_=s
 PLANTED = {"input": (SLOW, "staged.quick"), "compute": (QUICK, "staged.slow"), "traffic": (QUICK, "staged.wide")}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("trainer", "num_steps"), [("custom_loop", 1), ("custom_loop", 4), ("fit", 4)])
 @pytest.mark.parametrize("planted", PLANTED)
 def test_the_bottleneck_is_what_was_made_slow(train, monkeypatch, trainer, num_steps, planted):
@@ -22,7 +23,7 @@ def test_the_bottleneck_is_what_was_made_slow(train, monkeypatch, trainer, num_s
     found, _ = train(
         "model=dense", "~model.hidden_units", f"model._target_={model}", data, "data.global_batch_size=8",
         "optimizer=sgd", "evaluation=none", f"trainer={trainer}", f"trainer.steps_per_execution={num_steps}",
-        "trainer.steps_per_epoch=12", num_workers=1,
+        "trainer.steps_per_epoch=12", "trainer.epochs=1", num_workers=1,
     )  # fmt: skip
     assert longest(found["step_time"]) == planted, found["step_time"]
     whole_s = sum(value for name, value in found["step_time"].items() if name != "bottleneck")
@@ -40,14 +41,19 @@ LATE = ("trainer.prefetch_rows=true", "trainer.dense_sync_every=2")
 @pytest.mark.parametrize(
     ("model", "more"),
     [
-        ("slow_function", ()),
         ("slow_branch", ()),
-        ("slow_step", ()),
-        ("slow_rows", ("optimizer=sgd",)),
-        ("slow_rows", ("optimizer=adagrad",)),
-        ("slow_rows", LATE),
-        ("slow_rows", LATE[1:]),
-        ("slow", ("optimizer=adam", "+optimizer.use_ema=true")),
+        *(
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in (
+                ("slow_function", ()),
+                ("slow_step", ()),
+                ("slow_rows", ("optimizer=sgd",)),
+                ("slow_rows", ("optimizer=adagrad",)),
+                ("slow_rows", LATE),
+                ("slow_rows", LATE[1:]),
+                ("slow", ("optimizer=adam", "+optimizer.use_ema=true")),
+            )
+        ),
     ],
 )
 def test_computing_is_found_wherever_it_is(train, monkeypatch, model, more):
@@ -91,5 +97,5 @@ def test_what_takes_the_most_is_told_in_one_line():
 
 
 def test_without_parameter_servers_nothing_is_told(train):
-    found, _ = train("cluster=none")
+    found, _ = train("cluster=none", "trainer.epochs=1", "evaluation=none", "checkpoint=none")
     assert found["step_time"] is None

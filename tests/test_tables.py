@@ -79,7 +79,7 @@ def test_the_same_value_has_the_same_id_in_all_features(hashed):
     assert len(set(found["bought"].numpy()[:, 0])) > 4
 
 
-@pytest.mark.parametrize("deduplicate", ["auto", "true", "false"])
+@pytest.mark.parametrize("deduplicate", ["auto", pytest.param("false", marks=pytest.mark.thorough)])
 def test_a_cluster_trains_it_as_one_process_does(train, tmp_path, deduplicate):
     """From the same checkpoint, in which the table is whole; in the batches half of the rows are asked for again."""
     from psrun.results.run_folder import RunFolder

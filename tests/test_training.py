@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import logging
 from collections.abc import Iterator
@@ -36,17 +37,19 @@ def variables(folder: RunFolder) -> dict[str, np.ndarray]:
 
 
 def combinations() -> Iterator[Any]:
-    """Without a cluster nothing is partitioned; by default the finer partitioners cut two of the models."""
-    for model in MODELS:
-        yield "none", "none", model
-        for partitioner in PARTITIONERS:
-            longer = partitioner in ("min_size", "max_size") and model in ("dense", "cnn")
-            yield pytest.param("inprocess", partitioner, model, marks=pytest.mark.thorough if longer else ())
+    """Each pair of model, way to spread its variables and trainer; without a cluster nothing is partitioned.
+
+    By default each way to spread variables with each trainer, and two models or more with each of both.
+    """
+    ways = [("none", "none"), *(("inprocess", partitioner) for partitioner in PARTITIONERS)]
+    for (m, model), (w, way) in itertools.product(enumerate(MODELS), enumerate(ways)):
+        default = (w + m // 2) % 2 == 0
+        trainer = ("fit", "custom_loop")[(m + w) % 2]
+        yield pytest.param(*way, trainer, model, marks=() if default else pytest.mark.thorough)
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
-@pytest.mark.parametrize(("cluster", "partitioner", "model"), combinations())
+@pytest.mark.parametrize(("cluster", "partitioner", "trainer", "model"), combinations())
 def test_every_combination_trains_and_evaluates(train, cluster, partitioner, trainer, model):
     result, folder = train(
         f"cluster={cluster}", f"partitioner={partitioner}", f"trainer={trainer}", f"model={model}",
@@ -70,7 +73,7 @@ SAME = {"rtol": 2e-4, "atol": 2e-5}
 
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
-    "model", [pytest.param(model, marks=pytest.mark.thorough if model in ("dense", "cnn") else ()) for model in MODELS]
+    "model", [pytest.param(model, marks=() if model == "wide_deep" else pytest.mark.thorough) for model in MODELS]
 )
 def test_both_trainers_and_no_cluster_give_the_same_numbers(train, model):
     """One worker, same seed: within 2e-4 of each other, relatively, in every variable, slot and metric."""
@@ -89,7 +92,7 @@ def test_both_trainers_and_no_cluster_give_the_same_numbers(train, model):
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize("partitioner", ["fixed_shards", "min_size"])
+@pytest.mark.parametrize("partitioner", ["fixed_shards", pytest.param("min_size", marks=pytest.mark.thorough)])
 def test_both_trainers_agree_on_sharded_variables(train, partitioner):
     """Shards draw other initial values than whole variables do, so that sharded runs are compared with each other."""
     pieces = [f"partitioner={partitioner}", *PARTITIONERS[partitioner], "model=dense"]
@@ -101,29 +104,31 @@ def test_both_trainers_agree_on_sharded_variables(train, partitioner):
 
 @pytest.mark.inprocess
 def test_the_same_seed_gives_the_same_numbers_and_another_one_others(train):
-    runs = [variables(train("model=embedding", f"seed={seed}", num_workers=1)[1]) for seed in (1, 1, 2)]
+    short = ("model=embedding", "trainer.epochs=1", "evaluation=none")
+    runs = [variables(train(*short, f"seed={seed}", num_workers=1)[1]) for seed in (1, 1, 2)]
     table = next(name for name, values in runs[0].items() if values.shape == (8, 20))
     np.testing.assert_array_equal(runs[0][table], runs[1][table])
     assert np.abs(runs[0][table] - runs[2][table]).max() > 1e-3
 
 
 @pytest.mark.inprocess
-def test_validation_counts_every_example_once_and_agrees_with_direct(train):
+@pytest.mark.parametrize("cluster", ["inprocess", pytest.param("none", marks=pytest.mark.thorough)])
+def test_validation_counts_every_example_once_and_agrees_with_direct(train, cluster):
     """101 examples in batches of 8: the last one is smaller, and the shards are uneven."""
-    odd = ["trainer=fit", "model=embedding", "data.num_eval_examples=101", "data.global_batch_size=8"]
-    for cluster in ("none", "inprocess"):
-        (validation, _), (direct, _) = (
-            train(f"cluster={cluster}", f"evaluation={mode}", *odd, num_workers=1) for mode in ("validation", "direct")
-        )
-        assert validation["evaluation"]["examples_seen"] == direct["evaluation"]["examples_seen"] == 101
-        assert validation["evaluation"]["mode"] == "validation"
-        for name in ("val_loss", "val_auc", "val_accuracy"):
-            assert validation["metrics"][name] == pytest.approx(direct["metrics"][name], abs=1e-5), name
+    odd = ("trainer=fit", "model=embedding", "data.num_eval_examples=101", "data.global_batch_size=8",
+           "trainer.epochs=1")  # fmt: skip
+    (validation, _), (direct, _) = (
+        train(f"cluster={cluster}", f"evaluation={mode}", *odd, num_workers=1) for mode in ("validation", "direct")
+    )
+    assert validation["evaluation"]["examples_seen"] == direct["evaluation"]["examples_seen"] == 101
+    assert validation["evaluation"]["mode"] == "validation"
+    for name in ("val_loss", "val_auc", "val_accuracy"):
+        assert validation["metrics"][name] == pytest.approx(direct["metrics"][name], abs=1e-5), name
 
 
-@pytest.mark.inprocess
+@pytest.mark.tensorflow
 def test_evaluation_happens_when_it_is_due(train):
-    _, folder = train("evaluation.every=2", "trainer.epochs=5", "model=embedding")
+    _, folder = train("cluster=none", "evaluation.every=2", "trainer.epochs=5", "model=embedding")
     events = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
     assert [event["step"] // STEPS for event in events if event["event"] == "evaluation"] == [2, 4, 5]
 
@@ -131,21 +136,31 @@ def test_evaluation_happens_when_it_is_due(train):
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam", "ftrl", "sgd"])
 def test_every_optimizer_learns(train, optimizer):
-    _, folder = train("cluster=none", f"optimizer={optimizer}", "model=dense", "trainer.epochs=20")
+    short = ("cluster=none", "model=dense", "trainer.epochs=20", "evaluation=none", "checkpoint=none")
+    _, folder = train(*short, f"optimizer={optimizer}")
     events = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
     losses = [event["metrics"]["loss"] for event in events if event["event"] == "epoch"]
     assert losses[-1] < losses[0] - 0.005
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("cluster", ["one_device", "mirrored", "central_storage"])
-@pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
-def test_synchronous_strategies_train_as_one_process_does(train, cluster, trainer):
-    (plain, _), (found, _) = (
-        train(f"cluster={name}", f"trainer={trainer}", "model=dense") for name in ("none", cluster)
+@pytest.mark.parametrize(
+    ("trainer", "clusters"),
+    [
+        ("fit", ["one_device", "mirrored"]),
+        ("custom_loop", ["central_storage"]),
+        pytest.param("fit", ["central_storage"], marks=pytest.mark.thorough),
+        pytest.param("custom_loop", ["one_device", "mirrored"], marks=pytest.mark.thorough),
+    ],
+)
+def test_synchronous_strategies_train_as_one_process_does(train, trainer, clusters):
+    plain, *others = (
+        train(f"cluster={name}", f"trainer={trainer}", "model=dense", "checkpoint=none")[0]
+        for name in ("none", *clusters)
     )
-    assert found["steps"]["applied"] == 2 * STEPS
-    assert found["metrics"]["val_loss"] == pytest.approx(plain["metrics"]["val_loss"], rel=1e-3)
+    for found in others:
+        assert found["steps"]["applied"] == 2 * STEPS
+        assert found["metrics"]["val_loss"] == pytest.approx(plain["metrics"]["val_loss"], rel=1e-3)
 
 
 @pytest.mark.inprocess
@@ -156,8 +171,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run(train, trainer):
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
-@pytest.mark.parametrize("cluster", ["none", "inprocess"])
+@pytest.mark.parametrize(("cluster", "trainer"), [("none", "fit"), ("inprocess", "custom_loop")])
 def test_data_that_ends_is_told_before_or_when_it_does(train, cluster, trainer, monkeypatch):
     from psrun.data.features import HeroFeatures
 
@@ -328,7 +342,7 @@ def test_a_lost_parameter_server_is_known_by_what_tensorflow_makes_of_it():
 
 @pytest.mark.inprocess
 def test_threads_that_wait_do_not_spin_on_cores_that_servers_share(train):
-    train("model=dense")
+    train("model=dense", "trainer.epochs=1", "evaluation=none", "checkpoint=none")
     from tensorflow.python.eager import context
 
     assert context.get_server_def().default_session_config.experimental.disable_thread_spinning

@@ -48,9 +48,15 @@ def test_without_whole_passes_every_batch_is_full():
     assert sorted(found[:10]) == sorted(found[10:]) == list(range(10))
 
 
-@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
-@pytest.mark.parametrize("num_workers", [1, 2])
-@pytest.mark.parametrize("written_out", [False, True])
+@pytest.mark.parametrize(
+    ("trainer", "num_workers", "written_out"),
+    [
+        ("fit", 2, False),
+        ("custom_loop", 2, True),
+        pytest.param("fit", 1, True, marks=pytest.mark.thorough),
+        pytest.param("custom_loop", 1, False, marks=pytest.mark.thorough),
+    ],
+)
 def test_each_example_of_an_epoch_is_trained_on_once(train, monkeypatch, trainer, num_workers, written_out):
     """200 examples in batches of 16: the last one of a pass is smaller."""
     from psrun.training.parameter_server import steps_per_execution
@@ -68,7 +74,7 @@ def test_each_example_of_an_epoch_is_trained_on_once(train, monkeypatch, trainer
     assert sum(own["seen"] for own in by_worker.values()) == 200
 
 
-@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
+@pytest.mark.parametrize("trainer", ["custom_loop", pytest.param("fit", marks=pytest.mark.thorough)])
 def test_what_the_data_service_hands_out_is_trained_on_once_but_for_what_is_on_its_way(train, trainer):
     from psrun.training.data_service_input import MOST_ON_THEIR_WAY
 
@@ -111,7 +117,7 @@ def test_every_worker_reads_all(train):
     assert row["seen"]["2"] > 0
 
 
-@pytest.mark.parametrize("cluster", ["none", "one_device", "mirrored"])
+@pytest.mark.parametrize("cluster", ["none", pytest.param("one_device", marks=pytest.mark.thorough), "mirrored"])
 def test_a_pass_of_one_process_is_an_epoch_too(train, cluster):
     result, _ = train(
         *COUNTED, f"cluster={cluster}", "data.visitation=once", "trainer.epochs=2", "trainer.steps_per_epoch=null",
@@ -133,8 +139,14 @@ def test_a_run_that_goes_on_takes_up_the_pass_where_it_was(train):
 PASSES = ("data.visitation=once", "data.global_batch_size=16", "trainer.steps_per_epoch=null")
 
 
-@pytest.mark.parametrize("cluster", ["none", "inprocess"])
-@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
+@pytest.mark.parametrize(
+    ("cluster", "trainer"),
+    [
+        ("inprocess", "fit"),
+        ("none", "custom_loop"),
+        *(pytest.param(*pair, marks=pytest.mark.thorough) for pair in (("inprocess", "custom_loop"), ("none", "fit"))),
+    ],
+)
 def test_a_pass_that_was_cut_ends_before_the_next_begins(train, monkeypatch, cluster, trainer):
     """Eight of thirteen steps are done; the metric counts the examples of an epoch that were not seen once."""
     pieces = (*COUNTED, "+data.num_eval_examples=200", *PASSES, f"cluster={cluster}", f"trainer={trainer}")
@@ -149,7 +161,7 @@ def test_a_pass_that_was_cut_ends_before_the_next_begins(train, monkeypatch, clu
 
 @pytest.mark.parametrize(
     ("batch_size", "left_out"),
-    [(16, 0), (8, 72), (20, 72), (25, 72)],
+    [(16, 0), (20, 72), *(pytest.param(size, 72, marks=pytest.mark.thorough) for size in (8, 25))],
 )
 def test_a_pass_that_was_begun_with_other_batches_is_left(train, batch_size, left_out):
     pieces = (*COUNTED, *PASSES, "data.audit=true", f"data.global_batch_size={batch_size}")

@@ -45,8 +45,8 @@ def oracle():
     [
         ("custom_loop", "exact"),
         ("fit", "validation"),
-        ("fit", "direct"),
-        ("custom_loop", "distributed"),
+        pytest.param("fit", "direct", marks=pytest.mark.thorough),
+        pytest.param("custom_loop", "distributed", marks=pytest.mark.thorough),
     ],
 )
 def test_weighted_examples_train_and_evaluate_as_by_keras(train, oracle, trainer, evaluation):
@@ -70,7 +70,9 @@ BY_OUTPUT = (
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize(("trainer", "evaluation"), [("custom_loop", "exact"), ("fit", "direct")])
+@pytest.mark.parametrize(
+    ("trainer", "evaluation"), [("fit", "direct"), pytest.param("custom_loop", "exact", marks=pytest.mark.thorough)]
+)
 def test_losses_and_metrics_by_output_are_those_of_keras(train, trainer, evaluation):
     from weighted import off_by_more
 
