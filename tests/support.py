@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,11 @@ resolvers.register()
 
 def raw_config(*overrides: str) -> dict[str, Any]:
     """The composed configuration as plain values."""
+    return copy.deepcopy(_composed(overrides))
+
+
+@functools.cache
+def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
     with initialize_config_module("psrun.conf", version_base="1.3"):
         raw: Any = OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
     return raw

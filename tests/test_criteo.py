@@ -234,6 +234,7 @@ def test_a_vocabulary_belongs_to_the_run(train, tmp_path):
         load.load_source(run_config(*pieces, f"data.vocabulary={tmp_path}/others", f"resume={run.path}"))
 
 
+@pytest.mark.thorough
 def test_what_is_made_has_the_truth_that_it_tells(tmp_path):
     """The told AUC is that of the true probabilities, as another library counts it."""
     from sklearn import metrics

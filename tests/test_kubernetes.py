@@ -50,8 +50,9 @@ def job_templates(objects):
     return [*of_kind(objects, "Job"), *inner]
 
 
+@pytest.mark.thorough
 def test_the_schemas_of_kubernetes_hold(objects):
-    validate = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[test]'")
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[ci]'")
     _, found = objects
     known = [each for each in found if each["kind"] not in ("JobSet", "TFJob")]
     inner = [
@@ -65,8 +66,9 @@ def test_the_schemas_of_kubernetes_hold(objects):
         validate.validate(each, version, strict=True)
 
 
+@pytest.mark.thorough
 def test_the_schema_of_jobset_holds(tmp_path):
-    models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install -e '.[test]'")
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install -e '.[ci]'")
     (jobset,) = of_kind(manifests(tmp_path, *EVERYTHING), "JobSet")
     # A key that the schema does not know would be missing from what comes back.
     assert models.JobsetV1alpha2JobSet.from_dict(jobset).to_dict() == jobset
@@ -74,8 +76,9 @@ def test_the_schema_of_jobset_holds(tmp_path):
     assert models.JobsetV1alpha2JobSet.from_dict(jobset).to_dict() != jobset
 
 
+@pytest.mark.thorough
 def test_the_schema_of_tfjob_holds(tmp_path):
-    training = pytest.importorskip("kubeflow.training", reason="pip install -e '.[test]'")
+    training = pytest.importorskip("kubeflow.training", reason="pip install -e '.[ci]'")
     client = pytest.importorskip("kubernetes.client")
     (job,) = of_kind(manifests(tmp_path, "kubernetes.kind=tfjob", "evaluation=sidecar"), "TFJob")
     models = vars(client) | vars(training)
@@ -87,6 +90,7 @@ def test_the_schema_of_tfjob_holds(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_kubectl_reads_what_is_shown(tmp_path):
     if shutil.which("kubectl") is None:
         pytest.skip("there is no kubectl: apt-get install kubernetes-client")

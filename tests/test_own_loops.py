@@ -49,7 +49,7 @@ def test_an_own_loop_trains_as_psruns_does(train, cluster, loop):
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize("loop", ["plain", "tutorial"])
+@pytest.mark.parametrize("loop", ["plain", pytest.param("tutorial", marks=pytest.mark.thorough)])
 def test_an_own_loop_on_workers_saves_within_epochs_and_resumes(train, loop, monkeypatch, tmp_path):
     from psrun.training.session import Session
 
@@ -95,7 +95,7 @@ def test_a_loop_that_goes_wrong_is_told(train, overrides, error, said):
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize("trainer", ["fit", "custom_loop", "own_loop"])
+@pytest.mark.parametrize("trainer", ["fit", "own_loop", pytest.param("custom_loop", marks=pytest.mark.thorough)])
 def test_hooks_are_called_at_epochs_steps_and_seconds_and_no_step_waits_for_them(train, trainer):
     """The hook of steps waits for what only the hook of the last epoch writes: the steps go on meanwhile."""
     hooks = ("{_target_: own.Notes, name: last, every_epochs: 4}",
@@ -128,8 +128,8 @@ def test_a_callback_may_save_the_model_in_a_thread_while_steps_run(train, tmp_pa
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
     ("trainer", "period"),
-    [("fit", "every_epochs: 2"), ("custom_loop", "every_epochs: 2"), ("custom_loop", "every_steps: 5"),
-     ("fit", "every_s: 0.1")],
+    [("fit", "every_epochs: 2"), ("custom_loop", "every_steps: 5"),
+     pytest.param("fit", "every_s: 0.1", marks=pytest.mark.thorough)],
 )  # fmt: skip
 def test_a_hook_that_fails_ends_the_run_with_its_name(train, trainer, period):
     with pytest.raises(

@@ -116,7 +116,7 @@ def test_slow_steps_are_not_written_out(train, monkeypatch, slow_s, written_out)
     assert traced == [None] + [3] * written_out
 
 
-@pytest.mark.parametrize("steps_per_epoch", [7, 20])
+@pytest.mark.parametrize("steps_per_epoch", [7, pytest.param(20, marks=pytest.mark.thorough)])
 def test_a_rest_of_steps_is_done_too(train, unrolled, steps_per_epoch):
     short = (f"trainer.steps_per_epoch={steps_per_epoch}", "trainer.epochs=5", "evaluation=none", "checkpoint=none")
     found, _ = train("trainer.steps_per_execution=5", *short)

@@ -115,6 +115,7 @@ def test_what_is_greatest_can_be_its_memory():
     capacity.check(tenths, [{"CPU": 7.0}])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("raised", "signum"),
     [(SystemExit(15), signal.SIGTERM), (Interrupted(signal.SIGINT), signal.SIGINT)],  # Ray's handler, and psrun's

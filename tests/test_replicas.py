@@ -28,9 +28,9 @@ def both(train, *pieces: str, replicas: int = 3):
 OF_LINEAR = ("model._target_=replicated.linear", "evaluation=exact")
 CASES = [
     ("fit", (*OF_LINEAR, "+model.keras=true", "+model.regularizer=null", "optimizer=adam", "evaluation=validation")),
-    ("custom_loop", ("model._target_=replicated.own_step", "optimizer=lazy_adam", "evaluation=none")),
 ]
 MORE_CASES = [
+    ("custom_loop", ("model._target_=replicated.own_step", "optimizer=lazy_adam", "evaluation=none")),
     ("custom_loop", (*OF_LINEAR, "optimizer=sparse_adagrad")),
     ("fit", (*OF_LINEAR, "+model.reduction=sum", "optimizer=lazy_adam")),
     ("custom_loop", (*OF_LINEAR, "optimizer=sgd", "evaluation=direct", "+optimizer.momentum=0.9")),

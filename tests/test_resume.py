@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hydra.core.config_store import ConfigStore
 from running import Cluster
+from support import STEPS
 
 from psrun.cli import hydra_app
 from psrun.config import compose
@@ -215,9 +216,14 @@ def test_a_run_of_ones_own_pieces_goes_on_without_them_being_named_again(psrun, 
 def test_a_run_goes_on_elsewhere(psrun, then):
     first = psrun("partitioner=fixed_shards", "optimizer=adam", *QUICK, "trainer.epochs=1")
     assert first.code == 0, first.stderr
+    assert re.search(r"completed 20 steps in [\d.]+ s \(first step after [\d.]+ s\)  loss", first.stdout)
     second = psrun(f"resume='{first.folder}'", *then, "trainer.epochs=3")
     assert second.code == 0, second.stderr
     assert "goes on from step 20" in second.stdout
+    by_whom = r"completed 60 steps in ([\d.]+) s .*, the last 40 of them by this process in ([\d.]+) s"
+    in_all = re.search(by_whom, second.stdout)
+    assert in_all, second.stdout
+    assert 0 < float(in_all[2]) < float(in_all[1])
     result = first.result  # as it is now
     assert result["status"] == "completed"
     assert result["steps"] == {"applied": 60, "scheduled": 60, "repeated": 0}
@@ -229,23 +235,17 @@ def test_a_run_goes_on_elsewhere(psrun, then):
     assert times == sorted(times)
 
 
-@pytest.mark.command
-def test_another_model_or_optimizer_is_refused_with_what_differs(psrun):
-    """And the last line of a run counts what its process did."""
-    first = psrun("cluster=none", *QUICK, "trainer.epochs=1")
-    assert re.search(r"completed 20 steps in [\d.]+ s \(first step after [\d.]+ s\)  loss", first.stdout)
+@pytest.mark.tensorflow
+def test_another_model_or_optimizer_is_refused_with_what_differs(train):
+    _, folder = train("cluster=none", "trainer.epochs=1")
     for change, said in (
         ("model.embedding_dim=5", "embedding/embeddings is 8x5 float32 here and 8x20 float32 there"),
         ("checkpoint=none", "checkpoint: 'none' has nothing to resume from"),
     ):
-        second = psrun(f"resume='{first.folder}'", change, "trainer.epochs=2")
-        assert (second.code, said in second.stderr) == (2, True), second.stderr
-    done = psrun(f"resume='{first.folder}'", "trainer.epochs=2")  # nothing of it was harmed
-    assert (done.code, first.result["steps"]["applied"]) == (0, 40)
-    pattern = r"completed 40 steps in ([\d.]+) s .*, the last 20 of them by this process in ([\d.]+) s"
-    found = re.search(pattern, done.stdout)
-    assert found, done.stdout
-    assert 0 < float(found[2]) < float(found[1])
+        with pytest.raises(ConfigError, match=said):
+            train("cluster=none", f"resume='{folder.path}'", change, into=folder)
+    result, _ = train("cluster=none", f"resume='{folder.path}'", into=folder)  # nothing of it was harmed
+    assert result["steps"]["applied"] == 2 * STEPS
 
 
 @pytest.mark.thorough

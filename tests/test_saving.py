@@ -40,8 +40,7 @@ def events(folder: RunFolder, kind: str) -> list[dict]:
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize("trainer", TRAINERS)
-@pytest.mark.parametrize("cluster", ["none", "inprocess"])
+@pytest.mark.parametrize(("cluster", "trainer"), [("none", "custom_loop"), ("inprocess", "fit")])
 def test_checkpoints_within_epochs_hold_what_was_scheduled(train, cluster, trainer):
     result, folder = train(
         f"cluster={cluster}", f"trainer={trainer}", "trainer.steps_per_execution=2", "checkpoint.every_steps=5",

@@ -572,7 +572,9 @@ def test_models_learn_from_a_guess_that_is_told_once_and_holds_when_the_run_goes
     assert result["steps"]["applied"] == 120
 
 
-@pytest.mark.parametrize(("model", "ending"), [("dense", "csv.gz"), ("wide_deep", "tfrecord")])
+@pytest.mark.parametrize(
+    ("model", "ending"), [("wide_deep", "tfrecord"), pytest.param("dense", "csv.gz", marks=pytest.mark.thorough)]
+)
 def test_models_learn_from_it(train, tmp_path, model, ending):
     write(tmp_path / f"train-0.{ending}", rows(300))
     write(tmp_path / f"eval.{ending}", rows(70))

@@ -116,7 +116,7 @@ def _exports(result: dict[str, Any]) -> None:
     assert float(found) == pytest.approx(result["metrics"]["val_loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("model", ["wide_deep", "two_tower"])
+@pytest.mark.parametrize("model", ["two_tower", pytest.param("wide_deep", marks=pytest.mark.thorough)])
 def test_rows_asked_for_ahead_and_other_models_train_too(train, model):
     """The layer is called once a step, for both features."""
     own = ("model.query_features=[clicked,price]", "trainer.prefetch_rows=true") if model == "two_tower" else ()

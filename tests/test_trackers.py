@@ -40,7 +40,7 @@ def test_tensorboard_has_metrics_text_and_hyperparameters(train):
 
 
 def test_nobody_is_told(train):
-    _, folder = train("tracker=none")
+    _, folder = train("tracker=none", "cluster=none", "trainer.epochs=1")
     assert not list(folder.tensorboard.iterdir())
 
 
@@ -58,6 +58,7 @@ def mlflow(tmp_path, monkeypatch):
     return f"tracker.tracking_uri={store}", look
 
 
+@pytest.mark.thorough
 def test_mlflow_has_the_run_its_parameters_and_metrics(train, mlflow):
     uri, look = mlflow
     result, folder = train("tracker=mlflow", uri, "tracker.experiment=tests")
@@ -76,6 +77,7 @@ def test_mlflow_has_the_run_its_parameters_and_metrics(train, mlflow):
     assert found.data.params["trainer.epochs"] == "2"  # what was filed once stays
 
 
+@pytest.mark.thorough
 def test_a_run_that_fails_is_filed_as_failed(train, mlflow):
     uri, _ = mlflow
     with pytest.raises(Exception, match="loss became"):
@@ -87,6 +89,7 @@ def test_a_run_that_fails_is_filed_as_failed(train, mlflow):
     assert filed.info.status == "FAILED"
 
 
+@pytest.mark.thorough
 def test_a_store_that_cannot_be_written_costs_a_warning_and_no_training(train, tmp_path):
     (tmp_path / "file").write_text("")
     result, folder = train("tracker=mlflow", f"tracker.tracking_uri={tmp_path}/file/store")

@@ -79,10 +79,10 @@ def test_what_the_data_service_hands_out_is_trained_on_once_but_for_what_is_on_i
     from psrun.training.data_service_input import MOST_ON_THEIR_WAY
 
     result, _ = train(
-        *COUNTED, f"trainer={trainer}", "data.visitation=dynamic", "data.audit=true", "trainer.epochs=10",
+        *COUNTED, f"trainer={trainer}", "data.visitation=dynamic", "data.audit=true", "trainer.epochs=5",
         "trainer.steps_per_epoch=null", "data.global_batch_size=4",
     )  # fmt: skip
-    assert result["steps"]["applied"] == 10 * 50
+    assert result["steps"]["applied"] == 5 * 50
     on_their_way = 2 * (MOST_ON_THEIR_WAY + 2) * 4  # of two workers: also what they hold ready, and train on
     for row in result["visitation"]:
         assert row["seen"]["0"] <= on_their_way
