@@ -297,7 +297,7 @@ def test_the_published_layout_is_read(tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("model", ["dlrm", "two_tower", "wide_deep"])
+@pytest.mark.parametrize("model", ["dlrm", "two_tower"])
 def test_models_learn_from_it_on_a_cluster(train, tmp_path, model):
     folder = made(tmp_path / "made", 2000, signal=3.0)
     own = ("model.query_features=[counts,C1,C2]", "model.embedding_dim={default: 8, C1: 2}")

@@ -355,39 +355,38 @@ def test_plans_of_a_sweep_are_made_in_one_process(psrun, tmp_path):
 
 
 @pytest.mark.thorough
-def test_twelve_jobs_two_failures_and_an_interruption_end_complete(start):
-    sweep = start("optimizer.learning_rate=0.01,0.02,0.03,0.04,1e30,0.05", "seed=1,2", "trainer.epochs=2", *TINY,
-                  real=True)  # fmt: skip
+def test_six_jobs_two_failures_and_an_interruption_end_complete(start):
+    sweep = start("optimizer.learning_rate=0.01,1e30,0.05", "seed=1,2", "trainer.epochs=2", *TINY, real=True)
 
     def over() -> int:
         return sum(result["status"] in ("completed", "failed") for result in sweep.results().values())
 
-    sweep.wait(lambda: over() >= 3, "three jobs that are over", within_s=300)
+    sweep.wait(lambda: over() >= 2, "two jobs that are over", within_s=300)
     sweep.send(signal.SIGINT)
     assert sweep.end() == 130, sweep.said
     before = sweep.results()
-    assert len(before) < 12
+    assert len(before) < 6
     sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=10)
     again = start(f"resume={sweep.folder}", real=True)
     assert again.end(within_s=600) == 1, again.said
     after = again.results()
-    assert [after[n]["status"] for n in range(12)] == ["completed"] * 8 + ["failed"] * 2 + ["completed"] * 2
-    assert {after[n]["error"]["type"] for n in (8, 9)} == {"NonFiniteLossError"}
+    assert [after[n]["status"] for n in range(6)] == ["completed"] * 2 + ["failed"] * 2 + ["completed"] * 2
+    assert {after[n]["error"]["type"] for n in (2, 3)} == {"NonFiniteLossError"}
     for number, result in before.items():
         if result["status"] == "completed":
             assert after[number] == result
-    assert {result["steps"]["applied"] for n, result in after.items() if n not in (8, 9)} == {20}
-    assert [job["status"] for job in again.record["jobs"]] == [after[n]["status"] for n in range(12)]
+    assert {result["steps"]["applied"] for n, result in after.items() if n not in (2, 3)} == {20}
+    assert [job["status"] for job in again.record["jobs"]] == [after[n]["status"] for n in range(6)]
     table = again.said[again.said.rindex("job  overrides") :].partition("what is not completed")[0]
-    assert table.count("completed") == 10
+    assert table.count("completed") == 4
     assert "the loss became" in " ".join(table.split())
     told = subprocess.run(
         [sys.executable, "-m", "psrun", "report", str(sweep.folder), "--json", "-"],
         check=True, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     rows = json.loads(told.stdout)
-    assert [row["status"] for row in rows] == [after[n]["status"] for n in range(12)]
-    assert [bool(row["error"]) for row in rows] == [n in (8, 9) for n in range(12)]
+    assert [row["status"] for row in rows] == [after[n]["status"] for n in range(6)]
+    assert [bool(row["error"]) for row in rows] == [n in (2, 3) for n in range(6)]
 
 
 @pytest.mark.thorough

@@ -184,15 +184,21 @@ def sparse_optimizer(name: str):
 
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
-    "optimizer",
-    ["rowwise_adagrad", *(pytest.param(name, marks=pytest.mark.thorough)
-                          for name in ("sparse_adagrad", "lazy_adam", "sparse_sgd", "ftrl"))],
+    ("trainer", "optimizer"),
+    [
+        ("custom_loop", "rowwise_adagrad"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.thorough)
+            for pair in (
+                ("fit", "sparse_adagrad"), ("custom_loop", "lazy_adam"), ("fit", "sparse_sgd"), ("custom_loop", "ftrl")
+            )
+        ),
+    ],
 )  # fmt: skip
-@pytest.mark.parametrize("trainer", ["custom_loop", pytest.param("fit", marks=pytest.mark.thorough)])
 def test_models_with_many_tables_learn_on_a_cluster(train, trainer, optimizer):
     result, folder = train(
         "model=wide_deep", "partitioner=fixed_shards", f"optimizer={optimizer}", "optimizer.learning_rate=0.05",
-        f"trainer={trainer}", "trainer.epochs=6",
+        f"trainer={trainer}", "trainer.epochs=6", "evaluation=none", "checkpoint=none",
     )  # fmt: skip
     losses = [event["metrics"]["loss"] for event in map(json.loads, folder.metrics.read_text().splitlines())
               if event["event"] == "epoch"]  # fmt: skip
