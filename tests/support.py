@@ -1,17 +1,22 @@
-"""Composing a configuration as the command does, and what disks do to files."""
+"""Composing a configuration as the command does, variables of a run's checkpoints, and what disks do to files."""
 
 from __future__ import annotations
 
 import copy
 import functools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from psrun.config import parse, resolvers
 from psrun.config.run_config import RunConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from psrun.results.run_folder import RunFolder
 
 SMALL = {
     "features": ["data.num_train_examples=500", "data.num_eval_examples=100", "data.global_batch_size=32"],
@@ -25,6 +30,10 @@ MODELS = {
     "cnn": ["data.global_batch_size=16", "model.filters=[4]", "model.hidden_units=[8]"],
     "wide_deep": ["data=features", *SMALL["features"]],
 }
+TABLED = ("~model.embedding_dim", "~data.num_train_examples", "~data.num_eval_examples", "data._target_=tabled.Ids",
+          "data.global_batch_size=8", "evaluation=none")  # fmt: skip
+# One worker applies the same steps in the same order: what differs is the order of sums within a step.
+SAME = {"rtol": 2e-4, "atol": 2e-5}
 
 
 resolvers.register()
@@ -44,6 +53,15 @@ def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 def run_config(*overrides: str) -> RunConfig:
     return parse.load(raw_config(*overrides))
+
+
+def variables(folder: RunFolder) -> dict[str, np.ndarray]:
+    """Everything in the newest checkpoint, whole whatever the sharding was."""
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(folder.checkpoints)))
+    names = [name for name in reader.get_variable_to_shape_map() if "save_counter" not in name and "GRAPH" not in name]
+    return {name: reader.get_tensor(name) for name in names}
 
 
 def truncated(file: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from test_training import variables
+from support import variables
 
 from psrun.data.source import Feature
 

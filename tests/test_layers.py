@@ -6,8 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from test_packing import TABLED
-from test_training import SAME, variables
+from support import SAME, TABLED, variables
 
 from psrun.errors import NonFiniteLossError, PsrunError
 

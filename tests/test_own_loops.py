@@ -6,8 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from support import STEPS, raw_config
-from test_training import SAME, variables
+from support import SAME, STEPS, raw_config, variables
 
 from psrun.config import parse
 from psrun.errors import ConfigError, HookError, Interrupted, NonFiniteLossError, TrainingError

@@ -7,15 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import STEPS
-from test_training import SAME, variables
+from support import SAME, STEPS, TABLED, variables
 
 from psrun.errors import ConfigError
 
 pytestmark = pytest.mark.inprocess
-
-TABLED = ("~model.embedding_dim", "~data.num_train_examples", "~data.num_eval_examples", "data._target_=tabled.Ids",
-          "data.global_batch_size=8", "evaluation=none")  # fmt: skip
 
 
 @pytest.fixture

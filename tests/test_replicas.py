@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_training import SAME, variables
+from support import SAME, variables
 
 pytestmark = pytest.mark.inprocess
 

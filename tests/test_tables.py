@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import run_config
-from test_training import SAME, variables
+from support import SAME, run_config, variables
 
 from psrun.errors import ConfigError
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
-from support import MODELS, SMALL, STEPS, run_config
+from support import MODELS, SAME, SMALL, STEPS, run_config, variables
 
 from psrun.errors import ConfigError, DataExhaustedError, Interrupted, NonFiniteLossError, TaskLostError, TrainingError
 from psrun.process import Stop
@@ -25,15 +25,6 @@ PARTITIONERS = {
     "min_size": ["partitioner.min_shard_bytes=200"],
     "max_size": ["partitioner.max_shard_bytes=400", "partitioner.max_shards=3"],
 }
-
-
-def variables(folder: RunFolder) -> dict[str, np.ndarray]:
-    """Everything in the newest checkpoint, whole whatever the sharding was."""
-    import tensorflow as tf
-
-    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(folder.checkpoints)))
-    names = [name for name in reader.get_variable_to_shape_map() if "save_counter" not in name and "GRAPH" not in name]
-    return {name: reader.get_tensor(name) for name in names}
 
 
 def combinations() -> Iterator[Any]:
@@ -65,10 +56,6 @@ def test_every_combination_trains_and_evaluates(train, cluster, partitioner, tra
         assert max(row["shard"] for row in result["placement"]) >= 1
     assert [row["step"] for row in result["checkpoints"]] == [STEPS, 2 * STEPS]
     assert list((folder.tensorboard / "train").glob("events*"))
-
-
-# One worker applies the same steps in the same order: what differs is the order of sums within a step.
-SAME = {"rtol": 2e-4, "atol": 2e-5}
 
 
 @pytest.mark.inprocess
