@@ -1,9 +1,9 @@
 # Three commands for working on psrun. .ci/run has everything that must pass before a change lands.
 .PHONY: install check test
 
-install:  ## psrun, editable, with the tools for tests and documentation, in .venv
+install:  ## psrun, editable, with all that .ci/run needs, in .venv
 	python3 -m venv .venv
-	.venv/bin/pip install -q -e '.[test,docs]'
+	.venv/bin/pip install -q -e '.[ci]'
 
 check:  ## style, types and the documentation
 	.venv/bin/ruff check .
