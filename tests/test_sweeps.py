@@ -112,7 +112,7 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files, "write", full)
+    monkeypatch.setattr(files, "write_atomic", full)
     with pytest.raises(SweepError, match=r"cannot be written to: .*No space left on device"):
         Sweep(tmp_path / "sweep", []).begin(again=False)
 
