@@ -357,9 +357,9 @@ STILL = ("optimizer=sgd", "optimizer.learning_rate=0.000001", "trainer.epochs=9"
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
     ("trainer", "way"),
-    [("custom_loop", "exact"), ("fit", "direct"), *(
+    [("custom_loop", "exact"), *(
         pytest.param(trainer, way, marks=pytest.mark.thorough)
-        for trainer, way in [("fit", "validation"), ("custom_loop", "distributed"), ("fit", "exact")]
+        for trainer, way in [("fit", "direct"), ("fit", "validation"), ("custom_loop", "distributed")]
     )],
 )  # fmt: skip
 def test_early_stopping_and_learning_rate_follow_every_way_to_evaluate(train, trainer, way):

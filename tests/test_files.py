@@ -54,7 +54,7 @@ def test_a_heart_is_heard_on_a_full_disk_too(tmp_path, monkeypatch):
     made.stop()
 
 
-@pytest.mark.command
+@pytest.mark.thorough
 def test_only_the_process_that_is_told_knows_that_the_run_is_over():
     """Two runs on one machine may have servers of the same address, each in a network of its own."""
     script = "from psrun.roles import server\ntold = server.Told()\nprint(bool(told))\nserver.tell()\nprint(bool(told))"

@@ -222,7 +222,7 @@ def test_a_sweep_of_tasks_that_somebody_else_starts_is_refused(start, cluster):
     assert not sweep.folder.exists()
 
 
-@pytest.mark.command
+@pytest.mark.thorough
 def test_sweeps_of_the_same_second_do_not_share_folders(tmp_path):
     both = [Started(tmp_path, f"seed={seed},3", folder=f"sweep{seed}") for seed in (1, 2)]
     try:
@@ -243,7 +243,7 @@ def test_a_folder_of_a_sweep_is_not_used_twice(start):
     assert again.results()[0]["times"] == 1
 
 
-@pytest.mark.command
+@pytest.mark.thorough
 def test_a_metric_that_no_job_has_is_told(start):
     sweep = start("seed=1,2", "sweep.metric=val_acu", "sweep.mode=max")
     assert sweep.end() == 2

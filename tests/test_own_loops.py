@@ -94,7 +94,9 @@ def test_a_loop_that_goes_wrong_is_told(train, overrides, error, said):
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize("trainer", ["fit", "own_loop", pytest.param("custom_loop", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "trainer", ["fit", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("custom_loop", "own_loop"))]
+)
 def test_hooks_are_called_at_epochs_steps_and_seconds_and_no_step_waits_for_them(train, trainer):
     """The hook of steps waits for what only the hook of the last epoch writes: the steps go on meanwhile."""
     hooks = ("{_target_: own.Notes, name: last, every_epochs: 4}",
@@ -135,7 +137,7 @@ def test_a_hook_that_fails_ends_the_run_with_its_name(train, trainer, period):
         HookError, match=r"trainer.hooks\[0\]: own.failing_hook failed at step \d+: ValueError: no such"
     ):
         train(f"trainer={trainer}", f"trainer.hooks=[{{_target_: own.failing_hook, at: 12, {period}}}]",
-              "trainer.epochs=30", "evaluation=none", "checkpoint=none")  # fmt: skip
+              "trainer.epochs=30")  # fmt: skip
 
 
 def problems(*overrides):

@@ -159,8 +159,8 @@ def composed(tmp_path, monkeypatch):
     "chosen",
     [
         ["model=mine", "data=mine", "cluster=here", "+model.more=1", "model.note=3", "~trainer.prefetch_rows"],
-        ["experiment=tried", "model.embedding_dim=6", "cluster.num_ps=3"],
-        ["+regime=fast", "model=mine", "+model/head=big"],
+        pytest.param(["experiment=tried", "model.embedding_dim=6", "cluster.num_ps=3"], marks=pytest.mark.thorough),
+        pytest.param(["+regime=fast", "model=mine", "+model/head=big"], marks=pytest.mark.thorough),
     ],
 )
 def test_what_own_groups_chose_is_recorded_and_holds_without_them(composed, tmp_path, chosen):

@@ -78,8 +78,8 @@ def test_both_trainers_and_no_cluster_give_the_same_numbers(train, model):
             assert result["metrics"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
 
 
-@pytest.mark.inprocess
-@pytest.mark.parametrize("partitioner", ["fixed_shards", pytest.param("min_size", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("partitioner", ["fixed_shards", "min_size"])
 def test_both_trainers_agree_on_sharded_variables(train, partitioner):
     """Shards draw other initial values than whole variables do, so that sharded runs are compared with each other."""
     pieces = [f"partitioner={partitioner}", *PARTITIONERS[partitioner], "model=dense"]

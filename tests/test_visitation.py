@@ -143,8 +143,7 @@ PASSES = ("data.visitation=once", "data.global_batch_size=16", "trainer.steps_pe
     ("cluster", "trainer"),
     [
         ("inprocess", "fit"),
-        ("none", "custom_loop"),
-        *(pytest.param(*pair, marks=pytest.mark.thorough) for pair in (("inprocess", "custom_loop"), ("none", "fit"))),
+        pytest.param("none", "custom_loop", marks=pytest.mark.thorough),
     ],
 )
 def test_a_pass_that_was_cut_ends_before_the_next_begins(train, monkeypatch, cluster, trainer):
@@ -161,7 +160,7 @@ def test_a_pass_that_was_cut_ends_before_the_next_begins(train, monkeypatch, clu
 
 @pytest.mark.parametrize(
     ("batch_size", "left_out"),
-    [(16, 0), (20, 72), *(pytest.param(size, 72, marks=pytest.mark.thorough) for size in (8, 25))],
+    [(20, 72), *(pytest.param(*case, marks=pytest.mark.thorough) for case in ((16, 0), (8, 72), (25, 72)))],
 )
 def test_a_pass_that_was_begun_with_other_batches_is_left(train, batch_size, left_out):
     pieces = (*COUNTED, *PASSES, "data.audit=true", f"data.global_batch_size={batch_size}")

@@ -44,7 +44,7 @@ def oracle():
     ("trainer", "evaluation"),
     [
         ("custom_loop", "exact"),
-        ("fit", "validation"),
+        pytest.param("fit", "validation", marks=pytest.mark.thorough),
         pytest.param("fit", "direct", marks=pytest.mark.thorough),
         pytest.param("custom_loop", "distributed", marks=pytest.mark.thorough),
     ],
