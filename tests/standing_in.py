@@ -29,16 +29,16 @@ process.end_with_sweep()
 folder = Path(sys.argv[1])
 config = OmegaConf.load(folder / "config.yaml")
 run = RunFolder(folder)
-run.reload()
 before = run.stored()
 said = [each for each in OmegaConf.load(folder / ".hydra" / "overrides.yaml")]
 
 def interrupted(signum, frame):
-    run.update(status="interrupted", exit_code=130, error={"message": "interrupted", "type": "I", "task": "chief-0"})
+    error = {"message": "interrupted", "type": "I", "task": "chief-0"}
+    run.record_at_once("ended", status="interrupted", exit_code=130, error=error)
     os._exit(130)
 
 signal.signal(signal.SIGINT, interrupted)
-run.update(status="running", overrides=said, pid=os.getpid(), began_s=time.time(), resume=config.resume, error=None,
+run.record("begun", overrides=said, pid=os.getpid(), began_s=time.time(), resume=config.resume,
            times=before.get("times", 0) + 1)
 print("said to the terminal")
 while config.trainer.epochs > 100 and not (folder.parent / "go").exists():
@@ -46,13 +46,15 @@ while config.trainer.epochs > 100 and not (folder.parent / "go").exists():
 if config.seed == 99:
     os.kill(os.getpid(), signal.SIGKILL)
 if config.seed == 18 or config.seed == 17 and before.get("times", 0) < 2:
-    run.update(status="interrupted", exit_code=175, error={"message": "preempted", "type": "I", "task": "chief-0"})
+    error = {"message": "preempted", "type": "I", "task": "chief-0"}
+    run.record("ended", status="interrupted", exit_code=175, error=error)
     sys.exit(175)
 if config.seed == 13:
-    run.update(status="failed", exit_code=1, error={"message": "unlucky\\nand more", "type": "E", "task": "chief-0"})
+    error = {"message": "unlucky\\nand more", "type": "E", "task": "chief-0"}
+    run.record("ended", status="failed", exit_code=1, error=error)
     sys.exit(1)
 time.sleep(0.3)
-run.update(status="completed", exit_code=0, ended_s=time.time(), wall_s=0.5,
+run.record("ended", status="completed", exit_code=0, ended_s=time.time(), wall_s=0.5,
            metrics={"loss": 1.0 / config.seed, "val_auc": config.seed / 100})
 """
 _INSTEAD = """

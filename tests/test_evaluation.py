@@ -163,7 +163,7 @@ def test_the_sidecar_evaluates_what_there_is_once_and_as_exact_does(train, sidec
     trained, folder = train(
         "evaluation=exact", "partitioner=fixed_shards", "trainer.epochs=4", "checkpoint.max_to_keep=9"
     )
-    folder.update(status="completed", exit_code=0)
+    folder.record("ended", status="completed", exit_code=0)
     then = [event for event in events(folder) if event["event"] == "evaluation"]
     best = ("checkpoint.best_metric=val_loss", "checkpoint.best_mode=min", "export.best=true")
     told = sidecar(folder, *best)
@@ -199,7 +199,7 @@ def test_the_sidecar_evaluates_what_model_checkpoint_wrote_with_callbacks_and_so
     )
     _, folder = train(*keras, "evaluation=direct")
     then = [event for event in events(folder) if event["event"] == "evaluation"]
-    folder.update(status="completed", exit_code=0)
+    folder.record("ended", status="completed", exit_code=0)
     found = sidecar(folder, *keras, callbacks, "evaluation.max_evaluations=2")
     assert [event["step"] for event in found] == [12, 24]
     for one, other in zip(found, then):
@@ -223,7 +223,7 @@ def test_the_sidecar_evaluates_checkpoints_of_a_manager_and_refuses_those_of_ano
     loop = ("trainer=own_loop", "trainer._target_=own.managing", f"+trainer.folder={kept}", "checkpoint=none")
     _, folder = train(*loop, "evaluation=direct")
     then = [event for event in events(folder) if event["event"] == "evaluation"]
-    folder.update(status="completed", exit_code=0)
+    folder.record("ended", status="completed", exit_code=0)
     found = sidecar(folder, *loop, f"evaluation.checkpoint_dir={kept}")
     assert [event["step"] for event in found] == [12, 24]
     assert found[-1]["metrics"] == pytest.approx(then[-1]["metrics"], rel=1e-5)
@@ -236,7 +236,7 @@ def test_the_sidecar_evaluates_checkpoints_of_a_manager_and_refuses_those_of_ano
 @pytest.mark.thorough
 def test_the_sidecar_takes_the_latest_and_passes_over_what_is_damaged(train, sidecar):
     _, folder = train("evaluation=none", "trainer.epochs=4", "checkpoint.max_to_keep=9")
-    folder.update(status="completed", exit_code=0)
+    folder.record("ended", status="completed", exit_code=0)
     flipped(folder.checkpoints / "ckpt-48.index")
     told = sidecar(folder, "evaluation.every=latest")
     assert [(event["event"], event["step"]) for event in told] == [("warning", 48), ("evaluation", 36)]
@@ -249,7 +249,7 @@ def test_a_checkpoint_that_is_removed_under_the_sidecar_is_not_missed(train, sid
     from psrun.roles.sidecar import Sidecar
 
     _, folder = train("evaluation=none", "trainer.epochs=3", "checkpoint.max_to_keep=9")
-    folder.update(status="completed", exit_code=0)
+    folder.record("ended", status="completed", exit_code=0)
     chosen = Sidecar._evaluated
 
     def removed(self, step):
@@ -273,7 +273,7 @@ def test_a_sidecar_without_checkpoints_or_with_another_model_says_so(train, side
         sidecar(empty)
     assert [event["event"] for event in events(empty)] == ["waiting"]
     _, folder = train("evaluation=none", "trainer.epochs=1")
-    folder.update(status="completed", exit_code=0)
+    folder.record("ended", status="completed", exit_code=0)
     with pytest.raises(ConfigError, match="8x5 float32 here and 8x20 float32 there"):
         sidecar(folder, "model.embedding_dim=5")
 
@@ -294,7 +294,7 @@ def test_a_training_that_is_told_to_end_early_does(train, trainer, monkeypatch):
     assert result["steps"] == {"applied": 12, "scheduled": 12, "repeated": 0}
     assert result["checkpoints"][-1]["step"] == 12
     monkeypatch.undo()
-    folder.update(status="completed")
+    folder.record("ended", status="completed")
     with_more, _ = train("cluster=none", f"trainer={trainer}", into=RunFolder.take_over(folder.path, completed=True))
     assert with_more["steps"]["applied"] == 24
 
@@ -394,7 +394,7 @@ def test_a_run_that_goes_on_keeps_its_learning_rate_and_its_patience(train, monk
     train(*rules)
     whole, rates[:] = list(rates), []
     _, folder = train(*rules, "trainer.epochs=4")
-    folder.update(status="completed")
+    folder.record("ended", status="completed")
     train(*rules, into=RunFolder.take_over(folder.path, completed=True))
     assert rates == whole == pytest.approx([1e-6] * 2 + [5e-7] * 2 + [3e-7] * 5)
 

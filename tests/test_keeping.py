@@ -188,7 +188,7 @@ def test_the_leader_is_heard_of_while_the_chief_saves(led, monkeypatch):
 
     def saves(process: Any) -> None:
         touched.append(led.leader._meeting.silent_s(CHIEF))
-        led.folder.update(status="interrupted", exit_code=175)
+        led.folder.record("ended", status="interrupted", exit_code=175)
         process.code = 175
 
     def scancel() -> None:
@@ -219,7 +219,7 @@ def test_each_task_says_what_is_wrong_though_another_was_first_to_record_it(monk
     create = RunFolder.create
 
     def create_after_another(path: Path, *, raw: Any) -> RunFolder:
-        create(path, raw=raw).update(status="failed")
+        create(path, raw=raw).record("ended", status="failed")
         return create(path, raw=raw)
 
     monkeypatch.setattr(RunFolder, "create", create_after_another)

@@ -17,16 +17,16 @@ from psrun.results.run_folder import RunFolder
 
 def test_run_json_is_whole_at_every_moment_and_knows_no_nan(tmp_path):
     folder = RunFolder.create(tmp_path / "run", raw={"seed": 1})
-    folder.update(status="running", metrics={"loss": float("nan")})
-    folder.update(checkpoints=[{"step": 1}])
-    folder.update(checkpoints=[{"step": 1}, {"step": 2}])
+    folder.record("ended", status="failed", metrics={"loss": float("nan")})
+    folder.record("tracker", kind="mlflow")
+    folder.record("tracker", kind="other")
     result = json.loads((folder.path / "run.json").read_text())
-    assert result == {"status": "running", "metrics": {"loss": None}, "checkpoints": [{"step": 1}, {"step": 2}]}
+    assert result == {"status": "failed", "metrics": {"loss": None}, "tracker": {"kind": "other"}}
     assert [path.name for path in folder.path.glob(".run.json*")] == []
 
 
 def test_a_folder_with_a_run_in_it_is_refused(tmp_path):
-    RunFolder.create(tmp_path, raw={}).update(status="running")
+    RunFolder.create(tmp_path, raw={}).record("ended", status="running")
     with pytest.raises(ConfigError, match="holds a run already"):
         RunFolder.create(tmp_path, raw={})
 

@@ -36,7 +36,7 @@ def test_a_task_of_the_data_service_that_ends_before_the_chief(tmp_path, status,
     """It sees by itself that the run was completed, while the process of the chief is still on its way to its end."""
     run = run_config("cluster=local", "model=wide_deep", "data=features", "data.visitation=dynamic")
     wanted, folder = task_plan.of(run), RunFolder.create(tmp_path / "run", raw={})
-    folder.update(status=status)
+    folder.record("ended", status=status)
     tasks = {task: Sleeping(task, {}, folder.path) for task in wanted.tasks()}
     supervisor = Supervisor(run, wanted, tasks, {}, folder, ConsoleSink(Console(file=io.StringIO())), time.time())
     assert supervisor.run(Stop()) == ExitCode.DONE

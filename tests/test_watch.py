@@ -11,9 +11,10 @@ from psrun.config import choices
 from psrun.config.topology import Task, Topology
 from psrun.errors import TaskLostError
 from psrun.launch import server_watch
-from psrun.launch.recoveries import PENDING, Recoveries, Sign, earlier_loss
+from psrun.launch.recoveries import Recoveries, Sign, earlier_loss
 from psrun.results.events import Reporter
 from psrun.results.run_folder import Earlier
+from psrun.results.summary import PENDING
 from psrun.results.task_files import Heartbeat
 
 ADDRESSES = {Task("worker", 0): "w0:1", Task("worker", 1): "w1:1", Task("ps", 0): "p0:1", Task("chief", 0): "c:1"}
@@ -48,9 +49,10 @@ class Watched:
         self.silent, self.refused, self.started_again = set(), set(), {}
         self.severed, self.given_up = [], []
         self.sign, self.steps, self.goes_on, self.asked = "training", 0, True, 0
-        self.events, self.rows = Events(), []
+        self.events = Events()
         reporter = Reporter([self.events], started_s=0.0)
-        recoveries = Recoveries(reporter, lambda rows: self.rows.extend(rows[-1:]))
+        recoveries = Recoveries(reporter)
+        self.rows = recoveries.rows
         self.watch = server_watch.Watch(
             choices.TfConfig("tf_config", **limits), Topology(ADDRESSES, Task("chief", 0)), reporter, recoveries,
             ask=self.ask, sign=self.look, give_up=self.given_up.append, **options,

@@ -144,7 +144,7 @@ def test_every_mode_takes_weighted_examples(train):
     expected = {name.removeprefix("val_"): value for name, value in result["metrics"].items() if "val_" in name}
     assert found["metrics"] == pytest.approx(expected, rel=1e-5)
     static = ("cluster=static", "cluster.addresses={worker: ['w:1'], ps: ['p:1']}", "evaluation=sidecar")
-    folder.update(status="completed", exit_code=0)
+    folder.record("ended", status="completed", exit_code=0)
     sidecar.run(run_config(*own_data(*static, "checkpoint.max_to_keep=9")), RunFolder.join(folder.path),
                 ConsoleSink(console), Stop(), me=Task("evaluator", 0))  # fmt: skip
     found = json.loads((folder.path / "evaluations" / "60-sidecar.json").read_text())

@@ -81,9 +81,8 @@ def main() -> None:
     os.kill(chief, signal.SIGSTOP)  # what is recorded now stands
     try:
         result = RunFolder(folder)
-        result.reload()
         error = {"type": "TaskLostError", "message": message, "task": str(CHIEF)}
-        result.update(status="failed", exit_code=128 + signal.SIGKILL, error=error)
+        result.record("ended", status="failed", exit_code=128 + signal.SIGKILL, error=error)
         sys.stderr.write(f"psrun: {message}\n(log: {result.log(str(CHIEF))})\n")
         sys.stderr.flush()
     finally:

@@ -11,9 +11,8 @@ from psrun.config.topology import CHIEF, Task
 from psrun.errors import ExitCode
 from psrun.results.events import Reporter
 from psrun.results.run_folder import Earlier
+from psrun.results.summary import PENDING
 from psrun.results.task_files import Heartbeat
-
-PENDING = "pending_recovery"  # key of run.json
 
 
 @dataclass(frozen=True)
@@ -51,15 +50,12 @@ class _Failure:
 class Recoveries:
     """From a failure to the first step after it.
 
-    Args:
-      record: called with `rows` when there is one more.
-
     Attributes:
       rows: what run.json says of failures that are over.
     """
 
-    def __init__(self, reporter: Reporter, record: Callable[[list[dict[str, Any]]], None] = lambda rows: None) -> None:
-        self._reporter, self._record = reporter, record
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
         self._open: list[_Failure] = []
         self.rows: list[dict[str, Any]] = []
 
@@ -108,7 +104,6 @@ class Recoveries:
             "steps_repeated": lost,
         }
         self.rows.append(found)
-        self._record(self.rows)
         self._reporter.emit("recovery", step=step, **found)
 
 

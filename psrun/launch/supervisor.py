@@ -69,11 +69,10 @@ class Supervisor:
         self._sidecar = run_config.sidecar
         self._evaluator, self._evaluator_told = wanted.evaluator, False
         self._restart, self._folder = run_config.cluster.restart, folder
-        self._reporter = Reporter([folder], started_s=started_s)
+        self._reporter = Reporter([folder.journal], started_s=started_s)  # the chief writes run.json
         self._lineup, self._tasks, self._addresses = wanted, tasks, addresses
         self._left = self._restart.budget
         self._recoveries = Recoveries(self._reporter)
-        self._before = folder.stored().get("recoveries", [])
         self._teller = Teller(folder, sink, self._recoveries, self._tasks)
         self._step = 0
         self._last_round_s = self._no_hangs_before_s = time.monotonic()
@@ -115,8 +114,7 @@ class Supervisor:
         """Leaves no process and no file of the supervision behind, and the recoveries in run.json."""
         self.kill_all()
         self._teller.close()
-        self._folder.reload()
-        self._folder.update(recoveries=[*self._before, *self._recoveries.rows])
+        self._folder.record("recoveries", rows=self._recoveries.rows)
         shutil.rmtree(shared(self._folder.path), ignore_errors=True)
 
     def _await_evaluator(self, stop: Stop, within_s: float) -> None:

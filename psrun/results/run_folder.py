@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
-import math
 import re
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,9 @@ from omegaconf import OmegaConf
 
 from psrun import files
 from psrun.errors import ConfigError, Problem, PsrunError, RunFolderError
-from psrun.results.events import Event, Progress
+from psrun.results.events import Event
+from psrun.results.journal import Journal, plain, writing_to
+from psrun.results.summary import CHANGES, fold
 
 _FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?e[-+]?[0-9]+")
 _HOLD_EVERY_S = 0.5
@@ -41,11 +40,11 @@ class Earlier:
     at_s: float
 
 
-class RunFolder:
+class RunFolder(Journal):
     """All that one run leaves behind.
 
-    run.json is one JSON object that is replaced atomically at every change; metrics.jsonl has one event a line.
-    Numbers that JSON does not know (NaN, infinities) are written as null.
+    run.json is one JSON object: what the events of the run add up to, see `summary`. It is replaced atomically at every
+    change, and nothing but this class writes it. One process at a time does; others add events to `journal`.
 
     Attributes:
       whole: the folder of the run where this one is only what one of its tasks keeps for itself; else this one.
@@ -53,11 +52,10 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, whole: RunFolder | None = None) -> None:
-        self.path = path
+        super().__init__(path)
         self.whole = whole or self
         self.earlier: Earlier | None = None
         self._result: dict[str, Any] = {}
-        self._lock = threading.Lock()
 
     @classmethod
     def create(cls, path: Path, *, raw: Mapping[str, Any]) -> RunFolder:
@@ -120,22 +118,17 @@ class RunFolder:
           ConfigError: the run in it is over, or nothing can be written there.
         """
         folder = cls.join(path)
-        folder.reload()
-        folder.earlier = Earlier(dict(folder._result), folder._written_at_s())
-        if folder._result.get("status") == "completed" and not completed:
+        folder.earlier = Earlier(folder.stored(), folder._written_at_s())
+        status = folder.earlier.result.get("status")
+        if status == "completed" and not completed:
             raise ConfigError([Problem("hydra.run.dir", f"{path} holds a completed run; choose another folder")])
-        if folder._result.get("status") == "completed":  # and is now to go further
+        if status == "completed":  # and is now to go further
             (path / END_EARLY).unlink(missing_ok=True)
         return folder
 
     def _written_at_s(self) -> float:
         """When the result or an event was last written, as of `time.time`; 0 where there is neither."""
         return max((file.stat().st_mtime for file in (self.path / RESULT, self.metrics) if file.exists()), default=0.0)
-
-    def reload(self) -> None:
-        """Takes in what another process has written to run.json since. One process at a time writes it."""
-        with self._lock:
-            self._result = self.stored()
 
     def stored(self) -> dict[str, Any]:
         """What run.json holds now; empty where there is none."""
@@ -149,8 +142,9 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
+    def journal(self) -> Journal:
+        """metrics.jsonl alone: for events of a process while another one writes run.json."""
+        return Journal(self.path)
 
     @property
     def evaluations(self) -> Path:
@@ -181,22 +175,30 @@ class RunFolder:
         """The log file of a task, such as 'chief-0'."""
         return self.path / "logs" / f"{task}.log"
 
-    def update(self, **values: Any) -> None:
-        """Sets keys of run.json. Raises RunFolderError."""
-        with self._lock:
-            self._result |= values
-            self._write(self._result)
+    def event(self, event: Event) -> None:
+        """Adds an event to metrics.jsonl, and to run.json what it changes there. Raises RunFolderError."""
+        super().event(event)
+        if event.kind in CHANGES:
+            with self._lock:
+                self._add(event)
 
-    def update_at_once(self, **values: Any) -> None:
-        """Sets keys of run.json where the process is about to end, also within a signal handler. Raises RunFolderError.
+    def record(self, kind: str, /, *, step: int | None = None, **data: Any) -> None:
+        """Adds to run.json an event that is no line of metrics.jsonl. Raises RunFolderError."""
+        with self._lock:
+            self._add(Event(kind, step, 0.0, data))  # nothing in run.json depends on the time of an event
+
+    def record_at_once(self, kind: str, /, **data: Any) -> None:
+        """Does so where the process is about to end, also within a signal handler. Raises RunFolderError.
 
         A thread that the handler has interrupted may hold the lock, and would never release it.
         """
         self._lock.acquire(timeout=_LOCK_TIMEOUT_S)
-        self._write({**self.stored(), **values})
+        self._add(Event(kind, None, 0.0, data))
 
-    def _write(self, result: Mapping[str, Any]) -> None:
-        text = json.dumps(_plain(result), indent=2, allow_nan=False)
+    def _add(self, event: Event) -> None:
+        """The process that wrote run.json last may be another one; where it is damaged, what was known here counts."""
+        self._result = fold(self.stored() or self._result, event)
+        text = json.dumps(plain(self._result), indent=2, allow_nan=False)
         with writing_to(self.path):
             files.write_atomic(self.path / RESULT, text + "\n")
 
@@ -211,43 +213,11 @@ class RunFolder:
 
         return undo
 
-    def elapsed_s(self) -> float:
-        """The time of the last event so far, in seconds since the run began; 0 where there is none."""
-        try:
-            lines = self.metrics.read_bytes().splitlines()
-            return float(json.loads(lines[-1])["wall_s"])
-        except (OSError, IndexError, ValueError, KeyError):
-            return 0.0
-
-    def event(self, event: Event) -> None:
-        """Adds an event to metrics.jsonl. Raises RunFolderError."""
-        line = {"event": event.kind, "step": event.step, "wall_s": event.wall_s, **event.data}
-        # One unbuffered write a line: the chief and its supervisor append to the same file.
-        with self._lock, writing_to(self.path), self.metrics.open("ab", buffering=0) as file:
-            file.write((json.dumps(_plain(line), allow_nan=False) + "\n").encode())
-
-    def progress(self, progress: Progress) -> None:
-        """Progress is for people who watch; what lasts is in the events."""
-
-    def close(self) -> None:
-        """Everything is on disk already."""
-
 
 def write_config(folder: Path, raw: Mapping[str, Any]) -> None:
     """What was run, resolved, as a person reads it and as a process of the run does. Raises RunFolderError."""
     with writing_to(folder):
         files.write_atomic(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(dict(raw))), durable=True)
-
-
-@contextlib.contextmanager
-def writing_to(folder: Path) -> Iterator[None]:
-    """Turns an OSError of what is written meanwhile into a RunFolderError."""
-    try:
-        yield
-    except RunFolderError:
-        raise
-    except OSError as error:
-        raise RunFolderError(folder, error) from error
 
 
 def cannot_be_made(folder: Path, error: OSError) -> PsrunError:
@@ -275,13 +245,3 @@ def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             written = isinstance(value, str) and _FLOAT.fullmatch(value)
             values[f"{prefix}{name}"] = float(value) if written else value
     return values
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value

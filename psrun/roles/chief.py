@@ -17,11 +17,12 @@ from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task, Topology
 from psrun.errors import ClusterError, PsrunError, TaskLostError
-from psrun.launch.recoveries import PENDING, Loss, Recoveries, Sign, earlier_loss
+from psrun.launch.recoveries import Loss, Recoveries, Sign, earlier_loss
 from psrun.launch.server_watch import ANSWER_WITHIN_S, Watch
 from psrun.results import task_files
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
+from psrun.results.summary import PENDING
 from psrun.roles import server
 from psrun.training import failures
 from psrun.training.progress import Pulse
@@ -60,8 +61,7 @@ class Chief:
         # Whoever started the tasks of such a cluster restarts them, and writes down nothing.
         self._alone = self._cluster.started_elsewhere and process.SUPERVISOR_PID not in os.environ
         self._loss = self._earlier_loss() if self._alone else None
-        self._rows_before = folder.stored().get("recoveries", [])
-        self._recoveries = Recoveries(reporter, self._record)
+        self._recoveries = Recoveries(reporter)
         # Also where this is the only process: a sweep shows how far it is. Beside a run that goes on there is its own.
         beats = topology is not None or run_config.mode == "train"
         me = topology.me if topology else CHIEF
@@ -134,7 +134,7 @@ class Chief:
         finally:
             watch.stop()
             self._recoveries.count_repeated(self.session.steps_repeated if self.session else 0)
-            self._record(self._recoveries.rows)
+            self._folder.record("recoveries", rows=self._recoveries.rows)
 
     def _earlier_loss(self) -> Loss | None:
         """What ended the attempt before this one, written down in case that this one does not come to train either."""
@@ -142,15 +142,11 @@ class Chief:
         loss = earlier_loss(earlier, task_files.read(self._folder.whole.path, CHIEF))
         if loss is None or earlier is None:
             return None
-        self._folder.update(**{PENDING: asdict(loss)})
+        self._folder.record("lost", **asdict(loss))
         if earlier.result.get("status") == "running" and not earlier.result.get(PENDING):  # else it is told already
             action = "resumed from the newest checkpoint"
             self._reporter.emit("failure", step=loss.step, task=loss.task, cause=loss.cause, action=action)
         return loss
-
-    def _record(self, rows: list[dict[str, Any]]) -> None:
-        pending = {} if self._loss is None else {PENDING: None if rows else asdict(self._loss)}
-        self._folder.update(recoveries=[*self._rows_before, *rows], **pending)
 
     def _sign(self) -> Sign:
         """What is seen from outside; never blocks."""

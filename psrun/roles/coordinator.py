@@ -73,11 +73,11 @@ def run(
             stop.install()  # again: with its collectives TensorFlow takes SIGTERM for itself
         reporter.emit("start", title=_title(run_config), run_folder=str(folder.path), notes=notes(run_config))
         versions = {name: version(name) for name in _VERSIONS}
-        folder.update(cluster=_cluster(run_config.cluster, topology), versions=versions)
+        folder.record("cluster", cluster=_cluster(run_config.cluster, topology), versions=versions)
         trainer, hooks = TRAINERS[run_config.trainer.kind](run_config), Hooks(run_config, folder, reporter)
         source = load.load_source(run_config, chief.preparing, folder)
         run_config = load.planned(run_config, source)
-        folder.update(data=load.facts(run_config, source), evaluation=folder.stored().get("evaluation"))
+        folder.record("data", data=load.facts(run_config, source))
         if guessed := getattr(source, "guessed", ()):
             reporter.emit("features", features=guessed)
         for text in getattr(source, "warnings", ()):
@@ -87,7 +87,7 @@ def run(
             if run_config.data_service:
                 distribution = replace(distribution, data_service=_data_service(run_config.cluster, topology))
             if run_config.cluster.has_parameter_servers:
-                folder.update(replicas=_replicas(distribution))
+                folder.record("replicas", **_replicas(distribution))
             built = compiled_model.build(run_config, source, distribution)
             compiled_model.build_state(built)
             if built.model.unused:
@@ -96,12 +96,11 @@ def run(
                     f"this model uses no categories: {names} is left out; choose model=wide_deep for embeddings"
                 )
             if built.sharding is not None:
-                folder.update(data={**folder.stored()["data"], "sharding": built.sharding})
+                folder.record("sharding", sharding=built.sharding)
             lookups = compiled_model.decide_lookups(built)
             if lookups:
-                folder.update(lookups=[asdict(lookup) for lookup in lookups])
                 reporter.emit("lookups", lookups=[asdict(lookup) for lookup in lookups])
-            _report_placement(built, folder, reporter)
+            _report_placement(built, reporter)
             _train(built, trainer, hooks, folder, reporter, chief, stop)
     finally:
         chief.close()
@@ -140,11 +139,10 @@ def _cluster(cluster: choices.Cluster, topology: Topology | None) -> dict[str, A
     return {"topology": cluster.kind, "num_workers": num_workers, "num_ps": num_ps}
 
 
-def _report_placement(built: compiled_model.Program, folder: RunFolder, reporter: Reporter) -> None:
+def _report_placement(built: compiled_model.Program, reporter: Reporter) -> None:
     placed = observe(built)
     rows = [asdict(shard) for shard in placed]
     found = placement.balance(placed)
-    folder.update(placement=rows, balance=asdict(found))
     reporter.emit("placement", placement=rows, **asdict(found))
     for text in cost.of_dense_tables(built.optimizer, placed):
         reporter.warn(text)
@@ -225,9 +223,7 @@ def _train(
     finally:
         hooks.stop()
         session.monitor.stop()
-        first_s = folder.stored().get("time_to_first_step_s")  # of the process before this one, if there was one
-        result = _result(session, reporter)
-        folder.update(**{**result, "time_to_first_step_s": first_s or result["time_to_first_step_s"]})
+        folder.record("trained", **_result(session, reporter))
         _record_evaluator(run_config, folder)
     result = folder.stored()
     told = ("metrics", "time_to_first_step_s", "steps_per_s", "examples_per_s", "step_time")
@@ -240,14 +236,13 @@ def _record_evaluator(run_config: RunConfig, folder: RunFolder) -> None:
     """Puts what the evaluator task found last into run.json: it may have ended before the training."""
     if run_config.evaluation.runs_on == "evaluator":
         for found, _ in list(meters.kept(folder.evaluations, run_config.evaluation.kind))[-1:]:
-            folder.update(metrics={**folder.stored().get("metrics", {}), **found.values}, evaluation=asdict(found))
+            folder.record("evaluation", **asdict(found))
 
 
 def _export(built: compiled_model.Program, folder: RunFolder, reporter: Reporter) -> None:
     store = Store(folder.checkpoints)
     found = load_model.load(built.config, built.source, store, reporter.warn)
     path = export.write(found, folder.path / "export")
-    folder.update(export=str(path))
     reporter.emit("export", step=found.checkpoint.step, path=str(path))
 
 

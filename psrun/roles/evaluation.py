@@ -39,6 +39,4 @@ def run(
         assert evaluator is not None
         found = evaluator.evaluate(there.checkpoint.step, there.chief.pulse.advance)
         path = found.keep(there.whole.evaluations, manifest.digest(there.checkpoint.files))
-        if topology is not None:
-            folder.update(metrics=found.values, evaluation=asdict(found))
         there.reporter.emit("evaluation", **asdict(found), path=str(path))

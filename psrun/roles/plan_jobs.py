@@ -34,9 +34,7 @@ def _plan(path: Path, job: Job) -> None:
     """As mode=plan plans a run alone: whatever is wrong with this one, the others are planned."""
     raw: Any = OmegaConf.to_container(OmegaConf.load(path / CONFIG))
     folder, started_s = RunFolder.create(path, raw=raw), time.time()
-    folder.update(
-        status="running", mode="plan", exit_code=None, error=None, started_s=started_s, overrides=job.overrides
-    )
+    folder.record("begun", mode="plan", started_s=started_s, overrides=job.overrides)
     with folder.log(LOG).open("a", encoding="utf-8") as log:
         try:
             planner.run(parse.load(raw), folder, Console(file=log, width=120, highlight=False))
@@ -44,7 +42,7 @@ def _plan(path: Path, job: Job) -> None:
             traceback.print_exception(error, file=log)
             run_process.record_failure(folder, error, "planner", started_s)
             return
-    folder.update(status="completed", exit_code=ExitCode.DONE, wall_s=round(time.time() - started_s, 3))
+    folder.record("ended", status="completed", exit_code=ExitCode.DONE, wall_s=round(time.time() - started_s, 3))
 
 
 if __name__ == "__main__":

@@ -68,7 +68,8 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     run_config = load.planned(run_config, source)
     plan = make(run_config, source)
     if run_config.resume is None:
-        folder.update(
+        folder.record(
+            "plan",
             placement=[asdict(shard) for shard in plan.placed],
             bytes_per_step=asdict(plan.traffic),
             bytes_per_step_by_task={task: asdict(traffic) for task, traffic in plan.traffic_by_task.items()},

@@ -60,8 +60,6 @@ def run(
         _require_examples(source)
         path = _path(run_config, there.whole, step)
         told = _write(run_config, source, _on_workers(there.built), path, there.chief.preparing)
-        if topology is not None:
-            folder.update(predictions={**told, "step": step})
         there.reporter.emit("predictions", step=step, **told)
 
 

@@ -133,7 +133,7 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
         undo(code)
         return code
     if me.owns_folder and code == ExitCode.DONE:
-        folder.update(status="completed", exit_code=code, wall_s=round(time.time() - started_s, 3))
+        folder.record("ended", status="completed", exit_code=code, wall_s=round(time.time() - started_s, 3))
     elif code != ExitCode.DONE:  # what the chief recorded stands
         recorded = folder.stored().get("error") or {"message": f"ended with exit code {int(code)}"}
         _tell(terminal, recorded["message"], code, folder.path / "logs")
@@ -145,7 +145,7 @@ def _stop(run: RunConfig, folder: RunFolder, me: Identity, started_s: float) -> 
     """The end of this process, as it is told from now on."""
     stop = Stop()
     if me.owns_folder:
-        stop.record = lambda interrupted: folder.update_at_once(**_outcome(interrupted, me.name, started_s))
+        stop.record = lambda interrupted: folder.record_at_once("ended", **_outcome(interrupted, me.name, started_s))
     stop.install()
     if isinstance(run.cluster, choices.Slurm) and process.SUPERVISOR_PID in os.environ:
         stop.heed(KEEPERS_SIGNAL)
@@ -183,15 +183,11 @@ def _folder(run: RunConfig, me: Identity, path: Path) -> RunFolder:
 
 def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], started_s: float) -> float:
     """Records that the run goes on; returns the start of its clock, which a process before this one may have set."""
-    before = folder.stored()
     supervised = process.SUPERVISOR_PID in os.environ
     # Where the run was begun long ago, as if there had been no pause.
-    began_s = before["started_s"] if supervised else started_s - folder.elapsed_s()
-    folder.update(status="running", mode=raw.get("mode"), exit_code=None, error=None, started_s=began_s)
-    if not supervised:
-        folder.update(process=process.this_process())
-    if overrides or not before.get("overrides"):
-        folder.update(overrides=overrides)
+    began_s = folder.stored()["started_s"] if supervised else started_s - folder.elapsed_s()
+    here: dict[str, Any] = {} if supervised else {"process": process.this_process()}
+    folder.record("begun", mode=raw.get("mode"), started_s=began_s, **here, overrides=overrides)
     return began_s
 
 
@@ -240,7 +236,7 @@ def _tell(terminal: TextIO, text: str, code: ExitCode, log: Path) -> None:
 
 def record_failure(folder: RunFolder, error: BaseException, task: str, started_s: float) -> None:
     """Records in run.json what a run came to that an error has ended. Raises OSError."""
-    folder.update(**_outcome(error, task, started_s))
+    folder.record("ended", **_outcome(error, task, started_s))
 
 
 def _outcome(error: BaseException, task: str, started_s: float) -> dict[str, Any]:

@@ -74,8 +74,9 @@ class Sidecar:
         others = run_config.other_checkpoints
         if others is not None:
             self._source = KerasCheckpoints(others, run_config.trainer.steps_per_epoch or 1)
-        warn = Reporter([folder, console], started_s=time.time()).warn
-        self._sinks: list[Sink] = [folder, *choosing.make(run_config, folder, warn, joins=True), console]
+        journal = folder.journal  # the chief writes run.json
+        warn = Reporter([journal, console], started_s=time.time()).warn
+        self._sinks: list[Sink] = [journal, *choosing.make(run_config, folder, warn, joins=True), console]
         self._built: tuple[compiled_model.Program, DirectEvaluation] | None = None
         self._done: set[str] = set()  # checkpoints that were evaluated or cannot be, by their checksums
         self._last: Evaluation | None = None
@@ -160,9 +161,8 @@ class Sidecar:
     def _record(self) -> None:
         """Puts the last evaluation into run.json, which nobody else writes any more."""
         if self._last is not None:
-            self._folder.reload()
-            metrics = {**self._folder.stored().get("metrics", {}), **self._last.values}
-            self._folder.update(metrics=metrics, evaluation=asdict(self._last), best_checkpoint=self._store.best())
+            self._folder.record("evaluation", **asdict(self._last))
+            self._folder.record("best_checkpoint", best_checkpoint=self._store.best())
 
     def _next(self) -> Any:
         """The checkpoint to evaluate now: the oldest that is left, or the newest; None where there is none."""

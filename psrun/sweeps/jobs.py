@@ -131,8 +131,6 @@ def _end_with(sweep: Sweep, elsewhere: bool, child: subprocess.Popen | None = No
 
 def _record(folder: Path, error: PsrunError, *, code: int) -> None:
     """What a job could not say itself."""
-    run = RunFolder(folder)
     told = {"type": type(error).__name__, "message": str(error), "task": None}
     with contextlib.suppress(OSError):
-        run.reload()
-        run.update(status="failed", exit_code=code, error=told)
+        RunFolder(folder).record("ended", status="failed", exit_code=code, error=told)

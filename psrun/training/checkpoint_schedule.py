@@ -94,13 +94,12 @@ class Saving:
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Keeps the checkpoint of `step`, if there is one, as the best where these metrics say so."""
         if self._checkpoints.evaluated(step, metrics):
-            self._folder.update(best_checkpoint=self._checkpoints.store.best())
+            self._folder.record("best_checkpoint", best_checkpoint=self._checkpoints.store.best())
 
     def _tell(self, steps: list[int], *, damaged: Sequence[int] = ()) -> None:
         """The checkpoints that there are, in order; those that were found damaged stay in the list."""
         store = self._checkpoints.store
-        bad = [row for row in self._folder.stored().get("checkpoints", []) if not row["good"]]
-        bad += [{"path": str(store.folder / SET_ASIDE / f"{PREFIX}-{step}"), "step": step, "good": False}
-                for step in damaged]  # fmt: skip
-        good = [{"path": store.prefix(step), "step": step, "good": True} for step in sorted(steps)]
-        self._folder.update(checkpoints=sorted([*bad, *good], key=lambda row: row["step"]))
+        aside = store.folder / SET_ASIDE
+        bad = [{"path": str(aside / f"{PREFIX}-{step}"), "step": step, "good": False} for step in damaged]
+        good = [{"path": store.prefix(step), "step": step, "good": True} for step in steps]
+        self._folder.record("checkpoints", good=good, damaged=bad)

@@ -116,9 +116,8 @@ class Session:
 
     def packed(self, packed: Packed) -> None:
         """Call when it is known how many steps an execution has."""
-        self._folder.update(steps_per_execution=asdict(packed))
-        if packed.step_s is not None:
-            self._reporter.emit("packing", step=self.monitor.last_step, **asdict(packed))
+        report = self._folder.record if packed.step_s is None else self._reporter.emit
+        report("packing", step=self.monitor.last_step, **asdict(packed))
 
     def epoch_begins(self) -> None:
         """Call before the first step of each epoch is scheduled."""
@@ -152,7 +151,6 @@ class Session:
         self.monitor.epoch_ends(iterations(self.program))
         if self._audit is not None:
             found = {"epoch": self._epoch, "steps": self._into - self._entered, **self._audit.epoch()}
-            self._folder.update(visitation=[*self._folder.stored().get("visitation", []), found])
             self._reporter.emit("visitation", step=self.monitor.last_step, **found)
         self._entered = 0
 
@@ -257,7 +255,6 @@ class Session:
     def _report_epoch(self, step: int, metrics: Mapping[str, float]) -> None:
         trainer = self.program.config.trainer
         seconds, rate = self.clock.epoch_ends(step, self.monitor)
-        self._folder.update(metrics=dict(metrics), steps=self.steps)
         self.monitor.metrics = {name: value for name, value in metrics.items() if name != "loss"}
         self._reporter.emit(
             "epoch",
@@ -269,6 +266,7 @@ class Session:
             steps_per_s=rate,
             examples_per_s=rate * self.program.config.data.global_batch_size,
             step_time=self._step_time(),
+            steps=self.steps,
             steps_repeated=self.steps_repeated,
         )
 
@@ -294,6 +292,4 @@ class Session:
             self._reporter.warn(f"{seen} examples were evaluated; the data says that there are {there}")
         found = evaluation.values
         self.monitor.metrics = {**self.monitor.metrics, **found}
-        trained = self._folder.stored().get("metrics", {})
-        self._folder.update(metrics={**trained, **found}, evaluation=asdict(evaluation))
         return found

@@ -39,7 +39,7 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # to the log: Ray prints pages on every lost node
         with console.status("connecting to Ray"):
             stack.enter_context(connection.opened(cluster, num_cpus=num_cpus))
-        fleet = Fleet(cluster, wanted, folder, Reporter([folder], started_s=started_s), stop)
+        fleet = Fleet(cluster, wanted, folder, Reporter([folder.journal], started_s=started_s), stop)
         tasks = {task: RayTask(task, fleet, folder.path) for task in wanted.tasks()}
         sink = ConsoleSink(console)
         driver = _Driver(fleet, run_config, wanted, tasks, fleet.addresses, folder, sink, started_s)

@@ -71,7 +71,7 @@ class Leader:
         self._others = [task for task in self._tasks if task != CHIEF]
         self._end_waits_s = {task: waits_to_end_s(run_config, task) for task in self._others}
         self._meeting = Meeting(folder.path, me, CHIEF)
-        self._reporter = Reporter([folder], started_s=started_s)
+        self._reporter = Reporter([folder.journal], started_s=started_s)  # the chief writes run.json
         self._sink, self._recoveries = ConsoleSink(console), Recoveries(self._reporter)
         self._teller: Teller | None = None
         self._kept: Kept | None = None
@@ -124,9 +124,7 @@ class Leader:
         self._await_end(within_s=longest_s + _OTHERS_END_WITHIN_S)
         if self._teller:
             self._teller.close()
-        self._folder.reload()
-        before = self._folder.stored().get("recoveries", [])
-        self._folder.update(recoveries=[*before, *self._recoveries.rows])
+        self._folder.record("recoveries", rows=self._recoveries.rows)
         shutil.rmtree(task_files.shared(self._folder.path), ignore_errors=True)
         if self._wants_requeue:
             self._requeue()

@@ -97,7 +97,7 @@ class MLflowSink:
         tags = {"run_folder": str(self._folder.path)}
         run_id = self._client.create_run(experiment, run_name=self._folder.path.name, tags=tags).info.run_id
         filed = {"kind": "mlflow", "tracking_uri": self._chosen.tracking_uri, "run_id": run_id}
-        self._folder.update(tracker=filed)
+        self._folder.record("tracker", **filed)
         return run_id
 
     def _log(self, event: Event, values: Mapping[str, float]) -> None:

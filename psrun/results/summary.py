@@ -1,0 +1,128 @@
+"""run.json as the sum of a run's events.
+
+The run folder applies each event once; a reader may fold those of metrics.jsonl again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from psrun.results.events import Event
+
+PENDING = "pending_recovery"  # what ended an attempt, until a later one trains
+State = Mapping[str, Any]
+Change = Callable[[State, Event], Mapping[str, Any]]  # the keys of run.json that an event sets
+
+
+def fold(state: State, event: Event) -> dict[str, Any]:
+    """The content of run.json after one more event. An event of a kind that sets no key changes nothing."""
+    change = CHANGES.get(event.kind)
+    return {**state, **(change(state, event) if change else {})}
+
+
+def _given(state: State, event: Event) -> State:
+    """The event's data are keys of run.json."""
+    return event.data
+
+
+def _under(key: str) -> Change:
+    return lambda state, event: {key: event.data}
+
+
+def _begun(state: State, event: Event) -> State:
+    """A process takes up the run; without overrides of its own it continues with those before it."""
+    overrides = event.data["overrides"] or state.get("overrides", [])
+    return {"status": "running", "exit_code": None, "error": None, **event.data, "overrides": overrides}
+
+
+def _data(state: State, event: Event) -> State:
+    return {**event.data, "evaluation": state.get("evaluation")}
+
+
+def _sharding(state: State, event: Event) -> State:
+    return {"data": {**state.get("data", {}), **event.data}}
+
+
+def _placement(state: State, event: Event) -> State:
+    balance = dict(event.data)
+    return {"placement": balance.pop("placement"), "balance": balance}
+
+
+def _visitation(state: State, event: Event) -> State:
+    return {"visitation": [*state.get("visitation", []), event.data]}
+
+
+def _epoch(state: State, event: Event) -> State:
+    return {name: event.data[name] for name in ("metrics", "steps") if name in event.data}  # once there were no steps
+
+
+def _evaluation(state: State, event: Event) -> State:
+    """Adds to the metrics of the training. The event of mode=evaluate has a path; no training belongs to it."""
+    metrics = {} if "path" in event.data else state.get("metrics", {})
+    found = {f"val_{name}": value for name, value in event.data["metrics"].items()}
+    evaluation = {"step": event.step, **{name: value for name, value in event.data.items() if name != "path"}}
+    return {"metrics": {**metrics, **found}, "evaluation": evaluation}
+
+
+def _checkpoints(state: State, event: Event) -> State:
+    """All good checkpoints there are now, and those found damaged now or earlier, by step."""
+    damaged = [row for row in state.get("checkpoints", []) if not row["good"]]
+    rows = [*damaged, *event.data["damaged"], *event.data["good"]]
+    return {"checkpoints": sorted(rows, key=lambda row: row["step"])}
+
+
+def _recovery(state: State, event: Event) -> State:
+    return _with_recoveries(state, [event.data])
+
+
+def _recoveries(state: State, event: Event) -> State:
+    return _with_recoveries(state, event.data["rows"])
+
+
+def _with_recoveries(state: State, rows: list[State]) -> State:
+    """Adds rows, or replaces those of the same failure: how many steps were repeated is known later."""
+
+    def failure(row: State) -> Any:
+        return row.get("task"), row.get("at_s")
+
+    new = [failure(row) for row in rows]
+    others = [row for row in state.get("recoveries", []) if failure(row) not in new]
+    recovered = {PENDING: None} if rows and PENDING in state else {}
+    return {"recoveries": [*others, *rows], **recovered}
+
+
+def _trained(state: State, event: Event) -> State:
+    """Where several processes train one after another, the time to the first step is that of the first."""
+    first_s = state.get("time_to_first_step_s") or event.data["time_to_first_step_s"]
+    return {**event.data, "time_to_first_step_s": first_s}
+
+
+CHANGES: dict[str, Change] = {
+    # A process and how it ends.
+    "begun": _begun,
+    "ended": _given,
+    "cluster": _given,
+    "replicas": _under("replicas"),
+    "tracker": _under("tracker"),
+    # What it trains, and on which data.
+    "data": _data,
+    "sharding": _sharding,
+    "lookups": _given,
+    "placement": _placement,
+    "plan": _given,
+    "packing": _under("steps_per_execution"),
+    # What comes of it.
+    "epoch": _epoch,
+    "visitation": _visitation,
+    "evaluation": _evaluation,
+    "checkpoints": _checkpoints,
+    "best_checkpoint": _given,
+    "trained": _trained,
+    "export": lambda state, event: {"export": event.data["path"]},
+    "predictions": lambda state, event: {"predictions": {**event.data, "step": event.step}},
+    # What it has lost.
+    "lost": lambda state, event: {PENDING: {**event.data, "step": event.step}},
+    "recovery": _recovery,
+    "recoveries": _recoveries,
+}

@@ -1,0 +1,151 @@
+"""run.json is what the events of a run add up to, and only the run folder writes it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import psrun
+from psrun.results.event_reader import Tail
+from psrun.results.events import Event, Reporter
+from psrun.results.run_folder import RunFolder
+from psrun.results.summary import CHANGES, PENDING, fold
+
+SOURCES = Path(psrun.__file__).parent
+SHARD = {"variable": "table", "task": "ps-0", "bytes": 8}
+EVALUATION = {"mode": "exact", "examples_seen": 100, "metrics": {"auc": 0.7}}
+LOST = {"task": "chief-0", "at_s": 1.0, "steps_repeated": 0}
+GOOD = {"path": "ckpt-2", "step": 2, "good": True}
+DAMAGED = {"path": "ckpt-1", "step": 1, "good": False}
+AS_THEY_ARE = {
+    "ended": {"status": "failed", "exit_code": 1, "error": {"type": "E"}, "wall_s": 2.5},
+    "cluster": {"cluster": {"num_ps": 2}, "versions": {"psrun": "1"}},
+    "lookups": {"lookups": [{"name": "ids"}]},
+    "plan": {"placement": [SHARD], "bytes_per_step": {"read_bytes": 1}},
+    "best_checkpoint": {"best_checkpoint": None},
+}
+UNDER_A_KEY = {"replicas": "replicas", "tracker": "tracker", "packing": "steps_per_execution"}
+BEGUN = {"status": "running", "exit_code": None, "error": None, "mode": "train"}
+CASES = [
+    ("begun", {"error": {"type": "E"}, "exit_code": 1}, {"mode": "train", "overrides": ["a=1"]},
+     {**BEGUN, "overrides": ["a=1"]}),
+    ("begun", {"overrides": ["a=1"]}, {"mode": "train", "overrides": []}, {**BEGUN, "overrides": ["a=1"]}),
+    ("begun", {}, {"mode": "train", "overrides": []}, {**BEGUN, "overrides": []}),
+    ("data", {"data": {"old": 1}}, {"data": {"num": 5}}, {"data": {"num": 5}, "evaluation": None}),
+    ("data", {"evaluation": EVALUATION}, {"data": {}}, {"data": {}, "evaluation": EVALUATION}),
+    ("sharding", {"data": {"num": 5}}, {"sharding": "files"}, {"data": {"num": 5, "sharding": "files"}}),
+    ("placement", {}, {"placement": [SHARD], "most_bytes": 8}, {"placement": [SHARD], "balance": {"most_bytes": 8}}),
+    ("visitation", {}, {"epoch": 1}, {"visitation": [{"epoch": 1}]}),
+    ("visitation", {"visitation": [{"epoch": 1}]}, {"epoch": 2}, {"visitation": [{"epoch": 1}, {"epoch": 2}]}),
+    ("epoch", {"metrics": {"val_auc": 0.5}}, {"epoch": 2, "metrics": {"loss": 1.0}, "steps": {"applied": 9}},
+     {"metrics": {"loss": 1.0}, "steps": {"applied": 9}}),
+    ("evaluation", {"metrics": {"loss": 1.0, "val_auc": 0.5}}, EVALUATION,
+     {"metrics": {"loss": 1.0, "val_auc": 0.7}, "evaluation": {"step": 7, **EVALUATION}}),
+    ("evaluation", {"metrics": {"val_old": 1.0}}, {**EVALUATION, "path": "7-exact.json"},
+     {"metrics": {"val_auc": 0.7}, "evaluation": {"step": 7, **EVALUATION}}),
+    ("checkpoints", {"checkpoints": [GOOD]}, {"good": [{**GOOD, "step": 3}], "damaged": [DAMAGED]},
+     {"checkpoints": [DAMAGED, {**GOOD, "step": 3}]}),
+    ("checkpoints", {"checkpoints": [DAMAGED]}, {"good": [GOOD], "damaged": []}, {"checkpoints": [DAMAGED, GOOD]}),
+    ("trained", {"time_to_first_step_s": 3.0}, {"time_to_first_step_s": 9.0, "wall_s": 1},
+     {"time_to_first_step_s": 3.0, "wall_s": 1}),
+    ("trained", {}, {"time_to_first_step_s": 9.0}, {"time_to_first_step_s": 9.0}),
+    ("export", {}, {"path": "export/7"}, {"export": "export/7"}),
+    ("predictions", {}, {"path": "p.csv", "count": 3}, {"predictions": {"path": "p.csv", "count": 3, "step": 7}}),
+    ("lost", {}, {"task": "ps-0", "cause": "ended", "at_s": 2.0},
+     {PENDING: {"task": "ps-0", "cause": "ended", "at_s": 2.0, "step": 7}}),
+    ("recovery", {}, LOST, {"recoveries": [LOST]}),
+    ("recovery", {"recoveries": [{**LOST, "at_s": 0.5}], PENDING: {"task": "ps-0"}}, LOST,
+     {"recoveries": [{**LOST, "at_s": 0.5}, LOST], PENDING: None}),
+    ("recoveries", {}, {"rows": []}, {"recoveries": []}),
+    ("recoveries", {PENDING: {"task": "ps-0"}}, {"rows": []}, {"recoveries": [], PENDING: {"task": "ps-0"}}),
+    ("recoveries", {"recoveries": [{**LOST, "at_s": 0.5}, LOST]}, {"rows": [{**LOST, "steps_repeated": 4}]},
+     {"recoveries": [{**LOST, "at_s": 0.5}, {**LOST, "steps_repeated": 4}]}),
+    *((kind, {}, data, data) for kind, data in AS_THEY_ARE.items()),
+    *((kind, {key: {"kind": "old"}}, {"kind": "new"}, {key: {"kind": "new"}}) for kind, key in UNDER_A_KEY.items()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "before", "data", "changed"), CASES)
+def test_what_an_event_changes(kind, before, data, changed):
+    state = {"seed": 1, **before}
+    kept = json.dumps(state)
+    after = fold(state, Event(kind, 7, 1.0, data))
+    assert after == {**state, **changed}
+    assert json.dumps(state) == kept  # nothing of what was there before is changed in place
+
+
+def test_each_kind_that_changes_something_is_tested():
+    assert {kind for kind, *_ in CASES} == set(CHANGES)
+
+
+def test_an_event_of_another_kind_changes_nothing():
+    assert fold({"status": "running"}, Event("preparing", 7, 1.0, {"status": "odd"})) == {"status": "running"}
+
+
+def test_the_folder_folds_what_it_is_told_and_its_events_fold_to_the_same(tmp_path):
+    folder = RunFolder.create(tmp_path, raw={})
+    reporter = Reporter([folder], started_s=0.0)
+    reporter.emit("epoch", step=7, metrics={"loss": 1.0}, steps={"applied": 7})
+    reporter.warn("odd")
+    reporter.emit("evaluation", step=7, **EVALUATION)
+    reporter.emit("recovery", step=9, **LOST)
+    result = {"metrics": {"loss": 1.0, "val_auc": 0.7}, "steps": {"applied": 7},
+              "evaluation": {"step": 7, **EVALUATION}, "recoveries": [LOST]}  # fmt: skip
+    assert folder.stored() == result
+    assert functools.reduce(fold, Tail(folder.metrics).read(), {}) == result
+    folder.record("ended", status="completed")
+    assert len(folder.metrics.read_text().splitlines()) == 4
+
+
+def test_several_processes_add_to_it_one_after_another(tmp_path):
+    chief, beside = RunFolder.create(tmp_path, raw={}), RunFolder(tmp_path)
+    chief.record("begun", mode="train", overrides=[])
+    beside.journal.event(Event("epoch", 7, 1.0, {"metrics": {"loss": 1.0}}))
+    assert "metrics" not in chief.stored()
+    beside.record("recoveries", rows=[LOST])
+    chief.record("export", path="export/7")
+    chief.record_at_once("ended", status="interrupted")
+    found = chief.stored()
+    assert (found["status"], found["mode"], found["recoveries"], found["export"]) == (
+        "interrupted", "train", [LOST], "export/7"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [None, "", '{"status": "run'])
+def test_one_that_was_lost_or_damaged_meanwhile_is_written_again(tmp_path, text):
+    folder = RunFolder.create(tmp_path, raw={})
+    folder.record("begun", mode="train", overrides=[])
+    (tmp_path / "run.json").unlink() if text is None else (tmp_path / "run.json").write_text(text)
+    folder.record("export", path="export/7")
+    assert (folder.stored()["mode"], folder.stored()["export"]) == ("train", "export/7")
+
+
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    for path in SOURCES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                yield str(path.relative_to(SOURCES)), node
+
+
+def name_of(call: ast.Call) -> str:
+    return ast.unparse(call.func).rpartition(".")[2]
+
+
+def test_only_the_run_folder_writes_run_json():
+    writing = {"write_atomic", "write_text", "write_bytes", "open", "dump", "replace", "rename"}
+    found = {module for module, call in calls() if name_of(call) in writing
+             and {"RESULT", "'run.json'"} & {ast.unparse(part) for part in ast.walk(call)}}  # fmt: skip
+    assert found == {"results/run_folder.py"}
+    assert not hasattr(RunFolder, "update")
+
+
+def test_each_kind_that_is_recorded_is_known():
+    kinds = [call.args[0] for _, call in calls() if name_of(call) in ("record", "record_at_once") and call.args]
+    named = [kind.value for kind in kinds if isinstance(kind, ast.Constant)]
+    assert len(named) > 15
+    assert set(named) <= set(CHANGES)
