@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import psrun
+from psrun.config.topology import Task
+from psrun.launch.recoveries import Recoveries
 from psrun.results.event_reader import Tail
 from psrun.results.events import Event, Reporter
 from psrun.results.run_folder import RunFolder
@@ -114,6 +116,18 @@ def test_several_processes_add_to_it_one_after_another(tmp_path):
     assert (found["status"], found["mode"], found["recoveries"], found["export"]) == (
         "interrupted", "train", [LOST], "export/7"
     )  # fmt: skip
+
+
+def test_a_recovery_is_there_at_once_and_the_steps_it_repeated_once_they_are_known(tmp_path):
+    folder = RunFolder.create(tmp_path, raw={})
+    folder.record("recoveries", rows=[LOST])  # of the process before this one
+    recoveries = Recoveries(Reporter([folder], started_s=0.0))
+    recoveries.failed(Task("worker", 0), "ended", step=1, attempt=True)
+    recoveries.end(9)
+    assert folder.stored()["recoveries"] == [LOST, *recoveries.rows]
+    recoveries.count_repeated(4)
+    folder.record("recoveries", rows=recoveries.rows)
+    assert [row["steps_repeated"] for row in folder.stored()["recoveries"]] == [0, 4]
 
 
 @pytest.mark.parametrize("text", [None, "", '{"status": "run'])
