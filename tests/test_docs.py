@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import urllib.parse
 from pathlib import Path
 
 import pytest
@@ -66,27 +67,52 @@ def site(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.browser
-@pytest.mark.parametrize("width", [1440, 390])
-def test_every_page_opens_and_nothing_is_asked_of_others(pages, site, browser, width):
-    wrong = []
+@pytest.fixture
+def address(site):
+    """Serves the site on this host."""
     handler = functools.partial(Quiet, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        base = f"http://127.0.0.1:{server.server_port}/"
-        page = browser.new_page(viewport={"width": width, "height": 850})
-        page.on("console", lambda message: wrong.append(message.text))
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda asked: None if asked.url.startswith((base, "data:")) else wrong.append(asked.url))
-        for path in pages:
-            answer = page.goto(base + path.replace("index.md", "").replace(".md", "/"))
-            assert answer.status == 200
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
-        page.close()
+        yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
+
+
+# The targets of all links and images on a page, and the anchors that a link to it may have.
+LINKS = "[...document.querySelectorAll('a[href], img[src]')].map((each) => each.href || each.src)"
+ANCHORS = "[...document.querySelectorAll('[id]')].map((each) => each.id)"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 400])
+def test_every_page_fits_the_window_and_no_link_is_broken(site, address, browser, width):
+    wrong, links, anchors = [], {}, {}
+    page = browser.new_page(viewport={"width": width, "height": 850})
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda it: None if it.url.startswith((address, "data:")) else wrong.append(it.url))
+    for file in sorted(site.rglob("index.html")):
+        url = address + str(file.relative_to(site)).removesuffix("index.html")
+        assert page.goto(url).status == 200, url
+        if (wide := page.evaluate("document.documentElement.scrollWidth")) > width:
+            wrong.append(f"{url} is {wide} wide")
+        links[url], anchors[url] = page.evaluate(LINKS), set(page.evaluate(ANCHORS))
+    page.close()
+    assert len(links) > 40
+    for source, targets in links.items():
+        wrong += [f"{source}: broken link {target}" for target in targets if broken(target, address, site, anchors)]
     assert wrong == []
 
 
+def broken(target: str, address: str, site: Path, anchors: dict[str, set[str]]) -> bool:
+    """Whether a link leads to a page, file or anchor of the site that does not exist."""
+    if not target.startswith(address):
+        return False
+    url, _, anchor = urllib.parse.unquote(target).partition("#")
+    if url in anchors:
+        return anchor not in anchors[url] | {""}
+    return not (site / url.removeprefix(address)).is_file()
+
+
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *told: object) -> None:
-        """Nothing."""
+    def log_message(self, *ignored: object) -> None:
+        """No log."""
