@@ -85,6 +85,18 @@ def test_facets_choose_runs(opened, tmp_path):
     assert page.locator("#tiles b").first.inner_text() == "4 of 12"  # one failed, one never began
 
 
+def test_cards_name_the_best_runs_and_axes_have_units(opened, tmp_path):
+    page = opened(a_sweep(tmp_path / "sweep"))
+    cards = [" ".join(text.split()) for text in page.locator("#tiles .tile").all_inner_texts()]
+    assert cards == [
+        "runs 12 of 12 10 completed, 1 failed, 1 unknown", "best val_auc 0.9 (run 10)", "best val_loss 0.4 (run 0)",
+        "highest examples/s 3033 (run 9)", "recoveries 11 of lost tasks",
+    ]  # fmt: skip
+    assert page.locator("aside label").first.inner_text().startswith("Color by")
+    titles = page.locator(".xtitle, .ytitle").evaluate_all("all => all.map((each) => each.textContent)")
+    assert {"time per step (ms)", "time since the start (s)", "throughput (examples/s)"} <= set(titles)
+
+
 def test_the_table_folds_seeds_and_sorts(opened, tmp_path):
     page = opened(a_sweep(tmp_path / "sweep"))
     first = page.locator("#runs tbody tr").first

@@ -1,4 +1,4 @@
-// What is drawn: each chart makes traces and axes of the runs that are chosen, or says why there is nothing to draw.
+// The charts: each returns traces and axes for the selected runs, or the reason why it is empty.
 "use strict";
 
 const PALETTE = ["#2457c5", "#d9541e", "#1b8a5a", "#a03bb0", "#c99700", "#0f9bb3", "#c2185b", "#6b7280", "#7cb342", "#6d4c41"];
@@ -52,7 +52,7 @@ function lines(text, most = NARROW ? 17 : 34) {
   return made.filter(Boolean).slice(0, 3).map(plain).join("<br>");
 }
 
-function curves(runs, name, against, colour) {
+function curves(runs, name, against, color) {
   const traces = [];
   for (const [prefix, dash] of [["", "solid"], ["val_", "dash"]]) {
     for (const run of runs.slice(0, MOST_CURVES)) {
@@ -60,7 +60,7 @@ function curves(runs, name, against, colour) {
       if (!curve) continue;
       const few = curve[0].length < 12;
       traces.push({
-        x: curve[against], y: curve[2], mode: few ? "lines+markers" : "lines", line: { color: colour(run), width: 1.7, dash },
+        x: curve[against], y: curve[2], mode: few ? "lines+markers" : "lines", line: { color: color(run), width: 1.7, dash },
         marker: { size: 4 }, name: plain(short(`${run.name} ${prefix}${name}`, 40)), text: plain(label(run)),
         hovertemplate: "%{y:.4g} at %{x:,.6~g}<br>%{text}",
       });
@@ -69,10 +69,10 @@ function curves(runs, name, against, colour) {
   return traces;
 }
 
-function against(title, name, which, text, colour, runs) {
-  const traces = curves(runs, name, which, colour);
-  if (!traces.length) return `no run tells ${name} over time`;
-  const note = runs.length > MOST_CURVES ? ` The first ${MOST_CURVES} of the ${runs.length} runs chosen.` : "";
+function against(title, name, which, text, color, runs) {
+  const traces = curves(runs, name, which, color);
+  if (!traces.length) return `no run has ${name} over time`;
+  const note = runs.length > MOST_CURVES ? ` The first ${MOST_CURVES} of ${runs.length} selected runs.` : "";
   return { traces, note, layout: { xaxis: { title: { text }, rangemode: "tozero" }, yaxis: { title: { text: plain(title) } } } };
 }
 
@@ -82,10 +82,10 @@ function series(runs) {
   return grouped(runs, (run) => Object.entries(run.axes).filter(([axis]) => other(axis)).map(([, value]) => value).join(" · "));
 }
 
-function scaling(runs, colour, { efficiency }) {
+function scaling(runs, color, { efficiency }) {
   const told = runs.filter((run) => known(run.workers) && run.examples_per_s && run.status === "completed");
   const workers = unique(told.map((run) => run.workers)).sort((a, b) => a - b);
-  if (!told.length) return "no run that was completed tells its throughput";
+  if (!told.length) return "no completed run has a throughput";
   if (efficiency && workers.length < 2) return `needs runs with different numbers of workers; these have ${workers[0]}`;
   const traces = [], points = [];
   for (const [name, those] of series(told)) {
@@ -95,23 +95,23 @@ function scaling(runs, colour, { efficiency }) {
     if (efficiency && at.length < 2) continue;
     points.push(...those.map((run) => [run, value(run)]));
     if (at.length < 2 || traces.length >= MOST_BARS) continue;
-    const tones = unique(those.map(colour));
+    const tones = unique(those.map(color));
     traces.push({
       x: at.map(([count]) => count), y: at.map(([, same]) => mean(same.map(value))), mode: "lines",
       line: { color: tones.length === 1 ? tones[0] : GREY, width: 1.7 }, name: plain(name), hoverinfo: "skip",
     });
   }
-  if (!points.length) return "no two runs differ in the number of workers only";
+  if (!points.length) return "no two runs differ only in the number of workers";
   traces.push({
-    x: points.map(([run]) => run.workers), y: points.map(([, y]) => y), mode: "markers", marker: { size: 8, color: points.map(([run]) => colour(run)) },
+    x: points.map(([run]) => run.workers), y: points.map(([, y]) => y), mode: "markers", marker: { size: 8, color: points.map(([run]) => color(run)) },
     text: points.map(([run]) => plain(`${run.name}: ${label(run)}`)), hovertemplate: "%{y:,.4~g} with %{x} workers<br>%{text}<extra></extra>",
   });
   if (efficiency) traces.push({ x: [workers[0], workers.at(-1)], y: [1, 1], mode: "lines", line: { color: "#6b7280", dash: "dot", width: 1.2 }, hoverinfo: "skip" });
   return {
     traces,
     layout: {
-      xaxis: { title: { text: "workers" }, tickvals: workers, range: workers.length < 2 ? [workers[0] - 1, workers[0] + 1] : undefined },
-      yaxis: { title: { text: efficiency ? "efficiency" : "examples/s" }, rangemode: "tozero" },
+      xaxis: { title: { text: "number of workers" }, tickvals: workers, range: workers.length < 2 ? [workers[0] - 1, workers[0] + 1] : undefined },
+      yaxis: { title: { text: efficiency ? "efficiency (1 = linear)" : "throughput (examples/s)" }, rangemode: "tozero" },
     },
   };
 }
@@ -122,7 +122,7 @@ const UNITS = [["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["bytes", 1]];
 /** One bar for all runs that hold the same, stacked by task. */
 function placement(runs) {
   const told = runs.filter((run) => Object.keys(run.bytes).length);
-  if (!told.length) return "no run tells where its variables are";
+  if (!told.length) return "no run has a placement";
   const all = [...grouped(told, (run) => JSON.stringify(run.bytes)).values()];
   const alike = all.slice(0, MOST_BARS);
   const varied = NAMED.filter((axis) => axis !== "seed" && unique(told.map((run) => run.axes[axis])).length > 1);
@@ -145,7 +145,7 @@ function placement(runs) {
     traces, note: firstOf(all),
     layout: {
       barmode: "stack", height: 130 + (NARROW ? 70 : 46) * alike.length, showlegend: true, legend: LEGEND,
-      xaxis: { title: { text: NARROW ? unit : `${unit} of model and optimizer` } }, yaxis: { tickvals: places, ticktext: names, automargin: true }, margin: { t: 40 },
+      xaxis: { title: { text: NARROW ? `size (${unit})` : `size of model and optimizer (${unit})` } }, yaxis: { tickvals: places, ticktext: names, automargin: true }, margin: { t: 40 },
     },
   };
 }
@@ -156,7 +156,7 @@ const STAGES = { input: "waiting for input", traffic: "parameter traffic", compu
 /** A bar for all runs of a configuration: where the time of a step on a worker goes. */
 function stages(runs) {
   const all = [...grouped(runs.filter((run) => run.step_time), (run) => run.group).values()];
-  if (!all.length) return "no run tells where the time of its steps goes";
+  if (!all.length) return "no run has measured the parts of its steps";
   const found = all.slice(0, MOST_BARS);
   const places = found.map((_, index) => found.length - index);
   const traces = Object.entries(STAGES).map(([name, text], index) => ({
@@ -168,21 +168,21 @@ function stages(runs) {
     layout: {
       barmode: "stack", height: (NARROW ? 190 : 130) + (NARROW ? 46 : 36) * found.length, showlegend: true,
       legend: { ...LEGEND, entrywidth: NARROW ? 130 : 0 }, margin: { t: NARROW ? 80 : 40 },
-      xaxis: { title: { text: "ms a step of a worker" } }, yaxis: { tickvals: places, ticktext: found.map((same) => lines(label(same[0]))), automargin: true },
+      xaxis: { title: { text: "time per step of a worker (ms)" } }, yaxis: { tickvals: places, ticktext: found.map((same) => lines(label(same[0]))), automargin: true },
     },
   };
 }
 
-function stepTimes(runs, colour) {
+function stepTimes(runs, color) {
   const all = [...grouped(runs.filter((run) => run.epochs.some((epoch) => known(epoch[3]))), (run) => run.group).values()];
-  if (!all.length) return "no run tells how long the steps of its epochs took";
+  if (!all.length) return "no run has step times of its epochs";
   const found = all.slice(0, MOST_BARS);
   const places = found.map((_, index) => found.length - index);
   const traces = found.map((same, index) => {
     const told = same.flatMap((run) => run.epochs.filter((epoch) => known(epoch[3])).map((epoch) => [epoch[3], `${run.name}, epoch ${epoch[0]}`]));
     return {
       type: "box", orientation: "h", x: told.map(([ms]) => ms), y0: places[index], boxpoints: told.length <= 60 ? "all" : "outliers", jitter: 0.5, pointpos: 0,
-      marker: { size: 4, color: colour(same[0]), opacity: 0.6 }, line: { width: 1.3 }, text: told.map(([, text]) => plain(text)),
+      marker: { size: 4, color: color(same[0]), opacity: 0.6 }, line: { width: 1.3 }, text: told.map(([, text]) => plain(text)),
       hovertemplate: "%{x:.4~g} ms<br>%{text}<extra></extra>",
     };
   });
@@ -190,7 +190,7 @@ function stepTimes(runs, colour) {
     traces, note: firstOf(all),
     layout: {
       height: 110 + (NARROW ? 46 : 36) * found.length,
-      xaxis: { title: { text: "ms a step" }, rangemode: "tozero" },
+      xaxis: { title: { text: "time per step (ms)" }, rangemode: "tozero" },
       yaxis: { tickvals: places, ticktext: found.map((same) => lines(label(same[0]))), automargin: true },
     },
   };
@@ -211,18 +211,18 @@ function absences(run, last) {
   const others = [];
   for (const mark of failures) {
     const end = spans.find(([from, , task]) => task === mark.task && Math.abs(from - mark.wall_s) < 2);
-    if (!end) spans.push([mark.wall_s, last, mark.task, `${mark.task} ${mark.cause ?? ""}; never back`]);
+    if (!end) spans.push([mark.wall_s, last, mark.task, `${mark.task} ${mark.cause ?? ""}; did not return`]);
     const named = unique((mark.action ?? "").match(/\b[a-z]+-\d+\b/g) ?? []).filter((task) => task !== mark.task);
     others.push(...named.map((task) => [mark.wall_s, end ? end[1] : last, task, `${task}: restarted with ${mark.task}`]));
   }
   return { spans, others };
 }
 
-/** The tasks of one run, a lane each; what was lost and when it was well again; what the chief did meanwhile. */
+/** The tasks of one run, a lane each; lost tasks and their recovery, and what the chief did meanwhile. */
 function timeline(run) {
-  if (!run) return "no run is chosen";
+  if (!run) return "no run is selected";
   const last = Math.max(run.wall_s ?? 0, ...run.marks.map((mark) => mark.wall_s ?? 0), ...run.epochs.map((epoch) => epoch[1] ?? 0));
-  if (!last) return `${run.name} tells of no event`;
+  if (!last) return `${run.name} has no events`;
   const tasks = tasksOf(run);
   const lanes = ["training", ...tasks];
   const place = (name) => lanes.length - lanes.indexOf(name);
@@ -247,7 +247,7 @@ function timeline(run) {
     points("evaluation", "diamond", "#a03bb0", marked("evaluation")),
     points("restored", "triangle-right", GREEN, marked("restored")),
     points("failure", "x", RED, marked("failure")),
-    points("recovery", "circle", GREEN, spans.filter(([, to]) => to < last).map(([, to, task]) => [to, task, `${task} is well again`])),
+    points("recovery", "circle", GREEN, spans.filter(([, to]) => to < last).map(([, to, task]) => [to, task, `${task} recovered`])),
   ];
   const told = traces.filter((trace) => trace.x.length);
   const rows = NARROW ? Math.ceil((told.length - 1) / 2) : 1;
@@ -255,20 +255,20 @@ function timeline(run) {
     traces: told,
     layout: {
       barmode: "overlay", height: 100 + 22 * rows + 26 * lanes.length, showlegend: true, legend: LEGEND, margin: { t: 22 + 22 * rows },
-      xaxis: { title: { text: "seconds since the run began" }, range: [0, last * 1.02] },
+      xaxis: { title: { text: "time since the start (s)" }, range: [0, last * 1.02] },
       yaxis: { tickvals: lanes.map(place), ticktext: lanes, range: [0.4, lanes.length + 0.6], showgrid: false, automargin: true },
     },
   };
 }
 
 const CHARTS = [
-  { id: "loss", title: "Loss over steps", note: "Training solid, evaluation dashed.", draw: (runs, state) => against("loss", "loss", 0, "steps applied", state.tone, runs) },
-  { id: "steps", title: "Metric over steps", note: "Training solid, evaluation dashed.", draw: (runs, state) => against(state.metric, state.metric, 0, "steps applied", state.tone, runs) },
-  { id: "wall", title: "Metric against wall time", note: "From the start of the run, setting up included.", draw: (runs, state) => against(state.metric, state.metric, 1, "seconds since the run began", state.tone, runs) },
-  { id: "times", title: "Step time", note: "Steps of all workers together; a point an epoch.", draw: (runs, state) => stepTimes(runs, state.tone) },
-  { id: "throughput", title: "Throughput against workers", note: "A point a run, lines through the means.", draw: (runs, state) => scaling(runs, state.tone, { efficiency: false }) },
-  { id: "efficiency", title: "Scaling efficiency", note: "1: each worker does as much as where there are fewest.", draw: (runs, state) => scaling(runs, state.tone, { efficiency: true }) },
-  { id: "stages", title: "Where the time of a step goes", note: "On a worker, as it was measured while training; the mean of a configuration's runs.", wide: true, draw: (runs) => stages(runs) },
-  { id: "placement", title: "Placement", note: "Bytes on each task.", wide: true, draw: (runs) => placement(runs) },
-  { id: "timeline", title: "Time line of a run", note: "Tasks that were lost, and what was done about it.", wide: true, pick: true, draw: (runs, state) => timeline(runs.find((run) => run.name === state.run)) },
+  { id: "loss", title: "Loss over steps", note: "Solid: training. Dashed: evaluation.", draw: (runs, state) => against("loss", "loss", 0, "applied steps", state.tone, runs) },
+  { id: "steps", title: "Metric over steps", note: "Solid: training. Dashed: evaluation.", draw: (runs, state) => against(state.metric, state.metric, 0, "applied steps", state.tone, runs) },
+  { id: "wall", title: "Metric against wall time", note: "Since the start of the run, including setup.", draw: (runs, state) => against(state.metric, state.metric, 1, "time since the start (s)", state.tone, runs) },
+  { id: "times", title: "Step time", note: "All workers together; one point per epoch.", draw: (runs, state) => stepTimes(runs, state.tone) },
+  { id: "throughput", title: "Throughput against workers", note: "One point per run; lines connect the means.", draw: (runs, state) => scaling(runs, state.tone, { efficiency: false }) },
+  { id: "efficiency", title: "Scaling efficiency", note: "Throughput per worker, relative to the fewest workers.", draw: (runs, state) => scaling(runs, state.tone, { efficiency: true }) },
+  { id: "stages", title: "Where the time of a step goes", note: "Measured on a worker during training; mean of the runs of a configuration.", wide: true, draw: (runs) => stages(runs) },
+  { id: "placement", title: "Placement", note: "Bytes of model and optimizer on each task.", wide: true, draw: (runs) => placement(runs) },
+  { id: "timeline", title: "Timeline of a run", note: "Lost tasks, restarts and recoveries.", wide: true, pick: true, draw: (runs, state) => timeline(runs.find((run) => run.name === state.run)) },
 ];

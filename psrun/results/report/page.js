@@ -1,4 +1,4 @@
-// The page around the charts: choosing runs, their table, their configuration.
+// The page around the charts: filters, cards, the table of runs, their configuration.
 "use strict";
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
@@ -7,7 +7,7 @@ const TELLING = telling();
 const NAMED = [...TELLING, ...Object.keys(DATA.axes).filter((axis) => !TELLING.includes(axis)).sort((a, b) => (a === "seed") - (b === "seed"))];
 const AXES = { ...Object.fromEntries(NAMED.map((axis) => [axis, DATA.axes[axis]])), ...(new Set(DATA.runs.map((run) => run.status)).size > 1 ? { status: "status" } : {}) };
 const CONFIGURATION = "configuration";
-const state = { chosen: {}, colour: CONFIGURATION, metric: "loss", run: null, tone: null, sort: null, descending: false, fold: false };
+const state = { chosen: {}, color: CONFIGURATION, metric: "loss", run: null, tone: null, sort: null, descending: false, fold: false };
 const byId = (id) => document.getElementById(id);
 const valueOf = (run, axis) => (axis === "status" ? run.status : run.axes[axis] ?? "");
 const compare = (a, b) => a.localeCompare(b, undefined, { numeric: true });
@@ -18,7 +18,7 @@ function el(tag, properties = {}, ...children) {
   return made;
 }
 
-/** A number as psrun/reports/rows.py writes it for the terminal: rounded once, ties away from zero, '1e-05' below 0.0001. */
+/** A number as psrun/results/report/rows.py writes it for the terminal: rounded once, ties away from zero, '1e-05' below 0.0001. */
 function shown(value, digits = 4) {
   if (!known(value) || value === "") return "";
   if (typeof value !== "number") return String(value);
@@ -32,7 +32,7 @@ function shown(value, digits = 4) {
 
 const chosen = () => DATA.runs.filter((run) => Object.entries(state.chosen).every(([axis, values]) => !values.size || values.has(valueOf(run, axis))));
 
-// -- choosing
+// -- filters
 
 function facets() {
   const made = Object.entries(AXES).map(([axis, name]) => {
@@ -59,8 +59,8 @@ function facets() {
 
 function choices() {
   const options = [[CONFIGURATION, "configuration"], ...Object.entries(AXES), ["run", "each run"]];
-  byId("colour").replaceChildren(...options.map(([value, text]) => el("option", { value }, text)));
-  byId("colour").onchange = (event) => { state.colour = event.target.value; update(); };
+  byId("color").replaceChildren(...options.map(([value, text]) => el("option", { value }, text)));
+  byId("color").onchange = (event) => { state.color = event.target.value; update(); };
   const names = unique(DATA.runs.flatMap((run) => Object.keys(run.curves)).map((name) => name.replace(/^val_/, "")));
   byId("metric").replaceChildren(...names.map((value) => el("option", { value }, value)));
   state.metric = names.find((name) => name !== "loss") ?? "loss";
@@ -73,9 +73,9 @@ function choices() {
   box.onchange = () => { state.fold = box.checked; update(); };
 }
 
-function colours() {
-  const key = (run) => (state.colour === CONFIGURATION ? label(run) : state.colour === "run" ? run.name : valueOf(run, state.colour));
-  const names = unique(DATA.runs.map(key)).sort(state.colour === CONFIGURATION ? () => 0 : compare);
+function colors() {
+  const key = (run) => (state.color === CONFIGURATION ? label(run) : state.color === "run" ? run.name : valueOf(run, state.color));
+  const names = unique(DATA.runs.map(key)).sort(state.color === CONFIGURATION ? () => 0 : compare);
   const tones = new Map(names.map((name, index) => [name, PALETTE[index % PALETTE.length]]));
   state.tone = (run) => tones.get(key(run));
   const there = new Set(chosen().map(key));
@@ -85,30 +85,41 @@ function colours() {
     return el("li", {}, patch, el("span", {}, name || "(none)"));
   });
   const axes = TELLING.map((axis) => DATA.axes[axis]).join(" · ");
-  const heading = state.colour === CONFIGURATION ? axes || "run" : AXES[state.colour] ?? "run";
+  const heading = state.color === CONFIGURATION ? axes || "run" : AXES[state.color] ?? "run";
   byId("legend").replaceChildren(el("h3", {}, heading), el("ul", {}, ...items));
 }
 
-// -- what there is to read
+// -- cards and table
+
+const LOWER_IS_BETTER = /(loss|error|crossentropy|mae|mse|mape|msle)$/;
+
+/** A card: 'best val_auc 0.771 (run 4)'. */
+const card = (what, value, more) => el("div", { className: "tile" }, el("span", {}, what), " ", el("b", {}, value), " ", more);
+const nameOf = (run) => el("span", { title: label(run) }, `(run ${run.name})`);
+
+const best = (runs, get, lower) => runs.reduce((a, b) => ((lower ? get(b) < get(a) : get(b) > get(a)) ? b : a));
 
 function tiles(runs) {
-  const count = Object.entries(Object.fromEntries([...grouped(runs, (run) => run.status)].map(([status, those]) => [status, those.length])));
-  const made = [[`${runs.length} of ${DATA.runs.length}`, `runs: ${count.map(([status, number]) => `${number} ${status}`).join(", ")}`]];
+  const count = [...grouped(runs, (run) => run.status)].map(([status, those]) => `${those.length} ${status}`);
+  const made = [card("runs", `${runs.length} of ${DATA.runs.length}`, el("span", {}, count.join(", ")))];
   const metric = DATA.metrics.find((name) => name.startsWith("val_") && !name.endsWith("loss")) ?? DATA.metrics[0];
-  for (const [name, least] of [...new Set([metric, "val_loss"])].filter((each) => DATA.metrics.includes(each)).map((each) => [each, each.endsWith("loss")])) {
-    const told = runs.filter((run) => known(run.metrics[name]));
-    if (!told.length) continue;
-    const best = told.reduce((a, b) => ((least ? b.metrics[name] < a.metrics[name] : b.metrics[name] > a.metrics[name]) ? b : a));
-    made.push([shown(best.metrics[name]), `${least ? "least" : "greatest"} ${name}: ${best.name}`]);
+  for (const name of unique([metric, "val_loss"]).filter((each) => DATA.metrics.includes(each))) {
+    const measured = runs.filter((run) => known(run.metrics[name]));
+    if (!measured.length) continue;
+    const winner = best(measured, (run) => run.metrics[name], LOWER_IS_BETTER.test(name));
+    made.push(card(`best ${name}`, shown(winner.metrics[name]), nameOf(winner)));
   }
-  const quick = runs.filter((run) => run.examples_per_s);
-  if (quick.length) {
-    const best = quick.reduce((a, b) => (b.examples_per_s > a.examples_per_s ? b : a));
-    made.push([shown(Math.round(best.examples_per_s)), `examples/s at most: ${best.name}`]);
+  const measured = runs.filter((run) => run.examples_per_s);
+  if (measured.length) {
+    const winner = best(measured, (run) => run.examples_per_s, false);
+    made.push(card("highest examples/s", shown(Math.round(winner.examples_per_s)), nameOf(winner)));
   }
-  made.push([String(runs.reduce((sum, run) => sum + (run.recoveries ?? 0), 0)), "recoveries from lost tasks"]);
-  byId("tiles").replaceChildren(...made.map(([value, text]) => el("div", { className: "tile" }, el("b", {}, value), el("span", {}, text))));
+  made.push(card("recoveries", String(runs.reduce((sum, run) => sum + (run.recoveries ?? 0), 0)), el("span", {}, "of lost tasks")));
+  byId("tiles").replaceChildren(...made);
 }
+
+/** Of the statuses in a row, the one that needs attention. */
+const worst = (statuses) => statuses.split(", ").find((status) => status !== "completed") ?? "completed";
 
 const few = (all) => (all.length > 5 ? `${all.slice(0, 4).join(", ")} and ${all.length - 4} more` : all.join(", "));
 
@@ -156,7 +167,7 @@ function table(runs) {
     return el("th", { className: numeric(name) ? "number" : "" }, button);
   });
   const body = lines.map((cells) => el("tr", {}, ...columns.map((name) => {
-    const style = name === "run" ? "names" : name === "status" ? cells.status[1] : numeric(name) ? "number" : "";
+    const style = name === "run" ? "names" : name === "status" ? worst(cells.status[1]) : numeric(name) ? "number" : "";
     return el("td", { className: style }, cells[name][1]);
   })));
   byId("runs").replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...body)));
@@ -197,7 +208,7 @@ function frames() {
 }
 
 function draw(chart, runs) {
-  const made = runs.length ? chart.draw(runs, state) : "no run is chosen";
+  const made = runs.length ? chart.draw(runs, state) : "no run is selected";
   const plot = byId(`plot-${chart.id}`), empty = byId(`empty-${chart.id}`);
   plot.hidden = typeof made === "string";
   empty.hidden = !plot.hidden;
@@ -220,7 +231,7 @@ function pick(runs) {
 
 function update() {
   const runs = chosen();
-  colours();
+  colors();
   tiles(runs);
   table(runs);
   diffs(runs);
@@ -229,9 +240,9 @@ function update() {
 }
 
 function start() {
-  const versions = DATA.versions.length ? `, run with psrun ${DATA.versions.join(", ")}` : "";
+  const versions = DATA.versions.length ? ` of psrun ${DATA.versions.join(", ")}` : "";
   byId("title").textContent = `Runs in ${DATA.named.join(", ")}`;
-  byId("about").textContent = `${DATA.runs.length} runs${versions}; report of psrun ${DATA.psrun}, ${DATA.made}`;
+  byId("about").textContent = `${DATA.runs.length} runs${versions}; report by psrun ${DATA.psrun}, ${DATA.made}`;
   byId("choose").open = innerWidth > 1000;
   document.title = `psrun: ${DATA.named.join(", ")}`;
   facets();
