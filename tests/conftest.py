@@ -128,6 +128,7 @@ def train(cluster_spec, images, tmp_path, request):
     from psrun.results.console import ConsoleSink
     from psrun.results.run_folder import RunFolder
     from psrun.roles import coordinator
+    from psrun.roles.task_context import TaskContext
 
     count = itertools.count()
 
@@ -147,7 +148,7 @@ def train(cluster_spec, images, tmp_path, request):
             return strategy.parameter_servers(spec, partitioner, RULES[cluster.placement], replicas)
 
         console = ConsoleSink(Console(file=io.StringIO(), width=200))
-        coordinator.run(config, folder, console, Stop(), started_s=time.time(), connect=connect)
+        coordinator.run(config, TaskContext(folder, console, time.time(), connect=connect), Stop())
         return json.loads((folder.path / "run.json").read_text()), folder
 
     return run

@@ -89,11 +89,12 @@ def predicted_by_name(folder: Any, pieces: list[str], names: list[str]) -> None:
     import tensorflow as tf
 
     from psrun.roles import exporter, predictor
+    from psrun.roles.task_context import TaskContext
 
     here, printed = ConsoleSink(Console(file=io.StringIO())), Console(file=io.StringIO(), width=200)
     for form in ("csv", "tfrecord"):
         run = run_config(*pieces, "mode=predict", f"predict.format={form}", f"resume={folder.path}")
-        predictor.run(run, folder, here, started_s=time.time())
+        predictor.run(run, TaskContext(folder, here, time.time()))
     exporter.run(run_config(*pieces, "mode=export", f"resume={folder.path}"), folder, printed)
     (export,) = (folder.path / "export").iterdir()
     assert json.loads((export / "assets.extra" / "psrun.json").read_text())["label_vocabulary"] == names

@@ -124,8 +124,8 @@ def planned() -> Iterator[Any]:
 @pytest.mark.parametrize(("pieces", "optimizer"), planned())
 def test_the_plan_is_what_tensorflow_does(cluster_spec, pieces, optimizer):
     from psrun.data import load
-    from psrun.program import compiled_model
-    from psrun.roles import coordinator, planner
+    from psrun.program import compiled_model, inventory
+    from psrun.roles import planner
 
     data = "features" if "model=embedding" in pieces else "regression"
     run = run_config(f"optimizer={optimizer}", *pieces, *SMALL[data])
@@ -134,7 +134,7 @@ def test_the_plan_is_what_tensorflow_does(cluster_spec, pieces, optimizer):
     compiled_model.start_afresh(run.seed)
     built = compiled_model.build(run, source, _cluster(cluster_spec, run))
     compiled_model.build_state(built)
-    assert sorted(planned, key=repr) == sorted(coordinator.observe(built), key=repr)
+    assert sorted(planned, key=repr) == sorted(inventory.observe(built), key=repr)
     assert {p.task for p in planned if p.kind == "model"} == {"ps-0", "ps-1"}
 
 

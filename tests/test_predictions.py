@@ -35,14 +35,17 @@ def predict(cluster_spec):
     """Predicts in this process; returns what it prints."""
     from psrun.cluster import strategy
     from psrun.roles import predictor
+    from psrun.roles.task_context import TaskContext
 
     def run(folder, *overrides: str) -> str:
         config = run_config(*overrides, "mode=predict", f"resume={folder.path}")
         printed = io.StringIO()
-        predictor.run(
-            config, folder, ConsoleSink(Console(file=printed, width=200)), started_s=time.time(),
-            connect=lambda cluster, partitioner, topology: strategy.parameter_servers(cluster_spec[2], partitioner),
-        )  # fmt: skip
+        console = ConsoleSink(Console(file=printed, width=200))
+
+        def connect(cluster, partitioner, topology):
+            return strategy.parameter_servers(cluster_spec[2], partitioner)
+
+        predictor.run(config, TaskContext(folder, console, time.time(), connect=connect))
         return printed.getvalue()
 
     return run

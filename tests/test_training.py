@@ -269,12 +269,13 @@ def test_of_errors_at_several_places_of_a_step_the_cause_is_told(other, turned):
 )
 def test_what_only_tensorflow_can_tell_is_told_by_key_too(overrides, said, tmp_path):
     from psrun.roles import coordinator
+    from psrun.roles.task_context import TaskContext
 
     small = [] if "data=features" in overrides else SMALL["features"]
     config = run_config("cluster=none", *small, *overrides)
     folder = RunFolder.create(tmp_path, raw={})
     with pytest.raises(ConfigError, match=said):
-        coordinator.run(config, folder, ConsoleSink(Console(file=io.StringIO())), Stop(), started_s=0)
+        coordinator.run(config, TaskContext(folder, ConsoleSink(Console(file=io.StringIO())), 0), Stop())
 
 
 @pytest.mark.inprocess

@@ -124,6 +124,7 @@ def test_every_mode_takes_weighted_examples(train):
     """Dealt and counted batches, steps that are measured, weights of the evaluation data alone, and what follows."""
     from psrun.process import Stop
     from psrun.roles import evaluation, planner, predictor, sidecar
+    from psrun.roles.task_context import TaskContext
 
     console = Console(file=io.StringIO(), width=200)
     steps = (
@@ -137,9 +138,10 @@ def test_every_mode_takes_weighted_examples(train):
     assert result["visitation"]
     assert math.isfinite(result["metrics"]["val_loss"])
     resumed = own_data(f"resume={folder.path}")
-    predictor.run(run_config(*resumed, "mode=predict", "cluster=none"), folder, ConsoleSink(console), started_s=0.0)
+    context = TaskContext(folder, ConsoleSink(console), 0)
+    predictor.run(run_config(*resumed, "mode=predict", "cluster=none"), context)
     assert len((folder.path / "predictions" / "60.csv").read_text().splitlines()) == NUM_EVAL + 1
-    evaluation.run(run_config(*resumed, "mode=evaluate", "cluster=none"), folder, ConsoleSink(console), started_s=0.0)
+    evaluation.run(run_config(*resumed, "mode=evaluate", "cluster=none"), context)
     found = json.loads((folder.path / "evaluations" / "60-direct.json").read_text())
     expected = {name.removeprefix("val_"): value for name, value in result["metrics"].items() if "val_" in name}
     assert found["metrics"] == pytest.approx(expected, rel=1e-5)

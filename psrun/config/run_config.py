@@ -166,6 +166,18 @@ class RunConfig:
     raw: Mapping[str, Any]
 
     @property
+    def title(self) -> str:
+        """What is trained, on what and how, in a line."""
+        return f"{self.model.name.rpartition('.')[2]} on {self.cluster.title}, {self.trainer.kind}"
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of this run before it starts."""
+        if not self.partitioner.splits or self.cluster.has_parameter_servers:
+            return []
+        return [f"partitioner={self.partitioner.kind} has no effect without parameter servers"]
+
+    @property
     def uses_cluster(self) -> bool:
         """Whether the workers of the cluster have a part in it; else one process does it."""
         return self.mode in CHIEF_ROLES

@@ -29,9 +29,8 @@ def load_source(
       ConfigError: it does not fit the configuration.
       DataError: it cannot be read.
     """
-    if folder is None and run.resume is not None:
-        folder = RunFolder(Path(run.resume))
-    recorded = folder.stored().get("data") if folder is not None else None
+    before = RunFolder(Path(run.resume)).stored().get("data") if run.resume is not None else None
+    recorded = before if folder is None else folder.stored().get("data")
     vocabulary = run.data.label_vocabulary
     given = {} if vocabulary is None else {"label_vocabulary": vocabulary}  # a source may have a default of its own
     made = targets.called(run.data.target, seed=run.seed, tell=tell, recorded=recorded, **given)
@@ -55,8 +54,7 @@ def load_source(
     if run.evaluation.runs_on is not None and not source.num_eval_examples:
         problems.append(Problem("evaluation", "there are no evaluation examples; choose evaluation=none"))
     problems += labels.problems(source, vocabulary)
-    if run.resume is not None:
-        problems += _of_the_vocabulary(run, source, RunFolder(Path(run.resume)))
+    problems += _of_the_vocabulary(run, source, before or {})
     if problems:
         raise ConfigError(problems)
     return source
@@ -82,12 +80,15 @@ def facts(run: RunConfig, source: DataSource) -> dict[str, Any]:
     return {**sizes, **source.facts, **({"label_vocabulary": list(names)} if names else {})}
 
 
-def _of_the_vocabulary(run: RunConfig, source: DataSource, folder: RunFolder) -> list[Problem]:
+def _of_the_vocabulary(run: RunConfig, source: DataSource, before: dict[str, Any]) -> list[Problem]:
     """Rows of tables belong to values: with another vocabulary of the same size they would be those of other values.
     So do the classes of predictions.
+
+    Args:
+      before: what was recorded of the data of the run that is resumed.
     """
-    before, now = folder.stored().get("data") or {}, facts(run, source)
-    message = f"differs from the vocabulary that the run in {folder.path} was trained with"
+    now = facts(run, source)
+    message = f"differs from the vocabulary that the run in {run.resume} was trained with"
     return [
         Problem(f"data.{key}", f"{message}{_listed(before[key])}; leave it out to keep the recorded one")
         for key in ("vocabulary", "label_vocabulary")

@@ -7,23 +7,26 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, Self
 
 from psrun import process, tf_internals
-from psrun.cluster import strategy
+from psrun.cluster import data_service, strategy
 from psrun.cluster.probe import Door, ServerStatus, statuses
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
-from psrun.config.topology import CHIEF, Task, Topology
-from psrun.errors import ClusterError, PsrunError, TaskLostError
+from psrun.config.topology import CHIEF, Task
+from psrun.data.source import DataSource
+from psrun.errors import ClusterError, TaskLostError
 from psrun.launch.recoveries import Loss, Recoveries, Sign, earlier_loss
 from psrun.launch.server_watch import ANSWER_WITHIN_S, Watch
+from psrun.program import compiled_model
+from psrun.program.compiled_model import Program
 from psrun.results import task_files
 from psrun.results.events import Reporter
-from psrun.results.run_folder import RunFolder
 from psrun.results.summary import PENDING
 from psrun.roles import server
+from psrun.roles.task_context import TaskContext
 from psrun.training import failures
 from psrun.training.progress import Pulse
 from psrun.training.session import Session
@@ -34,25 +37,19 @@ _TELL_EVERY_S = 5.0
 class Chief:
     """What makes this process the chief of its cluster, from its start to its end.
 
-    Args:
-      topology: of a cluster of several processes; None where this is the only one.
-      give_up: ends this process with an error, whatever its threads are doing; for clusters that nobody supervises.
+    Closes itself and the reporter at the end of a `with` statement.
 
     Attributes:
+      folder, reporter: of the task.
       pulse: what the others are told of this process.
       session: the training, once there is one.
     """
 
-    def __init__(
-        self,
-        run_config: RunConfig,
-        folder: RunFolder,
-        reporter: Reporter,
-        topology: Topology | None,
-        give_up: Callable[[PsrunError], None] | None,
-    ) -> None:
+    def __init__(self, run_config: RunConfig, context: TaskContext, reporter: Reporter) -> None:
         self._cluster, self._partitioner = run_config.cluster, run_config.partitioner
-        self._folder, self._reporter, self._topology, self._give_up = folder, reporter, topology, give_up
+        self.folder, self.reporter, self._give_up = context.folder, reporter, context.give_up
+        self._topology, self._connect = context.topology, context.connect or strategy.connect
+        topology = context.topology
         # Servers end where nobody listens there for too long; TensorFlow does once it connects, and data comes before.
         waits = topology is not None and self._cluster.has_server_processes
         self._door = Door(topology.addresses[CHIEF]) if waits and topology and CHIEF in topology.addresses else None
@@ -65,16 +62,23 @@ class Chief:
         # Also where this is the only process: a sweep shows how far it is. Beside a run that goes on there is its own.
         beats = topology is not None or run_config.mode == "train"
         me = topology.me if topology else CHIEF
-        self._heart = task_files.Heart(folder.whole.path, me, self._say) if beats else None
+        self._heart = task_files.Heart(self.folder.whole.path, me, self._say) if beats else None
         if self._heart:
             self._heart.start()
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close()
+        self.reporter.close()
+
+    def _close(self) -> None:
         if self._heart:
             self._heart.stop()
             if self._topology is None:
                 with contextlib.suppress(OSError):
-                    task_files.shared(self._folder.path).rmdir()
+                    task_files.shared(self.folder.path).rmdir()
         if self._door:
             self._door.close()
 
@@ -89,15 +93,41 @@ class Chief:
         self.pulse.advance()
         if time.monotonic() - self._told_s > _TELL_EVERY_S:
             self._told_s = time.monotonic()
-            self._reporter.emit("preparing", text=text)
+            self.reporter.emit("preparing", text=text)
+
+    @property
+    def cluster_facts(self) -> dict[str, Any]:
+        """The cluster in run.json, with the workers that train."""
+        num_workers, num_ps = self._cluster.num_workers, self._cluster.num_ps
+        if self._topology is not None and self._cluster.has_parameter_servers:  # of the workers one may be set aside
+            num_workers, num_ps = len(self._topology.of("worker")), len(self._topology.of("ps"))
+        return {"topology": self._cluster.kind, "num_workers": num_workers, "num_ps": num_ps}
 
     @contextmanager
-    def connected(self, connect: Callable[..., strategy.Distribution] = strategy.connect) -> Iterator[Any]:
-        """Connects to the cluster, whose servers may yet have to come up; they are told to end where all went well.
+    def program(self, run_config: RunConfig, source: DataSource) -> Iterator[Program]:
+        """Builds on the cluster what the run trains. The servers are told to end where all went well.
 
         Raises:
-          PsrunError: one never came up, was lost, or a step failed.
+          ConfigError: model, data and options do not fit each other.
+          PsrunError: a server never came up, was lost, or a step failed.
         """
+        compiled_model.start_afresh(run_config.seed)
+        with self._connected() as distribution:
+            if run_config.data_service:
+                distribution = replace(distribution, data_service=self._dispatcher())
+            program = compiled_model.build(run_config, source, distribution)
+            compiled_model.build_state(program)
+            yield program
+
+    def _dispatcher(self) -> str:
+        """Where the dispatcher of the data service is asked; it is started where this is the only process."""
+        if self._topology is None:
+            return data_service.start_here(self._cluster.num_data_workers)
+        return data_service.target(self._topology)
+
+    @contextmanager
+    def _connected(self) -> Iterator[strategy.Distribution]:
+        """Connects to the cluster, whose servers may yet have to come up."""
         cluster, topology = self._cluster, self._topology
         if topology is not None and cluster.has_server_processes:
             error = TaskLostError if self._alone else ClusterError  # a supervisor restarts the server itself
@@ -105,7 +135,7 @@ class Chief:
         with self._watched() as check_servers, failures.named(lambda: self.session, check_servers):
             if self._door:
                 self._door.close()
-            yield connect(cluster, self._partitioner, topology)
+            yield self._connect(cluster, self._partitioner, topology)
         if topology is not None and cluster.started_elsewhere:
             server.tell_servers(topology)  # elsewhere the supervisor does
 
@@ -124,7 +154,7 @@ class Chief:
         if self._loss is not None:
             task, before_s = Task.named(self._loss.task) or CHIEF, max(0.0, time.time() - self._loss.at_s)
             self._recoveries.failed(task, self._loss.cause, step=self._loss.step, attempt=True, before_s=before_s)
-        watch = Watch(cluster, self._topology, self._reporter, self._recoveries, ask=_ask, sign=self._sign,
+        watch = Watch(cluster, self._topology, self.reporter, self._recoveries, ask=_ask, sign=self._sign,
                       give_up=self._give_up, sees_ends=self._alone)  # fmt: skip
         watch.start()
         try:
@@ -134,18 +164,18 @@ class Chief:
         finally:
             watch.stop()
             self._recoveries.count_repeated(self.session.steps_repeated if self.session else 0)
-            self._folder.record("recoveries", rows=self._recoveries.rows)
+            self.folder.record("recoveries", rows=self._recoveries.rows)
 
     def _earlier_loss(self) -> Loss | None:
         """What ended the attempt before this one, written down in case that this one does not come to train either."""
-        earlier = self._folder.earlier
-        loss = earlier_loss(earlier, task_files.read(self._folder.whole.path, CHIEF))
+        earlier = self.folder.earlier
+        loss = earlier_loss(earlier, task_files.read(self.folder.whole.path, CHIEF))
         if loss is None or earlier is None:
             return None
-        self._folder.record("lost", **asdict(loss))
+        self.folder.record("lost", **asdict(loss))
         if earlier.result.get("status") == "running" and not earlier.result.get(PENDING):  # else it is told already
             action = "resumed from the newest checkpoint"
-            self._reporter.emit("failure", step=loss.step, task=loss.task, cause=loss.cause, action=action)
+            self.reporter.emit("failure", step=loss.step, task=loss.task, cause=loss.cause, action=action)
         return loss
 
     def _sign(self) -> Sign:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,20 @@ import tensorflow as tf
 
 from psrun.checkpoint import load_model
 from psrun.checkpoint.store import Store
-from psrun.cluster import strategy
-from psrun.config.run_config import RunConfig
-from psrun.config.topology import Topology
+from psrun.config.run_config import PredictKeys, RunConfig
 from psrun.data import labels, load
 from psrun.data.source import DataSource, evaluation_batches, reads_shards, task_of
-from psrun.errors import ConfigError, DataError, Problem, PsrunError
+from psrun.errors import ConfigError, DataError, Problem
 from psrun.evaluation import prediction_files
 from psrun.evaluation.shards import SHARDS_PER_WORKER, Shards
 from psrun.program import objective
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import eval_batch_size, num_eval_batches
-from psrun.results.events import Reporter, Sink
+from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.roles.chief import Chief
 from psrun.roles.restored import restored
+from psrun.roles.task_context import TaskContext
 
 # To begin a shard, a worker makes a data pipeline, which costs as much as some batches. The predictions of a shard are
 # in memory as a whole.
@@ -33,50 +33,33 @@ _BATCHES_PER_SHARD, _EXAMPLES_PER_SHARD = 8, 8192  # the larger of both
 Batches = Iterator[list[np.ndarray]]  # of each, labels and predictions
 
 
-def run(
-    run_config: RunConfig,
-    folder: RunFolder,
-    console: Sink,
-    *,
-    started_s: float,
-    topology: Topology | None = None,
-    give_up: Callable[[PsrunError], None] | None = None,
-    connect: Callable[..., strategy.Distribution] = strategy.connect,
-) -> None:
+def run(run_config: RunConfig, context: TaskContext) -> None:
     """Writes the file and says where it is. Parameter server clusters predict on their workers, others in this process.
-
-    Args:
-      folder, topology, give_up, connect: as of `restored`.
 
     Raises:
       PsrunError: there is no such checkpoint, nothing to predict, or the file cannot be written.
     """
     if not run_config.cluster.has_parameter_servers:
-        _run_here(run_config, folder, console, started_s)
+        _run_here(run_config, context)
         return
-    options: dict[str, Any] = {"started_s": started_s, "topology": topology, "give_up": give_up, "connect": connect}
-    with restored(run_config, folder, console, state="predicting", **options) as there:
-        source, step = there.built.source, there.checkpoint.step
+    with restored(run_config, context, state="predicting") as there:
+        source, step = there.program.source, there.checkpoint.step
         _require_examples(source)
-        path = _path(run_config, there.whole, step)
-        told = _write(run_config, source, _on_workers(there.built), path, there.chief.preparing)
-        there.reporter.emit("predictions", step=step, **told)
+        path = _path(run_config.predict, there.whole, step)
+        told = _write(run_config, source, _on_workers(there.program), path, there.chief.preparing)
+        there.chief.reporter.emit("predictions", step=step, **told)
 
 
-def _run_here(run_config: RunConfig, folder: RunFolder, console: Sink, started_s: float) -> None:
+def _run_here(run_config: RunConfig, context: TaskContext) -> None:
     """Predicts in this process, with the model whole."""
-    reporter = Reporter([console], started_s=started_s)
-    chief = Chief(run_config, folder, reporter, None, None)
-    try:
+    reporter, alone = Reporter([context.console], started_s=context.started_s), replace(context, topology=None)
+    with Chief(run_config, alone, reporter) as chief:
         source = load.load_source(run_config, chief.preparing)
         _require_examples(source)
-        found = load_model.load(run_config, source, Store(folder.checkpoints), reporter.warn)
-        path = _path(run_config, folder, found.checkpoint.step)
+        found = load_model.load(run_config, source, Store(context.folder.checkpoints), reporter.warn)
+        path = _path(run_config.predict, context.folder, found.checkpoint.step)
         told = _write(run_config, source, _here(run_config, found), path, chief.preparing)
         reporter.emit("predictions", step=found.checkpoint.step, **told)
-    finally:
-        chief.close()
-        reporter.close()
 
 
 def _write(
@@ -99,20 +82,20 @@ def _write(
     return {"path": str(path), "count": count}
 
 
-def _on_workers(built: Program) -> Batches:
+def _on_workers(program: Program) -> Batches:
     """The predictions of the workers; of a source that cannot be read in shards, which is read anew for each, few."""
 
     def predicted(batch: tuple[Any, ...]) -> list[tf.Tensor]:
         features, label, *_ = batch
-        values = built.network(features, training=False)
-        return [label, _single(objective.to_probabilities(values, built.model, task_of(built.source)))]
+        values = program.network(features, training=False)
+        return [label, _single(objective.to_probabilities(values, program.model, task_of(program.source)))]
 
-    num_batches = num_eval_batches(built.config, built.source)
-    wanted = SHARDS_PER_WORKER * built.distribution.num_workers
-    if reads_shards(built.source):
-        size = max(_BATCHES_PER_SHARD, -(-_EXAMPLES_PER_SHARD // eval_batch_size(built.config)))
+    num_batches = num_eval_batches(program.config, program.source)
+    wanted = SHARDS_PER_WORKER * program.distribution.num_workers
+    if reads_shards(program.source):
+        size = max(_BATCHES_PER_SHARD, -(-_EXAMPLES_PER_SHARD // eval_batch_size(program.config)))
         wanted = max(wanted, -(-num_batches // size))
-    return Shards(built, max(1, min(num_batches, wanted)), predicted).results()
+    return Shards(program, max(1, min(num_batches, wanted)), predicted).results()
 
 
 def _here(run_config: RunConfig, found: load_model.Trained) -> Batches:
@@ -138,6 +121,5 @@ def _require_examples(source: DataSource) -> None:
         raise ConfigError([Problem("data", "has no evaluation examples to predict")])
 
 
-def _path(run_config: RunConfig, whole: RunFolder, step: int) -> Path:
-    keys = run_config.predict
+def _path(keys: PredictKeys, whole: RunFolder, step: int) -> Path:
     return Path(keys.path).expanduser() if keys.path is not None else whole.predictions / f"{step}.{keys.format}"

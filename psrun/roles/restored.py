@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +12,12 @@ from psrun.checkpoint.manifest import Manifest
 from psrun.checkpoint.store import Store
 from psrun.cluster import strategy
 from psrun.config.run_config import RunConfig
-from psrun.config.topology import Topology
 from psrun.data import load
-from psrun.errors import PsrunError
-from psrun.program import compiled_model
-from psrun.results.events import Reporter, Sink
+from psrun.program.compiled_model import Program
+from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.roles.chief import Chief
+from psrun.roles.task_context import TaskContext
 
 
 @dataclass(frozen=True)
@@ -29,51 +28,33 @@ class Restored:
       whole: the folder of the run that the checkpoint is of.
     """
 
-    built: compiled_model.Program
+    program: Program
     checkpoint: Manifest
     chief: Chief
-    reporter: Reporter
     whole: RunFolder
 
 
 @contextmanager
-def restored(
-    run_config: RunConfig,
-    folder: RunFolder,
-    console: Sink,
-    *,
-    state: str,
-    started_s: float,
-    topology: Topology | None = None,
-    give_up: Callable[[PsrunError], None] | None = None,
-    connect: Callable[..., strategy.Distribution] = strategy.connect,
-) -> Iterator[Restored]:
+def restored(run_config: RunConfig, context: TaskContext, *, state: str) -> Iterator[Restored]:
     """Connects to the cluster and restores the checkpoint that the configuration names; ends the servers afterwards.
 
     Args:
-      folder: of the run; or, on a cluster of several processes, one of its own within that.
       state: what this process does, as its heartbeat says.
-      topology, give_up: as of `Chief`.
-      connect: starts what the cluster needs and connects to it.
 
     Raises:
       PsrunError: there is no such checkpoint, or a task was lost.
     """
     assert run_config.resume is not None
     whole = RunFolder(Path(run_config.resume))
-    reporter = Reporter([console] if topology is None else [folder, console], started_s=started_s)
-    chief = Chief(run_config, folder, reporter, topology, give_up)
-    try:
-        strategy.prepare(run_config.cluster, topology)
+    sinks = [context.console] if context.topology is None else [context.folder, context.console]
+    reporter = Reporter(sinks, started_s=context.started_s)
+    with Chief(run_config, context, reporter) as chief:
+        strategy.prepare(run_config.cluster, context.topology)
         source = load.load_source(run_config, chief.preparing)
-        compiled_model.start_afresh(run_config.seed)
-        with chief.connected(connect) as distribution:
-            built = compiled_model.build(run_config, source, distribution)
-            compiled_model.build_state(built)
-            checkpoint = load_model.restore(built.network, run_config.restore, Store(whole.checkpoints), reporter.warn)
+        with chief.program(run_config, source) as program:
+            checkpoint = load_model.restore(
+                program.network, run_config.restore, Store(whole.checkpoints), reporter.warn
+            )
             chief.restored(checkpoint.step)
             chief.pulse.state, chief.pulse.last_step = state, checkpoint.step
-            yield Restored(built, checkpoint, chief, reporter, whole)
-    finally:
-        chief.close()
-        reporter.close()
+            yield Restored(program, checkpoint, chief, whole)

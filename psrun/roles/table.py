@@ -19,6 +19,7 @@ from psrun.process import Stop
 from psrun.results.console import ConsoleSink
 from psrun.results.run_folder import RunFolder
 from psrun.roles.task_assignment import Identity
+from psrun.roles.task_context import TaskContext
 
 # TensorFlow may hold Python's lock for the 20 s that it takes to give up connecting to a host that is cut off.
 _GUARD_WAITS_LONGER_S = 30.0
@@ -71,17 +72,17 @@ def _as_chief(process: Process, module: Any, *more: Any) -> None:
         timeout_s = cluster.heartbeat_timeout_s + _GUARD_WAITS_LONGER_S
         guard = importlib.import_module("psrun.launch.guard")
         guard.start(process.folder.path, process.terminal, timeout_s=timeout_s, servers=servers)
-    module.run(
-        *(process.run, process.folder, ConsoleSink(process.console), *more),
-        started_s=process.started_s,
-        topology=me.topology,
-        give_up=process.give_up,
-    )
+    module.run(process.run, _context(process), *more)
+
+
+def _context(process: Process) -> TaskContext:
+    topology, console = process.me.topology, ConsoleSink(process.console)
+    return TaskContext(process.folder, console, process.started_s, topology=topology, give_up=process.give_up)
 
 
 def _replica(process: Process) -> None:
-    module, sink = _import("psrun.roles.replica"), ConsoleSink(process.console)
-    module.run(process.run, process.folder, sink, process.stop, process.me.topology, started_s=process.started_s)
+    module = _import("psrun.roles.replica")
+    module.run(process.run, _context(process), process.stop)
 
 
 def _server(process: Process) -> None:

@@ -1,0 +1,53 @@
+"""What a program that was built consists of and where it lives, for run.json and for a person."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from psrun.cluster import placement
+from psrun.optimizers import cost
+from psrun.program import compiled_model
+from psrun.program.compiled_model import Program
+from psrun.results.events import Reporter
+from psrun.results.run_folder import RunFolder
+
+
+def report(program: Program, reporter: Reporter, folder: RunFolder) -> None:
+    """Records the program and reports what deserves attention.
+
+    Raises:
+      ConfigError: variables are not cut into the shards that were asked for.
+    """
+    if program.config.cluster.has_parameter_servers:
+        devices = [device.removeprefix("/device:") for device in program.distribution.strategy.extended.worker_devices]
+        folder.record("replicas", per_worker=len(devices), devices=devices)
+    if program.model.unused:
+        names = ", ".join(program.model.unused)
+        reporter.warn(f"this model uses no categories: {names} is left out; choose model=wide_deep for embeddings")
+    if program.sharding is not None:
+        folder.record("sharding", sharding=program.sharding)
+    lookups = [asdict(lookup) for lookup in compiled_model.decide_lookups(program)]
+    if lookups:
+        reporter.emit("lookups", lookups=lookups)
+    _report_placement(program, reporter)
+
+
+def _report_placement(program: Program, reporter: Reporter) -> None:
+    placed = observe(program)
+    reporter.emit("placement", placement=[asdict(shard) for shard in placed], **asdict(placement.balance(placed)))
+    for text in cost.of_dense_tables(program.optimizer, placed):
+        reporter.warn(text)
+    num_shards = program.config.partitioner.num_shards
+    if program.config.cluster.has_parameter_servers and num_shards is not None:
+        placement.check_rows(placed, num_shards)
+        if short := placement.with_fewer_rows(placed, num_shards):
+            reporter.warn(f"cut in fewer than {num_shards} shards, one a row: {', '.join(short)}")
+
+
+def observe(program: Program) -> list[placement.Placed]:
+    """Where every variable of the program lives."""
+    return [
+        *placement.observed("model", program.network.variables),
+        *placement.observed("optimizer", program.optimizer.variables()),
+        *placement.observed("metric", compiled_model.metric_variables(program)),
+    ]
