@@ -53,8 +53,8 @@ def load_source(
         )
     if run.evaluation.runs_on is not None and not source.num_eval_examples:
         problems.append(Problem("evaluation", "there are no evaluation examples; choose evaluation=none"))
-    problems += labels.problems(source, vocabulary)
     problems += _of_the_vocabulary(run, source, before or {})
+    problems += labels.problems(source, vocabulary)
     if problems:
         raise ConfigError(problems)
     return source

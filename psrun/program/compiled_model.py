@@ -218,16 +218,17 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
         model = make_model(run, source)
         if run.cluster.has_parameter_servers and run.partitioner.splits:
             refuse_single_files(model.network)
-        made, loss = objective.metrics_of(model, task_of(source)), objective.loss_of(model, task_of(source))
+        by_fit = run.evaluation.runs_on == "fit"
+        made = objective.metrics_of(model, task_of(source))
+        metrics = objective.together(made, [ExamplesSeen()] if by_fit else [])
+        loss = objective.loss_of(model, task_of(source))
         own = OwnStep(model.network, distribution.strategy.num_replicas_in_sync) if is_in(model.network) else None
         program = Program(run, source, model, distribution, own)
-        by_fit = run.evaluation.runs_on == "fit"
-        counters = [ExamplesSeen()] if by_fit else []
         exact = by_fit and run.cluster.has_parameter_servers
         model.network.compile(
             optimizer=targets.called(run.optimizer),
             loss=loss,
-            **{"weighted_metrics" if program.weighted else "metrics": objective.together(made, counters)},
+            **{"weighted_metrics" if program.weighted else "metrics": metrics},
             steps_per_execution=run.trainer.num_steps_packed,
             run_eagerly=run.trainer.run_eagerly,
             pss_evaluation_shards=num_eval_shards(run, source, distribution.num_workers) if exact else 0,

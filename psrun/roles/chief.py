@@ -111,8 +111,7 @@ class Chief:
           ConfigError: model, data and options do not fit each other.
           PsrunError: a server never came up, was lost, or a step failed.
         """
-        compiled_model.start_afresh(run_config.seed)
-        with self._connected() as distribution:
+        with self._connected(run_config.seed) as distribution:
             if run_config.data_service:
                 distribution = replace(distribution, data_service=self._dispatcher())
             program = compiled_model.build(run_config, source, distribution)
@@ -126,8 +125,9 @@ class Chief:
         return data_service.target(self._topology)
 
     @contextmanager
-    def _connected(self) -> Iterator[strategy.Distribution]:
-        """Connects to the cluster, whose servers may yet have to come up."""
+    def _connected(self, seed: int) -> Iterator[strategy.Distribution]:
+        """Connects to the cluster, whose servers may yet have to come up, with names and random numbers afresh."""
+        compiled_model.start_afresh(seed)
         cluster, topology = self._cluster, self._topology
         if topology is not None and cluster.has_server_processes:
             error = TaskLostError if self._alone else ClusterError  # a supervisor restarts the server itself
