@@ -2,20 +2,20 @@
 
 PsrunError                      1   failed for good
   ConfigError                   2   bad configuration or usage
-  DataError                     1   the data cannot be read, or is not what the run needs
-    DataExhaustedError          1   the training data came to an end
-  ClusterError                  1   the cluster is not what the run needs
+  DataError                     1   the data cannot be read or does not fit the run
+    DataExhaustedError          1   the training data ended early
+  ClusterError                  1   the cluster does not fit the run
     ServerStartError            1   a server of the cluster could not be started
     ChiefGoneError              1   a server had no chief for too long
-    BudgetSpentError            1   tasks failed more often than they may be restarted
-  CheckpointError               1   a checkpoint could not be written, or none is good
-  ExportError                   1   a model could not be written, or could not be loaded again
-  TaskLostError                 175 a task is lost, or not there, without which the run cannot go on: start me again
-  SweepError                    1   a sweep, or a job of it, could not be run
+    BudgetSpentError            1   the restart budget is exhausted
+  CheckpointError               1   a checkpoint could not be written, or no good one exists
+  ExportError                   1   a model could not be written or loaded back
+  TaskLostError                 175 the run lost a task that it needs: restart the process
+  SweepError                    1   a sweep, or one of its jobs, could not run
   TrainingError                 1   a step failed
     NonFiniteLossError          1   the loss, or the gradient of a table, became NaN or infinite
     HookError                   1   a callable of trainer.hooks failed
-Interrupted                     130 Ctrl-C; 175 SIGTERM, after a checkpoint where there are any: start me again
+Interrupted                     130 Ctrl-C; 175 SIGTERM, after a checkpoint if checkpoints are on: restart the process
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 
 
 class ExitCode(enum.IntEnum):
-    """How a psrun process ends. Codes of 128 and more mean "start me again"; schedulers read them so too."""
+    """Exit codes of psrun. Codes of 128 and more ask for a restart; schedulers read them the same way."""
 
     DONE = 0
     FAILED = 1
@@ -39,7 +39,7 @@ class ExitCode(enum.IntEnum):
 
 
 class PsrunError(Exception):
-    """Base of all errors that psrun raises on purpose: their text is written for the person who runs psrun."""
+    """Base class of all errors that psrun raises on purpose. The message is for the user."""
 
     exit_code: ExitCode = ExitCode.FAILED
 
@@ -50,7 +50,7 @@ class PsrunError(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with the configuration: the key it hangs on (empty: the whole), what is wrong and what to do."""
+    """A configuration error: its key (empty: the whole configuration), and a message with the remedy."""
 
     key: str
     message: str
@@ -60,7 +60,7 @@ class Problem:
 
 
 class ConfigError(PsrunError):
-    """The configuration cannot be run. Holds every problem found, not only the first."""
+    """The configuration is invalid. Holds all problems, not only the first."""
 
     exit_code = ExitCode.USAGE
 
@@ -70,21 +70,21 @@ class ConfigError(PsrunError):
 
 
 class DataError(PsrunError):
-    """The data cannot be read, or is not what the run needs."""
+    """The data cannot be read or does not fit the run."""
 
 
 class DataExhaustedError(DataError):
-    """The training data came to an end before the planned steps were done."""
+    """The training data ended before the planned steps were done."""
 
     @classmethod
     def at(cls, step: int, planned: int) -> DataExhaustedError:
         """After `step` steps of those planned."""
-        message = f"the training data came to an end after {step} steps, before the {planned} planned; "
-        return cls(message + "make it endless with .repeat()")
+        message = f"the training data ended after {step} of {planned} planned steps; "
+        return cls(message + "make the dataset endless with .repeat()")
 
 
 class ClusterError(PsrunError):
-    """The cluster is not what the run needs."""
+    """The cluster does not fit the run."""
 
 
 class ServerStartError(ClusterError):
@@ -96,19 +96,19 @@ class ChiefGoneError(ClusterError):
 
 
 class BudgetSpentError(ClusterError):
-    """Tasks failed more often than they may be restarted."""
+    """The restart budget is exhausted."""
 
 
 class CheckpointError(PsrunError):
-    """A checkpoint could not be written, or there are some and none is good."""
+    """A checkpoint could not be written, or no good checkpoint exists."""
 
 
 class ExportError(PsrunError):
-    """A model could not be written in a form that can be loaded."""
+    """A model could not be written, or the written model could not be loaded."""
 
 
 class TaskLostError(PsrunError):
-    """A task without which the run cannot go on is lost or not there; another start resumes from a checkpoint."""
+    """The run lost a task that it needs; a restart resumes from a checkpoint."""
 
     exit_code = ExitCode.RESTART
 
@@ -118,13 +118,13 @@ class RunFolderError(PsrunError, OSError):
 
     def __init__(self, folder: Path, error: OSError) -> None:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        next_move = "; free some space, or choose another folder with hydra.run.dir=..." if full else ""
-        super().__init__(f"the run folder {folder} cannot be written to: {error.strerror or error}{next_move}")
+        remedy = "; free disk space, or choose another folder with hydra.run.dir=..." if full else ""
+        super().__init__(f"the run folder {folder} cannot be written to: {error.strerror or error}{remedy}")
         self.errno = error.errno
 
 
 class SweepError(PsrunError):
-    """A sweep, or a job of it, could not be run."""
+    """A sweep, or one of its jobs, could not run."""
 
 
 class TrainingError(PsrunError):
@@ -137,7 +137,7 @@ class NonFiniteLossError(TrainingError):
     @classmethod
     def of_loss(cls, loss: float, epoch: int) -> NonFiniteLossError:
         """The loss became `loss` in `epoch`."""
-        hint = "a smaller optimizer.learning_rate, or a look at the data, may help"
+        hint = "try a smaller optimizer.learning_rate, and check the data"
         return cls(f"the loss became {loss} in epoch {epoch}; {hint}")
 
 
@@ -146,7 +146,7 @@ class HookError(TrainingError):
 
 
 class Interrupted(PsrunError):
-    """The run was ended from outside, by Ctrl-C or SIGTERM."""
+    """A signal, Ctrl-C or SIGTERM, ended the run."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(signum).name}")
@@ -157,4 +157,4 @@ def ended(code: int | None) -> str:
     """How a process ended, by its exit code as of `subprocess`: negative for a signal."""
     if code is not None and code < 0:
         return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
+    return f"exited with code {code}"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
-    """Replaces the file at `path` in one step. Raises OSError where it cannot; then nothing has changed.
+    """Replaces the file at `path` atomically. Raises OSError on failure; the file is then unchanged.
 
     Args:
-      durable: whether it must be on disk, and not only on its way there, when this returns.
+      durable: whether to sync the file to disk before returning.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -29,7 +29,7 @@ def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 def sync(path: Path) -> None:
-    """Returns once the file, or the names in the folder, at `path` are on disk. Raises OSError."""
+    """Syncs the file, or the entries of the folder, at `path` to disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -38,20 +38,20 @@ def sync(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder with all that it holds, and the folder above it where that is empty then. Raises nothing."""
+    """Removes a folder with its contents, and its parent if that is then empty. Raises nothing."""
     shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(OSError):
         path.parent.rmdir()
 
 
 def lock(path: Path) -> int | None:
-    """Locks what is at `path`.
+    """Locks the file or folder at `path`.
 
     Returns:
-      A descriptor that holds the lock until it is closed or the process ends; None where somebody else has it.
+      A descriptor that holds the lock until it is closed or the process ends; None if another process holds it.
 
     Raises:
-      OSError: there is nothing at `path`, or its file system knows no locks.
+      OSError: `path` does not exist, or its file system does not support locks.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -66,7 +66,7 @@ def lock(path: Path) -> int | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody holds the lock. Raises OSError as `lock` does."""
+    """Whether a process holds the lock. Raises OSError as `lock` does."""
     descriptor = lock(path)
     if descriptor is None:
         return True

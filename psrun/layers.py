@@ -40,7 +40,7 @@ class Embedding(tf_keras.layers.Layer):
 
     Raises:
       ValueError: an argument is none of these.
-      tf.errors.InvalidArgumentError: when called: an id is outside of the table; it tells the layer, its features and
+      tf.errors.InvalidArgumentError: when called: an id is outside the table; names the layer, its features and
         the ids.
     """
 
@@ -99,19 +99,19 @@ class Embedding(tf_keras.layers.Layer):
             ids = tf.where((ids >= 0) & (ids < self.input_dim), ids, tf.cast(self.input_dim, ids.dtype))
         else:
             least, greatest = tf.reduce_min(ids), tf.reduce_max(ids)
-            told = (
-                f"{self._told()}: ids must be from 0 to {self.input_dim - 1}; the least and the greatest of these are"
+            message = (
+                f"{self._description()}: ids must be from 0 to {self.input_dim - 1}; the minimum and the maximum are"
             )
             inside = (tf.size(ids) == 0) | ((least >= 0) & (greatest < self.input_dim))
             # tf.debugging.Assert would be a branch, and so another function to call.
-            check = tf.raw_ops.Assert(condition=inside, data=[told, least, greatest])
+            check = tf.raw_ops.Assert(condition=inside, data=[message, least, greatest])
             with tf.control_dependencies([] if check is None else [check]):
                 ids = tf.identity(ids)
         ids = tf.cast(ids, tf.int32)
         bits = self._column_bits
         return tf.bitwise.bitwise_and(ids, (1 << bits) - 1) * self._column_rows + tf.bitwise.right_shift(ids, bits)
 
-    def _told(self) -> str:
+    def _description(self) -> str:
         """Its name with those of the features that it is called on, where it is part of a functional model."""
         called_on = tf.nest.flatten([node.keras_inputs for node in self._inbound_nodes])
         features = {source.name for ids in called_on for source in tf_keras.utils.get_source_inputs(ids)}
@@ -120,7 +120,7 @@ class Embedding(tf_keras.layers.Layer):
     def call(self, ids: tf.Tensor) -> tf.Tensor:
         """Rows of ids: of the shape of the ids and, as the last axis, `output_dim`."""
         if isinstance(ids, tf.RaggedTensor | tf.SparseTensor):
-            raise ValueError(f"{self.name} takes dense ids, not a {type(ids).__name__}; see its to_tensor")
+            raise ValueError(f"{self.name} requires dense ids, not a {type(ids).__name__}; convert them with to_tensor")
         fetch = self._ahead.pop(0) if self._ahead else Fetch(self, ids)
         return tf.cast(fetch.rows(), self.compute_dtype)
 
@@ -260,7 +260,7 @@ class Lookup:
         if num_batches == 0:
             self.layer._ahead.clear()
         elif waiting != num_batches:
-            message = f"{self.layer.name} is called more than once a step, or not at all; set it to false"
+            message = f"requires that each step calls {self.layer.name} exactly once; set it to false"
             raise ConfigError([Problem("trainer.prefetch_rows", message)])
 
     def ask(self, features: Any) -> None:

@@ -22,32 +22,32 @@ VARIABLES = {
     "TF_USE_LEGACY_KERAS": "1",
     # A task that cannot be reached is an error, not a silent retry for ever.
     "GRPC_FAIL_FAST": "use_caller",
-    # Counters of transient errors that never go back: the defaults (3, workers / 10) end a long job on its third blip.
+    # TensorFlow never resets its counters of transient errors: the defaults (3, workers / 10) end long jobs early.
     "TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES": "1000000",
     "TF_COORDINATOR_IGNORE_TRANSIENT_TIMEOUTS": "1000000",
 }
-# The supervisor's process id, set for its children: a TF_CONFIG that merely stands in somebody's shell makes no task.
+# The supervisor's process id, set for its children: TF_CONFIG in a user's shell alone does not make a process a task.
 SUPERVISOR_PID = "PSRUN_SUPERVISOR_PID"
-# The process id of what runs a job of a sweep, set for that job, which takes it out: its own tasks are not the sweep's.
+# The process id of the sweep, set for its jobs. A job removes it, because its tasks are not children of the sweep.
 SWEEP_PID = "PSRUN_SWEEP_PID"
-# Two servers would share one port in silence; with the coordination service a cut network hangs without an error.
+# The first lets two servers share a port silently; the second turns a network failure into a hang without an error.
 UNWANTED = ("TF_GRPC_REUSE_PORT", "TF_PSS_ENABLE_COORDINATION_SERVICE")
 
 _OF_AUTOGRAPH = "__autograph_generated_file"  # modules that TensorFlow writes to the folder for temporary files
 
 
 def task_command(folder: Path) -> list[str]:
-    """The command that runs what the run folder `folder` holds: see `psrun.roles`."""
+    """The command that runs a task of the run in `folder`: see `psrun.roles`."""
     return [sys.executable, "-m", "psrun.roles", str(folder)]
 
 
 def place() -> dict[str, Any]:
-    """Where process ids mean what they mean to this process: a host may have containers that count for themselves."""
+    """The scope of this process's ids: the host and the PID namespace, since containers number processes separately."""
     return {"host": socket.gethostname(), "pid_namespace": os.stat("/proc/self/ns/pid").st_ino}
 
 
 def this_process() -> dict[str, Any]:
-    """How others find this process."""
+    """The identity of this process for other processes."""
     return {**place(), "pid": os.getpid()}
 
 
@@ -62,7 +62,7 @@ def divert_stderr(log: Path) -> TextIO:
     """Sends file descriptor 2, where TensorFlow's C++ code and Python's warnings write, to the end of `log`.
 
     Returns:
-      The standard error that there was, for messages to the person at the terminal.
+      The previous standard error, for messages to the user.
     """
     sys.stderr.flush()
     terminal = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
@@ -92,10 +92,10 @@ class _LastingStdout(io.FileIO):
 
 
 def outlive_stdout(terminal: TextIO) -> None:
-    """From now on a closed pipe or a full disk behind standard output ends nothing.
+    """Keeps the process running when standard output is a closed pipe or a full disk.
 
     Args:
-      terminal: takes one line that names the error; none for a closed pipe.
+      terminal: receives one line that names the error, unless it is a closed pipe.
     """
     sys.stdout.flush()
     lasting = io.BufferedWriter(_LastingStdout(terminal))
@@ -105,7 +105,7 @@ def outlive_stdout(terminal: TextIO) -> None:
 
 @contextlib.contextmanager
 def silent_stderr() -> Iterator[None]:
-    """What is written to file descriptor 2 meanwhile is lost."""
+    """Discards everything written to file descriptor 2 in the context."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -119,10 +119,10 @@ def silent_stderr() -> Iterator[None]:
 
 
 def leave_first_place() -> None:
-    """Where this process is the first of a container, goes on as a child of it.
+    """Continues in a child process if this process is PID 1 of a container.
 
-    The kernel lets nobody in a container kill its first process, not even one that hangs. What stays behind passes
-    signals on, and ends with the child's exit code, 128 and the signal's number where one killed it.
+    Processes in a container cannot kill PID 1, not even when it hangs. The parent forwards signals and exits with the
+    child's exit code, or with 128 plus the signal number.
     """
     if os.getpid() != 1:
         return
@@ -139,7 +139,7 @@ def leave_first_place() -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """From now on the kernel kills this process when its parent, of that process id, has ended, however it did."""
+    """Asks the kernel to kill this process when its parent, which has the process id `parent`, ends."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != parent:  # it had ended already
@@ -147,20 +147,20 @@ def end_with_parent(parent: int) -> None:
 
 
 def end_with_supervisor() -> None:
-    """From now on the kernel kills this process when its supervisor, if it has one, has ended."""
+    """Asks the kernel to kill this process when its supervisor, if any, ends."""
     if SUPERVISOR_PID in os.environ:
         end_with_parent(int(os.environ[SUPERVISOR_PID]))
 
 
 def end_with_sweep() -> None:
-    """From now on the kernel kills this process when what runs it, if it is a job of a sweep, has ended."""
+    """Asks the kernel to kill this process, if it is a job of a sweep, when the sweep ends."""
     parent = os.environ.pop(SWEEP_PID, None)
     if parent is not None:
         end_with_parent(int(parent))
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process now. Letting go of a ClusterCoordinator the ordinary way takes up to a minute."""
+    """Exits immediately: the regular destruction of a ClusterCoordinator takes up to a minute."""
     for name in [name for name in sys.modules if name.startswith(_OF_AUTOGRAPH)]:  # TensorFlow removes them at exit
         with contextlib.suppress(OSError, TypeError):
             os.unlink(sys.modules[name].__file__)  # type: ignore[arg-type]
@@ -170,18 +170,18 @@ def leave(code: int) -> NoReturn:
 
 
 class Stop:
-    """Ctrl-C and SIGTERM of this process.
+    """Handles Ctrl-C and SIGTERM of this process.
 
-    Until `defer` is called the first signal raises Interrupted wherever the main thread is. After it, the signal only
-    sets `requested`, calls `on_request`, and starts a clock: whoever works looks at `requested` and ends in good order
-    within the time given, or the process ends without it. A second signal ends the process at once.
+    Before `defer` is called, the first signal raises Interrupted in the main thread. Afterwards the signal sets
+    `requested`, calls `on_request` and starts a timer: the work polls `requested` and shuts down within the grace
+    period, or the process exits. A second signal exits immediately.
 
     Attributes:
-      requested: set once the process is to end.
-      signum: by which signal; None before.
-      on_request: called in the main thread when the signal comes.
-      at_once: called right before the process ends without good order.
-      record: called after it, with the reason; may raise OSError.
+      requested: set when the process is to end.
+      signum: the signal; None before.
+      on_request: called in the main thread when the signal arrives.
+      at_once: called right before an immediate exit.
+      record: called after `at_once` with the reason; may raise OSError.
     """
 
     def __init__(self) -> None:
@@ -194,25 +194,24 @@ class Stop:
         self._may_insist = True
 
     def install(self) -> None:
-        """Takes over the process's signals."""
+        """Installs the signal handlers."""
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._handle)
 
     def heed(self, signum: int) -> None:
-        """Takes that signal for a SIGTERM too."""
+        """Handles the signal `signum` as SIGTERM."""
         signal.signal(signum, lambda _, frame: self._handle(signal.SIGTERM, frame))
 
     def defer(self, within_s: float, *, may_insist: bool = True) -> None:
-        """From now on signals wait for good order, `within_s` seconds at most.
+        """Lets a signal start an orderly shutdown of at most `within_s` seconds.
 
         Args:
-          may_insist: whether a second signal ends the process at once, as a person wants; a scheduler may say the same
-            thing twice.
+          may_insist: whether a second signal exits immediately, as for a user; a scheduler may repeat a signal.
         """
         self._within_s, self._may_insist = within_s, may_insist
 
     def follow(self) -> None:
-        """Ends as if this process had been asked with SIGTERM: another one was."""
+        """Requests a shutdown as SIGTERM does, because another process received the signal."""
         self.signum = self.signum or signal.SIGTERM
         self.requested.set()
 
@@ -221,14 +220,14 @@ class Stop:
             raise Interrupted(self.signum)
 
     def outcome(self, code: int | None, recorded: Mapping[str, Any]) -> ExitCode:
-        """The exit code of a process that has passed its signal on to the one that does the work, which has ended.
+        """The exit code of this process after it forwarded its signal to the working process, which has ended.
 
         Args:
-          code: the exit code of that process; negative for a signal.
-          recorded: run.json as that process left it.
+          code: the exit code of the working process; negative for a signal.
+          recorded: run.json as the working process left it.
 
         Raises:
-          Interrupted: that process has not recorded that the run was ended by this signal.
+          Interrupted: the working process did not record the interruption.
         """
         assert self.signum is not None
         if code in (ExitCode.DONE, ExitCode.FAILED, ExitCode.USAGE):  # it was done just then, or could not save

@@ -73,7 +73,7 @@ def test_sizes_alone_do_not_tell_everything(store):
 def test_where_none_is_good_nothing_starts_anew(store, harm):
     for step in store.steps():
         harm(Path(store.prefix(step) + ".manifest.json"))
-    with pytest.raises(CheckpointError, match="none is good"):
+    with pytest.raises(CheckpointError, match="are damaged; to start a new run"):
         store.choose("latest", lambda text: None)
 
 
@@ -164,7 +164,7 @@ def test_what_saves_that_were_cut_short_left_behind_is_removed(store):
 def test_a_checkpoint_of_which_a_part_is_missing_does_not_become_complete(store):
     write(store, 400)
     Path(store.prefix(400) + ENDINGS[1]).unlink()
-    with pytest.raises(FileNotFoundError, match="all tasks must see the same run folder"):
+    with pytest.raises(FileNotFoundError, match="mount the same run folder in all tasks"):
         store.complete(Manifest(400, Position(), CONTENTS, "abc", saved_at=""))
     assert store.steps() == [300, 200, 100]
 
@@ -184,7 +184,7 @@ def test_another_model_or_optimizer_is_refused_with_what_differs():
         (Contents("Adagrad", wide, CONTENTS.slots, []), "model: .*table is 8x3 float32 here and 8x2 float32 there"),
         (Contents("Adagrad", half, CONTENTS.slots, []), "model: .*table is 8x2 float16 here and 8x2 float32 there"),
         (Contents("Adagrad", {**TABLE, "b": TABLE["table"]}, {}, []), "model: .*no b there"),
-        (Contents("Adam", TABLE, CONTENTS.slots, []), "optimizer: is Adam; the one in ckpt-1 is Adagrad"),
+        (Contents("Adam", TABLE, CONTENTS.slots, []), "optimizer: is Adam, but the checkpoint ckpt-1 has Adagrad"),
         (Contents("Adagrad", TABLE, {}, []), "optimizer: .*no table/accumulator here"),
     ):
         with pytest.raises(ConfigError, match=said):
@@ -227,7 +227,7 @@ def test_verify_reads_everything(store, capsys, monkeypatch):
     assert commands.main(["verify", str(store.folder)]) == ExitCode.DONE
     flipped(Path(store.prefix(200) + ".index"))
     assert commands.main(["verify", str(store.folder)]) == ExitCode.FAILED
-    assert "ckpt-200.index is not what was written" in capsys.readouterr().out
+    assert "ckpt-200.index has a checksum mismatch" in capsys.readouterr().out
     assert commands.main(["verify", store.prefix(300)]) == ExitCode.DONE
 
 

@@ -90,9 +90,9 @@ def test_a_yaml_file_that_cannot_be_read_is_named_with_the_line(refused, held, s
     ("held", "said"),
     [
         (b"defaults:\n  - override /model: dense\n", "tried.yaml must begin with the line '# @package _global_'"),
-        (b"trainer: {epochs: 1}\n", "the file of the experiment must begin with the line '# @package _global_'"),
+        (b"trainer: {epochs: 1}\n", "the experiment file must begin with the line '# @package _global_'"),
         (b"# @package _global_\ndefaults:\n  - override /model: denes\n",
-         "model: there is no model named 'denes', which a YAML file chooses. Did you mean 'dense'?"),
+         "model: there is no model named 'denes', which a YAML file selects. Did you mean 'dense'?"),
     ],
 )  # fmt: skip
 def test_mistakes_in_an_own_experiment_are_told_by_what_to_write(refused, held, said):
@@ -102,12 +102,12 @@ def test_mistakes_in_an_own_experiment_are_told_by_what_to_write(refused, held, 
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
-        ("model=mine", "no model named 'mine'. Known here: cnn, dense, dlrm, embedding, two_tower, wide_deep. "
-                       "Your own choices are found with --config-dir FOLDER."),
-        ("cluster=tpu", "TPUStrategy is synchronous: its cores have no parameter servers"),
+        ("model=mine", "no model named 'mine'. Valid names: cnn, dense, dlrm, embedding, two_tower, wide_deep. "
+                       "For your own choices, add --config-dir FOLDER."),
+        ("cluster=tpu", "TPUStrategy is synchronous, without parameter servers"),
         ("cluster=tpu", "Choose one of central_storage, inprocess,"),
         ("modle=dense", "modle: no such key or group (value 'dense'). Did you mean 'model'?"),
-        ("trainer._target_=mine.loop", "A callable of yours needs trainer=own_loop."),
+        ("trainer._target_=mine.loop", "To use your own callable, set trainer=own_loop."),
     ],
 )  # fmt: skip
 def test_a_choice_that_is_not_there_is_told_with_the_next_move(refused, argument, said):
@@ -131,7 +131,7 @@ def test_an_experiment_may_set_what_belongs_to_no_group(tmp_path):
 def test_a_run_folder_that_cannot_be_made_is_told_by_its_key(tmp_path, refused, folder):
     (tmp_path / "afile").touch()
     path = tmp_path / folder
-    assert refused(f"hydra.run.dir={folder}").startswith(f"hydra.run.dir: {path} cannot be made or written to: ")
+    assert refused(f"hydra.run.dir={folder}").startswith(f"hydra.run.dir: {path} cannot be created or written to: ")
 
 
 def test_a_disk_that_is_full_before_the_run_begins_is_told_with_the_folder(tmp_path, monkeypatch):

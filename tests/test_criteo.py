@@ -76,14 +76,14 @@ def test_a_pass_is_in_another_order_and_batches_are_full(tmp_path):
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("1\t2\t3", "row 2: not 40 fields with tabs between"),
-        (GOOD + "\tmore", "row 2: not 40 fields with tabs between"),
-        ("", "row 2: not 40 fields with tabs between"),
+        ("1\t2\t3", "row 2: not 40 fields separated by tabs"),
+        (GOOD + "\tmore", "row 2: not 40 fields separated by tabs"),
+        ("", "row 2: not 40 fields separated by tabs"),
         (GOOD.replace("1", "2", 1), "row 2: the label is neither 0 nor 1"),
-        (GOOD.replace("\t7\t", "\tseven\t", 1), "row 2: a count is no number"),
-        (GOOD.replace("\t7\t", "\t-\t", 1), "row 2: a count is no number"),
-        (GOOD.replace("\t7\t", "\tnan\t", 1), "row 2: a count is no number"),
-        (GOOD.replace("\t7\t", f"\t{'7' * 60}\t", 1), "row 2: a count is no number"),  # an infinite one
+        (GOOD.replace("\t7\t", "\tseven\t", 1), "row 2: a count is not a number"),
+        (GOOD.replace("\t7\t", "\t-\t", 1), "row 2: a count is not a number"),
+        (GOOD.replace("\t7\t", "\tnan\t", 1), "row 2: a count is not a number"),
+        (GOOD.replace("\t7\t", f"\t{'7' * 60}\t", 1), "row 2: a count is not a number"),  # an infinite one
     ],
 )
 def test_a_row_that_is_not_as_it_should_be_is_named(tmp_path, row, said):
@@ -94,9 +94,9 @@ def test_a_row_that_is_not_as_it_should_be_is_named(tmp_path, row, said):
     source = criteo(file, max_bad_rows=1)
     assert source.num_train_examples == 2
     assert source.facts["num_bad_rows"] == 1
-    assert source.warnings == (f"1 bad rows left out, the first: {file}, {said}",)
+    assert source.warnings == (f"1 malformed rows skipped, the first: {file}, {said}",)
     file.write_text(f"{GOOD}\n{row}\n{GOOD}\n{row}\n")
-    with pytest.raises(DataError, match=r"row 4: .*bad rows: 2 so far, data.max_bad_rows=1"):
+    with pytest.raises(DataError, match=r"row 4: .*malformed rows: 2 so far, data.max_bad_rows=1"):
         criteo(file, max_bad_rows=1)
 
 
@@ -135,7 +135,7 @@ def test_files_that_cannot_be_used_are_told(tmp_path):
     (tmp_path / "header.tsv").write_text("label\tcounts\n")
     with pytest.raises(DataError, match=r"header\.tsv, row 1: not 40 fields"):
         criteo(tmp_path / "header.tsv")
-    with pytest.raises(ConfigError, match=r"data.eval_path: .*good\.tsv is also one of the files to train on"):
+    with pytest.raises(ConfigError, match=r"data.eval_path: .*good\.tsv is also a training file"):
         criteo(tmp_path / "good.tsv", eval_path=str(tmp_path / "folder" / ".." / "good.tsv"))
     with pytest.raises(ConfigError, match=r"data.vocabulary: .* holds no vocabulary"):
         criteo(tmp_path / "good.tsv", vocabulary=str(tmp_path))
@@ -170,7 +170,7 @@ def test_rows_are_prepared_once_and_again_where_a_set_is_not_whole(tmp_path):
     file.touch()
     with pytest.raises(
         DataError,
-        match=r"cannot be written to .*no folder.*: File exists; name a folder on another disk: data.cache=FOLDER",
+        match=r"cannot be written to .*no folder.*: File exists; choose a folder on another disk: data.cache=FOLDER",
     ):
         criteo(folder / "train-*", cache=str(file))
     assert preparation.cache() != cache
@@ -316,15 +316,15 @@ def test_models_learn_from_it_on_a_cluster(train, tmp_path, model):
 @pytest.mark.parametrize(
     ("pieces", "said"),
     [
-        (("model=dlrm", "data=regression"), "dlrm needs features with ids; the data has x"),
-        (("model=two_tower", "model.query_features=[C27]"), "has no feature 'C27'"),
-        (("model=two_tower", "model.query_features=[C1,C1]"), "names a feature twice"),
+        (("model=dlrm", "data=regression"), "dlrm requires features with ids; the data has x"),
+        (("model=two_tower", "model.query_features=[C27]"), "lists the unknown feature 'C27'"),
+        (("model=two_tower", "model.query_features=[C1,C1]"), "lists a feature twice"),
         (("model=two_tower", "model.query_features=[]"), "leaves one of the towers without features"),
         (("model=two_tower", "model.embedding_dim={C1: 4}"), "model.embedding_dim: gives C2 the width None"),
         (("model=wide_deep", "model.embedding_dim={default: 4, counts: 2}"), "names 'counts', which has no ids"),
         (("model=wide_deep", "model.embedding_dim=0"), "gives C1 the width 0"),
-        (("model=two_tower", "model.hidden_units=[]"), "model.hidden_units: must be given"),
-        (("model=two_tower", "data=regression"), "the data is for regression"),
+        (("model=two_tower", "model.hidden_units=[]"), "model.hidden_units: is required"),
+        (("model=two_tower", "data=regression"), "got task=regression"),
     ],
 )
 def test_data_that_a_model_cannot_use_is_told(train, tmp_path, pieces, said):

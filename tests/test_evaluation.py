@@ -97,8 +97,8 @@ def test_all_ways_give_the_same_metrics(train, trainer):
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("+data.endless=true", "the evaluation data never ends"),
-        ("+data.wide=true", r"evaluation examples are .*\(2,\)"),
+        ("+data.endless=true", "the evaluation data is endless"),
+        ("+data.wide=true", r"evaluation examples have .*\(2,\)"),
     ],
 )
 def test_evaluation_data_that_will_not_do_is_told_before_training(train, option, said):
@@ -128,8 +128,8 @@ def test_checkpoints_of_a_run_are_evaluated_later_on_another_cluster(psrun):
     assert (first.folder / "run.json").read_bytes() == before
     refused = psrun("resume=run", "mode=evaluate", "cluster=multi_worker_mirrored", "evaluation=none")
     assert refused.code == 2
-    assert "would evaluate everything" in refused.stderr
-    assert "needs evaluation=direct, exact or distributed" in refused.stderr
+    assert "would evaluate all data" in refused.stderr
+    assert "requires evaluation=direct, exact or distributed" in refused.stderr
 
 
 SIDECAR = (
@@ -302,16 +302,16 @@ def test_a_training_that_is_told_to_end_early_does(train, trainer, monkeypatch):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["cluster=inprocess", "evaluation=sidecar"], "'sidecar' needs an evaluator task: choose cluster=local"),
-        (["cluster=local", "evaluation=sidecar", "checkpoint=none"], "'sidecar' evaluates checkpoints"),
-        (["cluster=local", "evaluation=sidecar", "export.best=true"], "needs checkpoint.best_metric"),
-        (["cluster=inprocess", "evaluation=sidecar_thread"], "the workers here are threads of one process"),
-        (["cluster=local", "evaluation=sidecar_thread", "cluster.num_workers=1"], "another one must be left to train"),
-        (["early_stopping.metric=val_loss"], "early_stopping.mode: must say what is better for val_loss"),
+        (["cluster=inprocess", "evaluation=sidecar"], "'sidecar' requires an evaluator task; choose cluster=local"),
+        (["cluster=local", "evaluation=sidecar", "checkpoint=none"], "'sidecar' requires checkpoints"),
+        (["cluster=local", "evaluation=sidecar", "export.best=true"], "requires checkpoint.best_metric"),
+        (["cluster=inprocess", "evaluation=sidecar_thread"], "requires workers in separate processes"),
+        (["cluster=local", "evaluation=sidecar_thread", "cluster.num_workers=1"], "must be at least 2"),
+        (["early_stopping.metric=val_loss"], "early_stopping.mode: is required for val_loss"),
         (["reduce_lr.factor=1"], r"reduce_lr.factor: is 1.*, must be between 0 and 1"),
         (
             ["early_stopping.metric=loss", "cluster=multi_worker_mirrored", "trainer=fit", "evaluation=validation"],
-            "each process would decide for itself",
+            "each process would decide independently",
         ),
         (
             [
@@ -320,10 +320,10 @@ def test_a_training_that_is_told_to_end_early_does(train, trainer, monkeypatch):
                 "evaluation=sidecar",
                 "trainer.callbacks=[{_target_: tf_keras.callbacks.EarlyStopping}]",
             ],
-            "EarlyStopping waits for val_loss, which evaluation=sidecar gives no callback; see early_stopping",
+            "EarlyStopping monitors val_loss, which evaluation=sidecar does not provide; use early_stopping",
         ),
-        (["export.best=true"], "is done by the evaluator task; choose evaluation=sidecar"),
-        (["cluster=none", "evaluation=distributed"], "'distributed' needs workers"),
+        (["export.best=true"], "requires an evaluator task; choose evaluation=sidecar"),
+        (["cluster=none", "evaluation=distributed"], "'distributed' requires parameter server training"),
         (["evaluation=sidecar", "cluster=local", "evaluation.every=2"], "must be one of each, latest"),
     ],
 )
@@ -374,7 +374,7 @@ def test_early_stopping_and_learning_rate_follow_every_way_to_evaluate(train, tr
     lowered = [event for event in events(folder) if event["event"] == "learning_rate"]
     assert [event["step"] for event in lowered] == [24, 36, 48]
     assert [event["value"] for event in lowered] == pytest.approx([5e-7, 2.5e-7, 1.25e-7])
-    assert "val_auc has not become better in 3 evaluations" in (folder.path / "end-early").read_text()
+    assert "val_auc has not improved in 3 evaluations" in (folder.path / "end-early").read_text()
 
 
 @pytest.mark.tensorflow
@@ -405,7 +405,7 @@ def test_a_run_that_goes_on_keeps_its_learning_rate_and_its_patience(train, monk
     [
         (
             ["early_stopping.metric=val_acu", "early_stopping.mode=max"],
-            "'val_acu', which this run does not have; its metrics are loss, auc",
+            "'val_acu', which this run does not have; choose one of loss, auc",
         ),
         (
             ["early_stopping.metric=val_auc", "early_stopping.mode=max", "evaluation=none"],
@@ -419,7 +419,9 @@ def test_a_metric_to_follow_that_the_run_has_not_got_is_told(train, overrides, s
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize(("metric", "said"), [("NotOnce", "not_once cannot be cloned"), ("R2Score", "r2_score makes")])
+@pytest.mark.parametrize(
+    ("metric", "said"), [("NotOnce", "not_once cannot be cloned"), ("R2Score", "r2_score creates")]
+)
 def test_a_metric_that_keras_cannot_merge_is_refused_before_training(train, monkeypatch, metric, said):
     import counted as data
 
@@ -429,7 +431,7 @@ def test_a_metric_that_keras_cannot_merge_is_refused_before_training(train, monk
 
     inner = data.model
     monkeypatch.setattr(data, "model", model)
-    with pytest.raises(ConfigError, match=f"'validation' adds up what workers count, and {said}.*choose exact"):
+    with pytest.raises(ConfigError, match=f"'validation' adds up the workers' metrics, but {said}.*choose exact"):
         train(*counted("trainer=fit", "evaluation=validation"))
 
 
@@ -460,7 +462,7 @@ def test_metrics_without_a_name_have_one_name_everywhere(train, monkeypatch):
 
 @pytest.mark.tensorflow
 def test_a_schedule_that_a_function_makes_cannot_be_lowered(train):
-    with pytest.raises(ConfigError, match=r"that of the optimizer is a schedule"):
+    with pytest.raises(ConfigError, match=r"but the optimizer has a schedule"):
         train("cluster=none", "optimizer._target_=counted.scheduled", "~optimizer.learning_rate",
               "reduce_lr.metric=loss", "reduce_lr.mode=min")  # fmt: skip
 

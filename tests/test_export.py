@@ -181,10 +181,10 @@ def test_a_run_can_be_exported_and_used_later_and_stays_as_it_was(trained):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["mode=export"], 2, "resume: mode=export needs a run that was trained: resume=RUN_FOLDER"),
+        (["mode=export"], 2, "resume: is required with mode=export; set resume=RUN_FOLDER"),
         (["mode=export", "resume=run", "restore=7"], 2, "there is no checkpoint '7' in"),
         (["mode=export", "resume=run", "restore=newest"], 2, "must be latest, best or the step of a checkpoint"),
-        (["resume=run", "restore=20"], 2, "a training goes on from the newest"),
+        (["resume=run", "restore=20"], 2, "training resumes from the newest"),
         (["mode=export", "resume=run", "model.embedding_dim=3"], 2, "is 8x3 float32 here and 8x20 float32 there"),
         (["mode=predict", "resume=run", "predict.format=xml"], 2, "is 'xml', must be one of csv, tfrecord"),
         (["mode=predict", "resume=run", "predict.path=/proc/none/p.csv"], 1, "could not be written to /proc/none"),

@@ -28,7 +28,7 @@ def test_init_fills_a_new_folder_and_no_other(tmp_path, capsys):
     assert f"cd {folder}" in capsys.readouterr().out
     (folder / "ratings.py").write_text("# mine\n")
     for there in (folder, folder / "ratings.py"):
-        with pytest.raises(ConfigError, match="exists and is not an empty folder: name a new one"):
+        with pytest.raises(ConfigError, match="exists and is not an empty folder; choose another folder"):
             main([str(there)])
     assert (folder / "ratings.py").read_text() == "# mine\n"
     (tmp_path / "empty").mkdir()

@@ -127,7 +127,7 @@ def test_odd_names_and_values_can_be_inspected_and_written(tmp_path, capsys):
     assert features["text_"]["vocabulary"] == sorted(texts)
     shown = capsys.readouterr().out
     assert "[/x] [bold]" in shown
-    assert "a column without a name, such as an index" in shown
+    assert "column without a name, such as an index" in shown
     assert "rounded: beyond 2^24" in shown
 
 
@@ -137,7 +137,7 @@ def test_rows_that_cannot_be_read_are_counted(tmp_path, capsys):
     main(["inspect", str(path), "--label", "y"])
     shown = capsys.readouterr().out
     assert "2 rows of" in shown
-    assert f"2 bad rows are not counted; the first is {path}, row 3: 1 fields instead of 2. A run ends" in shown
+    assert f"2 malformed rows are not counted; the first is {path}, row 3: 1 fields instead of 2. A run fails" in shown
     assert "data.max_bad_rows=2" in shown
 
 
@@ -151,12 +151,12 @@ def test_many_values_are_estimated(tmp_path):
 def test_mistakes_are_told(tmp_path):
     semicolons = str(write(tmp_path / "rows.csv", {"a": [1, 2], "liked": [0, 1]}, delimiter=";"))
     for arguments, said in (
-        ([semicolons], "seems to stand between the fields: --delimiter ';'"),
+        ([semicolons], "seems to be ';'; set --delimiter ';'"),
         ([semicolons, "--label", "liked"], "--delimiter ';'"),
         ([semicolons, "--delimiter", ";", "--label", "like"], "has no column 'like'. Did you mean 'liked'?"),
         ([semicolons, "--delimiter", ";;"], "is ';;', must be one character"),
         ([semicolons, "--encoding", "latin-x"], "unknown encoding"),
-        ([str(tmp_path / "rows.tfrecord")], "TFRecord files name no columns"),
+        ([str(tmp_path / "rows.tfrecord")], "TFRecord files have no schema"),
     ):
         (tmp_path / "rows.tfrecord").write_text("x")
         with pytest.raises(ConfigError, match=said):

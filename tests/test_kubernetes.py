@@ -234,21 +234,24 @@ def test_what_is_shown_can_be_asked_for_again(tmp_path):
         (("kubernetes.name=1a",), ["kubernetes.name: is '1a', must be small letters"]),
         ((f"kubernetes.name={'a' * 48}",), ["has 48 characters, 2 too many"]),
         (("kubernetes.namespace=a.b",), ["kubernetes.namespace: is 'a.b'"]),
-        (("kubernetes.mount_path=/tmp",), ["kubernetes.mount_path: is '/tmp', must be a folder of its own"]),
-        (("kubernetes.mount_path=/runs:ro",), ["kubernetes.mount_path: is '/runs:ro', must be a folder"]),
+        (("kubernetes.mount_path=/tmp",), ["kubernetes.mount_path: is '/tmp', must be a dedicated folder"]),
+        (("kubernetes.mount_path=/runs:ro",), ["kubernetes.mount_path: is '/runs:ro', must be a dedicated folder"]),
         (("kubernetes.port=80",), ["kubernetes.port: is 80, must be 1024 or more"]),
         (("kubernetes.port=70000",), ["kubernetes.port: is 70000, must be 65535 or less"]),
         (("kubernetes.kind=job",), ["kubernetes.kind: is 'job', must be one of jobset, indexed_jobs, tfjob"]),
         (("kubernetes.resources.ps.limits.memory=4GB",), ["kubernetes.resources.ps.limits.memory: is '4GB'"]),
         (("kubernetes.resources.ps.requests.memory=4Gi",), ["ps.requests.memory: is 4Gi, more than the limit of 2Gi"]),
         (("kubernetes.resources.pss.limits.memory=4Gi",), ["kubernetes.resources.pss.limits.memory: no such key"]),
-        (("++kubernetes.resources.ps.limits.gpu=1",), ["kubernetes.resources.ps.limits.gpu: is no resource: cpu"]),
+        (
+            ("++kubernetes.resources.ps.limits.gpu=1",),
+            ["kubernetes.resources.ps.limits.gpu: is not a resource; use cpu"],
+        ),
         (("kubernetes.imge=x",), ["kubernetes.imge: no such key", "Did you mean 'image'?"]),
         (("kubernetes.knd=x",), ["kubernetes.knd: no such key", "Did you mean 'kind'?"]),
-        (("cluster=local",), ["cluster=local does not go with submit kubernetes"]),
-        (("mode=plan",), ["mode: is plan; what is submitted trains"]),
+        (("cluster=local",), ["cluster=local contradicts submit kubernetes"]),
+        (("mode=plan",), ["mode: is plan; submit only mode=train"]),
         (("hydra.run.dir=x",), ["hydra.run.dir: is kubernetes.mount_path/kubernetes.name"]),
-        (("kubernetes.kind=tfjob", "data.visitation=dynamic"), ["kubernetes.kind: is tfjob, which has no tasks for"]),
+        (("kubernetes.kind=tfjob", "data.visitation=dynamic"), ["kubernetes.kind: is tfjob, which does not support"]),
         (("--multirun", "seed=1,2"), ["submit takes one run"]),
     ],
 )
@@ -273,11 +276,11 @@ def test_without_kubectl_it_is_said_how_to_go_on(tmp_path):
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        ({}, "PSRUN_JOB: is not set: this is no pod of a run"),
+        ({}, "PSRUN_JOB: is not set: this is not a pod of a run"),
         ({"PSRUN_JOB": "boss", "JOB_COMPLETION_INDEX": "0"}, "PSRUN_JOB: is 'boss'"),
         ({"PSRUN_JOB": "worker"}, "JOB_COMPLETION_INDEX: is '', must be a number"),
         ({"PSRUN_JOB": "worker", "JOB_COMPLETION_INDEX": "²"}, "JOB_COMPLETION_INDEX: is '²', must be a number"),
-        ({"PSRUN_JOB": "worker", "JOB_COMPLETION_INDEX": "7"}, "is 7; cluster.worker has [0, 1]"),
+        ({"PSRUN_JOB": "worker", "JOB_COMPLETION_INDEX": "7"}, "is 7, must be one of [0, 1] as in cluster.worker"),
     ],
 )
 def test_who_is_no_pod_is_told(environment, said):
@@ -288,14 +291,14 @@ def test_who_is_no_pod_is_told(environment, said):
 
 def test_settings_of_an_engine_go_with_its_cluster_only():
     raw = raw_config("cluster=kubernetes") | {"cluster": raw_config("cluster=inprocess")["cluster"]}
-    with pytest.raises(ConfigError, match="kubernetes: is for cluster=kubernetes, and this is cluster=inprocess"):
+    with pytest.raises(ConfigError, match="kubernetes: requires cluster=kubernetes; got cluster=inprocess"):
         parse.load(raw)
 
 
 def test_files_of_the_image_are_not_looked_for_here():
     raw = raw_config("cluster=kubernetes", "data=criteo", "data.path=/not/here")
     assert isinstance(parse.load(raw, elsewhere=True).submission, choices.KubernetesKeys)
-    with pytest.raises(ConfigError, match=r"data\.path: '/not/here' is not there"):
+    with pytest.raises(ConfigError, match=r"data\.path: '/not/here' does not exist"):
         parse.load(raw)
 
 
@@ -397,7 +400,7 @@ def test_a_run_is_followed_over_a_restart_to_its_end(tmp_path, monkeypatch):
     code, out = followed(stand_in, monkeypatch)
     assert code == ExitCode.DONE
     assert out.count("epoch 1/5") == 2
-    assert "a ended with exit code 175; Kubernetes starts it again" in out
+    assert "a exited with code 175; Kubernetes restarts it" in out
 
 
 def test_a_log_that_cannot_be_read_is_told_once(tmp_path, monkeypatch):
@@ -405,7 +408,7 @@ def test_a_log_that_cannot_be_read_is_told_once(tmp_path, monkeypatch):
     stand_in = StandIn(tmp_path, *[([running], False)] * 3, ([ended], True), log=None)
     code, out = followed(stand_in, monkeypatch)
     assert code == ExitCode.DONE
-    assert out.count("what c says cannot be shown: forbidden") == 1
+    assert out.count("the log of c is not available: forbidden") == 1
 
 
 @pytest.mark.parametrize("silent", [1, 9])
@@ -424,7 +427,7 @@ def test_answers_that_do_not_come_are_asked_for_again(monkeypatch, silent):
     if silent == 1:
         assert kubectl.Kubectl(None).get("pods") == {"items": []}
         return
-    with pytest.raises(PsrunError, match="kubectl get pods ended with 1, 5 times: it did not end within 60 s"):
+    with pytest.raises(PsrunError, match="kubectl get pods exited with code 1, 5 times: it did not end within 60 s"):
         kubectl.Kubectl(None).get("pods")
 
 
@@ -440,11 +443,11 @@ def test_a_run_that_was_there_before_is_said_to_be(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     if over:
-        with pytest.raises(PsrunError, match="run-1 was handed over before, and is over: delete its objects"):
+        with pytest.raises(PsrunError, match="run-1 was submitted before and has ended: delete its objects"):
             submit.main(["kubernetes", "--no-follow", *GIVEN])
         return
     assert submit.main(["kubernetes", "--no-follow", *GIVEN]) == ExitCode.DONE
-    assert "run-1 was handed over before, and goes on" in capsys.readouterr().out
+    assert "run-1 was submitted before and is running" in capsys.readouterr().out
 
 
 def test_a_restart_budget_that_is_spent_ends_what_is_followed(tmp_path, monkeypatch):
@@ -455,7 +458,7 @@ def test_a_restart_budget_that_is_spent_ends_what_is_followed(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("state", "log", "said"),
     [
-        ({"waiting": {"reason": "ErrImagePull", "message": "not found"}}, "", "cannot begin: ErrImagePull: not found"),
+        ({"waiting": {"reason": "ErrImagePull", "message": "not found"}}, "", "cannot start: ErrImagePull: not found"),
         ({"terminated": {"exitCode": 1}}, "python: No module named psrun", "no psrun in the image example/psrun:1"),
     ],
 )
@@ -465,7 +468,7 @@ def test_an_image_that_is_not_there_or_has_no_psrun_is_named(tmp_path, monkeypat
 
 
 def test_what_a_run_without_a_chief_came_to(tmp_path, monkeypatch):
-    with pytest.raises(PsrunError, match="run-1 is gone, or has failed"):
+    with pytest.raises(PsrunError, match="run-1 was deleted, or failed"):
         followed(StandIn(tmp_path, ([], True)), monkeypatch)
 
 

@@ -26,9 +26,9 @@ OWN = ("model=dense", "model.hidden_units=[4]", "data._target_=labelled.Labelled
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("[]", "with 2 values or more"), ("no", "with 2 values or more"), ("[yes]", "with 2 values or more"),
+        ("[]", "with at least 2 values"), ("no", "with at least 2 values"), ("[yes]", "with at least 2 values"),
         ("[no,1]", "a list of strings or of integers"), ("[0.5,1.5]", "a list of strings or of integers"),
-        ("[a,b,a]", "names 'a' more than once"),
+        ("[a,b,a]", "lists 'a' more than once"),
     ],
 )  # fmt: skip
 def test_vocabularies_that_cannot_be_are_refused(value, said):
@@ -47,9 +47,9 @@ def test_yaml_reads_an_unquoted_no_as_false():
     ("pieces", "said"),
     [
         (["+data.label_vocabulary=[a,b,c]"], "has 3 values; a binary task has 2"),
-        (["+data.label_vocabulary=[a,b]", "+data.num_classes=3"], "has 2 values, and there are 3 classes"),
+        (["+data.label_vocabulary=[a,b]", "+data.num_classes=3"], "has 2 values, but num_classes is 3"),
         (["+data.label_vocabulary=[a,b]"], "but the labels of the data source are of type float32"),
-        (["+data.values=[no,yes]"], "is null, and the labels are strings"),
+        (["+data.values=[no,yes]"], "is null, but the labels are strings"),
     ],
 )
 def test_vocabularies_that_do_not_fit_the_source_are_refused(train, pieces, said):

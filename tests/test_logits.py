@@ -50,7 +50,7 @@ def test_logits_and_probabilities_give_the_same_numbers(train, logits, pieces):
         ((*SHIFTED, "+data.shift=10", "optimizer.learning_rate=1e-9"), "64 predictions of the evaluation data"),
         (("model.from_logits=true",), "the last layer of the model is a sigmoid"),
         (("model=dense", "model.from_logits=true"), "task=regression"),
-        ((*HEROES, "+model.loss_logits=false", "model.from_logits=true"), "made with from_logits=False"),
+        ((*HEROES, "+model.loss_logits=false", "model.from_logits=true"), "its loss from_logits=False"),
     ],
 )  # fmt: skip
 def test_what_would_be_wrong_numbers_without_a_word_is_an_error(train, overrides, message):

@@ -40,13 +40,13 @@ def test_a_step_has_the_examples_of_all_replicas(no_gpus, overrides, count):
 @pytest.mark.parametrize(
     ("overrides", "found", "key", "message"),
     [
-        (("cluster=tf_config", *FIVE), [], "cluster.replicas_per_worker", "known once they run"),
-        (("cluster=tf_config", FIVE[1]), [], "cluster.replicas_per_worker", "known once they run"),
-        (("cluster=local", *FIVE), ["0"], "cluster.replicas_per_worker", "known once they run"),
-        (("cluster=multi_worker_mirrored", "trainer=fit", *FIVE), ["0"], "cluster", "give data.global_batch_size"),
+        (("cluster=tf_config", *FIVE), [], "cluster.replicas_per_worker", "unknown until they run"),
+        (("cluster=tf_config", FIVE[1]), [], "cluster.replicas_per_worker", "unknown until they run"),
+        (("cluster=local", *FIVE), ["0"], "cluster.replicas_per_worker", "unknown until they run"),
+        (("cluster=multi_worker_mirrored", "trainer=fit", *FIVE), ["0"], "cluster", "set data.global_batch_size"),
         (("data.batch_size_per_replica=5",), [], "data.global_batch_size",
-         "is 64, but 1 x data.batch_size_per_replica=5 is 5: give one of them, and null for the other"),
-        (("data.global_batch_size=null",), [], "data.global_batch_size", "must be given a value"),
+         "is 64, but 1 x data.batch_size_per_replica=5 is 5: set one of them to null"),
+        (("data.global_batch_size=null",), [], "data.global_batch_size", "is required"),
         ((FIVE[0], "data.batch_size_per_replica=0"), [], "data.batch_size_per_replica", "must be 1 or more"),
     ],
 )  # fmt: skip
@@ -62,9 +62,9 @@ def test_what_does_not_follow_is_a_problem(monkeypatch, overrides, found, key, m
     ("reference", "value"),
     [
         ("${by_batch_size:{5: 0.1, 10: 0.15}}", 0.15),
-        ("${by_batch_size:{5: 0.1}}", r"data.global_batch_size: is 10; \$\{by_batch_size:...\} has only 5"),
-        ("${by_batch_size:5}", "takes a table"),
-        ("${scaled:fast}", "takes a number"),
+        ("${by_batch_size:{5: 0.1}}", r"data.global_batch_size: is 10, but \$\{by_batch_size:...\} has only 5"),
+        ("${by_batch_size:5}", "requires a mapping"),
+        ("${scaled:fast}", "requires a number"),
     ],
 )
 def test_a_rate_is_looked_up_by_the_batch_size(reference, value):

@@ -115,11 +115,11 @@ def test_dense_gradients_are_updated_as_by_keras(name):
 def test_what_an_optimizer_cannot_do_is_told():
     from psrun.optimizers import sparse
 
-    with pytest.raises(ValueError, match="has no momentum"):
+    with pytest.raises(ValueError, match="does not support momentum"):
         sparse.SparseSGD(momentum=0.9)
-    with pytest.raises(ValueError, match="no amsgrad"):
+    with pytest.raises(ValueError, match="not support amsgrad"):
         sparse.LazyAdam(amsgrad=True)
-    with pytest.raises(ValueError, match="touch all rows"):
+    with pytest.raises(ValueError, match="update all rows"):
         sparse.SparseAdagrad(weight_decay=0.1)
 
 
@@ -173,7 +173,7 @@ def test_an_optimizer_that_updates_all_of_a_large_table_is_told(optimizer, told)
     found = cost.of_dense_tables(made, [*shards, Placed("small/embeddings", 0, "ps-0", 8, "model", (2, 1), "float32")])
     assert len(found) == told
     if told:
-        assert "updates all 2,000,000 rows of embedding/embeddings in every step, with its slots 16.0 MB" in found[0]
+        assert "updates all 2,000,000 rows of embedding/embeddings in every step" in found[0]
 
 
 def sparse_optimizer(name: str):

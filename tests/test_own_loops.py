@@ -149,12 +149,12 @@ def problems(*overrides):
 @pytest.mark.parametrize(
     ("overrides", "key", "said"),
     [
-        (["trainer=own_loop"], "trainer._target_", "must be given a value"),
+        (["trainer=own_loop"], "trainer._target_", "is required"),
         (["trainer=own_loop", "trainer._target_=own.tutorials"], "trainer._target_", "Did you mean 'tutorial'?"),
         (["trainer=own_loop", "trainer._target_=own.tutorial", "+trainer.clips=1"], "trainer.clips", "'clip'"),
         (["trainer=fit", "+trainer._target_=own.plain"], "trainer", "choose trainer=own_loop"),
         (["trainer=own_loop", "trainer._target_=own.plain", "evaluation=validation"], "evaluation", "trainer=fit"),
-        (["trainer.hooks=[own.Notes]"], "trainer.hooks[0]", "needs a _target_"),
+        (["trainer.hooks=[own.Notes]"], "trainer.hooks[0]", "must have a _target_"),
         (["trainer.hooks=[{_target_: own.failing_hook}]"], "trainer.hooks[0]", "exactly one of every_epochs"),
         (["trainer.hooks=[{_target_: own.failing_hook, every_steps: 1, every_s: 2}]"], "trainer.hooks[0]", "exactly"),
         (["trainer.hooks=[{_target_: own.failing_hook, every_step: 1}]"], "trainer.hooks[0].every_step", "every_steps"),

@@ -32,7 +32,7 @@ def test_the_only_feature_is_passed_as_itself_to_a_model_of_one_input(train, pie
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ((*SEQUENTIAL, "data._target_=own_models.Two"), "model: takes one input, .* the features x, y; give it"),
+        ((*SEQUENTIAL, "data._target_=own_models.Two"), "model: takes one input, .* the features x, y; add an"),
         (("model=dense", "data._target_=own_models.NoDataset"), r"data: NoDataset.train returned list, not a tf.data"),
         (("model=dense", "data._target_=own_models.NoDataset", "+data.evaluation=true"),
          "data: NoDataset.evaluation returned NoneType, not a tf.data"),

@@ -193,7 +193,7 @@ def test_moving_averages_of_weights_are_of_those_just_updated(train, unrolled, a
 
 
 def test_rows_are_not_asked_ahead_for_a_train_step_that_may_look_up_others(train):
-    with pytest.raises(ConfigError, match=r"trainer\.prefetch_rows.*train_step of its own"):
+    with pytest.raises(ConfigError, match=r"trainer\.prefetch_rows.*custom train_step"):
         train(*TABLED, "model._target_=tabled.own_step", "trainer.prefetch_rows=true")
 
 

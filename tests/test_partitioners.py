@@ -53,7 +53,7 @@ def custom(name: str, *options: str) -> list[str]:
         (custom("cutting.by_row"), "partitioner._target_", "Did you mean 'by_rows'?"),
         (custom("cutting.by_rows", "row=3"), "partitioner.row", "no such key (value 3). Did you mean 'rows'?"),
         (custom("cutting.Wide"), "partitioner.least", "is missing"),
-        (["partitioner=custom"], "partitioner._target_", "must be given a value"),
+        (["partitioner=custom"], "partitioner._target_", "is required"),
         (["+partitioner._target_=cutting.by_rows"], "partitioner", "choose partitioner=custom"),
     ],
 )

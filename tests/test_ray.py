@@ -27,7 +27,7 @@ from psrun.sweeps import capacity as sweep_capacity
         (
             "cluster.address",
             "ray://head:10001",
-            "must be auto, HOST:PORT of the head node, or null; a driver by ray://",
+            "must be auto, HOST:PORT of the head node, or null; a ray:// client",
         ),
         ("cluster.address", "head", "is 'head', must be auto, HOST:PORT of the head node, or null"),
         ("cluster.address", "6379", "must be auto, HOST:PORT"),
@@ -48,14 +48,16 @@ def test_a_problem_is_told_by_its_key(key, value, said):
 
 
 def test_nodes_that_cannot_reach_the_servers_are_a_contradiction():
-    with pytest.raises(ConfigError, match=r"cluster.isolate: true hides the servers from the nodes of cluster.address"):
+    with pytest.raises(
+        ConfigError, match=r"cluster.isolate: true makes the servers unreachable from the nodes of cluster.address"
+    ):
         run_config("cluster=ray", "cluster.address=auto", "cluster.isolate=true")
     run_config("cluster=ray", "cluster.isolate=true")
 
 
 def test_ray_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"cluster: 'ray' needs Ray: pip install 'psrun\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"cluster: 'ray' requires Ray: pip install 'psrun\[ray\]'"):
         engine.check_installed()
 
 
@@ -86,9 +88,9 @@ def test_each_task_asks_for_what_its_job_is_given():
     [
         ([(4, 1000), (2, 1000)], None),
         ([(5, 2000)], None),
-        ([(6, 1000)], "no room for ps-1"),  # 6 CPUs, and no memory for two
-        ([(3, 2000), (1, 0)], "3 tasks ask for 5 CPUs and 2,000 bytes in all, and the nodes have 1 x 3 CPUs and 2,000"),
-        ([(1, 5000)] * 9, "no room for ps-0, which asks for 2 CPUs and 1,000 bytes"),
+        ([(6, 1000)], "no node has room for ps-1"),  # 6 CPUs, and no memory for two
+        ([(3, 2000), (1, 0)], "3 tasks request 5 CPUs and 2,000 bytes in total, but the nodes have 1 x 3 CPUs"),
+        ([(1, 5000)] * 9, "no node has room for ps-0, which requests 2 CPUs and 1,000 bytes"),
         ([], "the nodes have nothing"),
     ],
 )  # fmt: skip

@@ -91,7 +91,7 @@ def logical(kind: str, *counts: int) -> list:
         (2, (2, 2), (2, 3), ["GPU:0", "GPU:1"]),
         (2, (2, 2), (2, 1), ["CPU:0", "CPU:1"]),
         (1, (1, 1), (4, 4), ["GPU:0"]),
-        (None, (1, 1), (2, 1), r"replicas_per_worker: is null.*\(worker-0 2, worker-1 1\); give a number"),
+        (None, (1, 1), (2, 1), r"replicas_per_worker: is null.*\(worker-0 2, worker-1 1\); set a number"),
         (2, (2, 1), (0, 0), "is 2, but worker-1 was started with 1; start all tasks with the same number"),
     ],
 )

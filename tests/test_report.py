@@ -88,7 +88,7 @@ def test_the_table_has_a_row_a_configuration_and_the_errors_below(tmp_path, repo
     assert "0.805 ± 0.0071" in text
     assert "12 runs; 12 that differ only in the seed are folded" in text
     assert "2: TrainingError: the loss became nan\n" in text
-    assert "11: no run.json: the run has not begun, or was ended before it could say so\n" in text
+    assert "11: no run.json: the run has not started, or ended before writing it\n" in text
     assert "1 failed, 1 completed" in text
 
 
@@ -166,13 +166,13 @@ def test_columns_may_be_any_key(tmp_path, report):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--where", "val_auc"], "'val_auc' is no comparison"),
+        (["--where", "val_auc"], "'val_auc' is not a condition"),
         (["--where", "val_acu>0.7"], "no run has 'val_acu'. Did you mean 'val_auc'?"),
-        (["--where", "val_auc>high"], "'high' is no number"),
-        (["--where", "val_auc>2"], "none of 12 runs is as --where says: val_auc>2"),
+        (["--where", "val_auc>high"], "'high' is not a number"),
+        (["--where", "val_auc>2"], "none of 12 runs matches --where val_auc>2"),
         (["--sort", "-val_acu"], "Did you mean 'val_auc'?"),
         (["--columns", "nonsense"], "no run has 'nonsense'"),
-        (["--columns", "kind"], "'kind' may be cluster.kind or partitioner.kind: name it whole"),
+        (["--columns", "kind"], "'kind' is ambiguous: cluster.kind or partitioner.kind; use the full name"),
     ],
 )
 def test_a_mistake_is_one_clear_message(tmp_path, arguments, said):
@@ -273,7 +273,7 @@ def test_a_run_that_nobody_writes_to_any_more_says_so(tmp_path, report):
     assert listed(report, folder)[0]["error"] == ""
     for name in ("run.json", "metrics.jsonl"):
         os.utime(folder / name, (time.time() - 7200,) * 2)
-    assert listed(report, folder)[0]["error"] == "is said to be running, but nothing was written for 2.0 h"
+    assert listed(report, folder)[0]["error"] == "has the status running, but wrote nothing for 2.0 h"
 
 
 def test_names_of_folders_may_be_anything(tmp_path, report):

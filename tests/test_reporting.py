@@ -33,7 +33,7 @@ def test_a_folder_with_a_run_in_it_is_refused(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be made or written to: Not a directory"):
+    with pytest.raises(ConfigError, match="cannot be created or written to: Not a directory"):
         RunFolder.create(tmp_path / "file" / "run", raw={})
 
 
@@ -41,7 +41,7 @@ def test_a_full_disk_is_told_with_the_folder_and_passes_for_an_os_error(tmp_path
     folder = RunFolder.create(tmp_path, raw={})
     folder.metrics.symlink_to("/dev/full")
     with pytest.raises(
-        RunFolderError, match=rf"run folder {tmp_path} cannot be written to: No space.*; free some"
+        RunFolderError, match=rf"run folder {tmp_path} cannot be written to: No space.*; free disk space"
     ) as found:
         folder.event(Event("start", step=0, wall_s=0.5, data={}))
     assert isinstance(found.value, OSError)
@@ -115,7 +115,7 @@ def test_an_auc_of_chance_at_the_end_comes_with_a_hint(metrics, hinted):
     text = io.StringIO()
     data = {"metrics": metrics, "step_time": None, "time_to_first_step_s": None}
     ConsoleSink(Console(file=text, width=120)).event(Event("end", 10, 1.0, data))
-    assert ("hint: an AUC of 0.5 is that of random predictions" in text.getvalue()) == hinted
+    assert ("hint: an AUC of 0.5 means random predictions" in text.getvalue()) == hinted
 
 
 def test_brackets_in_what_users_wrote_are_text_and_no_markup():

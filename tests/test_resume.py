@@ -50,7 +50,7 @@ def test_options_may_stand_anywhere():
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["resume=/no/such"], "there is no run in /no/such"), (["resume={}", "hydra.run.dir=x"], "in its own folder")],
+    [(["resume=/no/such"], "there is no run in /no/such"), (["resume={}", "hydra.run.dir=x"], "remove hydra.run.dir")],
 )
 def test_what_cannot_be_resumed_is_told(tmp_path, arguments, said):
     folder = recorded(tmp_path / "run")
@@ -219,7 +219,7 @@ def test_a_run_goes_on_elsewhere(psrun, then):
     assert re.search(r"completed 20 steps in [\d.]+ s \(first step after [\d.]+ s\)  loss", first.stdout)
     second = psrun(f"resume='{first.folder}'", *then, "trainer.epochs=3")
     assert second.code == 0, second.stderr
-    assert "goes on from step 20" in second.stdout
+    assert "resumed from step 20" in second.stdout
     by_whom = r"completed 60 steps in ([\d.]+) s .*, the last 40 of them by this process in ([\d.]+) s"
     in_all = re.search(by_whom, second.stdout)
     assert in_all, second.stdout
@@ -240,7 +240,7 @@ def test_another_model_or_optimizer_is_refused_with_what_differs(train):
     _, folder = train("cluster=none", "trainer.epochs=1")
     for change, said in (
         ("model.embedding_dim=5", "embedding/embeddings is 8x5 float32 here and 8x20 float32 there"),
-        ("checkpoint=none", "checkpoint: 'none' has nothing to resume from"),
+        ("checkpoint=none", "checkpoint: is 'none', but resume needs checkpoints"),
     ):
         with pytest.raises(ConfigError, match=said):
             train("cluster=none", f"resume='{folder.path}'", change, into=folder)
@@ -254,7 +254,7 @@ def test_a_run_that_is_going_on_is_left_alone(psrun, tmp_path):
     try:
         going_on.wait_for("checkpoint")
         second = psrun("resume=run", "trainer.epochs=2")
-        assert (second.code, "holds a run that is going on" in second.stderr) == (2, True), second.stderr
+        assert (second.code, "is in use by a running run" in second.stderr) == (2, True), second.stderr
         for mode in ("export", "predict"):
             made = psrun("resume=run", f"mode={mode}")
             assert made.code == 0, made.stderr

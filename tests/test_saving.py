@@ -205,7 +205,7 @@ def test_checkpoints_that_are_deleted_under_the_run_are_missed_when_it_is_to_go_
     monkeypatch.setattr(Session, "_evaluated", evaluated)
     result, folder = train("cluster=none")  # the last ones were there, and the run is done
     assert result["steps"]["applied"] == 2 * STEPS
-    with pytest.raises(CheckpointError, match=r"run\.json tells of 1 checkpoints, but none is in"):
+    with pytest.raises(CheckpointError, match=r"run\.json lists 1 checkpoints, but none exist in"):
         train("cluster=none", "trainer.epochs=3", into=RunFolder.take_over(folder.path))
 
 
@@ -255,7 +255,9 @@ def test_a_full_disk_ends_the_command_with_one_line_that_names_the_folder(psrun,
         subprocess.run(["umount", "--lazy", where], check=True)
     assert done.code == 1
     told = done.stderr.splitlines()
-    assert told[0].startswith(f"psrun: the run folder {where} cannot be written to: No space left on device; free some")
+    assert told[0].startswith(
+        f"psrun: the run folder {where} cannot be written to: No space left on device; free disk space"
+    )
     assert [line for line in told[1:] if not line.startswith("(log: ")] == []
 
 

@@ -41,7 +41,7 @@ def test_what_is_not_chosen_is_as_tensorflow_does_it(tmp_path):
 def test_data_that_does_not_begin_with_files_is_told():
     from counted import Numbered
 
-    with pytest.raises(ConfigError, match=r"data\.sharding: is file, but .* does not begin with files.*choose data"):
+    with pytest.raises(ConfigError, match=r"data\.sharding: is file, but .* does not start from files.*choose data"):
         policy(Numbered(), "file")
 
 
@@ -50,7 +50,7 @@ def test_a_plan_tells_it_too():
     from psrun.roles import planner
 
     run = run_config(*TOGETHER, "data.sharding=file")
-    with pytest.raises(ConfigError, match="does not begin with files"):
+    with pytest.raises(ConfigError, match="does not start from files"):
         planner.make(run, load.load_source(run))
 
 
@@ -66,7 +66,7 @@ def test_what_tensorflow_says_of_too_few_files_is_understood(tmp_path):
         next(iter(distribute._AutoShardDataset(dataset, 3, 0)))
     problem = autoshard.too_few_files(str(raised.value))
     assert problem is not None
-    assert "fewer than the 3 workers" in problem.message
+    assert "fewer files than the 3 workers" in problem.message
     assert autoshard.too_few_files("something else") is None
 
 
@@ -75,16 +75,19 @@ def test_what_tensorflow_says_of_too_few_files_is_understood(tmp_path):
     [
         (
             ("cluster=local",),
-            r"data\.sharding: is data, .*with parameter servers TensorFlow takes each worker for the only",
+            r"data\.sharding: is data, .*TensorFlow ignores the policy with parameter servers",
         ),
-        (("cluster=inprocess",), "it would do nothing: set it to null and see data.visitation"),
-        (("cluster=none",), "with cluster=none one process reads all the data"),
-        (("cluster=mirrored",), "with cluster=mirrored one process reads all the data"),
+        (("cluster=inprocess",), "with parameter servers: set it to null and see data.visitation"),
+        (("cluster=none",), "with cluster=none one process reads all data"),
+        (("cluster=mirrored",), "with cluster=mirrored one process reads all data"),
         (
             (*TOGETHER, "data.sharding=file", "data.visitation=once"),
-            "is file, which does not go with .*=once: batches are",
+            "is file, which contradicts .*=once: workers read batches",
         ),
-        ((*TOGETHER, "data.sharding=off", "data.visitation=once"), "is off, which does not .*all workers would train"),
+        (
+            (*TOGETHER, "data.sharding=off", "data.visitation=once"),
+            "is off, which contradicts .*all workers would train",
+        ),
         ((*TOGETHER, "data.sharding=files"), r"is 'files', must be one of auto, file, data, off, None"),
     ],
 )

@@ -86,11 +86,14 @@ def test_a_run_of_a_slurm_job_has_a_cluster_of_its_own_choice():
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        ({}, "in no Slurm job: psrun submit slurm GROUP=NAME KEY=VALUE... or srun --ntasks=5 psrun cluster=slurm"),
-        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, "no task of a step of Slurm job 7: start it with srun --ntasks=5"),
+        (
+            {},
+            "not in a Slurm job; use psrun submit slurm GROUP=NAME KEY=VALUE... or srun --ntasks=5 psrun cluster=slurm",
+        ),
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, "not in a step of Slurm job 7: start it with srun --ntasks=5"),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "3"}, r"3 tasks, too few: the run has 5 \(chief, 2 ps, 2 workers\)"),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "9"}, "9 tasks, too many"),
-        ({**STEP, "SLURM_PROCID": "x"}, "not as Slurm sets them"),
+        ({**STEP, "SLURM_PROCID": "x"}, "variables are inconsistent"),
     ],
 )
 def test_a_task_that_cannot_be_told(environment, said):
@@ -118,10 +121,10 @@ def test_settings_of_the_job_are_checked_by_key():
     with pytest.raises(ConfigError) as raised:
         parse.load(raw)
     assert {problem.key for problem in raised.value.problems} == {"slurm.cpus_per_task", "slurm.tim", "slurm.nodes"}
-    with pytest.raises(ConfigError, match="slurm: is for cluster=slurm, and this is cluster=inprocess: leave it out"):
+    with pytest.raises(ConfigError, match="slurm: requires cluster=slurm; got cluster=inprocess: remove it"):
         parse.load({**raw_config(), "slurm": {}})
 
-    with pytest.raises(ConfigError, match=r"slurm\.warn_s: is 20, and the chief may save"):
+    with pytest.raises(ConfigError, match=r"slurm\.warn_s: is 20, must be greater than"):
         parse.load(raw_config("cluster=slurm", "slurm.warn_s=20"))
 
 
@@ -152,7 +155,7 @@ def test_an_option_is_one_line_and_a_name_is_no_pattern():
         (["slurm.options=['--a','--b\nrm -r b']"], r"slurm.options\[1\]"),
         (["slurm.account='a\n'"], "slurm.account"),
     ):
-        with pytest.raises(ConfigError, match=f"{key}: is .*there can be no line break in an option of sbatch"):
+        with pytest.raises(ConfigError, match=f"{key}: is .*an sbatch option cannot contain a line break"):
             rendered(*given)
     for folder in ("/a/b\nc", "/a/b\\c"):
         with pytest.raises(ConfigError, match=r"hydra\.run\.dir: is "):
@@ -228,13 +231,13 @@ def test_a_run_that_goes_on_has_the_tasks_that_it_had(tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["cluster=local"], "cluster=local does not go with submit slurm"),
-        (["mode=plan"], "mode: is plan: one process does it"),
+        (["cluster=local"], "cluster=local contradicts submit slurm"),
+        (["mode=plan"], "mode: is plan, which runs in one process"),
         (["slurm.tim=5", "cluster.num_ps=0"], "(?s)slurm.tim: no such key.*'time'.*cluster.num_ps: is 0"),
         (["hydra.run.dir=there"], "holds a run already"),
         (["hydra.run.dir='it\\'s'"], "it's holds a run already"),
         (["++hydra.run.dir=there"], "holds a run already"),
-        (["hydra.run.dir=there/${now:%H}"], r"hydra.run.dir: is there/\$.*each task would find another folder"),
+        (["hydra.run.dir=there/${now:%H}"], r"hydra.run.dir: is there/\$.*each task would resolve to another folder"),
         (["resume=nowhere"], "resume: there is no run in .*nowhere"),
         (["-m", "seed=1,2"], "submit takes one run; .*submitit_slurm"),
     ],
@@ -277,7 +280,7 @@ def test_what_slurm_says_of_a_job(fake):
     assert not commands.look("7").is_alive
     assert commands.requeue("7") == "slurm_load_jobs error: Invalid job id specified"
     fake("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
-    with pytest.raises(ClusterError, match="does not say how job 7 is: Unable to contact"):
+    with pytest.raises(ClusterError, match="did not report the state of job 7: Unable to contact"):
         commands.look("7")
 
 
@@ -316,7 +319,7 @@ def test_a_job_that_has_gone_without_a_run(fake, tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "slurm.log").write_text("no such module\n")
     following = submission.Following(tmp_path, "7", Console(file=io.StringIO()), None)
-    with pytest.raises(PsrunError, match=r"(?s)before the run began: FAILED, exit code 3:0 .*no such module"):
+    with pytest.raises(PsrunError, match=r"(?s)before the run started: FAILED, exit code 3:0 .*no such module"):
         following.follow()
 
 
@@ -361,7 +364,7 @@ def test_a_run_that_was_put_back_did_not_go_on(fake, tmp_path):
     (tmp_path / "before").write_bytes(before)
     put_back = threading.Timer(1.0, lambda: (tmp_path / "before").rename(tmp_path / "run.json"))
     put_back.start()
-    with pytest.raises(PsrunError, match=r"(?s)left the run as it was: FAILED, exit code 2:0 .*does not fit"):
+    with pytest.raises(PsrunError, match=r"(?s)without starting the run: FAILED, exit code 2:0 .*does not fit"):
         following.follow()
     put_back.join()
 
@@ -376,10 +379,10 @@ def test_slurm_may_be_silent_for_a_while(fake, tmp_path, monkeypatch):
         "echo 'JobState=COMPLETED ExitCode=0:0'",
     )
     assert submission.Following(tmp_path, "7", Console(file=said, width=200), None).follow() == ExitCode.DONE
-    assert said.getvalue().count("does not say how job 7 is: Socket timed out") == 1
+    assert said.getvalue().count("did not report the state of job 7: Socket timed out") == 1
     monkeypatch.setattr(submission, "_SLURM_SILENT_S", 0.2)
     fake("scontrol", "echo 'Socket timed out' >&2; exit 1")
-    with pytest.raises(ClusterError, match=f"Socket timed out; the job may go on: psrun watch {tmp_path}"):
+    with pytest.raises(ClusterError, match=f"Socket timed out; the job may continue: psrun watch {tmp_path}"):
         submission.Following(tmp_path, "7", Console(file=said), None).follow()
 
 
@@ -437,7 +440,7 @@ def test_the_address_of_an_interface():
     address, door = own_address(step_of(), "lo")
     door.close()
     assert address.startswith("127.0.0.1:")
-    with pytest.raises(ConfigError, match=r"cluster.interface: is 'ib9'; here are .*lo"):
+    with pytest.raises(ConfigError, match=r"cluster.interface: is 'ib9'; this node has .*lo"):
         own_address(step_of(), "ib9")
 
 
@@ -480,5 +483,5 @@ def test_one_cannot_be_reached(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listening:
         up = f"127.0.0.1:{listening.getsockname()[1]}"
         cards = {"worker-0": Card(up, "n5", time.time()), "worker-1": Card("127.0.0.1:1", "n6", time.time())}
-        with pytest.raises(ClusterError, match=r"not reached from n0: worker-1 on n6 at 127.0.0.1:1; name"):
+        with pytest.raises(ClusterError, match=r"not reachable from n0: worker-1 on n6 at 127.0.0.1:1; set"):
             gathered(tmp_path, cards, [])

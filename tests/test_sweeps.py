@@ -80,7 +80,7 @@ def test_places_are_as_many_as_jobs_may_run_at_once(tmp_path):
 def test_a_folder_has_one_sweep(tmp_path):
     sweep = Sweep(tmp_path / "sweep", ["-m"])
     sweep.begin(again=False)
-    with pytest.raises(ConfigError, match="holds a sweep that is going on"):
+    with pytest.raises(ConfigError, match="is in use by a running sweep"):
         Sweep(tmp_path / "sweep", ["-m"]).begin(again=True)
     over = tmp_path / "over"
     over.mkdir()
@@ -129,8 +129,8 @@ def test_other_arguments_than_at_the_start_are_named(tmp_path):
     with pytest.raises(ConfigError) as raised:
         hydra_sweeps.resumed(["-m", resume, "seed=1,2,3", "trainer.epochs=2"])
     assert [line.partition("; ")[0] for line in str(raised.value).splitlines()] == [
-        "seed: is '1,2,3' now and was '1,2' when the sweep was started",
-        "trainer.epochs: is '2' now and was not given when the sweep was started",
+        "seed: is '1,2,3', but was '1,2' when the sweep started",
+        "trainer.epochs: is '2', but was not set when the sweep started",
     ]
 
 
@@ -186,7 +186,7 @@ def test_a_terminal_sees_a_row_a_job_and_the_best_so_far(tmp_path):
     assert [line.split() for line in shown.splitlines() if "x=[1]" in line] == [
         ["1", "x=[1]", "training", "10/40", "5", "val_auc", "0.5"]
     ]
-    assert "1 of 30 jobs are over; best so far: val_auc 0.75, job 0 x=[0]" in shown
+    assert "1 of 30 jobs finished; best so far: val_auc 0.75, job 0 x=[0]" in shown
     assert len(shown.splitlines()) < 20
 
 
@@ -216,7 +216,7 @@ def test_a_search_is_made_to_go_on():
     added = hydra_sweeps._settle(sweeper, set(), "max")
     assert (sweeper.direction, sweeper.max_failure_rate) == ("maximize", 1.0)
     assert added == [f"hydra.sweeper.sampler.seed={sweeper.sampler.seed}"]
-    with pytest.raises(ConfigError, match=r"hydra.sweeper.direction: is minimize, and sweep.mode is max"):
+    with pytest.raises(ConfigError, match=r"hydra.sweeper.direction: is minimize, but sweep.mode is max"):
         hydra_sweeps._settle(OmegaConf.create(given), {"hydra.sweeper.direction"}, "max")
     assert hydra_sweeps._settle(OmegaConf.create({"other": 1}), set(), None) == []
 

@@ -116,7 +116,7 @@ def test_features_are_taken_from_the_first_file(tmp_path, ending):
     path = write(tmp_path / f"rows.{ending}", rows())
     path = path.rename(tmp_path / f"rows.{ending}-00000-of-00001")
     if "tfrecord" in ending:
-        with pytest.raises(ConfigError, match=r"data.features: must be given"):
+        with pytest.raises(ConfigError, match=r"data.features: is required"):
             table(path)
         return
     source = table(path)
@@ -156,7 +156,7 @@ def test_columns_with_names_that_are_no_layers_get_others(tmp_path):
     path = write(tmp_path / "rows.csv", {"fixed acidity": [1.0, 2.0], "label": [0, 1]})
     assert list(table(path).features) == ["fixed_acidity"]
     assert list(table(path, features={"acid": {"column": "fixed acidity"}}).features) == ["acid"]
-    with pytest.raises(ConfigError, match=r"data.features.fixed acidity: cannot be the name of a layer"):
+    with pytest.raises(ConfigError, match=r"data.features.fixed acidity: is not a valid layer name"):
         table(path, features={"fixed acidity": {}})
 
 
@@ -200,22 +200,22 @@ def test_columns_have_several_values_and_labels_of_several_tasks(tmp_path, endin
         }  # fmt: skip
     with pytest.raises(DataError, match=r"row 1: column pair: has 2 values instead of 3"):
         table(path, features={"pair": {"width": 3}}, task="regression")
-    with pytest.raises(DataError, match=r"row 1: column label: 2 is no class from 0 to 1"):
+    with pytest.raises(DataError, match=r"row 1: column label: 2 is not a class from 0 to 1"):
         table(path, features=features, task="multiclass", num_classes=2)
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("old,baker,1", "column age: 'old' is no number"),
-        ("1_0,baker,1", "column age: '1_0' is no number"),
+        ("old,baker,1", "column age: 'old' is not a number"),
+        ("1_0,baker,1", "column age: '1_0' is not a number"),
         (",baker,1", "column age: is empty"),
         ("1e39,baker,1", "column age: '1e39' is too large for a float32"),
-        ("nan,baker,1", "column age: 'nan' is no number"),
+        ("nan,baker,1", "column age: 'nan' is not a number"),
         ("1,baker", "2 fields instead of 3"),
         ("1,baker,1,1", "4 fields instead of 3"),
-        ("1,baker,2", "column label: 2 is no class from 0 to 1"),
-        ("1,baker,0.5", "column label: 0.5 is no class from 0 to 1"),
+        ("1,baker,2", "column label: 2 is not a class from 0 to 1"),
+        ("1,baker,0.5", "column label: 0.5 is not a class from 0 to 1"),
         ("1,baker,", "column label: is empty"),
     ],
 )
@@ -266,13 +266,15 @@ def test_labels_are_values_of_a_vocabulary(tmp_path, ending, values, label_vocab
 
 def test_booleans_that_yaml_read_as_no_and_yes_are_explained(tmp_path):
     path = write(tmp_path / "rows.csv", {"age": [1.5, 2.5], "label": ["True", "False"]})
-    with pytest.raises(DataError, match=r"=\[no, yes\]; quote False and True in it, which YAML reads as no and yes"):
+    with pytest.raises(DataError, match=r"=\[no, yes\]; quote False and True, which YAML reads as booleans"):
         read(path, features={"age": {}}, label_vocabulary=("no", "yes"))
 
 
 def test_words_as_labels_need_a_vocabulary(tmp_path):
     path = write(tmp_path / "rows.csv", {"age": [1.5, 2.5], "label": ["yes", "no"]})
-    with pytest.raises(DataError, match=r"row 2: .*'yes' is no number; data.label_vocabulary=\[...\] names classes"):
+    with pytest.raises(
+        DataError, match=r"row 2: .*'yes' is not a number; name such classes with data.label_vocabulary"
+    ):
         table(path, features={"age": {}})
 
 
@@ -302,9 +304,7 @@ def test_vocabularies_are_lists_or_files_and_integers_without_are_told(tmp_path)
         {"dtype": "int64", "vocabulary": [3, 5]},
     )
     source = table(path, features={"work": words, "day": days, "hour": {"dtype": "int64"}})
-    assert source.warnings == (
-        "hour: integers with neither vocabulary nor num_buckets, which psrun's own models do not use",
-    )
+    assert source.warnings == ("hour: integers without vocabulary and num_buckets; psrun's models ignore them",)
     preprocessing, num_ids = prepared(source)
     assert num_ids == {"work": 3, "day": 3}
     ids = preprocessing(next(source.train(batch_size=3, seed=np.int64(0)).as_numpy_iterator())[0])
@@ -333,7 +333,7 @@ def test_a_record_that_lacks_a_feature_is_bad(tmp_path):
     source = table(path, features={"age": {}}, max_bad_rows=3)
     assert source.num_train_examples == 1
     for row, said in (
-        (2, "column age: is empty"), (3, "is no tf.train.Example"), (4, "column age: b'x' is no number")
+        (2, "column age: is empty"), (3, "is not a tf.train.Example"), (4, "column age: b'x' is not a number")
     ):  # fmt: skip
         with pytest.raises(DataError, match=f"row {row}: {said}"):
             table(path, features={"age": {}}, max_bad_rows=row - 2)
@@ -403,7 +403,7 @@ def test_other_columns_in_one_of_the_files_are_told(tmp_path, ending):
     write(tmp_path / f"c.{ending}", {"label": [1], "ages": [3.0], "work": ["c"]})
     for options in ({}, {"eval_path": str(tmp_path / f"c.{ending}")}):
         path = tmp_path / (f"[ab].{ending}" if options else f"*.{ending}")
-        with pytest.raises(DataError, match=rf"c\.{ending} has other columns than .*a\.{ending}: it lacks 'age' and "
+        with pytest.raises(DataError, match=rf"c\.{ending} differ from those of .*a\.{ending}: it lacks 'age' and "
                                             "also has 'ages'"):  # fmt: skip
             table(path, **options)
 
@@ -447,7 +447,7 @@ def test_a_header_that_looks_like_another_delimiter_is_told_with_the_key_to_set(
     key = {"\t": "data.format=tsv"}.get(delimiter, f"'data.delimiter=\"{delimiter}\"'")
     for features in (None, FEATURES):
         said = problems(path, features=features)
-        assert f"first row {delimiter!r} seems to stand between the fields: {key}" in said
+        assert f"The delimiter in its first row seems to be {delimiter!r}; set {key}" in said
 
 
 def problems(path: Path, **options) -> str:
@@ -461,14 +461,17 @@ def test_options_that_cannot_be_are_told(tmp_path):
     for options, said in (
         ({"task": "ranking"}, "data.task: is 'ranking'"),
         ({"task": "multiclass"}, "data.num_classes: is None"),
-        ({"num_classes": 2}, "data.num_classes: is for data.task=multiclass"),
+        ({"num_classes": 2}, "data.num_classes: requires data.task=multiclass"),
         ({"label_vocabulary": ("a", "b", "c")}, "data.label_vocabulary: has 3 values; a binary task has 2"),
-        ({"label_vocabulary": ("a", "b"), "task": "regression"}, "data.label_vocabulary: is for classes"),
-        ({"label_vocabulary": ("a", "b"), "task": "multiclass", "num_classes": 3}, "and there are 3 classes"),
+        (
+            {"label_vocabulary": ("a", "b"), "task": "regression"},
+            "data.label_vocabulary: requires a classification task",
+        ),
+        ({"label_vocabulary": ("a", "b"), "task": "multiclass", "num_classes": 3}, "but num_classes is 3"),
         ({"format": "xml"}, "data.format: is 'xml'"),
         ({"delimiter": "||"}, "data.delimiter: is '||'"),
-        ({"delimiter": ""}, "it is quoted for the shell and again for psrun: 'data.delimiter=\";\"'"),
-        ({"columns": ["a", "a"]}, "data.columns: must name"),
+        ({"delimiter": ""}, "quote it for the shell and for psrun: 'data.delimiter=\";\"'"),
+        ({"columns": ["a", "a"]}, "must list unique column names"),
         ({"num_buckets": 0}, "data.num_buckets: is 0"),
         ({"max_bad_rows": -1}, "data.max_bad_rows: is -1"),
         ({"features": {}}, "data.features: is {}"),
@@ -477,19 +480,19 @@ def test_options_that_cannot_be_are_told(tmp_path):
         ({"features": {"age": {"width": 2}}}, "data.features.age.width: is 2"),
         ({"features": {"age": {"dtype": "int"}}}, "data.features.age.dtype: is 'int', must be one of float32"),
         ({"features": {"age": {"wide": 2}}}, "data.features.age.wide: no such key"),
-        ({"features": {"age": {"num_buckets": 2}}}, "data.features.age.num_buckets: is for strings"),
-        ({"features": {"age": {"default": "x"}}}, "data.features.age.default: 'x' is no number"),
-        ({"features": {"age": {"vocabulary": [1]}}}, "data.features.age.vocabulary: is for strings"),
-        ({"features": {"work": {"dtype": "string", "logarithm": True}}}, "data.features.work.logarithm: is for"),
+        ({"features": {"age": {"num_buckets": 2}}}, "data.features.age.num_buckets: requires dtype: string"),
+        ({"features": {"age": {"default": "x"}}}, "data.features.age.default: 'x' is not a number"),
+        ({"features": {"age": {"vocabulary": [1]}}}, "data.features.age.vocabulary: requires dtype: string"),
+        ({"features": {"work": {"dtype": "string", "logarithm": True}}}, "data.features.work.logarithm: requires"),
         ({"features": {"work": {"dtype": "string", "vocabulary": [1]}}}, "work.vocabulary: must be a list of values"),
         ({"features": {"work": {"dtype": "string", "vocabulary": "no"}}}, "work.vocabulary: there is no file no"),
         ({"columns": ["age", "work", "labels"]}, "has no column 'label'. Did you mean 'labels'?"),
     ):
         assert said in problems(path, **options)
     write(tmp_path / "rows.npz", rows(10))
-    assert "must be of one format; here are" in problems(tmp_path / "rows.*")
+    assert "matches files of several formats" in problems(tmp_path / "rows.*")
     (tmp_path / "rows.xls").write_text("rows")
-    assert "data.format: cannot be told from the name" in problems(tmp_path / "rows.xls")
+    assert "data.format: is unknown for the file name" in problems(tmp_path / "rows.xls")
     for text, said in (("age,age,label\n1,2,0\n", "more than one column 'age'"), ("age,label\n", "there is no row")):
         path.write_text(text)
         with pytest.raises(DataError, match=said):
@@ -536,7 +539,7 @@ def test_a_disk_that_is_full_while_rows_are_prepared_is_told(small_disk, tmp_pat
     """With what to do, and nothing of the set is left."""
     path = write(tmp_path / "rows.csv", rows(20_000))
     said = (
-        rf"rows cannot be written to {small_disk}/\w+: .*No space left on device.*; free some space, or name a folder"
+        rf"rows cannot be written to {small_disk}/\w+: .*No space left on device.*; free disk space, or choose a folder"
     )
     with pytest.raises(DataError, match=said):
         table(path, features=FEATURES, cache=str(small_disk))
@@ -550,7 +553,7 @@ def test_a_model_tells_of_categories_that_it_does_not_use(train, tmp_path):
                            "data.global_batch_size=32", "trainer.epochs=1", "checkpoint=none")  # fmt: skip
     told = [event["message"] for event in map(json.loads, folder.metrics.read_text().splitlines())
             if event["event"] == "warning"]  # fmt: skip
-    assert any(text.startswith("this model uses no categories: work is left out; choose") for text in told), told
+    assert any(text.startswith("this model does not use categorical features: work; choose") for text in told), told
 
 
 def test_models_learn_from_a_guess_that_is_told_once_and_holds_when_the_run_goes_on(train, tmp_path):

@@ -77,7 +77,7 @@ def test_names_that_are_not_there(module):
     (told,) = found({"_target_": "mine.nothing"})
     assert "there is no 'nothing' in " in told
     assert "PYTHONPATH" not in told  # it was found
-    assert "it is a module; name what is to be called in it, such as mine.NAME" in found({"_target_": "mine"})[0]
+    assert "it is a module; name a callable in it, such as mine.NAME" in found({"_target_": "mine"})[0]
     for name in (".mine.model", "mine.py:model", "mine model"):
         assert "must be the dotted name of a callable" in found({"_target_": name})[0]
 

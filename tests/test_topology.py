@@ -63,16 +63,19 @@ def test_round_trip():
     [
         (None, "is not set"),
         ("{cluster", "is not JSON"),
-        ("[]", "needs an object"),
-        (json.dumps({"cluster": CLUSTER}), "TF_CONFIG.task: needs 'type'"),
-        (json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": 7}}), "is 7; TF_CONFIG.cluster.worker"),
+        ("[]", "must be an object"),
+        (json.dumps({"cluster": CLUSTER}), "TF_CONFIG.task: is None, must have 'type'"),
+        (
+            json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": 7}}),
+            "is 7, must be one of [0, 1] as in TF_CONFIG.cluster.worker",
+        ),
         (json.dumps({"cluster": CLUSTER, "task": {"type": "boss", "index": 0}}), "'boss', must be one of"),
         (json.dumps({"cluster": CLUSTER, "task": {"type": "chief", "index": 1}}), "there is one chief"),
-        (json.dumps({"cluster": CLUSTER, "task": {"type": "ps", "index": "x"}}), "must be a number"),
+        (json.dumps({"cluster": CLUSTER, "task": {"type": "ps", "index": "x"}}), "must be an integer"),
         (json.dumps({"cluster": {**CLUSTER, "ps": ["w:1"]}, "task": {"type": "ps"}}), "is the address of"),
-        (json.dumps({"cluster": {**CLUSTER, "ps": ["nowhere"]}, "task": {"type": "ps"}}), "is no address"),
+        (json.dumps({"cluster": {**CLUSTER, "ps": ["nowhere"]}, "task": {"type": "ps"}}), "must be HOST:PORT"),
         (json.dumps({"cluster": {**CLUSTER, "ps": "p:1"}, "task": {"type": "ps"}}), "must be a list"),
-        (json.dumps({"cluster": {**CLUSTER, "boss": ["b:1"]}, "task": {"type": "ps"}}), "boss: is no job"),
+        (json.dumps({"cluster": {**CLUSTER, "boss": ["b:1"]}, "task": {"type": "ps"}}), "boss: is not a job"),
         (json.dumps({"cluster": {"worker": ["w:1"]}, "task": {"type": "worker"}}), "ps: is missing"),
     ],
 )
@@ -84,9 +87,13 @@ def test_what_is_malformed_is_told(text, said):
 @pytest.mark.parametrize(
     ("cluster", "job", "said"),
     [
-        ({"data_worker": ["d:1"]}, "chief", "data_dispatcher: is missing: data.visitation=dynamic needs one"),
-        ({"data_dispatcher": ["d:1", "d:2"], "data_worker": ["e:1"]}, "chief", "there is one dispatcher"),
-        ({"data_dispatcher": ["d:1"], "data_worker": ["e:1"]}, "data_worker:3", "is 3; cluster.data_worker has [0]"),
+        ({"data_worker": ["d:1"]}, "chief", "data_dispatcher: is missing: data.visitation=dynamic needs at least one"),
+        ({"data_dispatcher": ["d:1", "d:2"], "data_worker": ["e:1"]}, "chief", "must have one"),
+        (
+            {"data_dispatcher": ["d:1"], "data_worker": ["e:1"]},
+            "data_worker:3",
+            "is 3, must be one of [0] as in cluster.data_worker",
+        ),
     ],
 )
 def test_what_is_wrong_with_the_tasks_of_the_data_service_is_told(cluster, job, said):

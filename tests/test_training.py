@@ -169,7 +169,7 @@ def test_data_that_ends_is_told_before_or_when_it_does(train, cluster, trainer, 
         train(*pieces)
     hidden = lambda self, **kwargs: endless(self, **kwargs).take(3).filter(lambda features, label: True)  # noqa: E731
     monkeypatch.setattr(HeroFeatures, "train", hidden)
-    with pytest.raises(DataExhaustedError, match="came to an end"):
+    with pytest.raises(DataExhaustedError, match="the training data ended"):
         train(*pieces)
 
 
@@ -259,7 +259,7 @@ def test_of_errors_at_several_places_of_a_step_the_cause_is_told(other, turned):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["data.global_batch_size=501"], "more than the 500 examples"),
+        (["data.global_batch_size=501"], "must be at most 500"),
         (["data.num_eval_examples=0"], "choose evaluation=none"),
         (["model.embedding_dim=-1"], "model: psrun.models.embedding.embedding failed"),
         (["optimizer=adam", "+optimizer.learnign_rate=1"], "optimizer: tf_keras.optimizers.Adam"),

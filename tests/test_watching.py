@@ -231,7 +231,7 @@ def test_after_the_fact_it_ends_at_once_with_the_code_of_the_run(tmp_path, capfd
 def test_what_goes_on_with_an_interrupted_run_can_be_pasted(tmp_path, capfd, name, topology, said):
     folder = a_run(tmp_path / name, status="interrupted", exit_code=175, cluster={"topology": topology})
     assert main([str(folder)]) == ExitCode.RESTART
-    command = capfd.readouterr().out.partition("go on with it: ")[2].strip()
+    command = capfd.readouterr().out.partition("to resume: ")[2].strip()
     if said == "psrun {}":
         assert recorded_config.folder_of(shlex.split(command)[1:]) == folder
     else:
@@ -269,7 +269,7 @@ def test_a_folder_that_is_deleted_is_told(running):
 def test_a_process_that_is_gone_without_a_word_is_told(running):
     changed(running, process={**process.place(), "pid": dead_pid()})
     aged(running, 20)
-    with pytest.raises(PsrunError, match=r"is no more, and did not say .* psrun resume="):
+    with pytest.raises(PsrunError, match=r"exited without recording a status.* psrun resume="):
         main([str(running)])
 
 
@@ -278,7 +278,7 @@ def test_tasks_that_are_not_heard_of_are_told_where_processes_cannot_be_seen(run
     beat(running, "chief-0", at_s=time.time() - 100)
     assert state.look(running).gone == ""  # run.json was just written
     aged(running, 100)
-    with pytest.raises(PsrunError, match="none of its tasks was heard of for 1"):
+    with pytest.raises(PsrunError, match="none of its tasks sent a heartbeat for 1"):
         main([str(running)])
 
 
@@ -371,7 +371,7 @@ def test_the_best_is_the_smallest_of_a_loss_unless_said_otherwise(tmp_path, capf
     assert "best so far: val_loss 0.1, job 1" in capfd.readouterr().out
     main([str(tmp_path), "--mode", "max"])
     assert "best so far: val_loss 0.3, job 0" in capfd.readouterr().out
-    with pytest.raises(ConfigError, match="no job has 'val_acu'; there are: val_loss"):
+    with pytest.raises(ConfigError, match="no job has 'val_acu'; choose one of val_loss"):
         main([str(tmp_path), "--metric", "val_acu"])
 
 
@@ -423,7 +423,7 @@ def test_a_job_that_is_gone_is_told_and_the_sweep_ends(tmp_path, capfd):
 
 
 def test_a_sweep_that_is_called_off_or_deleted_is_told(tmp_path):
-    for name, said in (("sweep.json", "nothing left"), ("", "moved or deleted")):
+    for name, said in (("sweep.json", "no run is left"), ("", "moved or deleted")):
         folder = tmp_path / f"sweep{name}"
         folder.mkdir()
         (folder / "sweep.json").write_text(json.dumps({"status": "running", "jobs": []}))
@@ -501,7 +501,7 @@ def test_what_ends_the_view_at_a_terminal_ends_nothing_else_and_the_cursor_comes
     child.expect("ps-0 +serving")
     assert "\x1b[?25l" in child.before
     end(child)
-    child.expect("what was watched goes on")
+    child.expect("the run continues")
     assert "\x1b[?25h" in child.before
     child.expect(pexpect.EOF)
     child.close()

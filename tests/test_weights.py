@@ -112,9 +112,9 @@ def test_a_loss_and_metrics_by_name_take_logits_where_the_model_returns_them(tra
     probabilities, _ = train(*pieces)
     logits, _ = train(*pieces, "+model.activation=null", "model.from_logits=true")
     assert logits["metrics"] == pytest.approx(probabilities["metrics"], rel=1e-3)
-    with pytest.raises(ConfigError, match=r"model\.from_logits: is not true, and \d+ predictions"):
+    with pytest.raises(ConfigError, match=r"model\.from_logits: is not true, but \d+ predictions"):
         train(*pieces, "+model.activation=null")
-    with pytest.raises(ConfigError, match=r"model\.from_logits: is False, .* its loss was made with from_logits=True"):
+    with pytest.raises(ConfigError, match=r"model\.from_logits: is False, .* its loss from_logits=True"):
         train(*pieces[:-2], "model.loss={_target_: tf_keras.losses.BinaryCrossentropy, from_logits: true}",
               "model.from_logits=false", "+model.activation=null")  # fmt: skip
 
@@ -191,8 +191,8 @@ def test_losses_metrics_and_weights_that_cannot_be_are_refused_by_key(key, value
     [
         (("model.class_weight={0: 1}",), r"model\.class_weight: has weights for 0; .* the classes 0 to 1"),
         (("model.class_weight={0: 1, 2: 3}",), r"model\.class_weight: has weights for 0, 2"),
-        (("+data.task=ranking",), r"model\.loss: must be given: the data's task is 'ranking'"),
-        (("model.metrics=[MeanIoU]",), r"model\.metrics\[0\]: cannot be made by its name"),
+        (("+data.task=ranking",), r"model\.loss: is required: the task of the data is 'ranking'"),
+        (("model.metrics=[MeanIoU]",), r"model\.metrics\[0\]: cannot be created by name"),
         (("model.loss={clik: mse}",), r"model\.loss: .*clik.*click"),
         (("model.metrics=[mae, mae]", "+data.weights=none"), r"model\.metrics: .*same name: mae"),
     ],

@@ -22,7 +22,7 @@ class Checkpoints:
 
     Args:
       keep: which ones.
-      warn: told of what is not as it should be and costs nothing.
+      warn: prints warnings.
 
     Raises:
       ConfigError: the metric of the best one is none that the program has.
@@ -39,7 +39,7 @@ class Checkpoints:
         if keep.best_metric is not None:
             check_metric("checkpoint.best_metric", keep.best_metric, program)
         # Traced once, before the training. TensorFlow's own managers trace anew for every checkpoint; each trace is
-        # told to all workers with Python's lock held: one that hangs would stop every thread of this process.
+        # sent to all workers with Python's lock held: a hung worker would stop every thread of this process.
         self._write = tf.function(self._checkpoint.write).get_concrete_function(tf.TensorSpec([], tf.string))
 
     def save(self, step: int, position: Position) -> list[int]:
@@ -96,19 +96,19 @@ class Checkpoints:
                 self._checkpoint.read(path).assert_consumed()
             except (tf.errors.NotFoundError, tf.errors.DataLossError, tf.errors.OutOfRangeError) as error:
                 raise CheckpointError(
-                    f"{path} is good as the chief sees it, but some task cannot read it: all of them must see the "
-                    f"same run folder ({error})"
+                    f"the chief can read {path}, but another task cannot ({error}); mount the same run folder in all "
+                    "tasks"
                 ) from error
             except AssertionError as error:
-                message = f"does not take all that is in {path}: {str(error).splitlines()[0]}"
+                message = f"does not match the checkpoint {path}: {str(error).splitlines()[0]}"
                 raise ConfigError([Problem("optimizer", message)]) from error
             if self._learning_rate not in (None, found.learning_rate):
-                # Keras keeps it in a variable, which has just been restored; what the configuration says now holds.
+                # Keras keeps it in a variable, which was just restored; the current configuration takes precedence.
                 self._optimizer.learning_rate = self._learning_rate
         return found
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Tells what a checkpoint is worth; returns whether it is the best one so far, as `best_metric` has it.
+        """Records the metrics of a checkpoint; returns whether it is the best so far by `best_metric`.
 
         Raises:
           CheckpointError: the disk is full or the folder cannot be written to.
@@ -119,7 +119,7 @@ class Checkpoints:
         try:
             return self.store.compare(step, metric, metrics[metric], mode=self._keep.best_mode)
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"the best checkpoint could not be noted: {error}") from error
+            raise CheckpointError(f"the best checkpoint could not be recorded: {error}") from error
 
 
 def learning_rate(program: Program) -> float | None:

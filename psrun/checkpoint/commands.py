@@ -17,7 +17,7 @@ from psrun.checkpoint.manifest import Manifest, described
 from psrun.checkpoint.store import PREFIX, Store
 from psrun.errors import ConfigError, ExitCode
 
-_PATH = "a run folder, its folder of checkpoints, or one checkpoint of it, such as runs/RUN/checkpoints/ckpt-500"
+_PATH = "a run folder, its checkpoints folder, or a checkpoint, such as runs/RUN/checkpoints/ckpt-500"
 
 
 def main(arguments: list[str]) -> ExitCode:
@@ -30,13 +30,13 @@ def main(arguments: list[str]) -> ExitCode:
     parser = argparse.ArgumentParser(prog="psrun checkpoint", description=__doc__.partition(": ")[2])
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="inspect|verify|diff")
     for name, text, function in (
-        ("inspect", "lists checkpoints; of a single one, its variables, shards and bytes", _inspect),
+        ("inspect", "list checkpoints, or the variables, shards and bytes of one", _inspect),
         (
             "verify",
-            "reads all of each checkpoint and compares it with what was written; 1 where one is damaged",
+            "read each checkpoint completely and compare its checksums; exit code 1 if one is damaged",
             _verify,
         ),
-        ("diff", "compares two checkpoints, value by value; 1 where they differ", _diff),
+        ("diff", "compare two checkpoints value by value; exit code 1 if they differ", _diff),
     ):
         verb = verbs.add_parser(name, help=text, description=text)
         verb.set_defaults(function=function)
@@ -59,7 +59,7 @@ def find(path: Path) -> tuple[Store, int | None]:
         store = Store(path.parent)
         if int(step) not in store.steps():
             there = ", ".join(map(str, store.steps())) or "none"
-            raise ConfigError(f"there is no checkpoint {name} in {path.parent} that was ever complete (there: {there})")
+            raise ConfigError(f"there is no complete checkpoint {name} in {path.parent} (there: {there})")
         return store, int(step)
     store = Store(path / "checkpoints" if (path / "checkpoints").is_dir() else path)
     if not store.steps():
@@ -71,12 +71,12 @@ def _inspect(console: Console, path: Path) -> ExitCode:
     store, step = find(path)
     if step is None:
         console.print(_overview(store, {each: store.damage(each, thorough=False) for each in store.steps()}))
-        console.print("health as far as sizes tell; `psrun checkpoint verify` reads everything", style="dim")
+        console.print("health by file sizes; `psrun checkpoint verify` reads everything", style="dim")
         return ExitCode.DONE
     try:
         held = store.manifest(step)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{store.prefix(step)} has a manifest that is not what was written: {error}") from error
+        raise ConfigError(f"{store.prefix(step)} has a damaged manifest: {error}") from error
     _details(console, store, held)
     return ExitCode.DONE
 
@@ -88,7 +88,7 @@ def _verify(console: Console, path: Path) -> ExitCode:
         step: store.damage(step)
         for step in track(steps, "verifying", console=console, transient=True, disable=not console.is_terminal)
     }
-    left = store.steps()  # a run that is going on removes some
+    left = store.steps()  # a running run removes some
     found = {step: damage for step, damage in found.items() if step in left}
     console.print(_overview(store, found))
     return ExitCode.FAILED if any(found.values()) else ExitCode.DONE
@@ -106,14 +106,14 @@ def _diff(console: Console, path: Path, other: Path) -> ExitCode:
     with process.silent_stderr():  # what TensorFlow finds out about this machine is of no interest here
         compare = importlib.import_module("psrun.checkpoint.compare")  # the one verb that needs it
         rows = compare.compare(*prefixes)
-    table = _table(f"{prefixes[0]} and {prefixes[1]}", "variable", "", "what differs")
+    table = _table(f"{prefixes[0]} and {prefixes[1]}", "variable", "", "difference")
     for row in rows:
         if not row.equal:
             table.add_row(row.name, row.shape, row.differs)
     same = sum(row.equal for row in rows)
     if same < len(rows):
         console.print(table)
-    console.print(f"{same} of {len(rows)} variables are equal, bit by bit")
+    console.print(f"{same} of {len(rows)} variables are bitwise equal")
     return ExitCode.DONE if same == len(rows) else ExitCode.FAILED
 
 
@@ -160,11 +160,11 @@ def _details(console: Console, store: Store, held: Manifest) -> None:
             )
     console.print(table)
     files = _table("Files", "file", "bytes", "SHA-256")
-    for name, told in held.files.items():
-        files.add_row(name, f"{told['bytes']:,}", told["sha256"][:16])
+    for name, file in held.files.items():
+        files.add_row(name, f"{file['bytes']:,}", file["sha256"][:16])
     console.print(files)
     damage = store.damage(held.step, thorough=False)
-    console.print(f"[red]damaged[/red]: {damage}" if damage else "sizes are as they were written", soft_wrap=True)
+    console.print(f"[red]damaged[/red]: {damage}" if damage else "file sizes match the manifest", soft_wrap=True)
 
 
 def _table(title: str, *headings: str) -> Table:

@@ -71,7 +71,7 @@ def restore(network: tf_keras.Model, which: str, store: Store, warn: Callable[[s
         except (tf.errors.OpError, AssertionError) as error:
             if isinstance(error, tf.errors.OpError) and strategy.task_lost(error):
                 raise
-            # A run that is going on may have removed it meanwhile, having taken newer ones; each comes once.
+            # A running run may have removed it after saving newer ones; each is tried once.
             if found.step in store.steps() or which.isdigit():
                 raise CheckpointError(f"{path} could not be restored: {error}") from error
 

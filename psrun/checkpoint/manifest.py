@@ -67,13 +67,13 @@ class Contents:
         return cls(optimizer, found["model"], found["optimizer"], shards)
 
     def check(self, path: str, here: Contents) -> None:
-        """Raises ConfigError, with what differs, where `here` cannot go on from the checkpoint at `path`."""
+        """Raises ConfigError with the differences if `here` cannot resume from the checkpoint at `path`."""
         self.check_model(path, here)
         problem = None
         if self.optimizer != here.optimizer:
-            problem = f"is {here.optimizer}; the one in {path} is {self.optimizer}"
+            problem = f"is {here.optimizer}, but the checkpoint {path} has {self.optimizer}"
         elif found := differences(self.slots, here.slots):
-            problem = f"is not the one in {path}: {found}"
+            problem = f"differs from the optimizer of the checkpoint {path}: {found}"
         if problem:
             raise ConfigError([Problem("optimizer", problem)])
 
@@ -81,7 +81,7 @@ class Contents:
         """As `check`, whatever the optimizer."""
         found = differences(self.model, here.model)
         if found:
-            raise ConfigError([Problem("model", f"is not the one in {path}: {found}")])
+            raise ConfigError([Problem("model", f"differs from the model of the checkpoint {path}: {found}")])
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def read(checkpoint: str) -> Manifest:
     try:
         plain = json.loads(path(checkpoint).read_text(encoding="utf-8"))
         if plain.pop(_OWN) != digest(plain):
-            raise ValueError("its own checksum is another one")
+            raise ValueError("manifest checksum mismatch")
         return Manifest(
             **{**plain, "position": Position(**plain["position"]), "contents": Contents(**plain["contents"])}
         )

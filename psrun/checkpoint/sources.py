@@ -49,7 +49,7 @@ class Source(Protocol):
         ...
 
     def digest(self, name: Any) -> str:
-        """Tells a checkpoint from another one of the same name. Raises OSError or ValueError."""
+        """Identifies a checkpoint among those of the same name. Raises OSError or ValueError."""
         ...
 
     def restore(self, network: tf_keras.Model, name: Any) -> Restored:
@@ -126,7 +126,7 @@ class KerasCheckpoints:
             raise CheckpointError(f"{path} could not be restored: {error}") from error
         except ValueError as error:  # shapes differ
             raise _of_another_model(path, str(error)) from error
-        # A value that is not in the file is left as it was, and Keras says nothing.
+        # Keras silently keeps the value of a variable that is not in the file.
         missing = [each.name for each in weights if bool(tf.reduce_all(tf.math.is_nan(each)))]
         if missing:
             raise _of_another_model(path, f"it has no value, or only NaN, for {', '.join(missing)}")

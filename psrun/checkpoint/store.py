@@ -59,19 +59,19 @@ class Store:
         """
         try:
             found = self.manifest(step)
-            for name, told in found.files.items():
+            for name, recorded in found.files.items():
                 file = self.folder / name
                 size = file.stat().st_size
-                if size != told["bytes"]:
-                    return f"{name} has {size:,} bytes, not {told['bytes']:,}"
-                if thorough and manifest.file_digest(file) != told["sha256"]:
-                    return f"{name} is not what was written: its checksum is another one"
+                if size != recorded["bytes"]:
+                    return f"{name} has {size:,} bytes, not {recorded['bytes']:,}"
+                if thorough and manifest.file_digest(file) != recorded["sha256"]:
+                    return f"{name} has a checksum mismatch"
         except FileNotFoundError as error:
             return f"{Path(error.filename).name} is missing"
         except OSError as error:  # perhaps only now: nothing is passed over or set aside for it
             raise CheckpointError(f"{self.prefix(step)} cannot be read: {error}") from error
         except ValueError as error:
-            return f"its manifest is not what was written ({error})"
+            return f"its manifest is damaged ({error})"
         return None
 
     def manifest(self, step: int) -> Manifest:
@@ -79,7 +79,7 @@ class Store:
         return manifest.read(self.prefix(step))
 
     def choose(self, which: str, warn: Callable[[str], None]) -> Manifest | None:
-        """The checkpoint to go on from, all of it read and found good; None where there never was any.
+        """The newest good checkpoint, completely verified; None if there has never been one.
 
         Args:
           which: 'latest' (a damaged one is passed over, with a warning, for the one before), 'best', or a step.
@@ -94,12 +94,12 @@ class Store:
             damage = self.damage(step)
             if damage is None:
                 return self.manifest(step)
-            if step in self.steps():  # a run that is going on may have removed it meanwhile
+            if step in self.steps():  # a running run may have removed it
                 self._passed_over.add(step)
-                warn(f"{self.prefix(step)} is damaged ({damage}); the one before is tried")
+                warn(f"{self.prefix(step)} is damaged ({damage}); trying the previous one")
         if self.steps() or (self.folder / STATE).exists():
             raise CheckpointError(
-                f"there are checkpoints in {self.folder}, and none is good; to start anew, choose another folder"
+                f"all checkpoints in {self.folder} are damaged; to start a new run, choose another folder"
             )
         return None
 
@@ -143,8 +143,8 @@ class Store:
         data = [match for match in map(_DATA.fullmatch, named) if match]
         if ".index" not in named or len(data) != int(data[0]["count"] if data else -1):
             raise FileNotFoundError(
-                f"of {PREFIX}-{held.step} only {', '.join(sorted(f.name for f in named.values())) or 'nothing'} is "
-                f"in {self.folder}: all tasks must see the same run folder"
+                f"{self.folder} holds only {', '.join(sorted(f.name for f in named.values())) or 'no file'} of "
+                f"{PREFIX}-{held.step}; mount the same run folder in all tasks"
             )
         listed = {}
         for file in sorted(named.values()):
@@ -185,9 +185,9 @@ class Store:
         """The best checkpoint: `step`, `metric`, `mode` and `value`; None where none was compared or it is gone."""
         try:
             found = json.loads((self.folder / _BEST).read_text(encoding="utf-8"))
-            told = {name: found[name] for name in ("step", "metric", "mode", "value")}
+            best = {name: found[name] for name in ("step", "metric", "mode", "value")}
             # There may be another one of the same step: the one that was compared was damaged and set aside.
-            return told if self.manifest(found["step"]).files == found["files"] else None
+            return best if self.manifest(found["step"]).files == found["files"] else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

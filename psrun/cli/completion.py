@@ -1,7 +1,7 @@
-"""What a shell offers at TAB. Its script (`psrun -sc install=SHELL`, Hydra's) asks `psrun -sc query=SHELL` at each.
+"""Shell completion. The script of `psrun -sc install=SHELL` (Hydra's) calls `psrun -sc query=SHELL` at each TAB.
 
-Hydra answers for groups, their choices and keys; verbs, options and folders are answered here. Nothing is told to the
-terminal beside the answer: a line that cannot be completed is one that somebody is still writing.
+Hydra completes groups, choices and keys; this module completes verbs, options and folders. It prints only the
+candidates: a line without completions is not an error, because the user is still typing it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CONFIG_DIR, _RESUME, _SUBMIT = "--config-dir", "resume=", "submit"
 
 
 def main(verbs: Mapping[str, str], arguments: Sequence[str], started_s: float) -> ExitCode:
-    """Does what `psrun -sc ARGUMENTS` asks for: a script for a shell, or what may stand at the end of COMP_LINE.
+    """Runs `psrun -sc ARGUMENTS`: prints the script for a shell, or the completions of COMP_LINE.
 
     Args:
       verbs: the module of each verb.
@@ -36,12 +36,12 @@ def main(verbs: Mapping[str, str], arguments: Sequence[str], started_s: float) -
       started_s: as in `composition.run`.
 
     Raises:
-      ConfigError: it is none of these.
+      ConfigError: `arguments` is none of these.
     """
     if len(arguments) != 1 or not _ASKED.fullmatch(arguments[0]):
         raise ConfigError(
-            f"-sc takes install, uninstall or query, and a shell, such as install=bash (or zsh, fish), "
-            f"not {' '.join(arguments) or 'nothing'}"
+            f"invalid argument of -sc: {' '.join(arguments) or 'none'}; use install=SHELL, uninstall=SHELL or "
+            "query=SHELL, where SHELL is bash, zsh or fish"
         )
     if not arguments[0].startswith("query="):
         return hydra_app.run(started_s)
@@ -71,7 +71,7 @@ def _query(verbs: Mapping[str, str], shell: str, started_s: float) -> ExitCode:
 
 
 def help_of(module: str, *arguments: str) -> str:
-    """The --help of the verb in `module`, or of one of the verbs that it has, for the width that COLUMNS says."""
+    """The --help text of the verb in `module`, or of one of its subcommands, COLUMNS wide."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         importlib.import_module(module).main([*arguments, "--help"])
@@ -79,9 +79,9 @@ def help_of(module: str, *arguments: str) -> str:
 
 
 def parts_of(help_: str) -> list[str]:
-    """The verbs that a verb has, as the usage in its --help says: `inspect|verify|diff`."""
-    found = re.search(r"\w+(?:\|\w+)+", help_.partition("\n\n")[0])
-    return found[0].split("|") if found else []
+    """The subcommands of a verb, from the usage line of its --help: `inspect|verify|diff`."""
+    usage = re.search(r"\w+(?:\|\w+)+", help_.partition("\n\n")[0])
+    return usage[0].split("|") if usage else []
 
 
 def _of_verb(module: str, before: Sequence[str], word: str) -> list[str]:
@@ -95,24 +95,24 @@ def _of_verb(module: str, before: Sequence[str], word: str) -> list[str]:
 
 
 def _of_submit(before: Sequence[str], word: str, shell: str, started_s: float) -> list[str]:
-    """The engines, and after one of them what a run on it may be told."""
+    """Completes the engine, then the overrides of a run on it."""
     if not before:
         return [engine for engine in ENGINES if engine.startswith(word)]
     return _of_hydra([f"cluster={before[0]}", *before[1:]], word, shell, started_s)
 
 
 def _paths(start: str, *, folders: bool = False) -> list[str]:
-    found = glob.glob(glob.escape(start) + "*")
-    return sorted(path + "/" * Path(path).is_dir() for path in found if Path(path).is_dir() or not folders)
+    paths = glob.glob(glob.escape(start) + "*")
+    return sorted(path + "/" * Path(path).is_dir() for path in paths if Path(path).is_dir() or not folders)
 
 
 def _of_hydra(before: Sequence[str], word: str, shell: str, started_s: float) -> list[str]:
-    """Hydra cannot read options in the line; that of a person's own pieces is given to it as if it were asked so."""
+    """Completes groups and keys with Hydra. Hydra ignores options in COMP_LINE, so --config-dir becomes an argument."""
     options = ["-sc", shell]
     if _CONFIG_DIR in before[:-1]:
         options += [_CONFIG_DIR, before[before.index(_CONFIG_DIR) + 1]]
-    said = [each for each in before if "=" in each and not each.startswith("-")]
-    os.environ["COMP_LINE"] = " ".join(["psrun", *said, word])
+    overrides = [each for each in before if "=" in each and not each.startswith("-")]
+    os.environ["COMP_LINE"] = " ".join(["psrun", *overrides, word])
     sys.argv[1:] = options
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(ConfigError, AssertionError):

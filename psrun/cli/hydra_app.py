@@ -1,4 +1,4 @@
-"""The edge to Hydra: composes the configuration and hands it over as plain values. Nothing beyond it sees Hydra."""
+"""The boundary to Hydra: composes the configuration and passes it on as plain values."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ _PRINT = {"--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help", "--shel
 
 
 def run(started_s: float) -> ExitCode:
-    """Runs what `sys.argv` says in Hydra's grammar: one run, or with -m a sweep of them.
+    """Runs the command line `sys.argv` in Hydra's grammar: one run, or a sweep with -m.
 
     Raises:
-      ConfigError: the configuration cannot be composed; with all that is wrong with it.
+      ConfigError: the configuration cannot be composed; lists all problems.
       RunFolderError: the disk is full.
-      SweepError: a sweep could not go on.
+      SweepError: the sweep cannot continue.
     """
     # Two runs started in the same second do not share a folder.
     OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
     OmegaConf.register_new_resolver("run_name", _run_name, use_cache=True, replace=True)
-    sys.path.append(os.getcwd())  # where a person's own models and data are named from
-    said, codes = sys.argv[1:], []
+    sys.path.append(os.getcwd())  # for the user's own modules
+    given, codes = sys.argv[1:], []
     errors: list[PsrunError] = []
-    arguments = compose.options_first(said)
+    arguments = compose.options_first(given)
     if hydra_sweeps.is_asked_for(arguments):
         return hydra_sweeps.run(arguments)
 
     def job(composed: DictConfig) -> None:
         try:
-            codes.append(_job(composed, said, started_s))
-        except PsrunError as error:  # kept from Hydra, which would print words of its own
+            codes.append(_job(composed, given, started_s))
+        except PsrunError as error:  # Hydra would print its own message
             errors.append(error)
 
     sys.argv[1:] = resumed(arguments)
@@ -70,62 +70,62 @@ def run(started_s: float) -> ExitCode:
 
 
 def _run_folder(arguments: list[str], error: OSError) -> Path:
-    """The folder that Hydra could not make, or write to, before it handed over."""
+    """The run folder that Hydra could not create or write to."""
     named = [a.partition("=")[2] for a in arguments if a.startswith("hydra.run.dir=")]
     return Path(recorded_config.unquoted(named[-1]) if named else error.filename or "runs").absolute()
 
 
 def _run_name(cluster: str, otherwise: str) -> str:
-    """The name of a new run's folder: of a Slurm step, all of whose tasks share one, or a name of its own."""
+    """The folder name of a new run. The tasks of a Slurm step share one name."""
     return (task_identity.run_name(os.environ) if cluster == "slurm" else None) or otherwise
 
 
-def _job(composed: DictConfig, said: list[str], started_s: float) -> ExitCode:
+def _job(composed: DictConfig, given: list[str], started_s: float) -> ExitCode:
     settings = HydraConfig.get()
     if settings.mode == RunMode.MULTIRUN:
-        raise ConfigError([Problem("hydra.mode", "is MULTIRUN; ask for a sweep with -m")])
+        raise ConfigError([Problem("hydra.mode", "is MULTIRUN; start a sweep with -m")])
     folder = Path(settings.runtime.output_dir).absolute()
     plain = compose.plain(composed)
     if composed.resume:
-        plain = recorded_config.as_recorded(plain, OmegaConf.to_container(composed, resolve=False), folder, said)
+        plain = recorded_config.as_recorded(plain, OmegaConf.to_container(composed, resolve=False), folder, given)
     overrides = [override for override in settings.overrides.task if key_of(override) != "resume"]
-    # A folder that was asked for by name is kept whatever it holds; all tasks of a Slurm step share theirs.
+    # Keep a folder that the user named, whatever it holds. The tasks of a Slurm step share their folder.
     named = any(key_of(override) == "hydra.run.dir" for override in settings.overrides.hydra)
     keep = named or plain["cluster"].get("kind") == "slurm"
     return run_process.execute(plain, folder, overrides, started_s=started_s, keep_unrun=keep)
 
 
 def resumed(arguments: list[str]) -> list[str]:
-    """The arguments of a run that goes on: those that it was started with, as far as no other is given now.
+    """The arguments of a resumed run: its original arguments, overridden by the current ones.
 
     Raises:
-      ConfigError: there is no run where `resume` says.
+      ConfigError: the folder of `resume` holds no run.
     """
     folder = recorded_config.folder_of(arguments)
     if folder is None:
         return arguments
     if any(a.startswith("hydra.run.dir=") for a in arguments):
-        raise ConfigError([Problem("resume", "a run goes on in its own folder: without hydra.run.dir")])
+        raise ConfigError([Problem("resume", "a resumed run keeps its folder; remove hydra.run.dir")])
     try:
-        said = json.loads((folder / "run.json").read_text(encoding="utf-8"))["overrides"]
+        recorded = json.loads((folder / "run.json").read_text(encoding="utf-8"))["overrides"]
     except (OSError, ValueError, KeyError) as error:
-        hint = "; it holds a sweep: psrun -m resume=..." if (folder / SWEEP).exists() else ""
+        hint = "; it holds a sweep: use psrun -m resume=..." if (folder / SWEEP).exists() else ""
         raise ConfigError([Problem("resume", f"there is no run in {folder} ({error}){hint}")]) from error
     now = {key_of(argument) for argument in arguments}
-    before = [argument for argument in said if key_of(argument) not in now]
-    choices = RecordedChoices(folder, said, {*now, *map(key_of, before)})
+    before = [argument for argument in recorded if key_of(argument) not in now]
+    choices = RecordedChoices(folder, recorded, {*now, *map(key_of, before)})
     quoted = recorded_config.quoted(folder)
     others = [a for a in arguments if not a.startswith("resume=")]
     others += [f"resume={quoted}", f"hydra.run.dir={quoted}"]
     if any(a.startswith("mode=") and a != "mode=train" for a in arguments):
-        others.append("hydra.output_subdir=null")  # what is there of the run stays as it is
+        others.append("hydra.output_subdir=null")  # leaves the recorded configuration unchanged
     return [*others, *_holding(before, others, choices)]
 
 
 def _holding(before: list[str], now: list[str], choices: RecordedChoices) -> list[str]:
-    """Those of the arguments `before` that go with those given now, with the choices that they need offered to Hydra.
+    """The arguments of `before` that are valid with those of `now`; offers Hydra the recorded choices that they need.
 
-    Another choice of a group may not know the keys of the one before.
+    A new choice of a group may not have the keys of the previous choice.
     """
     held, tried = [*before], [*now]
     while True:
@@ -138,4 +138,4 @@ def _holding(before: list[str], now: list[str], choices: RecordedChoices) -> lis
         culprit = compose.blame(failed, [*held, *tried])[0] if failed else None
         if culprit is None:
             return held
-        (held if culprit in held else tried).remove(culprit)  # what is wrong with one given now is told later
+        (held if culprit in held else tried).remove(culprit)  # problems of current arguments are reported later

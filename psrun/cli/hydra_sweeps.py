@@ -1,8 +1,8 @@
-"""The edge to Hydra for sweeps: its sweepers say which jobs there are, its launchers where; psrun runs them.
+"""The boundary to Hydra for sweeps: Hydra's sweepers generate the jobs, its launchers place them, psrun runs them.
 
-Hydra's basic launcher, the default, would run one job after the other: psrun runs as many at once as there is room
-for. Other launchers call `job` in processes of their own. Everywhere a job is a child process: TensorFlow's servers
-cannot be stopped, and launchers use a process for one job after another.
+Hydra's basic launcher, the default, runs jobs sequentially; psrun replaces it and runs jobs in parallel. Other
+launchers call `job` in their own processes. Each job is a child process: TensorFlow's servers cannot be stopped, and
+launchers reuse a process for several jobs.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def is_asked_for(arguments: Sequence[str]) -> bool:
 
 
 def run(arguments: list[str]) -> ExitCode:
-    """Runs the sweep that `arguments` describe, or goes on with the one that `resume` names.
+    """Runs the sweep that `arguments` describe, or resumes the sweep that `resume` names.
 
     Raises:
-      ConfigError: the configuration of a job cannot be run, or there is no sweep to go on with.
+      ConfigError: the configuration of a job is invalid, or there is no sweep to resume.
       SweepError: the sweep's folder cannot be written to.
     """
     before, arguments = resumed(arguments)
@@ -68,7 +68,7 @@ def run(arguments: list[str]) -> ExitCode:
         raise
     except OSError as error:
         running.abandon()
-        raise SweepError(f"the sweep cannot go on: {error}") from error
+        raise SweepError(f"the sweep cannot continue: {error}") from error
     except Ended as ended:
         return running.end(ended.signum)
     except ValueError as error:
@@ -82,10 +82,10 @@ def run(arguments: list[str]) -> ExitCode:
 
 
 def resumed(arguments: list[str]) -> tuple[Sweep | None, list[str]]:
-    """The sweep that goes on, if `resume` names one, and the arguments that it was started with.
+    """The resumed sweep, if `resume` names one, and its original arguments.
 
     Raises:
-      ConfigError: there is no sweep there, or other arguments are given than those it was started with.
+      ConfigError: the folder holds no sweep, or the arguments differ from the original ones.
     """
     folder = recorded_config.folder_of(arguments)
     if folder is None:
@@ -101,8 +101,8 @@ def resumed(arguments: list[str]) -> tuple[Sweep | None, list[str]]:
         if key in _MAY_CHANGE or key.startswith("hydra.launcher."):
             changes.append(argument)
             continue
-        was = f"{values[key_of(key)]!r}" if key_of(key) in values else "not given"
-        message = f"is {value!r} now and was {was} when the sweep was started; it goes on as it was, so leave it out"
+        was = f"{values[key_of(key)]!r}" if key_of(key) in values else "not set"
+        message = f"is {value!r}, but was {was} when the sweep started; a resumed sweep cannot change it: remove it"
         problems.append(Problem(key_of(key), message))
     if problems:
         raise ConfigError(problems)
@@ -112,37 +112,37 @@ def resumed(arguments: list[str]) -> tuple[Sweep | None, list[str]]:
 
 
 def job(composed: DictConfig) -> float | None:
-    """What launchers run in other processes: the job that was prepared in its folder, to its end.
+    """Runs the prepared job in its folder; launchers call it in other processes.
 
     Returns:
-      What a search improves; None where the job has failed.
+      The objective of a search; None if the job failed.
     """
     settings = HydraConfig.get()
     folder, sweep = Path(settings.runtime.output_dir), Sweep.read(Path(settings.sweep.dir))
-    jobs.ignore_interrupts()  # they are the sweep's to pass on
+    jobs.ignore_interrupts()  # the sweep forwards them
     return jobs.run(folder, sweep, elsewhere=True)
 
 
 @contextmanager
 def _hooks(running: Running) -> Iterator[None]:
-    """Meanwhile Hydra's sweepers are begun, and its launchers used, by psrun."""
+    """Patches Hydra's plugins in the context: psrun sets up the sweepers and controls the launchers."""
     make_sweeper, make_launcher = Plugins.instantiate_sweeper, Plugins.instantiate_launcher
 
     def sweeper(plugins: Plugins, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> Any:
         _begin(running, config)
-        made = make_sweeper(plugins, hydra_context=hydra_context, task_function=job, config=config)
-        logging.getLogger("optuna").setLevel(logging.WARNING)  # once it has set it itself
-        return made
+        instance = make_sweeper(plugins, hydra_context=hydra_context, task_function=job, config=config)
+        logging.getLogger("optuna").setLevel(logging.WARNING)  # the sweeper sets the level when it is created
+        return instance
 
     def launcher(plugins: Plugins, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> Launcher:
         inner = make_launcher(plugins, hydra_context=hydra_context, task_function=job, config=config)
         workers = getattr(inner, "joblib", None)
-        if workers is not None:  # which would wait five minutes for jobs of a sweep that was killed
+        if workers is not None:  # without this they outlive a killed sweep by five minutes
             workers.update(initializer=process.end_with_parent, initargs=(os.getpid(),))
         return _Launcher(inner, running, hydra_context, config)
 
-    # Callbacks of Hydra may not fail, and plugins of its own registry must be installed under its name.
-    setattr(Plugins, "instantiate_sweeper", sweeper)  # noqa: B010 - as a method of theirs
+    # Hydra ignores errors of its callbacks, and finds plugins only in its own namespace: hence the patch.
+    setattr(Plugins, "instantiate_sweeper", sweeper)  # noqa: B010 - mypy rejects assignment to a method
     setattr(Plugins, "instantiate_launcher", launcher)  # noqa: B010
     try:
         yield
@@ -152,54 +152,52 @@ def _hooks(running: Running) -> Iterator[None]:
 
 
 def _begin(running: Running, config: DictConfig) -> None:
-    """Makes the sweep's folder, once and for all, and a sweeper that searches do as the keys of `sweep` say."""
+    """Creates the sweep folder and configures a search sweeper by the keys of `sweep`."""
     folder = Path(str(config.hydra.sweep.dir)).absolute()
     with read_write(config), open_dict(config):
         config.hydra.sweep.dir = str(folder)
-        # Jobs are composed anew, perhaps in other processes: there the time, and the working directory, are others.
+        # Jobs are composed again, possibly in other processes, with another time and working directory.
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir={recorded_config.quoted(folder)}")
     target = str(config.hydra.sweeper._target_)
     search = target.rpartition(".")[2] != BasicSweeper.__name__
     keys: Any = OmegaConf.to_container(config.sweep)
     running.begin(folder, search=search, keys=keys)
     if search:
-        said = {key_of(override) for override in config.hydra.overrides.hydra}
+        given = {key_of(override) for override in config.hydra.overrides.hydra}
         with read_write(config), open_dict(config):
-            running.add(_settle(config.hydra.sweeper, said, keys["mode"]))
+            running.add(_settle(config.hydra.sweeper, given, keys["mode"]))
 
 
-def _settle(sweeper: DictConfig, said: set[str], mode: str | None) -> list[str]:
-    """What makes a search one that goes on: over failed trials, and where it stopped; the arguments that say so again.
+def _settle(sweeper: DictConfig, given_keys: set[str], mode: str | None) -> list[str]:
+    """Makes a search tolerate failed trials and resumable; returns the arguments that a resumed search needs.
 
     Raises:
-      ConfigError: the direction is another than that of `sweep.mode`.
+      ConfigError: the direction contradicts `sweep.mode`.
     """
     added = []
-    if "max_failure_rate" in sweeper and "hydra.sweeper.max_failure_rate" not in said:
+    if "max_failure_rate" in sweeper and "hydra.sweeper.max_failure_rate" not in given_keys:
         sweeper.max_failure_rate = 1.0
     if "direction" in sweeper and mode is not None:
         direction = {"max": "maximize", "min": "minimize"}[mode]
         given = str(getattr(sweeper.direction, "name", sweeper.direction))
-        if "hydra.sweeper.direction" in said and given != direction:
-            raise ConfigError(
-                [Problem("hydra.sweeper.direction", f"is {given}, and sweep.mode is {mode}; leave it out")]
-            )
+        if "hydra.sweeper.direction" in given_keys and given != direction:
+            raise ConfigError([Problem("hydra.sweeper.direction", f"is {given}, but sweep.mode is {mode}; remove it")])
         sweeper.direction = direction
     if OmegaConf.select(sweeper, "sampler") is not None and "seed" in sweeper.sampler and sweeper.sampler.seed is None:
-        # With a seed it proposes the same again, so that a search that is interrupted can be done over to where it was.
+        # A fixed seed makes proposals reproducible, so that a resumed search can replay the completed trials.
         sweeper.sampler.seed = int.from_bytes(os.urandom(3), "big")
         added.append(f"hydra.sweeper.sampler.seed={sweeper.sampler.seed}")
     return added
 
 
 class _Launcher(Launcher):
-    """Any launcher, with a look at the jobs before it gets them, and a limit to how many run at once."""
+    """Wraps a launcher: validates the jobs before launch and limits parallel jobs."""
 
     def __init__(self, inner: Launcher, running: Running, hydra_context: HydraContext, config: DictConfig) -> None:
         self._inner, self._running, self._context, self._config = inner, running, hydra_context, config
 
     def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
-        """It is set up."""
+        """Does nothing: the inner launcher is already set up."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         proposed = [self._proposed(initial_job_idx + i, overrides) for i, overrides in enumerate(job_overrides)]
@@ -207,7 +205,7 @@ class _Launcher(Launcher):
         if self._running.plans:
             self._running.plan()
             return self._in_turn(lambda folder: None, job_overrides, initial_job_idx)
-        # By name: Hydra's scan for plugins makes classes of its own of the same modules.
+        # Compare by name: Hydra's plugin scan loads the modules again and creates distinct classes.
         if str(self._config.hydra.launcher._target_).rpartition(".")[2] != BasicLauncher.__name__:
             returns = self._inner.launch(job_overrides, initial_job_idx)
         else:
@@ -228,7 +226,7 @@ class _Launcher(Launcher):
         return returns
 
     def _in_turn(self, work: Any, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
-        """What Hydra leaves in the folders of jobs, and `work` on each."""
+        """Lets Hydra create each job's folder and calls `work` on it."""
         basic = BasicLauncher()
         basic.setup(
             hydra_context=self._context,
@@ -238,7 +236,7 @@ class _Launcher(Launcher):
         return basic.launch(job_overrides, first)
 
     def _proposed(self, number: int, overrides: Sequence[str]) -> Proposed:
-        """A job as Hydra composes it right before it is run."""
+        """The job as Hydra composes it right before running it."""
         kept, instance = HydraConfig.instance().cfg, HydraConfig.instance()
         composed = self._context.config_loader.load_sweep_config(self._config, list(overrides))
         try:
@@ -258,24 +256,24 @@ class _Launcher(Launcher):
 
 
 def _problems(error: Exception, arguments: list[str]) -> list[Problem]:
-    """Everything wrong with the jobs of a sweep, each problem once."""
-    found: dict[Problem, None] = {}
+    """All problems of the jobs of a sweep, without duplicates."""
+    problems: dict[Problem, None] = {}
     for each in _expanded(arguments):
         composed = compose.compose(each)
         if isinstance(composed, Exception):
-            found.update(dict.fromkeys(compose.all_problems(composed, each)))
-    return list(found) or compose.all_problems(error, arguments)
+            problems.update(dict.fromkeys(compose.all_problems(composed, each)))
+    return list(problems) or compose.all_problems(error, arguments)
 
 
 def _expanded(arguments: list[str], *, most: int = 50) -> list[list[str]]:
-    """The arguments of single jobs; what a search proposes is left out. None where they cannot be read."""
+    """The arguments of single jobs, without the parameters of a search; empty if they cannot be parsed."""
     options: list[str] = []
-    said: list[str] = []
+    given: list[str] = []
     for index, argument in enumerate(arguments):
         value = index > 0 and arguments[index - 1].startswith("-") and "=" not in argument
-        (options if argument.startswith("-") or value else said).append(argument)
+        (options if argument.startswith("-") or value else given).append(argument)
     try:
-        overrides = OverridesParser.create().parse_overrides(said)
+        overrides = OverridesParser.create().parse_overrides(given)
         fixed = [each for each in overrides if not each.is_sweep_override() or each.is_discrete_sweep()]
         batch = BasicSweeper.split_arguments(fixed, None)[0]
     except compose.HYDRA_ERRORS:
@@ -284,8 +282,8 @@ def _expanded(arguments: list[str], *, most: int = 50) -> list[list[str]]:
 
 
 def _end_workers() -> None:
-    """Ends the processes that joblib keeps for further jobs."""
+    """Ends the idle worker processes of joblib."""
     loky: Any = sys.modules.get("joblib.externals.loky")
     if loky is not None:
         loky.get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
-        atexit._run_exitfuncs()  # it removes its files then, and psrun's processes do not end the ordinary way
+        atexit._run_exitfuncs()  # joblib removes its files there, and psrun exits without running atexit functions

@@ -38,7 +38,7 @@ def _dispatch(started_s: float) -> ExitCode:
         return importlib.import_module(VERBS[arguments[0]]).main(arguments[1:])
     if arguments and arguments[0].isidentifier():
         raise ConfigError(
-            f"'{arguments[0]}' is no verb that psrun knows ({', '.join(VERBS)}); a run is GROUP=NAME and KEY=VALUE, "
+            f"unknown command '{arguments[0]}'; commands are {', '.join(VERBS)}; a run takes GROUP=NAME and KEY=VALUE: "
             "see --help"
         )
     return hydra_app.run(started_s)

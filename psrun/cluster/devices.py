@@ -42,8 +42,8 @@ def of_replicas(num_replicas: int | None) -> tuple[str, ...]:
     if num_replicas is None:
         if len(set(by_worker.values())) > 1:
             counts = ", ".join(f"worker-{task} {count}" for task, count in by_worker.items())
-            message = f"is null: a replica for each GPU of a worker, but workers have different numbers ({counts})"
-            raise ConfigError([Problem(KEY, f"{message}; give a number that all of them have")])
+            message = f"is null (one replica per GPU), but workers have different numbers of GPUs ({counts})"
+            raise ConfigError([Problem(KEY, f"{message}; set a number that all workers have")])
         num_replicas, kind = max(1, fewest), "GPU" if fewest else "CPU"
     else:
         kind = "GPU" if fewest >= num_replicas else "CPU"

@@ -54,7 +54,7 @@ class InFlight:
         try:
             oldest.get()
         except tf.errors.OpError:
-            # It failed, or was cancelled as another one did, which the join tells; or the worker was lost while the
+            # It failed, or was cancelled after another failure, which join raises; or the worker was lost while the
             # result was on its way: then the closure is run again, and has been once the join returns.
             self._coordinator.join()
             oldest.get()

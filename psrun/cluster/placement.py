@@ -63,7 +63,7 @@ def check_rows(placed: Iterable[Placed], num_shards: int) -> None:
     largest = max(sizes, key=lambda variable: sizes[variable], default=None)
     if largest and largest.variable_shape[0] < num_shards:
         message = f"is {num_shards}, more than the {largest.variable_shape[0]} rows of {largest.variable}"
-        raise ConfigError([Problem("partitioner.num_shards", f"{message}, the largest variable")])
+        raise ConfigError([Problem("partitioner.num_shards", f"{message}, the largest variable; use fewer shards")])
 
 
 def check_memory(placed: Iterable[Placed], memory_bytes: int) -> None:
@@ -79,9 +79,9 @@ def check_memory(placed: Iterable[Placed], memory_bytes: int) -> None:
     largest = max(sizes, key=lambda variable: sizes[variable])
     tasks = ", ".join(f"{task} {size:,}" for task, size in found.bytes_by_task.items())
     message = (
-        f"has variables of {total:,} bytes, those of the optimizer included ({tasks}; the largest is {largest}, "
+        f"has variables of {total:,} bytes, including those of the optimizer ({tasks}; the largest is {largest}, "
         f"{sizes[largest]:,}), more than the {memory_bytes:,} bytes of memory of this machine, which all tasks share; "
-        "make the table smaller, or spread it over several machines with cluster=static or tf_config"
+        "use a smaller table, or several machines with cluster=static or tf_config"
     )
     raise ConfigError([Problem("model", message)])
 

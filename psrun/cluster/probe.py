@@ -30,7 +30,7 @@ def reachable(address: str, *, timeout_s: float) -> bool:
 class Door:
     """Accepts connections at `address`, HOST:PORT, of this process, until closed: who probes finds somebody at home.
 
-    Where the port is taken nothing happens here; whoever needs it next will tell.
+    A taken port is no error here; the server that needs it will report it.
     """
 
     def __init__(self, address: str) -> None:
@@ -75,8 +75,8 @@ class ServerStatus:
 
     Attributes:
       answers: whether its gRPC server shakes hands.
-      refused: whether its host is there and says that nothing listens at the port: the process has ended.
-      incarnation: which of the processes that were started at this address it is; None where it does not say.
+      refused: whether its host is up but refuses the connection: the process has ended.
+      incarnation: identifies the process among those started at this address; None if unknown.
     """
 
     answers: bool

@@ -105,7 +105,7 @@ def connect(
             spec, replicas = tf.train.ClusterSpec(_with_chief(topology).spec()), cluster.replicas_per_worker
             return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement], replicas)
         case _:
-            raise AssertionError(f"cluster={cluster.kind} has a role of its own")
+            raise AssertionError(f"cluster={cluster.kind} has its own role")
 
 
 def wait_for_servers(topology: Topology, *, within_s: float, error: type[PsrunError]) -> None:
@@ -126,7 +126,7 @@ def wait_for_servers(topology: Topology, *, within_s: float, error: type[PsrunEr
 
 
 def task_lost(error: tf.errors.OpError) -> bool:
-    """Whether an error of TensorFlow's says that a task has gone, also where it stands within another one."""
+    """Whether a TensorFlow error, or an error nested in it, reports a lost task."""
     text = str(error)
     # Within a function over a dataset TensorFlow makes an InternalError of it.
     unavailable = "UNAVAILABLE" in text or "originally returned UnavailableError" in text
@@ -134,12 +134,12 @@ def task_lost(error: tf.errors.OpError) -> bool:
 
 
 def _up(task: Task, address: str) -> bool:
-    there = reachable(address, timeout_s=1.0)  # says no at once
+    there = reachable(address, timeout_s=1.0)  # refuses at once
     return there and (task.job in DATA_JOBS or answers(address, timeout_s=2.0))
 
 
 def _with_chief(topology: Topology) -> Topology:
-    """The topology with an address for the chief: TensorFlow would say localhost, which other hosts cannot reach."""
+    """The topology with an address for the chief; TensorFlow's default, localhost, is unreachable from other hosts."""
     if CHIEF in topology.addresses:
         return topology
     host = own_host(topology.addresses[topology.of("worker")[0]])
@@ -196,7 +196,7 @@ def _renew_iterators(coordinator: tf.distribute.coordinator.ClusterCoordinator) 
 
 
 def _guide(strategy: tf.distribute.ParameterServerStrategy, rule: placement.Rule) -> None:
-    """Makes the strategy put each variable where `rule` says; those that lie beside another one are only counted.
+    """Makes the strategy place each variable by `rule`; variables colocated with another one are only counted.
 
     TensorFlow puts the next shard on server `_variable_count % _num_ps`. The count is set in `_create_variable`, which
     all scopes of the strategy end in; a variable_creator_scope would have to be entered again within each of them, also
@@ -243,7 +243,9 @@ def _existing(device: str) -> str:
         for index, found in enumerate(tf.config.list_physical_devices(kind))
     ]
     if device.upper() not in known:
-        raise ConfigError([Problem("cluster.device", f"{device!r} is not there; this machine has {', '.join(known)}")])
+        raise ConfigError(
+            [Problem("cluster.device", f"{device!r} does not exist; this machine has {', '.join(known)}")]
+        )
     return device
 
 

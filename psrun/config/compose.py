@@ -1,4 +1,4 @@
-"""What Hydra makes of arguments, and all that is wrong with those that it makes nothing of."""
+"""Composes a configuration with Hydra, and translates Hydra's errors into problems by key."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from psrun.errors import ConfigError, Problem
 
 _UNKNOWN_KEY = re.compile(r"Could not (?:override|append to|delete from) (?:config )?'(?P<key>[^'@]+)")
 _UNKNOWN_CHOICE = re.compile(r"Could not find '(?P<group>.+)/(?P<choice>[^/']+)'")
-_NESTED = ("[", "{", "'", '"', "$")  # values with a grammar of their own, which quotes would make plain text
+_NESTED = ("[", "{", "'", '"', "$")  # values with their own grammar, which quoting would turn into plain text
 _OVERRIDES_IN_ITS_OWN_PLACE = re.compile(r"In '(?P<file>experiment/[^']+)': Could not override '[^']*@experiment\.")
 _CONFIG_DIR = ("--config-dir", "-cd")
-_OWN_CHOICES = {"partitioner": "custom", "trainer": "own_loop"}  # that take a _target_
+_OWN_CHOICES = {"partitioner": "custom", "trainer": "own_loop"}  # choices that take a _target_
 _NOT_OFFERED = {
-    ("cluster", "tpu"): "TensorFlow's TPUStrategy is synchronous: its cores have no parameter servers and no "
-    "coordinator, and psrun does not offer it",
+    ("cluster", "tpu"): "TensorFlow's TPUStrategy is synchronous, without parameter servers and coordinator; psrun "
+    "does not support it",
 }
 resolvers.register()
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException)
 
 
 def run(work: Any) -> None:
-    """Runs what `sys.argv` says: help, or `work` with what was composed.
+    """Runs Hydra on `sys.argv`: prints help, or calls `work` with the composed configuration.
 
     Raises:
       ConfigError: a YAML file cannot be read; names the file and the line.
       HYDRA_ERRORS: the arguments cannot be composed.
-      KeyboardInterrupt: and whatever else a signal raises that is no Exception, also where Hydra fails over it: while
-        it opens a file its `finally: f.close()` finds no f yet, and that error takes the place of what was raised.
+      KeyboardInterrupt: or another BaseException of a signal handler, even if Hydra hides it: a signal while Hydra
+        opens a file makes its `finally: f.close()` fail with an error of its own, which replaces the original.
     """
 
     def job(composed: DictConfig) -> None:
         work(composed)
 
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors to us instead of printing them and ending with 1
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them and exiting with 1
     try:
         hydra.main(version_base="1.3", config_path="pkg://psrun.conf", config_name="config")(job)()
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -63,18 +63,18 @@ def run(work: Any) -> None:
 
 
 def _unreadable_file(error: yaml.YAMLError | UnicodeDecodeError) -> Problem:
-    """What keeps Hydra from reading a YAML file of the configuration."""
+    """The reason why Hydra cannot read a YAML file of the configuration."""
     if isinstance(error, UnicodeDecodeError):
-        return _not_utf8(sys.argv[1:]) or Problem("", f"a YAML file of the configuration is not UTF-8: {error}")
+        return _not_utf8(sys.argv[1:]) or Problem("", f"a configuration file is not UTF-8: {error}")
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return Problem("", f"a YAML file of the configuration cannot be read: {_one_line(str(error))}")
+        return Problem("", f"a configuration file cannot be read: {_one_line(str(error))}")
     mark, began = error.problem_mark, error.context_mark
     context = f" {error.context} (line {began.line + 1})" if began is not None and error.context else ""
     return Problem("", f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}")
 
 
 def _not_utf8(arguments: list[str]) -> Problem | None:
-    """The first line of a person's own YAML files that is not UTF-8: the error of reading them names no file."""
+    """The first line in the user's YAML files that is not UTF-8; UnicodeDecodeError does not name the file."""
     for folder in config_dirs(arguments):
         for path in sorted(folder.rglob("*.yaml")):
             for number, line in enumerate(path.read_bytes().splitlines(), start=1):
@@ -82,19 +82,19 @@ def _not_utf8(arguments: list[str]) -> Problem | None:
                     line.decode("utf-8")
                 except UnicodeDecodeError as error:
                     byte = f"byte 0x{line[error.start]:02x} at column {error.start + 1}"
-                    return Problem("", f"{path}, line {number}: {byte} is not UTF-8; save the file in that encoding")
+                    return Problem("", f"{path}, line {number}: {byte} is not UTF-8; save the file as UTF-8")
     return None
 
 
 def config_dirs(arguments: list[str]) -> list[Path]:
-    """The folders of a person's own pieces that are named among arguments."""
+    """The --config-dir folders in `arguments`."""
     given = [after for option, after in itertools.pairwise(arguments) if option in _CONFIG_DIR]
     given += [each.partition("=")[2] for each in arguments if each.startswith(f"{_CONFIG_DIR[0]}=")]
     return [Path(each).absolute() for each in given]
 
 
 def options_first(arguments: list[str]) -> list[str]:
-    """Hydra's parser wants options, such as --config-dir FOLDER, on one side of all KEY=VALUE; people do not."""
+    """Moves options, such as --config-dir FOLDER, before all KEY=VALUE, as Hydra's parser requires."""
     options: list[str] = []
     others: list[str] = []
     value = False
@@ -106,7 +106,7 @@ def options_first(arguments: list[str]) -> list[str]:
 
 
 def plain(composed: DictConfig) -> dict[str, Any]:
-    """Plain values, references resolved; what has none is '???'. Raises ConfigError where a reference leads nowhere."""
+    """Plain values with interpolations resolved; missing values are '???'. Raises ConfigError for a bad reference."""
     try:
         values: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
     except OmegaConfBaseException as error:
@@ -117,14 +117,14 @@ def plain(composed: DictConfig) -> dict[str, Any]:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What a reference itself raised; OmegaConf raises an error of its own for it."""
+    """The ConfigError of a resolver, which OmegaConf wraps, if there is one."""
     while not isinstance(error, ConfigError) and (cause := error.__cause__ or error.__context__):
         error = cause
     return error
 
 
 def all_problems(first: Exception, arguments: list[str]) -> list[Problem]:
-    """Everything wrong with `arguments`: Hydra tells the first thing; what it names is taken out and asked again."""
+    """All problems of `arguments`. Hydra reports only the first: drop the argument that it names, compose again."""
     arguments, problems, error = [*arguments], [], first
     for _ in range(len(arguments) + 1):
         culprit, problem = blame(error, arguments)
@@ -146,7 +146,7 @@ def all_problems(first: Exception, arguments: list[str]) -> list[Problem]:
 
 
 def compose(arguments: list[str]) -> dict[str, Any] | Exception:
-    """What Hydra makes of `arguments`, or why it does not."""
+    """The configuration that Hydra composes from `arguments`, or its error."""
     kept, printed = sys.argv, io.StringIO()
     sys.argv = [kept[0], *(a for a in arguments if a not in ("-m", "--multirun")), "--cfg", "job"]
     GlobalHydra.instance().clear()
@@ -166,13 +166,13 @@ def compose(arguments: list[str]) -> dict[str, Any] | Exception:
 
 
 def missing_choice(error: Exception) -> tuple[str, str] | None:
-    """The group and the choice in it that Hydra's error says do not exist; None where it says something else."""
+    """The group and the choice that Hydra's error reports as missing; None for other errors."""
     choice = _UNKNOWN_CHOICE.search(str(error))
     return (choice["group"], choice["choice"]) if choice else None
 
 
 def blame(error: Exception, arguments: list[str]) -> tuple[str | None, Problem]:
-    """The argument that Hydra's error is about (None: cannot be told) and the problem with it."""
+    """The argument that Hydra's error is about (None: unknown) and the problem with it."""
     text = str(error)
     for argument in arguments:
         if f"'{argument}'" in text or getattr(error, "override", None) == argument:
@@ -190,20 +190,20 @@ def blame(error: Exception, arguments: list[str]) -> tuple[str | None, Problem]:
 
 
 def _no_such_choice(group: str, choice: str, text: str, arguments: list[str], *, given: bool) -> str:
-    """What to say of a choice that Hydra did not find: `given` among arguments, or in a YAML file."""
+    """The message for an unknown choice, `given` on the command line or in a YAML file."""
     options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
     if (group, choice) in _NOT_OFFERED:
         return f"there is no '{choice}': {_NOT_OFFERED[group, choice]}. Choose one of {', '.join(options)}."
     file = re.match(r"In '([^']+/[^']+)'", text)
-    named = "" if given else f", which {file[1] + '.yaml' if file else 'a YAML file'} chooses"
+    named = "" if given else f", which {file[1] + '.yaml' if file else 'a YAML file'} selects"
     message = f"there is no {group} named '{choice}'{named}.{schema.did_you_mean(choice, options)}"
     if config_dirs(arguments) or schema.is_near(choice, options):
         return message
-    return f"{message} Your own choices are found with --config-dir FOLDER."
+    return f"{message} For your own choices, add --config-dir FOLDER."
 
 
 def _unreadable(argument: str, text: str) -> str:
-    """What to do about an argument that Hydra cannot parse, and where nothing is known, what Hydra says."""
+    """The message for an argument that Hydra cannot parse: the remedy, or Hydra's own message."""
     key, equals, value = argument.partition("=")
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     quoted = f'{key}="{escaped}"'
@@ -211,21 +211,21 @@ def _unreadable(argument: str, text: str) -> str:
         with contextlib.suppress(HydraException):
             OverridesParser.create().parse_override(quoted)
             return f"contains characters that Hydra treats specially; quote the value: {shlex.quote(quoted)}"
-    return "is not GROUP=NAME or KEY=VALUE as Hydra reads it: " + _one_line(text)
+    return "is not a valid GROUP=NAME or KEY=VALUE for Hydra: " + _one_line(text)
 
 
 def _with_guess(problem: Problem, composed: dict[str, Any]) -> Problem:
-    """The problem with what the key may have been meant to be."""
+    """The problem with a suggestion for the key."""
     if not problem.message.endswith(")."):
         return problem
     parent, _, name = problem.key.rpartition(".")
     node: Any = composed
     for part in filter(None, parent.split(".")):
         node = node.get(part, {}) if isinstance(node, dict) else {}
-    chosen = ("kind", "_target_") if parent in parse.GROUPS else ()  # by the group's name, rather than by these keys
+    chosen = ("kind", "_target_") if parent in parse.GROUPS else ()  # users select a choice by name, not by these
     known = [k for k in node if k not in chosen] if isinstance(node, dict) else []
     if name == "_target_" and parent in _OWN_CHOICES:
-        return Problem(problem.key, f"{problem.message} A callable of yours needs {parent}={_OWN_CHOICES[parent]}.")
+        return Problem(problem.key, f"{problem.message} To use your own callable, set {parent}={_OWN_CHOICES[parent]}.")
     return Problem(problem.key, problem.message + schema.did_you_mean(name, known))
 
 

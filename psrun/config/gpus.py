@@ -1,4 +1,4 @@
-"""Which GPUs of a machine its tasks see. Needs no TensorFlow."""
+"""Assignment of a machine's GPUs to tasks. Does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DEVICE = re.compile(r"nvidia(\d+)")
 
 
 def here(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> list[str]:
-    """The GPUs that a process with this environment sees, as CUDA names them."""
+    """The CUDA names of the GPUs that are visible to a process with this environment."""
     if VISIBLE in environment:
         names = [name.strip() for name in environment[VISIBLE].split(",")]
         return names[: names.index("-1")] if "-1" in names else [name for name in names if name]
@@ -23,10 +23,10 @@ def here(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev
 
 
 def of_task(task: Task, tasks: Iterable[Task], gpus: list[str]) -> dict[str, str]:
-    """Environment variables of a task of parameter server training, whose tasks are all on a machine with these GPUs.
+    """Environment variables of a task of parameter server training, if all tasks are on one machine with `gpus`.
 
-    TensorFlow takes the memory of all GPUs that a process sees: each worker has as many of its own as all can have, and
-    the other tasks have none. Empty where there is nothing to be said.
+    TensorFlow allocates the memory of all visible GPUs: each worker gets an equal share of the GPUs, the other tasks
+    get none. Empty if nothing has to be set.
     """
     workers = sorted((each for each in tasks if each.job == "worker"), key=lambda each: each.index)
     if not gpus or all(each.job != "ps" for each in tasks):

@@ -1,6 +1,6 @@
-"""Which Keras callbacks cannot work, or do not do what they say, under parameter servers (tf-keras 2.21).
+"""Keras callbacks that do not work, or not as documented, with parameter servers (tf-keras 2.21).
 
-Plain data, checked before TensorFlow is imported; `psrun.training.callbacks` checks what only the class can tell.
+Plain data, checked before TensorFlow is imported; `psrun.training.callbacks` checks what requires the class.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any
 
 from psrun.errors import Problem
 
-# What they look at where nothing else is said.
+# The default of `monitor`.
 MONITORS = {"EarlyStopping": "val_loss", "ReduceLROnPlateau": "val_loss", "ModelCheckpoint": "val_loss"}
 Options = Mapping[str, Any]
 BACKUPS = ("BackupAndRestore", "BackupAndRestoreExperimental")
 TWO_RESTORES = (
-    "BackupAndRestore would restore the variables again after psrun has restored its checkpoint, which counts other "
-    "epochs and steps; leave it out, or choose checkpoint=none"
+    "BackupAndRestore would overwrite the variables that psrun restores from its checkpoint; remove it, or choose "
+    "checkpoint=none"
 )
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What of the run the rules depend on: variables cut in shards, a learning rate schedule."""
+    """Properties of the run that the rules depend on: sharded variables, a learning rate schedule."""
 
     sharded: bool
     scheduled: bool
@@ -31,7 +31,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Rule:
-    """A callback class, by name, that is refused where `applies`, with the reason and what to do instead."""
+    """A callback class, by name, that is rejected if `applies`, with the reason and an alternative."""
 
     name: str
     applies: Callable[[Options, Setting], bool]
@@ -52,24 +52,25 @@ def _one_file(options: Options, setting: Setting) -> bool:
 
 RULES = (
     Rule("TerminateOnNaN", _always,
-         "works batch by batch and cannot run here; psrun itself stops when the loss is NaN"),
-    Rule("ProgbarLogger", _always, "works batch by batch and cannot run here; psrun shows the progress itself"),
+         "needs batch-level calls, which workers do not make; remove it: psrun stops when the loss is NaN"),
+    Rule("ProgbarLogger", _always,
+         "needs batch-level calls, which workers do not make; remove it: psrun shows the progress"),
     Rule("LambdaCallback", lambda options, _: any("batch" in name for name in options),
-         "has a batch-level function; steps end on workers, not here: use an epoch-level one"),
+         "has a batch-level function, which workers do not call; use an epoch-level function"),
     Rule("ModelCheckpoint", _counts_batches,
-         "counts steps that were scheduled, not done, so what it saves is not what it names; use save_freq: epoch"),
+         "counts scheduled steps, not completed ones, so its file names are wrong; use save_freq: epoch"),
     Rule("BackupAndRestore", _counts_batches, "saves nothing with save_freq as a number; use save_freq: epoch"),
     Rule("BackupAndRestore", lambda options, _: bool(options.get("save_before_preemption")),
-         "save_before_preemption does nothing here; leave it out"),
+         "ignores save_before_preemption; remove the option"),
     Rule("ModelCheckpoint", _one_file,
-         "writes .keras and .h5 files of sharded variables that cannot be loaded; use a filepath without an ending"),
+         "writes .keras and .h5 files of sharded variables that cannot be loaded; use a filepath without extension"),
     Rule("LearningRateScheduler", lambda _, setting: setting.scheduled,
-         "is ignored beside a schedule; give optimizer.learning_rate a number"),
+         "has no effect with a schedule; set optimizer.learning_rate to a number"),
 )  # fmt: skip
 
 
 def checkpoint_dir(callbacks: Iterable[Any]) -> str | None:
-    """The folder in which a ModelCheckpoint writes weights that the evaluator task can read; None where none does."""
+    """The folder of a ModelCheckpoint whose weights the evaluator task can read; None if there is none."""
     for node in callbacks:
         path = str(node.get("filepath", ""))
         whole = str(node["_target_"]).rpartition(".")[2] == "ModelCheckpoint" and node.get("save_weights_only")
@@ -82,29 +83,30 @@ def backup_problems(callbacks: Iterable[Any], *, checkpoints: bool, one_step: bo
     """Problems of BackupAndRestore on any cluster.
 
     Args:
-      checkpoints: whether psrun itself takes and restores checkpoints.
+      checkpoints: whether psrun saves and restores checkpoints itself.
       one_step: whether an execution has one step.
     """
-    found = []
+    problems = []
     for index, node in enumerate(callbacks):
         if str(node["_target_"]).rpartition(".")[2] not in BACKUPS:
             continue
         key = f"trainer.callbacks[{index}]"
         if checkpoints:
-            found.append(Problem(key, TWO_RESTORES))
+            problems.append(Problem(key, TWO_RESTORES))
         elif node.get("save_freq", "epoch") != "epoch" and not one_step:
             message = "BackupAndRestore with save_freq as a number resumes at the first step of the last execution; set"
-            found.append(Problem(key, f"{message} trainer.steps_per_execution=1 or save_freq: epoch"))
-    return found
+            problems.append(Problem(key, f"{message} trainer.steps_per_execution=1 or save_freq: epoch"))
+    return problems
 
 
 def problems(callbacks: Iterable[Any], setting: Setting) -> list[Problem]:
-    """A problem for each of the configured callbacks that parameter server training rules out."""
-    found = []
+    """The problems of callbacks that do not work with parameter servers."""
+    rejected = []
     for index, node in enumerate(callbacks):
         name = str(node["_target_"]).rpartition(".")[2]
         options = {key: value for key, value in node.items() if key != "_target_"}
         for rule in RULES:
             if rule.name == name and rule.applies(options, setting):
-                found.append(Problem(f"trainer.callbacks[{index}]", f"{name} under parameter servers {rule.reason}"))
-    return found
+                message = f"with parameter servers {name} {rule.reason}"
+                rejected.append(Problem(f"trainer.callbacks[{index}]", message))
+    return rejected

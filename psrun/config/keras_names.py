@@ -10,9 +10,9 @@ from psrun.config import schema, targets
 from psrun.config.run_config import ModelKeys
 from psrun.errors import Problem
 
-# What Keras calls a function of its own for, by the shapes of label and prediction; in no module under that name.
+# Names that Keras resolves by the shapes of labels and predictions; they are in no module.
 BY_SHAPE = frozenset({"accuracy", "acc", "crossentropy", "ce"})
-# What a loss or metric is called with; psrun does not take these from the configuration.
+# Parameters of every loss and metric; the configuration does not set them.
 CALLED_WITH = ("y_true", "y_pred")
 _NO_NAMES = frozenset(
     {"Loss", "MeanMetricWrapper", "Metric", "Reduction", "deserialize", "experimental", "get", "serialize"}
@@ -20,26 +20,26 @@ _NO_NAMES = frozenset(
 
 
 def problems(keys: ModelKeys) -> list[Problem]:
-    """What is wrong with `model.loss`, `model.metrics` and `model.class_weight`, as far as it shows without Keras."""
-    found = list[Problem]()
+    """The problems of `model.loss`, `model.metrics` and `model.class_weight` that are visible without Keras."""
+    problems = list[Problem]()
     for key, node in _losses(keys.loss):
-        _check(node, key, "losses", found)
+        _check(node, key, "losses", problems)
     for key, node in _metrics(keys.metrics):
-        _check(node, key, "metrics", found)
+        _check(node, key, "metrics", problems)
     if keys.class_weight is not None:
-        found += _of_class_weight(keys.class_weight)
-    return found
+        problems += _of_class_weight(keys.class_weight)
+    return problems
 
 
 @functools.cache
 def losses() -> frozenset[str]:
-    """The names of losses that Keras knows."""
+    """The names of Keras' losses."""
     return targets.names_in("tf_keras.losses") - _NO_NAMES
 
 
 @functools.cache
 def metrics() -> frozenset[str]:
-    """The names of metrics that Keras knows."""
+    """The names of Keras' metrics."""
     return (targets.names_in("tf_keras.metrics") - _NO_NAMES) | BY_SHAPE
 
 
@@ -68,12 +68,12 @@ def _check(node: Any, key: str, kind: str, problems: list[Problem]) -> None:
     if isinstance(node, Mapping) and "_target_" in node:
         targets.read(node, key=key, problems=problems, called_with=CALLED_WITH)
     elif not isinstance(node, str):
-        message = f"is {node!r}, must be a name that Keras has in tf_keras.{kind}, or a _target_ with its arguments"
+        message = f"is {node!r}, must be a name in tf_keras.{kind}, or a _target_ with its arguments"
         problems.append(Problem(key, message))
     elif node not in known and node.lower() not in BY_SHAPE:
-        own = " Give an own one as _target_." if "." in node else ""
+        own = " Name your own callable with _target_." if "." in node else ""
         guess = schema.did_you_mean(node, known)
-        problems.append(Problem(key, f"is '{node}', which Keras does not have in tf_keras.{kind}.{guess}{own}"))
+        problems.append(Problem(key, f"is '{node}', which is not in tf_keras.{kind}.{guess}{own}"))
 
 
 def _of_class_weight(node: Any) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""From what Hydra composed to a `RunConfig`, or to one error that lists all problems; needs no TensorFlow."""
+"""Parses a composed configuration into a `RunConfig`, or one error with all problems. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from psrun.errors import ConfigError, Problem
 TOP = ("mode", "seed", "resume", "restore", "task", "export", "predict", "early_stopping", "reduce_lr", "sweep")
 RECORDED = (*KINDS, "model", "data", "optimizer", "seed", "export", "early_stopping", "reduce_lr")  # hold when resumed
 GROUPS = (*KINDS, "model", "data", "optimizer")
-NEEDS_GLOBAL_PACKAGE = "must begin with the line '# @package _global_', for its keys to be keys of the run"
+NEEDS_GLOBAL_PACKAGE = "must begin with the line '# @package _global_', so that its keys are top-level keys"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class _HookKeys:
 
 _PERIODS = tuple(field.name for field in dataclasses.fields(_HookKeys))
 _OF_DATA = frozenset(field.name for field in dataclasses.fields(_DataKeys))
-_KNOWN_OPTIMIZERS = ("psrun.", "tf_keras.")  # none of these has a rate by itself; others may
+_KNOWN_OPTIMIZERS = ("psrun.", "tf_keras.")  # these require a learning rate; others may not
 _OF_MODELS = frozenset(field.name for field in dataclasses.fields(ModelKeys))
 
 
@@ -76,17 +76,17 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
 
     Args:
       raw: the composed configuration as plain values, interpolations resolved, missing values as '???'.
-      elsewhere: whether it runs on hosts with other files than this one: those it names are not looked for here.
+      elsewhere: whether the run is on other hosts: local files are then not checked.
 
     Raises:
-      ConfigError: with every problem found, each by its key.
+      ConfigError: lists all problems by key.
     """
     problems: list[Problem] = []
     try:
         raw = resolvers.completed(dict(raw))
     except ConfigError as error:
-        stand_in = {"global_batch_size": 1, "batch_size_per_replica": None}  # what else is wrong is told, too
-        raw = {**raw, "data": {**raw["data"], **stand_in}}
+        placeholder = {"global_batch_size": 1, "batch_size_per_replica": None}  # to check the other keys, too
+        raw = {**raw, "data": {**raw["data"], **placeholder}}
         problems += error.problems
     known = {*GROUPS, *TOP, *choices.SUBMISSIONS}
     problems += [_unknown(name, value, known) for name, value in raw.items() if name not in known]
@@ -113,8 +113,8 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
 def _unknown(name: str, value: Any, known: set[str]) -> Problem:
     if isinstance(value, Mapping) and name == "experiment":
         keys = ", ".join(f"experiment.{key}" for key in value)
-        return Problem(name, f"the file of the experiment {NEEDS_GLOBAL_PACKAGE}; it sets {keys} now")
-    hint = f" The file of a group of your own {NEEDS_GLOBAL_PACKAGE}." if isinstance(value, Mapping) else ""
+        return Problem(name, f"the experiment file {NEEDS_GLOBAL_PACKAGE}; it currently sets {keys}")
+    hint = f" A file of your own group {NEEDS_GLOBAL_PACKAGE}." if isinstance(value, Mapping) else ""
     return Problem(name, f"no such key (value {value!r}).{schema.did_you_mean(name, known)}{hint}")
 
 
@@ -130,10 +130,10 @@ def _read_kind(node: Any, group: str, problems: list[Problem]) -> Any:
 
 
 def _read_model(node: Any, problems: list[Problem]) -> tuple[Target | None, ModelKeys | None]:
-    """The model's function with its own options, and the keys that psrun reads.
+    """The model function with its options, and the keys that psrun reads.
 
-    conf/model_keys.yaml gives every model these keys, as null: for a parameter of the function that has the same name,
-    null is no value, unless it needs one.
+    conf/model_keys.yaml sets these keys to null for every model. If the function has a parameter of the same name,
+    null means not set, unless the parameter is required.
     """
     if not isinstance(node, Mapping):
         return targets.read(node, key="model", problems=problems), None
@@ -154,12 +154,12 @@ def _read_optimizer(node: Any, problems: list[Problem]) -> Target | None:
     rate, key = target.options.get("learning_rate") if target else None, "optimizer.learning_rate"
     if isinstance(rate, Mapping):
         if "_target_" not in rate:
-            problems.append(Problem(key, f"is {dict(rate)}, must be a number, or a schedule that a _target_ names"))
+            problems.append(Problem(key, f"is {dict(rate)}, must be a number, or a schedule with a _target_"))
     elif isinstance(rate, bool | str):
         if rate != schema.MISSING:
             problems.append(Problem(key, f"is {rate!r}, must be a number, such as {key}=0.01"))
         else:
-            problems.append(Problem(key, f"must be given a value: {key}=..."))
+            problems.append(Problem(key, f"is required; set {key}=..."))
     elif rate is None and target and "learning_rate" in target.options and target.name.startswith(_KNOWN_OPTIMIZERS):
         problems.append(Problem(key, f"is null, must be a number, such as {key}=0.01"))
     elif isinstance(rate, int | float) and not 0 <= rate < math.inf:
@@ -170,7 +170,7 @@ def _read_optimizer(node: Any, problems: list[Problem]) -> Target | None:
 def _read_own_partitioner(node: Mapping[str, Any], problems: list[Problem]) -> choices.OwnPartitioner | None:
     key = "partitioner"
     if "kind" in node:
-        message = f"has a _target_ beside kind={node['kind']}; choose partitioner=custom to give a _target_"
+        message = f"has a _target_ and kind={node['kind']}; choose partitioner=custom to use a _target_"
         problems.append(Problem(key, message))
         return None
     target = targets.read(node, key=key, problems=problems, called_with=choices.OwnPartitioner.PARAMETERS)
@@ -180,7 +180,7 @@ def _read_own_partitioner(node: Mapping[str, Any], problems: list[Problem]) -> c
 def _read_own_loop(node: Mapping[str, Any], problems: list[Problem]) -> choices.OwnLoop | None:
     key, kind = "trainer", node.get("kind")
     if kind != "own_loop":
-        problems.append(Problem(key, f"has a _target_ beside kind={kind}; choose trainer=own_loop to give a _target_"))
+        problems.append(Problem(key, f"has a _target_ and kind={kind}; choose trainer=own_loop to use a _target_"))
         return None
     common = {field.name for field in dataclasses.fields(choices.CustomLoop)}
     keys = schema.read(choices.CustomLoop, {k: v for k, v in node.items() if k in common}, key=key, problems=problems)
@@ -211,17 +211,17 @@ def _read_hook(node: Any, key: str, problems: list[Problem]) -> choices.Hook | N
 
 
 def _read_submission(raw: Mapping[str, Any], problems: list[Problem]) -> Any:
-    """How the engine is to run it; only the one that the cluster is named after may be told."""
+    """The settings of the engine; only those of the engine of the cluster are allowed."""
     cluster = raw.get("cluster")
     kind = cluster.get("kind") if isinstance(cluster, Mapping) else None
     for name in choices.SUBMISSIONS:
         if name in raw and name != kind:
-            problems.append(Problem(name, f"is for cluster={name}, and this is cluster={kind}: leave it out"))
+            problems.append(Problem(name, f"requires cluster={name}; got cluster={kind}: remove it"))
     if kind not in choices.SUBMISSIONS:
         return None
     node = raw.get(kind)
     if not isinstance(node, Mapping):
-        problems.append(Problem(kind, f"is {node!r}, must hold the settings of cluster={kind}: choose cluster={kind}"))
+        problems.append(Problem(kind, f"is {node!r}, must be a mapping of settings; choose cluster={kind}"))
         return None
     return schema.read(choices.SUBMISSIONS[kind], node, key=kind, problems=problems)
 
@@ -248,7 +248,7 @@ def _read_data(node: Any, cluster: Any, problems: list[Problem], *, elsewhere: b
 
 
 def _check_batch_size(data: dict[str, Any], cluster: Any, problems: list[Problem]) -> None:
-    """Adds a problem where the batch sizes of a step and of a replica are not given, or do not agree."""
+    """Adds a problem if both batch sizes are missing, or contradict each other."""
     per_replica, size = data.get("batch_size_per_replica"), data.get("global_batch_size")
     if per_replica is None and size is None:
         data["global_batch_size"] = schema.MISSING
@@ -261,11 +261,11 @@ def _check_batch_size(data: dict[str, Any], cluster: Any, problems: list[Problem
         return
     if size != per_replica * replicas:
         message = f"is {size}, but {replicas} x data.batch_size_per_replica={per_replica} is {per_replica * replicas}"
-        problems.append(Problem("data.global_batch_size", f"{message}: give one of them, and null for the other"))
+        problems.append(Problem("data.global_batch_size", f"{message}: set one of them to null"))
 
 
 def _missing_files(data: Mapping[str, Any]) -> Iterator[Problem]:
-    """The paths of the data that name no file of this machine. Those of other file systems are left to TensorFlow."""
+    """Data paths that do not exist on this machine. TensorFlow checks those of remote file systems."""
     for name in ("path", "eval_path"):
         path = data.get(name)
         if not isinstance(path, str) or path == schema.MISSING or "://" in path:
@@ -273,18 +273,18 @@ def _missing_files(data: Mapping[str, Any]) -> Iterator[Problem]:
         key, local = f"data.{name}", str(Path(path).expanduser())
         if not any(mark in path for mark in "*?["):
             if not Path(local).exists():
-                yield Problem(key, f"{path!r} is not there (seen from {Path.cwd()})")
+                yield Problem(key, f"{path!r} does not exist (current folder: {Path.cwd()})")
         elif next(glob.iglob(local), None) is None:
-            yield Problem(key, f"no file matches {path!r} (seen from {Path.cwd()})")
+            yield Problem(key, f"no file matches {path!r} (current folder: {Path.cwd()})")
 
 
 def _label_vocabulary(value: Any, problems: list[Problem]) -> Any:
-    """The values as a tuple, all strings or all integers; adds to `problems` where they are not."""
+    """The values as a tuple, all strings or all integers; otherwise adds a problem."""
     if value is None:
         return None
     key, example = "data.label_vocabulary", "a list of strings or of integers, such as [no, yes]"
     if not isinstance(value, list) or len(value) < 2:
-        problems.append(Problem(key, f"is {value!r}, must be null or {example}, with 2 values or more"))
+        problems.append(Problem(key, f"is {value!r}, must be null or {example}, with at least 2 values"))
         return None
     # YAML reads an unquoted `no` as false and `yes` as true.
     values = [{False: "no", True: "yes"}[each] if isinstance(each, bool) else each for each in value]
@@ -292,5 +292,5 @@ def _label_vocabulary(value: Any, problems: list[Problem]) -> Any:
     if kinds not in ({str}, {int}) or "" in values:
         problems.append(Problem(key, f"is {value!r}, must be {example}; quote strings that look like numbers"))
     elif twice := sorted({each for each in values if values.count(each) > 1}):
-        problems.append(Problem(key, f"names {', '.join(map(repr, twice))} more than once"))
+        problems.append(Problem(key, f"lists {', '.join(map(repr, twice))} more than once; remove the duplicates"))
     return tuple(values)

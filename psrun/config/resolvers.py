@@ -1,8 +1,8 @@
-"""References with which a configuration follows from the number of replicas. They need no TensorFlow.
+"""OmegaConf resolvers that depend on the number of replicas. They do not import TensorFlow.
 
-${num_replicas:}                     how many replicas of the model train in step with each other
-${scaled:0.01}                       a number times as many
-${by_batch_size:{32: 0.1, 64: 0.2}}  what stands there for data.global_batch_size
+${num_replicas:}                     the number of model replicas that train in step
+${scaled:0.01}                       the number multiplied by the number of replicas
+${by_batch_size:{32: 0.1, 64: 0.2}}  the value for data.global_batch_size
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ _ON_THIS_MACHINE = ("inprocess", "local", "multi_worker_mirrored")
 
 
 def register() -> None:
-    """Makes the references known to OmegaConf."""
+    """Registers the resolvers with OmegaConf."""
     OmegaConf.register_new_resolver("num_replicas", _num_replicas, replace=True)
     OmegaConf.register_new_resolver("scaled", _scaled, replace=True)
     OmegaConf.register_new_resolver("by_batch_size", _by_batch_size, replace=True)
 
 
 def num_replicas(cluster: Mapping[str, Any]) -> int:
-    """The number of replicas that share a batch: those of one worker with parameter servers, else all.
+    """The number of replicas that share a batch: with parameter servers those of one worker, else all.
 
     Args:
       cluster: the configuration of the cluster, as plain values.
 
     Raises:
-      ConfigError: it is known only once TensorFlow runs.
+      ConfigError: the number is unknown until TensorFlow runs.
     """
     kind, count = cluster.get("kind"), cluster.get("num_replicas")
     if isinstance(count, int):
         return count
-    if kind in ("none", "one_device") or kind not in KINDS["cluster"]:  # which is told elsewhere
+    if kind in ("none", "one_device") or kind not in KINDS["cluster"]:  # parse.py reports unknown kinds
         return 1
     if kind == "multi_worker_mirrored":
         if not gpus.here():
             return int(cluster.get("num_workers", 1))
         message = (
-            "is on a machine with GPUs; how many its workers use is known once they run: give data.global_batch_size"
+            "runs on a machine with GPUs: the number of replicas is unknown until it runs; set data.global_batch_size"
         )
         raise ConfigError([Problem("cluster", message)])
     per_worker = cluster.get("replicas_per_worker")
@@ -53,16 +53,16 @@ def num_replicas(cluster: Mapping[str, Any]) -> int:
     if kind in _ON_THIS_MACHINE and not gpus.here():
         return 1
     message = (
-        "is null: how many GPUs workers have is known once they run; give a number, as other values follow from it"
+        "is null, but other values depend on it: the workers' number of GPUs is unknown until they run; set a number"
     )
     raise ConfigError([Problem("cluster.replicas_per_worker", message)])
 
 
 def completed(values: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with the global batch size that follows from that of a replica, where only the latter is given.
+    """The configuration with `global_batch_size` derived from `batch_size_per_replica` if only that is set.
 
     Raises:
-      ConfigError: the number of replicas is known only once TensorFlow runs.
+      ConfigError: the number of replicas is unknown until TensorFlow runs.
     """
     data, cluster = values.get("data"), values.get("cluster")
     if not isinstance(data, dict) or not isinstance(cluster, Mapping):
@@ -80,13 +80,13 @@ def _num_replicas(*, _root_: DictConfig) -> int:
 
 def _scaled(value: Any, *, _root_: DictConfig) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"${{scaled:{value}}} takes a number, such as ${{scaled:0.01}}")
+        raise ConfigError(f"${{scaled:{value}}} requires a number, such as ${{scaled:0.01}}")
     return value * _num_replicas(_root_=_root_)
 
 
 def _by_batch_size(table: Any, *, _root_: DictConfig) -> Any:
     if not isinstance(table, Mapping) or not table:
-        raise ConfigError("${by_batch_size:...} takes a table, such as ${by_batch_size:{32: 0.1, 64: 0.2}}")
+        raise ConfigError("${by_batch_size:...} requires a mapping, such as ${by_batch_size:{32: 0.1, 64: 0.2}}")
     size, per_replica = (
         OmegaConf.select(_root_, f"data.{key}") for key in ("global_batch_size", "batch_size_per_replica")
     )
@@ -94,5 +94,7 @@ def _by_batch_size(table: Any, *, _root_: DictConfig) -> Any:
         size = per_replica * _num_replicas(_root_=_root_)
     if size not in table:
         known = ", ".join(map(str, table))
-        raise ConfigError([Problem("data.global_batch_size", f"is {size}; ${{by_batch_size:...}} has only {known}")])
+        raise ConfigError(
+            [Problem("data.global_batch_size", f"is {size}, but ${{by_batch_size:...}} has only {known}")]
+        )
     return table[size]

@@ -1,4 +1,4 @@
-"""Pieces of a configuration that are fine by themselves and cannot go together."""
+"""Checks of combinations: pieces of a configuration that are valid alone but not together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psrun.errors import Problem
 
 
 def problems(config: RunConfig) -> list[Problem]:
-    """Everything that the pieces of a run do not allow each other."""
+    """All problems of the combination of a run's pieces."""
     checks = (
         _of_the_cluster,
         _of_data,
@@ -25,22 +25,22 @@ def problems(config: RunConfig) -> list[Problem]:
 
 
 def _of_the_cluster(config: RunConfig) -> list[Problem]:
-    """Of where it is."""
+    """Problems of the cluster."""
     cluster, problems = config.cluster, list[Problem]()
     if isinstance(cluster, choices.Slurm) and isinstance(config.submission, choices.SlurmJob):
         warn_s, save_s = config.submission.warn_s, cluster.restart.stop_timeout_s
         if warn_s <= save_s:
-            message = f"is {warn_s}, and the chief may save for cluster.restart.stop_timeout_s={save_s:g}: give more"
+            message = f"is {warn_s}, must be greater than cluster.restart.stop_timeout_s={save_s:g}, the time to save"
             problems.append(Problem("slurm.warn_s", message))
     if not isinstance(cluster, choices.Ray) or cluster.address is None:
         return problems
     key = "cluster.address"
     if cluster.address != "auto" and not topology.is_address(cluster.address):
-        clients = "; a driver by ray:// would be on another network" if cluster.address.startswith("ray:") else ""
+        clients = "; a ray:// client may be on another network" if cluster.address.startswith("ray:") else ""
         message = f"is {cluster.address!r}, must be auto, HOST:PORT of the head node, or null{clients}"
         problems.append(Problem(key, message))
     if cluster.isolate is True:
-        message = f"true hides the servers from the nodes of {key}={cluster.address}; set it to auto"
+        message = f"true makes the servers unreachable from the nodes of {key}={cluster.address}; set it to auto"
         problems.append(Problem("cluster.isolate", message))
     return problems
 
@@ -49,27 +49,27 @@ def _of_data(config: RunConfig) -> list[Problem]:
     problems, data = [], config.data
     replicas = config.cluster.replicas_per_worker or 1
     if data.global_batch_size < replicas:
-        message = f"is {data.global_batch_size}, fewer examples than the {replicas} replicas of a worker"
-        problems.append(Problem("data.global_batch_size", f"{message}: some would have none in any step"))
+        message = f"is {data.global_batch_size}, must be at least {replicas}, the number of replicas of a worker"
+        problems.append(Problem("data.global_batch_size", message))
     if data.audit and not config.cluster.has_parameter_servers:
-        message = "counts what workers of parameter server training are dealt; set it to false"
+        message = "requires parameter server training; set it to false"
         problems.append(Problem("data.audit", message))
     if data.visitation == "dynamic" and not config.cluster.has_parameter_servers:
-        message = "is dynamic: tf.data service reads for workers of parameter server training; choose once"
+        message = "is dynamic, which requires parameter server training; set it to once"
         problems.append(Problem("data.visitation", message))
     if data.sharding is None:
         return problems
-    key, asked = "data.sharding", f"is {data.sharding}, a policy for cluster=multi_worker_mirrored"
+    key, policy = "data.sharding", f"is {data.sharding}, which requires cluster=multi_worker_mirrored"
     if config.cluster.has_parameter_servers:
-        why = "with parameter servers TensorFlow takes each worker for the only one, and it would do nothing"
-        problems.append(Problem(key, f"{asked}; {why}: set it to null and see data.visitation"))
+        why = "TensorFlow ignores the policy with parameter servers"
+        problems.append(Problem(key, f"{policy}; {why}: set it to null and see data.visitation"))
     elif not config.cluster.has_synchronous_workers:
-        message = f"{asked}; with cluster={config.cluster.kind} one process reads all the data: set it to null"
+        message = f"{policy}; with cluster={config.cluster.kind} one process reads all data: set it to null"
         problems.append(Problem(key, message))
     elif data.visitation == "once" and data.sharding in ("file", "off"):
-        by_file = "batches are read by number there, not by file"
-        told = by_file if data.sharding == "file" else "all workers would train on all examples"
-        message = f"is {data.sharding}, which does not go with data.visitation=once: {told}"
+        by_file = "workers read batches by number, not by file"
+        reason = by_file if data.sharding == "file" else "all workers would train on all examples"
+        message = f"is {data.sharding}, which contradicts data.visitation=once: {reason}"
         problems.append(Problem(key, f"{message}; choose data, or data.visitation=every_worker"))
     return problems
 
@@ -79,29 +79,29 @@ def _of_training(config: RunConfig) -> list[Problem]:
     trainer, evaluation = config.trainer, config.evaluation
     if trainer.run_eagerly and config.cluster.has_parameter_servers:
         problems.append(
-            Problem("trainer.run_eagerly", "true cannot be used with parameter servers; debug with cluster=none")
+            Problem("trainer.run_eagerly", "is not supported with parameter servers; debug with cluster=none")
         )
     if evaluation.runs_on == "fit" and not trainer.uses_fit:
         problems.append(
-            Problem("evaluation", "'validation' is done by Model.fit; choose trainer=fit, or evaluation=direct")
+            Problem("evaluation", "'validation' requires Model.fit; choose trainer=fit, or evaluation=direct")
         )
     if isinstance(evaluation, choices.Distributed) and not config.cluster.has_parameter_servers:
         problems.append(
-            Problem("evaluation", "'distributed' needs workers of parameter server training; choose exact or direct")
+            Problem("evaluation", "'distributed' requires parameter server training; choose exact or direct")
         )
     if config.cluster.has_synchronous_workers:
         if not trainer.uses_fit:
-            problems.append(Problem("trainer", "cluster=multi_worker_mirrored trains by Model.fit; choose trainer=fit"))
+            problems.append(Problem("trainer", "cluster=multi_worker_mirrored requires Model.fit; choose trainer=fit"))
         elif any(str(node.get("_target_", "")).endswith("CSVLogger") for node in trainer.callbacks):
             problems.append(
-                Problem("trainer.callbacks", "CSVLogger would write one file in every process; see metrics.jsonl")
+                Problem("trainer.callbacks", "CSVLogger would write the same file in every process; use metrics.jsonl")
             )
     packed = trainer.steps_per_execution
     if isinstance(packed, int) and trainer.steps_per_epoch is not None and packed > trainer.steps_per_epoch:
         problems.append(
             Problem(
                 "trainer.steps_per_execution",
-                f"is {packed}, more than trainer.steps_per_epoch={trainer.steps_per_epoch}",
+                f"is {packed}, must be at most trainer.steps_per_epoch={trainer.steps_per_epoch}",
             )
         )
     written_out = min(choices.MOST_WRITTEN_OUT, trainer.num_steps_packed)
@@ -109,18 +109,18 @@ def _of_training(config: RunConfig) -> list[Problem]:
         problems.append(
             Problem(
                 "trainer.dense_sync_every",
-                f"is {trainer.dense_sync_every}, more than the {written_out} steps of an execution "
-                f"(at most {choices.MOST_WRITTEN_OUT})",
+                f"is {trainer.dense_sync_every}, must be at most {written_out}: the steps of an execution, "
+                f"up to {choices.MOST_WRITTEN_OUT}",
             )
         )
     return problems
 
 
 def _of_callbacks(config: RunConfig) -> list[Problem]:
-    """Of Keras callbacks."""
+    """Problems of Keras callbacks."""
     trainer = config.trainer
     servers, checkpoints = config.cluster.has_parameter_servers, config.checkpoint.are_taken
-    one_step = servers or trainer.num_steps_packed == 1  # with servers save_freq is refused
+    one_step = servers or trainer.num_steps_packed == 1  # parameter servers reject save_freq
     problems = keras_callbacks.backup_problems(trainer.callbacks, checkpoints=checkpoints, one_step=one_step)
     if servers:
         setting = keras_callbacks.Setting(
@@ -132,115 +132,111 @@ def _of_callbacks(config: RunConfig) -> list[Problem]:
 
 
 def _of_checkpoints(config: RunConfig) -> list[Problem]:
-    """Of when checkpoints are taken and what they are compared by."""
+    """Problems of checkpoints."""
     checkpoint, problems = config.checkpoint, []
     if not checkpoint.are_taken:
         if config.resume is not None:
-            problems.append(Problem("checkpoint", "'none' has nothing to resume from; choose checkpoint=epoch"))
+            problems.append(Problem("checkpoint", "is 'none', but resume needs checkpoints; choose checkpoint=epoch"))
         if config.export.at_end:
-            problems.append(Problem("export.at_end", "exports the last checkpoint; choose checkpoint=epoch"))
+            problems.append(Problem("export.at_end", "requires checkpoints; choose checkpoint=epoch"))
         return problems
     if checkpoint.every_s is not None and config.cluster.has_synchronous_workers:
         problems.append(
-            Problem("checkpoint.every_s", "cannot be used here: all workers save at the same step; choose every_steps")
+            Problem("checkpoint.every_s", "is not supported here: all workers save at the same step; use every_steps")
         )
     if checkpoint.best_metric is not None and checkpoint.every_epochs is None:
         problems.append(
-            Problem("checkpoint.best_metric", "is known after epochs: checkpoint.every_epochs must have a value")
+            Problem("checkpoint.best_metric", "requires checkpoints after epochs; set checkpoint.every_epochs")
         )
     for index, node in enumerate(config.trainer.callbacks):
         if str(node["_target_"]).endswith("EarlyStopping") and node.get("restore_best_weights"):
             problems.append(
                 Problem(f"trainer.callbacks[{index}]", "restore_best_weights would change the weights after the last "
-                        "checkpoint; keep the best one with checkpoint.best_metric=... instead")
+                        "checkpoint; use checkpoint.best_metric=... instead")
             )  # fmt: skip
     return problems
 
 
 def _of_the_sidecar(config: RunConfig) -> list[Problem]:
-    """Of evaluation by the evaluator task."""
+    """Problems of evaluation by the evaluator task."""
     evaluation, checkpoint, problems = config.sidecar, config.checkpoint, list[Problem]()
     if evaluation is None:
         if config.export.best and config.mode == "train":
-            problems.append(Problem("export.best", "is done by the evaluator task; choose evaluation=sidecar"))
+            problems.append(Problem("export.best", "requires an evaluator task; choose evaluation=sidecar"))
         return problems
     cluster, kind = config.cluster, evaluation.kind
     if not cluster.has_server_processes:
         needs = (
-            "sets aside a worker that is a process of its own; the workers here are threads of one process"
-            if evaluation.sets_worker_aside
-            else "needs an evaluator task"
+            "requires workers in separate processes" if evaluation.sets_worker_aside else "requires an evaluator task"
         )
-        message = f"'{kind}' {needs}: choose cluster=local, kubernetes, ray, slurm, tf_config or static"
+        message = f"'{kind}' {needs}; choose cluster=local, kubernetes, ray, slurm, tf_config or static"
         problems.append(Problem("evaluation", message))
     elif evaluation.sets_worker_aside and cluster.num_workers == 1:
         problems.append(
-            Problem(
-                "cluster.num_workers", f"is 1; '{kind}' sets one worker aside, and another one must be left to train"
-            )
+            Problem("cluster.num_workers", f"is 1, must be at least 2: one worker of '{kind}' only evaluates")
         )
     if not checkpoint.are_taken or config.other_checkpoints is not None:
         problems += _of_other_checkpoints(config)
     elif config.export.best and not (checkpoint.best_metric or "").startswith("val_"):
-        problems.append(Problem("export.best", "needs checkpoint.best_metric=val_..., to know what is better"))
+        problems.append(Problem("export.best", "requires checkpoint.best_metric=val_..."))
     return problems
 
 
 def _of_other_checkpoints(config: RunConfig) -> list[Problem]:
-    """Of the evaluation of checkpoints that psrun does not take."""
+    """Problems of evaluating checkpoints that psrun does not write."""
     problems = []
     if config.other_checkpoints is None:
-        message = f"'{config.evaluation.kind}' evaluates checkpoints; choose checkpoint=epoch, set "
+        message = f"'{config.evaluation.kind}' requires checkpoints; choose checkpoint=epoch, set "
         message += "evaluation.checkpoint_dir, or add a ModelCheckpoint with save_weights_only to trainer.callbacks"
         problems.append(Problem("evaluation", message))
     if config.export.best:
-        message = "exports checkpoints that psrun takes; choose checkpoint=epoch without evaluation.checkpoint_dir"
+        message = "requires psrun's own checkpoints; choose checkpoint=epoch and remove evaluation.checkpoint_dir"
         problems.append(Problem("export.best", message))
     return problems
 
 
 def _of_what_follows(config: RunConfig) -> list[Problem]:
-    """Of what follows the metrics of evaluations."""
+    """Problems of the policies that follow metrics."""
     problems = []
     rules = {"early_stopping": config.early_stopping, "reduce_lr": config.reduce_lr}
     for key, rule in rules.items():
         if rule.metric is not None and rule.mode is None:
-            problems.append(Problem(f"{key}.mode", f"must say what is better for {rule.metric}: max or min"))
+            problems.append(Problem(f"{key}.mode", f"is required for {rule.metric}; set it to max or min"))
         if rule.metric is not None and config.cluster.has_synchronous_workers:
-            message = "cannot be used here: each process would decide for itself; see trainer.callbacks"
+            message = "is not supported here: each process would decide independently; use trainer.callbacks"
             problems.append(Problem(f"{key}.metric", message))
     if not 0 < config.reduce_lr.factor < 1:
         problems.append(Problem("reduce_lr.factor", f"is {config.reduce_lr.factor}, must be between 0 and 1"))
     if isinstance(config.optimizer.options.get("learning_rate"), Mapping) and config.reduce_lr.metric is not None:
-        problems.append(Problem("reduce_lr.metric", "needs optimizer.learning_rate to be a number; it is a schedule"))
+        problems.append(Problem("reduce_lr.metric", "requires a number as optimizer.learning_rate; it is a schedule"))
     if (config.sweep.metric is None) != (config.sweep.mode is None):
         missing, given = ("metric", "mode") if config.sweep.metric is None else ("mode", "metric")
-        what = "say what is better (max or min)" if missing == "mode" else "name what is compared"
-        problems.append(Problem(f"sweep.{missing}", f"must {what}, as sweep.{given} is given"))
+        value = "max or min" if missing == "mode" else "a metric"
+        problems.append(Problem(f"sweep.{missing}", f"is required with sweep.{given}; set it to {value}"))
     if config.evaluation.runs_on in (None, "evaluator"):
         for index, node in enumerate(config.trainer.callbacks):
             name = str(node["_target_"]).rpartition(".")[2]
             monitor = node.get("monitor", keras_callbacks.MONITORS.get(name))
             if str(monitor).startswith("val_") and (name != "ModelCheckpoint" or node.get("save_best_only")):
-                message = f"{name} waits for {monitor}, which evaluation={config.evaluation.kind} gives no callback"
-                problems.append(Problem(f"trainer.callbacks[{index}]", f"{message}; see early_stopping, reduce_lr "
-                                        "and checkpoint.best_metric"))  # fmt: skip
+                message = f"{name} monitors {monitor}, which evaluation={config.evaluation.kind} does not provide"
+                problems.append(Problem(f"trainer.callbacks[{index}]", f"{message}; use early_stopping, reduce_lr "
+                                        "or checkpoint.best_metric"))  # fmt: skip
     return problems
 
 
 def _of_restoring(config: RunConfig) -> list[Problem]:
-    """Of what is made from the checkpoints of a run."""
+    """Problems of the modes that restore a checkpoint."""
     problems, makes = [], config.mode in OF_A_RUN
     if makes and config.resume is None:
-        problems.append(Problem("resume", f"mode={config.mode} needs a run that was trained: resume=RUN_FOLDER"))
+        problems.append(Problem("resume", f"is required with mode={config.mode}; set resume=RUN_FOLDER"))
     if config.mode == "evaluate":
         if config.evaluation.runs_on != "coordinator":
-            problems.append(Problem("evaluation", "mode=evaluate needs evaluation=direct, exact or distributed"))
+            problems.append(Problem("evaluation", "mode=evaluate requires evaluation=direct, exact or distributed"))
         if config.cluster.has_synchronous_workers:
-            message = "each process of 'multi_worker_mirrored' would evaluate everything; choose local or none"
+            message = "each process of 'multi_worker_mirrored' would evaluate all data; choose local or none"
             problems.append(Problem("cluster", message))
     if config.restore not in ("latest", "best") and not config.restore.isdigit():
         problems.append(Problem("restore", f"is '{config.restore}', must be latest, best or the step of a checkpoint"))
     elif config.restore != "latest" and not makes:
-        problems.append(Problem("restore", f"is for mode={', '.join(OF_A_RUN)}; a training goes on from the newest"))
+        problems.append(Problem("restore", f"requires mode={', '.join(OF_A_RUN)}; training resumes from the newest"))
     return problems

@@ -25,14 +25,14 @@ class Data:
     """Where the examples come from.
 
     Attributes:
-      global_batch_size: how many make one step (over all replicas of one worker, as in Keras).
-      visitation: whether in each pass over the data an example goes to one worker, dealt by the chief ('once') or
-        handed out by tf.data service ('dynamic'), or to all ('every_worker').
-      audit: whether it is counted how often each example was trained on.
-      sharding: TensorFlow's policy (tf.data.experimental.AutoShardPolicy, in small letters) by which synchronous
-        workers share the training data; None for its own choice.
-      label_vocabulary: the values of labels, strings or integers, in the order of the classes; None where labels are
-        class numbers.
+      global_batch_size: examples per step (over all replicas of one worker, as in Keras).
+      visitation: whether in each pass over the data an example goes to one worker, assigned by the chief ('once') or
+        by tf.data service ('dynamic'), or to all workers ('every_worker').
+      audit: whether to count how often each example is trained on.
+      sharding: the tf.data.experimental.AutoShardPolicy, in lower case, by which synchronous workers share the training
+        data; None for TensorFlow's default.
+      label_vocabulary: the label values, strings or integers, in the order of the classes; None if labels are class
+        numbers.
     """
 
     target: Target
@@ -45,17 +45,16 @@ class Data:
 
 @dataclass(frozen=True)
 class ModelKeys:
-    """Keys of the model that psrun reads; the others are options of its function. None where nothing is configured.
+    """Keys of the model that psrun reads; the others are options of the model function. None if not configured.
 
-    A function with a parameter of the same name receives the value itself, and psrun does not read it.
+    If the function has a parameter of the same name, the function gets the value and psrun ignores it.
 
     Attributes:
-      from_logits: whether the model of a classification returns logits; None where the loss says so, or else for
-        probabilities.
-      loss: as Keras' compile takes it: a name or a `_target_`, or such by output. None for the model's own, or the
-        usual one of the data's task.
-      metrics: a list of such, or one by output.
-      class_weight: by class number, as Keras' fit takes it.
+      from_logits: whether a classifier returns logits; None: as the loss is configured, by default probabilities.
+      loss: as in Keras' compile: a name or a `_target_`, or a mapping of these by output. None for the model's own
+        loss, or the default loss of the task.
+      metrics: a list of names and targets, or a mapping of lists by output.
+      class_weight: weights by class number, as in Keras' fit.
     """
 
     from_logits: bool | None = None
@@ -65,14 +64,14 @@ class ModelKeys:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Those that have a value."""
+        """The keys that have a value."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class TaskKeys:
-    """Which task of `cluster=static` this process is."""
+    """The task of `cluster=static` that this process runs."""
 
     type: str | None = one_of(*JOBS, "master", None)
     index: int = at_least(0)
@@ -80,7 +79,7 @@ class TaskKeys:
 
 @dataclass(frozen=True)
 class ExportKeys:
-    """Whether a SavedModel is written when the training has ended, and of each checkpoint that is the best so far."""
+    """Whether to write a SavedModel at the end of training, and for each new best checkpoint."""
 
     at_end: bool
     best: bool
@@ -88,7 +87,7 @@ class ExportKeys:
 
 @dataclass(frozen=True)
 class PredictKeys:
-    """What mode=predict writes, and where; None for a file in the run folder."""
+    """The output of mode=predict: format and path; None for a file in the run folder."""
 
     path: str | None
     format: str = one_of("csv", "tfrecord")
@@ -96,11 +95,11 @@ class PredictKeys:
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """The training ends when `metric` (None: never) has not become better in `patience` evaluations.
+    """Stops training when `metric` has not improved in `patience` evaluations; None disables it.
 
     Attributes:
-      mode: 'max' where more is better, else 'min'; None where there is no metric.
-      min_delta: by how much better it must be to count.
+      mode: 'max' if greater is better, else 'min'; None without a metric.
+      min_delta: the smallest change that counts as an improvement.
     """
 
     metric: str | None
@@ -111,7 +110,7 @@ class EarlyStopping:
 
 @dataclass(frozen=True)
 class LowerLearningRate(EarlyStopping):
-    """The learning rate is multiplied by `factor`, not below `min_lr`, when `metric` is not getting better."""
+    """Multiplies the learning rate by `factor`, down to `min_lr`, when `metric` stops improving."""
 
     factor: float = at_least(0)
     min_lr: float = at_least(0)
@@ -119,12 +118,12 @@ class LowerLearningRate(EarlyStopping):
 
 @dataclass(frozen=True)
 class SweepKeys:
-    """How the jobs of a sweep are run and compared; a single run has no use for it.
+    """How to run and compare the jobs of a sweep; single runs ignore it.
 
     Attributes:
-      max_parallel: how many at once; 'auto' for what the machine has cores and memory for.
-      metric: of run.json, by which jobs are compared; None for val_loss or, where nothing is evaluated, loss.
-      mode: whether more or less of it is better; None where there is no metric.
+      max_parallel: the number of concurrent jobs; 'auto' depends on the cores and the memory of the machine.
+      metric: the metric in run.json that ranks jobs; None for val_loss or, without evaluation, loss.
+      mode: whether greater ('max') or smaller ('min') is better; None without a metric.
     """
 
     metric: str | None
@@ -134,12 +133,12 @@ class SweepKeys:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides a run. `raw` is the composed configuration, resolved, as plain values.
+    """The complete configuration of a run. `raw` is the composed configuration, resolved, as plain values.
 
     Attributes:
-      submission: what the engine is told that the run is handed over to; None where there is none.
-      resume: the run folder whose run goes on, or whose checkpoint is taken; None for a new run.
-      restore: which checkpoint to export or to predict with: 'latest', 'best' or a step.
+      submission: the settings of the engine; None without one.
+      resume: the folder of the run to resume, or to restore a checkpoint from; None for a new run.
+      restore: the checkpoint to export or to predict with: 'latest', 'best' or a step.
     """
 
     cluster: choices.Cluster
@@ -179,18 +178,18 @@ class RunConfig:
 
     @property
     def uses_cluster(self) -> bool:
-        """Whether the workers of the cluster have a part in it; else one process does it."""
+        """Whether the mode uses the workers of the cluster; the others run in one process."""
         return self.mode in CHIEF_ROLES
 
     @property
     def sidecar(self) -> choices.Sidecar | None:
-        """The evaluation by an evaluator task; None where there is none, or where nothing is trained."""
+        """The evaluation by an evaluator task; None if there is none, or if the mode does not train."""
         evaluation = self.evaluation
         return evaluation if isinstance(evaluation, choices.Sidecar) and self.mode not in OF_A_RUN else None
 
     @property
     def other_checkpoints(self) -> Path | None:
-        """Where the evaluator task finds checkpoints that psrun does not take; None where it takes them."""
+        """The folder of checkpoints for the evaluator task that psrun does not write; None if psrun writes them."""
         if not isinstance(self.evaluation, choices.Sidecar):
             return None
         folder = self.evaluation.checkpoint_dir
@@ -200,7 +199,7 @@ class RunConfig:
 
     @property
     def data_service(self) -> bool:
-        """Whether tf.data service reads for the workers that train."""
+        """Whether the workers read training data through tf.data service."""
         return self.mode == "train" and self.data.visitation == "dynamic"
 
     @property
@@ -223,6 +222,6 @@ class RunConfig:
 
     @property
     def needs_network(self) -> bool:
-        """Whether data or checkpoints are elsewhere: some URL is configured, or a download is asked for."""
+        """Whether the run accesses the network: a URL is configured, or data is downloaded."""
         downloads = "path" in self.data.target.options and self.data.target.options["path"] is None
         return downloads or "://" in repr(self.raw)

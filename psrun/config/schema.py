@@ -1,7 +1,7 @@
-"""Reading a configuration node into a dataclass, with every problem collected rather than the first one raised.
+"""Reads a configuration node into a dataclass and collects all problems instead of raising the first.
 
-The types are checked by OmegaConf's structured configs; what psrun adds is the list of all problems, ranges and
-choices (kept in the fields' metadata) and a guess at what a mistyped key was meant to be.
+OmegaConf's structured configs check the types. psrun adds the list of all problems, ranges and choices (in the
+metadata of fields), and suggestions for mistyped keys.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ MISSING = "???"
 
 
 def at_least(minimum: float, *, or_else: str | None = None, default: Any = dataclasses.MISSING) -> Any:
-    """A field whose value must be `minimum` or more, or that word; without a default it must be given."""
+    """A field whose value must be at least `minimum`, or the word `or_else`; required without a default."""
     return dataclasses.field(default=default, metadata={"at_least": minimum, "or_else": or_else})
 
 
 def one_of(*choices: str | bool | None, default: Any = dataclasses.MISSING) -> Any:
-    """A field whose value must be one of `choices`; without a default it must be given."""
+    """A field whose value must be one of `choices`; required without a default."""
     return dataclasses.field(default=default, metadata={"choices": choices})
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ " Did you mean 'x'?" for the nearest of `known`, or all of `known` where nothing is near."""
+    """ " Did you mean 'x'?" for the closest match in `known`, or the list of `known` if nothing is close."""
     known = sorted(known)
     lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), lower, n=3)
     if near:
-        swapped = [each for each in near if sorted(each) == sorted(word.lower())]  # the most common of mistakes
+        swapped = [each for each in near if sorted(each) == sorted(word.lower())]  # the most common typo
         return f" Did you mean '{lower[(swapped or near)[0]]}'?"
-    return f" Known here: {', '.join(known)}." if known else ""
+    return f" Valid names: {', '.join(known)}." if known else ""
 
 
 def is_near(word: str, known: Iterable[str]) -> bool:
-    """Whether `word` is very likely a mistyped one of `known`."""
+    """Whether `word` is very likely a typo of one of `known`."""
     return bool(difflib.get_close_matches(word, known, n=1, cutoff=0.8))
 
 
 def read(
     cls: type[T], node: Mapping[str, Any], *, key: str, problems: list[Problem], others: Iterable[str] = ()
 ) -> T | None:
-    """`node` as a `cls`, or None after adding to `problems` all that keeps it from being one.
+    """`node` as a `cls`, or None after adding all its problems to `problems`.
 
     Args:
-      cls: a dataclass whose annotations OmegaConf knows.
+      cls: a dataclass with annotations that OmegaConf supports.
       node: plain values, as from `OmegaConf.to_container`.
-      key: where the node stands in the configuration, for the messages.
-      problems: grows by one for each thing wrong.
-      others: keys that stand beside those of `cls`, for the guess at what a mistyped one was meant to be.
+      key: the key of the node in the configuration, for messages.
+      problems: receives the problems.
+      others: further valid keys beside those of `cls`, for suggestions.
     """
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
@@ -68,7 +68,7 @@ def read(
         if name not in fields:
             problems.append(Problem(where, f"no such key (value {value!r}).{did_you_mean(name, [*fields, *others])}"))
         elif value == MISSING:
-            problems.append(Problem(where, f"must be given a value: {where}=..."))
+            problems.append(Problem(where, f"is required; set {where}=..."))
         elif dataclasses.is_dataclass(hints[name]):
             values[name] = _read_nested(hints[name], value, where, problems)
         else:
@@ -77,14 +77,15 @@ def read(
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in node:
             where = f"{key}.{name}" if key else name
-            problems.append(Problem(where, f"is missing: give it a value with +{where}=..."))
+            problems.append(Problem(where, f"is missing; set it with +{where}=..."))
     return cls(**values) if len(problems) == before else None
 
 
 def _read_nested(cls: Any, value: Any, where: str, problems: list[Problem]) -> Any:
     if isinstance(value, Mapping):
         return read(cls, value, key=where, problems=problems)
-    problems.append(Problem(where, f"is {value!r}, must hold {', '.join(f.name for f in dataclasses.fields(cls))}"))
+    keys = ", ".join(f.name for f in dataclasses.fields(cls))
+    problems.append(Problem(where, f"is {value!r}, must be a mapping with the keys {keys}"))
     return None
 
 
@@ -97,7 +98,7 @@ def _checked(cls: type, field: dataclasses.Field, value: Any, *, where: str, pro
     except OmegaConfBaseException as error:
         wanted = field.type.__name__ if isinstance(field.type, type) else str(field.type).replace("typing.", "")
         if value is None:
-            problems.append(Problem(where, f"must be given a value ({wanted}): {where}=..."))
+            problems.append(Problem(where, f"is null; set {where}=... ({wanted})"))
         else:
             problems.append(Problem(where, f"{value!r} is not of type {wanted} ({str(error).splitlines()[0]})"))
         return None

@@ -1,4 +1,4 @@
-"""A person's own Python modules, read without importing them, and where in them an error is."""
+"""Reads the user's Python modules without importing them, and locates errors in them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _NOT_THEIRS = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for na
 
 
 def parse(path: Path) -> ast.Module:
-    """The module in a file, in the encoding that it declares.
+    """Parses the module in a file, in its declared encoding.
 
     Raises:
-      OSError, SyntaxError, ValueError: it cannot be read.
+      OSError, SyntaxError, ValueError: the file cannot be read or parsed.
     """
     source = path.read_bytes()
     try:
         return ast.parse(source, filename=str(path))
-    except SystemError:  # Python 3.11, where the finalizer of some object runs meanwhile (gh-106905)
+    except SystemError:  # Python 3.11, if a finalizer runs during the parse (gh-106905)
         return ast.parse(source, filename=str(path))
 
 
 def names(module: ast.Module) -> set[str]:
-    """Names that a module gets by import or assignment, at any depth; '*' for those that cannot be known."""
+    """Names that a module imports or assigns, at any depth; '*' if some names are unknown."""
     nodes = [node for statement in module.body for node in ast.walk(statement)]
     aliases = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
     assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
@@ -33,7 +33,7 @@ def names(module: ast.Module) -> set[str]:
 
 
 def described(error: BaseException) -> str:
-    """An error in one line, with the file and the line of a person's own code that it comes from, if any."""
+    """An error in one line, with the file and the line in the user's code that raised it, if any."""
     if isinstance(error, SyntaxError) and error.filename:
         line = (error.text or "").strip()
         text = f": {line}" if line and line.isprintable() else ""

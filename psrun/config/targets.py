@@ -1,8 +1,8 @@
-"""Callables named in the configuration by `_target_`: checked without importing them, then called.
+"""Callables named by `_target_` in the configuration: checked without importing them, then called.
 
-Importing a model's module imports TensorFlow, which takes seconds; a mistyped option should be told in a fraction of
-one. So the parameters of a target are read from its source with `ast`. Where that is not possible (a compiled
-callable, or one that another module re-exports) nothing is known before the import, and `call` checks again.
+Importing a model's module imports TensorFlow, which takes seconds; a mistyped option should be reported at once.
+Therefore the parameters of a target are read from its source with `ast`. Where that is impossible (a compiled or
+re-exported callable), only `call` checks them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from psrun.config import schema, source_code
 from psrun.config.source_code import described
 from psrun.errors import ConfigError, Problem, PsrunError
 
-# Parameters that psrun fills in itself; the configuration does not name them.
+# Parameters that psrun provides; the configuration does not set them.
 PROVIDED = frozenset({"self", "source", "seed", "tell", "recorded", "label_vocabulary"})
 _ANNOTATIONS = {"int": int, "float": float, "str": str, "bool": bool}
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A callable by name and the options it is called with; `key` is where it stands in the configuration."""
+    """A callable by name, and its options; `key` is its key in the configuration."""
 
     name: str
     options: Mapping[str, Any]
@@ -40,17 +40,19 @@ class Target:
 def read(
     node: Any, *, key: str, problems: list[Problem], others: Iterable[str] = (), called_with: Collection[str] = ()
 ) -> Target | None:
-    """`node` as a Target whose name exists and takes its options, as far as can be told without importing it.
+    """`node` as a Target, after checking its name and options as far as possible without importing it.
 
     Args:
-      others: keys beside the options, which a mistyped one may be meant to be.
-      called_with: parameters that the configuration does not give, beside those of `PROVIDED`.
+      others: further valid keys beside the options, for suggestions.
+      called_with: parameters that the configuration does not set, in addition to `PROVIDED`.
     """
     if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
-        problems.append(Problem(key, f"needs a _target_, the dotted name of a callable, and its options; is {node!r}"))
+        problems.append(
+            Problem(key, f"is {node!r}, must have a _target_ (the dotted name of a callable) and its options")
+        )
         return None
     if node["_target_"] == schema.MISSING:
-        problems.append(Problem(f"{key}._target_", f"must be given a value: {key}._target_=..."))
+        problems.append(Problem(f"{key}._target_", f"is required; set {key}._target_=..."))
         return None
     options = {name: value for name, value in node.items() if name != "_target_"}
     target = Target(node["_target_"], options, key)
@@ -64,19 +66,19 @@ def read(
 
 
 def find(target: Target) -> Callable[..., Any]:
-    """The callable itself. Imports its module.
+    """Imports and returns the callable.
 
     Raises:
-      ConfigError: there is no such module or no such name in it, it cannot be imported, or it cannot be called.
+      ConfigError: the module or the name does not exist, cannot be imported, or is not callable.
     """
-    found = _named(target)
-    if not callable(found):
-        raise ConfigError([Problem(f"{target.key}._target_", f"cannot call '{target.name}': it is {found!r}")])
-    return found
+    value = _named(target)
+    if not callable(value):
+        raise ConfigError([Problem(f"{target.key}._target_", f"cannot call '{target.name}': it is {value!r}")])
+    return value
 
 
 def _named(target: Target) -> Any:
-    """What has the name of the target; raises ConfigError as `find` does."""
+    """The object with the name of the target; raises ConfigError as `find` does."""
     module_name, _, attribute = target.name.rpartition(".")
     try:
         return getattr(importlib.import_module(module_name), attribute)
@@ -85,7 +87,7 @@ def _named(target: Target) -> Any:
             return _attribute(target.name)
         if error.name and not f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigError(
-                [Problem(f"{target.key}._target_", f"{target.name} needs {error.name}: {error}")]
+                [Problem(f"{target.key}._target_", f"{target.name} requires {error.name}: {error}")]
             ) from error
         raise ConfigError([_no_such(target, f"no module named '{error.name}'")]) from error
     except (PsrunError, MemoryError):
@@ -96,21 +98,21 @@ def _named(target: Target) -> Any:
 
 
 def _attribute(name: str) -> Any:
-    """What a dotted name stands for where its parent is no module: `tensorflow.distribute.experimental` is a namespace
-    that the package has as an attribute, and a class holds its methods.
+    """The object of a dotted name whose parent is not a module: `tensorflow.distribute.experimental` is an attribute
+    of the package, and a method is an attribute of its class.
 
     Raises:
-      ImportError, AttributeError: there is no such thing.
+      ImportError, AttributeError: the name does not exist.
     """
     top, *attributes = name.split(".")
     return functools.reduce(getattr, attributes, importlib.import_module(top))
 
 
 def call(target: Target, **provided: Any) -> Any:
-    """Calls the target with its options (nested targets are called first) and those of `provided` that it takes.
+    """Calls the target with its options (nested targets first) and with the arguments of `provided` that it accepts.
 
     Raises:
-      ConfigError: the target does not take its options.
+      ConfigError: the target does not accept its options.
     """
     function = find(target)
     options = {name: _build(value, f"{target.key}.{name}") for name, value in target.options.items()}
@@ -124,10 +126,10 @@ def call(target: Target, **provided: Any) -> Any:
 
 
 def bound(target: Target, parameters: Collection[str]) -> Callable[..., Any]:
-    """What is to be called with `parameters`: the target, its options bound, where it takes them; else what it returns.
+    """A callable that takes `parameters`: the target with its options bound if it takes them, else its return value.
 
     Raises:
-      ConfigError: the target does not take its options, or returns nothing that can be called.
+      ConfigError: the target does not accept its options, or its return value is not callable.
     """
     function = find(target)
     if not inspect.isclass(function) and set(parameters) <= set(inspect.signature(function).parameters):
@@ -137,15 +139,15 @@ def bound(target: Target, parameters: Collection[str]) -> Callable[..., Any]:
         except TypeError as error:
             raise ConfigError([Problem(target.key, f"{target.name}: {error}")]) from error
         return functools.partial(function, **options)
-    made = called(target)
-    if not callable(made):
+    value = called(target)
+    if not callable(value):
         wanted = f"cannot be called with {', '.join(parameters)}"
-        raise ConfigError([Problem(target.key, f"{target.name} returned {made!r}, which {wanted}")])
-    return made
+        raise ConfigError([Problem(target.key, f"{target.name} returned {value!r}, which {wanted}")])
+    return value
 
 
 def called(target: Target, **provided: Any) -> Any:
-    """Calls a target; what it raises becomes a message that names the key it stands under."""
+    """Calls a target; converts its exception to a ConfigError with its key."""
     try:
         return call(target, **provided)
     except (PsrunError, OSError, MemoryError):
@@ -167,23 +169,23 @@ def _build(value: Any, key: str) -> Any:
 
 def _no_such(target: Target, reason: str) -> Problem:
     if target.name.isidentifier() and _spec(target.name) is not None:
-        reason = f"it is a module; name what is to be called in it, such as {target.name}.NAME"
+        reason = f"it is a module; name a callable in it, such as {target.name}.NAME"
         return Problem(f"{target.key}._target_", f"cannot call '{target.name}': {reason}")
     return Problem(
         f"{target.key}._target_",
-        f"cannot find '{target.name}': {reason} (own modules are looked for here and on PYTHONPATH)",
+        f"cannot find '{target.name}': {reason} (psrun searches the current folder and PYTHONPATH)",
     )
 
 
 def parameters_of(name: str) -> dict[str, bool]:
-    """The parameters of a callable by name, each with whether it is required; none where its source is not found."""
+    """The parameters of a callable: name to whether it is required; empty if its source is not available."""
     definition = _definition(Target(name, {}, ""), [])
     function = None if definition is None else _function(definition)
     return {} if function is None else {argument.arg: default is None for argument, default in _arguments(function)}
 
 
 def names_in(module_name: str) -> frozenset[str]:
-    """The names that a module gets by import or assignment; the module is not imported."""
+    """The names that a module imports or assigns; does not import the module."""
     spec = _spec(module_name)
     if spec is None or not spec.origin:
         return frozenset()
@@ -191,13 +193,13 @@ def names_in(module_name: str) -> frozenset[str]:
 
 
 def _static_parameters(target: Target, problems: list[Problem], provided: Collection[str]) -> type | None:
-    """The options that a target takes, as a dataclass made from its source; None where they cannot be known."""
+    """The options of a target as a dataclass built from its source; None if they are unknown."""
     definition = _definition(target, problems)
     return None if definition is None else _as_dataclass(definition, provided)
 
 
 def _definition(target: Target, problems: list[Problem]) -> ast.FunctionDef | ast.ClassDef | None:
-    """Where the source defines the target; None where that is not found, with a problem where it cannot exist."""
+    """The definition of the target in its source; None if there is none; adds a problem if the name cannot exist."""
     module_name, _, attribute = target.name.rpartition(".")
     key = f"{target.key}._target_"
     if not all(part.isidentifier() for part in target.name.split(".")):
@@ -205,7 +207,7 @@ def _definition(target: Target, problems: list[Problem]) -> ast.FunctionDef | as
         return None
     spec = _spec(module_name) if module_name else None
     if spec is None:
-        # A class may stand where a module was looked for (a.b.Class.method), or names are made at run time.
+        # The parent may be a class (a.b.Class.method), or the name may be created at run time.
         if not module_name or _spec(module_name.partition(".")[0]) is None:
             problems.append(_no_such(target, f"no module named '{module_name or target.name}'"))
         return None
@@ -226,7 +228,7 @@ def _definition(target: Target, problems: list[Problem]) -> ast.FunctionDef | as
 
 
 def _spec(module_name: str) -> ModuleSpec | None:
-    """Where a module is, found without importing the packages that it is in, as `importlib.util.find_spec` would."""
+    """The spec of a module, without importing its parent packages as `importlib.util.find_spec` does."""
     top, *rest = module_name.split(".")
     spec = importlib.util.find_spec(top)
     for name in rest:
@@ -237,7 +239,7 @@ def _spec(module_name: str) -> ModuleSpec | None:
 
 
 def _function(definition: ast.FunctionDef | ast.ClassDef) -> ast.FunctionDef | None:
-    """What is called: the function itself, or the class's own __init__; None where the class inherits it."""
+    """The function that is called: the function itself, or __init__ of a class; None if the class inherits it."""
     if isinstance(definition, ast.FunctionDef):
         return definition
     inits = [node for node in definition.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
@@ -245,7 +247,7 @@ def _function(definition: ast.FunctionDef | ast.ClassDef) -> ast.FunctionDef | N
 
 
 def _arguments(function: ast.FunctionDef) -> list[tuple[ast.arg, ast.expr | None]]:
-    """The parameters with their defaults; None where there is none."""
+    """The parameters with their defaults; None without a default."""
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
@@ -266,7 +268,7 @@ def _as_dataclass(definition: ast.FunctionDef | ast.ClassDef, provided: Collecti
 
 
 def _annotation(node: ast.expr | None) -> Any:
-    """The type to check an option against; Any for what OmegaConf cannot check."""
+    """The type to check an option against; Any if OmegaConf cannot check it."""
     if isinstance(node, ast.Name) and node.id in _ANNOTATIONS:
         return _ANNOTATIONS[node.id]
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in ("list", "Sequence"):

@@ -1,4 +1,4 @@
-"""Clusters of several processes as data: who there is, at which address, and which of them this process is."""
+"""The tasks of a cluster of several processes as data: their addresses, and the task of this process."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from psrun.errors import ConfigError, Problem
 
-DATA_JOBS = ("data_dispatcher", "data_worker")  # of tf.data service, which TensorFlow's cluster knows nothing of
+DATA_JOBS = ("data_dispatcher", "data_worker")  # tasks of tf.data service, which are not part of TensorFlow's cluster
 JOBS = ("chief", "worker", "ps", "evaluator", *DATA_JOBS)
-_MASTER = "master"  # what TF_CONFIG called the chief before TensorFlow 2
+_MASTER = "master"  # the name of the chief in TF_CONFIG before TensorFlow 2
 
 
 @dataclass(frozen=True, order=True)
 class Task:
-    """A job and an index in it."""
+    """A job and a task index in it."""
 
     job: str
     index: int
@@ -26,7 +26,7 @@ class Task:
 
     @classmethod
     def named(cls, name: str) -> Task | None:
-        """The task that prints as `name`; None where none does."""
+        """The task with the string form `name`; None if there is none."""
         job, _, index = name.rpartition("-")
         return cls(job, int(index)) if job in JOBS and index.isdecimal() else None
 
@@ -38,9 +38,9 @@ EVALUATOR = Task("evaluator", 0)
 
 @dataclass(frozen=True)
 class Topology:
-    """The address of every task that serves, by task, and the task that this process is.
+    """The addresses of all serving tasks, and the task of this process.
 
-    `addresses` never holds the evaluator: TensorFlow would wait for it for ever.
+    `addresses` never holds the evaluator: TensorFlow would wait for it forever.
     """
 
     addresses: Mapping[Task, str]
@@ -54,7 +54,7 @@ class Topology:
         return sorted(task for task in self.addresses if task.job == job)
 
     def spec(self) -> dict[str, dict[int, str]]:
-        """As `tf.train.ClusterSpec` takes it."""
+        """The addresses in the format of `tf.train.ClusterSpec`."""
         spec: dict[str, dict[int, str]] = {}
         for task, address in self.addresses.items():
             if task.job not in DATA_JOBS:
@@ -63,20 +63,22 @@ class Topology:
 
 
 def from_tf_config(text: str | None, *, needed: Sequence[str] = ("worker", "ps")) -> Topology:
-    """The topology that the environment variable TF_CONFIG describes.
+    """The topology of the environment variable TF_CONFIG.
 
-    Takes what TFJob writes (an `evaluator` in the cluster, an `environment`, `worker` as a mapping of some indexes
-    only), what people write by hand (`master` for `chief`), and TensorFlow's tutorial for the evaluator, which may be
-    alone in the cluster or have none.
+    Accepts the format of TFJob (an `evaluator` in the cluster, an `environment`, `worker` as a partial mapping of
+    indexes), `master` for `chief`, and the format of TensorFlow's tutorial for the evaluator, which is alone in the
+    cluster or has no cluster.
 
     Args:
       needed: jobs that must have a task.
 
     Raises:
-      ConfigError: with every problem found.
+      ConfigError: lists all problems.
     """
     if not text:
-        raise ConfigError([Problem("TF_CONFIG", "is not set; cluster=tf_config reads cluster and task from it")])
+        raise ConfigError(
+            [Problem("TF_CONFIG", "is not set; cluster=tf_config reads the cluster and the task from it")]
+        )
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -85,9 +87,9 @@ def from_tf_config(text: str | None, *, needed: Sequence[str] = ("worker", "ps")
     alone = isinstance(task, Mapping) and task.get("type") == EVALUATOR.job
     cluster = value.get("cluster", {} if alone else None) if isinstance(value, Mapping) else None
     if not isinstance(cluster, Mapping):
-        raise ConfigError([Problem("TF_CONFIG", f"needs an object with 'cluster' and 'task', is: {text[:200]}")])
+        raise ConfigError([Problem("TF_CONFIG", f"must be an object with 'cluster' and 'task', is: {text[:200]}")])
     if not isinstance(task, Mapping) or "type" not in task:
-        raise ConfigError([Problem("TF_CONFIG.task", f"needs 'type' and 'index', is {task!r}")])
+        raise ConfigError([Problem("TF_CONFIG.task", f"is {task!r}, must have 'type' and 'index'")])
     index = task.get("index", 0)
     if isinstance(index, str) and index.isdigit():  # shells and templates write it as text
         index = int(index)
@@ -104,15 +106,15 @@ def make(
     task_key: str,
     needed: Sequence[str] = ("worker", "ps"),
 ) -> Topology:
-    """The topology of an address list and a task.
+    """The topology of a mapping of addresses and a task.
 
     Args:
       cluster: job to addresses, as a list or as a mapping of index to address.
-      key, task_key: where they came from, for the messages.
+      key, task_key: their configuration keys, for messages.
       needed: jobs that must have a task, unless this process is the evaluator, which never connects to them.
 
     Raises:
-      ConfigError: with every problem found.
+      ConfigError: lists all problems.
     """
     problems: list[Problem] = []
     addresses: dict[Task, str] = {}
@@ -120,21 +122,21 @@ def make(
         addresses.update(_addresses(name, given, key, problems))
     for where in {where for where in addresses.values() if list(addresses.values()).count(where) > 1}:
         both = " and ".join(str(task) for task, other in addresses.items() if other == where)
-        problems.append(Problem(key, f"{where} is the address of {both}; each needs its own"))
+        problems.append(Problem(key, f"{where} is the address of {both}; give each task its own address"))
     for missing in needed if job != EVALUATOR.job else ():
         if not any(task.job == missing for task in addresses):
             what = "data.visitation=dynamic" if missing in DATA_JOBS else "parameter server training"
-            problems.append(Problem(f"{key}.{missing}", f"is missing: {what} needs one at least"))
+            problems.append(Problem(f"{key}.{missing}", f"is missing: {what} needs at least one"))
     me = Task("chief" if job == _MASTER else job, index)
     if me.job not in JOBS:
         problems.append(Problem(f"{task_key}.type", f"is {job!r}, must be one of {', '.join(JOBS)}"))
     elif not isinstance(index, int):
-        problems.append(Problem(f"{task_key}.index", f"is {index!r}, must be a number"))
+        problems.append(Problem(f"{task_key}.index", f"is {index!r}, must be an integer"))
     elif me.job in ("worker", "ps", *DATA_JOBS) and me not in addresses:
         known = sorted(task.index for task in addresses if task.job == me.job)
-        problems.append(Problem(f"{task_key}.index", f"is {index}; {key}.{job} has {known}"))
+        problems.append(Problem(f"{task_key}.index", f"is {index}, must be one of {known} as in {key}.{job}"))
     elif me.job == "chief" and index != 0:
-        problems.append(Problem(f"{task_key}.index", f"is {index}; there is one chief, 0"))
+        problems.append(Problem(f"{task_key}.index", f"is {index}, must be 0: there is one chief"))
     if problems:
         raise ConfigError(problems)
     return Topology({task: where for task, where in addresses.items() if task.job != EVALUATOR.job}, me)
@@ -144,7 +146,7 @@ def _addresses(name: str, given: Any, key: str, problems: list[Problem]) -> list
     job = "chief" if name == _MASTER else name
     where = f"{key}.{name}"
     if job not in JOBS:
-        problems.append(Problem(where, f"is no job; jobs are {', '.join(JOBS)}"))
+        problems.append(Problem(where, f"is not a job; jobs are {', '.join(JOBS)}"))
         return []
     if isinstance(given, Mapping):
         pairs = list(given.items())
@@ -154,20 +156,20 @@ def _addresses(name: str, given: Any, key: str, problems: list[Problem]) -> list
         problems.append(Problem(where, f"is {given!r}, must be a list of addresses"))
         return []
     if job == DISPATCHER.job and len(pairs) > 1:
-        problems.append(Problem(where, f"has {len(pairs)} addresses; there is one dispatcher"))
-    found = []
+        problems.append(Problem(where, f"has {len(pairs)} addresses, must have one"))
+    addresses = []
     for index, address in pairs:
         if not str(index).isdigit():
-            problems.append(Problem(where, f"{index!r} is no index"))
+            problems.append(Problem(where, f"{index!r} is not an index; use 0, 1, ..."))
         elif not is_address(address):
-            problems.append(Problem(f"{where}[{index}]", f"{address!r} is no address; HOST:PORT is"))
+            problems.append(Problem(f"{where}[{index}]", f"is {address!r}, must be HOST:PORT"))
         else:
-            found.append((Task(job, int(index)), address))
-    return found
+            addresses.append((Task(job, int(index)), address))
+    return addresses
 
 
 def is_address(address: Any) -> bool:
-    """Whether it is HOST:PORT."""
+    """Whether `address` has the form HOST:PORT."""
     if not isinstance(address, str):
         return False
     host, colon, port = address.rpartition(":")
@@ -175,18 +177,18 @@ def is_address(address: Any) -> bool:
 
 
 def set_aside(addresses: Mapping[Task, str]) -> Task:
-    """The worker that evaluates where one of them does: the last one."""
+    """The worker that evaluates with evaluation=sidecar_thread: the last one."""
     return max(task for task in addresses if task.job == "worker")
 
 
 def with_one_set_aside(whole: Topology) -> Topology:
-    """The cluster without the worker that evaluates, which nobody connects to.
+    """The cluster without the evaluating worker, which does not join it.
 
     Raises:
-      ConfigError: none would be left to train.
+      ConfigError: no worker would be left to train.
     """
     if len(whole.of("worker")) < 2:
-        message = "'sidecar_thread' sets the last worker aside, and another one must be left: all are to be listed here"
+        message = "'sidecar_thread' uses the last worker to evaluate and needs at least one more; list all workers"
         raise ConfigError([Problem("evaluation", message)])
     aside = set_aside(whole.addresses)
     return Topology({task: where for task, where in whole.addresses.items() if task != aside}, whole.me)

@@ -1,1 +1,1 @@
-"""Sources of examples. See `psrun.data.source` for what one must offer."""
+"""Data sources. `psrun.data.source` defines their interface."""

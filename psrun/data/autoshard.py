@@ -1,4 +1,4 @@
-"""How workers that do every step together share the training data: TensorFlow's policies of cutting a pipeline."""
+"""How synchronous workers share the training data: TensorFlow's auto-shard policies."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ _KEY = "data.sharding"
 
 
 def policy(run: RunConfig, dataset: Callable[[], tf.data.Dataset]) -> str | None:
-    """What becomes of the training data: 'data', 'file' or 'off'; of 'auto' or nothing, what TensorFlow makes of it.
+    """The effective policy of the training data, 'data', 'file' or 'off'; resolves 'auto' and None as TensorFlow does.
 
     Args:
-      dataset: makes the pipeline. Not to be called within a function, where TensorFlow would say nothing.
+      dataset: creates the pipeline. Call it eagerly: inside a tf.function TensorFlow reports no errors.
 
     Returns:
-      None where the run has no such workers.
+      None if the run has no synchronous workers.
 
     Raises:
-      ConfigError: files are to be shared out, and the data does not begin with any.
+      ConfigError: the policy is 'file', but the dataset does not start from files.
     """
     if not run.cluster.has_synchronous_workers:
         return None
-    made, name, num_workers = dataset(), run.data.target.name, run.cluster.num_workers
-    asked = run.data.sharding or made.options().experimental_distribute.auto_shard_policy.name.lower()
-    if asked not in ("auto", "file"):
-        return asked
+    pipeline, name, num_workers = dataset(), run.data.target.name, run.cluster.num_workers
+    requested = run.data.sharding or pipeline.options().experimental_distribute.auto_shard_policy.name.lower()
+    if requested not in ("auto", "file"):
+        return requested
     try:
-        distribute._AutoShardDataset(applied(made, "file"), num_workers, 0)
+        distribute._AutoShardDataset(applied(pipeline, "file"), num_workers, 0)
     except tf.errors.NotFoundError as error:
-        if asked == "auto":
+        if requested == "auto":
             return "data"
-        message = f"is file, but the training data of {name} does not begin with files that TensorFlow could share out"
-        raise ConfigError([Problem(_KEY, f"{message}; choose data, by which each batch is")]) from error
+        message = f"is file, but the training data of {name} does not start from files that TensorFlow can shard"
+        raise ConfigError([Problem(_KEY, f"{message}; choose data, which shards each batch")]) from error
     return "file"
 
 
 def too_few_files(cause: str) -> Problem | None:
-    """What TensorFlow says of fewer files than workers, when the first batch is read; how many it says is not right."""
-    found = re.search(r"only has \d+ file\(s\), which is not enough for the required (\d+)", cause)
-    if found is None:
+    """The problem behind TensorFlow's error for fewer files than workers; its number of files is wrong."""
+    match = re.search(r"only has \d+ file\(s\), which is not enough for the required (\d+)", cause)
+    if match is None:
         return None
-    return Problem(_KEY, f"would share out files, of which there are fewer than the {found[1]} workers; choose data")
+    return Problem(_KEY, f"shards by file, but there are fewer files than the {match[1]} workers; choose data")
 
 
 def applied(dataset: tf.data.Dataset, policy: str | None) -> tf.data.Dataset:
-    """The dataset with a policy; without one as it is."""
+    """The dataset with a policy; unchanged if it is None."""
     if policy is None:
         return dataset
     options = tf.data.Options()
@@ -60,6 +60,6 @@ def applied(dataset: tf.data.Dataset, policy: str | None) -> tf.data.Dataset:
 
 
 def index(strategy: tf.distribute.Strategy) -> int:
-    """Which of the workers this process is: the chief is the first."""
+    """The index of this process among the workers; the chief is 0."""
     resolver = strategy.cluster_resolver
     return 0 if resolver is None or resolver.task_type == "chief" else int(resolver.task_id) + 1

@@ -53,8 +53,8 @@ class Blocks:
     scales: Mapping[str, Scale]
 
     def block(self, batch_size: int) -> int:
-        """How many examples with consecutive numbers are best read together. Of a smaller batch or of few examples they
-        are fewer, for a batch to come from many places.
+        """The number of consecutive examples to read together; smaller for small batches and data sets, so that a batch
+        still comes from many places.
         """
         most = min(ROWS, batch_size // _PLACES, self.num_examples // _PLACES**2)
         return 1 << max(0, most.bit_length() - 1)
@@ -101,14 +101,15 @@ class Blocks:
 
 
 def opened(folder: Path, columns: Mapping[str, Column]) -> Blocks:
-    """The prepared set in a folder.
+    """Opens the prepared set in a folder.
 
     Raises:
-      OSError, ValueError: it is not whole.
+      OSError, ValueError: the set is incomplete.
     """
-    told = json.loads((folder / "prepared.json").read_text(encoding="utf-8"))
+    manifest = json.loads((folder / "prepared.json").read_text(encoding="utf-8"))
     offsets, path = np.load(folder / "offsets.npy"), folder / "examples.tfrecord"
     if path.stat().st_size != offsets[-1]:
-        raise ValueError(f"{path} has not {offsets[-1]} bytes")
-    scales = {name: Scale(**scale) for name, scale in told["scales"].items()}
-    return Blocks(str(path), columns, told["num_examples"], offsets, told["num_bad"], told["bad"], scales)
+        raise ValueError(f"{path} does not have {offsets[-1]} bytes")
+    scales = {name: Scale(**scale) for name, scale in manifest["scales"].items()}
+    num_examples, num_bad, bad = manifest["num_examples"], manifest["num_bad"], manifest["bad"]
+    return Blocks(str(path), columns, num_examples, offsets, num_bad, bad, scales)

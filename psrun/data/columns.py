@@ -1,4 +1,4 @@
-"""Columns of rows as they stand in files, made into what a prepared set holds; rows that cannot be are told."""
+"""Converts columns of files to the columns of a prepared set, and reports malformed rows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NUMBERS = "fiub"  # kinds of NumPy's types
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a column of a file must hold.
+    """The required content of a column.
 
     Attributes:
       column: its name in the file.
-      dtype: float32, int64 or string; `width`: values of a row.
-      default: stands where there is no value; None: such a row is bad, but for a string that is empty.
-      num_classes: of a label, which is then one of 0 to num_classes - 1.
-      vocabulary: of a label that is one of these values, all strings or all integers; its class number stands for it.
+      dtype: float32, int64 or string; `width`: values per row.
+      default: replaces a missing value; None: such a row is malformed, except for an empty string.
+      num_classes: for a label, which must be in 0 to num_classes - 1.
+      vocabulary: for a label, the valid values, all strings or all integers; converted to class numbers.
     """
 
     column: str
@@ -99,7 +99,7 @@ def _converted(values: np.ndarray, want: Wanted) -> tuple[np.ndarray, dict[int, 
     if want.num_classes is not None:
         label = made[:, 0]
         for index in np.flatnonzero((label != label // 1) | (label < 0) | (label >= want.num_classes)).tolist():
-            wrong.setdefault(index, f"{label[index]:g} is no class from 0 to {want.num_classes - 1}")
+            wrong.setdefault(index, f"{label[index]:g} is not a class from 0 to {want.num_classes - 1}")
     return made, wrong
 
 
@@ -131,7 +131,7 @@ def _conversion(want: Wanted) -> Callable[[Any], Any]:
         try:
             return convert(item)
         except ValueError as error:
-            raise ValueError(f"{error}; data.label_vocabulary=[...] names classes that are not 0, 1, ...") from error
+            raise ValueError(f"{error}; name such classes with data.label_vocabulary=[...]") from error
 
     return number_of_class
 
@@ -149,7 +149,7 @@ def _class_number(vocabulary: Sequence[str] | Sequence[int]) -> Callable[[Any], 
         value = value.item() if isinstance(value, np.generic) else value
         message = f"{value!r} is not in data.label_vocabulary={shown}"
         if {"no", "yes"} >= set(vocabulary) and str(value).lower() in ("false", "true"):
-            message += f"; quote False and True in it, which YAML reads as no and yes: {_QUOTED_BOOLEANS}"
+            message += f"; quote False and True, which YAML reads as booleans: {_QUOTED_BOOLEANS}"
         raise ValueError(message)
 
     return class_number
@@ -191,7 +191,7 @@ def number(item: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         value = math.nan
     if math.isnan(value):
-        raise ValueError(f"{item!r} is no number")
+        raise ValueError(f"{item!r} is not a number")
     if abs(value) > _FLOAT32:
         raise ValueError(f"{item!r} is too large for a float32, or infinite")
     return value
@@ -205,7 +205,7 @@ def _integer(item: Any) -> int:
     except (TypeError, ValueError, OverflowError):
         value = None
     if value is None:
-        raise ValueError(f"{item!r} is no integer")
+        raise ValueError(f"{item!r} is not an integer")
     if not -_INT64 <= value < _INT64:
         raise ValueError(f"{item!r} is too large for an int64")
     return value
@@ -223,7 +223,7 @@ def _text(item: Any) -> bytes:
         return item.encode("utf-8", "surrogateescape")
     if isinstance(item, int | np.integer) and not isinstance(item, bool):
         return str(int(item)).encode()
-    raise ValueError(f"{item!r} is no string")
+    raise ValueError(f"{item!r} is not a string")
 
 
 CONVERSIONS: dict[str, Callable[[Any], Any]] = {"float32": number, "int64": _integer, "string": _text}

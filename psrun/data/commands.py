@@ -29,42 +29,44 @@ def main(arguments: list[str]) -> ExitCode:
     shown = argparse.ArgumentDefaultsHelpFormatter
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="inspect|synthesize|vocabulary")
     _add_inspect(verbs)
-    text = "writes rows in Criteo's layout of which the truth is known, and what no model can beat (truth.json)"
+    text = "write synthetic rows in Criteo's layout, and the metrics of the true model (truth.json)"
     verb = verbs.add_parser("synthesize", help=text, description=text, formatter_class=shown)
     verb.set_defaults(function=_synthesize)
-    verb.add_argument("folder", type=Path, help="a new one")
-    verb.add_argument("--num-examples", type=int, metavar="N", default=200_000, help="rows to train on")
-    verb.add_argument("--num-eval-examples", type=int, metavar="N", default=50_000, help="rows to evaluate on")
-    verb.add_argument("--num-values", type=int, metavar="N", default=1000, help="of each of the 26 categories")
-    verb.add_argument("--skew", type=float, metavar="X", default=1.1, help="exponent of Zipf's law; 0: all as frequent")
-    verb.add_argument("--empty", type=float, metavar="X", default=0.1, help="share of the fields that are empty")
+    verb.add_argument("folder", type=Path, help="new folder of the files")
+    verb.add_argument("--num-examples", type=int, metavar="N", default=200_000, help="training rows")
+    verb.add_argument("--num-eval-examples", type=int, metavar="N", default=50_000, help="evaluation rows")
+    verb.add_argument("--num-values", type=int, metavar="N", default=1000, help="values of each of the 26 categories")
+    verb.add_argument("--skew", type=float, metavar="X", default=1.1, help="exponent of Zipf's law; 0: uniform")
+    verb.add_argument("--empty", type=float, metavar="X", default=0.1, help="share of empty fields")
     verb.add_argument("--signal", type=float, metavar="X", default=1.5, help="standard deviation of the true logit")
-    verb.add_argument("--num-files", type=int, metavar="N", default=4, help="of the rows to train on")
-    verb.add_argument("--gzip", action="store_true", help="whether they are compressed")
-    verb.add_argument("--seed", type=int, metavar="N", default=1, help="of the random numbers")
-    text = "writes the values of each category, in a random order, for data.vocabulary=FOLDER"
+    verb.add_argument("--num-files", type=int, metavar="N", default=4, help="number of training files")
+    verb.add_argument("--gzip", action="store_true", help="compress the files")
+    verb.add_argument("--seed", type=int, metavar="N", default=1, help="seed of the random numbers")
+    text = "write the values of each category in random order, for data.vocabulary=FOLDER"
     verb = verbs.add_parser("vocabulary", help=text, description=text, formatter_class=shown)
     verb.set_defaults(function=_vocabulary)
     verb.add_argument("path", help="files: one, a folder, or a pattern such as 'train-*.tsv'")
-    verb.add_argument("folder", type=Path, help="a new one")
-    verb.add_argument("--min-count", type=int, metavar="N", default=1, help="leaves out less frequent values")
-    verb.add_argument("--num-buckets", type=int, metavar="N", default=100_000, help="tells how many meet in so many")
-    verb.add_argument("--seed", type=int, metavar="N", default=1, help="of the order")
+    verb.add_argument("folder", type=Path, help="new folder of the vocabulary")
+    verb.add_argument("--min-count", type=int, metavar="N", default=1, help="omit less frequent values")
+    verb.add_argument(
+        "--num-buckets", type=int, metavar="N", default=100_000, help="report hash collisions in N buckets"
+    )
+    verb.add_argument("--seed", type=int, metavar="N", default=1, help="seed of the order")
     given = vars(parser.parse_args(arguments))
     function, _ = given.pop("function"), given.pop("verb")
     return function(Console(highlight=False, markup=False), **given)
 
 
 def _add_inspect(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "shows the columns of files and the features that they may be, for data=table"
+    text = "show the columns of files and propose features, for data=table"
     verb = verbs.add_parser("inspect", help=text, description=text)
     verb.set_defaults(function=_inspect)
     verb.add_argument("names", metavar="FILE", nargs="+", help="a file, a folder, or a pattern such as 'train-*.csv'")
-    verb.add_argument("--label", metavar="COLUMN", help="the column that is to be predicted")
-    verb.add_argument("--write", type=Path, metavar="FILE", help="writes them as YAML, to edit: conf/data/NAME.yaml")
-    verb.add_argument("--format", choices=("csv", "tsv", "parquet", "npz"), help="where names do not end in it")
-    verb.add_argument("--delimiter", metavar="C", help="between the fields of text, such as ';'")
-    verb.add_argument("--encoding", metavar="NAME", default="utf-8", help="of text, such as latin-1")
+    verb.add_argument("--label", metavar="COLUMN", help="the column to predict")
+    verb.add_argument("--write", type=Path, metavar="FILE", help="write the proposal as YAML: conf/data/NAME.yaml")
+    verb.add_argument("--format", choices=("csv", "tsv", "parquet", "npz"), help="if the file names have no extension")
+    verb.add_argument("--delimiter", metavar="C", help="field delimiter of text, such as ';'")
+    verb.add_argument("--encoding", metavar="NAME", default="utf-8", help="encoding of text, such as latin-1")
 
 
 def _inspect(console: Console, **given: Any) -> ExitCode:
@@ -77,7 +79,7 @@ def _new_folder(folder: Path) -> Iterator[None]:
     """A folder with nothing in it, to write to. Raises ConfigError where there is something, DataError as `main`."""
     try:
         if folder.exists() and any(folder.iterdir()):
-            raise ConfigError(f"{folder} is not empty: what is written goes into a new folder")
+            raise ConfigError(f"{folder} is not empty; choose a new folder")
         yield
     except OSError as error:
         raise DataError(f"{folder} cannot be written: {error}") from error
@@ -91,21 +93,21 @@ def _synthesize(console: Console, folder: Path, num_files: int, gzip: bool, **re
         bayes = synthesis.write(folder, made, num_files=num_files, zipped=gzip)
     console.print(f"{folder}: {made.num_examples:,} rows to train on, {made.num_eval_examples:,} to evaluate on")
     if bayes:
-        told = {name: "none" if value is None else f"{value:.4f}" for name, value in bayes.items()}
-        console.print(f"the truth has an AUC of {told['auc']} and a log loss of {told['loss']} on these")
+        optimum = {name: "none" if value is None else f"{value:.4f}" for name, value in bayes.items()}
+        console.print(f"metrics of the true model: AUC {optimum['auc']}, log loss {optimum['loss']}")
     return ExitCode.DONE
 
 
 def _vocabulary(console: Console, path: str, folder: Path, min_count: int, num_buckets: int, seed: int) -> ExitCode:
     with _new_folder(folder):
-        with process.silent_stderr():  # what TensorFlow finds out about this machine is of no interest here
-            vocabulary = importlib.import_module("psrun.data.vocabulary")  # the one verb that needs it
-        found = vocabulary.write(path, folder, min_count=min_count, num_buckets=num_buckets, seed=seed)
+        with process.silent_stderr():  # hides TensorFlow's messages about this machine
+            vocabulary = importlib.import_module("psrun.data.vocabulary")  # only this command needs TensorFlow
+        counts = vocabulary.write(path, folder, min_count=min_count, num_buckets=num_buckets, seed=seed)
     table = Table(box=None, pad_edge=False)
-    for name in ("category", "values", "left out", f"share a bucket of {num_buckets:,}"):
+    for name in ("category", "values", "omitted", f"share a bucket of {num_buckets:,}"):
         table.add_column(name, justify="left" if name == "category" else "right")
-    for name, told in found.items():
-        table.add_row(name, *(f"{told[key]:,}" for key in ("values", "left_out", "collisions")))
+    for name, row in counts.items():
+        table.add_row(name, *(f"{row[key]:,}" for key in ("values", "left_out", "collisions")))
     console.print(table)
     console.print(f"written to {folder}: data.vocabulary={folder}")
     return ExitCode.DONE

@@ -23,9 +23,9 @@ NUM_FIELDS = 1 + NUM_COUNTS + len(CATEGORIES)
 _NUMBER = r"(\s*[-+]?(\d{1,30}(\.\d*)?|\.\d+)([eE][-+]?\d)?\s*)?"
 _PROBLEMS = (
     "",
-    f"not {NUM_FIELDS} fields with tabs between",
+    f"not {NUM_FIELDS} fields separated by tabs",
     "the label is neither 0 nor 1",
-    "a count is no number",
+    "a count is not a number",
 )
 _COLUMNS = {
     "label": blocks.Column("float32"),
@@ -44,10 +44,9 @@ class Criteo(Prepared):
       eval_path: the same to evaluate on; None for none.
       vocabulary: a folder that `psrun data vocabulary` has written; None to hash the categories.
       num_buckets: ids of each category, where there is no vocabulary.
-      max_bad_rows: so many rows with a wrong number of fields, label or count are left out and told; one more is an
-        error.
+      max_bad_rows: number of malformed rows (fields, label or counts) to skip, with a report; one more is an error.
       cache: the folder for prepared sets, which all workers must see; None for one in the home folder.
-      tell: called while rows are prepared, with how far that is.
+      tell: called repeatedly during preparation with the progress.
 
     Raises:
       ConfigError: `num_buckets` is below 1, `max_bad_rows` below 0, the folder has no vocabulary in it, or a file is
@@ -123,7 +122,7 @@ def _checked(text: bytes) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 @tf.function(input_signature=[tf.TensorSpec([], tf.string)])
 def _read(text: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Whether all lines are as they should be, and the columns. Three times as quick as what tells what is wrong.
+    """Whether all lines are well-formed, and the columns. Three times as fast as the check that finds the errors.
 
     Raises:
       tf.errors.InvalidArgumentError: one has not 40 fields, or a count is no number.
@@ -171,9 +170,13 @@ def _vocabularies(folder: Path) -> tuple[dict[str, Path], str]:
         digest = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))["digest"]
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            [Problem("data.vocabulary", f"{folder} holds no vocabulary ({error}); psrun data vocabulary writes one")]
+            [
+                Problem(
+                    "data.vocabulary", f"{folder} holds no vocabulary ({error}); create one with psrun data vocabulary"
+                )
+            ]
         ) from error
     missing = [file for file in files.values() if not file.exists()]
     if missing:
-        raise DataError(f"{missing[0]} is missing: the vocabulary is not whole")
+        raise DataError(f"{missing[0]} is missing; create the vocabulary again with psrun data vocabulary")
     return files, digest

@@ -34,7 +34,7 @@ class FashionMnist(ArraySource):
         x_train, y_train, x_test, y_test = _load(path)
         for name, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
             if x.ndim != 3 or len(x) != len(y) or not len(x):
-                raise DataError(f"{path}: {name} images {x.shape} and labels {y.shape} do not belong together")
+                raise DataError(f"{path}: {name} images {x.shape} and labels {y.shape} do not match")
         super().__init__(
             features={"image": Feature((*x_train.shape[1:], 1), tf.float32)},
             task="multiclass",
@@ -59,14 +59,14 @@ def _load(path: str | None) -> list[np.ndarray]:
         with np.load(where) as arrays:
             return [arrays[key] for key in _NPZ_KEYS]
     except (OSError, EOFError, KeyError, ValueError, struct.error, zipfile.BadZipFile) as error:
-        hint = "Keras' download failed; give data.path=" if path is None else "wanted"
+        hint = "Keras' download failed; set data.path to" if path is None else "expected"
         text = str(error).strip()
         raise DataError(
             f"Fashion-MNIST at {path or 'the download'} cannot be read ({type(error).__name__}: {text}); "
             f"{hint} a .npz with {', '.join(_NPZ_KEYS)} or a folder with {', '.join(_IDX_FILES)}"
         ) from error
     except Exception as error:  # Keras' download raises a bare Exception
-        raise DataError(f"Fashion-MNIST could not be downloaded ({error}); give data.path=") from error
+        raise DataError(f"Fashion-MNIST could not be downloaded ({error}); set data.path=...") from error
 
 
 def _either(path: Path) -> Path:
@@ -79,6 +79,6 @@ def _idx(path: Path) -> np.ndarray:
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     zero, kind, num_axes = struct.unpack(">HBB", data[:4])
     if zero != 0 or kind != 8:
-        raise ValueError(f"{path} is no idx file of unsigned bytes")
+        raise ValueError(f"{path} is not an idx file of unsigned bytes")
     shape = struct.unpack(f">{num_axes}I", data[4 : 4 + 4 * num_axes])
     return np.frombuffer(data, np.uint8, offset=4 + 4 * num_axes).reshape(shape)

@@ -18,15 +18,15 @@ _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # what Keras and TensorFlow 
 
 @dataclass(frozen=True)
 class Described:
-    """What `data.features.NAME` may say.
+    """The options of `data.features.NAME`.
 
     Attributes:
-      column: its name in the files; None where it is that of the feature.
-      width: values of a row.
-      num_buckets: ids that values without a vocabulary are hashed to; None for strings: data.num_buckets.
-      vocabulary: a list of values, or a file with one a line; None for none.
-      logarithm: whether models take log(1 + x).
-      default: stands where a value is missing; None: such a row is bad.
+      column: the column name in the files; None: the name of the feature.
+      width: values per row.
+      num_buckets: hash buckets of values without a vocabulary; None for strings: data.num_buckets.
+      vocabulary: a list of values, or a file with one value per line; None for none.
+      logarithm: whether models use log(1 + x).
+      default: replaces a missing value; None: such a row is malformed.
     """
 
     dtype: str = schema.one_of("float32", "int64", "string", default="float32")
@@ -42,20 +42,20 @@ class Described:
 
 
 def read(node: Mapping[str, Any]) -> dict[str, Described]:
-    """`data.features`, checked.
+    """Parses `data.features`.
 
     Raises:
-      ConfigError: with all that is wrong with it.
+      ConfigError: lists all problems.
     """
     problems: list[Problem] = []
     features = {}
     if not isinstance(node, Mapping) or not node:
-        raise ConfigError([Problem("data.features", f"is {node!r}, must hold features by name, or be null")])
+        raise ConfigError([Problem("data.features", f"is {node!r}, must be a mapping of features by name, or null")])
     for name, options in node.items():
         key = f"data.features.{name}"
         described = schema.read(Described, options or {}, key=key, problems=problems)
         if not _NAME.fullmatch(str(name)):
-            message = "cannot be the name of a layer; use letters, digits and _ . - and say column: for the file's own"
+            message = "is not a valid layer name; use letters, digits and _ . - and set column: to the column name"
             problems.append(Problem(key, message))
         if described is not None:
             features[str(name)] = described
@@ -66,13 +66,13 @@ def read(node: Mapping[str, Any]) -> dict[str, Described]:
 
 
 def _wrong(feature: Described) -> Iterable[tuple[str, str]]:
-    """Options that do not go together, and what to do."""
+    """Invalid combinations of options."""
     if feature.dtype == "float32" and feature.num_buckets is not None:
-        yield "num_buckets", "is for strings and integers; leave it out, or choose their dtype"
+        yield "num_buckets", "requires dtype: string or int64; remove it, or set dtype"
     if feature.vocabulary is not None and feature.num_buckets is not None:
-        yield "num_buckets", "is for values without a vocabulary; leave out one of both"
+        yield "num_buckets", "contradicts vocabulary; remove one of them"
     if feature.logarithm and feature.dtype != "float32":
-        yield "logarithm", "is for dtype: float32"
+        yield "logarithm", "requires dtype: float32"
     if feature.default is not None:
         try:
             CONVERSIONS[feature.dtype](feature.default)
@@ -85,14 +85,16 @@ def _wrong(feature: Described) -> Iterable[tuple[str, str]]:
 def _vocabulary(dtype: str, vocabulary: Any) -> Iterable[str]:
     kind = {"string": str, "int64": int}.get(dtype)
     if kind is None:
-        yield "is for strings and integers; leave it out, or choose their dtype"
+        yield "requires dtype: string or int64; remove it, or set dtype"
     elif isinstance(vocabulary, str):
         if dtype != "string":
-            yield "must be a list; files are for strings"
+            yield "must be a list; vocabulary files require dtype: string"
         elif not Path(vocabulary).expanduser().is_file():
             yield f"there is no file {vocabulary}"
     elif not isinstance(vocabulary, list) or not vocabulary or any(type(value) is not kind for value in vocabulary):
-        yield f"must be a list of values of type {dtype}" + (", or a file with one a line" if kind is str else "")
+        yield f"must be a list of values of type {dtype}" + (
+            ", or a file with one value per line" if kind is str else ""
+        )
 
 
 def name_of(column: str) -> str:

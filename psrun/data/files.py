@@ -34,16 +34,16 @@ def system(name: str) -> FileSystem:
 
 
 def find(pattern: str) -> list[str]:
-    """The files that a pattern names, in order.
+    """The files that match a pattern, sorted.
 
     Args:
-      pattern: a file, a folder (all in it but what begins with a dot or a low line) or a pattern with * ? and [].
+      pattern: a file, a folder (all its files except those that begin with . or _) or a pattern with * ? and [].
 
     Raises:
-      DataError: there is none, or one of them is empty.
+      DataError: no file matches, or a file is empty.
     """
     pattern = os.path.expanduser(pattern)
-    with told(pattern, "cannot be read"):
+    with data_errors(pattern, "cannot be read"):
         at = system(pattern)
         folder = at.is_folder(pattern)
         found = sorted(at.glob(f"{pattern.rstrip('/')}/*" if folder else pattern))
@@ -53,7 +53,7 @@ def find(pattern: str) -> list[str]:
     if not files:
         raise DataError(f"{pattern}: no such file" + (", the folder is empty" if folder else ""))
     if empty:
-        raise DataError(f"{empty[0]} is empty")
+        raise DataError(f"{empty[0]} is empty; remove it or replace it")
     return files
 
 
@@ -64,7 +64,7 @@ def cache() -> Path:
 
 def stamp(name: str) -> list[Any]:
     """Another one once the file changes. Raises DataError."""
-    with told(name):
+    with data_errors(name):
         at = system(name)
         return [path(name), at.num_bytes(name), at.modified_ns(name)]
 
@@ -75,8 +75,8 @@ def path(name: str) -> str:
 
 
 @contextlib.contextmanager
-def told(name: str, problem: str = "cannot be read to its end", *others: type[Exception]) -> Iterator[None]:
-    """Raises what goes wrong with a file, and errors of `others`, as a DataError that names it."""
+def data_errors(name: str, problem: str = "cannot be read to its end", *others: type[Exception]) -> Iterator[None]:
+    """Converts errors of reading a file, and those of the types `others`, to a DataError that names it."""
     kinds: tuple[type[Exception], ...] = (EOFError, OSError, zlib.error, *others)
     try:
         yield

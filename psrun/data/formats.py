@@ -39,7 +39,7 @@ class Layout:
 
     Attributes:
       delimiter: between the fields of text; `quoted`: whether fields may stand in double quotes.
-      columns: names of the fields of text; None: the first row of each file says them.
+      columns: column names of text; None: the first row of each file is the header.
       encoding: of text, as Python names it; a byte order mark at the start of UTF-8 is passed over.
     """
 
@@ -61,16 +61,14 @@ class Layout:
 def problems(delimiter: str | None, columns: Sequence[str] | None, encoding: str) -> Iterator[Problem]:
     """What is wrong with options for text."""
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
-        message = f"is {delimiter!r}, must be one character, no quote or line feed"
-        yield Problem(
-            "data.delimiter", f"{message}; it is quoted for the shell and again for psrun: 'data.delimiter=\";\"'"
-        )
+        message = f"is {delimiter!r}, must be one character, not a quote or a line feed"
+        yield Problem("data.delimiter", f"{message}; quote it for the shell and for psrun: 'data.delimiter=\";\"'")
     if columns is not None and len(set(columns)) < max(len(columns), 1):
-        yield Problem("data.columns", "must name the fields, each by another name")
+        yield Problem("data.columns", f"is {list(columns)}, must list unique column names")
     try:
         "".encode(encoding)
     except LookupError as error:
-        yield Problem("data.encoding", f"is {encoding!r}: {error}; known are utf-8, latin-1, cp1252, utf-16, ...")
+        yield Problem("data.encoding", f"is {encoding!r}: {error}; use utf-8, latin-1, cp1252, utf-16, ...")
 
 
 def of(names: Sequence[str]) -> str:
@@ -84,39 +82,39 @@ def of(names: Sequence[str]) -> str:
         plain = files.SHARD.sub("", name).removesuffix(".gz").removesuffix(".gzip")
         ending = next((each for each in _ENDINGS if plain.endswith(each)), None)
         if ending is None:
-            message = f"cannot be told from the name {name}; give it: data.format={'|'.join(FORMATS)}"
+            message = f"is unknown for the file name {name}; set data.format={'|'.join(FORMATS)}"
             raise ConfigError([Problem("data.format", message)])
         known.setdefault(_ENDINGS[ending], name)
     if len(known) > 1:
-        told = " and ".join(f"{name} ({form})" for form, name in known.items())
-        raise ConfigError([Problem("data.path", f"all files must be of one format; here are {told}")])
+        examples = " and ".join(f"{name} ({form})" for form, name in known.items())
+        raise ConfigError([Problem("data.path", f"matches files of several formats, {examples}; choose one format")])
     return next(iter(known))
 
 
 def columns(name: str, layout: Layout) -> tuple[str, ...] | None:
-    """The names of a file's columns; None where each record says them for itself.
+    """The names of a file's columns; None if each record has its own.
 
     Raises:
       DataError: the file cannot be read, or two columns have one name.
     """
-    with _told(name):
-        found = FORMATS[layout.format][0](name, layout)
-    twice = sorted({column for column in found or () if (found or ()).count(column) > 1})
+    with _data_errors(name):
+        names = FORMATS[layout.format][0](name, layout)
+    twice = sorted({column for column in names or () if (names or ()).count(column) > 1})
     if twice:
-        raise DataError(f"{name} has more than one column {', '.join(map(repr, twice))}")
-    return found
+        raise DataError(f"{name} has more than one column {', '.join(map(repr, twice))}; rename the duplicates")
+    return names
 
 
 def check_columns(name: str, layout: Layout, first: str, expected: Sequence[str] | None) -> None:
-    """Raises DataError where a file has other columns than those of the first one."""
+    """Raises DataError if the columns of a file differ from those of the first file."""
     there, here = set(expected or ()), set(columns(name, layout) or ())
     if there != here:
-        told = [
+        differences = [
             f"{what} {', '.join(map(repr, sorted(which)))}"
             for what, which in (("lacks", there - here), ("also has", here - there))
             if which
         ]
-        raise DataError(f"{name} has other columns than {first}: it {' and '.join(told)}")
+        raise DataError(f"the columns of {name} differ from those of {first}: it {' and '.join(differences)}")
 
 
 def rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
@@ -125,12 +123,12 @@ def rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
     Raises:
       DataError: it cannot be read to its end.
     """
-    with _told(name):
+    with _data_errors(name):
         yield from FORMATS[layout.format][1](name, wanted, layout)
 
 
-def _told(name: str) -> contextlib.AbstractContextManager[None]:
-    return files.told(name, "cannot be read to its end", ValueError, zipfile.BadZipFile)
+def _data_errors(name: str) -> contextlib.AbstractContextManager[None]:
+    return files.data_errors(name, "cannot be read to its end", ValueError, zipfile.BadZipFile)
 
 
 @contextlib.contextmanager
@@ -219,7 +217,7 @@ def is_decoded(text: str) -> bool:
 
 
 def delimiter_hint(name: str, layout: Layout, label: str | None = None, *, verb: bool = False) -> str:
-    """A sentence about what seems to stand between the fields of a header, where it is not `layout.delimiter`.
+    """A hint at the delimiter of a header, if it seems to differ from `layout.delimiter`.
 
     Args:
       label: a column that the header should have; None: it should have more than one.
@@ -235,7 +233,7 @@ def delimiter_hint(name: str, layout: Layout, label: str | None = None, *, verb:
             key = "data.format=tsv" if delimiter == TAB else f"'data.delimiter=\"{delimiter}\"'"
             if verb:
                 key = "--format tsv" if delimiter == TAB else f"--delimiter '{delimiter}'"
-            return f" In its first row {delimiter!r} seems to stand between the fields: {key}"
+            return f" The delimiter in its first row seems to be {delimiter!r}; set {key}"
     return ""
 
 

@@ -43,14 +43,14 @@ def run(
       DataError: the files cannot be read, or differ in their columns.
     """
     if write is not None and write.exists():
-        raise ConfigError(f"{write} exists, and may have been edited: choose another name for --write")
+        raise ConfigError(f"{write} exists; choose another name for --write")
     delimiter = formats.TAB if delimiter == r"\t" else delimiter
     if wrong := list(formats.problems(delimiter, None, encoding)):
         raise ConfigError(wrong)
     found = [file for name in names for file in files.find(name)]
     form = format or formats.of(found)
     if form == "tfrecord":
-        raise ConfigError("TFRecord files name no columns, as records may each hold other ones: write data.features")
+        raise ConfigError("TFRecord files have no schema, because records may differ; write data.features yourself")
     layout = formats.Layout(form, delimiter or formats.TEXT.get(form, ","), encoding=encoding)
     columns = formats.columns(found[0], layout) or ()
     hint = (
@@ -68,11 +68,11 @@ def run(
     console.print(feature_table([each.row(name) for name, each in proposed.items()], title))
     bad = next(iter(looked.values()))
     if bad.num_bad:
-        message = f"{bad.num_bad:,} bad rows are not counted; the first is {bad.first_bad}"
-        warner(console)(f"{message}. A run ends there, unless data.max_bad_rows={bad.num_bad} skips them")
+        message = f"{bad.num_bad:,} malformed rows are not counted; the first is {bad.first_bad}"
+        warner(console)(f"{message}. A run fails there; set data.max_bad_rows={bad.num_bad} to skip them")
     if label is not None:
-        told = ", ".join(f"{key}={value}" for key, value in _task(looked[label]).items())
-        console.print(f"label {label}: {looked[label].num_values:,} values, {told}", soft_wrap=True)
+        options = ", ".join(f"{key}={value}" for key, value in _task(looked[label]).items())
+        console.print(f"label {label}: {looked[label].num_values:,} values, {options}", soft_wrap=True)
     if write is not None:
         where = {"path": _pattern(names, found), "label": label or schema.MISSING}
         _write(write, proposed, {**where, **_how(layout, format), **(_task(looked[label]) if label else {})})
@@ -80,7 +80,7 @@ def run(
 
 
 def _task(label: Profile) -> dict[str, Any]:
-    """The options of `data` that say what a label is."""
+    """The options of `data` for a label."""
     if label.kind == "strings":
         binary = len(label.values) == 2
         task = {"task": "binary"} if binary else {"task": "multiclass", "num_classes": label.num_values}
@@ -111,7 +111,7 @@ def _pattern(names: Sequence[str], found: Sequence[str]) -> str:
 
 
 def _write(path: Path, proposed: Mapping[str, Proposal], keys: Mapping[str, Any]) -> None:
-    lines = ["# The features as psrun data inspect proposes them: edit them, and leave out what no model should see."]
+    lines = ["# Features proposed by psrun data inspect: edit them, and remove those that the model should not use."]
     lines += ["defaults:", "  - table", "  - _self_"]
     lines += [f"{key}: {_flow(value)}" for key, value in keys.items()]
     lines.append("features:")
@@ -119,7 +119,7 @@ def _write(path: Path, proposed: Mapping[str, Proposal], keys: Mapping[str, Any]
         notes = (f"{each.profile.num_values:,} values", each.examples, f"{each.missing} missing" * bool(each.missing))
         comment = " ".join("; ".join(filter(None, (*notes, each.note))).split())  # a line feed would end it
         if each.feature is None:
-            lines.append(f"  # {_flow(name)}: left out: {each.note}")
+            lines.append(f"  # {_flow(name)}: omitted: {each.note}")
         else:
             options = feature_spec.options(each.feature)
             if options.get("column") == name:
@@ -143,4 +143,4 @@ def _advice(path: Path) -> str:
     if path.parent.name == "data" and path.suffix == ".yaml":
         return f"written to {path}: psrun --config-dir {path.parent.parent} data={path.stem} model=wide_deep"
     named = Path("FOLDER", "data", f"{path.stem}.yaml")
-    return f"written to {path}; as {named} it is taken by psrun --config-dir FOLDER data={path.stem} model=wide_deep"
+    return f"written to {path}; move it to {named} and run psrun --config-dir FOLDER data={path.stem} model=wide_deep"

@@ -17,7 +17,7 @@ _BUCKETS = 2**63 - 1
 
 
 def own_vocabulary(source: DataSource) -> Vocabulary | None:
-    """The vocabulary by which a source itself makes class numbers of its labels; None where it does not say one."""
+    """The vocabulary that a source itself uses to convert labels to class numbers; None if it declares none."""
     found = getattr(source, "label_vocabulary", None)
     return None if found is None else tuple(found)
 
@@ -46,15 +46,15 @@ def fitting(task: str, num_classes: int | None, vocabulary: Sequence[Any]) -> li
     """Whether a task can have labels with this vocabulary.
 
     Args:
-      num_classes: of a multiclass task; None where only the vocabulary says it.
+      num_classes: of a multiclass task; None: the size of the vocabulary.
     """
     count = len(vocabulary)
     if task == "regression":
-        return [Problem(KEY, "is for classes; data.task=regression has numbers as labels: set it to null")]
+        return [Problem(KEY, "requires a classification task; got data.task=regression: set it to null")]
     if task == "binary" and count != 2:
-        return [Problem(KEY, f"has {count} values; a binary task has 2 (data.task=multiclass has any number)")]
+        return [Problem(KEY, f"has {count} values; a binary task has 2: set data.task=multiclass for more")]
     if task == "multiclass" and num_classes not in (None, count):
-        return [Problem(KEY, f"has {count} values, and there are {num_classes} classes (num_classes)")]
+        return [Problem(KEY, f"has {count} values, but num_classes is {num_classes}; make them equal")]
     return []
 
 
@@ -75,7 +75,7 @@ def to_class_numbers(source: DataSource, vocabulary: Vocabulary | None) -> Calla
     with tf.init_scope():
         _, label, *_ = source.train(batch_size=1, seed=tf.constant(0, tf.int64)).element_spec
         if not isinstance(label, tf.TensorSpec):
-            raise ConfigError([Problem(KEY, "is for one label an example; the data source has several")])
+            raise ConfigError([Problem(KEY, "requires one label per example; the data source has several")])
         if (label.dtype == tf.string) != isinstance(vocabulary[0], str):
             message = f"is {_shown(vocabulary)}, but the labels of the data source are of type {label.dtype.name}"
             raise ConfigError([Problem(KEY, message)])
@@ -83,14 +83,14 @@ def to_class_numbers(source: DataSource, vocabulary: Vocabulary | None) -> Calla
 
 
 def check_numbers(label: Any) -> None:
-    """Raises ConfigError where labels that a model is to be trained on (a nest of specs) are strings."""
+    """Raises ConfigError if the labels (a nest of specs) are strings."""
     if any(spec.dtype == tf.string for spec in tf.nest.flatten(label)):
-        message = "is null, and the labels are strings; name the classes, as in data.label_vocabulary=[no,yes]"
+        message = "is null, but the labels are strings; name the classes, as in data.label_vocabulary=[no,yes]"
         raise ConfigError([Problem(KEY, message)])
 
 
 def _lookup(vocabulary: Vocabulary, *, multiclass: bool) -> Callable[[tf.Tensor], tf.Tensor]:
-    words, told = np.array(vocabulary), _shown(vocabulary)
+    words, shown = np.array(vocabulary), _shown(vocabulary)
     keys = _keys(tf.constant(vocabulary)).numpy()
     order = np.argsort(keys)
 
@@ -100,7 +100,7 @@ def _lookup(vocabulary: Vocabulary, *, multiclass: bool) -> Callable[[tf.Tensor]
         found = tf.gather(order, places)
         known = tf.equal(tf.cast(tf.gather(words, found), label.dtype), label)
         unknown = tf.boolean_mask(label, tf.logical_not(known))
-        message = f"a label is not in {KEY}={told}:"
+        message = f"a label is not in {KEY}={shown}:"
         with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(known), [message, unknown[:1]])]):
             return tf.identity(found) if multiclass else tf.cast(found, tf.float32)[:, tf.newaxis]
 

@@ -22,7 +22,7 @@ def load_source(
     """The data of the run.
 
     Args:
-      tell: called while it is prepared, again and again, with how far that is.
+      tell: called repeatedly during preparation with the progress.
       folder: of the run, which may have begun; None: that of `resume`, where it is given.
 
     Raises:
@@ -39,18 +39,22 @@ def load_source(
     problems = []
     if examples is not None and batch > examples:
         problems.append(
-            Problem("data.global_batch_size", f"is {batch}, more than the {examples} examples there are to train on")
+            Problem(
+                "data.global_batch_size", f"is {batch}, must be at most {examples}, the number of training examples"
+            )
         )
     if run.data.visitation != "every_worker" and not isinstance(source, ByNumber):
-        problem = f"is {run.data.visitation}, but {run.data.target.name} is no psrun.data.source.ByNumber"
-        message = f"{problem}: its examples cannot be read by their numbers; choose every_worker"
+        problem = f"is {run.data.visitation}, but {run.data.target.name} is not a psrun.data.source.ByNumber"
+        message = f"{problem}, so its examples cannot be read by number; choose every_worker"
         problems.append(Problem("data.visitation", message))
     if run.data.audit and not isinstance(source, ByNumber):
-        problems.append(Problem("data.audit", f"{run.data.target.name} is no psrun.data.source.ByNumber"))
-    if run.trainer.steps_per_epoch is None and examples is None:
         problems.append(
-            Problem("trainer.steps_per_epoch", "must be given: how many examples there are to train on is not known")
+            Problem(
+                "data.audit", f"requires a psrun.data.source.ByNumber; {run.data.target.name} is none: set it to false"
+            )
         )
+    if run.trainer.steps_per_epoch is None and examples is None:
+        problems.append(Problem("trainer.steps_per_epoch", "is required: the number of training examples is unknown"))
     if run.evaluation.runs_on is not None and not source.num_eval_examples:
         problems.append(Problem("evaluation", "there are no evaluation examples; choose evaluation=none"))
     problems += _of_the_vocabulary(run, source, before or {})
@@ -69,7 +73,7 @@ def _checked(made: Any, name: str) -> DataSource:
     lacks = [member for member in MEMBERS if not hasattr(made, member)]
     if lacks:
         message = f"{name} returned {type(made).__name__}, which has no {', no '.join(lacks)}"
-        raise ConfigError([Problem("data._target_", f"{message}; see psrun.data.source.DataSource for what data has")])
+        raise ConfigError([Problem("data._target_", f"{message}; see psrun.data.source.DataSource for the interface")])
     return made
 
 
@@ -90,7 +94,7 @@ def _of_the_vocabulary(run: RunConfig, source: DataSource, before: dict[str, Any
     now = facts(run, source)
     message = f"differs from the vocabulary that the run in {run.resume} was trained with"
     return [
-        Problem(f"data.{key}", f"{message}{_listed(before[key])}; leave it out to keep the recorded one")
+        Problem(f"data.{key}", f"{message}{_listed(before[key])}; remove it to keep the recorded one")
         for key in ("vocabulary", "label_vocabulary")
         if before.get(key) is not None and before[key] != now.get(key)
     ]
@@ -102,7 +106,7 @@ def _listed(vocabulary: Any) -> str:
 
 
 def planned(run: RunConfig, source: DataSource) -> RunConfig:
-    """The run with its epochs as long as they are to be: where nothing else is said, as a pass over the examples.
+    """The run with the number of steps per epoch; by default one pass over the examples.
 
     Raises:
       ConfigError: something else does not fit epochs as short as these.

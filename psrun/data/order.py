@@ -30,13 +30,13 @@ class Order:
 
     @property
     def geometry(self) -> list[int]:
-        """What decides which example is in which batch, beside the seed."""
+        """The numbers that, with the seed, determine the batch of each example."""
         return [self.num_examples, self.batch_size, self.block]
 
     def taken_up(self, batch: int, before: Sequence[int] | None) -> tuple[int, int]:
-        """Where to go on: the number of the next batch, and how many examples are left out.
+        """The position to resume from: the number of the next batch, and the number of skipped examples.
 
-        A pass that was begun with other batches cannot be gone on with: the next one is begun.
+        A pass that started with another geometry cannot be resumed: the next pass begins.
 
         Args:
           batch: the next one in the order before; before: the `geometry` of that one, None for none.
@@ -83,8 +83,8 @@ class Order:
         low, high = tf.cast(seed % 2**31, tf.int32), tf.cast(seed // 2**31 % 2**31, tf.int32)
         number = tf.cast(number % 2**31, tf.int32)
         keys = tf.stack([tf.fill(tf.shape(number), low), tf.fill(tf.shape(number), high), number], axis=1)
-        # A batch at once costs a third of shuffling single numbers and batching those. The public `index_shuffle` does
-        # not take a key for each number, as it says it does.
+        # Shuffling whole batches costs a third of shuffling single numbers. The public `index_shuffle` does not accept
+        # a key per number, contrary to its documentation.
         return tf.raw_ops.RandomIndexShuffle(index=blocks, seed=keys, max_index=last, rounds=_ROUNDS)
 
     def _places(self, batch: tf.Tensor) -> tf.Tensor:

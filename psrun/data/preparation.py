@@ -37,9 +37,9 @@ class Preparing:
     """How files are prepared.
 
     Attributes:
-      max_bad_rows: so many bad rows are left out; one more is an error.
+      max_bad_rows: number of malformed rows to skip; one more is an error.
       cache: the folder for prepared sets; None for `cache()`.
-      tell: called again and again while it takes, with how far it is.
+      tell: called repeatedly with the progress.
     """
 
     max_bad_rows: int = 0
@@ -59,7 +59,7 @@ def prepared(
 
     Args:
       pieces: reads a file.
-      layout: says how; what was read otherwise is another set.
+      layout: how the files are read; part of the key of the set.
 
     Raises:
       ConfigError: `how.cache` is no folder.
@@ -91,9 +91,9 @@ def _writes(folder: Path) -> Iterator[None]:
             yield
     except OSError as error:
         reason = error.strerror or str(error)
-        move = "free some space, or name" if "No space left" in reason else "name"
-        move += " a folder on another disk: data.cache=FOLDER"
-        raise DataError(f"the prepared rows cannot be written to {folder}: {reason}; {move}") from error
+        remedy = "free disk space, or choose" if "No space left" in reason else "choose"
+        remedy += " a folder on another disk: data.cache=FOLDER"
+        raise DataError(f"the prepared rows cannot be written to {folder}: {reason}; {remedy}") from error
 
 
 def _whole(folder: Path, columns: Mapping[str, Column]) -> Blocks | None:
@@ -129,17 +129,17 @@ def _write(
                     writing.add(writer, name, piece)
                     how.tell(f"preparing {name} ({number} of {len(names)} files): {writing.num_examples:,} rows so far")
             writing.rest(writer)
-        offsets = io.BytesIO()  # of a full disk np.save itself says only how many bytes it wanted to write
+        offsets = io.BytesIO()  # on a full disk np.save reports only the number of bytes
         np.save(offsets, np.array(writing.offsets, np.int64))
         (temporary / "offsets.npy").write_bytes(offsets.getbuffer())
-        told = {
+        manifest = {
             "files": list(names),
             "num_examples": writing.num_examples,
             "num_bad": writing.num_bad,
             "bad": writing.bad,
             "scales": {name: asdict(scaling.scale()) for name, scaling in writing.scalings.items()},
         }
-        write_atomic(temporary / "prepared.json", json.dumps(told, indent=2) + "\n", durable=True)
+        write_atomic(temporary / "prepared.json", json.dumps(manifest, indent=2) + "\n", durable=True)
         if not alone and (found := _whole(folder, columns)):  # somebody was quicker
             shutil.rmtree(temporary)
             return found
@@ -152,7 +152,7 @@ def _write(
 
 
 def _read(name: str, pieces: Callable[[str], Iterator[Piece]]) -> Iterator[Piece]:
-    with files.told(name):  # what is done with a piece is no matter of this file
+    with files.data_errors(name):  # only errors of reading, not of processing a piece
         yield from pieces(name)
 
 
@@ -205,8 +205,10 @@ class _Writing:
 
 def _check(num_bad: int, bad: Sequence[str], max_bad: int) -> None:
     if num_bad > max_bad:
-        allowed = f" (bad rows: {num_bad:,} so far, data.max_bad_rows={max_bad})" if max_bad else ""
-        raise DataError(f"{bad[min(max_bad, len(bad) - 1)]}{allowed}; data.max_bad_rows=... leaves out so many")
+        allowed = f" (malformed rows: {num_bad:,} so far, data.max_bad_rows={max_bad})" if max_bad else ""
+        example = max(100, 2 * max_bad)
+        remedy = f"set data.max_bad_rows={example} to skip up to {example} malformed rows"
+        raise DataError(f"{bad[min(max_bad, len(bad) - 1)]}{allowed}; {remedy}")
 
 
 @contextlib.contextmanager
@@ -218,7 +220,7 @@ def _alone(path: Path, tell: Callable[[str], None]) -> Iterator[bool]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 alone = True
             except BlockingIOError:
-                tell("waiting for another process, which prepares the same rows")
+                tell("waiting for another process that prepares the same rows")
                 time.sleep(_LOOK_EVERY_S)
                 continue
             except OSError:

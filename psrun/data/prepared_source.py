@@ -49,7 +49,7 @@ class Prepared(ByNumber):
             "num_bad_rows": sum(each.num_bad for each in sets),
         }
         self.warnings = tuple(
-            f"{each.num_bad:,} bad rows left out, the first: {each.bad[0]}" for each in sets if each.num_bad
+            f"{each.num_bad:,} malformed rows skipped, the first: {each.bad[0]}" for each in sets if each.num_bad
         )
 
     def block(self, batch_size: int) -> int:
@@ -80,7 +80,7 @@ def found(path: str, eval_path: str | None, max_bad_rows: int) -> tuple[list[str
     train, evaluation = files.find(path), files.find(eval_path) if eval_path else []
     paths = {files.path(name) for name in train}
     if both := [name for name in evaluation if files.path(name) in paths]:
-        raise ConfigError([Problem("data.eval_path", f"{both[0]} is also one of the files to train on")])
+        raise ConfigError([Problem("data.eval_path", f"{both[0]} is also a training file; use separate files")])
     return train, evaluation
 
 

@@ -77,7 +77,7 @@ def of_files(
 
     Args:
       cache: the folder in which it is kept for as long as the files do not change; None: nowhere.
-      tell: called while they are read, with how far that is.
+      tell: called repeatedly with the progress.
 
     Raises:
       DataError: a file cannot be read to its end, or has other columns than the first.
@@ -100,7 +100,7 @@ def of_files(
             num_bad += len(rows.bad)
             if rows.bad and not first_bad:
                 first_bad = f"{name}, row {rows.bad[0][0]}: {rows.bad[0][1]}"
-            tell(f"looking at the columns of {name} ({number} of {len(names)} files): {num_rows:,} rows so far")
+            tell(f"inspecting the columns of {name} ({number} of {len(names)} files): {num_rows:,} rows so far")
     found = {column: replace(each.profile(), num_bad=num_bad, first_bad=first_bad) for column, each in seen.items()}
     if kept is not None:
         with contextlib.suppress(OSError):
@@ -187,22 +187,22 @@ class _Seen:
     def profile(self) -> Profile:
         numbers = self._look()
         count = len(self._values) << self._zeros
-        told: dict[str, Any] = {
+        counts: dict[str, Any] = {
             "column": self._column, "text": self._text, "width": self._width or 1, "num_rows": self._num_rows,
             "num_missing": self._num_missing, "num_values": count,
         }  # fmt: skip
         other = self._other or (self._text and self._plain and not self._numbers)
         if not self._values or other:
-            return Profile(kind="other" if other else "empty", **told)
+            return Profile(kind="other" if other else "empty", **counts)
         if self._numbers:
             kind = "integers" if self._integers else "numbers"
             values = {(int if kind == "integers" else float)(value) for value in self._values} if count <= FEW else ()
-            told |= {"least": self._least, "most": self._most, "middle": statistics.median_low(numbers)}
-            return Profile(kind=kind, whole=self._whole, values=sorted(values), **told)
+            counts |= {"least": self._least, "most": self._most, "middle": statistics.median_low(numbers)}
+            return Profile(kind=kind, whole=self._whole, values=sorted(values), **counts)
         words = {str(value) for value in self._values}
         odd = sorted(self._odd) if len(numbers) > 10 * len(self._odd) else ()
         known = sorted(words) if count <= FEW and all(map(formats.is_decoded, words)) else ()
-        return Profile(kind="strings", values=known, odd=odd, **told)
+        return Profile(kind="strings", values=known, odd=odd, **counts)
 
 
 def _plain(item: Any) -> Any:

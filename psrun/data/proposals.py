@@ -27,7 +27,7 @@ _MANY_BUCKETS = 100_000  # beyond, two a value are enough
 
 @dataclass(frozen=True)
 class Proposal:
-    """A feature as it may be; None for a column that no model can learn from. `note` says why."""
+    """A proposed feature; None for a column that no model can learn from. `note` holds the reason."""
 
     profile: Profile
     feature: Described | None
@@ -59,9 +59,9 @@ class Proposal:
 
     def row(self, name: str) -> dict[str, Any]:
         """As it is shown, and stands in events."""
-        dtype = "left out" if self.feature is None else self.feature.dtype
-        told = {"ids": self.ids, "missing": self.missing, "examples": self.examples, "note": self.note}
-        return {"feature": name, "dtype": dtype, "values": self.profile.num_values, **told}
+        dtype = "omitted" if self.feature is None else self.feature.dtype
+        details = {"ids": self.ids, "missing": self.missing, "examples": self.examples, "note": self.note}
+        return {"feature": name, "dtype": dtype, "values": self.profile.num_values, **details}
 
 
 def of(profiles: Iterable[Profile], label: str | None, *, name: str) -> dict[str, Proposal]:
@@ -78,10 +78,10 @@ def of(profiles: Iterable[Profile], label: str | None, *, name: str) -> dict[str
         if profile.column == label:
             continue
         if profile.kind == "other":
-            message = f"column {profile.column!r} of {name} is neither numbers nor strings; name the features"
+            message = f"column {profile.column!r} of {name} holds neither numbers nor strings; set data.features"
             raise ConfigError([Problem("data.features", message)])
         if not profile.column.strip():
-            proposals[profile.column] = Proposal(profile, None, "a column without a name, such as an index")
+            proposals[profile.column] = Proposal(profile, None, "column without a name, such as an index")
         else:
             proposals[_unused_name(profile.column, number, proposals)] = _proposed(profile)
     return proposals

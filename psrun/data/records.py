@@ -59,7 +59,7 @@ def _one_at_a_time(part: Sequence[tuple[int, bytes]], wanted: Sequence[str]) -> 
     for number, record in part:
         example = tf.train.Example()
         if not _parsed(example, record):
-            bad.append((number, "is no tf.train.Example"))
+            bad.append((number, "is not a tf.train.Example"))
             continue
         numbers.append(number)
         held.append({column: _values(example.features.feature[column]) for column in wanted})
@@ -93,8 +93,8 @@ def _records(name: str) -> Iterator[tuple[int, bytes]]:
             read, number = read + files.RECORD_BYTES + len(record), number + 1
             yield number, record
     except tf.errors.OpError as error:
-        said = error.message.rpartition("}} ")[2].partition(" [Op:")[0]
-        raise DataError(f"{name}, record {number + 1} cannot be read: {said}") from error
+        reason = error.message.rpartition("}} ")[2].partition(" [Op:")[0]
+        raise DataError(f"{name}, record {number + 1} cannot be read: {reason}") from error
     if read != size:
         raise DataError(f"{name}, record {number + 1} cannot be read: the file is cut short")
 

@@ -86,7 +86,7 @@ class DataSource(Protocol):
 
         A source may take an optional argument `shard`, the index of a shard (an int64 scalar) and how many there are:
         then only the batches of that shard come. Shards are consecutive: all of them, one after the other, are what
-        comes without the argument (`shard_of` says which batches these are). Where a source does not take it, all
+        comes without the argument (`shard_of` returns their range). Where a source does not take it, all
         examples are read for each shard.
         """
         ...
@@ -144,7 +144,7 @@ Batches: TypeAlias = tf.data.Dataset
 class ByNumber:
     """Base of sources whose training examples can be read by their numbers, from 0 to num_train_examples - 1.
 
-    That makes them fit for `data.visitation=once`: whoever runs a step is told which batch it is to read.
+    This makes them suitable for `data.visitation=once`: each step receives the number of the batch to read.
     """
 
     num_train_examples: int

@@ -30,7 +30,7 @@ class Scaling:
         self._logarithms.add(np.log1p(np.maximum(held, 0)))
 
     def scale(self) -> Scale:
-        return Scale(*self._plain.told(), *self._logarithms.told())
+        return Scale(*self._plain.mean_and_deviation(), *self._logarithms.mean_and_deviation())
 
 
 class _Moments:
@@ -48,7 +48,7 @@ class _Moments:
         self._mean += apart * values.size / count
         self._count = count
 
-    def told(self) -> tuple[float, float]:
-        """Mean and deviation; 1 for that where all values are the same, as nothing can be scaled by 0."""
+    def mean_and_deviation(self) -> tuple[float, float]:
+        """Mean and standard deviation; the deviation is 1 if all values are equal, to avoid a division by 0."""
         deviation = math.sqrt(self._squares / self._count) if self._count else 0.0
         return self._mean, deviation if deviation > 1e-12 * max(1.0, abs(self._mean)) else 1.0

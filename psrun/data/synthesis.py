@@ -103,8 +103,8 @@ def write(folder: Path, recipe: Recipe, *, num_files: int = 1, zipped: bool = Fa
     if recipe.num_eval_examples:
         probability, label = _write(folder / "eval.tsv", truth, rng, recipe.num_eval_examples, zipped)
         bayes = {"auc": auc(label, probability), "loss": log_loss(label, probability)}
-    told = {"recipe": asdict(recipe), "bayes": bayes}
-    files.write_atomic(folder / "truth.json", json.dumps(told, indent=2) + "\n")
+    content = {"recipe": asdict(recipe), "bayes": bayes}
+    files.write_atomic(folder / "truth.json", json.dumps(content, indent=2) + "\n")
     return bayes
 
 

@@ -37,18 +37,18 @@ class Table(Prepared):
       features: by name, what `described.Described` holds; None: as `recorded`, or guessed from all rows.
       format: csv, tsv, tfrecord, parquet or npz; None: by how the names end.
       delimiter: between the fields of text; None: a comma, or a tab for tsv.
-      columns: the names of the fields of text; None: the first row of each file says them.
+      columns: column names of text; None: the first row of each file is the header.
       quoted: whether fields of text may stand in double quotes.
       encoding: of text, as Python names it, such as latin-1; a field that is not in it makes its row bad.
       num_buckets: ids of each string that has neither a vocabulary nor a number of its own; None: 100,000, or of a
         guess as many as fit its values.
-      max_bad_rows: so many bad rows are left out and told; one more is an error.
+      max_bad_rows: number of malformed rows to skip, with a report; one more is an error.
       cache: the folder for prepared sets, which all workers must see; None for one in the home folder.
       recorded: the `facts` of the source that the run began with, whose guess holds.
-      tell: called while rows are prepared, with how far that is.
+      tell: called repeatedly during preparation with the progress.
 
     Attributes:
-      guessed: what is to be told of features that were guessed just now, a row each; see `proposals.Proposal.row`.
+      guessed: a row for each inferred feature, to display; see `proposals.Proposal.row`.
 
     Raises:
       ConfigError: an option cannot be, or names a column that is not there; pyarrow is needed and not installed.
@@ -119,7 +119,7 @@ class Table(Prepared):
 
 
 def _feature(each: feature_spec.Described, num_buckets: int, scale: Scale | None) -> Feature:
-    """What models are told; of floats with their scale."""
+    """The features for models; floats have their scale."""
     shape, dtype = (each.width,), blocks.TYPES[each.dtype]
     if each.vocabulary is not None:
         file = isinstance(each.vocabulary, str)
@@ -146,9 +146,9 @@ def _check(
     if task not in get_args(Task):
         problems.append(Problem("data.task", f"is {task!r}, must be one of {', '.join(get_args(Task))}"))
     if task == "multiclass" and (num_classes is None or num_classes < 2):
-        problems.append(Problem("data.num_classes", f"is {num_classes}, must be 2 or more where data.task=multiclass"))
+        problems.append(Problem("data.num_classes", f"is {num_classes}, must be 2 or more with data.task=multiclass"))
     if task != "multiclass" and num_classes is not None:
-        problems.append(Problem("data.num_classes", "is for data.task=multiclass"))
+        problems.append(Problem("data.num_classes", "requires data.task=multiclass; remove it"))
     if label_vocabulary is not None:
         problems += labels.fitting(task, num_classes, label_vocabulary)
     if format is not None and format not in formats.FORMATS:
@@ -168,16 +168,23 @@ def _guessed(
     cache: Path,
     tell: Callable[[str], None],
 ) -> tuple[dict[str, feature_spec.Described], list[dict[str, Any]]]:
-    """The features that the columns of files are likely to be, and what is to be told of them."""
+    """The inferred features of the columns of files, and rows to display them."""
     if known is None:
-        raise ConfigError([Problem("data.features", "must be given: records may each hold other ones")])
+        raise ConfigError([Problem("data.features", "is required for TFRecord files, whose records have no schema")])
     _check_columns({}, label, known, layout, names[0])
     proposed = proposals.of(profiles.of_files(names, layout, cache=cache, tell=tell).values(), label, name=names[0])
     if all(each.profile.num_rows == 0 for each in proposed.values()) and len(known) > 1:
-        raise DataError(f"there is no row in {names[0]} to take the features from; name them: data.features")
+        raise DataError(f"there is no row in {names[0]} to infer the features from; set data.features")
     features = proposals.features(proposed, num_buckets)
     if not features:
-        raise ConfigError([Problem("data.features", f"{names[0]} has no column but {', '.join(known)} with values")])
+        raise ConfigError(
+            [
+                Problem(
+                    "data.features",
+                    f"cannot be inferred: no feature column of {names[0]} ({', '.join(known)}) has values",
+                )
+            ]
+        )
     return features, [each.row(name) for name, each in proposed.items()]
 
 
@@ -191,10 +198,12 @@ def _check_columns(
             hint = formats.delimiter_hint(name, layout, column) or did_you_mean(column, known)
             problems.append(Problem(key, f"{name} has no column {column!r}.{hint}"))
         elif key != "data.label" and label in (column, key.removeprefix("data.features.")):
-            problems.append(Problem(key, f"{label!r} is the label"))
+            problems.append(Problem(key, f"{label!r} is the label; choose another column"))
     for feature, want in wanted.items():
         if layout.format in formats.TEXT and want.width != 1:
-            problems.append(Problem(f"data.features.{feature}.width", f"is {want.width}; a field of text is one value"))
+            problems.append(
+                Problem(f"data.features.{feature}.width", f"is {want.width}, must be 1: a text field holds one value")
+            )
     if problems:
         raise ConfigError(problems)
 
@@ -221,7 +230,7 @@ def _pieces(
 
 
 def _unused(features: Mapping[str, Feature]) -> Iterator[str]:
-    """Says what the models of psrun would pass over."""
+    """Warnings about features that psrun's models ignore."""
     raw = [n for n, f in features.items() if f.dtype == tf.int64 and f.vocabulary is None and f.num_buckets is None]
     if raw:
-        yield f"{', '.join(raw)}: integers with neither vocabulary nor num_buckets, which psrun's own models do not use"
+        yield f"{', '.join(raw)}: integers without vocabulary and num_buckets; psrun's models ignore them"

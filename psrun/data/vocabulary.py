@@ -37,7 +37,7 @@ def write(path: str, folder: Path, *, min_count: int, num_buckets: int, seed: in
     counted = _counted(path)
     folder.mkdir(parents=True, exist_ok=True)
     rng, digest = np.random.default_rng(seed), hashlib.sha256()
-    told: dict[str, dict[str, int]] = {}
+    counts_by_name: dict[str, dict[str, int]] = {}
     for name, counter in counted.items():
         del counter[b""]
         kept = sorted(value for value, count in counter.items() if count >= min_count)
@@ -45,13 +45,18 @@ def write(path: str, folder: Path, *, min_count: int, num_buckets: int, seed: in
         text = "".join(f"{value.decode(errors='replace')}\n" for value in kept)
         write_atomic(folder / f"{name}.txt", text)
         digest.update(f"{name}\n{text}".encode())
-        told[name] = {
+        counts_by_name[name] = {
             "values": len(kept), "left_out": len(counter) - len(kept), "collisions": _collisions(kept, num_buckets),
         }  # fmt: skip
-    record: dict[str, Any] = {"path": path, "min_count": min_count, "num_buckets": num_buckets, "categories": told}
+    record: dict[str, Any] = {
+        "path": path,
+        "min_count": min_count,
+        "num_buckets": num_buckets,
+        "categories": counts_by_name,
+    }
     record["digest"] = digest.hexdigest()
     write_atomic(folder / "vocabulary.json", json.dumps(record, indent=2) + "\n")
-    return told
+    return counts_by_name
 
 
 def _counted(path: str) -> dict[str, Counter[bytes]]:

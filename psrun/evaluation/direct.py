@@ -32,7 +32,7 @@ class DirectEvaluation:
         self._dataset = program.evaluation_dataset()
         self._step = self._batch
         if not program.config.trainer.run_eagerly:
-            # Traced now: a trace is told to all workers with Python's lock held, and one that hangs would stop all.
+            # Traced now: a trace is sent to all workers with Python's lock held, and a hung worker would stop all.
             self._step = tf.function(self._batch).get_concrete_function(self._dataset.element_spec)
 
     def evaluate(self, step: int, progress: Callable[[], None]) -> Evaluation:

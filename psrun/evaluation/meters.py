@@ -46,9 +46,9 @@ def kept(folder: Path, mode: str) -> Iterator[tuple[Evaluation, str]]:
     found = []
     for path in folder.glob(f"*-{mode}.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            told = json.loads(path.read_text(encoding="utf-8"))
-            checkpoint = told.pop("checkpoint")
-            found.append((Evaluation(**told), checkpoint))
+            recorded = json.loads(path.read_text(encoding="utf-8"))
+            checkpoint = recorded.pop("checkpoint")
+            found.append((Evaluation(**recorded), checkpoint))
     yield from sorted(found, key=lambda pair: pair[0].step)
 
 

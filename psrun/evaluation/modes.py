@@ -24,7 +24,7 @@ class Evaluator(Protocol):
         """Metrics of the variables as they are; `step` is what the training has reached.
 
         Args:
-          progress: called now and then while it goes on.
+          progress: called periodically during the evaluation.
         """
         ...
 
@@ -57,9 +57,9 @@ def _check_mergeable(program: Program) -> None:
     """
     losses = program.network.compiled_loss
     if program.network.losses:
-        raise _not_mergeable("leaves the regularisation of the model out of val_loss")
+        raise _not_mergeable("omits the regularization of the model from val_loss")
     if tf.nest.is_nested(program.prediction_spec):
-        raise _not_mergeable("takes models with one output")
+        raise _not_mergeable("requires a model with one output")
     try:
         type(losses).from_config(losses.get_config())
     except Exception as error:
@@ -72,11 +72,11 @@ def _check_mergeable(program: Program) -> None:
             clone = type(metric).from_config(metric.get_config())
             before = len(clone.variables)
             clone.update_state(label, prediction, sample_weight=weight)
-            reason = "makes variables only when it is used" if len(clone.variables) > before else None
+            reason = "creates variables only when called" if len(clone.variables) > before else None
         except Exception as error:
             reason = f"cannot be cloned: {_shown(error)}"
         if reason is not None:
-            raise _not_mergeable(f"adds up what workers count, and {metric.name} {reason}")
+            raise _not_mergeable(f"adds up the workers' metrics, but {metric.name} {reason}")
 
 
 def _not_mergeable(reason: str) -> ConfigError:
@@ -90,10 +90,16 @@ def _shown(error: Exception) -> str:
 def _check_data(program: Program) -> None:
     evaluation = program.evaluation_dataset()
     if int(evaluation.cardinality()) == tf.data.INFINITE_CARDINALITY:
-        raise ConfigError([Problem("data", "the evaluation data never ends; leave out .repeat()")])
+        raise ConfigError([Problem("data", "the evaluation data is endless; remove .repeat()")])
     here, there = (
         tf.nest.map_structure(lambda spec: f"{spec.shape[1:]} {spec.dtype.name}", specs)
         for specs in (evaluation.element_spec[:2], program.batch_spec[:2])  # weights may come with the one alone
     )
     if here != there:
-        raise ConfigError([Problem("data", f"evaluation examples are {here}, those to train on {there}")])
+        raise ConfigError(
+            [
+                Problem(
+                    "data", f"evaluation examples have the spec {here}, but training examples {there}; make them equal"
+                )
+            ]
+        )

@@ -27,7 +27,7 @@ class Plateau:
     def reason(self) -> str:
         """What it means that the plateau is reached."""
         times = "1 evaluation" if self.rule.patience == 1 else f"{self.rule.patience} evaluations"
-        return f"{self.rule.metric} has not become better in {times}"
+        return f"{self.rule.metric} has not improved in {times}"
 
     @property
     def state(self) -> dict[str, Any]:

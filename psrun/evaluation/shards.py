@@ -35,7 +35,7 @@ class Shards:
         assert distribution.coordinator is not None
         self._program, self._coordinator = program, distribution.coordinator
         self._num_shards, self._of_batch = num_shards, of_batch
-        # Traced now, and concrete, as `schedule` would trace again in the strategy's scope: a trace is told to all
+        # Traced now, and concrete, as `schedule` would trace again in the strategy's scope: a trace is sent to all
         # workers with Python's lock held, and one that hangs or is cut off would stop every thread of this process.
         self._closure = tf.function(self._over_shard).get_concrete_function(tf.TensorSpec([], tf.int64))
         self.spec = tf.nest.map_structure(_any_number, self._closure.structured_outputs)

@@ -40,7 +40,7 @@ def dlrm(
     preprocessing, num_ids = prepared(source)
     if not num_ids:
         raise ConfigError(
-            [Problem("model", f"dlrm needs features with ids; the data has {', '.join(source.features)}")]
+            [Problem("model", f"dlrm requires features with ids; the data has {', '.join(source.features)}")]
         )
     tensors = network_inputs(source, num_ids)
     found = tables.rows(

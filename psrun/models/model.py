@@ -30,7 +30,7 @@ class Model:
       metrics: makes new metric objects, a list or lists by output; None for the usual ones of the data's task.
         `model.metrics` takes its place.
       from_logits: whether `network` returns logits in place of probabilities; None where `model.from_logits` or the
-        loss says so.
+        loss has from_logits=True.
       unused: features of the data that `network` makes nothing of; a run warns of them.
     """
 
@@ -132,8 +132,8 @@ def refuse_single_files(network: tf_keras.Model) -> None:
         def call(filepath: Any, *arguments: Any, **options: Any) -> None:
             if str(filepath).endswith((".keras", ".h5", ".hdf5")) or options.get("save_format") in ("keras", "h5"):
                 raise ExportError(
-                    f"{filepath}: Keras writes .keras and .h5 files of variables that are cut in shards, but cannot "
-                    "load them again; export.at_end=true or mode=export write a SavedModel that loads anywhere"
+                    f"{filepath}: Keras writes .keras and .h5 files of sharded variables, but cannot load them again; "
+                    "write a SavedModel with export.at_end=true or mode=export"
                 )
             method(filepath, *arguments, **options)
 

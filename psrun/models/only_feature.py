@@ -15,7 +15,7 @@ from psrun.models.model import Model
 def passed(model: Model, features: Collection[str]) -> Model:
     """`model` with preprocessing that takes the only feature out, where its network takes one tensor.
 
-    A model with preprocessing of its own is left as it is: that says what the network takes.
+    A model with its own preprocessing is unchanged: the preprocessing defines the inputs of the network.
 
     Raises:
       ConfigError: the network takes one tensor, and there are several features.
@@ -23,7 +23,7 @@ def passed(model: Model, features: Collection[str]) -> Model:
     if model.preprocessing is not None or not _takes_one_tensor(model.network, features):
         return model
     if len(features) != 1:
-        message = f"takes one input, and the data has the features {', '.join(features)}; give it an input for each"
+        message = f"takes one input, but the data has the features {', '.join(features)}; add an input for each"
         raise ConfigError([Problem("model", f"{message}: tf_keras.Model({{name: tf_keras.Input(...), ...}}, outputs)")])
     return replace(model, preprocessing=_only)
 

@@ -100,7 +100,7 @@ def _dims(embedding_dim: int | Mapping[str, int], num_ids: Mapping[str, int]) ->
     bad = [name for name, width in found.items() if not isinstance(width, int) or width < 1]
     if unknown or bad:
         problem = f"names {unknown[0]!r}, which has no ids" if unknown else f"gives {bad[0]} the width {found[bad[0]]}"
-        raise ConfigError([Problem("model.embedding_dim", f"{problem}; with ids are {', '.join(num_ids)}")])
+        raise ConfigError([Problem("model.embedding_dim", f"{problem}; features with ids are {', '.join(num_ids)}")])
     return {name: int(width) for name, width in found.items() if width is not None}
 
 
@@ -110,7 +110,7 @@ def _listed(shared_tables: Any) -> dict[str, list[str]]:
     Raises:
       ConfigError: it is something else.
     """
-    wanted = "must name tables and the features of each, as in {item: [clicked, bought]}"
+    wanted = "must map table names to features, as in {item: [clicked, bought]}"
     if shared_tables is None:
         return {}
     if not isinstance(shared_tables, Mapping):
@@ -129,21 +129,19 @@ def _of_names(
     for table, features in shared.items():
         key = f"{_KEY}.{table}"
         if not _NAME.fullmatch(table):
-            yield Problem(key, "cannot be the name of a variable; use letters, digits and _ . -")
+            yield Problem(key, "is not a valid variable name; use letters, digits and _ . -")
         if table in num_ids and table not in features:
-            yield Problem(
-                key, f"is also the name of a feature that is not in it; name the table otherwise, or add {table}"
-            )
+            yield Problem(key, f"is also the name of a feature outside the table; rename the table, or add {table}")
         if len(features) < 2:
-            yield Problem(key, f"is {list(features)}; a table is shared by two features or more, leave out this one")
+            yield Problem(key, f"is {list(features)}, must list at least two features; add one, or remove the table")
         for name in features:
             if name not in num_ids:
-                has_none = f"{name} has no ids to look up; with ids are {', '.join(num_ids)}"
+                has_none = f"{name} has no ids to look up; features with ids are {', '.join(num_ids)}"
                 unknown = f"the data has no feature {name!r}.{did_you_mean(name, num_ids)}"
                 yield Problem(key, has_none if name in known else unknown)
             elif name in held_by:
                 twice = "twice" if held_by[name] == table else f"which is in {held_by[name]} already"
-                yield Problem(key, f"names {name}, {twice}; a feature has one table")
+                yield Problem(key, f"lists {name}, {twice}; a feature has one table")
             held_by.setdefault(name, table)
 
 
@@ -153,14 +151,14 @@ def _of_pairs(
     """Features that cannot be in one table, as an id must be of the same value in all of them."""
     for table, (first, *others) in shared.items():
         for other in others:
-            told = _difference(known[first], known[other])
+            difference = _difference(known[first], known[other])
             if dims[first] != dims[other]:
-                told = (
-                    told
+                difference = (
+                    difference
                     or f"the rows of {dims[first]} and of {dims[other]} numbers that model.embedding_dim gives them"
                 )
-            if told:
-                yield Problem(f"{_KEY}.{table}", f"{first} and {other} cannot share a table: they have {told}")
+            if difference:
+                yield Problem(f"{_KEY}.{table}", f"{first} and {other} cannot share a table: they have {difference}")
 
 
 def _difference(one: Feature, other: Feature) -> str | None:
@@ -171,7 +169,7 @@ def _difference(one: Feature, other: Feature) -> str | None:
     if isinstance(ours, Path) and isinstance(theirs, Path):
         if ours == theirs or filecmp.cmp(ours, theirs, shallow=False):
             return None
-        return f"{_ids(one)} and {_ids(other)}, in which there are other values or another order"
+        return f"{_ids(one)} and {_ids(other)}, with different values or another order"
     if _ids(one) != _ids(other):
         return f"{_ids(one)} and {_ids(other)}"
     if isinstance(ours, tuple) and isinstance(theirs, tuple) and ours != theirs:

@@ -36,16 +36,20 @@ def two_tower(
         features; there are no `hidden_units`, or the labels are not binary.
     """
     if not hidden_units:
-        raise ConfigError([Problem("model.hidden_units", "must be given: the last is the width of what is compared")])
+        raise ConfigError(
+            [Problem("model.hidden_units", "is required: the last number is the width of the towers' outputs")]
+        )
     if source.task != "binary":
-        raise ConfigError([Problem("model", f"two_tower tells clicks from others; the data is for {source.task}")])
+        raise ConfigError([Problem("model", f"two_tower requires binary labels (task=binary); got task={source.task}")])
     preprocessing, num_ids = prepared(source)
     tensors = network_inputs(source, num_ids)
     unknown = [name for name in query_features if name not in tensors]
     twice = len(set(query_features)) < len(query_features)
     if unknown or twice or not query_features or len(query_features) == len(tensors):
-        problem = f"has no feature '{unknown[0]}'" if unknown else "leaves one of the towers without features"
-        problem = "names a feature twice" if twice else problem
+        problem = (
+            f"lists the unknown feature '{unknown[0]}'" if unknown else "leaves one of the towers without features"
+        )
+        problem = "lists a feature twice" if twice else problem
         raise ConfigError([Problem("model.query_features", f"{problem}; the data has {', '.join(tensors)}")])
 
     shared = tables.of(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared_tables)

@@ -35,9 +35,9 @@ def of_dense_tables(optimizer: Any, placed: Iterable[Placed]) -> list[str]:
         if shard.kind == "model" and "embeddings" in shard.variable and shard.variable_shape[0] > MANY_ROWS
     }
     return [
-        f"{type(optimizer).__name__} updates all {shape[0]:,} rows of {name} in every step, with its slots "
-        f"{decimal(sum(shard.bytes for shard in placed if _is_of(shard, name)))} read and written, "
-        "whatever the batch touches; sparse_adagrad, rowwise_adagrad, lazy_adam and sparse_sgd update its rows only"
+        f"{type(optimizer).__name__} updates all {shape[0]:,} rows of {name} in every step, and with its slots reads "
+        f"and writes {decimal(sum(shard.bytes for shard in placed if _is_of(shard, name)))}; sparse_adagrad, "
+        "rowwise_adagrad, lazy_adam and sparse_sgd update only the rows of the batch"
         for name, shape in tables.items()
     ]
 

@@ -18,7 +18,7 @@ def replace(
     formula: Formula,
     gradient: tf.IndexedSlices,
     *numbers: tf.Tensor,
-    told: str,
+    label: str,
     lock: tf.CriticalSection | None = None,
 ) -> None:
     """Puts what `formula` makes of the rows that a gradient touches in their place.
@@ -31,7 +31,7 @@ def replace(
       variables: a variable and its slots, all on one device and with the same first axis.
       gradient: may have a row more than once.
       numbers: what the formula takes besides rows and gradients.
-      told: the name by which the variable is told.
+      label: the name of the variable in messages.
 
     Raises:
       tf.errors.InvalidArgumentError: when run: the gradient is not finite. Nothing of it is applied.
@@ -40,7 +40,7 @@ def replace(
     summed = tf.math.unsorted_segment_sum(gradient.values, position, tf.size(rows))
     # A weight that all examples use shows in the next loss; a row that is seldom asked for would be spoilt unseen.
     # The check of each number would cost 2 % of a step, that of their sum nothing.
-    with tf.control_dependencies([tf.debugging.check_numerics(tf.reduce_sum(summed), f"{NOT_FINITE} {told}")]):
+    with tf.control_dependencies([tf.debugging.check_numerics(tf.reduce_sum(summed), f"{NOT_FINITE} {label}")]):
         summed = tf.identity(summed)
 
     def put() -> tf.Tensor:
@@ -55,7 +55,7 @@ def replace(
         lock.execute(put)
 
 
-def replacing(variables: Sequence[tf.Variable], formula: Formula, *, told: str, locking: bool) -> Callable[..., None]:
+def replacing(variables: Sequence[tf.Variable], formula: Formula, *, label: str, locking: bool) -> Callable[..., None]:
     """`replace` for these variables and this formula, run where they are, with a lock held meanwhile if asked for.
 
     It is a function of its own, and stays one. TensorFlow puts all releases of locks within one function in an order,
@@ -71,7 +71,7 @@ def replacing(variables: Sequence[tf.Variable], formula: Formula, *, told: str, 
 
     def update(indices: tf.Tensor, values: tf.Tensor, *numbers: tf.Tensor) -> None:
         with tf.device(device):  # CriticalSection takes the lock when the numbers are there, not before
-            replace(variables, formula, tf.IndexedSlices(values, indices), *numbers, told=told, lock=lock)
+            replace(variables, formula, tf.IndexedSlices(values, indices), *numbers, label=label, lock=lock)
 
     function = tf.function(update, experimental_attributes={"_noinline": True})
 

@@ -30,10 +30,12 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
     touches_rows_only = True
 
     def __init__(self, *args: Any, locking: bool = True, **kwargs: Any) -> None:
-        super().__init__(*args, **{**kwargs, "jit_compile": False})  # XLA cannot tell how many rows there will be
+        super().__init__(*args, **{**kwargs, "jit_compile": False})  # XLA needs a static number of rows
         self.locking = locking
         if self.weight_decay or self.use_ema:
-            raise ValueError(f"{type(self).__name__} has no weight_decay and no use_ema: both touch all rows each step")
+            raise ValueError(
+                f"{type(self).__name__} does not support weight_decay and use_ema: both update all rows in each step"
+            )
 
     def build(self, var_list: list[tf.Variable]) -> None:
         """Makes the slots, and what updates each variable, with its lock beside it.
@@ -61,7 +63,7 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
             key = self._var_key(variable)
             if key not in self._updaters and "/job:ps" in (variable.device or ""):
                 self._updaters[key] = rows.replacing(
-                    [variable, *self._beside(variable)], self._formula, told=_told(variable), locking=self.locking
+                    [variable, *self._beside(variable)], self._formula, label=_label(variable), locking=self.locking
                 )
 
     def _beside(self, variable: tf.Variable) -> list[tf.Variable]:
@@ -89,7 +91,7 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
         if update is not None:
             update(gradient, *numbers)
         else:
-            rows.replace([variable, *self._beside(variable)], self._formula, gradient, *numbers, told=_told(variable))
+            rows.replace([variable, *self._beside(variable)], self._formula, gradient, *numbers, label=_label(variable))
 
     def _dense_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
         """What is done with a dense gradient."""
@@ -153,7 +155,7 @@ class RowwiseAdagrad(SparseAdagrad):
         super().update_step(gradient, variable)
 
 
-def _told(variable: tf.Variable) -> str:
+def _label(variable: tf.Variable) -> str:
     return split_name(variable.name)[0]
 
 
@@ -172,7 +174,7 @@ class LazyAdam(_OnTouchedRows, tf_keras.optimizers.Adam):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.amsgrad or self.adaptive_epsilon:
-            raise ValueError("LazyAdam has no amsgrad and no adaptive_epsilon")
+            raise ValueError("LazyAdam does not support amsgrad and adaptive_epsilon")
 
     def _dense_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
         """In one kernel, where tf-keras takes some 25 for each variable."""
@@ -212,7 +214,7 @@ class SparseSGD(_OnTouchedRows, tf_keras.optimizers.SGD):
 
     def __init__(self, learning_rate: Any = 0.01, name: str = "SparseSGD", **kwargs: Any) -> None:
         if kwargs.pop("momentum", 0.0) or kwargs.pop("nesterov", False):
-            raise ValueError("SparseSGD has no momentum, which would move rows that no batch touches")
+            raise ValueError("SparseSGD does not support momentum, which would update rows outside the batch")
         super().__init__(learning_rate, name=name, **kwargs)
 
     def _dense_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:

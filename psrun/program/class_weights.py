@@ -25,7 +25,7 @@ def by_class(class_weight: Mapping[Any, float], source: DataSource, names: Seque
     """
     task = task_of(source)
     if task == "regression":
-        raise ConfigError([Problem(_KEY, "is for classes, and the labels are numbers (task=regression)")])
+        raise ConfigError([Problem(_KEY, "requires a classification task; got task=regression")])
     numbers = {name: number for number, name in enumerate(names or ())}
     weights = {
         numbers.get(str(name), int(name) if str(name).isdigit() else name): float(weight)
@@ -34,7 +34,7 @@ def by_class(class_weight: Mapping[Any, float], source: DataSource, names: Seque
     count = source.num_classes if task == "multiclass" else 2 if task == "binary" else len(weights)
     if set(weights) != set(range(count)):
         given = ", ".join(map(str, weights))
-        message = f"has weights for {given}; it must have one for each of the classes 0 to {count - 1}"
+        message = f"has weights for {given}, must have one for each of the classes 0 to {count - 1}"
         raise ConfigError([Problem(_KEY, message)])
     return [weights[number] for number in range(count)]
 
@@ -50,7 +50,7 @@ def weight_of(weights: list[float], label: Any, weight: tf.Tensor | None = None)
       ConfigError: there are several labels, one an output.
     """
     if tf.nest.is_nested(label):
-        raise ConfigError([Problem(_KEY, "is for models with one output; the labels come by output")])
+        raise ConfigError([Problem(_KEY, "requires a model with one output; the labels have several")])
     if label.shape.rank == 1:
         classes = label
     elif label.shape[-1] == 1:

@@ -65,7 +65,7 @@ class Program:
 
     @property
     def dealt(self) -> bool:
-        """Whether workers are told which batches they are to read; else each has a stream of its own."""
+        """Whether the chief assigns batches to workers; otherwise each worker has its own stream."""
         return self.config.data.visitation == "once" and self.distribution.coordinator is not None
 
     @property
@@ -91,7 +91,7 @@ class Program:
 
         Args:
           context: anything but None where called on a worker of a coordinator.
-          first_step: of a run that goes on; where there is more than one stream, it shuffles differently from the run
+          first_step: of a resumed run; where there is more than one stream, it shuffles differently from the run
             before.
           num_batches_done: how many of the first batches to leave out.
           numbers: makes a dataset of the numbers of the batches to read. Then they come with numbers: that of the

@@ -23,7 +23,7 @@ def report(program: Program, reporter: Reporter, folder: RunFolder) -> None:
         folder.record("replicas", per_worker=len(devices), devices=devices)
     if program.model.unused:
         names = ", ".join(program.model.unused)
-        reporter.warn(f"this model uses no categories: {names} is left out; choose model=wide_deep for embeddings")
+        reporter.warn(f"this model does not use categorical features: {names}; choose model=wide_deep for embeddings")
     if program.sharding is not None:
         folder.record("sharding", sharding=program.sharding)
     lookups = [asdict(lookup) for lookup in compiled_model.decide_lookups(program)]
@@ -41,7 +41,7 @@ def _report_placement(program: Program, reporter: Reporter) -> None:
     if program.config.cluster.has_parameter_servers and num_shards is not None:
         placement.check_rows(placed, num_shards)
         if short := placement.with_fewer_rows(placed, num_shards):
-            reporter.warn(f"cut in fewer than {num_shards} shards, one a row: {', '.join(short)}")
+            reporter.warn(f"fewer than {num_shards} shards, one per row: {', '.join(short)}")
 
 
 def observe(program: Program) -> list[placement.Placed]:

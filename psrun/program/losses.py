@@ -84,7 +84,7 @@ def _one(node: Any, key: str, get: Callable[[str], Any]) -> Any:
         try:
             return get(node)
         except (ValueError, TypeError) as error:
-            message = f"cannot be made by its name ({error}); name it as a _target_ with its arguments"
+            message = f"cannot be created by name ({error}); use a _target_ with its arguments"
             raise ConfigError([Problem(key, message)]) from error
     options = {name: value for name, value in node.items() if name != "_target_"}
     found = targets.bound(targets.Target(node["_target_"], options, key), CALLED_WITH)

@@ -12,14 +12,14 @@ def check_metric(key: str, metric: str, program: Program) -> None:
     names = metric_names(program)
     if names and metric not in names:
         raise ConfigError(
-            [Problem(key, f"is '{metric}', which this run does not have; its metrics are {', '.join(names)}")]
+            [Problem(key, f"is '{metric}', which this run does not have; choose one of {', '.join(names)}")]
         )
 
 
 def metric_names(program: Program) -> list[str]:
     """Of the epochs of the program, and of its evaluations if there are any.
 
-    None where only the first step tells: a network's own `train_step` that runs eagerly cannot be traced before.
+    None if only the first step reveals them: a custom `train_step` that runs eagerly cannot be traced before.
     """
     own, usual = program.own_step, [*program.loss_names, *program.metric_names]
     if own is not None and not own.names:

@@ -32,20 +32,20 @@ def resolve(model: Model, keys: ModelKeys, task: str | None) -> Model:
     asked = model.from_logits if keys.from_logits is None else keys.from_logits
     if keys.loss is not None:
         model = replace(model, loss=losses.loss(keys.loss, bool(asked)))
-    loss_says = _loss_says(model)
-    said = [value for value in (keys.from_logits, model.from_logits, loss_says) if value is not None]
-    if len(set(said)) > 1:
-        raise _problem(f"is {keys.from_logits}, the model function says {model.from_logits}, and its loss was "
-                       f"made with from_logits={loss_says}; make them agree")  # fmt: skip
-    from_logits = bool(said and said[0])
+    loss_logits = _loss_logits(model)
+    given = [value for value in (keys.from_logits, model.from_logits, loss_logits) if value is not None]
+    if len(set(given)) > 1:
+        raise _problem(f"is {keys.from_logits}, but the model has from_logits={model.from_logits} and its loss "
+                       f"from_logits={loss_logits}; make them agree")  # fmt: skip
+    from_logits = bool(given and given[0])
     if from_logits and isinstance(model.loss, Mapping):
-        raise _problem("is true, and the losses are by output; leave it out and give from_logits to the losses of "
-                       "outputs that are logits")  # fmt: skip
+        raise _problem("is true, but the losses are by output; remove it and set from_logits on the losses of outputs "
+                       "that are logits")  # fmt: skip
     if from_logits and task == "regression":
-        raise _problem("is true, but the labels are numbers (task=regression): the model returns the number itself")
+        raise _problem("is true, but task=regression has no logits; remove it")
     if from_logits and (activation := _last_activation(model.network)) in ("sigmoid", "softmax"):
-        raise _problem(f"is true, but the last layer of the model is a {activation}: it returns probabilities; set "
-                       "model.from_logits=false or leave the activation out")  # fmt: skip
+        raise _problem(f"is true, but the last layer of the model is a {activation} and returns probabilities; set "
+                       "model.from_logits=false or remove the activation")  # fmt: skip
     if keys.metrics is not None:
         binary_logits = from_logits and task == "binary"
         model = replace(model, metrics=lambda: losses.metrics(keys.metrics, from_logits, binary_logits))
@@ -66,7 +66,7 @@ def loss_of(model: Model, task: str | None) -> Any:
     if model.loss is not None:
         return model.loss
     if task not in get_args(Task):
-        message = f"must be given: the data's task is {task!r}, which is none of {', '.join(get_args(Task))}"
+        message = f"is required: the task of the data is {task!r}, not one of {', '.join(get_args(Task))}"
         raise ConfigError([Problem("model.loss", message)])
     if task == "regression":
         return keras.MeanSquaredError()
@@ -106,7 +106,7 @@ def may_be_logits(model: Model, task: str | None) -> bool:
     """Whether loss or metrics take probabilities, and the network could return something else."""
     if model.from_logits or task not in _TO_PROBABILITIES or _last_activation(model.network) in ("sigmoid", "softmax"):
         return False
-    return model.loss is None or _loss_says(model) is False or (model.metrics is None and task == "binary")
+    return model.loss is None or _loss_logits(model) is False or (model.metrics is None and task == "binary")
 
 
 def num_outside(prediction: tf.Tensor | dict[str, tf.Tensor]) -> tf.Tensor:
@@ -121,8 +121,8 @@ def num_outside(prediction: tf.Tensor | dict[str, tf.Tensor]) -> tf.Tensor:
 def outside_error(count: int, where: str) -> ConfigError:
     """The error for `count` such values among the predictions of `where`."""
     return _problem(
-        f"is not true, and {count} predictions of {where} lie outside [0, 1]: loss and metrics take probabilities. Set "
-        "model.from_logits=true where the model returns logits, or end it with a sigmoid (softmax for several classes)"
+        f"is not true, but {count} predictions of {where} lie outside [0, 1]: loss and metrics need probabilities. Set "
+        "model.from_logits=true if the model returns logits, or end it with a sigmoid (softmax for several classes)"
     )
 
 
@@ -134,7 +134,7 @@ def to_probabilities(
     return tf.nest.map_structure(convert, prediction) if model.from_logits and convert else prediction
 
 
-def _loss_says(model: Model) -> bool | None:
+def _loss_logits(model: Model) -> bool | None:
     """Whether the model's loss takes logits; None where it has no such option, or there are several losses."""
     if isinstance(model.loss, tf_keras.losses.Loss):
         return model.loss.get_config().get("from_logits")

@@ -37,12 +37,12 @@ def check(prediction: Any, label: Any, model: Model, source: DataSource) -> None
         return
     if task == "multiclass":
         fits, width = _fit([*got[1:]], [*_essential(wanted), source.num_classes]), source.num_classes
-        why = f"the data has {source.num_classes} classes (task=multiclass), and a prediction is one value for each"
+        why = f"the data has {source.num_classes} classes (task=multiclass), which need one value each"
     else:
         fits, width = _fit(_essential(got), _essential(wanted)), wanted[-1] if wanted.rank > 1 else 1
         why = f"labels have shape {_shown(wanted)} (task={task})"
     if not fits:
-        message = f"returns predictions of shape {_shown(got)}, and {why}: end the model with Dense({width})"
+        message = f"returns predictions of shape {_shown(got)}, but {why}: end the model with Dense({width})"
         raise ConfigError([Problem("model", message)])
 
 

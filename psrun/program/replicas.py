@@ -110,7 +110,7 @@ def _averages(losses: Any) -> bool:
     reductions = {getattr(loss, "reduction", _Reduction.AUTO) for loss in tf.nest.flatten(losses)}
     sums = reductions & {_Reduction.SUM, _Reduction.NONE}
     if sums and sums != reductions:
-        message = "some losses are means over examples and others are sums; workers with several replicas need one kind"
+        message = "mixes losses with mean and sum reductions; with several replicas use one reduction for all losses"
         raise ConfigError([Problem("model", message)])
     return not sums
 
@@ -139,7 +139,7 @@ def _of_the_learning_rate(optimizer: Any) -> list[Any]:
 
 
 def _num_examples(batch: Any) -> Any:
-    """An int where the shape tells, else a tensor."""
+    """An int if the shape is static, else a tensor."""
     value = next(value for value in tf.nest.flatten(batch) if value.shape.rank != 0)
     return tf.shape(value)[0] if value.shape[0] is None else value.shape[0]
 

@@ -143,10 +143,12 @@ class OwnStep:
 def _check(returned: Any) -> None:
     """Raises ConfigError where it is not what Keras asks for."""
     if not isinstance(returned, dict):
-        message = f"its train_step returned {type(returned).__name__}; it must return a dict of numbers by name"
+        message = f"its train_step returned {type(returned).__name__}; return a dict of numbers by name"
         raise ConfigError([Problem("model", message)])
     for name, value in returned.items():
         shape = tf.TensorShape(getattr(value, "shape", ()))
         if shape.rank:
-            message = f"its train_step returned {name} of shape {shape}; it must be one number: tf.reduce_mean({name})"
+            message = (
+                f"its train_step returned {name} of shape {shape}; return a scalar, such as tf.reduce_mean({name})"
+            )
             raise ConfigError([Problem("model", message)])

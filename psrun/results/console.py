@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live view on a terminal, plain lines elsewhere."""
+"""Console output of a run: a live view on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from psrun.results.events import Event, Progress
 
 _PLAIN_EVERY_S = 10.0
 _AT_CHANCE = (
-    "an AUC of 0.5 is that of random predictions: the model has not learned. Try another optimizer.learning_rate, "
+    "an AUC of 0.5 means random predictions: the model has not learned. Try another optimizer.learning_rate, "
     "optimizer=lazy_adam or more epochs, and check the features and the label"
 )
 _STAGES = {
@@ -37,7 +37,7 @@ def numbers(metrics: Mapping[str, float | None]) -> str:
 
 
 def warner(console: Console) -> Callable[[str], None]:
-    """What tells a person of something that is not as it should be."""
+    """A function that prints a warning."""
     mark = ("warning:", "yellow")
     return lambda text: console.print(Text.assemble(mark, f" {text}"), highlight=False, soft_wrap=True)
 
@@ -74,15 +74,15 @@ def feature_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
 
 
 def features_guessed(rows: Sequence[Mapping[str, Any]]) -> tuple[RenderableType, ...]:
-    """What a person is told who gave no features."""
-    advice = "`psrun data inspect FILE --label LABEL --write FOLDER/data/NAME.yaml` writes them, to edit"
-    return feature_table(rows, "Features, guessed (data.features=null)"), Text(advice)
+    """The table of inferred features, for data.features=null."""
+    advice = "to edit them: `psrun data inspect FILE --label LABEL --write FOLDER/data/NAME.yaml`"
+    return feature_table(rows, "Inferred features (data.features=null)"), Text(advice)
 
 
 def _balance_line(found: Balance) -> Text:
     parts = ", ".join(f"{task} {decimal(size)}" for task, size in found.bytes_by_task.items())
-    uneven = f"; the fullest holds {found.max_over_mean:.2f} times the mean" if len(found.bytes_by_task) > 1 else ""
-    return Text(f"in all: {parts}{uneven}")
+    uneven = f"; the maximum is {found.max_over_mean:.2f} times the mean" if len(found.bytes_by_task) > 1 else ""
+    return Text(f"total: {parts}{uneven}")
 
 
 @dataclass(frozen=True)
@@ -200,8 +200,10 @@ class ConsoleSink:
     def _show_evaluation(self, event: Event) -> None:
         data = event.data
         of = f" of step {event.step}" if data["mode"].startswith("sidecar") else ""  # others come after their epoch
-        told = f"({data['mode']}, {data['examples_seen']} examples)  {numbers(data['metrics'])}"
-        self._print(f"step {event.step} {told}  in {data['path']}" if "path" in data else f"  evaluation{of} {told}")
+        result = f"({data['mode']}, {data['examples_seen']} examples)  {numbers(data['metrics'])}"
+        self._print(
+            f"step {event.step} {result}  in {data['path']}" if "path" in data else f"  evaluation{of} {result}"
+        )
 
     def _show_learning_rate(self, event: Event) -> None:
         data = event.data
@@ -212,14 +214,14 @@ class ConsoleSink:
 
     def _show_waiting(self, event: Event) -> None:
         data = event.data
-        limit = f"for {data['until_s']:.0f} s while there is no chief"
-        self._print(f"{data['task']} waits for a checkpoint in {data['folder']}, {limit}")
+        limit = f"up to {data['until_s']:.0f} s without a chief"
+        self._print(f"{data['task']} is waiting for a checkpoint in {data['folder']}, {limit}")
 
     def _show_restored(self, event: Event) -> None:
-        self._print(f"goes on from step {event.step} ({event.data['path']})")
+        self._print(f"resumed from step {event.step} ({event.data['path']})")
 
     def _show_stopping(self, event: Event) -> None:
-        self._print(f"{event.data['signal']}: saving, then the end; once more ends at once")
+        self._print(f"{event.data['signal']}: saving a checkpoint, then exiting; repeat to exit immediately")
 
     def _show_failure(self, event: Event) -> None:
         data = event.data
@@ -232,7 +234,7 @@ class ConsoleSink:
 
     def _show_packing(self, event: Event) -> None:
         data = event.data
-        self._print(f"{data['num_steps']} steps an execution: a step takes {data['step_s'] * 1000:.1f} ms on a worker")
+        self._print(f"{data['num_steps']} steps per execution: a step takes {data['step_s'] * 1000:.1f} ms on a worker")
 
     def _show_lookups(self, event: Event) -> None:
         for decided, once in ((True, "sent once"), (False, "sent each time")):
@@ -293,7 +295,7 @@ def _progress_text(progress: Progress) -> str:
 
 
 def progress_line(progress: Progress) -> Table:
-    """A bar and what there is to say beside it."""
+    """A progress bar with a text."""
     table = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=progress.steps, completed=min(progress.step, progress.steps), width=24)
     table.add_row(bar, _progress_text(progress) if progress.step else "starting the first step")

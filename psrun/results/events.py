@@ -16,7 +16,7 @@ class Event:
       kind: what happened.
       step: steps applied when it happened, read from `optimizer.iterations`; None before there is an optimizer.
       wall_s: seconds since the process started.
-      data: what there is to say about it, in values that JSON knows.
+      data: its details, as JSON values.
     """
 
     kind: str
@@ -75,7 +75,7 @@ class Reporter:
             sink.event(event)
 
     def warn(self, message: str, *, step: int | None = None) -> None:
-        """Tells of something that is not as it should be."""
+        """Reports a warning."""
         self.emit("warning", step=step, message=message)
 
     def progress(self, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""The configuration of a run that goes on, as it was recorded in its folder."""
+"""The recorded configuration of a resumed run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from psrun.config import parse, resolvers
 from psrun.results.run_folder import CONFIG
 
 
-def as_recorded(composed: Any, unresolved: Any, folder: Path, said: list[str]) -> dict[str, Any]:
-    """The configuration of the run in `folder` as it was recorded, but for what `said` names now.
+def as_recorded(composed: Any, unresolved: Any, folder: Path, given: list[str]) -> dict[str, Any]:
+    """The recorded configuration of the run in `folder`, overridden by the arguments `given`.
 
-    What the YAML files say may have changed since, and those of a --config-dir may not even be at hand.
+    The YAML files may have changed since, and those of a --config-dir may be missing.
 
     Args:
       unresolved: as `composed`, with references as they stand; what refers to something else goes with it.
@@ -23,7 +23,7 @@ def as_recorded(composed: Any, unresolved: Any, folder: Path, said: list[str]) -
     if not (folder / CONFIG).exists():
         return composed
     recorded: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
-    now = {key_of(argument) for argument in said}
+    now = {key_of(argument) for argument in given}
     if "experiment" in now:  # which may choose anything
         return composed
     now |= {"data"} if "model" in now else set()

@@ -90,7 +90,7 @@ class RunFolder(Journal):
         except OSError:  # a file system without locks
             return
         if held is None:
-            raise ConfigError([Problem("hydra.run.dir", f"{path} holds a run that is going on")])
+            raise ConfigError([Problem("hydra.run.dir", f"{path} is in use by a running run; choose another folder")])
 
     @classmethod
     def join(cls, path: Path) -> RunFolder:
@@ -109,7 +109,7 @@ class RunFolder(Journal):
 
     @classmethod
     def take_over(cls, path: Path, *, completed: bool = False) -> RunFolder:
-        """The folder of a run that goes on: its result so far is kept.
+        """The folder of a resumed run: keeps its result so far.
 
         Args:
           completed: whether the run may have been completed, and is now to go further.
@@ -155,7 +155,7 @@ class RunFolder(Journal):
         return self.path / "predictions"
 
     def of_cluster(self, mode: str) -> Path:
-        """What mode=evaluate or predict leaves behind of its own cluster, beside a run that may still be going on."""
+        """The folder of mode=evaluate or predict for its own cluster, beside a run that may still be running."""
         return {"evaluate": self.evaluations, "predict": self.predictions}[mode] / "cluster"
 
     @property
@@ -163,7 +163,7 @@ class RunFolder(Journal):
         return self.path / "tensorboard"
 
     def ends_early(self) -> bool:
-        """Whether the training was told to end before all its epochs are done."""
+        """Whether training was interrupted before its last epoch."""
         return (self.path / END_EARLY).exists()
 
     def end_early(self, reason: str) -> None:
@@ -224,12 +224,12 @@ def cannot_be_made(folder: Path, error: OSError) -> PsrunError:
     """What to raise where a run folder, or the first files in it, cannot be made."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
         return RunFolderError(folder, error)
-    message = f"{folder} cannot be made or written to: {error.strerror or error}; choose another folder"
+    message = f"{folder} cannot be created or written to: {error.strerror or error}; choose another folder"
     return ConfigError([Problem("hydra.run.dir", message)])
 
 
 def is_over(result: Mapping[str, Any]) -> bool:
-    """Whether run.json says that the run has ended and that its chief is not to be started again."""
+    """Whether, by run.json, the run has ended and its chief must not restart."""
     code = result.get("exit_code")
     return result.get("status") == "completed" or (code is not None and 0 < code < 128)
 

@@ -17,7 +17,7 @@ from psrun.errors import ConfigError, Problem, SweepError
 from psrun.results.run_folder import RESULT, RunFolder
 
 RECORD = "sweep.json"
-LOG = "console"  # of a job: what it would say on a terminal
+LOG = "console"  # the console output of a job
 END, KILL = "end", "kill"
 _HOLD_TRIES = 20
 
@@ -49,11 +49,11 @@ class Sweep:
 
     Attributes:
       arguments: what it was started with, in Hydra's grammar.
-      search: whether the jobs are proposed as it goes on, rather than known from the start.
+      search: whether jobs are proposed during the sweep instead of known at its start.
       metric, mode: as in `psrun.config.run_config.SweepKeys`; the direction of a metric that is not named is 'min'.
       max_parallel: how many jobs at once.
       host: where it runs; the limit holds there.
-      started_s: when it was started, or went on, as of `time.time`.
+      started_s: the time of the start, or of the last resume, as of `time.time`.
       status: running, completed, failed or interrupted.
     """
 
@@ -82,14 +82,14 @@ class Sweep:
             jobs = {job["number"]: Job(**job) for job in held.pop("jobs")}
             return cls(path=path, jobs=jobs, **held)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            hint = "; it holds a run: psrun resume=... without -m" if (path / RESULT).exists() else ""
+            hint = "; it holds a run: use psrun resume=... without -m" if (path / RESULT).exists() else ""
             raise ConfigError([Problem("resume", f"there is no sweep in {path} ({error}){hint}")]) from error
 
     def begin(self, *, again: bool) -> None:
         """Makes the folder this process's, for as long as it lives.
 
         Args:
-          again: whether a sweep in it is to go on; else there must be none.
+          again: whether to resume the sweep in the folder; otherwise the folder must hold none.
 
         Raises:
           ConfigError: another process has it, or there is a sweep already.
@@ -99,7 +99,7 @@ class Sweep:
             self.path.mkdir(parents=True, exist_ok=True)
             self._hold()
             if not again and (self.path / RECORD).exists():
-                message = f"{self.path} holds a sweep already; choose another folder, or go on: psrun -m resume=..."
+                message = f"{self.path} holds a sweep already; choose another folder, or use psrun -m resume=..."
                 raise ConfigError([Problem("hydra.sweep.dir", message)])
             shutil.rmtree(self._shared, ignore_errors=True)
             self._shared.mkdir()
@@ -116,16 +116,18 @@ class Sweep:
             except OSError:  # a file system without locks
                 return
             time.sleep(0.05)
-        raise ConfigError([Problem("hydra.sweep.dir", f"{self.path} holds a sweep that is going on")])
+        raise ConfigError(
+            [Problem("hydra.sweep.dir", f"{self.path} is in use by a running sweep; choose another folder")]
+        )
 
     def write(self) -> None:
         """Raises SweepError where the folder cannot be written to."""
         own = ("path", "jobs", "_lock")
         with self._lock:
-            told = {name: value for name, value in vars(self).items() if name not in own}
-            told |= {"psrun": __version__, "jobs": [asdict(job) for _, job in sorted(self.jobs.items())]}
+            record = {name: value for name, value in vars(self).items() if name not in own}
+            record |= {"psrun": __version__, "jobs": [asdict(job) for _, job in sorted(self.jobs.items())]}
             try:
-                files.write_atomic(self.path / RECORD, json.dumps(told, indent=2) + "\n")
+                files.write_atomic(self.path / RECORD, json.dumps(record, indent=2) + "\n")
             except OSError as error:
                 raise SweepError(f"the sweep folder {self.path} cannot be written to: {error}") from error
 
@@ -151,14 +153,14 @@ class Sweep:
         done = ("completed", "failed") if self.search else ("completed",)
         return RunFolder(folder).stored().get("status") in done
 
-    # -- what its processes tell each other
+    # -- messages between its processes
 
     @property
     def _shared(self) -> Path:
         return self.path / ".sweep"
 
     def tell_to_end(self, how: str) -> None:
-        """Tells all jobs, in whichever process or host, to end in good order (END) or at once (KILL)."""
+        """Asks all jobs, on any host, to shut down in order (END) or immediately (KILL)."""
         with contextlib.suppress(OSError):  # the disk is full: then they end with the process that runs them
             files.write_atomic(self._shared / "stop", how)
 

@@ -22,7 +22,7 @@ class State:
 
     Attributes:
       status: as in `psrun.results.sweep_record.Job`.
-      doing: what its chief says of itself, such as 'training'; the status where it says nothing.
+      doing: the phase that its chief reports, such as 'training'; the status if it reports none.
       progress: of the training; None while nothing is known.
       metrics: the newest there are.
     """
@@ -65,9 +65,11 @@ def refresh(sweep: Sweep) -> dict[int, State]:
         now = look(sweep.folder(job), since_s=sweep.started_s, final=sweep.search)
         found[job.number] = now
         if now.status != job.status:
-            told = {"wall_s": now.wall_s, "exit_code": now.exit_code, "error": now.error} if now.status in OVER else {}
+            outcome = (
+                {"wall_s": now.wall_s, "exit_code": now.exit_code, "error": now.error} if now.status in OVER else {}
+            )
             metric = measured(sweep, now.metrics) if now.status == "completed" else None
-            sweep.now(job.number, status=now.status, metric=metric, **told)
+            sweep.now(job.number, status=now.status, metric=metric, **outcome)
     return found
 
 
@@ -100,6 +102,6 @@ def best(sweep: Sweep) -> Job | None:
 
 
 def told_apart(jobs: Sequence[Job]) -> dict[int, str]:
-    """What tells each job from the others: its overrides but for those that all have."""
+    """The distinguishing overrides of each job: those that the jobs do not have in common."""
     common = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
     return {job.number: " ".join(each for each in job.overrides if each not in common) for job in jobs}

@@ -23,7 +23,7 @@ _BEAT_S = 0.5
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a task says of itself.
+    """The state that a task reports.
 
     Attributes:
       pid: of the process.
@@ -49,11 +49,11 @@ class Heartbeat:
 class Heart:
     """Writes a heartbeat twice a second from a thread of its own, until stopped.
 
-    `say` is called from that thread; it must not touch a variable, which blocks while a parameter server hangs.
+    The thread calls `read`, which must not access a variable: that blocks while a parameter server hangs.
     """
 
-    def __init__(self, folder: Path, task: Task, say: Callable[[], Heartbeat]) -> None:
-        self._path, self._say = path(folder, task), say
+    def __init__(self, folder: Path, task: Task, read: Callable[[], Heartbeat]) -> None:
+        self._path, self._read = path(folder, task), read
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="psrun-heart", daemon=True)
 
@@ -73,9 +73,9 @@ class Heart:
 
     def _write(self) -> None:
         try:
-            files.write_atomic(self._path, json.dumps(asdict(self._say())))
+            files.write_atomic(self._path, json.dumps(asdict(self._read())))
         except OSError:
-            with contextlib.suppress(OSError):  # the disk is full: what is there already says at least that we live
+            with contextlib.suppress(OSError):  # the disk is full: the existing file still shows that the task lives
                 os.utime(self._path)
 
 
@@ -85,7 +85,7 @@ def shared(folder: Path) -> Path:
 
 
 def stop_marker(folder: Path) -> Path:
-    """The file by which the chief of synchronous tasks tells the others to stop after the next execution."""
+    """The file by which the chief of synchronous tasks stops the others after the next execution."""
     return shared(folder) / "stop"
 
 

@@ -41,7 +41,7 @@ class Chief:
 
     Attributes:
       folder, reporter: of the task.
-      pulse: what the others are told of this process.
+      pulse: the heartbeat of this process.
       session: the training, once there is one.
     """
 
@@ -173,7 +173,7 @@ class Chief:
         if loss is None or earlier is None:
             return None
         self.folder.record("lost", **asdict(loss))
-        if earlier.result.get("status") == "running" and not earlier.result.get(PENDING):  # else it is told already
+        if earlier.result.get("status") == "running" and not earlier.result.get(PENDING):  # else it is recorded already
             action = "resumed from the newest checkpoint"
             self.reporter.emit("failure", step=loss.step, task=loss.task, cause=loss.cause, action=action)
         return loss

@@ -92,10 +92,10 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
         folder.record("trained", **_result(session, reporter))
         _record_evaluator(program.config.evaluation, folder)
     result = folder.stored()
-    told = ("metrics", "time_to_first_step_s", "steps_per_s", "examples_per_s", "step_time")
+    keys = ("metrics", "time_to_first_step_s", "steps_per_s", "examples_per_s", "step_time")
     last_step = session.monitor.last_step
     own = {"steps": last_step - session.first_step, "seconds": round(time.time() - psutil.Process().create_time(), 3)}
-    reporter.emit("end", step=last_step, this_process=own, **{key: result.get(key) for key in told})
+    reporter.emit("end", step=last_step, this_process=own, **{key: result.get(key) for key in keys})
 
 
 def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop) -> Session:

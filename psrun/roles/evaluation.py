@@ -1,4 +1,4 @@
-"""mode=evaluate: the evaluation of a checkpoint of a run, which may still be going on, on any cluster."""
+"""mode=evaluate: evaluates a checkpoint of a run, which may still be running, on any cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psrun.roles.task_context import TaskContext
 
 
 def run(run_config: RunConfig, context: TaskContext) -> None:
-    """Evaluates, writes evaluations/STEP-MODE.json in the run's folder and says what was found.
+    """Evaluates, writes evaluations/STEP-MODE.json in the run folder and reports the result.
 
     Raises:
       PsrunError: there is no such checkpoint, or it cannot be evaluated.

@@ -1,4 +1,4 @@
-"""mode=export: a SavedModel from a checkpoint of a run, which may still be going on."""
+"""mode=export: a SavedModel from a checkpoint of a run, which may still be running."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psrun.results.run_folder import RunFolder
 
 
 def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
-    """Writes the export and says where it is.
+    """Writes the export and prints its path.
 
     Raises:
       PsrunError: there is no such checkpoint, or the model cannot be written.

@@ -197,7 +197,7 @@ def _tasks_table(plan: Plan, run_config: RunConfig) -> Table:
     moved = ("read", "pushed") if plan.traffic_by_task else ()
     title = "Tasks (read, pushed: while every worker does one step)" if moved else "Tasks"
     tasks = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for heading in ("task", "model", "optimizer", "metrics", "in all", *moved):
+    for heading in ("task", "model", "optimizer", "metrics", "total", *moved):
         tasks.add_column(heading, justify="left" if heading == "task" else "right")
     for task in _tasks(run_config):
         held = [
@@ -214,28 +214,28 @@ def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, cons
     """The plan for a person."""
     cluster, trainer = run_config.cluster, run_config.trainer
 
-    def say(text: str) -> None:
+    def show(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False)
 
     console.print("[bold]Plan[/bold]", end="")
-    say(f" of {run_config.model.name} on cluster={cluster.kind}, trainer={trainer.kind}")
+    show(f" of {run_config.model.name} on cluster={cluster.kind}, trainer={trainer.kind}")
     console.print(placement_table(plan.placed, "Placement"))
     console.print()
     console.print(_tasks_table(plan, run_config))
     if cluster.has_synchronous_workers:
-        say(f"Each of the {cluster.num_workers} workers, the chief among them, holds a copy of all of this.")
-    say("Variables only: TensorFlow itself, the input pipeline and activations come on top.\n")
+        show(f"Each of the {cluster.num_workers} workers, the chief among them, holds a copy of all of this.")
+    show("Variables only, without TensorFlow itself, the input pipeline and activations.\n")
     batch, steps = run_config.data.global_batch_size, trainer.epochs * trainer.num_steps
     traffic = plan.traffic
     if run_config.cluster.has_parameter_servers:
-        say(
+        show(
             f"Each step of a worker reads at most {decimal(traffic.read_bytes)} from the parameter servers and "
             f"pushes at most {decimal(traffic.pushed_bytes)} of gradients"
         )
     for text in plan.warnings:
         warner(console)(text)
     share = "" if num_train_examples is None else f", {batch * steps / num_train_examples:.2f} times the training data"
-    say(f"{trainer.epochs} epochs x {trainer.num_steps} steps of {batch} examples{share}")
+    show(f"{trainer.epochs} epochs x {trainer.num_steps} steps of {batch} examples{share}")
 
 
 def _tasks(run_config: RunConfig) -> list[str]:

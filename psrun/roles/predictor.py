@@ -34,7 +34,7 @@ Batches = Iterator[list[np.ndarray]]  # of each, labels and predictions
 
 
 def run(run_config: RunConfig, context: TaskContext) -> None:
-    """Writes the file and says where it is. Parameter server clusters predict on their workers, others in this process.
+    """Writes the file and prints its path. Parameter server clusters predict on their workers, others in this process.
 
     Raises:
       PsrunError: there is no such checkpoint, nothing to predict, or the file cannot be written.
@@ -46,8 +46,8 @@ def run(run_config: RunConfig, context: TaskContext) -> None:
         source, step = there.program.source, there.checkpoint.step
         _require_examples(source)
         path = _path(run_config.predict, there.whole, step)
-        told = _write(run_config, source, _on_workers(there.program), path, there.chief.preparing)
-        there.chief.reporter.emit("predictions", step=step, **told)
+        written = _write(run_config, source, _on_workers(there.program), path, there.chief.preparing)
+        there.chief.reporter.emit("predictions", step=step, **written)
 
 
 def _run_here(run_config: RunConfig, context: TaskContext) -> None:
@@ -58,8 +58,8 @@ def _run_here(run_config: RunConfig, context: TaskContext) -> None:
         _require_examples(source)
         found = load_model.load(run_config, source, Store(context.folder.checkpoints), reporter.warn)
         path = _path(run_config.predict, context.folder, found.checkpoint.step)
-        told = _write(run_config, source, _here(run_config, found), path, chief.preparing)
-        reporter.emit("predictions", step=found.checkpoint.step, **told)
+        written = _write(run_config, source, _here(run_config, found), path, chief.preparing)
+        reporter.emit("predictions", step=found.checkpoint.step, **written)
 
 
 def _write(
@@ -112,7 +112,7 @@ def _here(run_config: RunConfig, found: load_model.Trained) -> Batches:
 
 def _single(values: Any) -> tf.Tensor:
     if tf.nest.is_nested(values):
-        raise ConfigError([Problem("model", "has several outputs; mode=predict writes one")])
+        raise ConfigError([Problem("model", "has several outputs, but mode=predict requires one")])
     return values
 
 

@@ -39,7 +39,7 @@ def restored(run_config: RunConfig, context: TaskContext, *, state: str) -> Iter
     """Connects to the cluster and restores the checkpoint that the configuration names; ends the servers afterwards.
 
     Args:
-      state: what this process does, as its heartbeat says.
+      state: the state of this process in its heartbeat.
 
     Raises:
       PsrunError: there is no such checkpoint, or a task was lost.

@@ -1,4 +1,4 @@
-"""One process of a run, from plain configuration values to an exit code, and what is told of how it went."""
+"""One process of a run, from plain configuration values to an exit code, and the report of its outcome."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE)
 
 
 def to_the_end(work: Callable[[float], ExitCode]) -> NoReturn:
-    """Does `work`, told when this process began (as of `time.time`), and ends the process with its exit code."""
+    """Calls `work` with the start time of this process (as of `time.time`), and exits with its exit code."""
     started_s = time.time()
     process.leave_first_place()
     process.prepare()
@@ -105,7 +105,7 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
     if me.owns_folder:
         started_s = _begun(folder, raw, overrides, started_s)
     terminal = process.divert_stderr(folder.log(me.name))
-    faulthandler.enable(terminal)  # a crash in native code says where it was
+    faulthandler.enable(terminal)  # prints a traceback on a crash in native code
     process.outlive_stdout(terminal)
     stop = _stop(run, folder, me, started_s)
     console = Console(highlight=False)
@@ -135,14 +135,14 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
     if me.owns_folder and code == ExitCode.DONE:
         folder.record("ended", status="completed", exit_code=code, wall_s=round(time.time() - started_s, 3))
     elif code != ExitCode.DONE:  # what the chief recorded stands
-        recorded = folder.stored().get("error") or {"message": f"ended with exit code {int(code)}"}
+        recorded = folder.stored().get("error") or {"message": f"exited with code {int(code)}"}
         _tell(terminal, recorded["message"], code, folder.path / "logs")
         undo(code)
     return code
 
 
 def _stop(run: RunConfig, folder: RunFolder, me: Identity, started_s: float) -> Stop:
-    """The end of this process, as it is told from now on."""
+    """The handling of the end of this process, from now on."""
     stop = Stop()
     if me.owns_folder:
         stop.record = lambda interrupted: folder.record_at_once("ended", **_outcome(interrupted, me.name, started_s))
@@ -174,7 +174,7 @@ def _folder(run: RunConfig, me: Identity, path: Path) -> RunFolder:
         RunFolder.hold(path, within_s=me.patience_s)
     if (me.may_find_run or run.resume) and (path / "run.json").exists():
         if process.SUPERVISOR_PID not in os.environ and task_files.still_beats(path, CHIEF, within_s=me.patience_s):
-            raise ConfigError([Problem("hydra.run.dir", f"{path} holds a run that is going on; choose another folder")])
+            raise ConfigError([Problem("hydra.run.dir", f"{path} is in use by a running run; choose another folder")])
         folder = RunFolder.take_over(path, completed=run.resume is not None)
         write_config(path, run.raw)
         return folder
@@ -223,7 +223,7 @@ def _failed(error: BaseException, folder: RunFolder, me: Identity, terminal: Tex
         try:
             record_failure(folder, error, me.name, started_s)
         except OSError as disk:
-            if not isinstance(error, RunFolderError):  # which says so
+            if not isinstance(error, RunFolderError):  # which reports this itself
                 text += f"\n(and run.json could not be written: {disk})"
     _tell(terminal, text, code, log)
     return code
@@ -242,6 +242,6 @@ def record_failure(folder: RunFolder, error: BaseException, task: str, started_s
 def _outcome(error: BaseException, task: str, started_s: float) -> dict[str, Any]:
     """The keys of run.json for a run that an error has ended."""
     code = error.exit_code if isinstance(error, PsrunError) else ExitCode.FAILED
-    told = {"type": type(error).__name__, "message": str(error), "task": getattr(error, "task", None) or task}
+    recorded = {"type": type(error).__name__, "message": str(error), "task": getattr(error, "task", None) or task}
     status = "interrupted" if isinstance(error, Interrupted) else "failed"
-    return {"status": status, "exit_code": code, "error": told, "wall_s": round(time.time() - started_s, 3)}
+    return {"status": status, "exit_code": code, "error": recorded, "wall_s": round(time.time() - started_s, 3)}

@@ -1,4 +1,4 @@
-"""A worker or parameter server: serves until the run is over, it is told to stop, or the chief is gone for good."""
+"""A worker or parameter server: serves until the run ends, a signal stops it, or the chief is gone for good."""
 
 from __future__ import annotations
 

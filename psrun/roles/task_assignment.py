@@ -41,7 +41,7 @@ class Identity:
 
 
 def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
-    """Raises ConfigError where the task cannot be told."""
+    """Raises ConfigError if the task cannot be determined."""
     if run.mode != "train" and not (run.uses_cluster and run.cluster.has_server_processes):
         role = {"plan": "planner", "export": "exporter", "predict": "predictor", "evaluate": "evaluation"}[run.mode]
         return Identity(role, role, owns_folder=run.resume is None)  # what is there of a run stays as it is

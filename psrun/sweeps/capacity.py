@@ -71,7 +71,7 @@ def _free_bytes() -> int:
 
 
 def _read(name: str) -> str:
-    """What the control group of a container says; nothing where there is none."""
+    """The limits of the container's control group; none without one."""
     try:
         return (_CGROUP / name).read_text(encoding="ascii").strip()
     except OSError:

@@ -25,7 +25,7 @@ class Proposed:
 
 
 def without_sweep_keys(overrides: Sequence[str]) -> list[str]:
-    """The overrides that decide what a job does, sorted: not those that say how the sweep runs its jobs."""
+    """The overrides that configure a job, sorted, without those that configure the sweep."""
     return sorted(each for each in overrides if not recorded_config.key_of(each).startswith("sweep."))
 
 
@@ -35,7 +35,7 @@ def require_own_folders(sweep: Sweep, proposed: Sequence[Proposed]) -> None:
     for each in proposed:
         other = held.setdefault(each.folder, each.number)
         if other != each.number:
-            message = f"is {each.folder} for jobs {other} and {each.number}; each needs one of its own"
+            message = f"is {each.folder} for jobs {other} and {each.number}; give each job its own folder"
             raise ConfigError([Problem("hydra.sweep.subdir", message)])
 
 
@@ -43,8 +43,8 @@ def require_whole(run: RunConfig) -> RunConfig:
     """The run. Raises ConfigError where one process cannot start it as a whole."""
     if run.cluster.started_elsewhere and run.uses_cluster:
         message = (
-            f"is {run.cluster.kind}, whose tasks are started one by one; a sweep starts whole runs: choose inprocess, "
-            "local or ray, and hydra/launcher=submitit_slurm for jobs of Slurm"
+            f"is {run.cluster.kind}, whose tasks are started separately, but a sweep starts whole runs; choose "
+            "inprocess, local or ray, with hydra/launcher=submitit_slurm for Slurm jobs"
         )
         raise ConfigError([Problem("cluster", message)])
     return run

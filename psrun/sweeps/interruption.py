@@ -16,7 +16,7 @@ _KILLED_WITHIN_S = 3.0
 
 
 class Ended(BaseException):
-    """The sweep was told to end, and its jobs have. No Exception: launchers and sweepers take those for a job's."""
+    """A signal ended the sweep and its jobs. Not an Exception: launchers and sweepers attribute those to a job."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -24,10 +24,10 @@ class Ended(BaseException):
 
 
 class Interruption:
-    """The first signal tells the jobs under way to save and end, and then raises Ended; the second ends all at once."""
+    """The first signal stops running jobs after a save, then raises Ended; the second ends all immediately."""
 
-    def __init__(self, sweep: Sweep, say: Callable[[str], None]) -> None:
-        self._sweep, self._say = sweep, say
+    def __init__(self, sweep: Sweep, show: Callable[[str], None]) -> None:
+        self._sweep, self._show = sweep, show
         self.signum: int | None = None
 
     def install(self) -> None:
@@ -46,7 +46,7 @@ class Interruption:
             os._exit(Interrupted(signum).exit_code)
         self.signum = signum
         self._sweep.tell_to_end(END)
-        self._say(f"{signal.Signals(signum).name}: jobs under way save and end; once more ends all at once")
+        self._show(f"{signal.Signals(signum).name}: running jobs save and exit; repeat to exit immediately")
         self._wait(_WITHIN_S)
         raise Ended(signum)
 

@@ -32,7 +32,7 @@ def run(folder: Path, sweep: Sweep, *, elsewhere: bool) -> float | None:
       elsewhere: whether this is another process than the sweep's, and ends with it.
 
     Returns:
-      What jobs are compared by; None where the job has failed, or was not run as the sweep is told to end.
+      The objective; None if the job failed, or did not run because the sweep is stopping.
     """
     if not sweep.is_done(folder):
         with _place(sweep, elsewhere) as taken:
@@ -41,7 +41,7 @@ def run(folder: Path, sweep: Sweep, *, elsewhere: bool) -> float | None:
             try:
                 _run(folder, sweep, elsewhere)
             except OSError as error:  # a full disk; the others may have more luck
-                _record(folder, SweepError(f"the job could not be run: {error}"), code=1)
+                _record(folder, SweepError(f"the job could not run: {error}"), code=1)
     result = RunFolder(folder).stored()
     return sweep_state.measured(sweep, result.get("metrics") or {}) if result.get("status") == "completed" else None
 
@@ -53,7 +53,7 @@ def ignore_interrupts() -> None:
 
 @contextlib.contextmanager
 def _place(sweep: Sweep, elsewhere: bool) -> Iterator[bool]:
-    """Waits for a place among the jobs under way; False where the sweep is told to end."""
+    """Waits for a free slot among the running jobs; False if the sweep is stopping."""
     if socket.gethostname() != sweep.host:  # the limit is that of another machine
         yield sweep.told_to_end() is None
         return
@@ -71,7 +71,7 @@ def _place(sweep: Sweep, elsewhere: bool) -> Iterator[bool]:
 
 
 def goes_on(raw: Mapping[str, Any], folder: Path) -> bool:
-    """Whether the job with the configuration `raw` has something to go on from, rather than to be begun anew."""
+    """Whether the job with the configuration `raw` can resume instead of starting from the beginning."""
     return raw["checkpoint"]["kind"] != "none" and raw["mode"] == "train" and (folder / RESULT).exists()
 
 
@@ -107,8 +107,8 @@ def _run_once(folder: Path, sweep: Sweep, elsewhere: bool) -> int:
 
 
 def _await(child: subprocess.Popen, sweep: Sweep, elsewhere: bool) -> int:
-    """The exit code of a job, to which is passed on what its sweep is told."""
-    told, looked_s = None, time.monotonic()
+    """The exit code of a job; forwards the signals of its sweep."""
+    forwarded, looked_s = None, time.monotonic()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return child.wait(_POLL_S)
@@ -116,9 +116,9 @@ def _await(child: subprocess.Popen, sweep: Sweep, elsewhere: bool) -> int:
             looked_s = time.monotonic()
             _end_with(sweep, elsewhere, child)
         now = sweep.told_to_end()
-        if now is not None and now != told:
+        if now is not None and now != forwarded:
             child.send_signal(signal.SIGKILL if now == KILL else signal.SIGINT)
-            told = now
+            forwarded = now
 
 
 def _end_with(sweep: Sweep, elsewhere: bool, child: subprocess.Popen | None = None) -> None:
@@ -130,7 +130,7 @@ def _end_with(sweep: Sweep, elsewhere: bool, child: subprocess.Popen | None = No
 
 
 def _record(folder: Path, error: PsrunError, *, code: int) -> None:
-    """What a job could not say itself."""
-    told = {"type": type(error).__name__, "message": str(error), "task": None}
+    """Records an error that the job could not record itself."""
+    recorded = {"type": type(error).__name__, "message": str(error), "task": None}
     with contextlib.suppress(OSError):
-        RunFolder(folder).record("ended", status="failed", exit_code=code, error=told)
+        RunFolder(folder).record("ended", status="failed", exit_code=code, error=recorded)

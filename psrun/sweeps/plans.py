@@ -38,7 +38,7 @@ def make(sweep: Sweep) -> None:
         child.kill()
         child.wait()
     if code:
-        raise SweepError(f"the planning {ended(code)} (log: {log})")
+        raise SweepError(f"the planning process {ended(code)} (log: {log})")
 
 
 def show(sweep: Sweep, console: Console) -> None:
@@ -49,7 +49,7 @@ def show(sweep: Sweep, console: Console) -> None:
     """
     jobs = [job for _, job in sorted(sweep.jobs.items())]
     apart, problems = sweep_state.told_apart(jobs), []
-    table = Table(title="Plans (read, pushed: by a worker in a step)", title_justify="left", box=None, pad_edge=False,
+    table = Table(title="Plans (read, pushed: per step of a worker)", title_justify="left", box=None, pad_edge=False,
                   header_style="bold")  # fmt: skip
     for heading in ("job", "overrides", "on each ps", "fullest task", "read", "pushed"):
         table.add_column(
@@ -64,7 +64,7 @@ def show(sweep: Sweep, console: Console) -> None:
         table.add_row(str(job.number), Text(apart[job.number]), "[red]refused[/red]")
         problems.append(Problem(f"job {job.number} ({apart[job.number] or 'as given'})", message))
     console.print(table)
-    console.print("Variables only: TensorFlow itself, the input pipeline and activations come on top.", soft_wrap=True)
+    console.print("Variables only, without TensorFlow itself, the input pipeline and activations.", soft_wrap=True)
     if problems:
         raise ConfigError(problems)
 

@@ -1,4 +1,4 @@
-"""A sweep that goes on in this process: its jobs checked, prepared and run, and what they came to."""
+"""A sweep in this process: validates, prepares and runs its jobs, and collects their results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Running:
 
     Args:
       arguments: those that start it again, in Hydra's grammar.
-      before: the sweep that goes on; None for a new one.
+      before: the sweep to resume; None for a new one.
 
     Attributes:
       plans: whether its jobs are planned and not run.
@@ -44,14 +44,14 @@ class Running:
     # -- its begin
 
     def has_nothing_to_do(self) -> bool:
-        """Whether all of a sweep that was to go on is done; then that is said."""
+        """Whether all jobs of a resumed sweep are done; prints a message if so."""
         before = self._before
         if before is None or before.status != "completed":
             return False
         if not all(before.is_done(before.folder(job)) for job in before.jobs.values()):
             return False
         View(before, self._console).result()
-        self._say(f"all jobs of the sweep in {before.path} are done: there is nothing to do")
+        self._say(f"all jobs of the sweep in {before.path} are done; nothing to do")
         return True
 
     def begin(self, folder: Path, *, search: bool, keys: Mapping[str, Any]) -> None:
@@ -64,7 +64,7 @@ class Running:
         problems: list[Problem] = []
         read = schema.read(SweepKeys, keys, key="sweep", problems=problems)
         if search and not keys.get("metric"):
-            message = "a search needs what it is to improve: sweep.metric=val_auc sweep.mode=max"
+            message = "a search requires an objective: sweep.metric=val_auc sweep.mode=max"
             problems.append(Problem("sweep.metric", message))
         if problems or read is None:
             raise ConfigError(problems)
@@ -85,7 +85,7 @@ class Running:
     def sweep(self) -> Sweep:
         """Raises SweepError before there is one."""
         if self._sweep is None:
-            raise SweepError("the sweep has not begun")
+            raise SweepError("the sweep has not started")
         return self._sweep
 
     @property
@@ -137,7 +137,7 @@ class Running:
         """What has become of the jobs so far.
 
         Raises:
-          ConfigError: a search would go on without the metric that it is to improve.
+          ConfigError: a search would run without its objective.
         """
         self._interruption.raise_if_ended()
         self._view.look()
@@ -149,13 +149,13 @@ class Running:
         sweep, stored = self.sweep, RunFolder(each.folder).stored()
         there = stored.get("overrides")
         if there is not None and checks.without_sweep_keys(there) != checks.without_sweep_keys(each.overrides):
-            message = f"holds a job with {' '.join(there)}, and is now to be one with {' '.join(each.overrides)}"
+            message = f"holds a job with {' '.join(there)}, but the sweep now wants {' '.join(each.overrides)}"
             raise ConfigError(
                 [Problem("resume", f"{each.folder} {message}; what the sweep was started with has changed")]
             )
         before = sweep.jobs.get(each.number)
         if before is not None and before.status == "completed" and not stored:
-            self._say(f"job {each.number} was completed, but {each.folder} is gone: it is run again")
+            self._say(f"job {each.number} was completed, but {each.folder} is missing: running it again")
         return sweep.is_done(each.folder)
 
     def _raw(self, each: Proposed) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class Running:
             except ConfigError as error:
                 for problem in error.problems:
                     found.setdefault(problem, []).append(each.number)
-        # What a search proposes later may be wrong in itself: such a job fails, and the others go on.
+        # A later proposal of a search may be invalid: its job fails, and the others continue.
         if found and (not self.sweep.search or not runs):
             apart = sweep_state.told_apart([Job(each.number, each.overrides, "") for each in proposed])
             raise ConfigError([checks.of_jobs(problem, numbers, apart) for problem, numbers in found.items()])
@@ -200,7 +200,7 @@ class Running:
         return sweep.search and bool(sweep.jobs) and all(job.status == "failed" for job in sweep.jobs.values())
 
     def abandon(self) -> None:
-        """The sweep cannot go on, or could not begin."""
+        """Ends a sweep that cannot start or continue."""
         if self._sweep is None:
             return
         if self._shown:
@@ -233,7 +233,7 @@ class Running:
         done = not codes or (sweep.search and signum is None)
         sweep.end("interrupted" if signum is not None else "completed" if done else "failed")
         if not done and not self.plans:
-            self._say(f"what is not completed goes on with: psrun -m resume={recorded_config.quoted(sweep.path)}")
+            self._say(f"to resume the other jobs: psrun -m resume={recorded_config.quoted(sweep.path)}")
         if signum is not None:
             return Interrupted(signum).exit_code
         if self.plans:

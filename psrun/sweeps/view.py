@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a line a job while it goes on, on a terminal live, and a table at its end."""
+"""Console output of a sweep: a line per job while it runs, live on a terminal, and a table at its end."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class View:
                 self._live.update(self._overview())
 
     def look(self) -> None:
-        """Brings the record up to date, and tells what is new."""
+        """Updates the record and prints changes."""
         with self._one_at_a_time:
             before = {number: job.status for number, job in self._sweep.jobs.items()}
             self._states = sweep_state.refresh(self._sweep)
@@ -73,7 +73,7 @@ class View:
     def _write(self) -> None:
         try:
             self._sweep.write()
-        except SweepError as error:  # what the jobs leave behind tells it as well
+        except SweepError as error:  # the jobs' folders hold the same state
             if not self._warned:
                 self._warned = True
                 warner(self._console)(str(error))
@@ -119,7 +119,7 @@ class View:
             )  # fmt: skip
         over = sum(job.status in OVER for job in jobs)
         rest = [Text(f"and {len(jobs) - len(shown)} more", style="dim")] if len(shown) < len(jobs) else []
-        return Group(table, *rest, Text(f"{over} of {len(jobs)} jobs are over{self._best_so_far()}"))
+        return Group(table, *rest, Text(f"{over} of {len(jobs)} jobs finished{self._best_so_far()}"))
 
     def _best_so_far(self) -> str:
         best = sweep_state.best(self._sweep)

@@ -1,4 +1,4 @@
-"""Keras callbacks of the configuration, and the one through which `fit` tells psrun of its epochs."""
+"""Keras callbacks of the configuration, and the callback that reports the epochs of `fit` to psrun."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def made(nodes: Sequence[Any], key: str) -> list[tf_keras.callbacks.Callback]:
         callback = targets.called(targets.Target(node["_target_"], options, where))
         found.append(callback)
         if not isinstance(callback, tf_keras.callbacks.Callback):
-            message = f"{node['_target_']} made a {type(callback).__name__}, which is not a Keras callback"
+            message = f"{node['_target_']} returned a {type(callback).__name__}, not a Keras callback"
             problems.append(Problem(where, message))
     if problems:
         raise ConfigError(problems)
@@ -65,8 +65,8 @@ def make(run: RunConfig) -> list[tf_keras.callbacks.Callback]:
             overridden = [name for name in _BATCH_METHODS if getattr(type(callback), name) is not getattr(base, name)]
             if overridden:
                 problems.append(
-                    Problem(key, f"{node['_target_']} has {', '.join(overridden)}; under parameter servers steps end "
-                            "on workers, so only epoch-level methods are called; see trainer.hooks with every_steps")
+                    Problem(key, f"{node['_target_']} has {', '.join(overridden)}, but with parameter servers only "
+                            "epoch-level methods are called; use trainer.hooks with every_steps")
                 )  # fmt: skip
     if problems:
         raise ConfigError(problems)
@@ -98,7 +98,7 @@ class Epochs(tf_keras.callbacks.Callback):
     """Tells the session of each epoch. Put first: what it adds to the logs is there for the callbacks after it.
 
     Args:
-      packing: what schedules the steps on workers; None where they are done when Keras says so.
+      packing: schedules the steps on workers; None if Keras runs them synchronously.
       first_batch: the number, from 0, that Keras gives the first batch of the first epoch.
     """
 

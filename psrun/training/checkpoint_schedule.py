@@ -1,4 +1,4 @@
-"""When checkpoints are taken while a program trains, and what is told of them."""
+"""When to save checkpoints during training, and what to record about them."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Saving:
 
         found = self._checkpoints.restore(store)
         if found is None:
-            told = whole.stored().get("checkpoints")
-            if told:
+            recorded = whole.stored().get("checkpoints")
+            if recorded:
                 raise CheckpointError(
-                    f"run.json tells of {len(told)} checkpoints, but none is in {store.folder}; to start anew, "
+                    f"run.json lists {len(recorded)} checkpoints, but none exist in {store.folder}; to start anew, "
                     "choose another folder"
                 )
             return None
@@ -92,7 +92,7 @@ class Saving:
         self._tell(kept)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keeps the checkpoint of `step`, if there is one, as the best where these metrics say so."""
+        """Keeps the checkpoint of `step`, if there is one, as the best if these metrics are the best."""
         if self._checkpoints.evaluated(step, metrics):
             self._folder.record("best_checkpoint", best_checkpoint=self._checkpoints.store.best())
 

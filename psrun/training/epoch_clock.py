@@ -46,7 +46,7 @@ class Clock:
         """Seconds of the whole epoch, and its steps a second, once `step` steps were applied in all."""
         steps, began_s = step - self._step, self._began_s
         if self._step == self._first_step and monitor.first_step_count < step and monitor.first_step_s is not None:
-            # Tracing and connecting are told as the time to the first step, not as slow steps.
+            # Tracing and connecting count as the time to the first step, not as slow steps.
             steps, began_s = step - monitor.first_step_count, monitor.first_step_s
         seconds = self._since(began_s)
         self.steps += steps

@@ -43,7 +43,7 @@ class _WorkersErrors(logging.Handler):
         self.messages.append(record.getMessage())
 
     def cause(self, raised: str) -> str:
-        """What came first of all that is known: what the coordinator gave up for, what it raised, what workers said."""
+        """The earliest known cause: of the coordinator's cancellation, of its exception, or from the workers."""
         gave_up = [_GAVE_UP.sub("", message) for message in self.messages if _GAVE_UP.search(message)]
         causes = [*gave_up[-1:], raised, *self.messages]
         return next((cause for cause in causes if not _CANCELLED.search(gist(cause))), raised)
@@ -55,7 +55,7 @@ def named(current: Callable[[], Session | None], check_servers: Callable[[], Non
 
     Args:
       current: the session, once there is one.
-      check_servers: raises TaskLostError where a parameter server is not the one that it was, whatever TensorFlow says.
+      check_servers: raises TaskLostError if a parameter server was restarted, independently of TensorFlow's error.
 
     Raises:
       TaskLostError: a parameter server has gone.
@@ -83,7 +83,7 @@ def named(current: Callable[[], Session | None], check_servers: Callable[[], Non
         if problem := autoshard.too_few_files(cause):
             raise ConfigError([problem]) from error
         if rows.NOT_FINITE in cause:
-            message = f"{gist(cause)}; a smaller optimizer.learning_rate, or a look at the data, may help"
+            message = f"{gist(cause)}; try a smaller optimizer.learning_rate, and check the data"
             raise NonFiniteLossError(message) from error
         raise TrainingError(f"a step failed: {type(error).__name__}: {gist(cause)}") from error
     except Exception as error:
@@ -98,7 +98,7 @@ def named(current: Callable[[], Session | None], check_servers: Callable[[], Non
 
 
 def gist(text: str) -> str:
-    """The first line of one of TensorFlow's messages that says what happened; of several errors in it, a cause."""
+    """The first informative line of a TensorFlow message; a cause if it holds several errors."""
     lines = [line for line in text.splitlines() if not _NOISE.search(line)]
     several = sorted((line for line in lines if _OF_SEVERAL.search(line)), key=_consequence)
     first = next(iter(several or lines), text)

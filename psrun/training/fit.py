@@ -108,7 +108,7 @@ def _fit(made: list[Any], program: Program, session: Session, epochs: range, ste
             **validation,
         )
     except ValueError as error:
-        # Keras' way to say that the data ended within the first execution of an epoch.
+        # Keras' error if the data ends within the first execution of an epoch.
         if "Empty logs" in str(error):
             raise DataExhaustedError.at(iterations(program), session.monitor.planned) from error
         raise

@@ -1,4 +1,4 @@
-"""Where the steps of a closure get their batches: from a stream of the worker's own, or as the closure tells."""
+"""The input of a closure's steps: the worker's own stream, or batches that the closure's arguments select."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Stream:
       audit: counts the examples of each batch that is taken.
 
     Attributes:
-      specs: of what a closure is told beside the rest.
+      specs: of the input arguments of a closure.
       least: a closure of fewer steps waits for its batches more than it needs to.
     """
 
@@ -45,7 +45,7 @@ class Stream:
         return tf.data.Dataset.counter if self._audit else None
 
     def told(self, num_steps: int) -> tuple[tf.Tensor, ...]:
-        """What a closure of so many steps is told."""
+        """The input arguments of a closure of `num_steps` steps."""
         return ()
 
     @tf.autograph.experimental.do_not_convert

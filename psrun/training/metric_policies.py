@@ -1,4 +1,4 @@
-"""Early stopping and a lower learning rate, as evaluations say: those of the training itself, and the evaluator's."""
+"""Early stopping and learning rate reduction, by the evaluations of the training process and of the evaluator."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Following:
             self._optimizer.learning_rate = rate
             return rate
         except TypeError:
-            message = "needs a learning rate that is a number; that of the optimizer is a schedule"
+            message = "requires a number as learning rate, but the optimizer has a schedule"
             raise ConfigError([Problem("reduce_lr.metric", message)]) from None
 
     def go_on(self, step: int) -> None:
@@ -76,12 +76,12 @@ class Following:
         """Takes in the metrics of an epoch or of an evaluation. Call when no step runs.
 
         Raises:
-          OSError: the training is to end, and the file that says so cannot be written.
+          OSError: training must stop, but the file that requests it cannot be written.
         """
         if not self._stops_elsewhere and self._stopping.reached(metrics):
             reason = self._stopping.reason
             self._folder.whole.end_early(reason)
-            self._reporter.warn(f"{reason}: the training ends", step=step)
+            self._reporter.warn(f"{reason}: stopping training", step=step)
         if self._lowering.reached(metrics):
             before = float(self._optimizer.learning_rate)
             after = max(min(before, self._lower.min_lr), before * self._lower.factor)

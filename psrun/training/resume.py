@@ -39,5 +39,5 @@ def taken_up(built: Program, position: Position, reporter: Reporter) -> Position
         if position.steps:
             position = replace(position, epochs=position.epochs + 1, steps=0)
     if left_out:
-        reporter.warn(f"the pass was begun with other batches or epochs: {left_out:,} examples of it are left out")
+        reporter.warn(f"the batch size or the epochs changed: skipping the last {left_out:,} examples of the pass")
     return replace(position, batch=batch, order=order.geometry)

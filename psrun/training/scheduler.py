@@ -39,8 +39,8 @@ class Scheduler:
         """
         if step not in self._do:
             if len(self._do) == _MOST_KINDS:
-                message = f"more than {_MOST_KINDS} different step functions, and each one is traced"
-                raise ValueError(f"{message}; define them once, outside of the loop")
+                message = f"more than {_MOST_KINDS} different step functions, each of which is traced"
+                raise ValueError(f"{message}; define them once, outside the loop")
             self._do[step] = self._alone(step) if self._coordinator is None else self._packing(step).schedule
         return self._do[step](most)
 

@@ -37,7 +37,7 @@ class Session:
     Args:
       evaluation: None where nothing is evaluated here.
       saving: None where no checkpoints are taken.
-      following: told of what epochs and evaluations find.
+      following: receives the metrics of epochs and evaluations.
       folder: takes what belongs in the run's result.
       start: where the training goes on from; the program's variables are those of that moment.
       hooks: what a person has called while the run trains.
@@ -200,7 +200,7 @@ class Session:
         saves = bool(self._stops() or self._due or (self._saving and self._saving.due_after(self._epoch, last=last)))
         if saves:
             self._save(step, self._epoch)
-        stops = saves and self._stops()  # one that is told later waits for a moment in which all is saved
+        stops = saves and self._stops()  # a later request waits until everything is saved
         found = {}
         if validation is not None:
             seen, values = validation
@@ -222,7 +222,7 @@ class Session:
 
     @property
     def ends_early(self) -> bool:
-        """Whether no further epoch is to be begun, as somebody who evaluates has said."""
+        """Whether an evaluation has requested to stop before the next epoch."""
         return self.lockstep is None and self._folder.whole.ends_early()  # else not all would see it at once
 
     def training_ends(self) -> None:
@@ -289,7 +289,7 @@ class Session:
         self._reporter.emit("evaluation", **asdict(evaluation))
         seen, there = evaluation.examples_seen, self.program.source.num_eval_examples
         if seen != there and evaluation.mode != "distributed":
-            self._reporter.warn(f"{seen} examples were evaluated; the data says that there are {there}")
+            self._reporter.warn(f"evaluated {seen} examples, but the data source reports {there}")
         found = evaluation.values
         self.monitor.metrics = {**self.monitor.metrics, **found}
         return found

@@ -29,7 +29,7 @@ def test_an_interface_that_is_not_there(start):
     step = {"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "3", "SLURM_PROCID": "0"}
     chief = start("cluster=slurm", *LONG, "cluster.interface=ib9", **step)
     assert chief.end() == 2
-    assert "cluster.interface: is 'ib9'; here are" in chief.stderr
+    assert "cluster.interface: is 'ib9'; this node has" in chief.stderr
     assert chief.result["error"]["type"] == "ConfigError"
 
 
@@ -63,4 +63,4 @@ def test_keepers_without_the_chiefs_end(keepers):
     chief.wait_for("checkpoint")
     chief.process.kill()
     assert [each.end(within_s=40) for each in others] == [1, 1]
-    assert "no word of the chief's keeper for 6 s" in others[0].stderr
+    assert "no heartbeat from the chief's agent for 6 s" in others[0].stderr

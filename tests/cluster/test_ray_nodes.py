@@ -205,8 +205,8 @@ def test_more_than_the_nodes_have_is_told_at_once(run):
     cluster = run("cluster.resources.ps.num_cpus=3")
     assert cluster.end(within_s=30) == 2
     assert time.monotonic() - began_s < 20
-    assert "cluster.resources: there is no room for ps-0, which asks for 3 CPUs" in cluster.stderr
-    assert "and the nodes have 4 x 2 CPUs: ask for less" in cluster.stderr
+    assert "cluster.resources: no node has room for ps-0, which requests 3 CPUs" in cluster.stderr
+    assert "but the nodes have 4 x 2 CPUs: request less" in cluster.stderr
 
 
 def test_a_cluster_that_others_use_is_named(run, nodes):
@@ -288,8 +288,8 @@ def test_ray_ends_with_a_driver_that_is_killed_or_told_twice(start):
 @pytest.mark.parametrize(
     ("address", "code", "said"),
     [
-        ("127.0.0.1:{closed}", 2, "cluster.address: nobody listens at 127.0.0.1:"),
-        ("auto", 2, "cluster.address: is auto, and no Ray cluster runs on this machine"),
+        ("127.0.0.1:{closed}", 2, "cluster.address: nothing listens at 127.0.0.1:"),
+        ("auto", 2, "cluster.address: is auto, but no Ray cluster runs on this machine"),
         ("127.0.0.1:{other}", 1, "did not answer as a Ray cluster within 5 s (cluster.connect_timeout_s)"),
     ],
 )

@@ -79,7 +79,7 @@ def test_one_of_the_workers_that_somebody_else_starts_is_set_aside(tasks):
     others = [tasks(name, *given, shared) for name in ("ps-0", "worker-0", "worker-1")]
     lowered = chief.wait_for("learning_rate")  # the loss falls, which this rule takes for the worse
     assert lowered["value"] == lowered["before"] / 2
-    assert "val_loss has not become better" in lowered["reason"]
+    assert "val_loss has not improved" in lowered["reason"]
     assert chief.end() == 0, chief.stderr
     assert [other.end() for other in others] == [0, 0, 0]
     assert chief.result["cluster"]["num_workers"] == 1

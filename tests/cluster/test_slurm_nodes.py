@@ -135,9 +135,9 @@ def test_a_folder_that_nodes_do_not_share(on_slurm, slurm, tmp_path):
     placed = ["srun", "-n5", "-N2", "--distribution=cyclic", "sh", str(script)]
     run = on_slurm("cluster=slurm", "cluster.connect_timeout_s=5", *QUICK, prefix=placed, OWN=str(own))
     assert run.end(within_s=90) != 0
-    assert "not heard of within 5 s (connect_timeout_s): ps-0; all that was heard of is on n0" in run.stderr
-    assert "do not see" in run.stderr
-    assert "has heard nothing of the chief" in run.stderr
+    assert "no heartbeat within 5 s (connect_timeout_s): ps-0; all heartbeats are from n0" in run.stderr
+    assert "cannot access" in run.stderr
+    assert "got no heartbeat of the chief" in run.stderr
     assert "on n1" in run.stderr
     assert run.result["error"]["type"] == "ClusterError"
 
@@ -152,12 +152,12 @@ def test_a_step_of_another_size(on_slurm):
 def test_slurm_refuses_the_job(on_slurm):
     run = on_slurm("submit", "slurm", *QUICK, "slurm.partition=gpu")
     assert run.end() == 1
-    assert "Slurm refuses the job" in run.stderr
+    assert "Slurm rejected the job" in run.stderr
     assert "invalid partition" in run.stderr
 
 
 def test_a_job_that_ends_before_the_run_begins(on_slurm):
     run = on_slurm("submit", "slurm", *QUICK, "slurm.setup=[echo no such module, exit 3]")
     assert run.end(within_s=60) == 1
-    assert "has ended before the run began" in run.stderr
+    assert "ended before the run started" in run.stderr
     assert "no such module" in run.stderr

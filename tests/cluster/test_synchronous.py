@@ -155,4 +155,4 @@ def test_without_sharding_each_worker_reads_all_in_an_order_of_its_own(seen, tmp
 def test_fewer_files_than_workers_are_told(seen, tmp_path):
     cluster, _ = seen("InFiles", f"+data.folder={tmp_path}", "+data.num_files=1", "data.global_batch_size=20")
     assert cluster.process.returncode == 2
-    assert "would share out files, of which there are fewer than the 2 workers; choose data" in cluster.stderr
+    assert "shards by file, but there are fewer files than the 2 workers; choose data" in cluster.stderr

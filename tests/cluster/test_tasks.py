@@ -169,7 +169,7 @@ def test_a_folder_with_a_run_that_is_going_on_is_refused(start):
     first.wait_for("epoch", 2)
     again = start("cluster=tf_config", *QUICK, f"hydra.run.dir='{first.folder}'", TF_CONFIG=chief)
     assert again.end() == 2
-    assert "holds a run that is going on" in again.stderr
+    assert "is in use by a running run" in again.stderr
     assert first.result["status"] == "running"
     first.process.terminate()
     assert first.end() == 175

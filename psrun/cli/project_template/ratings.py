@@ -1,4 +1,4 @@
-"""The data and the model of this project: replace both by your own, and name them in conf/."""
+"""The data and the model of this project. Replace both with your own, and name them in conf/."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Ratings(ArraySource):
     """Pairs of a user and an item, generated; the label is 1 where the user's taste fits the item.
 
     Args:
-      seed: of the random numbers; psrun gives that of the run.
+      seed: of the random numbers; psrun passes the seed of the run.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Ratings(ArraySource):
 
 
 def factorization(source: Ratings, *, embedding_dim: int = 8) -> tf_keras.Model:
-    """The probability of a label of 1, (batch, 1): the dot product of an embedding of each, through a sigmoid."""
+    """The probability of label 1, (batch, 1): a sigmoid of the dot product of a user and an item embedding."""
     inputs = {name: tf_keras.Input(each.shape, dtype=each.dtype, name=name) for name, each in source.features.items()}
     users = layers.Embedding(source.num_users, embedding_dim, name="users")(inputs["user"])
     items = layers.Embedding(source.num_items, embedding_dim, name="items")(inputs["item"])

@@ -1,4 +1,4 @@
-"""What the data and the model of this project promise."""
+"""Tests of the data and the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choices of each group that psrun itself knows: one frozen dataclass each, named by the node's `kind`."""
+"""The built-in choices of each group: one frozen dataclass each, selected by the node's `kind`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters: who there is, and how their tasks are watched over."""
+"""Clusters: their tasks, placement and supervision."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ class CentralStorage(_Cluster):
 
 @dataclass(frozen=True, kw_only=True)
 class _ParameterServers(_Cluster):
-    """What all clusters of parameter server training have.
+    """Common options of clusters for parameter server training.
 
     Attributes:
-      replicas_per_worker: None for one on each GPU that workers have, or one on the CPU where they have none.
+      replicas_per_worker: None for one per GPU of a worker, or one on the CPU without GPUs.
     """
 
     has_parameter_servers: ClassVar[bool] = True
@@ -109,12 +109,12 @@ class Restart:
     """How a supervisor restarts tasks.
 
     Attributes:
-      budget: restarts in all, over all tasks; the next failure after them ends the run.
-      backoff_s: before a task's second restart; twice as long before each further one, up to max_backoff_s.
-      heartbeat_timeout_s: a task that has not been heard of for so long hangs.
-      progress_timeout_s: no step for so long, and for progress_factor times the slowest step seen, is a hang.
-      start_timeout_s: from a chief's start to its first step.
-      stop_timeout_s: how long tasks may take to end when told to.
+      budget: total number of restarts over all tasks; the next failure ends the run.
+      backoff_s: delay before a task's second restart; doubles each time, up to max_backoff_s.
+      heartbeat_timeout_s: a task without a heartbeat for this long counts as hung.
+      progress_timeout_s: no step for this long, and for progress_factor times the slowest step, counts as a hang.
+      start_timeout_s: limit from the start of the chief to its first step.
+      stop_timeout_s: grace period for tasks to exit.
     """
 
     budget: int = at_least(0)
@@ -143,12 +143,12 @@ class Local(_ParameterServers):
 
 @dataclass(frozen=True)
 class RayTaskResources:
-    """What Ray sets aside for one task.
+    """The resources that Ray reserves for a task.
 
     Attributes:
-      num_cpus: as Ray counts them; nothing keeps a task from using more.
-      memory_bytes: 0 for none in particular.
-      num_gpus: a task sees no others.
+      num_cpus: logical CPUs of Ray; Ray does not limit the actual use.
+      memory_bytes: 0 for no reservation.
+      num_gpus: the number of GPUs visible to the task.
     """
 
     num_cpus: float = at_least(0.001)
@@ -158,7 +158,7 @@ class RayTaskResources:
 
 @dataclass(frozen=True)
 class RayResources:
-    """What Ray sets aside for a task of each job."""
+    """The resources that Ray reserves for a task of each job."""
 
     chief: RayTaskResources
     worker: RayTaskResources
@@ -170,12 +170,12 @@ class RayResources:
 
 @dataclass(frozen=True)
 class Ray(Local):
-    """As Local, on the nodes of a Ray cluster.
+    """Like Local, on the nodes of a Ray cluster.
 
     Attributes:
-      address: of the Ray cluster: 'auto' for the one that this machine is part of, HOST:PORT, or None for one of the
-        run's own on this machine.
-      placement_group: Ray's strategy of placing tasks on nodes, in small letters.
+      address: address of the Ray cluster: 'auto' for the cluster of this machine, HOST:PORT, or None to start a private
+        one on this machine.
+      placement_group: Ray's placement strategy, in lower case.
     """
 
     address: str | None = field(kw_only=True)
@@ -202,15 +202,15 @@ class MultiWorkerMirrored(_Cluster):
 
 @dataclass(frozen=True)
 class Unsupervised(_ParameterServers):
-    """A cluster whose tasks somebody else starts.
+    """A cluster whose tasks are started outside psrun.
 
     Attributes:
-      connect_timeout_s: how long the chief waits for every server to come up, and later for any worker to come back.
-      chief_timeout_s: how long a server waits for a chief that was never there or has gone.
-      heartbeat_timeout_s: a server that has not answered the chief for so long hangs or is cut off.
-      start_timeout_s: no first step for so long, or no end of an evaluation or a save, is a hang; with Slurm also no
-        first heartbeat.
-      progress_timeout_s: no step for so long, and for progress_factor times the slowest step seen, is a hang.
+      connect_timeout_s: limit for all servers to start, and for a worker to return when none is left.
+      chief_timeout_s: how long a server waits for a missing chief.
+      heartbeat_timeout_s: a server that does not answer the chief for this long counts as hung or disconnected.
+      start_timeout_s: limit for the first step, for an evaluation and for a save; with Slurm also for the first
+        heartbeat.
+      progress_timeout_s: no step for this long, and for progress_factor times the slowest step, counts as a hang.
     """
 
     has_server_processes: ClassVar[bool] = True
@@ -235,12 +235,12 @@ class _Addressed(Unsupervised):
 
 @dataclass(frozen=True)
 class TfConfig(_Addressed):
-    """One whose addresses are in the environment variable TF_CONFIG."""
+    """A cluster with its addresses in the environment variable TF_CONFIG."""
 
 
 @dataclass(frozen=True)
 class Static(_Addressed):
-    """One whose addresses are in the configuration."""
+    """A cluster with its addresses in the configuration."""
 
     addresses: dict[str, Any] = field(kw_only=True)
 
@@ -253,7 +253,7 @@ class KeeperRestart:
       budget: restarts in all, over all tasks; the next failure after them ends the run. Also of the requeues for a lost
         node that psrun asks for itself.
       backoff_s: before a task's second restart; twice as long before each further one, up to max_backoff_s.
-      stop_timeout_s: how long a chief may take to save and end when told to; less than Slurm's KillWait.
+      stop_timeout_s: grace period for the chief to save and exit; less than Slurm's KillWait.
     """
 
     budget: int = at_least(0)
@@ -264,10 +264,10 @@ class KeeperRestart:
 
 @dataclass(frozen=True)
 class Slurm(Unsupervised):
-    """One of the tasks of a Slurm step, in each a keeper that starts the real task and restarts it.
+    """The tasks of a Slurm step, each with an agent that starts and restarts the training task.
 
     Attributes:
-      interface: by which other nodes reach this one, such as ib0; None for that by which the launching host is reached.
+      interface: network interface between nodes, such as ib0; None for the route to the launching host.
     """
 
     restart: KeeperRestart = field(kw_only=True)
@@ -279,7 +279,7 @@ class Slurm(Unsupervised):
 
 @dataclass(frozen=True)
 class Kubernetes(Unsupervised):
-    """One whose tasks are pods: each finds its job and index in its environment, the addresses follow from names."""
+    """A cluster of pods: each gets its job and index from its environment; the addresses follow from the names."""
 
     num_workers: int = at_least(1)
     num_ps: int = at_least(1)

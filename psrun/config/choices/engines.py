@@ -1,4 +1,4 @@
-"""Engines that run psrun's tasks: how each is to do it. Not part of the experiment, and so of no group."""
+"""Settings of the engines that run psrun's tasks. Not part of the experiment, and therefore not a group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psrun.config.schema import at_least, one_of
 
 @dataclass(frozen=True)
 class PodResources:
-    """What a pod asks for and may use at most: quantities of Kubernetes by name, such as `cpu: 2, memory: 4Gi`."""
+    """Requests and limits of a pod: Kubernetes quantities by name, such as `cpu: 2, memory: 4Gi`."""
 
     requests: dict[str, Any]
     limits: dict[str, Any]
@@ -31,15 +31,15 @@ class KubernetesKeys:
     """How Kubernetes runs the tasks.
 
     Attributes:
-      kind: which objects are made.
-      name: of all objects, and with it of the run folder; None for one made up when it is submitted.
-      namespace: None for the one that kubectl is set to.
-      image: with psrun and all that the experiment names.
-      claim: of an existing persistent volume that all pods can write to at the same time (ReadWriteMany).
-      mount_path: where pods see that volume; the run folder is MOUNT_PATH/NAME.
-      port: on which each task serves, in a pod of its own.
-      user: id of the user and of the group that the pods run as.
-      max_restarts: of the pods of one job and, where the kind can, of everything.
+      kind: the kind of objects to create.
+      name: name of all objects and of the run folder; None for a random name at submission.
+      namespace: None for the current namespace of kubectl.
+      image: image with psrun and the code and data that the experiment names.
+      claim: existing persistent volume claim with the access mode ReadWriteMany.
+      mount_path: mount point of the volume in pods; the run folder is MOUNT_PATH/NAME.
+      port: port of each task in its pod.
+      user: user and group id of the pods.
+      max_restarts: restarts of each job and, if the kind supports it, of the whole set.
     """
 
     resources: ResourcesByJob
@@ -56,15 +56,15 @@ class KubernetesKeys:
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A batch job; None leaves the choice to Slurm.
+    """A batch job; None for Slurm's default.
 
     Attributes:
-      time: limit of the job as sbatch takes it, such as 30 (minutes), 2:00:00 or 1-12.
-      nodes: over how many the tasks are spread.
+      time: time limit in the format of sbatch, such as 30 (minutes), 2:00:00 or 1-12.
+      nodes: number of nodes.
       memory_per_cpu: such as 4G.
-      warn_s: how long before the limit the run saves a checkpoint and the job is requeued.
-      setup: lines of shell to run before the tasks are started, such as 'module load python'.
-      options: of sbatch, beside these, such as --constraint=ib.
+      warn_s: time before the limit to save a checkpoint and requeue the job.
+      setup: shell lines to run before the tasks start, such as 'module load python'.
+      options: further sbatch options, such as --constraint=ib.
     """
 
     time: str | int | None
@@ -80,5 +80,5 @@ class SlurmJob:
 
 
 Submission = KubernetesKeys | SlurmJob
-# By the cluster that they go with, which is also the name of their node in the configuration.
+# By cluster kind, which is also the name of the node in the configuration.
 SUBMISSIONS: dict[str, type] = {"kubernetes": KubernetesKeys, "slurm": SlurmJob}

@@ -1,4 +1,4 @@
-"""What comes of a training: evaluations, checkpoints, and who else is told."""
+"""Evaluations, checkpoints and trackers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Evaluation:
       runs_on: 'fit': within Keras' fit; 'coordinator': between epochs, led by the chief; 'evaluator': beside the
         training, by a task of its own; None where nothing is evaluated.
       sets_worker_aside: whether that task is the last worker.
-      batch_size: examples of a batch that is evaluated; None for as many as a step trains on.
+      batch_size: examples per evaluation batch; None for the training batch size.
     """
 
     runs_on: ClassVar[Literal["fit", "coordinator", "evaluator"] | None] = None
@@ -68,7 +68,7 @@ class Distributed(BetweenEpochs):
 
 @dataclass(frozen=True)
 class Exact(BetweenEpochs):
-    """`num_shards`: in how many closures the data is evaluated; None for a few a worker."""
+    """`num_shards`: the number of closures; None for a few per worker."""
 
     num_shards: int | None = at_least(1)
 
@@ -78,11 +78,11 @@ class Sidecar(Evaluated):
     """Evaluation by the evaluator task.
 
     Attributes:
-      every: whether each checkpoint is evaluated, or always the newest.
-      wait_s: how long the evaluator waits for a first checkpoint, or for a chief that is gone, and others for it.
-      max_evaluations: after how many it ends; None for as many as there are.
-      checkpoint_dir: where checkpoints are that psrun does not take; None for those of the run.
-      callbacks: Keras callbacks, called around each evaluation; a mapping with a _target_ each.
+      every: whether to evaluate each checkpoint, or only the newest.
+      wait_s: limit for the first checkpoint, for a missing chief, and for the last evaluation.
+      max_evaluations: evaluations before the evaluator exits; None for no limit.
+      checkpoint_dir: folder of checkpoints that psrun does not write; None for those of the run.
+      callbacks: Keras callbacks of each evaluation; a mapping with a _target_ each.
     """
 
     runs_on = "evaluator"
@@ -95,7 +95,7 @@ class Sidecar(Evaluated):
 
 @dataclass(frozen=True)
 class SidecarThread(Sidecar):
-    """The same by the last worker, which is set aside for it and never joins the cluster."""
+    """Evaluation by the last worker, which does not join the cluster."""
 
     sets_worker_aside = True
 
@@ -126,7 +126,7 @@ class NoCheckpoints(_Checkpoints):
 
 @dataclass(frozen=True)
 class EpochCheckpoints(_Checkpoints):
-    """When checkpoints are taken (also at the end), and which ones are kept: the newest, and the best by a metric."""
+    """When to save checkpoints (always at the end), and which to keep: the newest, and the best by a metric."""
 
     are_taken = True
     kind: str
@@ -153,7 +153,7 @@ class TensorBoard:
 
 @dataclass(frozen=True)
 class MLflow:
-    """`tracking_uri`: of a server or a database, or a folder. `experiment`: that runs are filed under."""
+    """`tracking_uri`: URI of a server or a database, or a folder. `experiment`: the MLflow experiment."""
 
     kind: str
     tracking_uri: str

@@ -49,10 +49,10 @@ class MaxSize(_Partitioner):
 
 @dataclass(frozen=True)
 class OwnPartitioner(_Partitioner):
-    """A callable as TensorFlow wants it, or what returns one, by name.
+    """A custom partitioner, or a callable that returns one, by name.
 
     Attributes:
-      PARAMETERS: what TensorFlow calls it with.
+      PARAMETERS: the arguments of TensorFlow's call.
     """
 
     PARAMETERS: ClassVar[tuple[str, ...]] = ("shape", "dtype")
@@ -66,18 +66,18 @@ class OwnPartitioner(_Partitioner):
 Partitioner = NoPartitioner | FixedShards | MinSize | MaxSize | OwnPartitioner
 
 
-# Steps written out one after the other in the graph of an execution: more gain little.
+# Steps unrolled in the graph of an execution: more gain little.
 MOST_WRITTEN_OUT = 10
 
 
 @dataclass(frozen=True)
 class Hook:
-    """A callable of a `HookContext` that is called while the run trains; one of the periods is given.
+    """A callable of a `HookContext` that psrun calls during training; exactly one period is set.
 
     Attributes:
-      every_epochs: at the end of so many epochs, when no step runs.
-      every_steps: when so many more steps were applied, beside the steps that run.
-      every_s: after so many seconds, likewise.
+      every_epochs: call after every N epochs, while no step runs.
+      every_steps: call after every N applied steps, concurrently with steps.
+      every_s: call every N seconds, concurrently with steps.
     """
 
     PARAMETERS: ClassVar[tuple[str, ...]] = ("context",)
@@ -103,15 +103,15 @@ class _Trainer:
 
 @dataclass(frozen=True)
 class _Steps(_Trainer):
-    """What all trainers have.
+    """Common options of trainers.
 
     Attributes:
-      steps_per_epoch: None for as many as a pass over the examples has.
-      steps_per_execution: a number; 'auto': chosen by the measured time of a step; None: ten, or all steps of an epoch
-        that has fewer.
-      prefetch_rows: whether rows of tables are asked for a step ahead, and so lack the worker's own last step.
-      dense_sync_every: for how many steps the weights that are read as a whole are fetched and pushed once.
-      hooks: what is called while the run trains.
+      steps_per_epoch: None for one pass over the examples.
+      steps_per_execution: a number; 'auto': chosen by the measured time of a step; None: ten, or the epoch if it is
+        shorter.
+      prefetch_rows: whether to fetch table rows one step ahead, without the worker's own last update.
+      dense_sync_every: the number of steps between two fetches and pushes of the dense weights.
+      hooks: callables to call during training.
     """
 
     kind: str
@@ -125,13 +125,13 @@ class _Steps(_Trainer):
 
     @property
     def num_steps(self) -> int:
-        """Steps of an epoch, of a run whose data was looked at (`program.planned`)."""
+        """Steps of an epoch; defined after `program.planned` has inspected the data."""
         assert self.steps_per_epoch is not None
         return self.steps_per_epoch
 
     @property
     def num_steps_packed(self) -> int:
-        """Steps of an execution: those that were asked for, else ten, or all of an epoch that has fewer."""
+        """Steps of an execution: as configured, else ten, or the epoch if it is shorter."""
         packed = self.steps_per_execution
         return packed if isinstance(packed, int) else min(10, self.steps_per_epoch or 10)
 
@@ -152,7 +152,7 @@ class OwnLoop(_Steps):
     """A callable of the program and a `LoopSession`, by name.
 
     Attributes:
-      PARAMETERS: what psrun calls it with.
+      PARAMETERS: the arguments of psrun's call.
     """
 
     PARAMETERS: ClassVar[tuple[str, ...]] = ("program", "session")

@@ -57,9 +57,9 @@ class Kubectl:
         found = shutil.which("kubectl")
         if found is None:
             raise PsrunError(
-                "there is no kubectl in PATH: install it (https://kubernetes.io/docs/tasks/tools/), or add --dry-run, "
-                "save what is shown and hand it over elsewhere: psrun submit kubernetes --dry-run ... > run.yaml; "
-                "kubectl apply -f run.yaml"
+                "there is no kubectl in PATH: install it (https://kubernetes.io/docs/tasks/tools/), or save the "
+                "manifests with psrun submit kubernetes --dry-run ... > run.yaml and apply them elsewhere with kubectl "
+                "apply -f run.yaml"
             )
         self._command = [found, *([] if namespace is None else ["--namespace", namespace])]
 
@@ -70,17 +70,17 @@ class Kubectl:
             return f"{manifests.main_object(settings)} unchanged" not in done.stdout.splitlines()
         said = done.stderr.strip()
         if "no matches for kind" in said and kind != "indexed_jobs":
-            hint = f"kubernetes.kind={kind} needs the operator that knows {manifests.OBJECTS[kind]}"
-            raise PsrunError(f"the cluster does not take it: {said}\n{hint}; indexed_jobs needs none")
+            hint = f"kubernetes.kind={kind} requires the operator of {manifests.OBJECTS[kind]}"
+            raise PsrunError(f"the cluster rejected the objects: {said}\n{hint}; indexed_jobs requires none")
         if "immutable" in said:
-            raise PsrunError(f"the cluster does not take it: {said}\nA run of that name is there: delete it, or choose "
+            raise PsrunError(f"the cluster rejected the objects: {said}\nA run of that name exists: delete it, or set "
                              "another kubernetes.name")  # fmt: skip
         if "connection refused" in said or "no such host" in said or "Unable to connect" in said:
-            raise PsrunError(f"kubectl reaches no cluster: {said}\nLook at `kubectl cluster-info` and KUBECONFIG")
-        raise PsrunError(f"kubectl apply ended with {done.returncode}: {said}")
+            raise PsrunError(f"kubectl cannot reach a cluster: {said}\nCheck `kubectl cluster-info` and KUBECONFIG")
+        raise PsrunError(f"kubectl apply exited with code {done.returncode}: {said}")
 
     def get(self, *what: str) -> dict[str, Any] | None:
-        """What there is of it, or None where it is not there. Raises PsrunError where that cannot be told."""
+        """The object, or None if it does not exist. Raises PsrunError if kubectl fails."""
         for attempt in range(1, _ATTEMPTS + 1):  # a run of hours is not lost sight of for one answer that is missing
             done = self._run("get", *what, "--output", "json", "--ignore-not-found")
             if done.returncode == 0:
@@ -88,12 +88,12 @@ class Kubectl:
             if attempt < _ATTEMPTS:
                 time.sleep(_POLL_S)
         raise PsrunError(
-            f"kubectl get {' '.join(what)} ended with {done.returncode}, {_ATTEMPTS} times: {done.stderr.strip()}\n"
-            "The run itself is left as it is"
+            f"kubectl get {' '.join(what)} exited with code {done.returncode}, {_ATTEMPTS} times: "
+            f"{done.stderr.strip()}\nThe run itself is not affected"
         )
 
     def logs(self, pod: str, since: str | None) -> subprocess.Popen[str]:
-        """What the pod says, from that time (RFC 3339) on, for as long as it does."""
+        """The log of the pod, followed from that time (RFC 3339) until it ends."""
         more = [] if since is None else ["--since-time", since]
         command = [*self._command, "logs", "--follow", pod, *more]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
@@ -109,7 +109,7 @@ class Kubectl:
 
 
 def newest(pods: Mapping[str, Any]) -> Chief | None:
-    """How the newest of the chief's pods is, as `kubectl get pods --output json` tells; None where there is none."""
+    """The state of the newest pod of the chief, from `kubectl get pods --output json`; None if there is none."""
     if not pods["items"]:
         return None
     pod = max(pods["items"], key=lambda each: each["metadata"]["creationTimestamp"])
@@ -152,7 +152,7 @@ def exit_code(code: int) -> ExitCode:
 
 
 def follow(kubectl: Kubectl, settings: choices.KubernetesKeys, console: Console) -> ExitCode:
-    """Shows what the chief says until the run is over. Ctrl-C ends only this.
+    """Shows the chief's log until the run ends. Ctrl-C stops only the log.
 
     Returns:
       The exit code of the run.
@@ -161,31 +161,29 @@ def follow(kubectl: Kubectl, settings: choices.KubernetesKeys, console: Console)
       PsrunError: it cannot begin, or kubectl does not answer.
     """
     selector = f"{manifests.INSTANCE}={settings.name},{manifests.COMPONENT}=chief"
-    told, seen, since, no_psrun = "", "", None, False
+    shown, seen, since, no_psrun = "", "", None, False
     while True:
         over = is_over(kubectl.get(manifests.main_object(settings)))  # before the pods: what ends last is seen
         chief = newest(kubectl.get("pods", "--selector", selector) or {"items": []})
         if chief is not None and chief.hopeless:
-            raise PsrunError(
-                f"the chief cannot begin: {chief.waits} (image {settings.image}); the run is left as it is"
-            )
+            raise PsrunError(f"the chief cannot start: {chief.waits} (image {settings.image}); the run is not affected")
         if chief is not None and (chief.running or chief.code is not None) and (chief.running or chief.pod != seen):
             since = since if chief.pod == seen else None
             without, failed = _shown(kubectl.logs(chief.pod, since), console)
             no_psrun |= without
             since, seen = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), chief.pod
             if failed:
-                told = _tell(f"what {chief.pod} says cannot be shown: {failed}", told, console)
+                shown = _show(f"the log of {chief.pod} is not available: {failed}", shown, console)
                 time.sleep(_POLL_S)
             continue
         if no_psrun:
-            raise PsrunError(f"there is no psrun in the image {settings.image}: build it as Containerfile does")
+            raise PsrunError(f"there is no psrun in the image {settings.image}: build the image as in Containerfile")
         ended = chief is not None and chief.code is not None
         if chief is not None and ended and (over or chief.code in (0, *manifests.FOR_GOOD)):
             return exit_code(int(chief.code or 0))
         if over and not ended:
-            raise PsrunError(f"the run {settings.name} is gone, or has failed, without a word of the chief")
-        told = _tell(_state(chief), told, console)
+            raise PsrunError(f"the run {settings.name} was deleted, or failed before its chief started")
+        shown = _show(_state(chief), shown, console)
         time.sleep(_POLL_S)
 
 
@@ -193,18 +191,18 @@ def _state(chief: Chief | None) -> str:
     if chief is None:
         return "waiting for the chief's pod"
     if chief.code is not None:
-        return f"{chief.pod} ended with exit code {chief.code}; Kubernetes starts it again"
-    return f"{chief.pod} waits: {chief.waits or 'no node has taken it yet'}"
+        return f"{chief.pod} exited with code {chief.code}; Kubernetes restarts it"
+    return f"{chief.pod} is waiting: {chief.waits or 'not scheduled to a node yet'}"
 
 
-def _tell(state: str, told: str, console: Console) -> str:
-    if state != told:
+def _show(state: str, shown: str, console: Console) -> str:
+    if state != shown:
         console.print(state, style="dim", soft_wrap=True, markup=False)
     return state
 
 
 def _shown(log: subprocess.Popen[str], console: Console) -> tuple[bool, str]:
-    """Shows what a pod says to its end; whether it has no psrun, and why kubectl could not tell more."""
+    """Shows the log of a pod to its end; returns whether it lacks psrun, and the error of kubectl, if any."""
     without = False
     with log:
         assert log.stdout is not None

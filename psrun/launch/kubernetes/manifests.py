@@ -171,8 +171,8 @@ def _pod(run: RunConfig, settings: choices.KubernetesKeys, job: str, overrides: 
 
 
 def _container(settings: choices.KubernetesKeys, job: str, overrides: Sequence[str]) -> Object:
-    told = {} if settings.kind == "tfjob" else {pods.JOB: job}
-    variables = told | {
+    identity = {} if settings.kind == "tfjob" else {pods.JOB: job}
+    variables = identity | {
         "HOME": _SCRATCH,
         "XDG_CACHE_HOME": f"{_SCRATCH}/cache",
         "PYTHONDONTWRITEBYTECODE": "1",

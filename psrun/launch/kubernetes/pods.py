@@ -34,7 +34,7 @@ def from_environment(run: RunConfig, environment: Mapping[str, str], *, needed: 
     """The topology of the run's pods, this process being in one of them.
 
     Raises:
-      ConfigError: it is not in one, or is told what does not go together.
+      ConfigError: the process is not in a pod, or the variables contradict each other.
     """
     settings = run.submission
     assert isinstance(settings, choices.KubernetesKeys)
@@ -42,9 +42,7 @@ def from_environment(run: RunConfig, environment: Mapping[str, str], *, needed: 
         return topology.from_tf_config(environment["TF_CONFIG"], needed=needed)
     named = "TF_CONFIG" if settings.kind == "tfjob" else JOB
     if named not in environment:
-        message = (
-            "is not set: this is no pod of a run. Start it with `psrun submit kubernetes`, and with cluster=local here"
-        )
+        message = "is not set: this is not a pod of a run; use `psrun submit kubernetes`, or cluster=local"
         raise ConfigError([Problem(named, message)])
     job, index = environment[JOB], environment.get(INDEX, "")
     problems = []
@@ -53,7 +51,9 @@ def from_environment(run: RunConfig, environment: Mapping[str, str], *, needed: 
     if not index.isdecimal():
         problems.append(Problem(INDEX, f"is {index!r}, must be a number: the pod must be of a Job in Indexed mode"))
     if settings.name is None:
-        problems.append(Problem("kubernetes.name", "must be that of the pod's objects: kubernetes.name=..."))
+        problems.append(
+            Problem("kubernetes.name", "is required in a pod; set kubernetes.name to the name of its objects")
+        )
     if problems:
         raise ConfigError(problems)
     listed = {

@@ -17,7 +17,7 @@ _QUANTITY = re.compile(r"(?P<number>\d+(\.\d*)?|\.\d+)((?P<exponent>[eE][-+]?\d+
 
 
 def quantity(text: str) -> Decimal | None:
-    """The amount that `text` says, such as 500m, 2 or 1.5Gi; None where it is none."""
+    """The amount of a quantity such as 500m, 2 or 1.5Gi; None if `text` is not a quantity."""
     found = _QUANTITY.fullmatch(text)
     if found is None:
         return None

@@ -45,16 +45,16 @@ def submit(submission: Submission, console: Console) -> ExitCode:
         return ExitCode.DONE
     cluster = kubectl.Kubectl(settings.namespace)
     if cluster.apply(text, settings):
-        told = "is handed over"
+        state = "submitted"
     elif kubectl.is_over(cluster.get(manifests.main_object(settings))):
         raise PsrunError(
-            f"{settings.name} was handed over before, and is over: delete its objects ({_delete(settings)}), or choose "
+            f"{settings.name} was submitted before and has ended: delete its objects ({_delete(settings)}), or choose "
             "another kubernetes.name"
         )
     else:
-        told = "was handed over before, and goes on"
-    console.print(f"{settings.name} {told}; its run folder is {run_folder(settings)} in claim {settings.claim}")
-    console.print(f"ends and deletes it: {_delete(settings)}", style="dim", soft_wrap=True)
+        state = "was submitted before and is running"
+    console.print(f"{settings.name} {state}; its run folder is {run_folder(settings)} in claim {settings.claim}")
+    console.print(f"to stop and delete it: {_delete(settings)}", style="dim", soft_wrap=True)
     return kubectl.follow(cluster, settings, console) if submission.follow else ExitCode.DONE
 
 
@@ -64,14 +64,14 @@ def run_folder(settings: choices.KubernetesKeys) -> str:
 
 
 def _text(submission: Submission, settings: choices.KubernetesKeys) -> str:
-    said = [each for each in submission.arguments if key_of(each) != "kubernetes.name"]
+    arguments = [each for each in submission.arguments if key_of(each) != "kubernetes.name"]
     overrides = [
-        *said,
+        *arguments,
         f"kubernetes.name={settings.name}",
         f"hydra.run.dir={quoted(Path(run_folder(settings)))}",
     ]
     made = manifests.objects(submission.run, settings, overrides)
-    named = [each for each in said if not each.startswith("cluster=")]
+    named = [each for each in arguments if not each.startswith("cluster=")]
     command = shlex.join(["psrun", "submit", "kubernetes", *named, f"kubernetes.name={settings.name}"])
     head = "".join(f"# {line}\n" for line in command.splitlines())
     return head + yaml.dump_all(made, Dumper=_Dumper, sort_keys=False, width=1000)
@@ -102,23 +102,23 @@ def _delete(settings: choices.KubernetesKeys) -> str:
 def _of_arguments(submission: Submission) -> Iterator[Problem]:
     given = {key_of(each) for each in submission.arguments}
     if "hydra.run.dir" in given:
-        yield Problem("hydra.run.dir", "is kubernetes.mount_path/kubernetes.name here: give those")
+        yield Problem("hydra.run.dir", "is kubernetes.mount_path/kubernetes.name here; set these keys instead")
     if submission.run.mode != "train":
-        yield Problem("mode", f"is {submission.run.mode}; what is submitted trains: run the others where you are")
+        yield Problem("mode", f"is {submission.run.mode}; submit only mode=train, and run other modes here")
     if submission.run.resume is not None:
-        message = "a run that is not completed goes on when it is submitted again with its kubernetes.name"
+        message = "is not supported here; submit the run again with its kubernetes.name to resume it"
         yield Problem("resume", message)
 
 
 def _problems(run: RunConfig, settings: choices.KubernetesKeys) -> Iterator[Problem]:
     if not settings.image or any(mark.isspace() for mark in settings.image):
         given = "is not given" if settings.image is None else f"is {settings.image!r}"
-        message = f"{given}: it must name an image with psrun in it: kubernetes.image=NAME:TAG"
-        yield Problem("kubernetes.image", message + ' ("podman build -f Containerfile" makes one)')
+        message = f"{given}, must be an image with psrun: kubernetes.image=NAME:TAG"
+        yield Problem("kubernetes.image", message + ' (build one with "podman build -f Containerfile")')
     if settings.claim is None:
         message = (
-            "is not given: it must name a persistent volume claim that all pods may write to at once (ReadWriteMany): "
-            "chief and parameter servers write checkpoints to it"
+            "is not given, must be a persistent volume claim with the access mode ReadWriteMany: chief and parameter "
+            "servers write checkpoints to it"
         )
         yield Problem("kubernetes.claim", message + "; `kubectl get persistentvolumeclaims` lists them")
     elif not quantities.SUBDOMAIN.fullmatch(settings.claim) or len(settings.claim) > quantities.LONGEST_SUBDOMAIN:
@@ -126,11 +126,11 @@ def _problems(run: RunConfig, settings: choices.KubernetesKeys) -> Iterator[Prob
     yield from _of_names(run, settings)
     path = PurePosixPath(settings.mount_path)
     if not path.is_absolute() or ".." in path.parts or ":" in str(path) or str(path) in _RESERVED:
-        yield Problem("kubernetes.mount_path", f"is {settings.mount_path!r}, must be a folder of its own, as /runs")
+        yield Problem("kubernetes.mount_path", f"is {settings.mount_path!r}, must be a dedicated folder, such as /runs")
     if settings.port > 65535:
         yield Problem("kubernetes.port", f"is {settings.port}, must be 65535 or less")
     if settings.kind == "tfjob" and run.data_service:
-        message = "is tfjob, which has no tasks for data.visitation=dynamic; choose jobset or indexed_jobs"
+        message = "is tfjob, which does not support data.visitation=dynamic; choose jobset or indexed_jobs"
         yield Problem("kubernetes.kind", message)
     for field in dataclasses.fields(settings.resources):
         yield from _of_resources(f"kubernetes.resources.{field.name}", getattr(settings.resources, field.name))
@@ -163,12 +163,10 @@ def _of_resources(key: str, resources: choices.PodResources) -> Iterator[Problem
     for part, amounts in vars(resources).items():
         for name, value in amounts.items():
             if not quantities.RESOURCE.fullmatch(name):
-                message = (
-                    "is no resource: cpu, memory, ephemeral-storage, or a device by its whole name, as nvidia.com/gpu"
-                )
+                message = "is not a resource; use cpu, memory, ephemeral-storage, or a device such as nvidia.com/gpu"
                 yield Problem(f"{key}.{part}.{name}", message)
             if quantities.quantity(str(value)) is None:
-                message = f"is {value!r}, must be a quantity of Kubernetes, as 2, 500m or 4Gi"
+                message = f"is {value!r}, must be a Kubernetes quantity, such as 2, 500m or 4Gi"
                 yield Problem(f"{key}.{part}.{name}", message)
     for name in resources.requests.keys() & resources.limits.keys():
         asked, most = (quantities.quantity(str(of[name])) for of in (resources.requests, resources.limits))

@@ -16,4 +16,4 @@ from psrun.errors import ConfigError, Problem
 def check_installed() -> None:
     """Raises ConfigError where Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError([Problem("cluster", "'ray' needs Ray: pip install 'psrun[ray]', or choose cluster=local")])
+        raise ConfigError([Problem("cluster", "'ray' requires Ray: pip install 'psrun[ray]', or choose cluster=local")])

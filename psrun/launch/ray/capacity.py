@@ -34,7 +34,7 @@ class Need:
 
 
 def needs(cluster: choices.Ray, tasks: Iterable[Task]) -> dict[Task, Need]:
-    """What each task asks for, as `cluster.resources` says of its job."""
+    """The resources of each task, from `cluster.resources`."""
     of_job = {task: getattr(cluster.resources, task.job) for task in tasks}
     return {task: Need(asked.num_cpus, asked.memory_bytes, asked.num_gpus) for task, asked in of_job.items()}
 
@@ -45,7 +45,7 @@ def check(wanted: Mapping[Task, Need], nodes: Sequence[Mapping[str, float]]) -> 
     What is the greatest can be seen in several ways; where it is found in none of them there is hardly any.
 
     Args:
-      nodes: what each has in all, as Ray says it.
+      nodes: the total resources of each node, as reported by Ray.
 
     Raises:
       ConfigError: there is none.
@@ -92,8 +92,8 @@ def _no_room(task: Task, need: Need, wanted: Mapping[Task, Need], nodes: Sequenc
     )
     has = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     return (
-        f"there is no room for {task}, which asks for {_has(need, whole)}; {len(wanted)} tasks ask for "
-        f"{_has(whole, whole)} in all, and the nodes have {has or 'nothing'}: ask for less, or start fewer tasks"
+        f"no node has room for {task}, which requests {_has(need, whole)}; {len(wanted)} tasks request "
+        f"{_has(whole, whole)} in total, but the nodes have {has or 'nothing'}: request less, or start fewer tasks"
     )
 
 

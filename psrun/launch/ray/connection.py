@@ -57,7 +57,7 @@ def opened(cluster: choices.Ray, *, num_cpus: float) -> Iterator[None]:
 
 
 def _own_cluster(num_cpus: float) -> dict[str, Any]:
-    """What `ray.init` is told for a cluster of this process's own, in a folder that is removed with it."""
+    """The arguments of `ray.init` for a private cluster, in a folder that is removed with it."""
     for left in _SHORT.glob(f"{_PREFIX}*"):  # by drivers that were killed
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > _NEW_S and not files.is_locked(left):
@@ -87,8 +87,8 @@ def _check(address: str) -> None:
     if address == "auto":
         return
     if not reachable(address, timeout_s=_REACHED_WITHIN_S):
-        message = f"nobody listens at {address}; give that of the head node (`ray start --head` tells it, port 6379)"
-        raise ConfigError([Problem(_KEY, f"{message}, or null for a cluster of this run's own")])
+        message = f"nothing listens at {address}; set the address of the head node (`ray start --head` prints it)"
+        raise ConfigError([Problem(_KEY, f"{message}, or null for a private cluster")])
 
 
 def _connect(options: dict[str, Any], cluster: choices.Ray) -> None:
@@ -121,7 +121,7 @@ def _connect(options: dict[str, Any], cluster: choices.Ray) -> None:
             connecting.join(cluster.connect_timeout_s)
             if connecting.is_alive():
                 within = f"within {cluster.connect_timeout_s:.0f} s (cluster.connect_timeout_s)"
-                raise ClusterError(f"what listens at {cluster.address} did not answer as a Ray cluster {within}")
+                raise ClusterError(f"the server at {cluster.address} did not answer as a Ray cluster {within}")
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)  # Ray has put its own in their place
@@ -129,7 +129,7 @@ def _connect(options: dict[str, Any], cluster: choices.Ray) -> None:
     if not wrong:
         return
     if isinstance(wrong[0], ConnectionError) and cluster.address == "auto":
-        message = "is auto, and no Ray cluster runs on this machine: `ray start` one, or set it to null"
+        message = "is auto, but no Ray cluster runs on this machine; start one with `ray start`, or set it to null"
         raise ConfigError([Problem(_KEY, message)]) from wrong[0]
-    said = str(wrong[0]).strip().replace("\n", " ")
-    raise ClusterError(f"no connection to a Ray cluster {where}: {said}") from wrong[0]
+    reason = str(wrong[0]).strip().replace("\n", " ")
+    raise ClusterError(f"no connection to a Ray cluster {where}: {reason}") from wrong[0]

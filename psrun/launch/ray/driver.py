@@ -27,7 +27,7 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
     """Runs the whole cluster to the end of its chief, as `psrun.launch.supervisor.run` does on one machine.
 
     Raises:
-      ConfigError: there is no Ray where `cluster.address` says, or its nodes are not what the run needs.
+      ConfigError: there is no Ray cluster at `cluster.address`, or its nodes do not fit the run.
       ClusterError: the Ray cluster cannot be used, or no longer has room after the loss of a node.
       BudgetSpentError: tasks failed more often than they may be restarted.
     """

@@ -80,7 +80,7 @@ class Fleet:
         return _named(seen) if seen and seen.node in self._lost else None
 
     def look_after(self, task: Task) -> None:
-        """Finds out whether the node of a task whose actor has gone is there; Ray takes half a minute to say so."""
+        """Checks whether the node of a task whose actor is gone still exists; Ray needs half a minute to report it."""
         seen = self._seen.get(task)
         found = next((node for node in ray.nodes() if seen and node["NodeID"] == seen.node), None)
         if found is None or seen is None:
@@ -168,8 +168,8 @@ class Fleet:
                         message = f"the node that was to run {task} started nothing within {_LOOKS_WITHIN_S:.0f} s"
                         raise ClusterError(message, task=str(task)) from error
                 except RayError as error:
-                    told = next((line for line in reversed(str(error).splitlines()) if line.strip()), "")
-                    message = f"the node that was to run {task} cannot: {told.strip()} (psrun must be installed there)"
+                    reason = next((line for line in reversed(str(error).splitlines()) if line.strip()), "")
+                    message = f"the node for {task} cannot run it: {reason.strip()} (psrun must be installed there)"
                     raise ClusterError(message, task=str(task)) from error
         return found
 

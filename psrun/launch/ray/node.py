@@ -24,7 +24,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True)
 class Seen:
-    """What a node says of itself.
+    """The state that a node reports.
 
     Attributes:
       node: Ray's id of it.

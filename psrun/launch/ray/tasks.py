@@ -97,7 +97,7 @@ class RayTask:
         if self._pid is None and self._told_pid is not None and ray.wait([self._told_pid], timeout=0)[0]:
             try:
                 self._pid = ray.get(self._told_pid)
-            except RayError:  # the actor has gone, as `code` will say
+            except RayError:  # the actor is gone, which `code` reports
                 self._told_pid = None
         beat = task_files.read(self._folder, self.task)
         if beat is None or beat.pid != self._pid:

@@ -13,7 +13,7 @@ from typing import Any
 from psrun.errors import ClusterError, PsrunError
 
 _WITHIN_S = 60.0
-# What Slurm's commands are told by a person; the rest of SLURM_* is what it says itself of the job that we are in.
+# Variables by which users configure Slurm's commands; Slurm sets the other SLURM_* variables for the current job.
 _TOLD = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 # States of a job that has not run or that goes on: it runs now, or will.
 _ALIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "STOPPED",
@@ -22,7 +22,7 @@ _ALIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "REQUEU
 
 @dataclass(frozen=True)
 class JobState:
-    """What Slurm says of a job.
+    """The state of a job, as reported by Slurm.
 
     Attributes:
       state: such as PENDING; empty where Slurm does not know the job any more.
@@ -49,22 +49,22 @@ def needed(*commands: str) -> None:
     missing = [name for name in commands if shutil.which(name) is None]
     if missing:
         raise ClusterError(
-            f"there is no {' and no '.join(missing)} here: submit from a host where Slurm's commands are installed "
-            "(--dry-run needs none), or see cluster=local"
+            f"there is no {' and no '.join(missing)} here: submit from a host with Slurm's commands, use --dry-run, or "
+            "choose cluster=local"
         )
 
 
 def submit(script: Path) -> str:
     """Hands a batch script to Slurm; returns the id of the job. Raises ClusterError where Slurm refuses it.
 
-    The job has the environment of this process, but for what Slurm says of a job that this process may be in, such as
+    The job has the environment of this process, without the variables of a job that this process may be in, such as
     an interactive one: srun would take the processors and the memory of that for those of the new job.
     """
     in_job = "SLURM_JOB_ID" in os.environ
     kept = {n: v for n, v in os.environ.items() if not in_job or n in _TOLD or not n.startswith("SLURM_")}
     done = _said("sbatch", "--parsable", str(script), environment=kept)
     if done.returncode:
-        raise ClusterError(f"Slurm refuses the job: {_text(done)} (script: {script})")
+        raise ClusterError(f"Slurm rejected the job: {_text(done)} (script: {script})")
     return done.stdout.strip().partition(";")[0]
 
 
@@ -83,9 +83,9 @@ def look(job: str) -> JobState:
     if done.returncode:
         if "Invalid job id" in done.stderr:
             return JobState("")
-        raise ClusterError(f"Slurm does not say how job {job} is: {_text(done)}")
-    said = dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
-    return JobState(said.get("JobState", ""), said.get("Reason", ""), said.get("ExitCode", ""))
+        raise ClusterError(f"Slurm did not report the state of job {job}: {_text(done)}")
+    fields = dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
+    return JobState(fields.get("JobState", ""), fields.get("Reason", ""), fields.get("ExitCode", ""))
 
 
 def _said(*command: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -95,7 +95,7 @@ def _said(*command: str, environment: Mapping[str, str] | None = None) -> subpro
     except FileNotFoundError as error:
         raise ClusterError(f"there is no {command[0]} here") from error
     except subprocess.TimeoutExpired as error:
-        raise ClusterError(f"{command[0]} has not answered for {_WITHIN_S:.0f} s") from error
+        raise ClusterError(f"{command[0]} did not answer within {_WITHIN_S:.0f} s") from error
 
 
 def _text(done: subprocess.CompletedProcess[str]) -> str:

@@ -58,9 +58,9 @@ def _await(meeting: Meeting, step: Step, cluster: choices.Slurm, tasks: list[Tas
             missing = ", ".join(str(task) for task in tasks if task not in cards)
             nodes = ", ".join(sorted({card.node for card in cards.values()}))
             raise ClusterError(
-                f"not heard of within {cluster.connect_timeout_s:.0f} s (connect_timeout_s): {missing}; all that was "
-                f"heard of is on {nodes}, of the nodes {step.nodes}. Either they did not start, or they do not see "
-                f"{meeting.path.parent.parent}: give hydra.run.dir=... on a disk that all nodes share, the same to all",
+                f"no heartbeat within {cluster.connect_timeout_s:.0f} s (connect_timeout_s): {missing}; all heartbeats "
+                f"are from {nodes}, of the nodes {step.nodes}. Either these tasks did not start, or they cannot access "
+                f"{meeting.path.parent.parent}: set hydra.run.dir=... to the same folder on a shared disk in all tasks",
                 task=next(str(task) for task in tasks if task not in cards),
             )
     assert stop.signum is not None
@@ -74,7 +74,7 @@ def _look_at_clocks(meeting: Meeting, cards: dict[Task, Card], warn: Callable[[s
     if apart:
         warn(
             f"the clocks of nodes differ from the clock of {chiefs}, the chief's, by more than {CLOCKS_APART_S:.0f} s: "
-            f"{', '.join(apart)}; times and ages that are told of them are wrong by as much"
+            f"{', '.join(apart)}; reported times and ages are off by as much"
         )
 
 
@@ -85,5 +85,5 @@ def _reach(cards: dict[Task, Card], step: Step) -> None:
         silent = [task for task, there in zip(others, up, strict=True) if not there]
     if silent:
         named = ", ".join(f"{task} on {cards[task].node} at {cards[task].address}" for task in silent)
-        message = f"not reached from {step.node}: {named}; name an interface by which they are: cluster.interface=..."
+        message = f"not reachable from {step.node}: {named}; set the network interface: cluster.interface=..."
         raise ClusterError(message, task=str(silent[0]))

@@ -32,7 +32,7 @@ CLOCKS_APART_S = 5.0
 
 @dataclass(frozen=True)
 class Card:
-    """What a keeper says of its task.
+    """The state that an agent reports of its task.
 
     Attributes:
       address: HOST:PORT by which other nodes reach the task; empty for one that does not serve.
@@ -58,7 +58,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Call:
-    """What the chief's keeper says to all others.
+    """The messages of the chief's agent to all others.
 
     Attributes:
       addresses: HOST:PORT by the name of the task.
@@ -215,7 +215,7 @@ def own_address(step: Step, interface: str | None) -> tuple[str, Door]:
 def _host_of(interface: str) -> str:
     there = psutil.net_if_addrs()
     if interface not in there:
-        raise ConfigError([Problem("cluster.interface", f"is '{interface}'; here are {', '.join(sorted(there))}")])
+        raise ConfigError([Problem("cluster.interface", f"is '{interface}'; this node has {', '.join(sorted(there))}")])
     found = {each.family.name: each.address.partition("%")[0] for each in reversed(there[interface])}
     if "AF_INET" in found:
         return found["AF_INET"]

@@ -71,16 +71,18 @@ def _option(key: str, value: object) -> str:
 
 def _check_lines(job: choices.SlurmJob, where: Path, folder: Path) -> None:
     """What is behind a line break would be no option any more, but a command of the script."""
-    said = {f"slurm.{name}": value for name, value in vars(job).items() if isinstance(value, str)}
-    said |= {f"slurm.options[{index}]": value for index, value in enumerate(job.options)}
-    said |= {"hydra.run.dir": str(folder), "the current folder": str(where)}
+    values = {f"slurm.{name}": value for name, value in vars(job).items() if isinstance(value, str)}
+    values |= {f"slurm.options[{index}]": value for index, value in enumerate(job.options)}
+    values |= {"hydra.run.dir": str(folder), "the current folder": str(where)}
     problems = [
-        Problem(key, f"is {value!r}; there can be no line break in an option of sbatch")
-        for key, value in said.items()
+        Problem(key, f"is {value!r}; an sbatch option cannot contain a line break")
+        for key, value in values.items()
         if len(value.splitlines()) > 1 or value.endswith(("\n", "\r"))
     ]
     if "\\" in str(folder):  # which has Slurm take % for what it is, and is then lost
-        problems.append(Problem("hydra.run.dir", f"is {str(folder)!r}; Slurm writes no log behind a backslash"))
+        problems.append(
+            Problem("hydra.run.dir", f"is {str(folder)!r}; Slurm cannot write logs to a path with a backslash")
+        )
     if problems:
         raise ConfigError(problems)
 

@@ -36,11 +36,11 @@ def submit(submission: Submission, console: Console) -> ExitCode:
     Raises:
       ConfigError: this is no run that a job can be made of.
       ClusterError: Slurm's commands are not here, or it refuses the job.
-      PsrunError: the job has ended, and the run has not said how.
+      PsrunError: the job ended and the run did not record its status.
       KeyboardInterrupt: Ctrl-C while following; the job goes on.
     """
     if not submission.run.uses_cluster:
-        message = f"is {submission.run.mode}: one process does it, without Slurm's tasks; leave out submit slurm"
+        message = f"is {submission.run.mode}, which runs in one process; run it without submit slurm"
         raise ConfigError([Problem("mode", message)])
     whole, arguments = _folder(submission)
     # An evaluation, or a prediction, keeps its state in a folder of its own: the run may be going on.
@@ -55,20 +55,20 @@ def submit(submission: Submission, console: Console) -> ExitCode:
     job = commands.submit(script_path)
     console.print(f"Slurm job {job}  run folder {folder}", markup=False, soft_wrap=True)
     if not submission.follow:
-        console.print(f"follow it: psrun watch {folder} --wait 3600; end it: scancel {job}", markup=False)
+        console.print(f"to follow it: psrun watch {folder} --wait 3600; to cancel it: scancel {job}", markup=False)
         return ExitCode.DONE
     return Following(folder, job, console, before).follow()
 
 
 def _folder(submission: Submission) -> tuple[Path, list[str]]:
     """The folder of the run, and the arguments of its tasks, with the folder among them."""
-    said = submission.arguments
-    going_on = recorded_config.folder_of(said)
-    if going_on is not None:
-        return going_on.absolute(), said
-    given = [each.partition("=")[2] for each in said if recorded_config.key_of(each) == _FOLDER]
+    arguments = submission.arguments
+    resumed = recorded_config.folder_of(arguments)
+    if resumed is not None:
+        return resumed.absolute(), arguments
+    given = [each.partition("=")[2] for each in arguments if recorded_config.key_of(each) == _FOLDER]
     if given and "${" in given[-1]:
-        message = f"is {given[-1]}; each task would find another folder by it: give its name"
+        message = f"is {given[-1]}, which each task would resolve to another folder; set a fixed name"
         raise ConfigError([Problem(_FOLDER, message)])
     if given:
         folder = submission.folder / recorded_config.unquoted(given[-1])
@@ -77,7 +77,7 @@ def _folder(submission: Submission) -> tuple[Path, list[str]]:
         folder = submission.folder / "runs" / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{model}-{secrets.token_hex(2)}"
     if (folder / RESULT).exists():
         raise ConfigError([Problem(_FOLDER, f"{folder} holds a run already; choose another folder")])
-    others = [each for each in said if recorded_config.key_of(each) != _FOLDER]
+    others = [each for each in arguments if recorded_config.key_of(each) != _FOLDER]
     return folder, [*others, f"{_FOLDER}={recorded_config.quoted(folder)}"]
 
 
@@ -114,18 +114,18 @@ class Following:
         self._answered_s, self._warned, self._warn = time.monotonic(), "", warner(console)
 
     def follow(self) -> ExitCode:
-        """As `submit` says."""
+        """See `submit`."""
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # the cursor, which a live view hides, must come back
         try:
             self._await_begin()
             view = RunView(self._folder, self._console, wait_s=_NOTHING_YET_S, goes_on=self._goes_on)
             code = view.follow()
             if _result(self._folder) == self._before:
-                raise PsrunError(f"job {self._job} has ended, and left the run as it was{self._how()}")
+                raise PsrunError(f"job {self._job} ended without starting the run{self._how()}")
             return code
         except KeyboardInterrupt:
-            text = f"no longer followed; job {self._job} goes on. Follow it: psrun watch {self._folder}; "
-            self._console.print(f"{text}end it: scancel {self._job}", style="dim", markup=False, soft_wrap=True)
+            text = f"stopped following; job {self._job} continues. To follow it: psrun watch {self._folder}; "
+            self._console.print(f"{text}to cancel it: scancel {self._job}", style="dim", markup=False, soft_wrap=True)
             raise
 
     def _await_begin(self) -> None:
@@ -139,13 +139,13 @@ class Following:
             elif ended_s is None:
                 ended_s = time.monotonic()
             elif time.monotonic() - ended_s > min(_NOTHING_YET_S, 3 * _LOOK_EVERY_S):
-                raise PsrunError(f"job {self._job} has ended before the run began{self._how()}")
+                raise PsrunError(f"job {self._job} ended before the run started{self._how()}")
             time.sleep(0.5)
 
     def _goes_on(self, run: State) -> bool:
         """Whether the job will go on with a run that seems to be over: it may be requeued.
 
-        While that is done Slurm says for a moment that the job is over.
+        During a requeue Slurm reports for a moment that the job is over.
         """
         self._look()
         self._tell()
@@ -161,7 +161,7 @@ class Following:
                 self._state = commands.look(self._job)
             except ClusterError as error:
                 if time.monotonic() - self._answered_s > _SLURM_SILENT_S:
-                    raise ClusterError(f"{error}; the job may go on: psrun watch {self._folder}") from error
+                    raise ClusterError(f"{error}; the job may continue: psrun watch {self._folder}") from error
                 self._warn_once(str(error))
                 return
             self._answered_s, self._warned = time.monotonic(), ""

@@ -97,14 +97,14 @@ class Keeper:
             self._kept.process.kill()
 
     def close(self) -> None:
-        """Leaves no process behind, and says that the task is no more."""
+        """Ends the task's process and reports its end."""
         self.kill()
         if self._door:
             self._door.close()
         self._meeting.leave()
 
     def _await_call(self, stop: Stop) -> Call | None:
-        """What the chief's keeper says once all are there; None where this process is to end before that."""
+        """The plan of the chief's agent once all tasks have joined; None if this process must exit before that."""
         address = ""
         if self._task != EVALUATOR:
             address, self._door = own_address(self._step, self._cluster.interface)
@@ -119,15 +119,15 @@ class Keeper:
                 return call
             if time.monotonic() > deadline_s:
                 raise ClusterError(
-                    f"{self._task} on {self._step.node} has heard nothing of the chief in {self._folder.path}: the run "
-                    "folder is not on a disk that all nodes share, or differs between tasks; give hydra.run.dir=...",
+                    f"{self._task} on {self._step.node} got no heartbeat of the chief in {self._folder.path}: the run "
+                    "folder is not on a shared disk, or differs between tasks; set hydra.run.dir=...",
                     task=str(self._task),
                 )
             self._meeting.touch()
         return None
 
     def _wait(self, stop: Stop) -> None:
-        """A round. Whoever is told to end waits for the chief, which may be saving: it is the one to end the run."""
+        """One round. After a signal the task waits for the chief, which may be saving and ends the run."""
         self._meeting.touch()
         if stop.requested.is_set():
             time.sleep(_ROUND_S)
@@ -136,7 +136,9 @@ class Keeper:
         if self._meeting.superseded():
             raise TaskLostError(f"the job was started again without {self._step.node}: {self._task} ends here")
         if self._meeting.silent_s(CHIEF) > self._cluster.chief_timeout_s:
-            message = f"no word of the chief's keeper for {self._cluster.chief_timeout_s:.0f} s; {self._task} ends"
+            message = (
+                f"no heartbeat from the chief's agent for {self._cluster.chief_timeout_s:.0f} s; {self._task} exits"
+            )
             raise ChiefGoneError(message, task=str(self._task))
 
     def _look(self, kept: Kept) -> float | None:

@@ -1,4 +1,4 @@
-"""What SLURM_* say of this process, and which task of the run it is."""
+"""The identity of this process from the SLURM_* variables: its step, its node and its task of the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Step:
       num_tasks: over all components.
       node: on which this task is.
       nodes: of the step, as Slurm writes them.
-      launch_address: of the host from which the step was started; None where Slurm does not say.
+      launch_address: address of the host that started the step; None if Slurm does not provide it.
     """
 
     job: str
@@ -68,10 +68,10 @@ def from_environment(environment: Mapping[str, str], *, command: str) -> Step:
       ConfigError: it is in none.
     """
     if "SLURM_JOB_ID" not in environment:
-        message = "is slurm, but this process is in no Slurm job: psrun submit slurm GROUP=NAME KEY=VALUE... or "
+        message = "is slurm, but this process is not in a Slurm job; use psrun submit slurm GROUP=NAME KEY=VALUE... or "
         raise ConfigError([Problem("cluster", f"{message}{command}")])
     if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
-        message = f"is slurm, but this process is no task of a step of Slurm job {environment['SLURM_JOB_ID']}: "
+        message = f"is slurm, but this process is not in a step of Slurm job {environment['SLURM_JOB_ID']}: "
         raise ConfigError([Problem("cluster", f"{message}start it with {command}")])
     try:
         return Step(
@@ -85,7 +85,9 @@ def from_environment(environment: Mapping[str, str], *, command: str) -> Step:
             launch_address=environment.get("SLURM_LAUNCH_NODE_IPADDR"),
         )
     except (KeyError, ValueError) as error:
-        raise ConfigError([Problem("cluster", f"is slurm, and SLURM_* are not as Slurm sets them: {error}")]) from error
+        raise ConfigError(
+            [Problem("cluster", f"is slurm, but the SLURM_* variables are inconsistent: {error}")]
+        ) from error
 
 
 def lineup(run: RunConfig) -> list[Task]:
@@ -110,7 +112,7 @@ def task_of(run: RunConfig, environment: Mapping[str, str]) -> tuple[Step, Task]
 
     Raises:
       ConfigError: it is in no step, or the step has not as many tasks as the run.
-      SystemExit: the same; the first task says why, for all.
+      SystemExit: the same; the first task reports the reason for all.
     """
     tasks = lineup(run)
     command = f"srun --ntasks={len(tasks)} psrun cluster=slurm ..."

@@ -58,17 +58,17 @@ def main(arguments: list[str]) -> ExitCode:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="psrun report", description=__doc__.partition(": ")[2])
-    parser.add_argument("folder", nargs="+", type=Path, help="a run, a sweep, or a folder that holds such, as runs/")
-    text = "only these, such as 'num_workers=2', 'val_auc>0.7', 'status!=failed'; may be repeated"
+    parser.add_argument("folder", nargs="+", type=Path, help="a run, a sweep, or a folder of these, such as runs/")
+    text = "filter runs, such as 'num_workers=2', 'val_auc>0.7', 'status!=failed'; may be repeated"
     parser.add_argument("--where", action="append", default=[], metavar="CONDITION", help=text)
-    text = "by column or key; -KEY is descending; may be repeated"
+    text = "sort by column or key; -KEY: descending; may be repeated"
     parser.add_argument("--sort", action="append", default=[], metavar="KEY", help=text)
-    parser.add_argument("--columns", metavar="KEY,...", help="these instead of what differs and all results")
-    text = "one row for runs that differ only in the seed (the default for the table)"
+    parser.add_argument("--columns", metavar="KEY,...", help="columns to show; default: differing keys and all results")
+    text = "one row for runs that differ only in the seed (default for the table)"
     parser.add_argument("--fold-seeds", action=argparse.BooleanOptionalAction, help=text)
     for name in ("csv", "json", "html"):
-        what = "a page with charts that works offline" if name == "html" else f"{name.upper()}, - to standard output"
-        parser.add_argument(f"--{name}", metavar="FILE", help=f"{what}, and no table")
+        what = "an offline page with charts" if name == "html" else f"{name.upper()} (-: standard output)"
+        parser.add_argument(f"--{name}", metavar="FILE", help=f"write {what} instead of the table")
     return parser
 
 
@@ -90,7 +90,7 @@ def _read(folders: Sequence[Path], where: Sequence[str], sort: Sequence[str]) ->
     conditions = [rows.condition(text, made) for text in where]
     kept = [row for row in made if all(holds(row) for holds in conditions)]
     if not kept:
-        raise ConfigError(f"none of {len(found)} runs is as --where says: {', '.join(where)}")
+        raise ConfigError(f"none of {len(found)} runs matches --where {', '.join(where)}; use another condition")
     kept = rows.ordered(kept, sort)
     left = [named[row["run"]] for row in kept]
     return _Report(left, kept, rows.axes(left), list(sort))
@@ -161,7 +161,7 @@ def _rendered(console: Console, shown: Table, lines: Sequence[str], room: int | 
 
 def _spare(report: _Report, columns: Sequence[str]) -> list[str]:
     """The columns that may be left out of the table, the least important first; run, status and two metrics stay."""
-    given = {key for run in report.runs for key in run.said}
+    given = {key for run in report.runs for key in run.overrides}
     metrics = _metrics(report)
     trained = [name for name in metrics if not name.startswith("val_")]
     evaluated = [name for name in metrics if name not in trained]
@@ -176,7 +176,7 @@ def _spare(report: _Report, columns: Sequence[str]) -> list[str]:
 
 def _left_out(columns: Sequence[str], kept: Sequence[str]) -> list[str]:
     left = [column for column in columns if column not in kept]
-    return [f"left out for want of room: {', '.join(left)} (--columns chooses, --csv has all)"] if left else []
+    return [f"hidden columns: {', '.join(left)} (choose columns with --columns; --csv writes all)"] if left else []
 
 
 def _write(console: Console, target: str, text: str) -> None:

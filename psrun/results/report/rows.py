@@ -43,13 +43,15 @@ class Spread:
 def row(run: Run) -> Row:
     """All that is known of a run by the name of a column: configuration, choices of groups, run.json, metrics."""
     skipped = ("placement", "checkpoints", "overrides", "error", "recoveries", "steps", "metrics")
-    told = flat({name: value for name, value in run.result.items() if name not in skipped})
+    results = flat({name: value for name, value in run.result.items() if name not in skipped})
     steps = mapping(run.result.get("steps"))
     recoveries = run.result.get("recoveries")
-    said = {key: value for key, value in run.said.items() if key == "experiment"}  # which leaves no key of its own
+    experiment = {
+        key: value for key, value in run.overrides.items() if key == "experiment"
+    }  # which leaves no key of its own
     return {
-        **told, **{f"steps.{name}": value for name, value in steps.items()},
-        **said, **run.config, **choices(run.config),
+        **results, **{f"steps.{name}": value for name, value in steps.items()},
+        **experiment, **run.config, **choices(run.config),
         "run": run.name, "folder": printable(run.path), "status": run.status, **metrics(run),
         "steps": number(steps.get("applied")), **{name: number(run.result.get(name)) for name in MEASURED[1:4]},
         "recoveries": len(recoveries) if isinstance(recoveries, list) else None, "error": run.error,
@@ -73,31 +75,31 @@ def choices(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def axes(runs: Sequence[Run]) -> list[str]:
-    """What differs between the runs: first what was said on a command line, in its order, then other keys.
+    """What differs between the runs: first the overrides of the command lines, in their order, then other keys.
 
     What follows from another choice (the number of shards, where only one of two partitioners has any) is left out
-    unless it was said.
+    unless it was overridden.
     """
     kept = [run for run in runs if run.config]
     if len(kept) < 2:
         return []
     rows = [{**choices(run.config), **run.config} for run in kept]
-    said: dict[str, None] = {}
+    overridden: dict[str, None] = {}
     for run, each in zip(kept, rows):
-        given = run.said
+        given = run.overrides
         each |= {"experiment": given["experiment"]} if "experiment" in given else {}
-        said |= dict.fromkeys(given)
-    keys = dict.fromkeys([*said, *(key for each in rows for key in each)])
-    return [key for key in keys if _is_axis(key, rows, key in said)]
+        overridden |= dict.fromkeys(given)
+    keys = dict.fromkeys([*overridden, *(key for each in rows for key in each)])
+    return [key for key in keys if _is_axis(key, rows, key in overridden)]
 
 
-def _is_axis(key: str, rows: Sequence[Row], said: bool) -> bool:
+def _is_axis(key: str, rows: Sequence[Row], overridden: bool) -> bool:
     group, _, last = key.rpartition(".")
     if key in _NOT_COMPARED or (last in _TYPES and "." not in group):
         return False
     if not any(key in each for each in rows) or not _differs(each.get(key) for each in rows):
         return False
-    if said or not group:
+    if overridden or not group:
         return True
     alike: dict[Any, list[Any]] = {}
     for each in rows:
@@ -124,7 +126,7 @@ def found_key(key: str, rows: Sequence[Row]) -> str:
         return key
     ends = sorted(name for name in known if name.endswith(f".{key}"))
     if len(ends) > 1:
-        raise ConfigError(f"'{key}' may be {' or '.join(ends)}: name it whole")
+        raise ConfigError(f"'{key}' is ambiguous: {' or '.join(ends)}; use the full name")
     if not ends:
         raise ConfigError(f"no run has '{key}'.{_near(key, known)}")
     return ends[0]
@@ -132,7 +134,7 @@ def found_key(key: str, rows: Sequence[Row]) -> str:
 
 def _near(key: str, known: Iterable[str]) -> str:
     near = schema.did_you_mean(key, known)
-    return near if near.startswith(" Did") else " config.yaml and run.json of the runs have the keys."
+    return near if near.startswith(" Did") else " See the keys in config.yaml and run.json of the runs."
 
 
 def condition(text: str, rows: Sequence[Row]) -> Callable[[Row], bool]:
@@ -143,11 +145,11 @@ def condition(text: str, rows: Sequence[Row]) -> Callable[[Row], bool]:
     """
     parsed = _CONDITION.fullmatch(text)
     if parsed is None:
-        raise ConfigError(f"--where '{text}' is no comparison, such as 'cluster.num_workers=2' or 'val_auc>0.7'")
+        raise ConfigError(f"--where '{text}' is not a condition, such as 'cluster.num_workers=2' or 'val_auc>0.7'")
     key, sign, wanted = found_key(parsed["key"], rows), parsed["operator"], parsed["value"]
     limit, wanted = _as_number(wanted), "" if wanted == "null" else wanted
     if sign in ("<", "<=", ">", ">=") and limit is None:
-        raise ConfigError(f"--where '{text}': '{wanted}' is no number to compare with")
+        raise ConfigError(f"--where '{text}': '{wanted}' is not a number; {operator} requires one")
     compare = _OPERATORS[sign]
 
     def holds(each: Row) -> bool:
@@ -192,7 +194,7 @@ def groups(runs: Sequence[Run]) -> list[int]:
     found = []
     for index, run in enumerate(runs):
         others = {key: value for key, value in run.config.items() if key not in (SEED, *_NOT_COMPARED)}
-        what = _text([others, run.said.get("experiment")]) if run.config else str(index)
+        what = _text([others, run.overrides.get("experiment")]) if run.config else str(index)
         found.append(numbers.setdefault(what, len(numbers)))
     return found
 

@@ -1,4 +1,4 @@
-"""Runs as their folders tell of them: found below the folders that are named, read as far as they can be."""
+"""Finds run folders below the given folders and reads them as far as possible."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a thousand files: the
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder says of its run.
+    """A run, as read from its folder.
 
     Attributes:
       path: the folder.
@@ -50,14 +50,14 @@ class Run:
 
     @property
     def error(self) -> str:
-        """The error of the run in one line, or else what is wrong with its folder; empty where nothing is."""
+        """The error of the run, or the problem of its folder, in one line; empty without one."""
         error = mapping(self.result.get("error"))
-        told = f"{error.get('type', 'error')}: {error.get('message', '')}" if error else self.problem
-        return re.sub(r"\s+", " ", told).strip()
+        message = f"{error.get('type', 'error')}: {error.get('message', '')}" if error else self.problem
+        return re.sub(r"\s+", " ", message).strip()
 
     @property
-    def said(self) -> dict[str, str]:
-        """What was given on the command line, by key."""
+    def overrides(self) -> dict[str, str]:
+        """The overrides of the command line, by key."""
         overrides = self.result.get("overrides")
         pairs = [str(each).partition("=") for each in overrides] if isinstance(overrides, list) else []
         return {key.lstrip("+~").partition("@")[0]: value for key, _, value in pairs}
@@ -75,7 +75,7 @@ def number(value: Any) -> float | None:
 
 
 def parsed(text: str | bytes) -> Any:
-    """What JSON says; NaN and infinities, which are no JSON, as null. Raises ValueError."""
+    """Parses JSON; NaN and infinities, which are not valid JSON, become null. Raises ValueError."""
     return json.loads(text, parse_constant=lambda _: None, parse_float=lambda digits: number(float(digits)))
 
 
@@ -90,8 +90,8 @@ def find(folders: Sequence[Path]) -> list[Run]:
         here = list(below(existing(folder).resolve(), _LEVELS))
         if not here:
             raise ConfigError(
-                f"there is no run in {folder}, nor up to {_LEVELS} folders below; name a run folder (one with "
-                f"{RESULT}), the folder of a sweep, or one that holds such folders, such as runs/"
+                f"there is no run in {folder}, nor up to {_LEVELS} levels below; name a run folder (with {RESULT}), "
+                "a sweep folder, or a parent of these, such as runs/"
             )
         found |= dict.fromkeys(here)
     base = Path(os.path.commonpath([path.parent for path in found]))
@@ -100,7 +100,7 @@ def find(folders: Sequence[Path]) -> list[Run]:
 
 
 def printable(path: Path) -> str:
-    """A path as text that can be written anywhere: bytes of it that are no UTF-8 are told as \\xff."""
+    """A path as printable text: bytes that are not UTF-8 are escaped as \\xff."""
     return os.fsencode(path).decode("utf-8", errors="backslashreplace")
 
 
@@ -144,7 +144,7 @@ def below(folder: Path, levels: int = _LEVELS) -> Iterator[Path]:
     """The folders of runs in and below `folder`, but none inside of a run."""
     try:
         entries = list(os.scandir(folder))
-    except OSError:  # reading it as a run says why
+    except OSError:  # reading it as a run reports the reason
         yield folder
         return
     names = {entry.name for entry in entries}
@@ -160,14 +160,14 @@ def _read(path: Path, name: str) -> Run:
     result, problem = loaded(path / RESULT, parsed)
     config, other = loaded(path / CONFIG, lambda text: yaml.load(text, Loader=_LOADER))
     if problem == f"no {RESULT}":
-        problem += ": the run has not begun, or was ended before it could say so"
+        problem += ": the run has not started, or ended before writing it"
     run = Run(path, name, flat(config), result, "; ".join(filter(None, (problem, other))))
     if not config:
-        run = Run(path, name, {key: _parsed(text) for key, text in run.said.items()}, result, run.problem)
+        run = Run(path, name, {key: _parsed(text) for key, text in run.overrides.items()}, result, run.problem)
     silent_s = quiet_s(path) if run.status == "running" else 0
     if silent_s > QUIET_S:
-        told = f"is said to be running, but nothing was written for {silent_s / 3600:.1f} h"
-        run = Run(path, name, run.config, result, told)
+        stale = f"has the status running, but wrote nothing for {silent_s / 3600:.1f} h"
+        run = Run(path, name, run.config, result, stale)
     return run
 
 
@@ -182,7 +182,7 @@ def loaded(file: Path, parse: Any) -> tuple[Mapping[str, Any], str]:
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         reason = str(error).partition("\n")[0]
         return {}, f"{file.name} is damaged: {reason}"
-    return (value, "") if isinstance(value, dict) else ({}, f"{file.name} is damaged: it holds no mapping")
+    return (value, "") if isinstance(value, dict) else ({}, f"{file.name} is damaged: it is not a mapping")
 
 
 def _parsed(text: str) -> Any:

@@ -104,11 +104,11 @@ def least_width(rows: Sequence[Row], columns: Sequence[str]) -> int:
 
 def errors(runs: Iterable[Run]) -> list[str]:
     """What went wrong, a line for all runs of which it is the same."""
-    told: dict[str, list[str]] = {}
+    names_by_error: dict[str, list[str]] = {}
     for run in runs:
         if run.error:
-            told.setdefault(run.error, []).append(run.name)
-    return [f"{_names(names)}: {error}" for error, names in told.items()]
+            names_by_error.setdefault(run.error, []).append(run.name)
+    return [f"{_names(names)}: {error}" for error, names in names_by_error.items()]
 
 
 def _without_common_folder(names: Sequence[str]) -> list[str]:

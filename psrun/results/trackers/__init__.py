@@ -1,1 +1,1 @@
-"""Who else is told of a run, beside its folder and the terminal."""
+"""Experiment trackers, in addition to the run folder and the terminal."""

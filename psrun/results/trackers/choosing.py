@@ -1,4 +1,4 @@
-"""Who else is told of a run: TensorBoard, MLflow, nobody."""
+"""Selects the experiment tracker: TensorBoard, MLflow, or none."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def make(run: RunConfig, folder: RunFolder, warn: Callable[[str], None], *, join
     """The trackers of a run.
 
     Args:
-      warn: tells a person.
-      joins: whether another task tells of the run, and this one only of what it adds.
+      warn: prints a warning.
+      joins: whether another task reports the run, and this one only adds to it.
 
     Raises:
       ConfigError: what the tracker needs is not installed.

@@ -20,11 +20,11 @@ _STATUS = {"stopping": "KILLED", "end": "FINISHED"}
 class MLflowSink:
     """Files a run, its parameters, and the metrics of its epochs and evaluations.
 
-    What MLflow cannot take is told once and lost; the training goes on.
+    The first error of MLflow prints a warning and disables tracking; training continues.
 
     Args:
       values: of the configuration, by dotted key; None where somebody else files the run, and only adds to it.
-      warn: tells a person.
+      warn: prints a warning.
 
     Raises:
       ConfigError: mlflow is not installed.
@@ -40,13 +40,13 @@ class MLflowSink:
         try:
             from mlflow import entities, tracking
         except ImportError as error:
-            message = "'mlflow' needs MLflow: pip install 'psrun[mlflow]', or choose tensorboard"
+            message = "'mlflow' requires MLflow: pip install 'psrun[mlflow]', or choose tensorboard"
             raise ConfigError([Problem("tracker", message)]) from error
         self._chosen, self._folder, self._values, self._warn = chosen, folder, values, warn
         self._tracking, self._metric, self._parameter = tracking, entities.Metric, entities.Param
         self._client: Any = None
         self._run_id: str | None = None
-        self._status = "FAILED"  # unless something else is told
+        self._status = "FAILED"  # until another status is set
         self._gave_up = False
 
     def event(self, event: Event) -> None:
@@ -74,7 +74,7 @@ class MLflowSink:
             work()
         except Exception as error:  # of MLflow, of its store, of the network: none of them is worth a training
             self._gave_up = True
-            self._warn(f"MLflow at {self._chosen.tracking_uri} takes nothing more of this run: {error}")
+            self._warn(f"MLflow at {self._chosen.tracking_uri} failed; the run continues without tracking: {error}")
 
     def _begin(self) -> None:
         self._client = self._tracking.MlflowClient(tracking_uri=self._chosen.tracking_uri)

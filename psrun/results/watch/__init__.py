@@ -1,1 +1,1 @@
-"""What a person sees of runs and sweeps from outside, while they go on and afterwards; nothing is written."""
+"""Read-only views of runs and sweeps, during and after their execution."""

@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> ExitCode:
             console.width = _ENDLESS  # nothing is cut for a width that there is not
         return SweepView(folder, console, metric=given.metric, mode=given.mode).follow()
     except KeyboardInterrupt:
-        console.print("no longer watched; what was watched goes on", style="dim")
+        console.print("stopped watching; the run continues", style="dim")
         raise
 
 
@@ -51,13 +51,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="psrun watch",
         description=f"Shows {__doc__.partition(': ')[2]}",
-        epilog="Ends when the run has, with its exit code; for a sweep with 0 where all jobs were completed, else 1.",
+        epilog="Exits when the run ends, with its exit code; for a sweep with 0 if all jobs are completed, else 1.",
     )
-    parser.add_argument("folder", type=Path, help="of a run, of a sweep, or one that holds runs, as runs/")
-    parser.add_argument("--metric", metavar="NAME", help="what jobs of a sweep are compared by, such as val_auc")
-    text = "which value of it is the best; by default min for losses and errors, max for others"
+    parser.add_argument("folder", type=Path, help="folder of a run, of a sweep, or of several runs, such as runs/")
+    parser.add_argument("--metric", metavar="NAME", help="metric that ranks the jobs of a sweep, such as val_auc")
+    text = "the best value of the metric; default: min for losses and errors, max for others"
     parser.add_argument("--mode", choices=("min", "max"), help=text)
-    text = "how long to wait for a run that has not begun (default 0)"
+    text = "how long to wait for a run to start (default 0)"
     parser.add_argument("--wait", type=_seconds, default=0.0, metavar="SECONDS", help=text)
     return parser
 

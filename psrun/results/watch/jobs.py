@@ -1,4 +1,4 @@
-"""The jobs of a sweep, or of any folder with runs, as their folders tell of them."""
+"""The jobs of a sweep, or of any folder with runs, as read from their folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from psrun.results.sweep_record import RECORD
 from psrun.results.watch import state
 from psrun.results.watch.run import planned
 
-BETWEEN_JOBS_S = 15.0  # without a record of the sweep nobody says that no further job will begin
+BETWEEN_JOBS_S = 15.0  # without a sweep record, further jobs may start
 _END_BYTES = 64 * 1024  # of metrics.jsonl, in which the last epoch is looked for
 
 
@@ -29,8 +29,8 @@ class Job:
 
     Attributes:
       status: as in run.json, or waiting, gone (it ended without a word), or unknown.
-      doing: what its chief says of itself, such as 'training'; else the status.
-      apart: what tells it from the others: its overrides but for those that all have.
+      doing: the phase that its chief reports, such as 'training'; else the status.
+      apart: its distinguishing overrides: those that the jobs do not have in common.
       metrics: the newest of each name.
       written_s: when anything of it was last written, as of `time.time`; 0 where nothing was.
       error: in a line.
@@ -52,7 +52,7 @@ class Job:
 
 
 class Jobs:
-    """Looks at the folders below `path`; those that are over are read once, unless they go on.
+    """Reads the folders below `path`; reads finished ones once, unless they are resumed.
 
     Attributes:
       record: sweep.json; empty where there is none.
@@ -72,18 +72,18 @@ class Jobs:
         read, problem = runs.loaded(self._path / RECORD, json.loads)
         self.record = read or ({} if problem.startswith("no ") else self.record)
         if not self._path.is_dir():
-            raise PsrunError(f"the folder {self._path} is no more: it was moved or deleted")
+            raise PsrunError(f"the folder {self._path} was moved or deleted")
         recorded = _recorded(self._path, self.record)
         there = set(runs.below(self._path))
         if not there and not self.record:
-            raise PsrunError(f"there is nothing left in {self._path}: its runs were removed, or none has begun")
+            raise PsrunError(f"no run is left in {self._path}: the runs were removed, or none has started")
         found = []
         for path in sorted(there | recorded.keys(), key=lambda each: runs.natural(str(each))):
             name = runs.printable(path.relative_to(self._path))
             job = self._job(path, name) if path in there else Job(name)
             found.append(replace(job, overrides=job.overrides or recorded.get(path, [])))
-        said = [set(job.overrides) for job in found if job.overrides]
-        common = set.intersection(*said) if len(said) > 1 else set()
+        overrides = [set(job.overrides) for job in found if job.overrides]
+        common = set.intersection(*overrides) if len(overrides) > 1 else set()
         return [replace(job, apart=" ".join(each for each in job.overrides if each not in common)) for job in found]
 
     def _job(self, path: Path, name: str) -> Job:
@@ -112,8 +112,8 @@ def _read(path: Path, name: str, metrics: Mapping[str, float]) -> Job:
         status = "running"
     epoch = planned(_last_epoch(path))
     progress = Progress(**beat.progress) if beat and beat.progress and not now.gone else epoch
-    said = runs.mapping(now.result.get("error")).get("message")
-    error = str(said or now.gone or now.problem).partition("\n")[0]
+    message = runs.mapping(now.result.get("error")).get("message")
+    error = str(message or now.gone or now.problem).partition("\n")[0]
     overrides = now.result.get("overrides")
     return Job(
         name,

@@ -1,4 +1,4 @@
-"""The live view of one run from outside: its events as it tells them itself, how its tasks are, and its result."""
+"""The live view of one run from outside: its events, the state of its tasks, and its result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RunView:
 
     Args:
       wait_s: how long a run.json may be missing.
-      goes_on: whether a scheduler has the run, which may go on where it seems to be over; None where there is none.
+      goes_on: whether a scheduler still has the run, which may then continue after its end; None without a scheduler.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class RunView:
         self._tail = Tail(RunFolder(path).metrics)
         self._tasks = _Tasks()
         self._last: dict[str, Event] = {}
-        self._told_step = 0
+        self._shown_step = 0
         self._said: set[str] = set()
         self._readable_s = self._had_s = time.monotonic()
 
@@ -72,14 +72,14 @@ class RunView:
             self._sink.close()
 
     def _is_over(self, now: State) -> bool:
-        """Whether the run has ended, and will not go on. Raises PsrunError where it has without a word."""
+        """Whether the run has ended and will not resume. Raises PsrunError if it exited without recording a status."""
         had = self._goes_on(now) if self._goes_on else None
         if had or had is None:
             self._had_s = time.monotonic()
         if had is None and now.gone:
             raise PsrunError(self._without_a_word(now, now.gone))
         if time.monotonic() - self._had_s > _SEEN_WITHIN_S and not now.ended:
-            raise PsrunError(self._without_a_word(now, "the job that it ran in is over"))
+            raise PsrunError(self._without_a_word(now, "its job has ended"))
         return now.ended and not had
 
     def _tell(self) -> None:
@@ -88,14 +88,14 @@ class RunView:
         except OSError as error:
             raise PsrunError(f"{RunFolder(self._path).metrics} cannot be read: {error.strerror or error}") from error
         if self._tail.begun_again:
-            self._once(f"{runs.METRICS} was replaced; what follows is read from its beginning")
+            self._once(f"{runs.METRICS} was replaced; reading it from the beginning")
         if self._tail.broken:
-            self._once(f"some lines of {runs.METRICS} are no events; they are left out")
+            self._once(f"skipped lines of {runs.METRICS} that are not events")
         for event in events:
             self._heard(event)
 
     def _heard(self, event: Event) -> None:
-        self._last[event.kind], self._told_step = event, event.step or 0
+        self._last[event.kind], self._shown_step = event, event.step or 0
         if event.kind == "failure":
             self._tasks.restarted(event)
         try:
@@ -108,9 +108,9 @@ class RunView:
             self._readable_s = time.monotonic()
             return True
         if not self._path.exists():
-            raise PsrunError(f"the run folder {self._path} is no more: it was moved or deleted")
+            raise PsrunError(f"the run folder {self._path} was moved or deleted")
         if time.monotonic() - self._readable_s > max(self._wait_s, _PATIENCE_S):
-            hint = "; --wait SECONDS waits for a run to begin" if now.problem.startswith("no ") else ""
+            hint = "; to wait for a run to start, add --wait SECONDS" if now.problem.startswith("no ") else ""
             raise PsrunError(f"{self._path}: {now.problem}{hint}")
         return False
 
@@ -118,7 +118,7 @@ class RunView:
         beat = now.beats.get(CHIEF)
         if now.beats:
             progress = Progress(**beat.progress) if beat and beat.progress else None
-            stale = progress is not None and progress.step < self._told_step  # than the epoch's end that was just told
+            stale = progress is not None and progress.step < self._shown_step  # than the epoch that was just shown
             self._sink.view(task_table(self._tasks.rows(now)), None if stale else progress)
             return
         progress = planned(self._last.get("epoch"))
@@ -126,7 +126,7 @@ class RunView:
         doing = [progress_line(progress)] if progress else []
         self._sink.view(Group(*doing, Text(f"{'as of then' if doing else now.status}, {age}", style="dim")))
         if now.quiet_s > runs.QUIET_S:
-            self._once(f"said to be {now.status}, but nothing was written for {runs.QUIET_S / 60:.0f} min")
+            self._once(f"the status is {now.status}, but nothing was written for {runs.QUIET_S / 60:.0f} min")
 
     def _result(self, now: State) -> ExitCode:
         self._sink.close()
@@ -136,20 +136,20 @@ class RunView:
             if "end" not in self._last:  # such as of a plan
                 self._console.print("[green]completed[/green]", highlight=False)
         else:
-            self._print(f"{now.status}: {error.get('message', 'no reason is told')}\n(log: {logs})", style="red")
+            self._print(f"{now.status}: {error.get('message', 'no reason recorded')}\n(log: {logs})", style="red")
         if now.status == "interrupted":
-            self._print(f"go on with it: {self._command(now)}")
+            self._print(f"to resume: {self._command(now)}")
         code = now.result.get("exit_code")
         return ExitCode(code) if code in list(ExitCode) else ExitCode.FAILED
 
     def _without_a_word(self, now: State, gone: str) -> str:
         return (
-            f"the run in {self._path} is said to be {now.status}, but {gone}; last written {now.quiet_s:.0f} s ago "
-            f"(logs: {self._path / 'logs'}); go on with it: {self._command(now)}"
+            f"the run in {self._path} has the status {now.status}, but {gone}; last written {now.quiet_s:.0f} s ago "
+            f"(logs: {self._path / 'logs'}); to resume: {self._command(now)}"
         )
 
     def _command(self, now: State) -> str:
-        """What goes on with the run; with Slurm a job of its own does."""
+        """The command that resumes the run; with Slurm it submits a new job."""
         submit = "submit slurm " if runs.mapping(now.result.get("cluster")).get("topology") == "slurm" else ""
         plain = re.fullmatch(r"[\w./+:@-]+", str(self._path))
         value = str(self._path) if plain else recorded_config.quoted(self._path)

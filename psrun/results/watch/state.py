@@ -23,7 +23,7 @@ _SILENT_S = 60.0  # on a shared disk it takes a while until others see what was 
 
 @dataclass(frozen=True)
 class State:
-    """What a run folder says at one moment.
+    """The state of a run folder at one moment.
 
     Attributes:
       result: run.json; empty where it cannot be read.
@@ -59,8 +59,8 @@ def look(path: Path) -> State:
 
 def is_alive(path: Path, result: Mapping[str, Any]) -> bool | None:
     """Whether the process that the run was started as is there; None where that cannot be seen from here."""
-    said = runs.mapping(result.get("process"))
-    pid = said.get("pid")
+    recorded = runs.mapping(result.get("process"))
+    pid = recorded.get("pid")
     if not is_here(result) or not isinstance(pid, int):
         return None
     try:
@@ -75,8 +75,8 @@ def is_alive(path: Path, result: Mapping[str, Any]) -> bool | None:
 
 def is_here(result: Mapping[str, Any]) -> bool:
     """Whether the run's process ids mean what they mean to this process."""
-    said = runs.mapping(result.get("process"))
-    return {name: said.get(name) for name in ("host", "pid_namespace")} == process.place()
+    recorded = runs.mapping(result.get("process"))
+    return {name: recorded.get(name) for name in ("host", "pid_namespace")} == process.place()
 
 
 def _beats(path: Path) -> dict[Task, Heartbeat]:
@@ -99,7 +99,7 @@ def _is_wound_up(path: Path, beats: Mapping[Task, Heartbeat], alive: bool | None
 
 def _gone(result: Mapping[str, Any], beats: Mapping[Task, Heartbeat], quiet_s: float, alive: bool | None) -> str:
     if alive is False and quiet_s > _FRESH_S:
-        return f"its process {result['process']['pid']} is no more, and did not say how it ended"
+        return f"its process {result['process']['pid']} exited without recording a status"
     if alive is None and beats and quiet_s > _SILENT_S:
-        return f"none of its tasks was heard of for {quiet_s:.0f} s"
+        return f"none of its tasks sent a heartbeat for {quiet_s:.0f} s"
     return ""

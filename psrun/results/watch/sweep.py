@@ -28,8 +28,8 @@ class SweepView:
     """Follows the jobs in a folder to the end of all, on `console`.
 
     Args:
-      metric: what they are compared by; None: what the sweep says, else val_loss or loss.
-      mode: 'min' or 'max'; None: what the sweep says, else by the name of the metric.
+      metric: the metric that ranks the jobs; None: that of the sweep, else val_loss or loss.
+      mode: 'min' or 'max'; None: that of the sweep, else by the name of the metric.
     """
 
     def __init__(self, path: Path, console: Console, *, metric: str | None, mode: str | None) -> None:
@@ -93,7 +93,7 @@ class SweepView:
         name = self._compared_by(jobs)
         there = dict.fromkeys(name for job in jobs for name in job.metrics)
         if self._metric and self._metric not in there and there:
-            raise ConfigError(f"--metric: no job has '{self._metric}'; there are: {', '.join(there)}")
+            raise ConfigError(f"--metric: no job has '{self._metric}'; choose one of {', '.join(there)}")
         self._console.print(self._table(jobs, name))
         for job in jobs:
             if job.error:
@@ -111,12 +111,12 @@ class SweepView:
         return self._metric or self._jobs.record.get("metric")
 
     def _best(self, jobs: Sequence[Job], name: str | None) -> Job | None:
-        """The best of those that have not failed, also of those that go on."""
+        """The best of the jobs that have not failed, including running ones."""
         if name is None:
             return None
         record = self._jobs.record
-        said = self._mode or (record.get("mode") if name == record.get("metric") else None)
-        mode = said or ("min" if name.endswith(_SMALL_IS_GOOD) else "max")
+        chosen = self._mode or (record.get("mode") if name == record.get("metric") else None)
+        mode = chosen or ("min" if name.endswith(_SMALL_IS_GOOD) else "max")
         sign = 1 if mode == "min" else -1
         having = [job for job in jobs if name in job.metrics and job.status not in ("failed", "gone")]
         return min(having, key=lambda job: sign * job.metrics[name], default=None)
@@ -144,14 +144,14 @@ class SweepView:
         counts = {
             status: [job.status for job in jobs].count(status) for status in dict.fromkeys(j.status for j in jobs)
         }
-        told = ", ".join(f"{count} {status}" for status, count in counts.items())
+        by_status = ", ".join(f"{count} {status}" for status, count in counts.items())
         many = "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs"
         name = self._compared_by(jobs)
         best = self._best(jobs, name)
         if best is None or name is None:
-            return Text(f"{many}: {told or 'none is known yet'}" + (f"; none has {name} yet" if name else ""))
+            return Text(f"{many}: {by_status or 'none yet'}" + (f"; none has {name} yet" if name else ""))
         which = f"{name} {best.metrics[name]:.4g}, job {best.name}  {best.apart}".rstrip()
-        return Text(f"{many}: {told}; best so far: {which}")
+        return Text(f"{many}: {by_status}; best so far: {which}")
 
     def _print(self, what: RenderableType) -> None:
         self._console.print(what, soft_wrap=True)

@@ -27,14 +27,14 @@ class Ahead:
             or program.distribution.strategy.num_replicas_in_sync > 1
         ):
             raise ConfigError(
-                [Problem("trainer.prefetch_rows", "the model has a train_step of its own, or a worker several "
-                         "replicas: rows asked for ahead might not be those looked up then; set it to false")]
+                [Problem("trainer.prefetch_rows", "is not supported with a custom train_step or several replicas per "
+                         "worker; set it to false")]
             )  # fmt: skip
         self._lookups = [lookup for layer in layers.of(network) if (lookup := layers.Lookup.of(network, layer))]
         if not self._lookups:
             raise ConfigError(
-                [Problem("trainer.prefetch_rows", "the model has no psrun.layers.Embedding that is called once on what "
-                         "comes from the inputs; set it to false")]
+                [Problem("trainer.prefetch_rows", "requires a psrun.layers.Embedding that is called once, on inputs of "
+                         "the model; set it to false")]
             )  # fmt: skip
 
     def batches(self, num_steps: int, take: Callable[[], Any]) -> Callable[[], Any]:

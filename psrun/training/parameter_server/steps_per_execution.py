@@ -83,8 +83,8 @@ class Packing:
         self._kept = Kept(metric_variables(program), _counters(program.optimizer))
         if trainer.dense_sync_every > 1 and not self._bundles:
             raise ConfigError(
-                [Problem("trainer.dense_sync_every", "the model has no weights that could be late with this optimizer, "
-                         "or a worker has several replicas; set it to 1")]
+                [Problem("trainer.dense_sync_every", "is not supported with this optimizer and model, or with several "
+                         "replicas per worker; set it to 1")]
             )  # fmt: skip
         self._late = trainer.prefetch_rows or trainer.dense_sync_every > 1  # only steps that are written out can be
         self._unrolled_steps = choices.MOST_WRITTEN_OUT if self._late or planned >= _STEPS_TO_UNROLL_FOR else 1
