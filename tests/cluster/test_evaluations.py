@@ -40,8 +40,7 @@ def counted_once(cluster: Cluster) -> None:
     assert found["metrics"]["not_once"] == 0
 
 
-@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
-@pytest.mark.parametrize("fault", ["kill", "stop"])
+@pytest.mark.parametrize(("fault", "trainer"), [("kill", "fit"), ("stop", "custom_loop")])
 def test_a_worker_is_lost_in_the_middle(start, fault, trainer):
     cluster = start("cluster=local", f"trainer={trainer}", "cluster.restart.heartbeat_timeout_s=6", *RUN,
                     PYTHONPATH=TESTS)  # fmt: skip
