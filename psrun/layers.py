@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras
-from tensorflow.python.eager import record
-from tensorflow.python.ops.resource_variable_ops import variable_accessed
 
 from psrun.errors import ConfigError, Problem
+from psrun.tf_internals import keras
+from psrun.tf_internals.tracing import record_operation, stop_recording, variable_accessed
 
 # Rows that are asked for more than once are sent once where at most so many of a batch's ids are distinct: below it the
 # messages saved are worth more than finding out.
@@ -113,7 +113,7 @@ class Embedding(tf_keras.layers.Layer):
 
     def _description(self) -> str:
         """Its name with those of the features that it is called on, where it is part of a functional model."""
-        called_on = tf.nest.flatten([node.keras_inputs for node in self._inbound_nodes])
+        called_on = tf.nest.flatten([node.keras_inputs for node in self.inbound_nodes])
         features = {source.name for ids in called_on for source in tf_keras.utils.get_source_inputs(ids)}
         return f"{self.name} of {', '.join(sorted(features))}" if features else self.name
 
@@ -150,7 +150,7 @@ class Fetch:
     def __init__(self, layer: Embedding, ids: tf.Tensor) -> None:
         self._layer, self._shape = layer, tf.shape(ids)
         self._static = [*ids.shape, layer.output_dim]
-        with record.stop_recording():
+        with stop_recording():
             positions = tf.reshape(layer.position(ids), [-1])
             self._inverse = None
             if layer.deduplicate is True:
@@ -188,9 +188,9 @@ class _Part:
 
     def rows(self) -> tf.Tensor:
         variable_accessed(self._shard)
-        with record.stop_recording():
+        with stop_recording():
             received = tf.cast(tf.identity(self._sent), self._shard.dtype)
-        record.record_operation("ResourceGather", [received], [self._shard.handle], self._gradient)
+        record_operation("ResourceGather", [received], [self._shard.handle], self._gradient)
         return received
 
     def _gradient(self, gradient: Any) -> list[tf.IndexedSlices]:
@@ -227,7 +227,7 @@ class Decided:
 
 def of(network: tf_keras.Model) -> list[Embedding]:
     """The layers of this kind in a network."""
-    return [layer for layer in network._flatten_layers() if isinstance(layer, Embedding)]
+    return [layer for layer in keras.layers_within(network) if isinstance(layer, Embedding)]
 
 
 class Lookup:
@@ -240,9 +240,9 @@ class Lookup:
     @classmethod
     def of(cls, network: tf_keras.Model, layer: Embedding) -> Lookup | None:
         """None where that cannot be had from outside: the network is no functional model, or calls the layer twice."""
-        nodes = layer._inbound_nodes
+        nodes = layer.inbound_nodes
         own = any(each is layer for each in network.layers)  # not of a model within it
-        if not own or not getattr(network, "_is_graph_network", False) or len(nodes) != 1:
+        if not own or not keras.is_functional(network) or len(nodes) != 1:
             return None
         return cls(network, layer, nodes[0].keras_inputs[0])
 

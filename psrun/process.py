@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from psrun.errors import ExitCode, Interrupted
+from psrun.tf_internals.modules import remove_generated_files
 
 VARIABLES = {
     # Keras 3 has no parameter server support; tf-keras has.
@@ -32,8 +33,6 @@ SUPERVISOR_PID = "PSRUN_SUPERVISOR_PID"
 SWEEP_PID = "PSRUN_SWEEP_PID"
 # The first lets two servers share a port silently; the second turns a network failure into a hang without an error.
 UNWANTED = ("TF_GRPC_REUSE_PORT", "TF_PSS_ENABLE_COORDINATION_SERVICE")
-
-_OF_AUTOGRAPH = "__autograph_generated_file"  # modules that TensorFlow writes to the folder for temporary files
 
 
 def task_command(folder: Path) -> list[str]:
@@ -161,9 +160,7 @@ def end_with_sweep() -> None:
 
 def leave(code: int) -> NoReturn:
     """Exits immediately: the regular destruction of a ClusterCoordinator takes up to a minute."""
-    for name in [name for name in sys.modules if name.startswith(_OF_AUTOGRAPH)]:  # TensorFlow removes them at exit
-        with contextlib.suppress(OSError, TypeError):
-            os.unlink(sys.modules[name].__file__)  # type: ignore[arg-type]
+    remove_generated_files()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,22 +1,547 @@
-"""Private names of TensorFlow that psrun depends on, each pinned."""
+"""Private names and texts of TensorFlow and tf-keras that psrun depends on: each is there, and does what is said."""
 
 from __future__ import annotations
 
-import portpicker
+import logging
+import sys
+
 import pytest
 
-from psrun import tf_internals
-from psrun.cluster.probe import ServerStatus, statuses
+from psrun.tf_internals import modules
+from psrun.tf_internals.required import require
+
+tensorflow = pytest.mark.tensorflow
+inprocess = pytest.mark.inprocess
 
 
-@pytest.mark.inprocess
+def test_a_private_name_that_is_gone_is_an_error_with_the_installed_versions():
+    with pytest.raises(RuntimeError, match=r"object has no _gone; installed: tensorflow 2\.\d+"):
+        require(object(), "__class__", "_gone")
+
+
+def test_the_files_that_autograph_wrote_are_removed(tmp_path, monkeypatch):
+    from tensorflow.python.autograph.pyct import loader
+
+    module, path = loader.load_source("x = 1\n", delete_on_exit=False)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    modules.remove_generated_files()
+    with pytest.raises(FileNotFoundError):
+        open(path)  # noqa: SIM115
+
+
+def test_tensorflow_is_imported_without_keras_where_that_is_asked_for(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tf_keras", None)
+    modules.import_without_keras()
+    with pytest.raises(ImportError):
+        import tf_keras  # noqa: F401
+
+
+# variables and optimizers
+
+
+@inprocess
+def test_variables_of_parameter_servers_pass_on_to_what_they_wrap(cluster_spec):
+    import tensorflow as tf
+
+    from psrun.cluster import strategy
+    from psrun.config import choices
+    from psrun.tf_internals import variables
+
+    class Five(variables.ConvertibleToTensor):
+        dtype = tf.float32
+
+        def value(self, *_, **__):
+            return tf.constant(5.0)
+
+        read_value = value
+
+    distribution = strategy.parameter_servers(cluster_spec[1], choices.NoPartitioner("none"))
+    with distribution.strategy.scope():
+        variable = tf.Variable(2.0)
+    (found,) = variables.remote([variable, tf.Variable(1.0)])
+    assert found is variable
+    before = variables.wrapped(variable)
+    variables.replace_wrapped(variable, Five())
+    try:
+        assert float(variable.read_value()) == float(tf.convert_to_tensor(variable)) == 5.0
+    finally:
+        variables.replace_wrapped(variable, before)
+    assert float(variable.read_value()) == 2.0
+
+
+@tensorflow
+def test_a_variable_without_a_value_has_shape_and_type_only():
+    import tensorflow as tf
+
+    from psrun.tf_internals.variables import UninitializedVariable
+
+    variable = UninitializedVariable(shape=[2], dtype=tf.float32)
+    assert not bool(variable.is_initialized())
+    variable.assign([1.0, 2.0])
+    assert variable.numpy().tolist() == [1.0, 2.0]
+
+
+@inprocess
+def test_variables_that_replicas_write_can_be_told_how_to_aggregate(replicated_spec):
+    import tensorflow as tf
+
+    from psrun.cluster import strategy
+    from psrun.config import choices
+    from psrun.tf_internals import variables
+
+    distribution = strategy.parameter_servers(replicated_spec, choices.NoPartitioner("none"), num_replicas=3)
+    assert distribution.strategy.num_replicas_in_sync == 3
+    with distribution.strategy.scope():
+        variable = tf.Variable(1.0, trainable=False)
+    assert variables.aggregating([variable, tf.Variable(1.0)]) == [variable]
+    assert variable.aggregation == tf.VariableAggregation.NONE
+    variables.aggregate_alike([variable])
+    assert variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+
+@tensorflow
+def test_the_slots_of_optimizers_are_where_their_dense_updates_read_them():
+    import tensorflow as tf
+    import tf_keras
+
+    from psrun.tf_internals import optimizers
+
+    kinds = {
+        tf_keras.optimizers.Adagrad: {optimizers.ADAGRAD_ACCUMULATORS},
+        tf_keras.optimizers.Adam: {optimizers.ADAM_MOMENTUMS, optimizers.ADAM_VELOCITIES},
+        tf_keras.optimizers.Ftrl: {optimizers.FTRL_ACCUMULATORS, optimizers.FTRL_LINEARS},
+    }
+    variables = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)]
+    for kind, attributes in kinds.items():
+        optimizer = kind(0.1)
+        optimizers.build(optimizer, variables)
+        for attribute in attributes:
+            slots = getattr(optimizer, attribute)
+            assert [slot.shape for slot in slots] == [variable.shape for variable in variables], attribute
+            optimizer.apply_gradients([(tf.ones_like(each), each) for each in variables])
+            assert all(bool(tf.reduce_all(slot != 0)) for slot in slots), attribute
+
+
+@tensorflow
+def test_an_optimizer_with_slots_of_its_own_keeps_keras_from_making_any():
+    import tensorflow as tf
+    import tf_keras
+
+    from psrun.tf_internals.optimizers import ADAGRAD_ACCUMULATORS, SlotOptimizer
+
+    class Own(SlotOptimizer, tf_keras.optimizers.Adagrad):
+        pass
+
+    optimizer, variables = Own(0.1), [tf.Variable([1.0]), tf.Variable([2.0])]
+    tf_keras.optimizers.Optimizer.build(optimizer, variables)
+    assert not optimizer.has_slots
+    optimizer.slots_made()
+    optimizer.build(variables)
+    assert optimizer.has_slots
+    assert not hasattr(optimizer, ADAGRAD_ACCUMULATORS)
+    assert [optimizer.slot_index(each) for each in variables] == [0, 1]
+    assert optimizer.variable_key(variables[0]) != optimizer.variable_key(variables[1])
+    with pytest.raises(KeyError):
+        optimizer.slot_index(tf.Variable([3.0]))
+    optimizer.beside = optimizer.untracked({"a": variables[0]})
+    assert "beside" not in optimizer._trackable_children()
+    twice = tf.IndexedSlices(tf.ones([2, 1]), tf.constant([0, 0]), tf.constant([1, 1]))
+    seen = []
+    optimizer.update_step = lambda gradient, variable: seen.append(gradient)
+    optimizer.apply_gradients([(twice, variables[0])])
+    assert seen[0].indices.shape == [2]
+
+
+@tensorflow
+@pytest.mark.parametrize("name", ["Adam", "legacy.Adam", "legacy.SGD", "scheduled", "scaled", "legacy scaled"])
+def test_counters_of_an_optimizer_are_its_steps_and_its_numbers(name):
+    import tensorflow as tf
+    import tf_keras
+
+    from psrun.tf_internals import optimizers
+
+    kinds = tf_keras.optimizers
+    made = {
+        "Adam": lambda: kinds.Adam(0.1),
+        "legacy.Adam": lambda: kinds.legacy.Adam(0.1),
+        "legacy.SGD": lambda: kinds.legacy.SGD(0.1),
+        "scheduled": lambda: kinds.Adam(kinds.schedules.ExponentialDecay(0.1, 10, 0.5)),
+        "scaled": lambda: tf_keras.mixed_precision.LossScaleOptimizer(kinds.Adam(0.1)),
+        "legacy scaled": lambda: tf_keras.mixed_precision.LossScaleOptimizer(kinds.legacy.SGD(0.1)),
+    }
+    optimizer = made[name]()
+    optimizers.build(optimizer, [tf.Variable(1.0)])
+    iterations, *others = optimizers.counters(optimizer)
+    assert iterations is optimizer.iterations
+    expected = {"legacy.Adam": 4, "legacy.SGD": 3, "legacy scaled": 3}  # learning rate, decay, beta_1 ...
+    assert len(others) == expected.get(name, 1)
+    assert any(abs(float(each) - 0.1) < 1e-6 for each in others)
+    assert optimizers.updates_together(optimizer) == ("legacy" not in name)
+
+
+@tensorflow
+def test_what_updates_variables_can_be_replaced():
+    import tensorflow as tf
+    import tf_keras
+
+    from psrun.tf_internals import optimizers
+
+    optimizer, variable, seen = tf_keras.optimizers.SGD(1.0), tf.Variable(1.0), []
+
+    def around(apply):
+        def update(grads_and_vars):
+            seen.extend(grads_and_vars)
+            return apply([(2 * gradient, each) for gradient, each in grads_and_vars])
+
+        return update
+
+    with optimizers.updating(optimizer, around):
+        optimizer.apply_gradients([(tf.constant(0.25), variable)])
+    assert len(seen) == 1
+    assert float(variable) == 0.5
+    optimizer.apply_gradients([(tf.constant(0.25), variable)])
+    assert len(seen) == 1
+
+
+# functions
+
+
+@tensorflow
+def test_a_gradient_can_be_recorded_that_no_operation_has():
+    import tensorflow as tf
+
+    from psrun.tf_internals import tracing
+
+    variable = tf.Variable(3.0)
+    with tf.GradientTape() as tape:
+        tracing.variable_accessed(variable)
+        with tracing.stop_recording():
+            value = variable * 2.0
+        tracing.record_operation("Own", [value], [variable.handle], lambda gradient: [gradient * 7.0])
+    assert tape.watched_variables() == (variable,)
+    assert float(tape.gradient(value, variable)) == 7.0
+
+
+@tensorflow
+def test_the_graphs_of_functions_and_of_branches_are_told_apart():
+    import tensorflow as tf
+
+    from psrun.tf_internals import tracing
+
+    graphs, outer = [], []
+
+    def function(x):
+        outer.append(tf.compat.v1.get_default_graph())
+
+        def branch():
+            graphs.append(tf.compat.v1.get_default_graph())
+            return x + 1
+
+        return tf.cond(x > 0, branch, lambda: x)
+
+    tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec([]))
+    assert isinstance(outer[0], tracing.FuncGraph)
+    assert not isinstance(outer[0], tracing.ControlFlowFuncGraph)
+    assert isinstance(graphs[0], tracing.ControlFlowFuncGraph)
+    assert graphs[0].outer_graph is outer[0]
+    assert {inner.name for _, inner in graphs[0].captures} <= {each.name for each in graphs[0].inputs}
+
+
+@tensorflow
+def test_a_function_that_is_not_inlined_carries_the_attribute():
+    import tensorflow as tf
+
+    from psrun.tf_internals import tracing
+
+    concrete = tracing.not_inlined(lambda x: x + 1).get_concrete_function(tf.TensorSpec([]))
+    assert concrete.function_def.attr["_noinline"].b
+
+
+# cluster
+
+
+@tensorflow
+def test_the_options_of_servers_and_the_names_of_tables_can_be_set():
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    from psrun.tf_internals import cluster
+
+    cluster.disable_thread_spinning()
+    assert context.context().config.experimental.disable_thread_spinning
+    cluster.name_tables_uniquely()
+    tables = [tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a"], [1]), -1) for _ in range(2)]
+    assert len({table._shared_name for table in tables}) == 2
+
+
+@inprocess
+def test_a_strategy_takes_its_next_server_from_the_count_that_is_set(cluster_spec):
+    import tensorflow as tf
+
+    from psrun.cluster import placement
+    from psrun.tf_internals import cluster
+
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster_spec[1], rpc_layer="grpc")
+    strategy = cluster.strategy_with_replicas(
+        lambda: tf.distribute.ParameterServerStrategy(resolver), lambda: ("/device:CPU:0",)
+    )
+    creation, created = cluster.VariableCreation(strategy), []
+    assert (creation.num_ps, creation.partitioner) == (2, None)
+
+    def create(next_creator, **kwargs):
+        creation.set_next_server(1)
+        created.append(creation.create(next_creator, **kwargs))
+        return created[-1]
+
+    creation.replace(create)
+    with strategy.scope():
+        variables = [tf.Variable(1.0), tf.Variable(2.0)]
+    assert [placement.task_of(each.device) for each in variables] == ["ps-1", "ps-1"]
+    assert len(created) == 2
+
+
+@inprocess
+def test_a_coordinator_waits_for_workers_by_the_method_that_is_replaced(cluster_spec):
+    import tensorflow as tf
+
+    from psrun.cluster import strategy
+    from psrun.config import choices
+    from psrun.tf_internals import cluster
+
+    distribution = strategy.parameter_servers(cluster_spec[1], choices.NoPartitioner("none"))
+    coordinator, spec = distribution.coordinator, tf.TensorSpec([2], tf.int64)
+    handler, called = coordinator._cluster.failure_handler, []
+    handler.wait_on_failure = lambda *, on_transient_failure_fn, on_recovery_fn: (
+        on_transient_failure_fn(),
+        on_recovery_fn(),
+    )
+    cluster.renew_iterators(coordinator)
+    waiting = {"on_transient_failure_fn": lambda: called.append("transient")}
+    handler.wait_on_failure(**waiting, on_recovery_fn=lambda: called.append("recovered"))
+    assert called == ["recovered", "transient", "recovered"]
+    iterator = iter(coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(4).batch(2, True)))
+    assert cluster.iterator_spec(iterator) == tf.data.IteratorSpec(spec)
+
+
+@inprocess
 def test_the_incarnation_tells_servers_apart(cluster_spec):
+    import portpicker
+
+    from psrun.cluster.probe import ServerStatus, statuses
+    from psrun.tf_internals.cluster import incarnation
+
     addresses = dict(enumerate(cluster_spec[2].job_tasks("worker")))
     nowhere = f"localhost:{portpicker.pick_unused_port()}"
-    ask = {"timeout_s": 10.0, "incarnation": tf_internals.incarnation}
+    ask = {"timeout_s": 10.0, "incarnation": incarnation}
     first, again = (statuses({**addresses, "nowhere": nowhere}, **ask) for _ in range(2))
     assert first == again
     assert first["nowhere"] == ServerStatus(answers=False, refused=True)
     assert first[0].answers
     assert None not in (first[0].incarnation, first[1].incarnation)
     assert first[0].incarnation != first[1].incarnation
+
+
+# Keras
+
+
+@tensorflow
+def test_the_containers_of_metrics_and_losses_know_the_outputs():
+    import tensorflow as tf
+    import tf_keras
+
+    from psrun.tf_internals import keras
+
+    inputs = tf_keras.Input([2])
+    outputs = {name: tf_keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")}
+    network = tf_keras.Model(inputs, outputs)
+    network.compile("sgd", {"a": "mse", "b": "mae"}, weighted_metrics={"a": ["mse"]})
+    label = prediction = {name: tf.ones([3, 1]) for name in ("a", "b")}
+    spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, label)
+    container = keras.built_metrics({"a": ["mse"]}, network, spec, spec, ["own"])
+    assert [metric.name for metric in container.metrics] == ["own"]
+    container.update_state(label, prediction)
+    network.compiled_loss.build(prediction)
+    losses = keras.losses_by_output(network.compiled_loss, label, {"a": tf.zeros([3, 1]), "b": tf.ones([3, 1])}, None)
+    assert {name: float(loss) for name, loss in losses.items()} == {"a": 1.0, "b": 0.0}
+    assert all(float(metric.result()) == 0.0 for metric in network.compiled_loss.metrics)
+
+
+@tensorflow
+def test_a_backup_says_where_fit_resumes(tmp_path):
+    import tensorflow as tf
+    import tf_keras
+
+    from psrun.tf_internals import keras
+
+    class Stopped(tf_keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    network = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=[1])])
+    network.compile("sgd", "mse")
+    backup = tf_keras.callbacks.BackupAndRestore(str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        network.fit(tf.ones([4, 1]), tf.ones([4, 1]), batch_size=2, epochs=2, verbose=0, callbacks=[backup, Stopped()])
+    again = tf_keras.callbacks.BackupAndRestore(str(tmp_path))
+    again.set_model(network)
+    again.on_train_begin()
+    assert keras.position_in_backup(network, 2) == (1, 0)
+
+
+@tensorflow
+def test_a_save_holds_the_lock_while_it_looks_for_what_to_save(tmp_path):
+    import tf_keras
+
+    from psrun.tf_internals import keras
+
+    held = []
+
+    class Watched(tf_keras.Sequential):
+        def _trackable_children(self, save_type="checkpoint", **options):
+            held.append((save_type, lock.locked()))
+            return super()._trackable_children(save_type, **options)
+
+    network = Watched([tf_keras.layers.Dense(1, input_shape=[1])])
+    lock = keras.lock_of_saves(network)
+    network.save(tmp_path / "saved", save_format="tf")
+    assert ("savedmodel", True) in held
+    assert all(locked == (save_type == "savedmodel") for save_type, locked in held)
+    assert not lock.locked()
+
+
+@tensorflow
+def test_layers_within_models_and_the_kind_of_a_network_are_known():
+    import tf_keras
+
+    from psrun.tf_internals import keras
+
+    inner = tf_keras.Sequential([tf_keras.layers.Dense(1, name="within")])
+    network = tf_keras.Sequential([inner])
+    assert not keras.is_functional(network)
+    network.build([None, 2])
+    assert "within" in [layer.name for layer in keras.layers_within(network)]
+    assert keras.is_functional(tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=[2])]))
+
+
+@tensorflow
+def test_fit_calls_the_train_function_and_counts_steps_as_it_is_told():
+    import tensorflow as tf
+    import tf_keras
+
+    from psrun.tf_internals import keras, messages
+
+    network, seen = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=[1])]), []
+    network.compile("sgd", "mse", steps_per_execution=2)
+
+    def execution(iterator):
+        seen.append(int(network.steps_per_execution))
+        return {"loss": tf.constant(0.0)}
+
+    class Unread(tf_keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            kinds.append(type(logs["loss"]))
+
+    kinds, callback = [], Unread()
+    assert not keras.takes_unread_logs(callback)
+    keras.give_unread_logs(callback)
+    assert keras.takes_unread_logs(callback)
+    keras.replace_train_function(network, execution)
+    data = tf.data.Dataset.from_tensors(([[1.0]], [[1.0]])).repeat()
+    network.fit(data, steps_per_epoch=3, verbose=0, callbacks=[callback])
+    assert seen == [2, 1]
+    assert not any(issubclass(kind, float) for kind in kinds)
+    again = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=[1])])
+    again.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="Empty logs") as raised:
+        again.fit(data.take(0), steps_per_epoch=1, verbose=0)
+    assert messages.epoch_without_steps(raised.value)
+
+
+# data and checkpoints
+
+
+@tensorflow
+def test_files_are_shared_out_and_what_is_said_of_too_few_is_understood(tmp_path):
+    import tensorflow as tf
+
+    from psrun.tf_internals import datasets, messages
+
+    paths = [tmp_path / name for name in ("a", "b")]
+    for path in paths:
+        path.write_text(f"{path.name}\n")
+    lines = tf.data.Dataset.from_tensor_slices([str(path) for path in paths]).flat_map(tf.data.TextLineDataset)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
+    lines = lines.with_options(options)
+    assert [line.numpy() for line in datasets.share_files(lines, 2)] == [b"a"]
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        next(iter(datasets.share_files(lines, 3)))
+    assert messages.workers_short_of_files(str(raised.value)) == 3
+    assert messages.workers_short_of_files("something else") is None
+    with pytest.raises(tf.errors.NotFoundError):
+        datasets.share_files(tf.data.Dataset.range(3).with_options(options), 2)
+
+
+@tensorflow
+@pytest.mark.parametrize("kind", ["Adam", "legacy.Adam"])
+def test_a_checkpoint_names_its_values_and_its_steps(tmp_path, kind):
+    import tensorflow as tf
+    import tf_keras
+
+    from psrun.tf_internals import checkpoints, optimizers
+
+    optimizer = {"Adam": tf_keras.optimizers.Adam, "legacy.Adam": tf_keras.optimizers.legacy.Adam}[kind](0.1)
+    variable = tf.Variable([1.0], name="weight")
+    optimizers.build(optimizer, [variable])
+    optimizer.iterations.assign(7)
+    path = tf.train.Checkpoint(optimizer=optimizer, held=variable).write(str(tmp_path / "one"))
+    reader = tf.train.load_checkpoint(path)
+    assert checkpoints.iterations_in_checkpoint(reader) == 7
+    values = checkpoints.values_in_checkpoint(reader)
+    assert values["held/.ATTRIBUTES/VARIABLE_VALUE"] == "weight"
+    assert len(values) == len(tf.train.list_variables(path)) - 1  # without the graph of objects
+
+
+# messages
+
+
+@tensorflow
+def test_texts_of_errors_are_those_of_this_tensorflow():
+    import inspect
+
+    import tensorflow as tf
+    from tensorflow.python.distribute.coordinator import cluster_coordinator
+
+    from psrun.tf_internals import messages
+
+    with pytest.raises(tf.errors.OutOfRangeError) as ended:
+        tf.function(lambda: next(iter(tf.data.Dataset.range(0))))()
+    assert messages.data_ended(messages.gist(str(ended.value)))
+    with pytest.raises(tf.errors.InvalidArgumentError) as failed:
+        tf.debugging.check_numerics(tf.constant(float("nan")), "ours")
+    assert messages.reason_of(failed.value).startswith("ours")
+    assert "[Op:" in failed.value.message
+    source = inspect.getsource(cluster_coordinator)
+    assert "Start cancelling closures due to error %r: %s" in source
+    assert "processing closure: %r:%s" in source
+    error = tf.errors.CancelledError(None, None, "later")
+    assert messages.gave_up_for(f"Start cancelling closures due to error {error!r}: the first") == "the first"
+    assert messages.gave_up_for("something else") is None
+    assert logging.getLogger(messages.LOGGER) is tf.get_logger()
+
+
+@tensorflow
+def test_the_errors_of_lost_tasks_and_cancelled_steps_are_told_apart():
+    import tensorflow as tf
+
+    from psrun.tf_internals import messages
+
+    nowhere = tf.errors.UnavailableError(None, None, "Socket closed")
+    inner = "/job:ps/replica:0/task:1: op originally returned UnavailableError"
+    assert messages.task_lost(nowhere)
+    assert messages.task_lost(tf.errors.InternalError(None, None, inner))
+    assert not messages.task_lost(tf.errors.InternalError(None, None, "/job:ps/replica:0/task:1: something else"))
+    assert messages.task_in(inner) == "ps-1"
+    assert messages.task_in("/job:localhost/replica:0/task:0/device:CPU:0") is None
+    assert messages.cancelled(str(tf.errors.CancelledError(None, None, "Operation was cancelled")))

@@ -10,11 +10,12 @@ import tensorflow as tf
 from psrun.checkpoint import manifest
 from psrun.checkpoint.manifest import Contents, Manifest, Position
 from psrun.checkpoint.store import PREFIX, Store
-from psrun.cluster import placement, strategy
+from psrun.cluster import placement
 from psrun.config import choices
 from psrun.errors import CheckpointError, ConfigError, Problem
 from psrun.program.compiled_model import Program
 from psrun.program.monitored import check_metric
+from psrun.tf_internals import messages
 
 
 class Checkpoints:
@@ -61,7 +62,7 @@ class Checkpoints:
             self._write(tf.constant(store.prefix(step)))
             store.complete(held)
         except (tf.errors.OpError, OSError) as error:
-            if isinstance(error, tf.errors.OpError) and strategy.task_lost(error):
+            if isinstance(error, tf.errors.OpError) and messages.task_lost(error):
                 raise  # not the disk
             with contextlib.suppress(OSError):
                 store.make_room(step)  # a full disk is not left fuller

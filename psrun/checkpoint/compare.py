@@ -11,12 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+
+from psrun.tf_internals.checkpoints import values_in_checkpoint
 
 _PIECE_BYTES = 512 << 20
-_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-_SHARDED = "ShardedVariable"
-_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # what objects there are; differs where shards do
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,9 @@ def compare(one: str, other: str) -> list[Comparison]:
     readers = [tf.train.load_checkpoint(prefix) for prefix in (one, other)]
     shapes = [reader.get_variable_to_shape_map() for reader in readers]
     dtypes = [reader.get_variable_to_dtype_map() for reader in readers]
-    names = {**_names(readers[1]), **_names(readers[0])}
+    names = {**values_in_checkpoint(readers[1]), **values_in_checkpoint(readers[0])}
     rows = []
-    for key in sorted({*shapes[0], *shapes[1]} - {_GRAPH}, key=lambda key: names.get(key, key)):
-        name = names.get(key, key.removesuffix(_SUFFIX))
+    for key, name in sorted(names.items(), key=lambda item: item[1]):
         kinds = [f"{_shape(shape[key])} {dtype[key].name}" if key in shape else None
                  for shape, dtype in zip(shapes, dtypes)]  # fmt: skip
         if None in kinds:
@@ -60,13 +57,6 @@ def compare(one: str, other: str) -> list[Comparison]:
             differs = _values(one, other, key, shapes[0][key], dtypes[0][key])
             rows.append(Comparison(name, kinds[0] or "", differs))
     return rows
-
-
-def _names(reader: tf.train.CheckpointReader) -> dict[str, str]:
-    """The names that variables had, by the keys that they have in a checkpoint; sharded ones have only keys."""
-    graph = TrackableObjectGraph.FromString(reader.get_tensor(_GRAPH))
-    tensors = [tensor for node in graph.nodes for tensor in node.attributes]
-    return {each.checkpoint_key: each.full_name for each in tensors if each.full_name not in ("", _SHARDED)}
 
 
 def _shape(shape: list[int]) -> str:

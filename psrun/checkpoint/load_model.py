@@ -10,13 +10,14 @@ import tf_keras
 
 from psrun.checkpoint.manifest import Contents, Manifest
 from psrun.checkpoint.store import Store
-from psrun.cluster import placement, strategy
+from psrun.cluster import placement
 from psrun.config.run_config import RunConfig
 from psrun.data import labels
 from psrun.data.source import DataSource, task_of
 from psrun.errors import CheckpointError, ConfigError, Problem
 from psrun.models.model import Model
 from psrun.program import compiled_model, objective
+from psrun.tf_internals import messages
 
 DEVICE = "/CPU:0"
 
@@ -69,7 +70,7 @@ def restore(network: tf_keras.Model, which: str, store: Store, warn: Callable[[s
             tf.train.Checkpoint(model=network).read(path).assert_existing_objects_matched().expect_partial()
             return found
         except (tf.errors.OpError, AssertionError) as error:
-            if isinstance(error, tf.errors.OpError) and strategy.task_lost(error):
+            if isinstance(error, tf.errors.OpError) and messages.task_lost(error):
                 raise
             # A running run may have removed it after saving newer ones; each is tried once.
             if found.step in store.steps() or which.isdigit():

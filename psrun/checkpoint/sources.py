@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import tensorflow as tf
 import tf_keras
 
-from psrun import tf_internals
 from psrun.checkpoint import load_model, manifest
 from psrun.checkpoint.manifest import Manifest
 from psrun.checkpoint.store import Store
 from psrun.errors import CheckpointError, ConfigError, Problem
+from psrun.tf_internals.checkpoints import iterations_in_checkpoint
 
 _INDEX, _NUMBER = ".index", re.compile(r"(\d+)$")
 
@@ -115,7 +115,7 @@ class KerasCheckpoints:
         path = str(self.folder / name)
         try:
             digest, reader = self.digest(name), tf.train.load_checkpoint(path)
-            iterations = tf_internals.iterations_in_checkpoint(reader)
+            iterations = iterations_in_checkpoint(reader)
             within = any(key.startswith("model/") for key in reader.get_variable_to_shape_map())
             weights = [variable for variable in network.weights if variable.dtype.is_floating]
             for variable in weights:

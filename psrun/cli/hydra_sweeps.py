@@ -17,10 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
@@ -28,7 +25,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from psrun import process
-from psrun.config import compose
+from psrun.config import compose, hydra_internals
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError, SweepError
 from psrun.results import recorded_config
 from psrun.results.recorded_config import key_of
@@ -126,29 +123,28 @@ def job(composed: DictConfig) -> float | None:
 @contextmanager
 def _hooks(running: Running) -> Iterator[None]:
     """Patches Hydra's plugins in the context: psrun sets up the sweepers and controls the launchers."""
-    make_sweeper, make_launcher = Plugins.instantiate_sweeper, Plugins.instantiate_launcher
 
-    def sweeper(plugins: Plugins, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> Any:
-        _begin(running, config)
-        instance = make_sweeper(plugins, hydra_context=hydra_context, task_function=job, config=config)
-        logging.getLogger("optuna").setLevel(logging.WARNING)  # the sweeper sets the level when it is created
-        return instance
+    def making_sweepers(make: hydra_internals.MakePlugin) -> hydra_internals.MakePlugin:
+        def sweeper(plugins: Plugins, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> Any:
+            _begin(running, config)
+            instance = make(plugins, hydra_context=hydra_context, task_function=job, config=config)
+            logging.getLogger("optuna").setLevel(logging.WARNING)  # the sweeper sets the level when it is created
+            return instance
 
-    def launcher(plugins: Plugins, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> Launcher:
-        inner = make_launcher(plugins, hydra_context=hydra_context, task_function=job, config=config)
-        workers = getattr(inner, "joblib", None)
-        if workers is not None:  # without this they outlive a killed sweep by five minutes
-            workers.update(initializer=process.end_with_parent, initargs=(os.getpid(),))
-        return _Launcher(inner, running, hydra_context, config)
+        return sweeper
 
-    # Hydra ignores errors of its callbacks, and finds plugins only in its own namespace: hence the patch.
-    setattr(Plugins, "instantiate_sweeper", sweeper)  # noqa: B010 - mypy rejects assignment to a method
-    setattr(Plugins, "instantiate_launcher", launcher)  # noqa: B010
-    try:
+    def making_launchers(make: hydra_internals.MakePlugin) -> hydra_internals.MakePlugin:
+        def launcher(plugins: Plugins, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> Launcher:
+            inner = make(plugins, hydra_context=hydra_context, task_function=job, config=config)
+            workers = hydra_internals.joblib_options(inner)
+            if workers is not None:  # without this they outlive a killed sweep by five minutes
+                workers.update(initializer=process.end_with_parent, initargs=(os.getpid(),))
+            return _Launcher(inner, running, hydra_context, config)
+
+        return launcher
+
+    with hydra_internals.plugins_made_by(making_sweepers, making_launchers):
         yield
-    finally:
-        setattr(Plugins, "instantiate_sweeper", make_sweeper)  # noqa: B010
-        setattr(Plugins, "instantiate_launcher", make_launcher)  # noqa: B010
 
 
 def _begin(running: Running, config: DictConfig) -> None:
@@ -158,8 +154,7 @@ def _begin(running: Running, config: DictConfig) -> None:
         config.hydra.sweep.dir = str(folder)
         # Jobs are composed again, possibly in other processes, with another time and working directory.
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir={recorded_config.quoted(folder)}")
-    target = str(config.hydra.sweeper._target_)
-    search = target.rpartition(".")[2] != BasicSweeper.__name__
+    search = not hydra_internals.is_basic_sweeper(str(config.hydra.sweeper._target_))
     keys: Any = OmegaConf.to_container(config.sweep)
     running.begin(folder, search=search, keys=keys)
     if search:
@@ -205,11 +200,10 @@ class _Launcher(Launcher):
         if self._running.plans:
             self._running.plan()
             return self._in_turn(lambda folder: None, job_overrides, initial_job_idx)
-        # Compare by name: Hydra's plugin scan loads the modules again and creates distinct classes.
-        if str(self._config.hydra.launcher._target_).rpartition(".")[2] != BasicLauncher.__name__:
-            returns = self._inner.launch(job_overrides, initial_job_idx)
-        else:
+        if hydra_internals.is_basic_launcher(str(self._config.hydra.launcher._target_)):
             returns = self._at_once(job_overrides, initial_job_idx)
+        else:
+            returns = self._inner.launch(job_overrides, initial_job_idx)
         self._running.look()
         return returns
 
@@ -227,13 +221,11 @@ class _Launcher(Launcher):
 
     def _in_turn(self, work: Any, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
         """Lets Hydra create each job's folder and calls `work` on it."""
-        basic = BasicLauncher()
-        basic.setup(
-            hydra_context=self._context,
-            task_function=lambda composed: work(Path(HydraConfig.get().runtime.output_dir)),
-            config=self._config,
-        )
-        return basic.launch(job_overrides, first)
+
+        def task(composed: DictConfig) -> None:
+            work(Path(HydraConfig.get().runtime.output_dir))
+
+        return hydra_internals.basic_launcher(self._context, task, self._config).launch(job_overrides, first)
 
     def _proposed(self, number: int, overrides: Sequence[str]) -> Proposed:
         """The job as Hydra composes it right before running it."""
@@ -273,9 +265,7 @@ def _expanded(arguments: list[str], *, most: int = 50) -> list[list[str]]:
         value = index > 0 and arguments[index - 1].startswith("-") and "=" not in argument
         (options if argument.startswith("-") or value else given).append(argument)
     try:
-        overrides = OverridesParser.create().parse_overrides(given)
-        fixed = [each for each in overrides if not each.is_sweep_override() or each.is_discrete_sweep()]
-        batch = BasicSweeper.split_arguments(fixed, None)[0]
+        batch = hydra_internals.jobs_of(given)
     except compose.HYDRA_ERRORS:
         return []
     return [[*options, *each] for each in batch[:most]]

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import portpicker
 import tensorflow as tf
-from tensorflow.python.eager import context
-from tensorflow.python.ops import lookup_ops  # for the names of tables; a test pins it
 
-from psrun import tf_internals
 from psrun.cluster import devices, inprocess, partitioners, placement
 from psrun.cluster.probe import answers, own_host, reachable
 from psrun.config import choices
 from psrun.config.topology import CHIEF, DATA_JOBS, Task, Topology
 from psrun.errors import ConfigError, Problem, PsrunError
+from psrun.tf_internals import cluster as internals
 
 _PROBE_EVERY_S = 0.2
 
@@ -49,14 +46,9 @@ def prepare(cluster: choices.Cluster, topology: Topology | None) -> None:
     if cluster.has_parameter_servers and not cluster.has_server_processes:
         tf.config.threading.set_inter_op_parallelism_threads(inprocess.NUM_INTER_OP_THREADS)
     if cluster.has_parameter_servers and not cluster.started_elsewhere:
-        # What servers run for a coordinator they run with its options. Where several share cores, threads that spin
-        # while they wait for work took 7 % of the time. No public option reaches it; a test pins this one.
-        calm = tf.compat.v1.ConfigProto.Experimental(disable_thread_spinning=True)
-        context.context()._config = tf.compat.v1.ConfigProto(experimental=calm)
+        internals.disable_thread_spinning()
     if cluster.has_parameter_servers:
-        # Workers keep the tables of a chief that has gone. TensorFlow names tables by numbers that start anew in every
-        # process: the next chief's could meet another one's, "already initialized with different data".
-        lookup_ops.KeyValueTensorInitializer._shared_name = property(lambda self: uuid.uuid4().hex)
+        internals.name_tables_uniquely()
     if cluster.has_server_processes:
         tf.config.set_visible_devices([], "GPU")  # the chief would take memory of those that a worker beside it has
     if cluster.has_synchronous_workers:
@@ -125,14 +117,6 @@ def wait_for_servers(topology: Topology, *, within_s: float, error: type[PsrunEr
             time.sleep(_PROBE_EVERY_S)
 
 
-def task_lost(error: tf.errors.OpError) -> bool:
-    """Whether a TensorFlow error, or an error nested in it, reports a lost task."""
-    text = str(error)
-    # Within a function over a dataset TensorFlow makes an InternalError of it.
-    unavailable = "UNAVAILABLE" in text or "originally returned UnavailableError" in text
-    return isinstance(error, tf.errors.UnavailableError) or ("/job:ps" in text and unavailable)
-
-
 def _up(task: Task, address: str) -> bool:
     there = reachable(address, timeout_s=1.0)  # refuses at once
     return there and (task.job in DATA_JOBS or answers(address, timeout_s=2.0))
@@ -163,48 +147,21 @@ def parameter_servers(
     chief = {"task_type": "chief", "task_id": 0} if "chief" in spec.jobs else {}
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc", **chief)
     cut = partitioners.make(partitioner)
-    strategy = tf_internals.strategy_with_replicas(
+    strategy = internals.strategy_with_replicas(
         lambda: tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=cut),
         lambda: devices.of_replicas(num_replicas),
     )
     _guide(strategy, rule)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    _renew_iterators(coordinator)
+    internals.renew_iterators(coordinator)
     return Distribution(strategy, coordinator, spec.num_tasks("worker"))
 
 
-def _renew_iterators(coordinator: tf.distribute.coordinator.ClusterCoordinator) -> None:
-    """Makes a worker's data anew where one of its steps was cancelled.
-
-    Where the connection between a worker and a parameter server breaks, TensorFlow runs the closure again and holds the
-    worker for whole. But with the step it has cancelled the iterator that the step was reading from, for good: the next
-    step would find endless data at its end.
-    """
-    handler = coordinator._cluster.failure_handler
-    waiting = handler.wait_on_failure
-
-    def wait_on_failure(*, on_transient_failure_fn: Any = None, on_recovery_fn: Any = None, **options: Any) -> Any:
-        def again() -> None:
-            if on_recovery_fn is not None:
-                on_recovery_fn()
-            if on_transient_failure_fn is not None:
-                on_transient_failure_fn()
-
-        return waiting(on_transient_failure_fn=again, on_recovery_fn=on_recovery_fn, **options)
-
-    handler.wait_on_failure = wait_on_failure
-
-
 def _guide(strategy: tf.distribute.ParameterServerStrategy, rule: placement.Rule) -> None:
-    """Makes the strategy place each variable by `rule`; variables colocated with another one are only counted.
-
-    TensorFlow puts the next shard on server `_variable_count % _num_ps`. The count is set in `_create_variable`, which
-    all scopes of the strategy end in; a variable_creator_scope would have to be entered again within each of them, also
-    those that Keras enters.
-    """
-    extended = strategy.extended
-    create, partition = extended._create_variable, extended._variable_partitioner
-    servers = placement.Servers(extended._num_ps, rule)
+    """Makes the strategy place each variable by `rule`; variables colocated with another one are only counted."""
+    creation = internals.VariableCreation(strategy)
+    create, partition = creation.create, creation.partitioner
+    servers = placement.Servers(creation.num_ps, rule)
 
     def placed(next_creator: Any, **kwargs: Any) -> Any:
         if kwargs.get("per_worker_variable"):
@@ -218,10 +175,10 @@ def _guide(strategy: tf.distribute.ParameterServerStrategy, rule: placement.Rule
         shape, dtype = spec_of(kwargs)
         shape = shape if shape.is_fully_defined() else tf.TensorShape(())  # of unknown size: counts as one value
         num_shards = partition(shape=shape, dtype=dtype)[0] if partition and shape.rank else 1
-        extended._variable_count = servers.take(placement.shard_bytes(tuple(shape), dtype.size, num_shards))
+        creation.set_next_server(servers.take(placement.shard_bytes(tuple(shape), dtype.size, num_shards)))
         return create(next_creator, **kwargs)
 
-    extended._create_variable = placed
+    creation.replace(placed)
 
 
 def spec_of(kwargs: Mapping[str, Any]) -> tuple[tf.TensorShape, tf.DType]:

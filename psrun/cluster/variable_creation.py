@@ -11,7 +11,8 @@ import contextlib
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import UninitializedVariable  # no public name; a test pins it
+
+from psrun.tf_internals.variables import UninitializedVariable
 
 _LARGE_BYTES = 1 << 20
 

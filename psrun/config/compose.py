@@ -20,13 +20,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from psrun.config import parse, resolvers, schema
+from psrun.config import hydra_internals, parse, resolvers, schema
 from psrun.errors import ConfigError, Problem
 
-_UNKNOWN_KEY = re.compile(r"Could not (?:override|append to|delete from) (?:config )?'(?P<key>[^'@]+)")
-_UNKNOWN_CHOICE = re.compile(r"Could not find '(?P<group>.+)/(?P<choice>[^/']+)'")
 _NESTED = ("[", "{", "'", '"', "$")  # values with their own grammar, which quoting would turn into plain text
-_OVERRIDES_IN_ITS_OWN_PLACE = re.compile(r"In '(?P<file>experiment/[^']+)': Could not override '[^']*@experiment\.")
 _CONFIG_DIR = ("--config-dir", "-cd")
 _OWN_CHOICES = {"partitioner": "custom", "trainer": "own_loop"}  # choices that take a _target_
 _NOT_OFFERED = {
@@ -56,8 +53,8 @@ def run(work: Any) -> None:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError([_unreadable_file(error)]) from error
     except Exception as error:
-        signalled = error.__context__
-        if signalled is None or isinstance(signalled, Exception):
+        signalled = hydra_internals.signal_behind(error)
+        if signalled is None:
             raise
         raise signalled from None
 
@@ -167,23 +164,22 @@ def compose(arguments: list[str]) -> dict[str, Any] | Exception:
 
 def missing_choice(error: Exception) -> tuple[str, str] | None:
     """The group and the choice that Hydra's error reports as missing; None for other errors."""
-    choice = _UNKNOWN_CHOICE.search(str(error))
-    return (choice["group"], choice["choice"]) if choice else None
+    return hydra_internals.unknown_choice(str(error))
 
 
 def blame(error: Exception, arguments: list[str]) -> tuple[str | None, Problem]:
     """The argument that Hydra's error is about (None: unknown) and the problem with it."""
     text = str(error)
     for argument in arguments:
-        if f"'{argument}'" in text or getattr(error, "override", None) == argument:
+        if hydra_internals.is_about(error, argument):
             return argument, Problem(argument, _unreadable(argument, text))
-    choice, misplaced = _UNKNOWN_CHOICE.search(text), _OVERRIDES_IN_ITS_OWN_PLACE.search(text)
-    key = choice["group"] if choice else (_UNKNOWN_KEY.search(text) or {"key": ""})["key"]
+    choice, misplaced = hydra_internals.unknown_choice(text), hydra_internals.overrides_in_its_own_place(text)
+    key = choice[0] if choice else hydra_internals.unknown_key(text) or ""
     culprit = next((a for a in arguments if key and a.partition("=")[0].lstrip("+~").partition("@")[0] == key), None)
     if choice:
-        return culprit, Problem(key, _no_such_choice(key, choice["choice"], text, arguments, given=culprit is not None))
+        return culprit, Problem(key, _no_such_choice(key, choice[1], text, arguments, given=culprit is not None))
     if misplaced:
-        return None, Problem("experiment", f"{misplaced['file']}.yaml {parse.NEEDS_GLOBAL_PACKAGE}")
+        return None, Problem("experiment", f"{misplaced} {parse.NEEDS_GLOBAL_PACKAGE}")
     if culprit is None:
         return None, Problem("", _one_line(text))
     return culprit, Problem(key, f"no such key or group (value '{culprit.partition('=')[2]}').")
@@ -191,11 +187,10 @@ def blame(error: Exception, arguments: list[str]) -> tuple[str | None, Problem]:
 
 def _no_such_choice(group: str, choice: str, text: str, arguments: list[str], *, given: bool) -> str:
     """The message for an unknown choice, `given` on the command line or in a YAML file."""
-    options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
+    options = hydra_internals.choices_offered(text)
     if (group, choice) in _NOT_OFFERED:
         return f"there is no '{choice}': {_NOT_OFFERED[group, choice]}. Choose one of {', '.join(options)}."
-    file = re.match(r"In '([^']+/[^']+)'", text)
-    named = "" if given else f", which {file[1] + '.yaml' if file else 'a YAML file'} selects"
+    named = "" if given else f", which {hydra_internals.chosen_in(text) or 'a YAML file'} selects"
     message = f"there is no {group} named '{choice}'{named}.{schema.did_you_mean(choice, options)}"
     if config_dirs(arguments) or schema.is_near(choice, options):
         return message

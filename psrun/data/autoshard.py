@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import tensorflow as tf
-from tensorflow.python.data.experimental.ops import distribute  # for _AutoShardDataset; a test pins it
 
 from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
+from psrun.tf_internals import messages
+from psrun.tf_internals.datasets import share_files
 
 _KEY = "data.sharding"
 
@@ -33,7 +33,7 @@ def policy(run: RunConfig, dataset: Callable[[], tf.data.Dataset]) -> str | None
     if requested not in ("auto", "file"):
         return requested
     try:
-        distribute._AutoShardDataset(applied(pipeline, "file"), num_workers, 0)
+        share_files(applied(pipeline, "file"), num_workers)
     except tf.errors.NotFoundError as error:
         if requested == "auto":
             return "data"
@@ -43,11 +43,11 @@ def policy(run: RunConfig, dataset: Callable[[], tf.data.Dataset]) -> str | None
 
 
 def too_few_files(cause: str) -> Problem | None:
-    """The problem behind TensorFlow's error for fewer files than workers; its number of files is wrong."""
-    match = re.search(r"only has \d+ file\(s\), which is not enough for the required (\d+)", cause)
-    if match is None:
+    """The problem behind TensorFlow's error for fewer files than workers."""
+    num_workers = messages.workers_short_of_files(cause)
+    if num_workers is None:
         return None
-    return Problem(_KEY, f"shards by file, but there are fewer files than the {match[1]} workers; choose data")
+    return Problem(_KEY, f"shards by file, but there are fewer files than the {num_workers} workers; choose data")
 
 
 def applied(dataset: tf.data.Dataset, policy: str | None) -> tf.data.Dataset:

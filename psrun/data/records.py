@@ -12,6 +12,7 @@ import tensorflow as tf
 from psrun.data import files
 from psrun.data.columns import Rows, objects
 from psrun.errors import DataError
+from psrun.tf_internals.messages import reason_of
 
 _AT_ONCE = 1000
 _KINDS = {"float_list": tf.float32, "int64_list": tf.int64, "bytes_list": tf.string}
@@ -93,8 +94,7 @@ def _records(name: str) -> Iterator[tuple[int, bytes]]:
             read, number = read + files.RECORD_BYTES + len(record), number + 1
             yield number, record
     except tf.errors.OpError as error:
-        reason = error.message.rpartition("}} ")[2].partition(" [Op:")[0]
-        raise DataError(f"{name}, record {number + 1} cannot be read: {reason}") from error
+        raise DataError(f"{name}, record {number + 1} cannot be read: {reason_of(error)}") from error
     if read != size:
         raise DataError(f"{name}, record {number + 1} cannot be read: the file is cut short")
 

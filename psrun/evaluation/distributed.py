@@ -11,6 +11,7 @@ from psrun.cluster.inflight_closures import InFlight
 from psrun.evaluation.meters import Evaluation, Meters
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import num_eval_batches
+from psrun.tf_internals.cluster import iterator_spec
 
 
 class DistributedEvaluation:
@@ -30,7 +31,7 @@ class DistributedEvaluation:
             self._meters = Meters(program)
             self._iterator = iter(self._coordinator.create_per_worker_dataset(self._dataset))
             # Concrete, for the reason given in `exact`; the iterators of all workers are alike.
-            self._batch = tf.function(self._over_batch).get_concrete_function(self._iterator._values[0]._type_spec)
+            self._batch = tf.function(self._over_batch).get_concrete_function(iterator_spec(self._iterator))
 
     def evaluate(self, step: int, progress: Callable[[], None]) -> Evaluation:
         """Metrics over about every evaluation example; `step` is what the training has reached.

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tf_keras
 
-from psrun import files, tf_internals
+from psrun import files
 from psrun.data.source import task_of
 from psrun.program import objective
 from psrun.program.compiled_model import Program
 from psrun.program.example_counter import ExamplesSeen
+from psrun.tf_internals import keras
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def metrics_like(program: Program) -> Any:
     given any.
     """
     made, label = objective.metrics_of(program.model, task_of(program.source)), program.batch_spec[1]
-    return tf_internals.built_metrics(made, program.network, program.prediction_spec, label, program.metric_names)
+    return keras.built_metrics(made, program.network, program.prediction_spec, label, program.metric_names)
 
 
 class Meters:
@@ -106,7 +107,7 @@ class Meters:
     def _losses_of(self, label: Any, prediction: Any, weight: Any) -> dict[str, tf.Tensor]:
         """The mean losses of a batch by name: in all, with the model's regularisation, and of several outputs each."""
         network = self._program.network
-        by_output = tf_internals.losses_by_output(network.compiled_loss, label, prediction, weight)
+        by_output = keras.losses_by_output(network.compiled_loss, label, prediction, weight)
         several = {f"{name}_loss": value for name, value in by_output.items()} if len(self._losses) > 1 else {}
         return {"loss": tf.add_n([*by_output.values(), *network.losses]), **several}
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from psrun.tf_internals.tracing import not_inlined
+
 NOT_FINITE = "not finite: the gradient of"
 # From the touched rows of the variable and of its slots, the gradients summed by row, and further numbers, to the new
 # rows of each.
@@ -73,7 +75,7 @@ def replacing(variables: Sequence[tf.Variable], formula: Formula, *, label: str,
         with tf.device(device):  # CriticalSection takes the lock when the numbers are there, not before
             replace(variables, formula, tf.IndexedSlices(values, indices), *numbers, label=label, lock=lock)
 
-    function = tf.function(update, experimental_attributes={"_noinline": True})
+    function = not_inlined(update)
 
     def called(gradient: tf.IndexedSlices, *numbers: tf.Tensor) -> None:
         with tf.device(device):

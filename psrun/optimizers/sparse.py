@@ -17,9 +17,11 @@ import tf_keras
 
 from psrun.cluster.placement import split_name
 from psrun.optimizers import rows
+from psrun.tf_internals import optimizers as internals
+from psrun.tf_internals.optimizers import SlotOptimizer
 
 
-class _OnTouchedRows(tf_keras.optimizers.Optimizer):
+class _OnTouchedRows(SlotOptimizer):
     """What they have in common; stands before a tf-keras optimizer among the base classes.
 
     Args:
@@ -43,7 +45,7 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
         tf-keras would fill the slots here and send them: a slot of a large table would pass through this process.
         """
         tf_keras.optimizers.Optimizer.build(self, var_list)
-        if not getattr(self, "_built", False):
+        if not self.has_slots:
             kinds = self._slot_kinds()
             for attribute in kinds:
                 setattr(self, attribute, [])
@@ -53,14 +55,14 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
                     filled = functools.partial(tf.fill, shape, tf.constant(start, variable.dtype))
                     slot = self.add_variable_from_reference(variable, name, initial_value=filled)
                     getattr(self, attribute).append(slot)
-            self._built = True
+            self.slots_made()
         self._make_updaters(var_list)
 
     def _make_updaters(self, var_list: list[tf.Variable]) -> None:
         if not hasattr(self, "_updaters"):
-            self._updaters = self._no_dependency({})
+            self._updaters = self.untracked({})
         for variable in var_list:
-            key = self._var_key(variable)
+            key = self.variable_key(variable)
             if key not in self._updaters and "/job:ps" in (variable.device or ""):
                 self._updaters[key] = rows.replacing(
                     [variable, *self._beside(variable)], self._formula, label=_label(variable), locking=self.locking
@@ -68,11 +70,9 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
 
     def _beside(self, variable: tf.Variable) -> list[tf.Variable]:
         """The slots of a variable; of a copy of it on one of several devices, those on the same device."""
-        slots = [
-            kind[self._index_dict[self._var_key(variable)]] for kind in map(self.__getattribute__, self._slot_kinds())
-        ]
-        # TensorFlow hangs it on the handle, as a weak reference; there is no public way to ask for it.
-        container = getattr(variable.handle, "_distributed_container", lambda: None)()
+        index = self.slot_index(variable)
+        slots = [getattr(self, attribute)[index] for attribute in self._slot_kinds()]
+        container = tf.distribute.get_strategy().extended.value_container(variable)
         copies = getattr(container, "values", (variable,))
         which = next((index for index, copy in enumerate(copies) if copy is variable), None)
         return [slot.values[which] if which is not None and hasattr(slot, "values") else slot for slot in slots]
@@ -87,7 +87,7 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
             self._dense_step(gradient, variable)
             return
         numbers = [tf.cast(number, variable.dtype) for number in self._numbers()]
-        update = self._updaters.get(self._var_key(variable))
+        update = self._updaters.get(self.variable_key(variable))
         if update is not None:
             update(gradient, *numbers)
         else:
@@ -99,9 +99,6 @@ class _OnTouchedRows(tf_keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "locking": self.locking}
-
-    def _deduplicate_sparse_grad(self, grads: list[Any]) -> list[Any]:
-        return grads  # summed where the rows are
 
     @abc.abstractmethod
     def _slot_kinds(self) -> dict[str, tuple[str, float]]:
@@ -126,7 +123,7 @@ class SparseAdagrad(_OnTouchedRows, tf_keras.optimizers.Adagrad):
     """
 
     def _slot_kinds(self) -> dict[str, tuple[str, float]]:
-        return {"_accumulators": ("accumulator", self.initial_accumulator_value)}
+        return {internals.ADAGRAD_ACCUMULATORS: ("accumulator", self.initial_accumulator_value)}
 
     def _formula(self, variable: tf.Tensor, *others: tf.Tensor) -> tuple[tf.Tensor, ...]:
         accumulator, gradient, rate = others
@@ -195,7 +192,7 @@ class LazyAdam(_OnTouchedRows, tf_keras.optimizers.Adam):
         )
 
     def _slot_kinds(self) -> dict[str, tuple[str, float]]:
-        return {"_momentums": ("m", 0.0), "_velocities": ("v", 0.0)}
+        return {internals.ADAM_MOMENTUMS: ("m", 0.0), internals.ADAM_VELOCITIES: ("v", 0.0)}
 
     def _numbers(self) -> tuple[Any, ...]:
         step = tf.cast(self.iterations + 1, tf.float32)
@@ -235,7 +232,8 @@ class SparseFtrl(_OnTouchedRows, tf_keras.optimizers.Ftrl):
     """
 
     def _slot_kinds(self) -> dict[str, tuple[str, float]]:
-        return {"_accumulators": ("accumulator", self.initial_accumulator_value), "_linears": ("linear", 0.0)}
+        start = self.initial_accumulator_value
+        return {internals.FTRL_ACCUMULATORS: ("accumulator", start), internals.FTRL_LINEARS: ("linear", 0.0)}
 
     def _formula(self, variable: tf.Tensor, *others: tf.Tensor) -> tuple[tf.Tensor, ...]:
         accumulator, linear, gradient, rate = others

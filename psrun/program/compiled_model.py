@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from psrun import layers, tf_internals
+from psrun import layers
 from psrun.cluster import variable_creation
 from psrun.cluster.strategy import Distribution
 from psrun.config import targets
@@ -25,6 +25,7 @@ from psrun.program import class_weights, losses, objective, output_widths
 from psrun.program.evaluation_sizes import eval_batch_size, num_eval_shards
 from psrun.program.example_counter import ExamplesSeen
 from psrun.program.train_step import OwnStep, is_in
+from psrun.tf_internals import keras, optimizers
 
 # Workers' shuffles must differ, and so must those of seeds that stand side by side in a sweep.
 _SEED_STRIDE = 1_000_003
@@ -264,16 +265,11 @@ def build_state(program: Program) -> None:
         label = tf.nest.map_structure(zeros, program.batch_spec[1])
         prediction = tf.nest.map_structure(zeros, program.prediction_spec)
         output_widths.check(program.prediction_spec, program.batch_spec[1], program.model, program.source)
-        optimizer = network.optimizer
-        if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
-            _ = optimizer.iterations
-            optimizer._create_all_weights(network.trainable_variables)  # the only way; Keras calls it at the first step
-        else:
-            optimizer.build(network.trainable_variables)
+        optimizers.build(network.optimizer, network.trainable_variables)
         with losses.named("loss"):
             network.compiled_loss.build(prediction)
         with losses.named("metrics"):
-            tf_internals.build_metrics(network.compiled_metrics, prediction, label)
+            keras.build_metrics(network.compiled_metrics, prediction, label)
 
 
 def metric_variables(program: Program) -> list[tf.Variable]:

@@ -17,7 +17,8 @@ import tf_keras
 
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program, metric_variables
-from psrun.tf_internals import aggregate_alike, aggregating
+from psrun.tf_internals.optimizers import learning_rates
+from psrun.tf_internals.variables import aggregate_alike, aggregating
 
 _CPU = "/device:CPU:0"  # where the input pipeline of a worker leaves its batches
 _Reduction = tf_keras.losses.Reduction
@@ -38,7 +39,7 @@ class Replicas:
         if self._splits:
             self._averages = _averages(program.network.loss)
             _add_what_is_assigned(metric_variables(program))
-            aggregate_alike(_of_the_learning_rate(program.optimizer))
+            aggregate_alike(learning_rates(program.optimizer))
 
     def run(self, step: Callable[[Any], Any], batch: Any) -> Any:
         """Calls `step` on each replica; returns what it returned, added up where replicas returned different values.
@@ -130,12 +131,6 @@ def _assigning(variable: Any, assign: Callable[..., Any]) -> Callable[..., Any]:
         return variable.assign_add(tf.convert_to_tensor(value, variable.dtype) - variable.read_value())
 
     return assigned
-
-
-def _of_the_learning_rate(optimizer: Any) -> list[Any]:
-    """Variables that each replica assigns the same, though tf-keras makes them without a way to aggregate."""
-    names = ("_learning_rate", "_current_learning_rate")
-    return [variable for name in names if hasattr(variable := getattr(optimizer, name, None), "assign")]
 
 
 def _num_examples(batch: Any) -> Any:

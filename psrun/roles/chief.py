@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, Self
 
-from psrun import process, tf_internals
+from psrun import process
 from psrun.cluster import data_service, strategy
 from psrun.cluster.probe import Door, ServerStatus, statuses
 from psrun.config import choices
@@ -27,6 +27,7 @@ from psrun.results.events import Reporter
 from psrun.results.summary import PENDING
 from psrun.roles import server
 from psrun.roles.task_context import TaskContext
+from psrun.tf_internals.cluster import incarnation
 from psrun.training import failures
 from psrun.training.progress import Pulse
 from psrun.training.session import Session
@@ -198,4 +199,4 @@ class Chief:
 
 
 def _ask(servers: Mapping[Task, str]) -> Mapping[Task, ServerStatus]:
-    return statuses(servers, timeout_s=ANSWER_WITHIN_S, incarnation=tf_internals.incarnation)
+    return statuses(servers, timeout_s=ANSWER_WITHIN_S, incarnation=incarnation)

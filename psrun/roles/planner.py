@@ -13,7 +13,6 @@ import tf_keras
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
-from tensorflow.python.ops.resource_variable_ops import UninitializedVariable  # no public name; a test pins it
 
 from psrun.cluster import partitioners, placement, strategy
 from psrun.cluster.placement import Placed, Planned
@@ -24,6 +23,7 @@ from psrun.optimizers import cost
 from psrun.program import compiled_model
 from psrun.results.console import features_guessed, placement_table, warner
 from psrun.results.run_folder import RunFolder
+from psrun.tf_internals.variables import UninitializedVariable
 
 _INDEX_BYTES = 8
 

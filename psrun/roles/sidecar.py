@@ -77,7 +77,7 @@ class Sidecar:
         journal = folder.journal  # the chief writes run.json
         warn = Reporter([journal, console], started_s=time.time()).warn
         self._sinks: list[Sink] = [journal, *choosing.make(run_config, folder, warn, joins=True), console]
-        self._built: tuple[compiled_model.Program, DirectEvaluation] | None = None
+        self._program: tuple[compiled_model.Program, DirectEvaluation] | None = None
         self._done: set[str] = set()  # checkpoints that were evaluated or cannot be, by their checksums
         self._last: Evaluation | None = None
         self._count = 0  # of evaluations, with those of an evaluator before this one
@@ -211,14 +211,14 @@ class Sidecar:
         return name if isinstance(name, int) else None
 
     def _evaluated(self, name: Any) -> tuple[Evaluation, Restored]:
-        if self._built is None:
+        if self._program is None:
             made = callbacks.made(self._evaluation.callbacks, "evaluation.callbacks")
             source = load.load_source(self._run, folder=self._folder)
             compiled_model.start_afresh(self._run.seed)
             built = compiled_model.build(self._run, source, strategy.Distribution(tf.distribute.get_strategy()))
             compiled_model.build_state(built)
-            self._built = built, DirectEvaluation(built, mode=self._evaluation.kind, callbacks=made)
-        built, evaluation = self._built
+            self._program = built, DirectEvaluation(built, mode=self._evaluation.kind, callbacks=made)
+        built, evaluation = self._program
         restored = self._source.restore(built.network, name)
         built.optimizer.iterations.assign(restored.step)  # by which callbacks know it
         return evaluation.evaluate(restored.step, lambda: None), restored
@@ -241,8 +241,8 @@ class Sidecar:
         if metric is not None and metric in found.values:  # else it is one of the training, which the chief compares
             with contextlib.suppress(OSError, ValueError):  # removed meanwhile
                 self._store.compare(step, metric, found.values[metric], mode=checkpoint.best_mode)
-        if self._is_best(found) and self._run.export.best and self._built is not None:
-            built = self._built[0]
+        if self._is_best(found) and self._run.export.best and self._program is not None:
+            built = self._program[0]
             made = export.write(
                 load_model.Trained(built.model, built.source, held), self._folder.path / "export" / "best"
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -20,6 +19,7 @@ from psrun.results.console import ConsoleSink
 from psrun.results.run_folder import RunFolder
 from psrun.roles.task_assignment import Identity
 from psrun.roles.task_context import TaskContext
+from psrun.tf_internals.modules import import_without_keras
 
 # TensorFlow may hold Python's lock for the 20 s that it takes to give up connecting to a host that is cut off.
 _GUARD_WAITS_LONGER_S = 30.0
@@ -86,8 +86,7 @@ def _replica(process: Process) -> None:
 
 
 def _server(process: Process) -> None:
-    # TensorFlow imports Keras where it can, for a fifth of the whole; a server has no use for it.
-    sys.modules["tf_keras"] = None  # type: ignore[assignment]
+    import_without_keras()
     module, cluster = _import("psrun.roles.server"), process.run.cluster
     module.run(
         *(process.me.topology, process.folder, process.stop),
@@ -97,7 +96,7 @@ def _server(process: Process) -> None:
 
 
 def _data_server(process: Process) -> None:
-    sys.modules["tf_keras"] = None  # type: ignore[assignment]
+    import_without_keras()
     module, timeout_s = _import("psrun.roles.data_server"), process.run.cluster.chief_timeout_s
     module.run(process.me.topology, process.folder, process.stop, chief_timeout_s=timeout_s)
 

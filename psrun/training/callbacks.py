@@ -14,6 +14,7 @@ from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
 from psrun.program.monitored import check_metric
+from psrun.tf_internals import keras
 from psrun.training.parameter_server.steps_per_execution import Packing
 from psrun.training.session import Session
 from psrun.training.synchronized_stop import Lockstep
@@ -61,7 +62,7 @@ def make(run: RunConfig) -> list[tf_keras.callbacks.Callback]:
         key = f"trainer.callbacks[{index}]"
         if run.checkpoint.are_taken and backups([callback]):
             problems.append(Problem(key, TWO_RESTORES))  # a class of another name
-        elif run.cluster.has_parameter_servers and not getattr(callback, "_supports_tf_logs", False):
+        elif run.cluster.has_parameter_servers and not keras.takes_unread_logs(callback):
             overridden = [name for name in _BATCH_METHODS if getattr(type(callback), name) is not getattr(base, name)]
             if overridden:
                 problems.append(
@@ -104,7 +105,7 @@ class Epochs(tf_keras.callbacks.Callback):
 
     def __init__(self, session: Session, packing: Packing | None, *, first_batch: int = 0) -> None:
         super().__init__()
-        self._supports_tf_logs = True  # takes results as they are: reading them would wait for the step
+        keras.give_unread_logs(self)
         self._session = session
         self._joined = False
         self._scheduled, self._first_batch = 0, first_batch
@@ -116,7 +117,7 @@ class Epochs(tf_keras.callbacks.Callback):
         self._joined, self._scheduled, self._first_batch = False, self._first_batch, 0
         if self._packing is not None:
             # Keras puts back what it had before the last execution of an epoch, which may be shorter.
-            self.model._steps_per_execution.assign(self._packing.num_steps)
+            self.model.steps_per_execution.assign(self._packing.num_steps)
         self._session.epoch_begins()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -171,7 +172,7 @@ class BetweenSaves(tf_keras.callbacks.Callback):
 
     def __init__(self, saves: threading.Lock) -> None:
         super().__init__()
-        self._supports_tf_logs = True
+        keras.give_unread_logs(self)
         self._saves = saves
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -183,7 +184,7 @@ class StopTogether(tf_keras.callbacks.Callback):
 
     def __init__(self, session: Session, lockstep: Lockstep) -> None:
         super().__init__()
-        self._supports_tf_logs = True
+        keras.give_unread_logs(self)
         self._session, self._lockstep = session, lockstep
         self._done = 0
 

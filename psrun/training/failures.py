@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import tensorflow as tf
 
-from psrun.cluster import strategy
 from psrun.data import autoshard
 from psrun.errors import ConfigError, DataExhaustedError, NonFiniteLossError, PsrunError, TaskLostError, TrainingError
 from psrun.optimizers import rows
+from psrun.tf_internals.messages import LOGGER, cancelled, data_ended, gave_up_for, gist, task_in, task_lost
 from psrun.training.progress import iterations
 from psrun.training.session import Session
-
-# What the coordinator logs when it gives up, before the first error that it met.
-_GAVE_UP = re.compile(r"^Start cancelling closures due to error \w+\(.*?\): ")
-# What TensorFlow wraps its messages in; the whole is in the log.
-_NOISE = re.compile(
-    r"^(Graph execution error|Detected at node|\s*File |Additional GRPC|:UNKNOWN|\d+ root error|\s*\[\[|"
-    r"Remote function on worker)|^\s*$|stack traces unavailable|encountered the following error when processing closure"
-)
-_OF_SEVERAL = re.compile(r"^\s*\(\d+\) ")  # errors of one function that failed in more than one place
-_CANCELLED = re.compile("[Cc]ancelled|CANCELLED")
 
 
 class _WorkersErrors(logging.Handler):
@@ -44,9 +33,9 @@ class _WorkersErrors(logging.Handler):
 
     def cause(self, raised: str) -> str:
         """The earliest known cause: of the coordinator's cancellation, of its exception, or from the workers."""
-        gave_up = [_GAVE_UP.sub("", message) for message in self.messages if _GAVE_UP.search(message)]
+        gave_up = [first for first in map(gave_up_for, self.messages) if first is not None]
         causes = [*gave_up[-1:], raised, *self.messages]
-        return next((cause for cause in causes if not _CANCELLED.search(gist(cause))), raised)
+        return next((cause for cause in causes if not cancelled(gist(cause))), raised)
 
 
 @contextmanager
@@ -63,7 +52,7 @@ def named(current: Callable[[], Session | None], check_servers: Callable[[], Non
       PsrunError: one that was raised while a function was traced.
       NonFiniteLossError, DataExhaustedError, TrainingError: the reason behind the error.
     """
-    heard, logger = _WorkersErrors(), logging.getLogger("tensorflow")
+    heard, logger = _WorkersErrors(), logging.getLogger(LOGGER)
     logger.addHandler(heard)
     try:
         yield
@@ -73,12 +62,11 @@ def named(current: Callable[[], Session | None], check_servers: Callable[[], Non
             with suppress(tf.errors.OpError):  # of a hook that met the same lost server
                 session.check()
         check_servers()
-        if strategy.task_lost(error):
-            task = re.search(r"/job:(ps|worker)/replica:0/task:(\d+)", str(error))
-            name = f"{task[1]}-{task[2]}" if task else "a task"
-            raise TaskLostError(f"{name} was lost: {gist(str(error))}", task=name if task else None) from error
+        if task_lost(error):
+            task = task_in(str(error))
+            raise TaskLostError(f"{task or 'a task'} was lost: {gist(str(error))}", task=task) from error
         cause = heard.cause(str(error))
-        if "End of sequence" in gist(cause) and session is not None:
+        if data_ended(gist(cause)) and session is not None:
             raise DataExhaustedError.at(iterations(session.program), session.monitor.planned) from error
         if problem := autoshard.too_few_files(cause):
             raise ConfigError([problem]) from error
@@ -95,16 +83,3 @@ def named(current: Callable[[], Session | None], check_servers: Callable[[], Non
         raise inner from error
     finally:
         logger.removeHandler(heard)
-
-
-def gist(text: str) -> str:
-    """The first informative line of a TensorFlow message; a cause if it holds several errors."""
-    lines = [line for line in text.splitlines() if not _NOISE.search(line)]
-    several = sorted((line for line in lines if _OF_SEVERAL.search(line)), key=_consequence)
-    first = next(iter(several or lines), text)
-    return re.sub(r"\{\{[^}]*\}\}\s*", "", first).strip()[:400]
-
-
-def _consequence(line: str) -> int:
-    """How likely an error is one that followed from another."""
-    return 2 if _CANCELLED.search(line) else int("End of sequence" in line)

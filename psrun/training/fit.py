@@ -9,12 +9,12 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from psrun import tf_internals
 from psrun.checkpoint.manifest import Position
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.errors import DataExhaustedError
 from psrun.program.compiled_model import Program
+from psrun.tf_internals import keras, messages
 from psrun.training import callbacks
 from psrun.training.parameter_server.steps_per_execution import Packing
 from psrun.training.progress import iterations
@@ -41,7 +41,7 @@ def _restore(made: list[Any], program: Program) -> Position | None:
         for callback in backups:
             callback.set_model(program.network)
             callback.on_train_begin()
-    epochs, steps = tf_internals.position_in_backup(program.network, program.config.trainer.num_steps)
+    epochs, steps = keras.position_in_backup(program.network, program.config.trainer.num_steps)
     done = iterations(program)
     if not done:
         return None
@@ -71,9 +71,9 @@ def _train(made: list[Any], program: Program, session: Session) -> None:
     packing = None
     if program.distribution.coordinator is not None:
         packing = Packing(program, session.feed(), session.stages(), session.packed, planned=session.left)
-        saves = tf_internals.lock_of_saves(program.network)
+        saves = keras.lock_of_saves(program.network)
         execution = functools.partial(_execution, program, packing, saves)
-        program.network.make_train_function = lambda force=False: execution
+        keras.replace_train_function(program.network, execution)
     made = [callbacks.Epochs(session, packing, first_batch=into if backups else 0), *made]
     if packing is not None:
         made.append(callbacks.BetweenSaves(saves))
@@ -108,8 +108,7 @@ def _fit(made: list[Any], program: Program, session: Session, epochs: range, ste
             **validation,
         )
     except ValueError as error:
-        # Keras' error if the data ends within the first execution of an epoch.
-        if "Empty logs" in str(error):
+        if messages.epoch_without_steps(error):
             raise DataExhaustedError.at(iterations(program), session.monitor.planned) from error
         raise
 
@@ -125,7 +124,7 @@ def _execution(program: Program, packing: Packing, saves: threading.Lock, _: Any
       `train_step` returned beside metrics in the last step of the closure.
     """
     saves.release()
-    now = program.network._steps_per_execution  # at the end of an epoch Keras makes it what is left
+    now = program.network.steps_per_execution  # at the end of an epoch Keras makes it what is left
     before = packing.num_steps
     packing.schedule(int(now))
     if packing.num_steps != before:

@@ -16,13 +16,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.cluster import strategy
 from psrun.config import choices, targets
 from psrun.config.run_config import RunConfig
 from psrun.errors import HookError, PsrunError
 from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
+from psrun.tf_internals import messages
 from psrun.training.progress import Monitor
 
 _POLL_S = 0.1
@@ -94,7 +94,7 @@ class Hooks:
         except PsrunError:
             raise
         except Exception as error:
-            if isinstance(error, tf.errors.OpError) and strategy.task_lost(error):
+            if isinstance(error, tf.errors.OpError) and messages.task_lost(error):
                 raise
             target = hook.target
             message = f"{target.key}: {target.name} failed at step {step}: {type(error).__name__}: {error}"

@@ -15,12 +15,12 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras
-from tensorflow.python.eager import record
-from tensorflow.python.framework.func_graph import FuncGraph
-from tensorflow.python.ops.resource_variable_ops import variable_accessed
 
 from psrun.program.compiled_model import Program, traced_forward
-from psrun.training.parameter_server.variable_proxy import StandIn, remote, taking_over
+from psrun.tf_internals import optimizers
+from psrun.tf_internals.tracing import FuncGraph, record_operation, stop_recording, variable_accessed
+from psrun.tf_internals.variables import remote, wrapped
+from psrun.training.parameter_server.variable_proxy import StandIn, taking_over
 
 GradientsAndVariables = Sequence[tuple[Any, tf.Variable]]
 
@@ -35,8 +35,7 @@ class Bundles:
     def __init__(self, program: Program, sync_every: int = 1) -> None:
         self._optimizer, self._every = program.optimizer, sync_every
         by_server: dict[tuple[str, tf.DType], list[Any]] = {}
-        # Optimizers of Keras before 2.11 update without this method, one variable after the other.
-        if hasattr(self._optimizer, "_internal_apply_gradients"):
+        if optimizers.updates_together(self._optimizer):
             for variable in _read_as_a_whole(program):
                 by_server.setdefault((variable.device, variable.dtype), []).append(variable)
         self._bundles = [_Bundle(variables) for variables in by_server.values()]
@@ -58,9 +57,8 @@ class Bundles:
         variables = [variable for bundle in self._bundles for variable in bundle.variables]
         stand_ins = [stand_in for bundle in self._bundles for stand_in in bundle.stand_ins]
         optimizer = self._optimizer
-        steps = _Steps(self._bundles, self._every, num_steps, optimizer._internal_apply_gradients)
-        with taking_over(variables, stand_ins):
-            optimizer._internal_apply_gradients = steps.apply_gradients
+        steps = _Steps(self._bundles, self._every, num_steps)
+        with taking_over(variables, stand_ins), optimizers.updating(optimizer, steps.applying):
             optimizer.apply_gradients = steps.updating(optimizer.apply_gradients)
             if self._alone:
                 # Nothing is to be added up; Keras would have gradients that are on a parameter server come back for it.
@@ -68,7 +66,7 @@ class Bundles:
             try:
                 yield steps.next
             finally:
-                del optimizer._internal_apply_gradients, optimizer.apply_gradients
+                del optimizer.apply_gradients
                 if self._alone:
                     del optimizer.aggregate_gradients
 
@@ -81,9 +79,15 @@ def _as_they_are(grads_and_vars: GradientsAndVariables) -> GradientsAndVariables
 class _Steps:
     """What is done around the steps of a closure."""
 
-    def __init__(self, bundles: Sequence[_Bundle], every: int, num_steps: int, apply: Callable[..., Any]) -> None:
-        self._bundles, self._every, self._num_steps, self._apply = bundles, every, num_steps, apply
+    def __init__(self, bundles: Sequence[_Bundle], every: int, num_steps: int) -> None:
+        self._bundles, self._every, self._num_steps = bundles, every, num_steps
         self._step = -1
+        self._apply: Callable[..., Any]
+
+    def applying(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        """What takes the place of `apply`, which updates variables."""
+        self._apply = apply
+        return self.apply_gradients
 
     def updating(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         """`apply`, after which the variables are what the parameter servers have until the next step."""
@@ -131,16 +135,16 @@ class _Bundle:
         self._pushed: list[int] = []
 
     def begin(self) -> None:
-        self.stand_ins, self._summed = [_Fetched(variable._v) for variable in self.variables], None
+        self.stand_ins, self._summed = [_Fetched(wrapped(variable)) for variable in self.variables], None
 
     def fetch(self) -> None:
         """Reads all, for the steps until the next call."""
-        with record.stop_recording():
+        with stop_recording():
             with tf.device(self.variables[0].device):
-                read = [tf.reshape(stand_in._variable.read_value(), [-1]) for stand_in in self.stand_ins]
+                read = [tf.reshape(stand_in.variable.read_value(), [-1]) for stand_in in self.stand_ins]
                 together = tf.concat(read, 0)
             for stand_in, part in zip(self.stand_ins, tf.split(tf.identity(together), self._sizes)):
-                stand_in.fetched = tf.reshape(part, stand_in._variable.shape)
+                stand_in.fetched = tf.reshape(part, stand_in.variable.shape)
 
     def take(self, grads_and_vars: GradientsAndVariables) -> list[tuple[Any, tf.Variable]]:
         """Adds up the gradients of its variables; returns the others."""
@@ -193,11 +197,11 @@ class _Fetched(StandIn):
     def value(self, *_: Any, **__: Any) -> tf.Tensor:
         # In a loop or a branch its gradient would be one of the fetched tensor, and not of the variable.
         if self.fetched is None or self.updating or tf.compat.v1.get_default_graph() is not self._graph:
-            return self._variable.value()
-        variable_accessed(self._variable)
-        with record.stop_recording():
+            return self.variable.value()
+        variable_accessed(self.variable)
+        with stop_recording():
             read = tf.identity(self.fetched)
-        record.record_operation("ReadVariableOp", [read], [self._variable.handle], lambda gradient: [gradient])
+        record_operation("ReadVariableOp", [read], [self.variable.handle], lambda gradient: [gradient])
         return read
 
 
@@ -210,13 +214,13 @@ class _Asked(StandIn):
         graph = tf.compat.v1.get_default_graph()
         if not isinstance(getattr(graph, "outer_graph", None), FuncGraph):  # not in a loop or a branch
             self.asked = True
-        return self._variable.value()
+        return self.variable.value()
 
 
 def _read_as_a_whole(program: Program) -> list[Any]:
     """The trainable variables whose value the network takes, rather than rows of it."""
     variables = remote(program.network.trainable_variables)
-    stand_ins = [_Asked(variable._v) for variable in variables]
+    stand_ins = [_Asked(wrapped(variable)) for variable in variables]
     with program.distribution.strategy.scope(), taking_over(variables, stand_ins):
         traced_forward(program)
     return [variable for variable, stand_in in zip(variables, stand_ins) if stand_in.asked]

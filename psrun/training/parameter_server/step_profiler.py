@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework.func_graph import FuncGraph
 
 from psrun.program.compiled_model import Program
-from psrun.training.parameter_server.variable_proxy import remote
+from psrun.tf_internals.tracing import FuncGraph
+from psrun.tf_internals.variables import remote
 
 _EVERY_S = 0.25  # a closure that is measured asks every parameter server once more
 # What calls another function: where the ops in there run cannot be seen from here.

@@ -15,6 +15,8 @@ from psrun.config import choices
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program, metric_variables
 from psrun.program.replicas import Replicas
+from psrun.tf_internals.cluster import iterator_spec
+from psrun.tf_internals.optimizers import counters
 from psrun.training.input_streams import Stream
 from psrun.training.parameter_server.closure_length import CLOSURE_S, chosen
 from psrun.training.parameter_server.dense_bundling import Bundles
@@ -80,7 +82,7 @@ class Packing:
         self._feed, self._iterator = feed, feed.iterator(distribution.coordinator)
         self._bundles = Bundles(program, trainer.dense_sync_every)
         self._ahead = Ahead(program) if trainer.prefetch_rows else None
-        self._kept = Kept(metric_variables(program), _counters(program.optimizer))
+        self._kept = Kept(metric_variables(program), counters(program.optimizer))
         if trainer.dense_sync_every > 1 and not self._bundles:
             raise ConfigError(
                 [Problem("trainer.dense_sync_every", "is not supported with this optimizer and model, or with several "
@@ -194,7 +196,7 @@ class Packing:
 
         Another kind of function `schedule` would trace again, and more than once.
         """
-        spec = self._iterator._values[0]._type_spec  # those of all workers are alike
+        spec = iterator_spec(self._iterator)
         count = (tf.TensorSpec([], tf.int32),) if num_steps is None else ()
         specs = (spec, *count, tf.TensorSpec([], tf.bool), *self._feed.specs)
         while True:
@@ -285,9 +287,3 @@ def _given(written_out: WrittenOut, feed: Stream, stages: Unmeasured, *, returns
         return outputs
 
     return given
-
-
-def _counters(optimizer: Any) -> list[tf.Variable]:
-    """The counter of steps and the learning rate; an optimizer of before Keras 2.11 has more of that kind."""
-    named = [getattr(optimizer, name, None) for name in ("iterations", "_learning_rate", "_current_learning_rate")]
-    return [each for each in (*named, *getattr(optimizer, "_hyper", {}).values()) if hasattr(each, "assign")]

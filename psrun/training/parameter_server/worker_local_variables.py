@@ -14,7 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.training.parameter_server.variable_proxy import StandIn, remote, taking_over
+from psrun.tf_internals.variables import remote, wrapped
+from psrun.training.parameter_server.variable_proxy import StandIn, taking_over
 
 
 class CannotBeKept(Exception):
@@ -41,7 +42,7 @@ class Kept:
         Raises:
           CannotBeKept: some will not be kept any more, and the trace must be repeated.
         """
-        stand_ins = [_OnWorker(variable._v, id(variable) in self._assigned) for variable in self._variables]
+        stand_ins = [_OnWorker(wrapped(variable), id(variable) in self._assigned) for variable in self._variables]
         with taking_over(self._variables, stand_ins):
             yield
         kept = [variable for variable, stand_in in zip(self._variables, stand_ins) if not stand_in.left]
@@ -76,30 +77,30 @@ class _OnWorker(StandIn):
     def value(self, *_: Any, **__: Any) -> tf.Tensor:
         if not self._within():
             self.left = self.left or not tf.executing_eagerly()  # else another thread looks at the variable meanwhile
-            return self._variable.value()
+            return self.variable.value()
         if self._assigned is not None:
             return self._assigned
         return self._read if self._added is None else self._read + self._added
 
     def assign(self, value: Any, *arguments: Any, **options: Any) -> Any:
         if self._leaves(also=not self._may_be_assigned):
-            return self._variable.assign(value, *arguments, **options)
-        self._assigned, self._added = tf.convert_to_tensor(value, self._variable.dtype), None
+            return self.variable.assign(value, *arguments, **options)
+        self._assigned, self._added = tf.convert_to_tensor(value, self.variable.dtype), None
         return self._assigned
 
     def assign_add(self, delta: Any, *arguments: Any, **options: Any) -> Any:
-        return self._add(tf.convert_to_tensor(delta, self._variable.dtype), *arguments, **options)
+        return self._add(tf.convert_to_tensor(delta, self.variable.dtype), *arguments, **options)
 
     def assign_sub(self, delta: Any, *arguments: Any, **options: Any) -> Any:
-        return self._add(-tf.convert_to_tensor(delta, self._variable.dtype), *arguments, **options)
+        return self._add(-tf.convert_to_tensor(delta, self.variable.dtype), *arguments, **options)
 
     def _add(self, delta: tf.Tensor, *arguments: Any, **options: Any) -> Any:
         if self._leaves():
-            return self._variable.assign_add(delta, *arguments, **options)
+            return self.variable.assign_add(delta, *arguments, **options)
         if self._assigned is not None:
             self._assigned += delta
         else:
-            self._added = tf.broadcast_to(delta, self._variable.shape) if self._added is None else self._added + delta
+            self._added = tf.broadcast_to(delta, self.variable.shape) if self._added is None else self._added + delta
         return self.value()
 
     def _leaves(self, also: bool = False) -> bool:
@@ -110,6 +111,6 @@ class _OnWorker(StandIn):
 
     def write_back(self) -> None:
         if self._assigned is not None:
-            self._variable.assign(self._assigned, read_value=False)
+            self.variable.assign(self._assigned, read_value=False)
         elif self._added is not None:
-            self._variable.assign_add(self._added, read_value=False)
+            self.variable.assign_add(self._added, read_value=False)

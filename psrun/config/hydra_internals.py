@@ -1,0 +1,123 @@
+"""The private names and message texts of Hydra that psrun depends on (Hydra 1.3).
+
+Every function states why no public name does. A name that is gone raises an error, at the import or at the call, and
+`tests/test_hydra_internals.py` pins each of them. No other module of psrun uses one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext
+from omegaconf import DictConfig
+
+_UNKNOWN_KEY = re.compile(r"Could not override '(?P<key>[^'@]+)")
+_UNKNOWN_CHOICE = re.compile(r"Could not find '(?P<group>.+)/(?P<choice>[^/']+)'")
+_OVERRIDES_IN_ITS_OWN_PLACE = re.compile(r"In '(?P<file>experiment/[^']+)': Could not override '[^']*@experiment\.")
+# As methods of `Plugins`, which is what Hydra asks for a sweeper and for a launcher.
+MakePlugin = Callable[..., Any]
+
+
+def unknown_key(text: str) -> str | None:
+    """The key, or group, that an error's text says does not exist; None where it says something else."""
+    key = _UNKNOWN_KEY.search(text)
+    return key["key"] if key else None
+
+
+def unknown_choice(text: str) -> tuple[str, str] | None:
+    """The group and the choice in it that an error's text says do not exist; None where it says something else."""
+    choice = _UNKNOWN_CHOICE.search(text)
+    return (choice["group"], choice["choice"]) if choice else None
+
+
+def choices_offered(text: str) -> list[str]:
+    """The choices that an error's text about an unknown one lists."""
+    return re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
+
+
+def chosen_in(text: str) -> str | None:
+    """The YAML file that an error's text says chooses an unknown choice; None where it names none."""
+    file = re.match(r"In '([^']+/[^']+)'", text)
+    return f"{file[1]}.yaml" if file else None
+
+
+def overrides_in_its_own_place(text: str) -> str | None:
+    """The experiment's file whose `override` Hydra looked up within the group `experiment`; None in other errors."""
+    file = _OVERRIDES_IN_ITS_OWN_PLACE.search(text)
+    return f"{file['file']}.yaml" if file else None
+
+
+def is_about(error: Exception, argument: str) -> bool:
+    """Whether an error is about that argument: only errors of parsing have it as an attribute."""
+    return f"'{argument}'" in str(error) or getattr(error, "override", None) == argument
+
+
+def signal_behind(error: Exception) -> BaseException | None:
+    """What a signal raised while Hydra opened a file: its `finally: f.close()` fails, as there is no f yet."""
+    raised = error.__context__
+    return None if isinstance(raised, Exception) else raised
+
+
+def is_basic_launcher(target: str) -> bool:
+    """Whether a `_target_` is Hydra's own launcher; by name, as its scan for plugins makes classes of its own."""
+    return target.rpartition(".")[2] == BasicLauncher.__name__
+
+
+def is_basic_sweeper(target: str) -> bool:
+    """Whether a `_target_` is Hydra's own sweeper, which searches for nothing."""
+    return target.rpartition(".")[2] == BasicSweeper.__name__
+
+
+def basic_launcher(hydra_context: HydraContext, task_function: Callable[..., Any], config: DictConfig) -> Launcher:
+    """Hydra's own launcher, set up, whatever launcher the configuration names."""
+    launcher = BasicLauncher()
+    launcher.setup(hydra_context=hydra_context, task_function=task_function, config=config)
+    return launcher
+
+
+def jobs_of(overrides: Sequence[str]) -> list[list[str]]:
+    """The arguments of the single jobs of a sweep, from the arguments of the sweep; what a search proposes is left out.
+
+    Raises:
+      HydraException: they cannot be read.
+    """
+    parsed = OverridesParser.create().parse_overrides([*overrides])
+    fixed = [each for each in parsed if not each.is_sweep_override() or each.is_discrete_sweep()]
+    return BasicSweeper.split_arguments(fixed, None)[0]
+
+
+@contextmanager
+def plugins_made_by(
+    sweeper: Callable[[MakePlugin], MakePlugin], launcher: Callable[[MakePlugin], MakePlugin]
+) -> Iterator[None]:
+    """Within it Hydra makes sweepers and launchers by what these functions make of its own methods.
+
+    Hydra swallows the errors of callbacks, which are public, and knows plugins only by their installed packages.
+    """
+    make_sweeper, make_launcher = Plugins.instantiate_sweeper, Plugins.instantiate_launcher
+    setattr(Plugins, "instantiate_sweeper", sweeper(make_sweeper))  # noqa: B010 - mypy refuses to assign methods
+    setattr(Plugins, "instantiate_launcher", launcher(make_launcher))  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(Plugins, "instantiate_sweeper", make_sweeper)  # noqa: B010
+        setattr(Plugins, "instantiate_launcher", make_launcher)  # noqa: B010
+
+
+def joblib_options(launcher: Launcher) -> dict[str, Any] | None:
+    """The options that Hydra's joblib launcher passes to `joblib.Parallel`; None for any other launcher.
+
+    The plugin's configuration has no place for functions, such as what begins a worker (hydra-joblib-launcher 1.2).
+    """
+    if "JoblibLauncher" not in (each.__name__ for each in type(launcher).__mro__):  # by name, as with launchers above
+        return None
+    options: dict[str, Any] = launcher.joblib  # type: ignore[attr-defined]
+    return options

@@ -1,0 +1,151 @@
+"""What psrun changes in TensorFlow's servers, strategies and coordinator."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import grpc
+import tensorflow as tf
+from tensorflow.core.framework import device_attributes_pb2
+from tensorflow.python.distribute.parameter_server_strategy_v2 import ParameterServerStrategyV2Extended
+from tensorflow.python.eager import context
+from tensorflow.python.ops import lookup_ops
+
+from psrun.tf_internals.required import require
+
+_ONE_CPU = ("/device:CPU:0",)
+
+
+def disable_thread_spinning() -> None:
+    """Makes threads that wait for work sleep: on servers in what they run for the coordinator of this process.
+
+    Servers run that with the options of the coordinator's context, which no public option reaches. Where several
+    servers share cores, threads that spin took 7 % of the time (TensorFlow 2.21).
+    """
+    require(context.context(), "_config")
+    calm = tf.compat.v1.ConfigProto.Experimental(disable_thread_spinning=True)
+    context.context()._config = tf.compat.v1.ConfigProto(experimental=calm)
+
+
+def name_tables_uniquely() -> None:
+    """Gives lookup tables names that no other process gives.
+
+    Workers keep the tables of a chief that has gone. TensorFlow names tables by numbers that start anew in every
+    process: the next chief's could meet another one's, "already initialized with different data". Initializers take no
+    name (TensorFlow 2.21).
+    """
+    require(lookup_ops.KeyValueTensorInitializer, "_shared_name")
+    lookup_ops.KeyValueTensorInitializer._shared_name = property(lambda self: uuid.uuid4().hex)
+
+
+def strategy_with_replicas(
+    make: Callable[[], tf.distribute.ParameterServerStrategy], devices: Callable[[], tuple[str, ...]]
+) -> tf.distribute.ParameterServerStrategy:
+    """A strategy whose workers have a replica on each of `devices`, rather than on each GPU that they have.
+
+    TensorFlow counts the GPUs of workers when a strategy is made, and knows no other number and no other devices
+    (TensorFlow 2.21).
+
+    Args:
+      make: makes the strategy, connected to its cluster.
+      devices: called once the cluster is connected to; the names of the devices within a worker, one or more.
+    """
+    found: list[tuple[str, ...]] = []
+
+    def set_num_gpus(extended: Any) -> None:
+        found.append(devices())
+        # 0 stands for one replica on the CPU, which needs no variables that add up what replicas write.
+        extended._num_gpus_per_worker = 0 if found[0] == _ONE_CPU else len(found[0])
+
+    with mock.patch.object(ParameterServerStrategyV2Extended, "_set_num_gpus", set_num_gpus):
+        strategy = make()
+    (names,) = found
+    extended = strategy.extended
+    extended.__class__ = type(
+        "Extended", (ParameterServerStrategyV2Extended,), {"worker_devices": property(lambda self: names)}
+    )
+    if strategy.num_replicas_in_sync != len(names) or extended.worker_devices != names:
+        raise RuntimeError(f"TensorFlow {tf.__version__} decides on the replicas of workers in another way than 2.21")
+    return strategy
+
+
+class VariableCreation:
+    """How a parameter server strategy creates variables.
+
+    It puts the next shard on server `_variable_count % _num_ps`. The count is set in `_create_variable`, which all
+    scopes of the strategy end in; the public `variable_creator_scope` would have to be entered again within each of
+    them, also those that Keras enters (TensorFlow 2.21).
+
+    Attributes:
+      create: takes the next creator and the arguments of a variable; returns the variable.
+      partitioner: takes shape and dtype of a variable, returns its number of shards on each axis; None for no shards.
+      num_ps: how many parameter servers there are.
+    """
+
+    def __init__(self, strategy: tf.distribute.ParameterServerStrategy) -> None:
+        self._extended = strategy.extended
+        require(self._extended, "_create_variable", "_variable_count")
+        self.create = self._extended._create_variable
+        self.partitioner = self._extended._variable_partitioner
+        self.num_ps: int = self._extended._num_ps
+
+    def set_next_server(self, index: int) -> None:
+        """Puts the next shard, or variable without shards, on that server; those after it on the servers after it."""
+        self._extended._variable_count = index
+
+    def replace(self, create: Callable[..., tf.Variable]) -> None:
+        """Makes the strategy create its variables by `create`, which takes what the one of before takes."""
+        self._extended._create_variable = create
+
+
+def renew_iterators(coordinator: tf.distribute.coordinator.ClusterCoordinator) -> None:
+    """Makes a worker's data anew where one of its steps was cancelled.
+
+    Where the connection between a worker and a parameter server breaks, TensorFlow runs the closure again and holds the
+    worker for whole. But with the step it has cancelled the iterator that the step was reading from, for good: the next
+    step would find endless data at its end (TensorFlow 2.21).
+    """
+    handler = coordinator._cluster.failure_handler
+    waiting = handler.wait_on_failure
+
+    def wait_on_failure(*, on_transient_failure_fn: Any = None, on_recovery_fn: Any = None, **options: Any) -> Any:
+        def again() -> None:
+            if on_recovery_fn is not None:
+                on_recovery_fn()
+            if on_transient_failure_fn is not None:
+                on_transient_failure_fn()
+
+        return waiting(on_transient_failure_fn=again, on_recovery_fn=on_recovery_fn, **options)
+
+    handler.wait_on_failure = wait_on_failure
+
+
+def iterator_spec(iterator: Any) -> Any:
+    """The type that functions on workers take a coordinator's per-worker iterator for; it is the same for all workers.
+
+    `tf.type_spec_from_value` knows no values of workers (TensorFlow 2.21).
+    """
+    return iterator._values[0]._type_spec
+
+
+def incarnation(channel: grpc.Channel, timeout_s: float) -> int | None:
+    """The random number that a server took when it started; None where it is too busy to answer within `timeout_s`.
+
+    With it TensorFlow itself finds that a server was started again. No public function asks a single server for it, and
+    the messages of `WorkerService` are not in the wheel: as bytes, the devices are field 1 of the answer (TensorFlow
+    2.21).
+
+    Raises:
+      RuntimeError: the server has no such method.
+    """
+    try:
+        answer = channel.unary_unary("/tensorflow.WorkerService/GetStatus")(b"", timeout=timeout_s)
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+            raise RuntimeError("TensorFlow's servers have no WorkerService.GetStatus any more") from error
+        return None
+    devices = tf.train.BytesList.FromString(answer).value
+    return device_attributes_pb2.DeviceAttributes.FromString(devices[0]).incarnation

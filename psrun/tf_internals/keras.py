@@ -1,0 +1,133 @@
+"""What psrun reads and replaces in tf-keras' models, layers, metrics and callbacks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+from tf_keras.src.engine import compile_utils
+
+from psrun.tf_internals.required import require
+
+
+def built_metrics(weighted: Any, network: Any, prediction: Any, label: Any, names: Sequence[str]) -> Any:
+    """The container in which `compile` keeps weighted metrics, with variables of its own.
+
+    It knows which output a metric is for, and what 'accuracy' means by the shapes of label and prediction. Keras has no
+    public way to it but a second compiled model, with an optimizer that nobody needs (tf-keras 2.21).
+
+    Args:
+      weighted: metrics as `compile` takes them.
+      prediction, label: specs of a batch.
+      names: for the metrics in order: Keras numbers those that have none, anew each time.
+    """
+    container = compile_utils.MetricsContainer(weighted_metrics=weighted, output_names=network.output_names)
+    build_metrics(container, prediction, label)
+    for metric, name in zip(container.metrics, names, strict=True):
+        require(metric, "_name")
+        metric._name = name
+    return container
+
+
+def build_metrics(container: Any, prediction: Any, label: Any) -> None:
+    """Makes the variables of metrics, as the first `container.update_state` would (tf-keras 2.21).
+
+    Args:
+      container: such as the `compiled_metrics` of a network.
+      prediction, label: of a batch, or their specs. Labels may be by the names of outputs that come as a list, which
+        only `update_state` allows for.
+    """
+    container.build(prediction, container._conform_to_outputs(prediction, label))
+
+
+def losses_by_output(container: Any, label: Any, prediction: Any, weight: Any) -> dict[str, Any]:
+    """The loss of a batch for each output that has one, without an update of metrics.
+
+    `container(...)`, which is public, adds to metrics on parameter servers; an evaluation must leave these alone. So
+    its losses are called here in the same way: by output, with labels and weights of the same type and rank (tf-keras
+    2.21).
+
+    Args:
+      container: the `compiled_loss` of a network, built.
+      label, prediction, weight: of the batch, as the network's `train_step` takes them; `weight` may be None.
+    """
+    labels = container._conform_to_outputs(prediction, label)
+    weights = container._conform_to_outputs(prediction, weight)
+    losses = {}
+    batch = map(tf.nest.flatten, (labels, prediction, weights))
+    flat = zip(*batch, container._losses, container._output_names, strict=True)
+    for of_label, of_prediction, of_weight, loss, name in flat:
+        if loss is not None and of_label is not None:
+            aligned = compile_utils.match_dtype_and_rank(of_label, of_prediction, of_weight)
+            losses[name] = loss(aligned[0], aligned[1], sample_weight=aligned[2])
+    return losses
+
+
+def position_in_backup(network: Any, steps_per_epoch: int) -> tuple[int, int]:
+    """Where `fit` resumes once BackupAndRestore has restored the network: whole epochs, and steps of the next one.
+
+    `fit` asks this after the callbacks' `on_train_begin`; psrun must know it before, to report epochs and steps and to
+    find the place in the data (tf-keras 2.21).
+    """
+    epochs, steps = network._maybe_load_initial_counters_from_ckpt(steps_per_epoch, 0)
+    return int(epochs), int(steps)
+
+
+def lock_of_saves(network: Any) -> threading.Lock:
+    """A lock that is held while `network.save` in some thread looks for what to save.
+
+    Keras sets `train_function` to None meanwhile, and `fit` in another thread would call that None (tf-keras 2.21).
+    """
+    lock, children = threading.Lock(), network._trackable_children
+
+    def guarded(save_type: str = "checkpoint", **options: Any) -> Any:
+        if save_type != "savedmodel":
+            return children(save_type, **options)
+        with lock:
+            return children(save_type, **options)
+
+    network._trackable_children = guarded
+    return lock
+
+
+def layers_within(network: tf_keras.Model) -> list[tf_keras.layers.Layer]:
+    """All layers of a network, those within other layers and models too.
+
+    `layers` has the outer ones only; `submodules` goes through all attributes, layers or not (tf-keras 2.21).
+    """
+    return list(network._flatten_layers())
+
+
+def is_functional(network: tf_keras.Model) -> bool:
+    """Whether a network is a graph of layers: a functional model, or a Sequential with a known input.
+
+    The type does not say which kind a Sequential is (tf-keras 2.21).
+    """
+    return network._is_graph_network
+
+
+def replace_train_function(network: tf_keras.Model, execution: Callable[[Any], Any]) -> None:
+    """Makes `fit` call `execution` with its iterator for each execution.
+
+    `make_train_function` is public to be overridden in a class; here the class is a person's (tf-keras 2.21).
+    """
+    require(network, "make_train_function")
+    network.make_train_function = lambda force=False: execution
+
+
+def takes_unread_logs(callback: tf_keras.callbacks.Callback) -> bool:
+    """Whether a callback can be given logs that are not read yet, as tf-keras itself asks.
+
+    One that does not call `super().__init__()` lacks the attribute, and cannot (tf-keras 2.21).
+    """
+    require(tf_keras.callbacks.Callback(), "_supports_tf_logs")
+    return getattr(callback, "_supports_tf_logs", False)
+
+
+def give_unread_logs(callback: tf_keras.callbacks.Callback) -> None:
+    """Makes `fit` pass logs to a callback as they are: reading them would wait for the step (tf-keras 2.21)."""
+    require(callback, "_supports_tf_logs")
+    callback._supports_tf_logs = True

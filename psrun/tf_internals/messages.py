@@ -1,0 +1,84 @@
+"""What only the texts of errors and logs say (TensorFlow 2.21, tf-keras 2.21)."""
+
+from __future__ import annotations
+
+import re
+
+import tensorflow as tf
+
+# The logger of TensorFlow's Python code, which the coordinator reports failed steps to.
+LOGGER = "tensorflow"
+# What the coordinator logs when it gives up, before the first error that it met.
+_GAVE_UP = re.compile(r"^Start cancelling closures due to error \w+\(.*?\): ")
+# What TensorFlow wraps its messages in; the whole is in the log.
+_NOISE = re.compile(
+    r"^(Graph execution error|Detected at node|\s*File |Additional GRPC|:UNKNOWN|\d+ root error|\s*\[\[|"
+    r"Remote function on worker)|^\s*$|stack traces unavailable|encountered the following error when processing closure"
+)
+_OF_SEVERAL = re.compile(r"^\s*\(\d+\) ")  # errors of one function that failed in more than one place
+_CANCELLED = re.compile("[Cc]ancelled|CANCELLED")
+_TASK = re.compile(r"/job:(ps|worker)/replica:0/task:(\d+)")
+_TOO_FEW_FILES = re.compile(r"only has \d+ file\(s\), which is not enough for the required (\d+)")
+
+
+def task_lost(error: tf.errors.OpError) -> bool:
+    """Whether an error says that a task has gone, also where it stands within another one.
+
+    The type is not enough: within a function over a dataset TensorFlow makes an InternalError of it.
+    """
+    text = str(error)
+    unavailable = "UNAVAILABLE" in text or "originally returned UnavailableError" in text
+    return isinstance(error, tf.errors.UnavailableError) or ("/job:ps" in text and unavailable)
+
+
+def task_in(text: str) -> str | None:
+    """The first task that a message names, such as 'ps-0'."""
+    task = _TASK.search(text)
+    return f"{task[1]}-{task[2]}" if task else None
+
+
+def gave_up_for(message: str) -> str | None:
+    """The first error that the coordinator met, from what it logs when it gives up; None for another message."""
+    return _GAVE_UP.sub("", message) if _GAVE_UP.search(message) else None
+
+
+def cancelled(text: str) -> bool:
+    """Whether an operation was cancelled, which another error is the cause of."""
+    return bool(_CANCELLED.search(text))
+
+
+def data_ended(text: str) -> bool:
+    """Whether a dataset was at its end."""
+    return "End of sequence" in text
+
+
+def workers_short_of_files(text: str) -> int | None:
+    """How many workers share fewer files; None where a message says something else.
+
+    TensorFlow says it when the first batch is read; the number of files that it says is wrong.
+    """
+    found = _TOO_FEW_FILES.search(text)
+    return int(found[1]) if found else None
+
+
+def epoch_without_steps(error: ValueError) -> bool:
+    """Whether `fit` failed because the data ended within the first execution of an epoch."""
+    return "Empty logs" in str(error)
+
+
+def reason_of(error: tf.errors.OpError) -> str:
+    """The message of an operation that was run eagerly, without the operation's name."""
+    return error.message.rpartition("}} ")[2].partition(" [Op:")[0]
+
+
+def gist(text: str) -> str:
+    """The first line of a message that says what happened; of several errors in it, a cause."""
+    lines = [line for line in text.splitlines() if not _NOISE.search(line)]
+    several = sorted((line for line in lines if _OF_SEVERAL.search(line)), key=_consequence)
+    first = next(iter(several or lines), text)
+    return re.sub(r"\{\{[^}]*\}\}\s*", "", first).strip()[:400]
+
+
+def _consequence(line: str) -> int:
+    """How likely an error is one that followed from another."""
+    return 2 if cancelled(line) else int(data_ended(line))

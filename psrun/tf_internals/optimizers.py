@@ -1,0 +1,109 @@
+"""What psrun reads and replaces in the optimizers of tf-keras."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from psrun.tf_internals.required import require
+
+# The attributes in which tf-keras' optimizers keep their slots, a list in the order of the variables each. Their dense
+# updates read them, so whoever makes the slots must put them there (tf-keras 2.21).
+ADAGRAD_ACCUMULATORS = FTRL_ACCUMULATORS = "_accumulators"
+ADAM_MOMENTUMS, ADAM_VELOCITIES = "_momentums", "_velocities"
+FTRL_LINEARS = "_linears"
+
+
+class SlotOptimizer(tf_keras.optimizers.Optimizer):
+    """For optimizers that make the slots of tf-keras' optimizers themselves, and take sparse gradients as they are.
+
+    Stands before a tf-keras optimizer among the base classes (tf-keras 2.21).
+    """
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether slots were made. tf-keras sets the attribute only then."""
+        return getattr(self, "_built", False)
+
+    def slots_made(self) -> None:
+        """Call when the slots are made: tf-keras' `build` then makes none."""
+        self._built = True
+
+    def slot_index(self, variable: tf.Variable) -> int:
+        """The place of a variable's slot in each list of slots.
+
+        Raises:
+          KeyError: the optimizer was not built for the variable.
+        """
+        return self._index_dict[self._var_key(variable)]
+
+    def variable_key(self, variable: tf.Variable) -> str:
+        """Of a variable and of its copies on several devices."""
+        return self._var_key(variable)
+
+    def untracked(self, value: Any) -> Any:
+        """A value that can be an attribute without becoming part of checkpoints."""
+        return self._no_dependency(value)
+
+    def _deduplicate_sparse_grad(self, grads: list[Any]) -> list[Any]:
+        """As they are: tf-keras would sum the rows of a sparse gradient on the worker."""
+        return grads
+
+
+def is_legacy(optimizer: Any) -> bool:
+    """Whether the optimizer is one of before Keras 2.11."""
+    return isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer)
+
+
+def build(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
+    """Makes the slots of an optimizer, and its counter of steps.
+
+    One of before Keras 2.11 has no public method for it: Keras calls this at the first step (tf-keras 2.21).
+    """
+    if is_legacy(optimizer):
+        _ = optimizer.iterations
+        optimizer._create_all_weights(variables)
+    else:
+        optimizer.build(variables)
+
+
+def learning_rates(optimizer: Any) -> list[tf.Variable]:
+    """The variable of the learning rate: with a schedule, the one of its present value; none of a legacy optimizer."""
+    rate = None if is_legacy(optimizer) else optimizer.learning_rate
+    return [rate] if hasattr(rate, "assign") else []
+
+
+def counters(optimizer: Any) -> list[tf.Variable]:
+    """The counter of steps and the learning rate; an optimizer of before Keras 2.11 has more of that kind.
+
+    Those are public only one by one, by names that depend on the optimizer (tf-keras 2.21).
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of one that scales the loss
+    others = inner._hyper.values() if is_legacy(inner) else learning_rates(inner)
+    return [each for each in (optimizer.iterations, *others) if hasattr(each, "assign")]
+
+
+def updates_together(optimizer: Any) -> bool:
+    """Whether the optimizer updates all variables in the method that `updating` replaces."""
+    return not is_legacy(optimizer)
+
+
+@contextlib.contextmanager
+def updating(optimizer: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Replaces what updates the variables, once gradients are added up and clipped.
+
+    The public `apply_gradients` does both. An optimizer of before Keras 2.11 has no such method (tf-keras 2.21).
+
+    Args:
+      around: makes the replacement, from the method that it replaces: it takes pairs of gradient and variable.
+    """
+    require(optimizer, "_internal_apply_gradients")
+    optimizer._internal_apply_gradients = around(optimizer._internal_apply_gradients)
+    try:
+        yield
+    finally:
+        del optimizer._internal_apply_gradients

@@ -1,0 +1,41 @@
+"""Names for code that is traced: they are TensorFlow's own objects, so a call costs nothing more (TensorFlow 2.21)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import record
+from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
+from tensorflow.python.ops.resource_variable_ops import variable_accessed
+
+__all__ = [
+    "ControlFlowFuncGraph",
+    "FuncGraph",
+    "not_inlined",
+    "record_operation",
+    "stop_recording",
+    "variable_accessed",
+]
+
+# FuncGraph, ControlFlowFuncGraph: the graph of a traced function, and that of a branch or loop in it. Only their types
+# say which of the two the default graph is, and only they have `outer_graph` and `captures`.
+
+# variable_accessed: tells gradient tapes that a variable was read, as each variable does that is read the ordinary way.
+
+# Within it no gradient tape records. Public is only the method of one tape, and here the tapes are the caller's.
+stop_recording = record.stop_recording
+
+# Records outputs, inputs and the gradient of an operation on all tapes. Public is only `tf.custom_gradient`, which
+# calls its function then and there; what psrun records was computed before.
+record_operation = record.record_operation
+
+
+def not_inlined(function: Callable[..., Any]) -> Any:
+    """A `tf.function` that its callers call, rather than merge into themselves.
+
+    Public is only `experimental_attributes`, without the attribute's name (TensorFlow 2.21).
+    """
+    return tf.function(function, experimental_attributes={"_noinline": True})

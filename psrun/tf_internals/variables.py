@@ -1,0 +1,83 @@
+"""How TensorFlow's strategies wrap variables, and how variables are made without a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute.ps_values import AggregatingVariable, CachingVariable
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+from psrun.tf_internals.required import require
+
+__all__ = [
+    "CachingVariable",
+    "ConvertibleToTensor",
+    "UninitializedVariable",
+    "aggregate_alike",
+    "aggregating",
+    "remote",
+    "replace_wrapped",
+    "shards_of",
+    "wrapped",
+]
+
+# UninitializedVariable: a variable of a shape and type that has no value yet. `tf.Variable` takes no shape without a
+# value (TensorFlow 2.21).
+
+
+def shards_of(variables: Iterable[Any]) -> list[Any]:
+    """The variables, those that are cut in shards as their shards."""
+    return [shard for variable in variables for shard in getattr(variable, "variables", None) or [variable]]
+
+
+def remote(variables: Iterable[Any]) -> list[CachingVariable]:
+    """The variables among these that a parameter server strategy made, shards one by one.
+
+    The strategy wraps each of its variables in a `CachingVariable`, a type without a public name (TensorFlow 2.21).
+    """
+    return [shard for shard in shards_of(variables) if isinstance(shard, CachingVariable)]
+
+
+def wrapped(variable: CachingVariable) -> Any:
+    """What a variable of a parameter server strategy wraps, to which it passes on every operation (TensorFlow 2.21)."""
+    return variable._v
+
+
+def replace_wrapped(variable: CachingVariable, other: Any) -> None:
+    """Makes a variable of a parameter server strategy pass on its operations to `other` (TensorFlow 2.21)."""
+    require(variable, "_v")
+    variable._v = other
+
+
+class ConvertibleToTensor:
+    """What a `CachingVariable` may wrap: it converts itself to a tensor by a private method of what it wraps.
+
+    The public `tf.register_tensor_conversion_function` is for the outer type, which is TensorFlow's (TensorFlow 2.21).
+    """
+
+    def value(self) -> tf.Tensor:
+        raise NotImplementedError
+
+    def _dense_var_to_tensor(self, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> tf.Tensor:
+        return self.value()
+
+
+def aggregating(variables: Iterable[Any]) -> list[Any]:
+    """The variables among these that add up what replicas write, shards one by one.
+
+    The type has no public name (TensorFlow 2.21).
+    """
+    return [shard for shard in shards_of(variables) if isinstance(shard, AggregatingVariable)]
+
+
+def aggregate_alike(variables: Iterable[Any]) -> None:
+    """Makes it possible for all replicas to assign these variables, provided that they assign the same.
+
+    tf-keras makes the variable of a learning rate that follows a schedule without a way to aggregate, and assigns it on
+    each replica: TensorFlow refuses that (tf-keras 2.21).
+    """
+    for variable in aggregating(variables):
+        if variable._aggregation == tf.VariableAggregation.NONE:
+            variable._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA

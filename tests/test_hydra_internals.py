@@ -1,0 +1,106 @@
+"""Private names and texts of Hydra that psrun depends on: each is there, and does what is said."""
+
+from __future__ import annotations
+
+import pytest
+from hydra.core.plugins import Plugins
+
+from psrun.config import compose, hydra_internals
+
+
+def refusal(*arguments: str) -> Exception:
+    """What Hydra says of arguments that it makes nothing of."""
+    error = compose.compose([*arguments])
+    assert isinstance(error, Exception)
+    return error
+
+
+def test_an_unknown_choice_is_read_from_the_text_with_those_offered():
+    text = str(refusal("model=nope"))
+    assert hydra_internals.unknown_choice(text) == ("model", "nope")
+    assert {"dense", "embedding"} <= set(hydra_internals.choices_offered(text))
+    assert hydra_internals.chosen_in(text) is None
+    assert hydra_internals.unknown_key(text) is None
+    assert hydra_internals.unknown_choice("something else") is None
+
+
+@pytest.mark.parametrize(("argument", "key"), [("nope=1", "nope"), ("trainer.nope=1", "trainer.nope")])
+def test_an_unknown_key_is_read_from_the_text(argument, key):
+    assert hydra_internals.unknown_key(str(refusal(argument))) == key
+
+
+@pytest.mark.parametrize(
+    ("held", "found"),
+    [
+        ("defaults:\n  - override /model: dense\n", "experiment/tried.yaml"),
+        ("# @package _global_\ndefaults:\n  - override /model: nope\n", None),
+    ],
+)
+def test_the_file_with_a_mistake_is_read_from_the_text(tmp_path, held, found):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "tried.yaml").write_text(held)
+    text = str(refusal("--config-dir", str(tmp_path), "experiment=tried"))
+    assert hydra_internals.overrides_in_its_own_place(text) == found
+    if found is None:
+        assert hydra_internals.unknown_choice(text) == ("model", "nope")
+
+
+def test_a_group_that_chooses_what_is_not_there_is_named(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "own.yaml").write_text("defaults:\n  - /optimizer: nope\n")
+    assert hydra_internals.chosen_in(str(refusal("--config-dir", str(tmp_path), "model=own"))) == "model/own.yaml"
+
+
+def test_an_error_of_parsing_is_about_its_argument():
+    error = refusal("seed=[1", "trainer.epochs=2")
+    assert hydra_internals.is_about(error, "seed=[1")
+    assert not hydra_internals.is_about(error, "trainer.epochs=2")
+
+
+def test_a_signal_that_an_error_hides_is_found():
+    with pytest.raises(UnboundLocalError) as raised:  # noqa: PT012 - as Hydra's own code
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise UnboundLocalError
+    assert isinstance(hydra_internals.signal_behind(raised.value), KeyboardInterrupt)
+    assert hydra_internals.signal_behind(ValueError()) is None
+
+
+def test_hydras_own_plugins_are_known_by_name():
+    composed = compose.compose([])
+    assert isinstance(composed, dict)
+    names = hydra_internals.BasicLauncher, hydra_internals.BasicSweeper
+    targets = [f"{each.__module__}.{each.__name__}" for each in names]
+    assert hydra_internals.is_basic_launcher(targets[0])
+    assert hydra_internals.is_basic_sweeper(targets[1])
+    assert not hydra_internals.is_basic_launcher("hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher")
+
+
+def test_a_sweep_is_split_in_jobs():
+    jobs = hydra_internals.jobs_of(["a=1,2", "b=choice(3,4)", "c=5", "d=interval(0,1)"])
+    assert [sorted(each) for each in jobs] == [
+        ["a=1", "b=3", "c=5"], ["a=1", "b=4", "c=5"], ["a=2", "b=3", "c=5"], ["a=2", "b=4", "c=5"],
+    ]  # fmt: skip
+
+
+def test_plugins_are_made_by_what_is_given_and_by_hydra_again_afterwards():
+    before = Plugins.instantiate_sweeper, Plugins.instantiate_launcher
+    given = []
+
+    def replaced(make):
+        given.append(make)
+        return lambda *arguments, **options: "made"
+
+    with hydra_internals.plugins_made_by(replaced, replaced):
+        assert Plugins.instance().instantiate_sweeper() == Plugins.instance().instantiate_launcher() == "made"
+    assert given == [*before]
+    assert (Plugins.instantiate_sweeper, Plugins.instantiate_launcher) == before
+
+
+def test_the_options_of_joblib_are_those_that_its_launcher_passes_on():
+    module = pytest.importorskip("hydra_plugins.hydra_joblib_launcher.joblib_launcher")
+    options = hydra_internals.joblib_options(module.JoblibLauncher(n_jobs=2))
+    assert options is not None
+    assert options["n_jobs"] == 2
+    assert hydra_internals.joblib_options(hydra_internals.BasicLauncher()) is None
