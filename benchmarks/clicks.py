@@ -7,46 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
+import click_examples
 import tensorflow as tf
 import tf_keras
+from click_examples import HIDDEN_UNITS, NUM_EVAL_EXAMPLES, NUM_EXAMPLES, NUM_FEATURES, NUM_NUMBERS
 
 from psrun import layers
 from psrun.data.source import ArraySource, Feature
 
-NUM_FEATURES, NUM_NUMBERS = 26, 13
-HIDDEN_UNITS = (128, 64)
-
 
 class Clicks(ArraySource):
-    """Examples of 26 ids out of one range and 13 numbers, with labels of a logistic model that is known.
-
-    Args:
-      rows: how many ids there are.
-      skew: 0 for ids that are all as frequent; else the exponent of Zipf's law (more than 1).
-    """
+    """The examples of `click_examples.generated`, with its arguments."""
 
     def __init__(
-        self, *, rows: int, skew: float = 0.0, num_examples: int = 65536, num_eval_examples: int = 16384, seed: int = 1
+        self,
+        *,
+        rows: int,
+        skew: float = 0.0,
+        num_examples: int = NUM_EXAMPLES,
+        num_eval_examples: int = NUM_EVAL_EXAMPLES,
+        seed: int = 1,
     ) -> None:
-        rng = np.random.default_rng(seed)
+        train, evaluation = click_examples.generated(
+            rows=rows, skew=skew, num_examples=num_examples, num_eval_examples=num_eval_examples, seed=seed
+        )
         self.rows = rows
-        weights = rng.normal(size=rows).astype(np.float32)
-        slopes = rng.normal(size=NUM_NUMBERS).astype(np.float32) / np.sqrt(NUM_NUMBERS)
-
-        def examples(count: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-            size = (count, NUM_FEATURES)
-            ids = rng.integers(rows, size=size) if not skew else (rng.zipf(skew, size=size) - 1) % rows
-            numbers = rng.normal(size=(count, NUM_NUMBERS)).astype(np.float32)
-            logit = weights[ids].sum(1) / np.sqrt(NUM_FEATURES) + numbers @ slopes
-            label = rng.random(count) < 1 / (1 + np.exp(-logit))
-            return {"ids": ids, "numbers": numbers}, label[:, None].astype(np.float32)
-
         super().__init__(
             features={"ids": Feature((NUM_FEATURES,), tf.int64), "numbers": Feature((NUM_NUMBERS,), tf.float32)},
             task="binary",
-            train=examples(num_examples),
-            evaluation=examples(num_eval_examples),
+            train=train,
+            evaluation=evaluation,
         )
 
 

@@ -10,14 +10,19 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import clicks
 import tensorflow as tf
+from click_examples import (
+    ADAM_RATE,
+    EPSILON,
+    HIDDEN_UNITS,
+    INITIAL_ACCUMULATOR,
+    LEARNING_RATE,
+    NUM_FEATURES,
+    NUM_NUMBERS,
+)
 
 UNROLLED = 10
-LEARNING_RATE = 0.05
-EPSILON = 1e-7
-INITIAL_ACCUMULATOR = 0.1
-ADAM_RATE, BETA_1, BETA_2 = 0.001, 0.9, 0.999
+BETA_1, BETA_2 = 0.9, 0.999
 
 
 class Rule(Protocol):
@@ -104,8 +109,8 @@ class Limit:
         self._num_ps = options.num_ps if remote else 1
         self._share = -(-options.rows // self._num_ps)
         self._rule: Rule = RULES[options.optimizer]()
-        self._width = clicks.NUM_FEATURES * options.dim
-        self._layers = list(itertools.pairwise([self._width + clicks.NUM_NUMBERS, *clicks.HIDDEN_UNITS, 1]))
+        self._width = NUM_FEATURES * options.dim
+        self._layers = list(itertools.pairwise([self._width + NUM_NUMBERS, *HIDDEN_UNITS, 1]))
         weights = initial_weights(self._layers)
         self._shards = [self._shard(ps, options.dim) for ps in range(self._num_ps)]
         with self._on(0):

@@ -2,7 +2,8 @@
 
     python benchmarks/speed.py [--repetitions N] [--stale] [--adam] [--torch] [--json FILE] [--plot FILE]
 
-Each round runs every way once, in a fresh process, one after the other, in turns of who goes first. Ratios are
+Each round runs every way once, in a fresh process, one after the other, in turns of who goes first. A way that fails is
+told as such and makes the exit code 1; the others are measured. Ratios are
 taken of the medians within a round; the median of these is held against the goal. psrun writes steps out only in runs
 of 4000 and more: fewer in all windows together, with one more to warm up, measure something else.
 """
@@ -144,8 +145,9 @@ def main() -> None:
     measurements = Measurements(found)
     try:
         measurements.measure(options.repetitions, console)
-    finally:  # also where one way fails in the end, or somebody has waited long enough
+    finally:  # also where somebody has waited long enough
         report(measurements, load_average, options, console)
+    sys.exit(1 if measurements.failed else 0)
 
 
 if __name__ == "__main__":

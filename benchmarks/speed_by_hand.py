@@ -4,20 +4,16 @@
 
 Kinds: `tutorial` (parameter servers, custom loop, one step a call), `packed` (the same, 20 steps a call), `fit` (Keras
 fit, 20 steps an execution), `local` (no distribution, 20 steps a call), `limit` (parameter servers, everything that is
-known to help written out by hand), `local_limit` (the same without distribution), `torch` (PyTorch in one process)
-and `torch_ps` (parameter servers in PyTorch RPC, a process each).
+known to help written out by hand) and `local_limit` (the same without distribution). Those of PyTorch are kinds of
+torch_by_hand.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
@@ -29,10 +25,11 @@ import limit_by_hand
 import portpicker
 import tensorflow as tf
 import tf_keras
-from limit_by_hand import ADAM_RATE, INITIAL_ACCUMULATOR, LEARNING_RATE
+from by_hand import Steps, parsed, report, timed
+from click_examples import ADAM_RATE, INITIAL_ACCUMULATOR, LEARNING_RATE
 from tensorflow.python.eager import context
 
-KINDS = ("tutorial", "packed", "fit", "local", "limit", "local_limit", "torch", "torch_ps")
+KINDS = ("tutorial", "packed", "fit", "local", "limit", "local_limit")
 NUM_INTER_OP_THREADS = 16
 
 
@@ -73,9 +70,6 @@ def build(model: tf_keras.Model, optimizer: Any) -> None:
         optimizer._create_all_weights(model.trainable_variables)
     else:
         optimizer.build(model.trainable_variables)
-
-
-Steps = Callable[[int], None]
 
 
 def keras_loop(options: argparse.Namespace, source: clicks.Clicks, strategy: Any, packed: int) -> tuple[Steps, Any]:
@@ -169,44 +163,13 @@ def ready(options: argparse.Namespace) -> tuple[Steps, Any]:
         return keras_fit(options, source)
     if options.kind in ("limit", "local_limit"):
         return limit(options, source, remote)
-    if options.kind.startswith("torch"):
-        import torch_by_hand  # PyTorch need not be there for the others
-
-        if options.kind == "torch":
-            return torch_by_hand.loop(options, source), torch_by_hand
-        return torch_by_hand.loop_on_parameter_servers(options, source, portpicker.pick_unused_port()), torch_by_hand
     return keras_loop(options, source, remote, 1 if options.kind == "tutorial" else options.steps_per_execution)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--dim", type=int, default=16)
-    parser.add_argument("--skew", type=float, default=0.0)
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--num-workers", type=int, default=2)
-    parser.add_argument("--num-ps", type=int, default=2)
-    parser.add_argument("--optimizer", choices=("adagrad", "adam"), default="adagrad")
-    parser.add_argument("--steps", type=int, default=200, help="steps of each window that is timed")
-    parser.add_argument("--steps-per-execution", type=int, default=20, help="of packed, fit and local")
-    parser.add_argument("--windows", type=int, default=3)
-    parser.add_argument("--report", type=Path, help="file for steps per second, one number a window")
-    options = parser.parse_args()
-    options.rates = []
+    options = parsed(__doc__, KINDS)
     train, kept = ready(options)
-    if not options.rates:
-        train(max(40, options.num_workers * options.steps_per_execution))
-        cpu_s = time.process_time()
-        for _ in range(options.windows):
-            began_s = time.monotonic()
-            train(options.steps)
-            options.rates.append(options.steps / (time.monotonic() - began_s))
-        sys.stdout.write(f"cpu {(time.process_time() - cpu_s) / options.windows / options.steps * 1e3:.2f} ms/step ")
-    sys.stdout.write(f"{options.kind}: {statistics.median(options.rates):.1f} steps/s {options.rates}\n")
-    if options.report:
-        options.report.write_text(json.dumps(options.rates), encoding="utf-8")
-    sys.stdout.flush()
+    report(options.rates or timed(train, options), options)
     os._exit(0 if kept else 1)
 
 

@@ -1,20 +1,29 @@
-"""The clicks model in PyTorch, in one process: kind `torch` of speed_by_hand.py; and what starts kind `torch_ps`.
+"""The clicks model trained in PyTorch, in the ways that benchmarks/speed.py holds psrun against.
 
-Gradients of the table are sparse. Metrics are left out, as PyTorch has none of its own; that is to its favour.
+    python benchmarks/torch_by_hand.py KIND [--rows N] [--optimizer adagrad|adam] [--report FILE]
+
+Kinds: `torch` (one process) and `torch_ps` (parameter servers in PyTorch RPC, a process each). Gradients of the table
+are sparse. Metrics are left out, as PyTorch has none of its own; that is to its favour.
+
+None of these processes imports TensorFlow: PyTorch's triton and TensorFlow each bring an LLVM, and a process that loads
+both ends with "inconsistency in registered CommandLine options".
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Iterator
+import os
+import socket
+from collections.abc import Iterator
 
-import clicks
-import tensorflow as tf
+import click_examples
 import torch
 import torch_rpc_by_hand
-from limit_by_hand import ADAM_RATE, EPSILON, INITIAL_ACCUMULATOR, LEARNING_RATE
+from by_hand import Steps, parsed, report, timed
+from click_examples import ADAM_RATE, EPSILON, INITIAL_ACCUMULATOR, LEARNING_RATE
 
+KINDS = ("torch", "torch_ps")
 ADAGRAD = {"lr": LEARNING_RATE, "initial_accumulator_value": INITIAL_ACCUMULATOR, "eps": EPSILON}
 
 
@@ -31,7 +40,7 @@ class Model(torch.nn.Module):
 
 def sizes(dim: int) -> tuple[int, ...]:
     """Of the dense layers, from the input to the output."""
-    return (clicks.NUM_FEATURES * dim + clicks.NUM_NUMBERS, *clicks.HIDDEN_UNITS, 1)
+    return (click_examples.NUM_FEATURES * dim + click_examples.NUM_NUMBERS, *click_examples.HIDDEN_UNITS, 1)
 
 
 def make_optimizers(name: str, model: Model) -> list[torch.optim.Optimizer]:
@@ -41,26 +50,25 @@ def make_optimizers(name: str, model: Model) -> list[torch.optim.Optimizer]:
     return [torch.optim.Adagrad(parameters, **ADAGRAD) for parameters in (table, dense)]
 
 
-def arrays_of(source: clicks.Clicks) -> list[torch.Tensor]:
+def arrays(options: argparse.Namespace) -> list[torch.Tensor]:
     """Ids, numbers and labels of all examples."""
-    everything = source.train(batch_size=source.num_train_examples, seed=tf.constant(1, tf.int64))
-    features, labels = next(iter(everything))
-    return [torch.from_numpy(part.numpy().copy()) for part in (features["ids"], features["numbers"], labels)]
+    (features, labels), _ = click_examples.generated(rows=options.rows, skew=options.skew)
+    return [torch.from_numpy(part) for part in (features["ids"], features["numbers"], labels)]
 
 
-def batches(source: clicks.Clicks, batch_size: int) -> Iterator[tuple[torch.Tensor, ...]]:
+def batches(options: argparse.Namespace) -> Iterator[tuple[torch.Tensor, ...]]:
     """Ids, numbers and labels, gathered by shuffled row numbers without end."""
-    arrays = arrays_of(source)
+    everything = arrays(options)
     while True:
-        for rows in torch.randperm(len(arrays[0])).split(batch_size):
-            if len(rows) == batch_size:
-                yield tuple(array[rows] for array in arrays)
+        for rows in torch.randperm(len(everything[0])).split(options.batch_size):
+            if len(rows) == options.batch_size:
+                yield tuple(array[rows] for array in everything)
 
 
-def loop(options: argparse.Namespace, source: clicks.Clicks) -> Callable[[int], None]:
-    """A function that does a number of steps."""
+def loop(options: argparse.Namespace) -> Steps:
+    """In one process."""
     torch.manual_seed(1)
-    model, data = Model(options.rows, options.dim), batches(source, options.batch_size)
+    model, data = Model(options.rows, options.dim), batches(options)
     optimizers = make_optimizers(options.optimizer, model)
     loss_function = torch.nn.BCEWithLogitsLoss()
 
@@ -74,10 +82,27 @@ def loop(options: argparse.Namespace, source: clicks.Clicks) -> Callable[[int], 
     return train
 
 
-def loop_on_parameter_servers(options: argparse.Namespace, source: clicks.Clicks, port: int) -> Callable[[int], None]:
-    """A function that does a number of steps on the workers of torch_rpc_by_hand.py."""
+def loop_on_parameter_servers(options: argparse.Namespace) -> Steps:
+    """On the workers of torch_rpc_by_hand.py."""
     plan = torch_rpc_by_hand.Plan(
         options.rows, options.dim, sizes(options.dim), options.batch_size, options.num_ps, options.optimizer, ADAGRAD,
         ADAM_RATE,
     )  # fmt: skip
-    return torch_rpc_by_hand.loop(plan, options.num_workers, arrays_of(source), port)
+    return torch_rpc_by_hand.loop(plan, options.num_workers, arrays(options), free_port())
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+def main() -> None:
+    options = parsed(__doc__, KINDS)
+    train = loop(options) if options.kind == "torch" else loop_on_parameter_servers(options)
+    report(timed(train, options), options)
+    os._exit(0)  # the group of torch_rpc_by_hand.py cannot be left in order
+
+
+if __name__ == "__main__":
+    main()

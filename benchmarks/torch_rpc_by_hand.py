@@ -1,4 +1,4 @@
-"""The clicks model on parameter servers in PyTorch RPC: kind `torch_ps` of speed_by_hand.py.
+"""The clicks model on parameter servers in PyTorch RPC: kind `torch_ps` of torch_by_hand.py.
 
 A process for each worker and parameter server, one thread for each computation, as they share the cores. A parameter
 server holds each so-many-th row of the table and each so-many-th weight of the dense layers; a worker asks all of them

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ class Setting:
     """Model, data and cluster, the same by hand and with psrun.
 
     Attributes:
-      skew: of the ids, see `clicks.Clicks`.
+      skew: of the ids, see `click_examples.generated`.
       steps: of each window that is timed; rounded up to whole closures, as many on each worker.
       windows: how many are timed in a process; what comes before them, to warm up, is not.
     """
@@ -43,7 +44,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class ByHand:
-    """A kind of speed_by_hand.py."""
+    """A kind of speed_by_hand.py, or of torch_by_hand.py."""
 
     name: str
     kind: str
@@ -57,8 +58,9 @@ class ByHand:
             "num-workers": setting.workers, "num-ps": setting.ps, "steps": setting.whole_steps,
             "windows": setting.windows, "steps-per-execution": STEPS_PER_EXECUTION, "report": folder / "rates.json",
         }  # fmt: skip
+        program = "torch_by_hand.py" if self.kind.startswith("torch") else "speed_by_hand.py"
         return [
-            str(BENCHMARKS / "speed_by_hand.py"),
+            str(BENCHMARKS / program),
             self.kind,
             *(f"--{name}={value}" for name, value in options.items()),
         ]
@@ -122,20 +124,38 @@ class Timed:
         return {**asdict(self), "spent": self.spent._asdict()}
 
 
+@dataclass(frozen=True)
+class Failed:
+    """One process that failed, or reported nothing."""
+
+    name: str
+    round: int
+    reason: str
+
+
 @dataclass
 class Measurements:
     """All processes of all rounds, in the order they were run."""
 
     ways: Sequence[Way]
     timed: list[Timed] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
 
     def measure(self, repetitions: int, console: Console) -> None:
-        """Runs every way once a round, each in a fresh process, one after the other."""
+        """Runs every way once a round, each in a fresh process, one after the other; one that fails is noted."""
         for index, ways in enumerate(in_turns(self.ways, repetitions)):
             for way in ways:
-                with tempfile.TemporaryDirectory(prefix="psrun-speed-") as folder:
-                    spent = run_python(way.command(Path(folder)), Path(folder))
-                    timed = Timed(way.name, index, way.rates(Path(folder)), spent)
+                try:
+                    with tempfile.TemporaryDirectory(prefix="psrun-speed-") as folder:
+                        spent = run_python(way.command(Path(folder)), Path(folder))
+                        rates = way.rates(Path(folder))
+                        if not rates:
+                            raise ValueError("no window was timed")
+                        timed = Timed(way.name, index, rates, spent)
+                except (RuntimeError, OSError, ValueError, LookupError) as error:
+                    self.failed.append(Failed(way.name, index, str(error)))
+                    console.print(f"round {index + 1}/{repetitions}  {way.name}: failed: {error}", markup=False)
+                    continue
                 self.timed.append(timed)
                 console.print(
                     f"round {index + 1}/{repetitions}  {way.name}: {statistics.median(timed.rates):,.1f} steps/s  "
@@ -144,7 +164,8 @@ class Measurements:
 
     def rounds(self) -> list[Rates]:
         """For each round the median of each way's windows."""
-        found: list[dict[str, float]] = [{} for _ in range(1 + max((timed.round for timed in self.timed), default=-1))]
+        last = max((each.round for each in (*self.timed, *self.failed)), default=-1)
+        found: list[dict[str, float]] = [{} for _ in range(1 + last)]
         for timed in self.timed:
             found[timed.round][timed.name] = statistics.median(timed.rates)
         return found
@@ -157,8 +178,12 @@ class Measurements:
 
     def show(self, console: Console) -> None:
         table = Table("", "steps/s: median (least to most)", box=None, pad_edge=False)
-        for name, summary in self.summaries().items():
-            table.add_row(name, summary.told(1))
+        summaries, failures = self.summaries(), Counter(each.name for each in self.failed)
+        for name in dict.fromkeys(way.name for way in self.ways):
+            row = [summaries[name].told(1)] if name in summaries else []
+            row += [f"failed in {_times(failures[name])}"] if name in failures else []
+            if row:
+                table.add_row(name, ", ".join(row))
         console.print(table)
 
     def plain(self) -> dict[str, object]:
@@ -166,5 +191,10 @@ class Measurements:
         return {
             "ways": {way.name: asdict(way) for way in self.ways},
             "processes": [timed.plain() for timed in self.timed],
+            "failed": [asdict(failed) for failed in self.failed],
             "summaries": {name: asdict(summary) for name, summary in self.summaries().items()},
         }
+
+
+def _times(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"

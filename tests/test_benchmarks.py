@@ -1,0 +1,100 @@
+"""The benchmarks: a way that fails is a row, and the ways of PyTorch meet no TensorFlow."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """A way that runs a line of Python in its folder."""
+
+    name: str
+    script: str
+
+    def command(self, folder: Path) -> list[str]:
+        return ["-c", self.script]
+
+    def rates(self, folder: Path) -> list[float]:
+        return json.loads((folder / "rates.json").read_text())
+
+
+def test_a_way_that_fails_is_a_row_and_the_others_are_measured(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from measured import Goal
+    from ways import Measurements
+
+    written = "open('rates.json', 'w').write('[2.0, 4.0]')"
+    crashing = Scripted("crashing", "import sys; sys.stderr.write('LLVM ERROR: [inconsistency]'); sys.exit(134)")
+    silent = Scripted("silent", "open('rates.json', 'w').write('[]')")
+    printed = io.StringIO()
+    console = Console(file=printed, width=200)
+    measurements = Measurements([crashing, Scripted("working", written), silent])
+    measurements.measure(2, console)
+    measurements.show(console)
+
+    assert [(each.name, each.round) for each in measurements.timed] == [("working", 0), ("working", 1)]
+    assert {(each.name, each.round) for each in measurements.failed} == {
+        (name, index) for name in ("crashing", "silent") for index in (0, 1)
+    }
+    assert "crashing: failed: " in printed.getvalue()
+    assert "LLVM ERROR: [inconsistency]" in printed.getvalue()
+    rows = [" ".join(line.split()) for line in printed.getvalue().splitlines()]
+    assert "crashing failed in 2 rounds" in rows
+    assert "working 3.0 (2.0 to 4.0)" in rows
+    assert measurements.rounds() == [{"working": 3.0}] * 2
+    assert Goal("working", "crashing", 1.0).ratio(measurements.rounds()) is None
+    assert [each["name"] for each in measurements.plain()["failed"]].count("silent") == 2
+    json.dumps(measurements.plain())
+
+
+def imported(name: str) -> set[str]:
+    """The modules that a benchmark imports, through the benchmarks that it imports."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse((BENCHMARKS / f"{name}.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    benchmarks = [each for each in found if (BENCHMARKS / f"{each}.py").exists()]
+    return found.union(*map(imported, benchmarks))
+
+
+@pytest.mark.parametrize("name", ["torch_by_hand", "torch_rpc_by_hand"])
+def test_the_ways_of_pytorch_import_no_tensorflow(name):
+    roots = {each.partition(".")[0] for each in imported(name)}
+    assert "torch" in roots
+    assert not {"tensorflow", "tf_keras", "keras", "psrun"} & roots
+
+
+def test_what_the_ways_of_pytorch_share_with_others_brings_no_tensorflow():
+    pieces = "import by_hand, click_examples"
+    here = f"{pieces}\ntry:\n import torch_by_hand\nexcept ModuleNotFoundError as error:\n assert error.name == 'torch'"
+    script = f"{here}\nimport sys\nassert 'tensorflow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], cwd=BENCHMARKS, check=True, timeout=60)
+
+
+def test_each_way_names_a_program_that_knows_its_kind(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from ways import ByHand, Setting
+
+    for kind in ("packed", "limit", "torch", "torch_ps"):
+        program, given, *_ = ByHand(kind, kind, Setting()).command(tmp_path)
+        tree = ast.parse(Path(program).read_text(encoding="utf-8"))
+        kinds = next(
+            ast.literal_eval(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "KINDS"
+        )
+        assert given in kinds
