@@ -171,7 +171,7 @@ def test_any_scope_of_the_strategy_puts_variables_where_the_rule_says(cluster_sp
 
 @pytest.mark.inprocess
 def test_a_strategy_creates_variables_where_it_is_guided():
-    """What `strategy._guide` takes hold of has no public name."""
+    """What `tf_internals.cluster.VariableCreation` takes hold of has no public name."""
     from tensorflow.python.distribute.parameter_server_strategy_v2 import ParameterServerStrategyV2Extended as Extended
 
     names = Extended._create_variable_round_robin.__code__.co_names

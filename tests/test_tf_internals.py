@@ -538,7 +538,11 @@ def test_the_errors_of_lost_tasks_and_cancelled_steps_are_told_apart():
     from psrun.tf_internals import messages
 
     nowhere = tf.errors.UnavailableError(None, None, "Socket closed")
-    inner = "/job:ps/replica:0/task:1: op originally returned UnavailableError"
+    inner = (
+        "recvmsg:Connection reset by peer\nAdditional GRPC error information from remote target /job:ps/replica:0/"
+        "task:1: Executing non-communication op <ReduceDataset> originally returned UnavailableError, and was replaced "
+        "by InternalError to avoid invoking TF network error handling logic."
+    )
     assert messages.task_lost(nowhere)
     assert messages.task_lost(tf.errors.InternalError(None, None, inner))
     assert not messages.task_lost(tf.errors.InternalError(None, None, "/job:ps/replica:0/task:1: something else"))

@@ -312,22 +312,6 @@ def test_an_evaluation_that_is_done_is_told_also_by_a_run_that_is_to_end(train, 
     assert result["steps"] == {"applied": STEPS, "scheduled": STEPS, "repeated": 0}
 
 
-@pytest.mark.tensorflow
-def test_a_lost_parameter_server_is_known_by_what_tensorflow_makes_of_it():
-    import tensorflow as tf
-
-    from psrun.cluster import strategy
-
-    text = (
-        "recvmsg:Connection reset by peer\nAdditional GRPC error information from remote target /job:ps/replica:0/"
-        "task:0: Executing non-communication op <ReduceDataset> originally returned UnavailableError, and was replaced "
-        "by InternalError to avoid invoking TF network error handling logic."
-    )
-    assert strategy.task_lost(tf.errors.InternalError(None, None, text))
-    assert strategy.task_lost(tf.errors.UnavailableError(None, None, "Socket closed"))
-    assert not strategy.task_lost(tf.errors.InternalError(None, None, "something else on /job:ps/replica:0/task:0"))
-
-
 @pytest.mark.inprocess
 def test_threads_that_wait_do_not_spin_on_cores_that_servers_share(train):
     train("model=dense", "trainer.epochs=1", "evaluation=none", "checkpoint=none")
