@@ -29,6 +29,7 @@ def policy(run: RunConfig, dataset: Callable[[], tf.data.Dataset]) -> str | None
     if not run.cluster.has_synchronous_workers:
         return None
     pipeline, name, num_workers = dataset(), run.data.target.name, run.cluster.num_workers
+    assert num_workers is not None  # synchronous workers are counted
     requested = run.data.sharding or pipeline.options().experimental_distribute.auto_shard_policy.name.lower()
     if requested not in ("auto", "file"):
         return requested
