@@ -89,7 +89,7 @@ def test_a_pass_is_in_another_order_and_batches_are_full(tmp_path):
 def test_a_row_that_is_not_as_it_should_be_is_named(tmp_path, row, said):
     file = tmp_path / "rows.tsv"
     file.write_text(f"{GOOD}\n{row}\n{GOOD}\n")
-    with pytest.raises(DataError, match=rf"rows.tsv, {said}; data.max_bad_rows="):
+    with pytest.raises(DataError, match=rf"rows.tsv, {said}; set data.max_bad_rows="):
         criteo(file)
     source = criteo(file, max_bad_rows=1)
     assert source.num_train_examples == 2

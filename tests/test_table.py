@@ -222,7 +222,7 @@ def test_columns_have_several_values_and_labels_of_several_tasks(tmp_path, endin
 def test_a_bad_row_is_named_or_left_out(tmp_path, row, said):
     path = tmp_path / "rows.csv"
     path.write_text(f'age,work,label\n1,"two\nlines",0\n\n{row}\n2,,1\n')
-    with pytest.raises(DataError, match=rf"rows\.csv, row 4: {said}.*; data.max_bad_rows="):
+    with pytest.raises(DataError, match=rf"rows\.csv, row 4: {said}.*; set data.max_bad_rows="):
         table(path, features=FEATURES)
     source = table(path, features=FEATURES, max_bad_rows=1)
     assert (source.num_train_examples, source.facts["num_bad_rows"]) == (2, 1)
@@ -427,7 +427,7 @@ def test_bytes_of_another_encoding_are_bad_rows_unless_it_is_named(tmp_path):
     path = tmp_path / "rows.csv"
     written = "age,work,note,label\n1,Bäcker,,1\n2,a,é,0\n3,b,,1\n"
     path.write_bytes(written.encode("latin-1"))
-    said = r"rows\.csv, row 2: column work: b'B\\xe4cker' is not utf-8; .*data.encoding=latin-1.*; data.max_bad_rows="
+    said = r"rows\.csv, row 2: column work: b'B\\xe4cker' is not utf-8; .*data.encoding=latin-1.*; set data.max_bad_rows="
     with pytest.raises(DataError, match=said):
         table(path, features=FEATURES)
     assert table(path, features=FEATURES, max_bad_rows=1).num_train_examples == 2  # nobody reads the note
