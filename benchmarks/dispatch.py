@@ -36,7 +36,7 @@ def timed(workers: int, closures: int, windows: int) -> Windows:
     process.prepare()
     import tensorflow as tf
 
-    from psrun.cluster.inflight_closures import InFlight
+    from psrun.cluster.inflight_closures import InFlightClosures
 
     cluster = choices.InProcess(
         kind="inprocess", num_workers=workers, num_ps=1, num_data_workers=1, placement="greedy", isolate=False
@@ -49,7 +49,7 @@ def timed(workers: int, closures: int, windows: int) -> Windows:
     def nothing() -> None:
         pass
 
-    concrete, in_flight = nothing.get_concrete_function(), InFlight(distribution)
+    concrete, in_flight = nothing.get_concrete_function(), InFlightClosures(distribution)
 
     def by_hand(count: int) -> None:
         for _ in range(count):

@@ -44,7 +44,7 @@ from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.training import custom_loop, fit
 from psrun.training.hooks import Hooks
-from psrun.training.metric_policies import Following
+from psrun.training.metric_policies import MetricPolicies
 from psrun.training.session import Session
 
 
@@ -117,7 +117,7 @@ class Bench:
     def train(self, built: Program, trainer: str) -> None:
         folder = RunFolder(Path(tempfile.mkdtemp(dir=self.root)))
         reporter = Reporter([], started_s=time.time())
-        following = Following(built, reporter, folder)
+        following = MetricPolicies(built, reporter, folder)
         session = Session(
             built, reporter, evaluation=None, saving=None, following=following, folder=folder, start=Position(),
             stop=Stop(), hooks=Hooks(built.config, folder, reporter),

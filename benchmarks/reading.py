@@ -25,7 +25,7 @@ from rich.console import Console
 from psrun.cluster import strategy
 from psrun.config import choices
 from psrun.data import blocks, criteo, files, synthesis
-from psrun.training.input_streams import Dealt, Stream
+from psrun.training.input_streams import DealtInput, Stream
 
 BATCH, STEPS = 1024, 10
 PSRUN, PREPARES = "psrun, prepared", "psrun prepares"
@@ -74,7 +74,7 @@ def measurements(folder: Path, options: argparse.Namespace, coordinator: Any) ->
         return options.num_examples / (time.monotonic() - began_s)
 
     feeds = {
-        PSRUN: Dealt(dealt(source), 0),
+        PSRUN: DealtInput(dealt(source), 0),
         RECORDS: Stream(records(source._train)),
         EXAMPLES: Stream(examples(source._train, single)),
         TEXT: Stream(text(files.find(pattern))),

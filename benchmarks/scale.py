@@ -56,7 +56,7 @@ def timed(workers: int, waits_s: Sequence[float], seconds: float) -> dict[str, R
     import tensorflow as tf
 
     from psrun.cluster import inprocess
-    from psrun.cluster.inflight_closures import InFlight
+    from psrun.cluster.inflight_closures import InFlightClosures
 
     inprocess.NUM_INTER_OP_THREADS += 2 * workers  # each that waits holds one
     cluster = choices.InProcess(
@@ -76,7 +76,7 @@ def timed(workers: int, waits_s: Sequence[float], seconds: float) -> dict[str, R
 
     found = {}
     for wait_s in (0.0, *waits_s):
-        closure, in_flight = waiting(wait_s), InFlight(distribution)
+        closure, in_flight = waiting(wait_s), InFlightClosures(distribution)
         for _ in range(4 * workers):
             in_flight.add(coordinator.schedule(closure))
         in_flight.join()

@@ -46,7 +46,7 @@ def linear(
     return Model(network({"ids": ids}, prediction), loss=tf_keras.losses.MeanSquaredError(reduction), metrics=metrics)
 
 
-class OwnStep(tf_keras.Model):
+class OwnTrainStep(tf_keras.Model):
     """The step of the RFC of parameter server training, with a loss of its own."""
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
@@ -59,4 +59,4 @@ class OwnStep(tf_keras.Model):
 
 
 def own_step(source: Ids) -> Model:
-    return linear(source, network=OwnStep)
+    return linear(source, network=OwnTrainStep)

@@ -116,7 +116,7 @@ def constrained(source: Ids) -> tf_keras.Model:
     return tf_keras.Model({"ids": ids}, tf_keras.layers.Dense(1, kernel_constraint="non_neg")(hidden))
 
 
-class OwnStep(tf_keras.Model):
+class OwnTrainStep(tf_keras.Model):
     """Takes the usual step, but under a name of its own."""
 
     def train_step(self, data: Any) -> Any:
@@ -125,7 +125,7 @@ class OwnStep(tf_keras.Model):
 
 def own_step(source: Ids) -> tf_keras.Model:
     plain = model(source)
-    return OwnStep(plain.inputs, plain.outputs)
+    return OwnTrainStep(plain.inputs, plain.outputs)
 
 
 def rooted(source: Ids) -> tf_keras.Model:

@@ -379,16 +379,16 @@ def test_early_stopping_and_learning_rate_follow_every_way_to_evaluate(train, tr
 
 @pytest.mark.tensorflow
 def test_a_run_that_goes_on_keeps_its_learning_rate_and_its_patience(train, monkeypatch):
-    from psrun.training.metric_policies import Following
+    from psrun.training.metric_policies import MetricPolicies
 
-    ended = Following.epoch_ended
+    ended = MetricPolicies.epoch_ended
     rates = []
 
     def epoch_ended(self, step):
         rates.append(float(self._optimizer.learning_rate))
         ended(self, step)
 
-    monkeypatch.setattr(Following, "epoch_ended", epoch_ended)
+    monkeypatch.setattr(MetricPolicies, "epoch_ended", epoch_ended)
     rules = ("cluster=none", *STILL, "reduce_lr.metric=val_auc", "reduce_lr.mode=max", "reduce_lr.min_delta=1",
              "reduce_lr.patience=2", "reduce_lr.min_lr=0.0000003", "trainer.steps_per_epoch=3")  # fmt: skip
     train(*rules)

@@ -74,7 +74,7 @@ def test_what_cannot_be_saved_is_told(tmp_path):
     import tf_keras
 
     from psrun.checkpoint import export
-    from psrun.checkpoint.load_model import Trained
+    from psrun.checkpoint.load_model import LoadedModel
     from psrun.checkpoint.manifest import Contents, Manifest, Position
     from psrun.models.model import Model
 
@@ -86,7 +86,7 @@ def test_what_cannot_be_saved_is_told(tmp_path):
     found = Manifest(7, Position(), Contents("", {}, {}, []), "", "")
     hidden = Model(network, lambda features: table.lookup(features["x"]))  # where TensorFlow does not find the table
     with pytest.raises(ExportError, match=r"could not be exported to .*/7"):
-        export.write(Trained(hidden, Data(), found), tmp_path)
+        export.write(LoadedModel(hidden, Data(), found), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

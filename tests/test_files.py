@@ -17,9 +17,9 @@ from psrun.results import task_files
 WORKER = Task("worker", 0)
 
 
-def heart(folder: Path, monkeypatch) -> task_files.Heart:
+def heart(folder: Path, monkeypatch) -> task_files.HeartbeatWriter:
     monkeypatch.setattr(task_files, "_BEAT_S", 0.01)
-    made = task_files.Heart(folder, WORKER, lambda: task_files.Heartbeat(os.getpid(), time.time(), "serving"))
+    made = task_files.HeartbeatWriter(folder, WORKER, lambda: task_files.Heartbeat(os.getpid(), time.time(), "serving"))
     made.start()
     return made
 
@@ -57,6 +57,6 @@ def test_a_heart_is_heard_on_a_full_disk_too(tmp_path, monkeypatch):
 @pytest.mark.thorough
 def test_only_the_process_that_is_told_knows_that_the_run_is_over():
     """Two runs on one machine may have servers of the same address, each in a network of its own."""
-    script = "from psrun.roles import server\ntold = server.Told()\nprint(bool(told))\nserver.tell()\nprint(bool(told))"
+    script = "from psrun.roles import server\ntold = server.RunOverSignal()\nprint(bool(told))\nserver.tell()\nprint(bool(told))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["False", "True"]

@@ -21,8 +21,8 @@ from psrun.config import choices
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import BudgetSpentError, ClusterError, ConfigError, ExitCode, TaskLostError
 from psrun.launch.slurm import chief_agent, commands, join, task_agent, task_identity
-from psrun.launch.slurm.managed_task import Kept
-from psrun.launch.slurm.rendezvous import Call, Card, Meeting
+from psrun.launch.slurm.managed_task import ManagedTask
+from psrun.launch.slurm.rendezvous import ClusterPlan, Rendezvous, TaskStatus
 from psrun.process import Stop
 from psrun.results import task_files
 from psrun.results.run_folder import RunFolder
@@ -70,14 +70,14 @@ class Led:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.requeued, self.kept = RunFolder(folder), [], Scripted([lambda: None], lambda process: None)
-        self.meetings = {task: Meeting(folder, step_of(), task) for task in (PS, WORKER)}
-        self.cards = {task: Card("h:1", "n1", 0.0, attempt=99) for task in (PS, WORKER)}
+        self.meetings = {task: Rendezvous(folder, step_of(), task) for task in (PS, WORKER)}
+        self.cards = {task: TaskStatus("h:1", "n1", 0.0, attempt=99) for task in (PS, WORKER)}
         (folder / "logs").mkdir()
         for task in self.meetings:
             self.say(task)
         for name, value in (("_ROUND_S", 0.01), ("_OTHERS_END_WITHIN_S", 0.0)):
             monkeypatch.setattr(chief_agent, name, value)
-        monkeypatch.setattr(chief_agent, "Kept", lambda *arguments: self.kept)
+        monkeypatch.setattr(chief_agent, "ManagedTask", lambda *arguments: self.kept)
         monkeypatch.setattr(join, "gather", lambda *arguments: {})
         monkeypatch.setattr(commands, "requeue", self.requeued.append)
 
@@ -87,7 +87,7 @@ class Led:
 
     def lead(self, *overrides: str, stop: Stop | None = None, looks: list[Callable[[], str | None]]) -> ExitCode:
         self.kept._looks = looks
-        made = chief_agent.Leader(
+        made = chief_agent.ChiefAgent(
             run_config("cluster=slurm", *TASKS, *overrides), self.folder, step_of(), Console(file=io.StringIO()), 0.0
         )
         self.leader, code = made, ExitCode.FAILED
@@ -155,15 +155,15 @@ def test_a_chief_that_waits_to_be_started_again_takes_no_node_for_lost(led):
 
 
 def test_a_leader_that_was_given_up_leaves_the_next_start_alone(led, tmp_path):
-    again = Meeting(tmp_path, step_of(SLURM_RESTART_COUNT="1"), PS)
+    again = Rendezvous(tmp_path, step_of(SLURM_RESTART_COUNT="1"), PS)
 
     def job_starts_again() -> None:
-        again.write(Card("h:2", "n2", 0.0))
+        again.write(TaskStatus("h:2", "n2", 0.0))
 
     with pytest.raises(TaskLostError, match="the job was started again without n0"):
         led.lead(looks=[lives, job_starts_again, lives])
     assert led.requeued == []
-    assert again.read(PS) == Card("h:2", "n2", 0.0)
+    assert again.read(PS) == TaskStatus("h:2", "n2", 0.0)
     assert not led.leader._meeting.path.exists()
 
 
@@ -192,7 +192,7 @@ def test_the_leader_is_heard_of_while_the_chief_saves(led, monkeypatch):
         process.code = 175
 
     def scancel() -> None:
-        led.leader._meeting.write(Card("", "n0", 0.0))
+        led.leader._meeting.write(TaskStatus("", "n0", 0.0))
         led.leader._meeting.silent_s(CHIEF)
         time.sleep(0.2)
         stop.signum = signal.SIGTERM
@@ -232,10 +232,10 @@ def test_each_task_says_what_is_wrong_though_another_was_first_to_record_it(monk
 
 
 @pytest.fixture
-def kept(tmp_path) -> Iterator[Kept]:
+def kept(tmp_path) -> Iterator[ManagedTask]:
     run = run_config("cluster=slurm", "cluster.start_timeout_s=1")
     assert isinstance(run.cluster, choices.Slurm)
-    found = Kept(run.cluster, tmp_path, WORKER, {WORKER: "localhost:1"})
+    found = ManagedTask(run.cluster, tmp_path, WORKER, {WORKER: "localhost:1"})
     found.process.process = SimpleNamespace(pid=5, poll=lambda: None)  # type: ignore[assignment]
     return found
 
@@ -268,7 +268,7 @@ def test_who_is_started_again_waits_as_long_as_the_chief_may_wait_for_the_folder
     monkeypatch.setattr(task_agent, "_LEADER_LONGER_S", 0.0)
     monkeypatch.setattr(task_identity, "_GIVEN_UP_S", 0.5)
     run = run_config("cluster=slurm", *TASKS, "cluster.connect_timeout_s=1")
-    made = task_agent.Keeper(run, RunFolder(tmp_path), step_of(SLURM_PROCID="1", SLURM_RESTART_COUNT=restarts), PS)
+    made = task_agent.TaskAgent(run, RunFolder(tmp_path), step_of(SLURM_PROCID="1", SLURM_RESTART_COUNT=restarts), PS)
     began_s = time.monotonic()
     with pytest.raises(ClusterError, match="got no heartbeat of the chief"):
         made.keep(Stop())
@@ -279,17 +279,17 @@ def test_who_is_started_again_waits_as_long_as_the_chief_may_wait_for_the_folder
 def test_a_parameter_server_says_that_it_started_again_with_the_chief(tmp_path, monkeypatch):
     monkeypatch.setattr(task_agent, "_ROUND_S", 0.01)
     kept = Scripted([dies, lives], lambda process: None)
-    monkeypatch.setattr(task_agent, "Kept", lambda *arguments: kept)
+    monkeypatch.setattr(task_agent, "ManagedTask", lambda *arguments: kept)
     (tmp_path / "logs").mkdir()
-    chief = Meeting(tmp_path, step_of(), CHIEF)
-    chief.write(Card("", "n0", 0.0))
-    chief.call(Call({}))
-    made = task_agent.Keeper(run_config("cluster=slurm", *TASKS), RunFolder(tmp_path), step_of(SLURM_PROCID="1"), PS)
+    chief = Rendezvous(tmp_path, step_of(), CHIEF)
+    chief.write(TaskStatus("", "n0", 0.0))
+    chief.call(ClusterPlan({}))
+    made = task_agent.TaskAgent(run_config("cluster=slurm", *TASKS), RunFolder(tmp_path), step_of(SLURM_PROCID="1"), PS)
     codes: list[ExitCode] = []
     keeping = threading.Thread(target=lambda: codes.append(made.keep(Stop())))
     keeping.start()
 
-    def card_when(condition: Callable[[Card], bool]) -> Card:
+    def card_when(condition: Callable[[TaskStatus], bool]) -> TaskStatus:
         deadline_s = time.monotonic() + 10
         while time.monotonic() < deadline_s:
             card = chief.read(PS)
@@ -301,11 +301,11 @@ def test_a_parameter_server_says_that_it_started_again_with_the_chief(tmp_path, 
     try:
         assert card_when(lambda card: card.restarts == 1).cause == "was killed"
         assert kept.num_starts == 1
-        chief.call(Call({}, attempt=1))
+        chief.call(ClusterPlan({}, attempt=1))
         card = card_when(lambda card: card.attempt == 1)
         assert (card.restarts, card.cause) == (1, "")
     finally:
-        chief.call(Call({}, attempt=1, over=0))
+        chief.call(ClusterPlan({}, attempt=1, over=0))
         keeping.join(10)
     assert codes == [ExitCode.DONE]
     assert kept.num_starts == 2

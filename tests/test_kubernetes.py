@@ -362,7 +362,7 @@ def test_exit_codes_of_containers():
     assert [int(kubectl.exit_code(code)) for code in codes] == [0, 1, 2, 130, 175, 175, 1, 175]
 
 
-class StandIn:
+class VariableProxy:
     """Answers as kubectl does, from a list; it shows our loop and nothing of Kubernetes."""
 
     def __init__(self, tmp_path: Path, *answers: tuple[list, bool], log: str | None = "") -> None:
@@ -387,7 +387,7 @@ def followed(stand_in, monkeypatch):
 
 def test_a_run_is_followed_over_a_restart_to_its_end(tmp_path, monkeypatch):
     first, later = pod({"terminated": {"exitCode": 175}}, name="a"), "2026-01-01T00:01:00Z"
-    stand_in = StandIn(
+    stand_in = VariableProxy(
         tmp_path,
         ([], False),
         ([pod({"waiting": {"reason": "ContainerCreating"}}, name="a")], False),
@@ -405,7 +405,7 @@ def test_a_run_is_followed_over_a_restart_to_its_end(tmp_path, monkeypatch):
 
 def test_a_log_that_cannot_be_read_is_told_once(tmp_path, monkeypatch):
     running, ended = pod({"running": {}}), pod({"terminated": {"exitCode": 0}})
-    stand_in = StandIn(tmp_path, *[([running], False)] * 3, ([ended], True), log=None)
+    stand_in = VariableProxy(tmp_path, *[([running], False)] * 3, ([ended], True), log=None)
     code, out = followed(stand_in, monkeypatch)
     assert code == ExitCode.DONE
     assert out.count("the log of c is not available: forbidden") == 1
@@ -452,7 +452,7 @@ def test_a_run_that_was_there_before_is_said_to_be(tmp_path, monkeypatch, capsys
 
 def test_a_restart_budget_that_is_spent_ends_what_is_followed(tmp_path, monkeypatch):
     ended = [pod({"terminated": {"exitCode": 137}})]
-    assert followed(StandIn(tmp_path, (ended, False), (ended, True)), monkeypatch)[0] == ExitCode.RESTART
+    assert followed(VariableProxy(tmp_path, (ended, False), (ended, True)), monkeypatch)[0] == ExitCode.RESTART
 
 
 @pytest.mark.parametrize(
@@ -464,12 +464,12 @@ def test_a_restart_budget_that_is_spent_ends_what_is_followed(tmp_path, monkeypa
 )
 def test_an_image_that_is_not_there_or_has_no_psrun_is_named(tmp_path, monkeypatch, state, log, said):
     with pytest.raises(PsrunError, match=said):
-        followed(StandIn(tmp_path, ([pod(state)], False), log=log), monkeypatch)
+        followed(VariableProxy(tmp_path, ([pod(state)], False), log=log), monkeypatch)
 
 
 def test_what_a_run_without_a_chief_came_to(tmp_path, monkeypatch):
     with pytest.raises(PsrunError, match="run-1 was deleted, or failed"):
-        followed(StandIn(tmp_path, ([], True)), monkeypatch)
+        followed(VariableProxy(tmp_path, ([], True)), monkeypatch)
 
 
 def test_what_the_run_is_over_with():

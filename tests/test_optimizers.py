@@ -129,7 +129,7 @@ def test_no_update_of_a_row_is_lost_where_two_workers_meet(cluster_spec):
     import tensorflow as tf
 
     from psrun.cluster import strategy
-    from psrun.cluster.inflight_closures import InFlight
+    from psrun.cluster.inflight_closures import InFlightClosures
     from psrun.config import choices
     from psrun.optimizers.sparse import SparseSGD
 
@@ -148,7 +148,7 @@ def test_no_update_of_a_row_is_lost_where_two_workers_meet(cluster_spec):
             cluster.strategy.run(step)
 
     packed = tf.function(steps).get_concrete_function()
-    in_flight = InFlight(cluster)
+    in_flight = InFlightClosures(cluster)
     for _ in range(60):
         in_flight.add(cluster.coordinator.schedule(packed))
     in_flight.join()

@@ -15,7 +15,7 @@ from psrun.errors import ConfigError, Interrupted
 from psrun.launch import ray as engine
 from psrun.launch import task_plan
 from psrun.launch.ray import capacity
-from psrun.launch.ray.capacity import Need
+from psrun.launch.ray.capacity import TaskResources
 from psrun.process import SUPERVISOR_PID
 from psrun.roles import task_assignment
 from psrun.sweeps import capacity as sweep_capacity
@@ -74,7 +74,7 @@ def test_each_task_asks_for_what_its_job_is_given():
     assert isinstance(run.cluster, choices.Ray)
     found = {str(task): need for task, need in capacity.needs(run.cluster, task_plan.of(run).tasks()).items()}
     assert list(found) == ["ps-0", "ps-1", "worker-0", "worker-1", "chief-0", "evaluator-0"]
-    assert (found["ps-1"], found["chief-0"]) == (Need(2, 1000), Need(1, 0))
+    assert (found["ps-1"], found["chief-0"]) == (TaskResources(2, 1000), TaskResources(1, 0))
     assert found["ps-1"].bundle() == {"CPU": 2, "memory": 1000}
     assert found["chief-0"].options() == {"num_cpus": 1}
     assert (found["worker-0"].options(), found["worker-0"].bundle()) == (
@@ -111,9 +111,13 @@ def test_there_is_room_or_what_is_missing_is_named(nodes, said):
 
 def test_what_is_greatest_can_be_its_memory():
     """The first that fit by their processors would leave none where the memory is."""
-    wanted = {Task("ps", 0): Need(2, 1), Task("ps", 1): Need(2, 1), Task("worker", 0): Need(1, 9)}
+    wanted = {
+        Task("ps", 0): TaskResources(2, 1),
+        Task("ps", 1): TaskResources(2, 1),
+        Task("worker", 0): TaskResources(1, 9),
+    }
     capacity.check(wanted, [{"CPU": 4.0, "memory": 10.0}, {"CPU": 4.0, "memory": 2.0}])
-    tenths = {Task("worker", index): Need(0.7, 0) for index in range(10)}
+    tenths = {Task("worker", index): TaskResources(0.7, 0) for index in range(10)}
     capacity.check(tenths, [{"CPU": 7.0}])
 
 

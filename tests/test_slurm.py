@@ -18,12 +18,12 @@ from rich.console import Console
 from support import raw_config, run_config
 
 from psrun.cli import submit
-from psrun.cluster.probe import Door
+from psrun.cluster.probe import PortReservation
 from psrun.config import choices, parse
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ClusterError, ConfigError, ExitCode, PsrunError
 from psrun.launch.slurm import commands, join, script, submission, task_identity
-from psrun.launch.slurm.rendezvous import Call, Card, Meeting, clocks_apart, own_address
+from psrun.launch.slurm.rendezvous import ClusterPlan, Rendezvous, TaskStatus, clocks_apart, own_address
 from psrun.process import Stop
 from psrun.results import recorded_config
 from psrun.results.watch import state
@@ -390,24 +390,24 @@ def test_slurm_may_be_silent_for_a_while(fake, tmp_path, monkeypatch):
 
 
 def test_cards_and_calls(tmp_path):
-    mine, other = Meeting(tmp_path, step_of(), CHIEF), Meeting(tmp_path, step_of(SLURM_PROCID="1"), Task("ps", 0))
-    card = Card("10.0.0.1:5", "n0", time.time(), restarts=2, cause="was killed")
+    mine, other = Rendezvous(tmp_path, step_of(), CHIEF), Rendezvous(tmp_path, step_of(SLURM_PROCID="1"), Task("ps", 0))
+    card = TaskStatus("10.0.0.1:5", "n0", time.time(), restarts=2, cause="was killed")
     other.write(card)
     assert mine.read(Task("ps", 0)) == card
     assert mine.called() is None
-    mine.call(Call({"ps-0": card.address}, attempt=1, over=0))
+    mine.call(ClusterPlan({"ps-0": card.address}, attempt=1, over=0))
     assert other.called().by_task() == {Task("ps", 0): "10.0.0.1:5"}
     other.leave()
     assert mine.read(Task("ps", 0)) is None
 
 
 def test_a_start_that_was_given_up(tmp_path):
-    first = Meeting(tmp_path, step_of(), Task("ps", 0))
-    first.write(Card("", "n0", time.time()))
-    again = Meeting(tmp_path, step_of(SLURM_RESTART_COUNT="10"), Task("ps", 0))
+    first = Rendezvous(tmp_path, step_of(), Task("ps", 0))
+    first.write(TaskStatus("", "n0", time.time()))
+    again = Rendezvous(tmp_path, step_of(SLURM_RESTART_COUNT="10"), Task("ps", 0))
     assert not first.superseded()
     assert again.read(Task("ps", 0)) is None
-    again.write(Card("", "n0", time.time()))
+    again.write(TaskStatus("", "n0", time.time()))
     assert first.superseded()
     assert not again.superseded()
     again.remove_earlier()
@@ -417,7 +417,7 @@ def test_a_start_that_was_given_up(tmp_path):
 
 def test_a_folder_that_is_removed_while_one_looks(tmp_path, monkeypatch):
     """At the end of a run; a slow disk says for a while that it is there."""
-    meeting = Meeting(tmp_path, step_of(), Task("ps", 0))
+    meeting = Rendezvous(tmp_path, step_of(), Task("ps", 0))
     monkeypatch.setattr(Path, "is_dir", lambda self: True)
     assert not meeting.superseded()
     meeting.look_anew()
@@ -431,8 +431,8 @@ def test_clocks():
 
 
 def test_a_clock_that_is_wrong_is_seen(tmp_path):
-    meeting = Meeting(tmp_path, step_of(), CHIEF)
-    meeting.write(Card("", "n0", time.time() + 60))
+    meeting = Rendezvous(tmp_path, step_of(), CHIEF)
+    meeting.write(TaskStatus("", "n0", time.time() + 60))
     assert meeting.clock_ahead_s(CHIEF) == pytest.approx(60, abs=2)
 
 
@@ -444,15 +444,15 @@ def test_the_address_of_an_interface():
         own_address(step_of(), "ib9")
 
 
-def gathered(tmp_path, cards: dict[str, Card], warned: list[str], **keys: float):
+def gathered(tmp_path, cards: dict[str, TaskStatus], warned: list[str], **keys: float):
     run = run_config("cluster=slurm", *(f"cluster.{key}={value}" for key, value in keys.items()))
     assert isinstance(run.cluster, choices.Slurm)
     tasks = [CHIEF, *(Task("worker", index) for index in range(2))]
     for task in tasks[1:]:
         if str(task) in cards:
-            Meeting(tmp_path, step_of(), task).write(cards[str(task)])
+            Rendezvous(tmp_path, step_of(), task).write(cards[str(task)])
     return join.gather(
-        Meeting(tmp_path, step_of(), CHIEF), step_of(), run.cluster, tasks, Stop(), warned.append
+        Rendezvous(tmp_path, step_of(), CHIEF), step_of(), run.cluster, tasks, Stop(), warned.append
     )  # fmt: skip
 
 
@@ -460,7 +460,7 @@ def test_all_are_there_but_one_clock_is_wrong(tmp_path):
     warned: list[str] = []
     doors = [own_address(step_of(), "lo") for _ in range(2)]
     cards = {
-        f"worker-{index}": Card(address, f"n{index + 1}", time.time() + 3600 * index)
+        f"worker-{index}": TaskStatus(address, f"n{index + 1}", time.time() + 3600 * index)
         for index, (address, _) in enumerate(doors)
     }
     found = gathered(tmp_path, cards, warned)
@@ -472,9 +472,9 @@ def test_all_are_there_but_one_clock_is_wrong(tmp_path):
 
 
 def test_one_is_not_heard_of(tmp_path):
-    door = Door("127.0.0.1:0")
+    door = PortReservation("127.0.0.1:0")
     with pytest.raises(ClusterError, match=r"within 1 s \(connect_timeout_s\): worker-1; .* on n0, n5") as raised:
-        gathered(tmp_path, {"worker-0": Card("127.0.0.1:1", "n5", time.time())}, [], connect_timeout_s=1)
+        gathered(tmp_path, {"worker-0": TaskStatus("127.0.0.1:1", "n5", time.time())}, [], connect_timeout_s=1)
     door.close()
     assert raised.value.task == "worker-1"
 
@@ -482,6 +482,9 @@ def test_one_is_not_heard_of(tmp_path):
 def test_one_cannot_be_reached(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listening:
         up = f"127.0.0.1:{listening.getsockname()[1]}"
-        cards = {"worker-0": Card(up, "n5", time.time()), "worker-1": Card("127.0.0.1:1", "n6", time.time())}
+        cards = {
+            "worker-0": TaskStatus(up, "n5", time.time()),
+            "worker-1": TaskStatus("127.0.0.1:1", "n6", time.time()),
+        }
         with pytest.raises(ClusterError, match=r"not reachable from n0: worker-1 on n6 at 127.0.0.1:1; set"):
             gathered(tmp_path, cards, [])

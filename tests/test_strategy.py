@@ -11,7 +11,7 @@ from tensorflow.python.eager import cancellation
 
 from psrun.cluster import strategy
 from psrun.config import choices
-from psrun.training.input_streams import Dealt, Stream
+from psrun.training.input_streams import DealtInput, Stream
 
 pytestmark = pytest.mark.inprocess
 
@@ -27,8 +27,8 @@ def _stream() -> Stream:
     return Stream(lambda context, numbers: tf.data.Dataset.counter().map(_slowly))
 
 
-def _dealt() -> Dealt:
-    return Dealt(lambda context, numbers: numbers().map(lambda number: (number, number, _slowly(number))), 0)
+def _dealt() -> DealtInput:
+    return DealtInput(lambda context, numbers: numbers().map(lambda number: (number, number, _slowly(number))), 0)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import psrun
 from psrun.config.topology import Task
 from psrun.launch.recoveries import Recoveries
-from psrun.results.event_reader import Tail
+from psrun.results.event_reader import EventReader
 from psrun.results.events import Event, Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.results.summary import CHANGES, PENDING, fold
@@ -99,7 +99,7 @@ def test_the_folder_folds_what_it_is_told_and_its_events_fold_to_the_same(tmp_pa
     result = {"metrics": {"loss": 1.0, "val_auc": 0.7}, "steps": {"applied": 7},
               "evaluation": {"step": 7, **EVALUATION}, "recoveries": [LOST]}  # fmt: skip
     assert folder.stored() == result
-    assert functools.reduce(fold, Tail(folder.metrics).read(), {}) == result
+    assert functools.reduce(fold, EventReader(folder.metrics).read(), {}) == result
     folder.record("ended", status="completed")
     assert len(folder.metrics.read_text().splitlines()) == 4
 

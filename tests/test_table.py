@@ -427,7 +427,9 @@ def test_bytes_of_another_encoding_are_bad_rows_unless_it_is_named(tmp_path):
     path = tmp_path / "rows.csv"
     written = "age,work,note,label\n1,Bäcker,,1\n2,a,é,0\n3,b,,1\n"
     path.write_bytes(written.encode("latin-1"))
-    said = r"rows\.csv, row 2: column work: b'B\\xe4cker' is not utf-8; .*data.encoding=latin-1.*; set data.max_bad_rows="
+    said = (
+        r"rows\.csv, row 2: column work: b'B\\xe4cker' is not utf-8; .*data.encoding=latin-1.*; set data.max_bad_rows="
+    )
     with pytest.raises(DataError, match=said):
         table(path, features=FEATURES)
     assert table(path, features=FEATURES, max_bad_rows=1).num_train_examples == 2  # nobody reads the note

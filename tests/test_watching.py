@@ -27,7 +27,7 @@ from psrun.config.topology import Task
 from psrun.errors import ConfigError, ExitCode, PsrunError
 from psrun.results import recorded_config, task_files
 from psrun.results.console import ConsoleSink
-from psrun.results.event_reader import Tail
+from psrun.results.event_reader import EventReader
 from psrun.results.task_files import Heartbeat
 from psrun.results.watch import jobs, run, state, sweep
 from psrun.results.watch.commands import main
@@ -139,7 +139,7 @@ def running(tmp_path) -> Path:
 
 def test_a_tail_takes_whole_lines_only_and_begins_again_where_the_file_is_another(tmp_path):
     file = tmp_path / "metrics.jsonl"
-    tail = Tail(file)
+    tail = EventReader(file)
     assert tail.read() == []
     file.write_text(line("a", 1) + line("b", 2)[:-5])
     assert [event.kind for event in tail.read()] == ["a"]
@@ -157,7 +157,7 @@ def test_a_metric_that_was_nan_is_told(tmp_path):
     """JSON has null for it: the supervisor reads its chief's events back from there."""
     text = io.StringIO()
     (tmp_path / "metrics.jsonl").write_text(epoch(1, loss=None))
-    for event in Tail(tmp_path / "metrics.jsonl").read():
+    for event in EventReader(tmp_path / "metrics.jsonl").read():
         ConsoleSink(Console(file=text, width=120)).event(event)
     assert "loss nan" in text.getvalue()
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from psrun.checkpoint.load_model import DEVICE, Trained, predict, signature
+from psrun.checkpoint.load_model import DEVICE, LoadedModel, predict, signature
 from psrun.errors import ExportError
 
 _ABOUT = "psrun.json"
 
 
-def write(trained: Trained, folder: Path) -> Path:
+def write(trained: LoadedModel, folder: Path) -> Path:
     """Writes `folder`/STEP, the layout that TensorFlow Serving wants; one of the same step is replaced.
 
     The signature `serving_default` takes a batch of raw features by name, strings included, and returns `prediction`
@@ -55,7 +55,7 @@ def write(trained: Trained, folder: Path) -> Path:
     return final
 
 
-def _about(trained: Trained) -> dict[str, object]:
+def _about(trained: LoadedModel) -> dict[str, object]:
     held, names = trained.checkpoint, trained.class_names
     about = {"step": held.step, "config_sha256": held.config_sha256, "psrun": held.psrun, "saved_at": held.saved_at}
     return {**about, "label_vocabulary": list(names)} if names else about

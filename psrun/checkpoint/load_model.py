@@ -23,7 +23,7 @@ DEVICE = "/CPU:0"
 
 
 @dataclass(frozen=True)
-class Trained:
+class LoadedModel:
     """A model whose variables are those of a checkpoint, with the data that it is made for.
 
     Attributes:
@@ -37,7 +37,7 @@ class Trained:
     class_names: tuple[str, ...] | None = None
 
 
-def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str], None]) -> Trained:
+def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str], None]) -> LoadedModel:
     """Builds the model of the run and restores the checkpoint that the configuration names.
 
     Raises:
@@ -50,7 +50,7 @@ def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str],
         specs = signature(source)
         predict(model, source, {name: compiled_model.zeros(spec) for name, spec in specs.items()})  # builds the rest
         checkpoint = restore(model.network, run.restore, store, warn)
-    return Trained(model, source, checkpoint, labels.class_names(source, run.data.label_vocabulary))
+    return LoadedModel(model, source, checkpoint, labels.class_names(source, run.data.label_vocabulary))
 
 
 def restore(network: tf_keras.Model, which: str, store: Store, warn: Callable[[str], None]) -> Manifest:

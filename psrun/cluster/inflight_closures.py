@@ -11,7 +11,7 @@ import tensorflow as tf
 from psrun.cluster.strategy import Distribution
 
 
-class InFlight:
+class InFlightClosures:
     """The closures that were scheduled last and not waited for yet.
 
     TensorFlow's own queue takes 262,144. A smaller bound of it would stop all where every worker is lost at once:

@@ -27,7 +27,7 @@ def reachable(address: str, *, timeout_s: float) -> bool:
         return False
 
 
-class Door:
+class PortReservation:
     """Accepts connections at `address`, HOST:PORT, of this process, until closed: who probes finds somebody at home.
 
     A taken port is no error here; the server that needs it will report it.

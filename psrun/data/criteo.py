@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from psrun.data import blocks, files, preparation
 from psrun.data.columns import Piece
-from psrun.data.prepared_source import Prepared, found, with_rows
+from psrun.data.prepared_source import PreparedSource, found, with_rows
 from psrun.data.source import Feature, Task
 from psrun.data.synthesis import NUM_CATEGORIES, NUM_COUNTS
 from psrun.errors import ConfigError, DataError, Problem
@@ -34,7 +34,7 @@ _COLUMNS = {
 }
 
 
-class Criteo(Prepared):
+class Criteo(PreparedSource):
     """Rows of text files, gzipped where their names end in .gz.
 
     Features are `counts` (13 numbers, 0 where a field is empty) and `C1` to `C26` (strings, empty where the field is).

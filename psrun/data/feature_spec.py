@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # what Keras and TensorFlow 
 
 
 @dataclass(frozen=True)
-class Described:
+class FeatureSpec:
     """The options of `data.features.NAME`.
 
     Attributes:
@@ -41,7 +41,7 @@ class Described:
         return Wanted(self.column or name, self.dtype, self.width, self.default)
 
 
-def read(node: Mapping[str, Any]) -> dict[str, Described]:
+def read(node: Mapping[str, Any]) -> dict[str, FeatureSpec]:
     """Parses `data.features`.
 
     Raises:
@@ -53,7 +53,7 @@ def read(node: Mapping[str, Any]) -> dict[str, Described]:
         raise ConfigError([Problem("data.features", f"is {node!r}, must be a mapping of features by name, or null")])
     for name, options in node.items():
         key = f"data.features.{name}"
-        described = schema.read(Described, options or {}, key=key, problems=problems)
+        described = schema.read(FeatureSpec, options or {}, key=key, problems=problems)
         if not _NAME.fullmatch(str(name)):
             message = "is not a valid layer name; use letters, digits and _ . - and set column: to the column name"
             problems.append(Problem(key, message))
@@ -65,7 +65,7 @@ def read(node: Mapping[str, Any]) -> dict[str, Described]:
     return features
 
 
-def _wrong(feature: Described) -> Iterable[tuple[str, str]]:
+def _wrong(feature: FeatureSpec) -> Iterable[tuple[str, str]]:
     """Invalid combinations of options."""
     if feature.dtype == "float32" and feature.num_buckets is not None:
         yield "num_buckets", "requires dtype: string or int64; remove it, or set dtype"
@@ -102,20 +102,20 @@ def name_of(column: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "_", column).lstrip("_-")
 
 
-def options(feature: Described) -> dict[str, Any]:
+def options(feature: FeatureSpec) -> dict[str, Any]:
     """What stands under `data.features.NAME` for such a feature: what is not as it is by default."""
     held = dataclasses.asdict(feature)
     return {field.name: held[field.name] for field in dataclasses.fields(feature) if held[field.name] != field.default}
 
 
-def recorded(facts: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Described]:
+def recorded(facts: Mapping[str, Any], columns: Iterable[str]) -> dict[str, FeatureSpec]:
     """The features that a run was begun with, by what it recorded of its data; empty where they were given.
 
     Args:
       columns: of the files, for runs that recorded no more than names and types ("age float32, work string").
     """
     if "features" in facts:
-        return {name: Described(**held) for name, held in facts["features"].items()}
+        return {name: FeatureSpec(**held) for name, held in facts["features"].items()}
     types = dict(each.split(" ") for each in facts.get("features_taken", "").split(", ") if each)
     named = {name_of(column): column for column in columns}
-    return {name: Described(dtype=dtype, column=named.get(name, name)) for name, dtype in types.items()}
+    return {name: FeatureSpec(dtype=dtype, column=named.get(name, name)) for name, dtype in types.items()}

@@ -13,7 +13,7 @@ from psrun.data.source import Batches, ByNumber
 from psrun.errors import ConfigError, DataError, Problem
 
 
-class Prepared(ByNumber):
+class PreparedSource(ByNumber):
     """Base of sources that read, check and prepare the rows of files once (see `psrun.data.blocks`).
 
     A run on files that were prepared before begins at once. What is left to a source are its features and its task.

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from psrun.data.feature_spec import Described, name_of
+from psrun.data.feature_spec import FeatureSpec, name_of
 from psrun.data.profiles import FEW, Profile
 from psrun.errors import ConfigError, Problem
 
@@ -30,7 +30,7 @@ class Proposal:
     """A proposed feature; None for a column that no model can learn from. `note` holds the reason."""
 
     profile: Profile
-    feature: Described | None
+    feature: FeatureSpec | None
     note: str = ""
 
     @property
@@ -94,7 +94,7 @@ def _unused_name(column: str, number: int, taken: Container[str]) -> str:
     return next(each for each in names if each not in taken)
 
 
-def features(proposals: Mapping[str, Proposal], num_buckets: int | None = None) -> dict[str, Described]:
+def features(proposals: Mapping[str, Proposal], num_buckets: int | None = None) -> dict[str, FeatureSpec]:
     """Those of the proposals that are features.
 
     Args:
@@ -126,7 +126,7 @@ def _proposed(profile: Profile) -> Proposal:
         if profile.whole and max(abs(profile.least or 0), abs(profile.most or 0)) > _EXACT
         else ""
     )
-    return Proposal(profile, Described(column=profile.column, width=profile.width, default=default), note)
+    return Proposal(profile, FeatureSpec(column=profile.column, width=profile.width, default=default), note)
 
 
 def _strings(profile: Profile) -> Proposal:
@@ -151,7 +151,7 @@ def _ids(profile: Profile, dtype: str, note: str = "") -> Proposal:
     values: list[Any] = [str(each) if dtype == "string" else int(each) for each in profile.values]
     known = values if values and profile.repeats >= 2 else None
     buckets = None if known else _buckets(profile.num_values)
-    feature = Described(dtype, profile.column, profile.width, buckets, known, default=default)
+    feature = FeatureSpec(dtype, profile.column, profile.width, buckets, known, default=default)
     return Proposal(profile, feature, note)
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from psrun.config.schema import did_you_mean
 from psrun.data import blocks, feature_spec, formats, labels, preparation, profiles, proposals
 from psrun.data.columns import Piece, Wanted, checked
-from psrun.data.prepared_source import Prepared, found
+from psrun.data.prepared_source import PreparedSource, found
 from psrun.data.source import Feature, Task
 from psrun.data.statistics import Scale
 from psrun.errors import ConfigError, DataError, Problem
@@ -22,7 +22,7 @@ from psrun.errors import ConfigError, DataError, Problem
 _NUM_BUCKETS = 100_000  # of strings whose number of values nobody has counted
 
 
-class Table(Prepared):
+class Table(PreparedSource):
     """Rows of files that name their columns, all of one format, gzipped where names of text or TFRecord end in .gz.
 
     A row with a wrong number of fields, without a value, or with one that is not what its column holds is bad.
@@ -34,7 +34,7 @@ class Table(Prepared):
       eval_path: the same as `path` to evaluate on; None for none.
       label_vocabulary: the values of labels in the order of the classes, all strings or all integers; None where they
         are class numbers.
-      features: by name, what `described.Described` holds; None: as `recorded`, or guessed from all rows.
+      features: by name, what `feature_spec.FeatureSpec` holds; None: as `recorded`, or guessed from all rows.
       format: csv, tsv, tfrecord, parquet or npz; None: by how the names end.
       delimiter: between the fields of text; None: a comma, or a tab for tsv.
       columns: column names of text; None: the first row of each file is the header.
@@ -118,7 +118,7 @@ class Table(Prepared):
         return features, label[:, 0] if self.task == "multiclass" else label
 
 
-def _feature(each: feature_spec.Described, num_buckets: int, scale: Scale | None) -> Feature:
+def _feature(each: feature_spec.FeatureSpec, num_buckets: int, scale: Scale | None) -> Feature:
     """The features for models; floats have their scale."""
     shape, dtype = (each.width,), blocks.TYPES[each.dtype]
     if each.vocabulary is not None:
@@ -167,7 +167,7 @@ def _guessed(
     num_buckets: int | None,
     cache: Path,
     tell: Callable[[str], None],
-) -> tuple[dict[str, feature_spec.Described], list[dict[str, Any]]]:
+) -> tuple[dict[str, feature_spec.FeatureSpec], list[dict[str, Any]]]:
     """The inferred features of the columns of files, and rows to display them."""
     if known is None:
         raise ConfigError([Problem("data.features", "is required for TFRecord files, whose records have no schema")])

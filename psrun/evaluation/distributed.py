@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.cluster.inflight_closures import InFlight
+from psrun.cluster.inflight_closures import InFlightClosures
 from psrun.evaluation.meters import Evaluation, Meters
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import num_eval_batches
@@ -43,7 +43,7 @@ class DistributedEvaluation:
           tf.errors.OpError: a parameter server was lost, or the data cannot be read.
         """
         self._meters.reset()
-        in_flight = InFlight(self._program.distribution)
+        in_flight = InFlightClosures(self._program.distribution)
         for _ in range(self._num_batches):
             for _ in in_flight.add(self._coordinator.schedule(self._batch, args=(self._iterator,))):
                 progress()

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.cluster.inflight_closures import InFlight
+from psrun.cluster.inflight_closures import InFlightClosures
 from psrun.program.compiled_model import Program
 
 _IN_FLIGHT_PER_WORKER = 2
@@ -48,7 +48,7 @@ class Shards:
         Raises:
           tf.errors.OpError: a parameter server was lost, or the data cannot be read.
         """
-        in_flight = InFlight(self._program.distribution, _IN_FLIGHT_PER_WORKER)
+        in_flight = InFlightClosures(self._program.distribution, _IN_FLIGHT_PER_WORKER)
         for index in range(self._num_shards):
             for done in in_flight.add(self._coordinator.schedule(self._closure, args=(tf.constant(index, tf.int64),))):
                 yield done.fetch()

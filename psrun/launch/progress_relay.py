@@ -9,7 +9,7 @@ from psrun.config.topology import CHIEF, Task
 from psrun.launch.recoveries import Recoveries
 from psrun.launch.task_processes import TaskHandle
 from psrun.results.console import ConsoleSink, TaskRow, task_table
-from psrun.results.event_reader import Tail
+from psrun.results.event_reader import EventReader
 from psrun.results.events import Event, Progress
 from psrun.results.run_folder import RunFolder
 from psrun.results.task_files import age_s
@@ -17,13 +17,13 @@ from psrun.results.task_files import age_s
 _VIEW_EVERY_S = 0.5
 
 
-class Teller:
+class ProgressRelay:
     """Passes on what is added to metrics.jsonl, and shows the tasks; `recoveries` learns of what it must know."""
 
     def __init__(
         self, folder: RunFolder, sink: ConsoleSink, recoveries: Recoveries, tasks: Mapping[Task, TaskHandle]
     ) -> None:
-        self._tail = Tail(folder.metrics, after_what_is_there=True)  # of a run that goes on
+        self._tail = EventReader(folder.metrics, after_what_is_there=True)  # of a run that goes on
         self._sink, self._recoveries, self._tasks = sink, recoveries, tasks
         self._told_step, self._shown_s = 0, 0.0
 

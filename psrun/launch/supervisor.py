@@ -17,10 +17,10 @@ from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import BudgetSpentError, ExitCode
 from psrun.launch import task_plan
-from psrun.launch.progress_relay import Teller
+from psrun.launch.progress_relay import ProgressRelay
 from psrun.launch.recoveries import Recoveries, Sign
 from psrun.launch.server_watch import progress_limit_s
-from psrun.launch.task_plan import Lineup
+from psrun.launch.task_plan import TaskPlan
 from psrun.launch.task_processes import TaskHandle, TaskProcess, end_all
 from psrun.process import Stop
 from psrun.results.console import ConsoleSink
@@ -58,7 +58,7 @@ class Supervisor:
     def __init__(
         self,
         run_config: RunConfig,
-        wanted: Lineup,
+        wanted: TaskPlan,
         tasks: Mapping[Task, TaskHandle],
         addresses: Mapping[Task, str],
         folder: RunFolder,
@@ -73,7 +73,7 @@ class Supervisor:
         self._lineup, self._tasks, self._addresses = wanted, tasks, addresses
         self._left = self._restart.budget
         self._recoveries = Recoveries(self._reporter)
-        self._teller = Teller(folder, sink, self._recoveries, self._tasks)
+        self._teller = ProgressRelay(folder, sink, self._recoveries, self._tasks)
         self._step = 0
         self._last_round_s = self._no_hangs_before_s = time.monotonic()
         self._last_clock_s = time.time()

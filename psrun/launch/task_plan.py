@@ -10,7 +10,7 @@ from psrun.config.topology import Task
 
 
 @dataclass(frozen=True)
-class Lineup:
+class TaskPlan:
     """Who there is, and whose loss means what.
 
     Attributes:
@@ -34,12 +34,12 @@ class Lineup:
         return list(dict.fromkeys([*self.addressed(), *([self.evaluator] if self.evaluator else [])]))
 
 
-def of(run_config: RunConfig) -> Lineup:
+def of(run_config: RunConfig) -> TaskPlan:
     """The tasks of a supervised run."""
     num_tasks, cluster = run_config.num_tasks, run_config.cluster
     if cluster.has_synchronous_workers:  # whose chief is a worker too
-        return Lineup({"worker": num_tasks["worker"] - 1, "chief": 1}, ("worker", "chief"), (), None)
+        return TaskPlan({"worker": num_tasks["worker"] - 1, "chief": 1}, ("worker", "chief"), (), None)
     jobs = {job: num_tasks[job] for job in ("ps", "worker", "chief", *topology.DATA_JOBS) if job in num_tasks}
     # A chief that starts again would leave its tables behind in parameter servers that do not.
     serving = ("ps", "worker", "evaluator", *topology.DATA_JOBS)
-    return Lineup(jobs, ("ps", "chief"), serving, run_config.evaluator)
+    return TaskPlan(jobs, ("ps", "chief"), serving, run_config.evaluator)

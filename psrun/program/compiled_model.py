@@ -24,7 +24,7 @@ from psrun.models.only_feature import passed
 from psrun.program import class_weights, losses, objective, output_widths
 from psrun.program.evaluation_sizes import eval_batch_size, num_eval_shards
 from psrun.program.example_counter import ExamplesSeen
-from psrun.program.train_step import OwnStep, is_in
+from psrun.program.train_step import OwnTrainStep, is_in
 from psrun.tf_internals import keras, optimizers
 
 # Workers' shuffles must differ, and so must those of seeds that stand side by side in a sweep.
@@ -44,7 +44,7 @@ class Program:
     source: DataSource
     model: Model
     distribution: Distribution
-    own_step: OwnStep | None = None
+    own_step: OwnTrainStep | None = None
 
     @property
     def network(self) -> tf_keras.Model:
@@ -223,7 +223,7 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
         made = objective.metrics_of(model, task_of(source))
         metrics = objective.together(made, [ExamplesSeen()] if by_fit else [])
         loss = objective.loss_of(model, task_of(source))
-        own = OwnStep(model.network, distribution.strategy.num_replicas_in_sync) if is_in(model.network) else None
+        own = OwnTrainStep(model.network, distribution.strategy.num_replicas_in_sync) if is_in(model.network) else None
         program = Program(run, source, model, distribution, own)
         exact = by_fit and run.cluster.has_parameter_servers
         model.network.compile(

@@ -22,7 +22,7 @@ def is_in(network: tf_keras.Model) -> bool:
     )
 
 
-class OwnStep:
+class OwnTrainStep:
     """Takes the place of the `train_step` of a network, calls it, and finds out what it returns.
 
     A value that is the result of one of the network's metrics is read from the metric at the end of an epoch: that has

@@ -10,7 +10,7 @@ from typing import Any
 from psrun.results.events import Event
 
 
-class Tail:
+class EventReader:
     """Reads what is added to a file of events, whole lines only. It may be cut, replaced or removed meanwhile.
 
     Attributes:

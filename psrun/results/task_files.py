@@ -46,7 +46,7 @@ class Heartbeat:
     progress: dict[str, Any] | None = None
 
 
-class Heart:
+class HeartbeatWriter:
     """Writes a heartbeat twice a second from a thread of its own, until stopped.
 
     The thread calls `read`, which must not access a variable: that blocks while a parameter server hangs.

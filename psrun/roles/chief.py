@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from psrun import process
 from psrun.cluster import data_service, strategy
-from psrun.cluster.probe import Door, ServerStatus, statuses
+from psrun.cluster.probe import PortReservation, ServerStatus, statuses
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task
@@ -53,7 +53,9 @@ class Chief:
         topology = context.topology
         # Servers end where nobody listens there for too long; TensorFlow does once it connects, and data comes before.
         waits = topology is not None and self._cluster.has_server_processes
-        self._door = Door(topology.addresses[CHIEF]) if waits and topology and CHIEF in topology.addresses else None
+        self._door = (
+            PortReservation(topology.addresses[CHIEF]) if waits and topology and CHIEF in topology.addresses else None
+        )
         self.pulse, self._told_s = Pulse(), time.monotonic()
         self.session: Session | None = None
         # Whoever started the tasks of such a cluster restarts them, and writes down nothing.
@@ -63,7 +65,7 @@ class Chief:
         # Also where this is the only process: a sweep shows how far it is. Beside a run that goes on there is its own.
         beats = topology is not None or run_config.mode == "train"
         me = topology.me if topology else CHIEF
-        self._heart = task_files.Heart(self.folder.whole.path, me, self._say) if beats else None
+        self._heart = task_files.HeartbeatWriter(self.folder.whole.path, me, self._say) if beats else None
         if self._heart:
             self._heart.start()
 

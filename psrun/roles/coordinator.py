@@ -29,11 +29,11 @@ from psrun.results.trackers import choosing
 from psrun.roles.chief import Chief
 from psrun.roles.task_context import TaskContext
 from psrun.training import custom_loop, fit, own_loop, resume
-from psrun.training.checkpoint_schedule import Saving
+from psrun.training.checkpoint_schedule import CheckpointSchedule
 from psrun.training.hooks import Hooks
-from psrun.training.metric_policies import Following
+from psrun.training.metric_policies import MetricPolicies
 from psrun.training.session import Session
-from psrun.training.synchronized_stop import Lockstep
+from psrun.training.synchronized_stop import SynchronizedStop
 from psrun.training.trainer import Trainer
 
 TRAINERS = {"custom_loop": custom_loop.trainer, "fit": fit.trainer, "own_loop": own_loop.trainer}
@@ -101,7 +101,7 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
 def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop) -> Session:
     """The training, with the variables and the position of the checkpoint or backup that it resumes from, if any."""
     folder, reporter = chief.folder, chief.reporter
-    following = Following(program, reporter, folder)
+    following = MetricPolicies(program, reporter, folder)
     saving = _saving(program, folder, reporter)
     start, step = Position(), None
     if saving is not None:
@@ -113,7 +113,7 @@ def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, sto
         start, step = backup, backup.scheduled
     if step is not None:
         following.go_on(step)
-    lockstep = Lockstep(task_files.stop_marker(folder.whole.path), leads=folder.whole is folder)
+    lockstep = SynchronizedStop(task_files.stop_marker(folder.whole.path), leads=folder.whole is folder)
     return Session(
         program,
         reporter,
@@ -128,14 +128,16 @@ def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, sto
     )
 
 
-def _saving(program: Program, folder: RunFolder, reporter: Reporter) -> Saving | None:
+def _saving(program: Program, folder: RunFolder, reporter: Reporter) -> CheckpointSchedule | None:
     """What takes the checkpoints of the run; None where psrun takes none."""
     when = program.config.checkpoint
     if not isinstance(when, choices.EpochCheckpoints):
         return None
     if folder.whole is not folder:  # a replica, whose files nobody will read: as few as can be
         when = replace(when, max_to_keep=1, best_metric=None)
-    return Saving(Checkpoints(program, Store(folder.checkpoints), when, reporter.warn), when, reporter, folder)
+    return CheckpointSchedule(
+        Checkpoints(program, Store(folder.checkpoints), when, reporter.warn), when, reporter, folder
+    )
 
 
 def _record_evaluator(evaluation: choices.Evaluation, folder: RunFolder) -> None:

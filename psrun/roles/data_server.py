@@ -28,7 +28,9 @@ def run(topology: Topology, folder: RunFolder, stop: Stop, *, chief_timeout_s: f
     """
     stop.defer(_END_WITHIN_S)
     me, chief, begun = topology.me, Presence(topology, timeout_s=chief_timeout_s), False
-    heart = task_files.Heart(folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), "serving"))
+    heart = task_files.HeartbeatWriter(
+        folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), "serving")
+    )
     data_service.start(topology, task_files.shared(folder.path) / str(me))
     heart.start()
     try:

@@ -22,7 +22,9 @@ def run(folder: RunFolder, stop: Stop, *, index: int, run_timeout_s: float) -> N
     """
     stop.defer(_POLL_S * 10)
     me, beat, heard_s = Task("evaluator", index), None, time.monotonic()
-    heart = task_files.Heart(folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), "waiting"))
+    heart = task_files.HeartbeatWriter(
+        folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), "waiting")
+    )
     heart.start()
     try:
         while not stop.requested.wait(_POLL_S):

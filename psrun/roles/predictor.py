@@ -98,7 +98,7 @@ def _on_workers(program: Program) -> Batches:
     return Shards(program, max(1, min(num_batches, wanted)), predicted).results()
 
 
-def _here(run_config: RunConfig, found: load_model.Trained) -> Batches:
+def _here(run_config: RunConfig, found: load_model.LoadedModel) -> Batches:
     to_class_numbers = labels.to_class_numbers(found.source, run_config.data.label_vocabulary)
     predict = tf.function(
         lambda batch: _single(load_model.predict(found.model, found.source, batch)),

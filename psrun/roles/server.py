@@ -52,7 +52,7 @@ def tell() -> None:
     tf.io.write_file(f"/proc/self/fd/{_TOLD}", "over")
 
 
-class Told:
+class RunOverSignal:
     """Whether this process was told that the run is over, by `tell` run here by a chief.
 
     It is told through a file that has no name, and so not by the chief of another run: servers of two runs on one
@@ -110,8 +110,10 @@ def run(
     """
     stop.defer(_END_WITHIN_S)
     me = topology.me
-    told = Told()
-    heart = task_files.Heart(folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), "serving"))
+    told = RunOverSignal()
+    heart = task_files.HeartbeatWriter(
+        folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), "serving")
+    )
     _servers.append(start_server(tf.train.ClusterSpec(topology.spec()), me.job, me.index, num_replicas))
     heart.start()
     chief = Presence(topology, timeout_s=chief_timeout_s)

@@ -49,7 +49,9 @@ def run(run_config: RunConfig, folder: RunFolder, console: Sink, stop: Stop, *, 
       ConfigError: the model is not the one that is trained.
     """
     sidecar = Sidecar(run_config, folder, console, me)
-    heart = task_files.Heart(folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), sidecar.state))
+    heart = task_files.HeartbeatWriter(
+        folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), sidecar.state)
+    )
     heart.start()
     stop.defer(_STOP_WITHIN_S)
     try:
@@ -244,7 +246,7 @@ class Sidecar:
         if self._is_best(found) and self._run.export.best and self._program is not None:
             built = self._program[0]
             made = export.write(
-                load_model.Trained(built.model, built.source, held), self._folder.path / "export" / "best"
+                load_model.LoadedModel(built.model, built.source, held), self._folder.path / "export" / "best"
             )
             self._reporter.emit("export", step=step, path=str(made))
 

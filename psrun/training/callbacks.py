@@ -17,7 +17,7 @@ from psrun.program.monitored import check_metric
 from psrun.tf_internals import keras
 from psrun.training.parameter_server.steps_per_execution import Packing
 from psrun.training.session import Session
-from psrun.training.synchronized_stop import Lockstep
+from psrun.training.synchronized_stop import SynchronizedStop
 
 _BATCH_METHODS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _SEEN = "examples_seen"
@@ -182,7 +182,7 @@ class BetweenSaves(tf_keras.callbacks.Callback):
 class StopTogether(tf_keras.callbacks.Callback):
     """Stops this process after the same execution as the others that train in lockstep with it."""
 
-    def __init__(self, session: Session, lockstep: Lockstep) -> None:
+    def __init__(self, session: Session, lockstep: SynchronizedStop) -> None:
         super().__init__()
         keras.give_unread_logs(self)
         self._session, self._lockstep = session, lockstep

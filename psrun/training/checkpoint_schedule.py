@@ -14,7 +14,7 @@ from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 
 
-class Saving:
+class CheckpointSchedule:
     """Takes the checkpoints of one training, and keeps `checkpoints` of run.json true.
 
     Args:

@@ -18,7 +18,7 @@ from psrun.training.input_streams import Stream
 MOST_ON_THEIR_WAY = 4
 
 
-class Served(Stream):
+class DataServiceInput(Stream):
     """The service's workers read and preprocess what the dispatcher splits by number; nobody waits for a slow worker.
 
     A batch that was handed out is not handed out again: those on their way to a worker are lost with it, and so is what

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from psrun.training.progress import Monitor
+from psrun.training.progress import ProgressMonitor
 
 
 class Clock:
@@ -42,7 +42,7 @@ class Clock:
         yield
         self._pauses_s.append((began_s, time.monotonic()))
 
-    def epoch_ends(self, step: int, monitor: Monitor) -> tuple[float, float]:
+    def epoch_ends(self, step: int, monitor: ProgressMonitor) -> tuple[float, float]:
         """Seconds of the whole epoch, and its steps a second, once `step` steps were applied in all."""
         steps, began_s = step - self._step, self._began_s
         if self._step == self._first_step and monitor.first_step_count < step and monitor.first_step_s is not None:

@@ -23,7 +23,7 @@ from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.tf_internals import messages
-from psrun.training.progress import Monitor
+from psrun.training.progress import ProgressMonitor
 
 _POLL_S = 0.1
 _STOP_WITHIN_S = 10.0  # less than a chief has to end in
@@ -63,7 +63,7 @@ class Hooks:
         self._threads: list[_Asynchronous] = []
         self._error: Exception | None = None
 
-    def start(self, program: Program, monitor: Monitor) -> None:
+    def start(self, program: Program, monitor: ProgressMonitor) -> None:
         """Starts the threads of those that are called while steps of the program run."""
         self._program = program
         for hook, function in self._calls:
@@ -72,7 +72,7 @@ class Hooks:
         for thread in self._threads:
             thread.start()
 
-    def _call(self, hook: choices.Hook, function: Callable[..., Any], monitor: Monitor) -> Callable[[], bool]:
+    def _call(self, hook: choices.Hook, function: Callable[..., Any], monitor: ProgressMonitor) -> Callable[[], bool]:
         def call() -> bool:
             """Whether it went well."""
             try:
@@ -145,7 +145,7 @@ class _Asynchronous(threading.Thread):
       ended: set when the training is over.
     """
 
-    def __init__(self, hook: choices.Hook, call: Callable[[], bool], monitor: Monitor) -> None:
+    def __init__(self, hook: choices.Hook, call: Callable[[], bool], monitor: ProgressMonitor) -> None:
         super().__init__(name=f"psrun-{hook.target.key}", daemon=True)
         self.hook, self._call, self._monitor = hook, call, monitor
         self.ended = threading.Event()

@@ -10,14 +10,14 @@ import tensorflow as tf
 from psrun.checkpoint.manifest import Position
 from psrun.program.compiled_model import Program
 from psrun.training.audit import Audit
-from psrun.training.data_service_input import Served
-from psrun.training.input_streams import Dealt, Stream
+from psrun.training.data_service_input import DataServiceInput
+from psrun.training.input_streams import DealtInput, Stream
 
 # Finding the place in a stream of data again takes time: some 10 s for so many batches of data in memory.
 _MOST_BATCHES_LEFT_OUT = 50_000
 
 
-class Feeds:
+class InputPosition:
     """The data of a training that goes on at `start`, when `first_step` steps had been applied.
 
     Attributes:
@@ -38,9 +38,9 @@ class Feeds:
         """Where the steps on workers get their batches, after so many steps."""
         first = self.next_batch(scheduled)
         if self._program.distribution.data_service:
-            return Served(self._program, first, self._audit)
+            return DataServiceInput(self._program, first, self._audit)
         if self._program.dealt:
-            return Dealt(self._program.train_dataset, first, self._audit)
+            return DealtInput(self._program.train_dataset, first, self._audit)
         return Stream(self.dataset(scheduled), self._audit)
 
     def dataset(self, scheduled: int) -> Callable[..., tf.data.Dataset]:

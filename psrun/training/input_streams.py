@@ -72,7 +72,7 @@ class Stream:
         return batch
 
 
-class Dealt(Stream):
+class DealtInput(Stream):
     """Batches are dealt out, each to one closure: who runs that, and how often, changes nothing in what it reads.
 
     A worker has one pipeline, which waits for numbers of batches in a queue, so that it reads ahead within a closure. A

@@ -20,7 +20,7 @@ _FILE = "following.json"
 _RECORDS_KEPT = 100  # one an epoch: more than anybody keeps checkpoints
 
 
-class Following:
+class MetricPolicies:
     """What one training does about the metrics of its epochs and evaluations.
 
     What it knows after each epoch is in a file of the run folder, so that a training that goes on from a checkpoint

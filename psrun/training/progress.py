@@ -46,7 +46,7 @@ class Pulse:
         self.advances += 1
 
 
-class Monitor(Pulse):
+class ProgressMonitor(Pulse):
     """Reads `optimizer.iterations` and the running loss every half second while an epoch trains.
 
     Reading blocks while a parameter server hangs; this thread may block, the training does not wait for it.

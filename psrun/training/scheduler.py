@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from psrun.program.compiled_model import Program
 from psrun.training.input_streams import Stream
-from psrun.training.parameter_server.step_profiler import Stages, Unmeasured
+from psrun.training.parameter_server.step_profiler import StepProfiler, Unmeasured
 from psrun.training.parameter_server.steps_per_execution import Packing, Step, packed
 from psrun.training.session import Session
 
@@ -69,7 +69,7 @@ class Scheduler:
         return self._session.feed()
 
     @functools.cached_property
-    def _stages(self) -> Stages:
+    def _stages(self) -> StepProfiler:
         return self._session.stages()
 
     @functools.cached_property

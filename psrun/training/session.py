@@ -18,17 +18,17 @@ from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.training.audit import Audit
-from psrun.training.checkpoint_schedule import Saving
+from psrun.training.checkpoint_schedule import CheckpointSchedule
 from psrun.training.epoch_clock import Clock
 from psrun.training.first_batch import FirstBatch
 from psrun.training.hooks import Hooks
-from psrun.training.input_position import Feeds
+from psrun.training.input_position import InputPosition
 from psrun.training.input_streams import Stream
-from psrun.training.metric_policies import Following
-from psrun.training.parameter_server.step_profiler import Stages, StepTime, step_time
+from psrun.training.metric_policies import MetricPolicies
+from psrun.training.parameter_server.step_profiler import StepProfiler, StepTime, step_time
 from psrun.training.parameter_server.steps_per_execution import Packed
-from psrun.training.progress import Monitor, iterations
-from psrun.training.synchronized_stop import Lockstep
+from psrun.training.progress import ProgressMonitor, iterations
+from psrun.training.synchronized_stop import SynchronizedStop
 
 
 class Session:
@@ -56,13 +56,13 @@ class Session:
         reporter: Reporter,
         *,
         evaluation: Evaluator | None,
-        saving: Saving | None,
-        following: Following,
+        saving: CheckpointSchedule | None,
+        following: MetricPolicies,
         folder: RunFolder,
         start: Position,
         stop: Stop,
         hooks: Hooks,
-        lockstep: Lockstep | None = None,
+        lockstep: SynchronizedStop | None = None,
     ) -> None:
         self.program, self._reporter, self._folder = program, reporter, folder
         self._evaluation, self._saving, self._following, self._hooks = evaluation, saving, following, hooks
@@ -70,16 +70,18 @@ class Session:
         self.first_step = iterations(program)
         trainer = program.config.trainer
         self.left = max(0, (trainer.epochs - start.epochs) * trainer.num_steps - start.steps)
-        self.monitor = Monitor(program, reporter, first_step=self.first_step, planned=start.scheduled + self.left)
+        self.monitor = ProgressMonitor(
+            program, reporter, first_step=self.first_step, planned=start.scheduled + self.left
+        )
         self.clock = Clock(self.first_step)
         self.scheduled = 0
         self._audit = Audit(program) if program.config.data.audit else None
-        self._stages: Stages | None = None
+        self._stages: StepProfiler | None = None
         self.step_time: StepTime | None = None
         self._epoch, self._into = start.epochs, start.steps
         self._entered = start.steps  # of its first epoch done in other processes
         self._due = False
-        self._feeds = Feeds(program, start, self.first_step, self._audit)
+        self._feeds = InputPosition(program, start, self.first_step, self._audit)
         self._first_batch = FirstBatch(program)
         self._first_batch.check()
 
@@ -109,9 +111,9 @@ class Session:
         """Makes the training data from here on, in this process."""
         return self._feeds.dataset(self.scheduled)
 
-    def stages(self) -> Stages:
+    def stages(self) -> StepProfiler:
         """What measures where the time of steps on workers goes."""
-        self._stages = Stages(self.program)
+        self._stages = StepProfiler(self.program)
         return self._stages
 
     def packed(self, packed: Packed) -> None:

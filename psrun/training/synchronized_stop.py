@@ -9,7 +9,7 @@ from psrun import files
 
 
 @dataclass
-class Lockstep:
+class SynchronizedStop:
     """How synchronous tasks, none of which can do a step without the others, stop after the same execution.
 
     Between two executions the chief writes into `marker` the number of the next one. No other task can have done that

@@ -15,7 +15,7 @@ _DIGITS = 4  # as Ray counts
 
 
 @dataclass(frozen=True)
-class Need:
+class TaskResources:
     """What one task asks for."""
 
     num_cpus: float
@@ -33,13 +33,13 @@ class Need:
         return {"num_cpus": self.num_cpus, **{name: asked for name, asked in others.items() if asked}}
 
 
-def needs(cluster: choices.Ray, tasks: Iterable[Task]) -> dict[Task, Need]:
+def needs(cluster: choices.Ray, tasks: Iterable[Task]) -> dict[Task, TaskResources]:
     """The resources of each task, from `cluster.resources`."""
     of_job = {task: getattr(cluster.resources, task.job) for task in tasks}
-    return {task: Need(asked.num_cpus, asked.memory_bytes, asked.num_gpus) for task, asked in of_job.items()}
+    return {task: TaskResources(asked.num_cpus, asked.memory_bytes, asked.num_gpus) for task, asked in of_job.items()}
 
 
-def check(wanted: Mapping[Task, Need], nodes: Sequence[Mapping[str, float]]) -> None:
+def check(wanted: Mapping[Task, TaskResources], nodes: Sequence[Mapping[str, float]]) -> None:
     """Finds room for all, were nobody else there: the greatest first, each where it fits first.
 
     What is the greatest can be seen in several ways; where it is found in none of them there is hardly any.
@@ -52,7 +52,7 @@ def check(wanted: Mapping[Task, Need], nodes: Sequence[Mapping[str, float]]) -> 
     """
     num_cpus = sum(node.get("CPU", 0.0) for node in nodes) or 1.0
     memory_bytes = sum(node.get("memory", 0.0) for node in nodes) or 1.0
-    sizes: list[Callable[[Need], tuple[float, ...]]] = [
+    sizes: list[Callable[[TaskResources], tuple[float, ...]]] = [
         lambda need: (need.num_cpus, need.memory_bytes),
         lambda need: (need.memory_bytes, need.num_cpus),
         lambda need: (max(need.num_cpus / num_cpus, need.memory_bytes / memory_bytes),),
@@ -64,7 +64,9 @@ def check(wanted: Mapping[Task, Need], nodes: Sequence[Mapping[str, float]]) -> 
 
 
 def _homeless(
-    wanted: Mapping[Task, Need], nodes: Sequence[Mapping[str, float]], size: Callable[[Need], tuple[float, ...]]
+    wanted: Mapping[Task, TaskResources],
+    nodes: Sequence[Mapping[str, float]],
+    size: Callable[[TaskResources], tuple[float, ...]],
 ) -> Task | None:
     """The first task for which there is no room; None where there is for all."""
     left = [dict(node) for node in nodes]
@@ -78,17 +80,20 @@ def _homeless(
     return None
 
 
-def _fits(need: Need, node: Mapping[str, float]) -> bool:
+def _fits(need: TaskResources, node: Mapping[str, float]) -> bool:
     return all(node.get(name, 0.0) >= asked for name, asked in need.bundle().items())
 
 
-def _no_room(task: Task, need: Need, wanted: Mapping[Task, Need], nodes: Sequence[Mapping[str, float]]) -> str:
+def _no_room(
+    task: Task, need: TaskResources, wanted: Mapping[Task, TaskResources], nodes: Sequence[Mapping[str, float]]
+) -> str:
     asked = wanted.values()
-    whole = Need(
+    whole = TaskResources(
         *(sum(values) for values in zip(*((each.num_cpus, each.memory_bytes, each.num_gpus) for each in asked)))
     )
     kinds = Counter(
-        _has(Need(node.get("CPU", 0.0), int(node.get("memory", 0)), node.get("GPU", 0.0)), whole) for node in nodes
+        _has(TaskResources(node.get("CPU", 0.0), int(node.get("memory", 0)), node.get("GPU", 0.0)), whole)
+        for node in nodes
     )
     has = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     return (
@@ -97,7 +102,7 @@ def _no_room(task: Task, need: Need, wanted: Mapping[Task, Need], nodes: Sequenc
     )
 
 
-def _has(what: Need, asked: Need) -> str:
+def _has(what: TaskResources, asked: TaskResources) -> str:
     """In words; of GPUs and memory only where some are asked for."""
     cpus = f"{what.num_cpus:g} CPUs" + (f", {what.num_gpus:g} GPUs" if asked.num_gpus else "")
     return f"{cpus} and {what.memory_bytes:,} bytes" if asked.memory_bytes else cpus

@@ -20,8 +20,8 @@ from psrun.config import choices
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ClusterError, ConfigError, Problem
 from psrun.launch.ray import capacity, node
-from psrun.launch.ray.node import Seen
-from psrun.launch.task_plan import Lineup
+from psrun.launch.ray.node import NodeInfo
+from psrun.launch.task_plan import TaskPlan
 from psrun.process import Stop
 from psrun.results import task_files
 from psrun.results.events import Reporter
@@ -43,13 +43,15 @@ class Fleet:
       addresses: of the tasks that have one, HOST:PORT; changes when all are placed anew.
     """
 
-    def __init__(self, cluster: choices.Ray, wanted: Lineup, folder: RunFolder, reporter: Reporter, stop: Stop) -> None:
+    def __init__(
+        self, cluster: choices.Ray, wanted: TaskPlan, folder: RunFolder, reporter: Reporter, stop: Stop
+    ) -> None:
         self._cluster, self._folder, self._reporter, self._stop = cluster, folder, reporter, stop
         self._tasks, self._addressed = wanted.tasks(), wanted.addressed()
         self._needs = capacity.needs(cluster, self._tasks)
         self.addresses: dict[Task, str] = {}
         self._group: Any = None
-        self._seen: dict[Task, Seen] = {}
+        self._seen: dict[Task, NodeInfo] = {}
         self._void = True
         self._lost: set[str] = set()
         self._looked_s = time.monotonic()
@@ -152,7 +154,7 @@ class Fleet:
         where = PlacementGroupSchedulingStrategy(self._group, self._tasks.index(task))
         return what.options(scheduling_strategy=where, **options)
 
-    def _look(self, tasks: Iterable[Task], token: str) -> dict[Task, Seen]:
+    def _look(self, tasks: Iterable[Task], token: str) -> dict[Task, NodeInfo]:
         asked = {
             task: self._on(task, ray.remote(node.look), num_cpus=0, max_retries=0).remote(self._folder.path, token)
             for task in tasks
@@ -210,11 +212,11 @@ class Fleet:
         )
 
 
-def _named(seen: Seen) -> str:
+def _named(seen: NodeInfo) -> str:
     return f"{seen.address} ({seen.host}, {seen.node[:8]})"
 
 
-def _answers(asked: Any, seen: Seen, token: str) -> bool:
+def _answers(asked: Any, seen: NodeInfo, token: str) -> bool:
     try:
         return asked.with_name(f"{asked.name}-{seen.node}").read_text(encoding="utf-8") == token
     except OSError:

@@ -23,7 +23,7 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True)
-class Seen:
+class NodeInfo:
     """The state that a node reports.
 
     Attributes:
@@ -48,7 +48,7 @@ def probe(folder: Path) -> Path:
     return folder / ".tasks" / "probe"
 
 
-def look(folder: Path, token: str) -> Seen:
+def look(folder: Path, token: str) -> NodeInfo:
     """Runs on a node. Answers the driver's question `token` in the run folder, where it can."""
     node = ray.get_runtime_context().get_node_id()
     asked, deadline_s, sees = probe(folder), time.monotonic() + _SEES_WITHIN_S, False
@@ -59,7 +59,7 @@ def look(folder: Path, token: str) -> Seen:
                 files.write_atomic(asked.with_name(f"{asked.name}-{node}"), token)
         time.sleep(0 if sees else _POLL_S)
     address = ray.util.get_node_ip_address()
-    return Seen(node, address, socket.gethostname(), portpicker.pick_unused_port(), sees, __version__)
+    return NodeInfo(node, address, socket.gethostname(), portpicker.pick_unused_port(), sees, __version__)
 
 
 class TaskActor:

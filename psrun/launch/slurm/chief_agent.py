@@ -15,11 +15,11 @@ from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import BudgetSpentError, ClusterError, ExitCode, PsrunError, TaskLostError, ended
-from psrun.launch.progress_relay import Teller
+from psrun.launch.progress_relay import ProgressRelay
 from psrun.launch.recoveries import Recoveries, Sign
 from psrun.launch.slurm import commands, join, task_identity
-from psrun.launch.slurm.managed_task import Kept
-from psrun.launch.slurm.rendezvous import Call, Card, Meeting, waits_to_end_s
+from psrun.launch.slurm.managed_task import ManagedTask
+from psrun.launch.slurm.rendezvous import ClusterPlan, Rendezvous, TaskStatus, waits_to_end_s
 from psrun.launch.slurm.task_identity import Step
 from psrun.process import Stop
 from psrun.results import task_files
@@ -46,7 +46,7 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
     """
     cluster = run_config.cluster
     assert isinstance(cluster, choices.Slurm)
-    leader = Leader(run_config, folder, task_identity.task_of(run_config, os.environ)[0], console, started_s)
+    leader = ChiefAgent(run_config, folder, task_identity.task_of(run_config, os.environ)[0], console, started_s)
     signal.signal(signal.SIGUSR1, lambda signum, frame: leader.warn())
     stop.at_once = leader.kill
     stop.defer(cluster.restart.stop_timeout_s + 2 * _OTHERS_END_WITHIN_S, may_insist=False)
@@ -61,7 +61,7 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
         leader.close(code)
 
 
-class Leader:
+class ChiefAgent:
     """The chief, what the keepers of the other tasks say, and what has happened to them."""
 
     def __init__(self, run_config: RunConfig, folder: RunFolder, me: Step, console: Console, started_s: float) -> None:
@@ -70,12 +70,12 @@ class Leader:
         self._tasks = task_identity.lineup(run_config)
         self._others = [task for task in self._tasks if task != CHIEF]
         self._end_waits_s = {task: waits_to_end_s(run_config, task) for task in self._others}
-        self._meeting = Meeting(folder.path, me, CHIEF)
+        self._meeting = Rendezvous(folder.path, me, CHIEF)
         self._reporter = Reporter([folder.journal], started_s=started_s)  # the chief writes run.json
         self._sink, self._recoveries = ConsoleSink(console), Recoveries(self._reporter)
-        self._teller: Teller | None = None
-        self._kept: Kept | None = None
-        self._call = Call({})
+        self._teller: ProgressRelay | None = None
+        self._kept: ManagedTask | None = None
+        self._call = ClusterPlan({})
         self._restarts: dict[Task, int] = dict.fromkeys(self._others, 0)
         self._gone: set[Task] = set()
         self._step_done, self._warned, self._wants_requeue = 0, False, False
@@ -88,10 +88,10 @@ class Leader:
         self._raise_if_given_up()
         self._meeting.remove_earlier()
         found = join.gather(self._meeting, self._step, self._cluster, self._tasks, stop, self._reporter.warn)
-        self._call = Call(found)
+        self._call = ClusterPlan(found)
         self._meeting.call(self._call)
-        self._kept = kept = Kept(self._cluster, self._folder.path, CHIEF, self._call.by_task())
-        self._teller = Teller(self._folder, self._sink, self._recoveries, {CHIEF: kept.process})
+        self._kept = kept = ManagedTask(self._cluster, self._folder.path, CHIEF, self._call.by_task())
+        self._teller = ProgressRelay(self._folder, self._sink, self._recoveries, {CHIEF: kept.process})
         kept.start()
         while not stop.requested.wait(_ROUND_S) and not self._warned:
             self._meeting.touch()
@@ -118,7 +118,7 @@ class Leader:
             if self._teller:
                 self._teller.close()
             return
-        self._meeting.call(Call(self._call.addresses, self._call.attempt, over=int(code)))
+        self._meeting.call(ClusterPlan(self._call.addresses, self._call.attempt, over=int(code)))
         completed = code == ExitCode.DONE
         longest_s = max(self._end_waits_s.values(), default=0.0) if completed else 0.0
         self._await_end(within_s=longest_s + _OTHERS_END_WITHIN_S)
@@ -133,7 +133,7 @@ class Leader:
         if self._kept:
             self._kept.process.kill()
 
-    def _stop(self, kept: Kept, stop: Stop) -> ExitCode:
+    def _stop(self, kept: ManagedTask, stop: Stop) -> ExitCode:
         signum = stop.signum if stop.signum is not None else signal.SIGUSR1
         self._reporter.emit("stopping", step=self._step_done, signal=signal.Signals(signum).name)
         kept.end(within_s=self._cluster.restart.stop_timeout_s, meanwhile=self._meeting.touch)
@@ -163,7 +163,7 @@ class Leader:
 
     # -- what goes wrong
 
-    def _look(self, kept: Kept, stop: Stop) -> bool:
+    def _look(self, kept: ManagedTask, stop: Stop) -> bool:
         """Looks at all tasks; returns False where the training had to start again."""
         beat = kept.process.heartbeat()
         if beat and beat.step is not None:
@@ -195,7 +195,7 @@ class Leader:
             self._failed(task, card.cause, attempt=task.job == "ps")
         return lost and task.job == "ps"
 
-    def _ended(self, task: Task, card: Card) -> None:
+    def _ended(self, task: Task, card: TaskStatus) -> None:
         self._gone.add(task)
         cause, log = ended(card.ended), f"log: {self._folder.log(str(task))}"
         if not self._end_waits_s[task]:
@@ -215,14 +215,14 @@ class Leader:
             message = f"{task} {cause}; all {limit} restarts (cluster.restart.budget) are spent"
             raise BudgetSpentError(message, task=str(task))
 
-    def _start_again(self, kept: Kept, stop: Stop) -> None:
+    def _start_again(self, kept: ManagedTask, stop: Stop) -> None:
         """Starts chief and parameter servers again, once the keepers of all of these are ready for that.
 
         Raises:
           TaskLostError: one is not heard of: its node was lost.
         """
         due_s = kept.lost()
-        self._call = Call(self._call.addresses, self._call.attempt + 1)
+        self._call = ClusterPlan(self._call.addresses, self._call.attempt + 1)
         self._meeting.call(self._call)
         deadline_s = time.monotonic() + self._cluster.connect_timeout_s
         servers = [task for task in self._others if task.job == "ps"]
@@ -260,7 +260,7 @@ class Leader:
         where = ", ".join(f"{task} on {card.node}" if card else str(task) for task, card in cards.items())
         return TaskLostError(f"nothing is heard of {where}", task=str(tasks[0]))
 
-    def _sign(self, kept: Kept) -> Sign:
+    def _sign(self, kept: ManagedTask) -> Sign:
         beat = kept.process.heartbeat()
         return Sign(beat.state, beat.step, beat.slowest_step_s, beat.advances) if beat else Sign()
 

@@ -10,7 +10,7 @@ from psrun.cluster.probe import reachable
 from psrun.config import choices
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ClusterError, Interrupted
-from psrun.launch.slurm.rendezvous import CLOCKS_APART_S, Card, Meeting, clocks_apart, own_address
+from psrun.launch.slurm.rendezvous import CLOCKS_APART_S, Rendezvous, TaskStatus, clocks_apart, own_address
 from psrun.launch.slurm.task_identity import Step
 from psrun.process import Stop
 
@@ -19,7 +19,7 @@ _REACH_WITHIN_S = 5.0
 
 
 def gather(
-    meeting: Meeting,
+    meeting: Rendezvous,
     step: Step,
     cluster: choices.Slurm,
     tasks: list[Task],
@@ -37,7 +37,7 @@ def gather(
     """
     address, door = own_address(step, cluster.interface)
     try:
-        meeting.write(Card(address, step.node, time.time()))
+        meeting.write(TaskStatus(address, step.node, time.time()))
         cards = _await(meeting, step, cluster, tasks, stop)
         _look_at_clocks(meeting, cards, warn)
         _reach({task: card for task, card in cards.items() if card.address}, step)
@@ -46,7 +46,9 @@ def gather(
         door.close()
 
 
-def _await(meeting: Meeting, step: Step, cluster: choices.Slurm, tasks: list[Task], stop: Stop) -> dict[Task, Card]:
+def _await(
+    meeting: Rendezvous, step: Step, cluster: choices.Slurm, tasks: list[Task], stop: Stop
+) -> dict[Task, TaskStatus]:
     deadline_s = time.monotonic() + cluster.connect_timeout_s
     while not stop.requested.wait(_ROUND_S):
         meeting.look_anew()
@@ -67,7 +69,7 @@ def _await(meeting: Meeting, step: Step, cluster: choices.Slurm, tasks: list[Tas
     raise Interrupted(stop.signum)
 
 
-def _look_at_clocks(meeting: Meeting, cards: dict[Task, Card], warn: Callable[[str], None]) -> None:
+def _look_at_clocks(meeting: Rendezvous, cards: dict[Task, TaskStatus], warn: Callable[[str], None]) -> None:
     ahead_s = {cards[task].node: meeting.clock_ahead_s(task) for task in cards}
     chiefs = cards[CHIEF].node
     apart = clocks_apart({node: value for node, value in ahead_s.items() if value is not None}, chiefs)
@@ -78,7 +80,7 @@ def _look_at_clocks(meeting: Meeting, cards: dict[Task, Card], warn: Callable[[s
         )
 
 
-def _reach(cards: dict[Task, Card], step: Step) -> None:
+def _reach(cards: dict[Task, TaskStatus], step: Step) -> None:
     others = {task: card for task, card in cards.items() if task != CHIEF}
     with ThreadPoolExecutor(max(1, len(others))) as pool:
         up = pool.map(lambda card: reachable(card.address, timeout_s=_REACH_WITHIN_S), others.values())

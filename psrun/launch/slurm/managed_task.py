@@ -19,7 +19,7 @@ _OWN_STALL_S = 2.0
 _POLL_S = 0.05
 
 
-class Kept:
+class ManagedTask:
     """One task, and the process that is it now.
 
     Args:

@@ -17,7 +17,7 @@ import portpicker
 import psutil
 
 from psrun import files
-from psrun.cluster.probe import Door, own_host
+from psrun.cluster.probe import PortReservation, own_host
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import Task
 from psrun.errors import ConfigError, Problem, ServerStartError
@@ -31,7 +31,7 @@ CLOCKS_APART_S = 5.0
 
 
 @dataclass(frozen=True)
-class Card:
+class TaskStatus:
     """The state that an agent reports of its task.
 
     Attributes:
@@ -51,13 +51,13 @@ class Card:
     cause: str = ""
     ended: int | None = None
 
-    def but(self, **values: Any) -> Card:
+    def but(self, **values: Any) -> TaskStatus:
         """This, written now, with other values."""
         return replace(self, at_s=time.time(), **values)
 
 
 @dataclass(frozen=True)
-class Call:
+class ClusterPlan:
     """The messages of the chief's agent to all others.
 
     Attributes:
@@ -76,7 +76,7 @@ class Call:
         return {Task(job, int(index)): self.addresses[name] for name, (job, _, index) in parts.items()}
 
 
-class Meeting:
+class Rendezvous:
     """The keepers of one start of a step, as one of them sees them.
 
     Args:
@@ -90,7 +90,7 @@ class Meeting:
         self._heard: dict[Task, tuple[int, float]] = {}
         self._touched_s = time.monotonic()
 
-    def write(self, card: Card) -> None:
+    def write(self, card: TaskStatus) -> None:
         """Raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True)
         files.write_atomic(self._file(self._me), json.dumps(asdict(card)))
@@ -106,18 +106,18 @@ class Meeting:
         """The task is no more, in good order."""
         self._file(self._me).unlink(missing_ok=True)
 
-    def read(self, task: Task) -> Card | None:
+    def read(self, task: Task) -> TaskStatus | None:
         found = _read(self._file(task))
-        return Card(**found) if found else None
+        return TaskStatus(**found) if found else None
 
-    def call(self, call: Call) -> None:
+    def call(self, call: ClusterPlan) -> None:
         """Raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True)
         files.write_atomic(self.path / _CALL, json.dumps(asdict(call)))
 
-    def called(self) -> Call | None:
+    def called(self) -> ClusterPlan | None:
         found = _read(self.path / _CALL)
-        return Call(**found) if found else None
+        return ClusterPlan(**found) if found else None
 
     @property
     def is_closed(self) -> bool:
@@ -192,7 +192,7 @@ def waits_to_end_s(run_config: RunConfig, task: Task) -> float:
     return evaluation.wait_s if evaluation is not None and task == run_config.evaluator else 0.0
 
 
-def own_address(step: Step, interface: str | None) -> tuple[str, Door]:
+def own_address(step: Step, interface: str | None) -> tuple[str, PortReservation]:
     """HOST:PORT by which other nodes reach this one, at a port that is held by the door until that is closed.
 
     The host is the address of the interface that is named or else of the one by which the host is reached that started
@@ -205,7 +205,7 @@ def own_address(step: Step, interface: str | None) -> tuple[str, Door]:
     host = _host_of(interface) if interface else own_host(f"{step.launch_address or '127.0.0.1'}:1")
     for _ in range(_PORTS_TRIED):
         address = f"{host}:{portpicker.pick_unused_port()}"
-        door = Door(address)
+        door = PortReservation(address)
         if door.is_open:
             return address, door
         door.close()

@@ -10,14 +10,14 @@ import os
 import signal
 import time
 
-from psrun.cluster.probe import Door
+from psrun.cluster.probe import PortReservation
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, EVALUATOR, Task
 from psrun.errors import ChiefGoneError, ClusterError, ConfigError, ExitCode, Problem, TaskLostError
 from psrun.launch.slurm import task_identity
-from psrun.launch.slurm.managed_task import Kept
-from psrun.launch.slurm.rendezvous import Call, Card, Meeting, own_address, waits_to_end_s
+from psrun.launch.slurm.managed_task import ManagedTask
+from psrun.launch.slurm.rendezvous import ClusterPlan, Rendezvous, TaskStatus, own_address, waits_to_end_s
 from psrun.launch.slurm.task_identity import Step
 from psrun.process import Stop
 from psrun.results.run_folder import RunFolder
@@ -44,7 +44,7 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop) -> ExitCode:
     if run_config.resume is None and folder.stored().get("status") == "completed":
         raise ConfigError([Problem("hydra.run.dir", f"{folder.path} holds a completed run; choose another folder")])
     me, task = task_identity.task_of(run_config, os.environ)
-    keeper = Keeper(run_config, folder, me, task)
+    keeper = TaskAgent(run_config, folder, me, task)
     stop.at_once = keeper.kill
     stop.defer(run_config.cluster.restart.stop_timeout_s + _LEADER_LONGER_S, may_insist=False)
     try:
@@ -53,17 +53,17 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop) -> ExitCode:
         keeper.close()
 
 
-class Keeper:
+class TaskAgent:
     """One task other than the chief, and what its keeper hears of the run."""
 
     def __init__(self, run_config: RunConfig, folder: RunFolder, me: Step, task: Task) -> None:
         assert isinstance(run_config.cluster, choices.Slurm)
         self._cluster, self._folder, self._task, self._step = run_config.cluster, folder, task, me
         self._end_waits_s = waits_to_end_s(run_config, task)
-        self._meeting = Meeting(folder.path, me, task)
-        self._kept: Kept | None = None
-        self._door: Door | None = None
-        self._card = Card("", me.node, time.time())
+        self._meeting = Rendezvous(folder.path, me, task)
+        self._kept: ManagedTask | None = None
+        self._door: PortReservation | None = None
+        self._card = TaskStatus("", me.node, time.time())
 
     def keep(self, stop: Stop) -> ExitCode:
         """Until the run is over."""
@@ -71,7 +71,7 @@ class Keeper:
         if call is None or call.over is not None:
             return ExitCode.DONE
         self._change(attempt=call.attempt)
-        self._kept = kept = Kept(self._cluster, self._folder.path, self._task, call.by_task())
+        self._kept = kept = ManagedTask(self._cluster, self._folder.path, self._task, call.by_task())
         if self._door:
             self._door.close()
         kept.start()
@@ -103,7 +103,7 @@ class Keeper:
             self._door.close()
         self._meeting.leave()
 
-    def _await_call(self, stop: Stop) -> Call | None:
+    def _await_call(self, stop: Stop) -> ClusterPlan | None:
         """The plan of the chief's agent once all tasks have joined; None if this process must exit before that."""
         address = ""
         if self._task != EVALUATOR:
@@ -141,7 +141,7 @@ class Keeper:
             )
             raise ChiefGoneError(message, task=str(self._task))
 
-    def _look(self, kept: Kept) -> float | None:
+    def _look(self, kept: ManagedTask) -> float | None:
         """When a task that was lost is to be started again, as of `time.monotonic`; None where it was not."""
         if self._card.ended is not None:
             return None
@@ -154,7 +154,7 @@ class Keeper:
         self._change(cause=cause, restarts=kept.process.restarts)
         return math.inf if self._task.job == "ps" else due_s
 
-    def _end(self, kept: Kept, call: Call | None) -> ExitCode:
+    def _end(self, kept: ManagedTask, call: ClusterPlan | None) -> ExitCode:
         """Ends the task: an evaluator has time for the last checkpoint of a run that was completed."""
         if call is not None and call.over == ExitCode.DONE:
             deadline_s = time.monotonic() + self._end_waits_s

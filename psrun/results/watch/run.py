@@ -17,7 +17,7 @@ from psrun.config.topology import CHIEF, Task
 from psrun.errors import ExitCode, PsrunError
 from psrun.results import recorded_config
 from psrun.results.console import ConsoleSink, TaskRow, progress_line, task_table, warner
-from psrun.results.event_reader import Tail
+from psrun.results.event_reader import EventReader
 from psrun.results.events import Event, Progress
 from psrun.results.report import runs
 from psrun.results.run_folder import RunFolder
@@ -44,7 +44,7 @@ class RunView:
     ) -> None:
         self._path, self._console, self._wait_s, self._goes_on = path, console, wait_s, goes_on
         self._sink, self._warn = ConsoleSink(console), warner(console)
-        self._tail = Tail(RunFolder(path).metrics)
+        self._tail = EventReader(RunFolder(path).metrics)
         self._tasks = _Tasks()
         self._last: dict[str, Event] = {}
         self._shown_step = 0

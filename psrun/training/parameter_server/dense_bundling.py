@@ -20,12 +20,12 @@ from psrun.program.compiled_model import Program, traced_forward
 from psrun.tf_internals import optimizers
 from psrun.tf_internals.tracing import FuncGraph, record_operation, stop_recording, variable_accessed
 from psrun.tf_internals.variables import remote, wrapped
-from psrun.training.parameter_server.variable_proxy import StandIn, taking_over
+from psrun.training.parameter_server.variable_proxy import VariableProxy, taking_over
 
 GradientsAndVariables = Sequence[tuple[Any, tf.Variable]]
 
 
-class Bundles:
+class DenseBundles:
     """The trainable variables of a program that its model reads as a whole, by parameter server.
 
     Args:
@@ -178,7 +178,7 @@ class _Bundle:
             return [pairs[place] for place in self._pushed]
 
 
-class _Fetched(StandIn):
+class _Fetched(VariableProxy):
     """Gives the value that was fetched; a gradient for it is one for the variable.
 
     Attributes:
@@ -205,7 +205,7 @@ class _Fetched(StandIn):
         return read
 
 
-class _Asked(StandIn):
+class _Asked(VariableProxy):
     """Remembers whether the value was asked for."""
 
     asked = False

@@ -13,7 +13,7 @@ from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
 
 
-class Ahead:
+class RowPrefetch:
     """The layers of a program whose rows can be asked for ahead.
 
     Raises:

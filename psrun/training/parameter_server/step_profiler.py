@@ -85,7 +85,7 @@ class Steps:
         return spent
 
 
-class Stages(Unmeasured):
+class StepProfiler(Unmeasured):
     """Measures some of the closures on the workers of a coordinator.
 
     The moments are those at which batches, and what crosses between the worker and parameter servers, are there: the

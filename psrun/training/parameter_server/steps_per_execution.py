@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.cluster.inflight_closures import InFlight
+from psrun.cluster.inflight_closures import InFlightClosures
 from psrun.config import choices
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program, metric_variables
@@ -19,10 +19,10 @@ from psrun.tf_internals.cluster import iterator_spec
 from psrun.tf_internals.optimizers import counters
 from psrun.training.input_streams import Stream
 from psrun.training.parameter_server.closure_length import CLOSURE_S, chosen
-from psrun.training.parameter_server.dense_bundling import Bundles
-from psrun.training.parameter_server.row_prefetch import Ahead
-from psrun.training.parameter_server.step_profiler import Stages, Unmeasured
-from psrun.training.parameter_server.worker_local_variables import CannotBeKept, Kept
+from psrun.training.parameter_server.dense_bundling import DenseBundles
+from psrun.training.parameter_server.row_prefetch import RowPrefetch
+from psrun.training.parameter_server.step_profiler import StepProfiler, Unmeasured
+from psrun.training.parameter_server.worker_local_variables import CannotBeKept, WorkerLocalVariables
 
 # Writing ten out took 5 to 9 s of training and saved 2 to 3 ms a step, with a tiny and a large model on two slow cores:
 # what it costs comes back after some 2,300 to 3,300 steps.
@@ -69,7 +69,7 @@ class Packing:
         self,
         program: Program,
         feed: Stream,
-        stages: Stages,
+        stages: StepProfiler,
         told: Callable[[Packed], None],
         *,
         planned: int,
@@ -78,11 +78,11 @@ class Packing:
         distribution, trainer = program.distribution, program.config.trainer
         assert distribution.coordinator is not None
         self._program, self._coordinator, self._step = program, distribution.coordinator, step
-        self._in_flight, self._stages = InFlight(distribution), stages
+        self._in_flight, self._stages = InFlightClosures(distribution), stages
         self._feed, self._iterator = feed, feed.iterator(distribution.coordinator)
-        self._bundles = Bundles(program, trainer.dense_sync_every)
-        self._ahead = Ahead(program) if trainer.prefetch_rows else None
-        self._kept = Kept(metric_variables(program), counters(program.optimizer))
+        self._bundles = DenseBundles(program, trainer.dense_sync_every)
+        self._ahead = RowPrefetch(program) if trainer.prefetch_rows else None
+        self._kept = WorkerLocalVariables(metric_variables(program), counters(program.optimizer))
         if trainer.dense_sync_every > 1 and not self._bundles:
             raise ConfigError(
                 [Problem("trainer.dense_sync_every", "is not supported with this optimizer and model, or with several "

@@ -12,7 +12,7 @@ from psrun.tf_internals.tracing import ControlFlowFuncGraph
 from psrun.tf_internals.variables import CachingVariable, ConvertibleToTensor, replace_wrapped, wrapped
 
 
-class StandIn(ConvertibleToTensor):
+class VariableProxy(ConvertibleToTensor):
     """Takes what is asked of a variable; what a subclass does not answer, the variable does."""
 
     def __init__(self, variable: Any) -> None:
@@ -41,7 +41,7 @@ class StandIn(ConvertibleToTensor):
 
 
 @contextlib.contextmanager
-def taking_over(variables: Sequence[CachingVariable], stand_ins: Sequence[StandIn]) -> Iterator[None]:
+def taking_over(variables: Sequence[CachingVariable], stand_ins: Sequence[VariableProxy]) -> Iterator[None]:
     """Puts stand-ins in the places of what the variables wrap."""
     before = [wrapped(variable) for variable in variables]
     for variable, stand_in in zip(variables, stand_ins):

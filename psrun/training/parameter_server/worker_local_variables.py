@@ -15,14 +15,14 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.tf_internals.variables import remote, wrapped
-from psrun.training.parameter_server.variable_proxy import StandIn, taking_over
+from psrun.training.parameter_server.variable_proxy import VariableProxy, taking_over
 
 
 class CannotBeKept(Exception):
     """Variables that were to be kept are changed within a branch, a loop or a function of the traced function."""
 
 
-class Kept:
+class WorkerLocalVariables:
     """The variables to be kept in closures; those that no parameter server strategy has made are left alone.
 
     Args:
@@ -53,7 +53,7 @@ class Kept:
             stand_in.write_back()
 
 
-class _OnWorker(StandIn):
+class _OnWorker(VariableProxy):
     """Adds up on the worker.
 
     Attributes:
