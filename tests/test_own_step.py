@@ -86,7 +86,7 @@ def test_a_loss_that_is_returned_as_nan_ends_the_run_before_a_checkpoint(train, 
 @pytest.mark.tensorflow
 def test_metrics_to_follow_are_those_that_the_step_returns(train):
     pieces = own("steps", "cluster=none", "checkpoint=none", "early_stopping.mode=min", "trainer.epochs=4")
-    with pytest.raises(ConfigError, match=r"early_stopping.metric: is 'mae', .* are loss, at, counted, val_loss"):
+    with pytest.raises(ConfigError, match=r"early_stopping.metric: is 'mae', .* one of loss, at, counted, val_loss"):
         train(*pieces, "early_stopping.metric=mae")
     result, _ = train(*pieces, "early_stopping.metric=loss", "early_stopping.patience=1", "early_stopping.min_delta=99")
     assert result["steps"]["applied"] == 2 * STEPS

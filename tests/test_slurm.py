@@ -473,7 +473,7 @@ def test_all_are_there_but_one_clock_is_wrong(tmp_path):
 
 def test_one_is_not_heard_of(tmp_path):
     door = PortReservation("127.0.0.1:0")
-    with pytest.raises(ClusterError, match=r"within 1 s \(connect_timeout_s\): worker-1; .* on n0, n5") as raised:
+    with pytest.raises(ClusterError, match=r"within 1 s \(connect_timeout_s\): worker-1; .* from n0, n5") as raised:
         gathered(tmp_path, {"worker-0": TaskStatus("127.0.0.1:1", "n5", time.time())}, [], connect_timeout_s=1)
     door.close()
     assert raised.value.task == "worker-1"

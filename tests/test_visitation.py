@@ -189,7 +189,10 @@ def cut_short(folder: RunFolder, steps: int) -> None:
             ("data._target_=counted.AsOthersHaveIt", "data.visitation=once"),
             "its examples cannot be read by number",
         ),
-        (("data._target_=counted.AsOthersHaveIt", "data.audit=true"), "data.audit: counted.AsOthersHaveIt"),
+        (
+            ("data._target_=counted.AsOthersHaveIt", "data.audit=true"),
+            "data.audit: requires .*AsOthersHaveIt is not one",
+        ),
         (("data.audit=true", "cluster=none"), "data.audit: requires parameter server"),
         (
             (

@@ -189,7 +189,10 @@ def test_losses_metrics_and_weights_that_cannot_be_are_refused_by_key(key, value
 @pytest.mark.parametrize(
     ("pieces", "said"),
     [
-        (("model.class_weight={0: 1}",), r"model\.class_weight: has weights for 0; .* the classes 0 to 1"),
+        (
+            ("model.class_weight={0: 1}",),
+            r"model\.class_weight: has weights for 0, must .* of the classes 0 to 1",
+        ),
         (("model.class_weight={0: 1, 2: 3}",), r"model\.class_weight: has weights for 0, 2"),
         (("+data.task=ranking",), r"model\.loss: is required: the task of the data is 'ranking'"),
         (("model.metrics=[MeanIoU]",), r"model\.metrics\[0\]: cannot be created by name"),

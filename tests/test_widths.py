@@ -63,7 +63,7 @@ def built(task: str, units: int, *more: str) -> compiled_model.Program:
     [
         ("multiclass", 3, r"shape \(batch, 3\), but the data has 10 classes .*: end the model with Dense\(10\)"),
         ("multiclass", 1, r"end the model with Dense\(10\)"),
-        ("binary", 2, r"shape \(batch, 2\), and labels have shape \(batch, 1\) \(task=binary\): .* Dense\(1\)"),
+        ("binary", 2, r"shape \(batch, 2\), but labels have shape \(batch, 1\) \(task=binary\): .* Dense\(1\)"),
         ("regression", 3, r"labels have shape \(batch, 1\) \(task=regression\): end the model with Dense\(1\)"),
     ],
 )

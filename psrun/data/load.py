@@ -50,7 +50,8 @@ def load_source(
     if run.data.audit and not isinstance(source, ByNumber):
         problems.append(
             Problem(
-                "data.audit", f"requires a psrun.data.source.ByNumber; {run.data.target.name} is none: set it to false"
+                "data.audit",
+                f"requires a psrun.data.source.ByNumber; {run.data.target.name} is not one; set it to false",
             )
         )
     if run.trainer.steps_per_epoch is None and examples is None:
