@@ -16,7 +16,7 @@ class _Cluster:
 
     Attributes:
       has_parameter_servers: whether it trains with parameter servers; else variables are where they are used.
-      has_server_processes: whether its parameter servers and workers are processes of their own.
+      has_server_processes: whether its parameter servers and workers are separate processes.
       has_synchronous_workers: whether several processes train replicas of one model, all in the same step.
       started_elsewhere: whether tasks are started one by one, by somebody else than a supervisor of psrun's.
       num_workers: that the configuration asks for; None where addresses are given instead.
@@ -105,26 +105,35 @@ class InProcess(_ParameterServers):
 
 
 @dataclass(frozen=True)
-class Restart:
-    """How a supervisor restarts tasks.
+class _RestartLimits:
+    """How often and how soon tasks are restarted.
 
     Attributes:
       budget: total number of restarts over all tasks; the next failure ends the run.
       backoff_s: delay before a task's second restart; doubles each time, up to max_backoff_s.
-      heartbeat_timeout_s: a task without a heartbeat for this long counts as hung.
-      progress_timeout_s: no step for this long, and for progress_factor times the slowest step, counts as a hang.
-      start_timeout_s: limit from the start of the chief to its first step.
       stop_timeout_s: grace period for tasks to exit.
     """
 
     budget: int = at_least(0)
     backoff_s: float = at_least(0)
     max_backoff_s: float = at_least(0)
+    stop_timeout_s: float = at_least(1)
+
+
+@dataclass(frozen=True)
+class Restart(_RestartLimits):
+    """How a supervisor restarts tasks.
+
+    Attributes:
+      heartbeat_timeout_s: a task without a heartbeat for this long counts as hung.
+      progress_timeout_s: no step for this long, and for progress_factor times the slowest step, counts as a hang.
+      start_timeout_s: limit from the start of the chief to its first step.
+    """
+
     heartbeat_timeout_s: float = at_least(2)
     progress_timeout_s: float = at_least(1)
     progress_factor: float = at_least(1)
     start_timeout_s: float = at_least(1)
-    stop_timeout_s: float = at_least(1)
 
 
 @dataclass(frozen=True)
@@ -246,20 +255,12 @@ class Static(_Addressed):
 
 
 @dataclass(frozen=True)
-class KeeperRestart:
-    """How the keepers of tasks restart them.
+class KeeperRestart(_RestartLimits):
+    """How the agents of Slurm tasks restart them.
 
-    Attributes:
-      budget: restarts in all, over all tasks; the next failure after them ends the run. Also of the requeues for a lost
-        node that psrun asks for itself.
-      backoff_s: before a task's second restart; twice as long before each further one, up to max_backoff_s.
-      stop_timeout_s: grace period for the chief to save and exit; less than Slurm's KillWait.
+    `budget` also limits the requeues for a lost node that psrun requests itself. `stop_timeout_s` is for the chief to
+    save and exit, and must be less than Slurm's KillWait.
     """
-
-    budget: int = at_least(0)
-    backoff_s: float = at_least(0)
-    max_backoff_s: float = at_least(0)
-    stop_timeout_s: float = at_least(1)
 
 
 @dataclass(frozen=True)
