@@ -10,6 +10,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+BOUND_S = 60.0
+
 
 class Dies(tf_keras.callbacks.Callback):
     """Stands for a chief that is killed when an epoch ends, from 1."""
@@ -87,7 +89,9 @@ class Notes:
 
     def __call__(self, context: Any) -> None:
         weights = sum(float(tf.reduce_sum(variable)) for variable in context.program.network.trainable_variables)
+        deadline_s = time.monotonic() + BOUND_S
         while self._wait_for and not (context.run_folder / self._wait_for).exists():
+            assert time.monotonic() < deadline_s, f"no {self._wait_for} within {BOUND_S} s"
             time.sleep(0.01)
         self._noted.append([context.step, context.epoch, {**context.metrics}, weights])
         (context.run_folder / self._name).write_text(json.dumps(self._noted))

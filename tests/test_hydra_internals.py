@@ -98,8 +98,9 @@ def test_plugins_are_made_by_what_is_given_and_by_hydra_again_afterwards():
     assert (Plugins.instantiate_sweeper, Plugins.instantiate_launcher) == before
 
 
+@pytest.mark.thorough
 def test_the_options_of_joblib_are_those_that_its_launcher_passes_on():
-    module = pytest.importorskip("hydra_plugins.hydra_joblib_launcher.joblib_launcher")
+    module = pytest.importorskip("hydra_plugins.hydra_joblib_launcher.joblib_launcher", reason="pip install -e '.[ci]'")
     options = hydra_internals.joblib_options(module.JoblibLauncher(n_jobs=2))
     assert options is not None
     assert options["n_jobs"] == 2
