@@ -41,7 +41,7 @@ def run(work: Any) -> None:
       ConfigError: a YAML file cannot be read; names the file and the line.
       HYDRA_ERRORS: the arguments cannot be composed.
       KeyboardInterrupt: or another BaseException of a signal handler, even if Hydra hides it: a signal while Hydra
-        opens a file makes its `finally: f.close()` fail with an error of its own, which replaces the original.
+        opens a file makes its `finally: f.close()` fail with another error, which replaces the original.
     """
 
     def job(composed: DictConfig) -> None:

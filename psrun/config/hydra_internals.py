@@ -67,7 +67,7 @@ def signal_behind(error: Exception) -> BaseException | None:
 
 
 def is_basic_launcher(target: str) -> bool:
-    """Whether a `_target_` is Hydra's own launcher; by name, as its scan for plugins makes classes of its own."""
+    """Whether a `_target_` is Hydra's own launcher; by name, as its scan for plugins makes further classes."""
     return target.rpartition(".")[2] == BasicLauncher.__name__
 
 
@@ -98,7 +98,7 @@ def jobs_of(overrides: Sequence[str]) -> list[list[str]]:
 def plugins_made_by(
     sweeper: Callable[[MakePlugin], MakePlugin], launcher: Callable[[MakePlugin], MakePlugin]
 ) -> Iterator[None]:
-    """Within it Hydra makes sweepers and launchers by what these functions make of its own methods.
+    """Within it Hydra makes sweepers and launchers by what these functions make of its methods.
 
     Hydra swallows the errors of callbacks, which are public, and knows plugins only by their installed packages.
     """

@@ -32,7 +32,7 @@ def load_source(
     before = RunFolder(Path(run.resume)).stored().get("data") if run.resume is not None else None
     recorded = before if folder is None else folder.stored().get("data")
     vocabulary = run.data.label_vocabulary
-    given = {} if vocabulary is None else {"label_vocabulary": vocabulary}  # a source may have a default of its own
+    given = {} if vocabulary is None else {"label_vocabulary": vocabulary}  # a source may have its own default
     made = targets.called(run.data.target, seed=run.seed, tell=tell, recorded=recorded, **given)
     source = _checked(made, run.data.target.name)
     batch, examples = run.data.global_batch_size, source.num_train_examples

@@ -40,7 +40,7 @@ class Table(PreparedSource):
       columns: column names of text; None: the first row of each file is the header.
       quoted: whether fields of text may stand in double quotes.
       encoding: of text, as Python names it, such as latin-1; a field that is not in it makes its row bad.
-      num_buckets: ids of each string that has neither a vocabulary nor a number of its own; None: 100,000, or of a
+      num_buckets: ids of each string that has neither a vocabulary nor its own number; None: 100,000, or of a
         guess as many as fit its values.
       max_bad_rows: number of malformed rows to skip, with a report; one more is an error.
       cache: the folder for prepared sets, which all workers must see; None for one in the home folder.

@@ -1,4 +1,4 @@
-"""The guard of a chief that nobody supervises, a process of its own: `python -m psrun.launch.guard`.
+"""The guard of a chief without a supervisor, in a separate process: `python -m psrun.launch.guard`.
 
 TensorFlow tells new functions to all workers with Python's lock held. A worker that hangs in that moment stops every
 thread of the chief, whoever would notice it there among them.

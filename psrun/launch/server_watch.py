@@ -30,7 +30,7 @@ def progress_limit_s(limits: choices.Restart | choices.Unsupervised, slowest_ste
 
 
 class Watch:
-    """Asks every server once a second how it is, from a thread of its own.
+    """Queries the status of every server once a second, in a separate thread.
 
     A worker whose process has ended is TensorFlow's to find and to take back. One that has not answered for
     `heartbeat_timeout_s` is left behind: this process closes its connections to it, TensorFlow takes it for lost, gives

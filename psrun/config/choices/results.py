@@ -13,7 +13,7 @@ class _Evaluation:
 
     Attributes:
       runs_on: 'fit': within Keras' fit; 'coordinator': between epochs, led by the chief; 'evaluator': beside the
-        training, by a task of its own; None where nothing is evaluated.
+        training, by a separate task; None where nothing is evaluated.
       sets_worker_aside: whether that task is the last worker.
       batch_size: examples per evaluation batch; None for the training batch size.
     """
