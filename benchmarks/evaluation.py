@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from running import Cluster
+from fault_injection import Cluster
 
 _EPOCHS = 6
 _WITHIN_S = 400.0

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from running import Cluster
+from fault_injection import Cluster
 
 DEADLINE_S = 10.0  # cluster.restart.heartbeat_timeout_s, the default
 _COMMON = (

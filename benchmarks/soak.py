@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from running import Cluster
+from fault_injection import Cluster
 
 MAX_DIFFERENCE = 0.01
 RUN = (

@@ -19,7 +19,7 @@ from typing import Any
 
 import portpicker
 import psutil
-from running import Network
+from fault_injection import Network
 
 NEEDED = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
 _PATH = f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin"  # where daemons are, for people who are not root

@@ -30,7 +30,7 @@ MODELS = {
     "cnn": ["data.global_batch_size=16", "model.filters=[4]", "model.hidden_units=[8]"],
     "wide_deep": ["data=features", *SMALL["features"]],
 }
-TABLED = ("~model.embedding_dim", "~data.num_train_examples", "~data.num_eval_examples", "data._target_=tabled.Ids",
+TABLED = ("~model.embedding_dim", "~data.num_train_examples", "~data.num_eval_examples", "data._target_=embeddings.Ids",
           "data.global_batch_size=8", "evaluation=none")  # fmt: skip
 # One worker applies the same steps in the same order: what differs is the order of sums within a step.
 SAME = {"rtol": 2e-4, "atol": 2e-5}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from reported import a_run
+from recorded_runs import a_run
 from support import STEPS
 
 from psrun import __version__
@@ -270,7 +270,7 @@ def test_mistakes_in_a_persons_own_pieces_are_told(psrun, own_pieces):
 @pytest.mark.inprocess
 def test_a_batchwise_callback_of_a_person_is_refused_before_training(train):
     with pytest.raises(ConfigError, match="only epoch-level methods are called"):
-        train("trainer=fit", "trainer.callbacks=[{_target_: own.Batchwise}]")
+        train("trainer=fit", "trainer.callbacks=[{_target_: user_code.Batchwise}]")
 
 
 @pytest.mark.inprocess

@@ -218,7 +218,7 @@ def test_a_vocabulary_belongs_to_the_run(train, tmp_path):
         arguments = ["vocabulary", str(folder / "train-*"), str(tmp_path / name), "--seed", seed]
         assert commands.main(arguments) == ExitCode.DONE
     pieces = (
-        *READ, "~model.embedding_dim", "model._target_=tabled.of_one_category", f"data.path={folder}/train-*",
+        *READ, "~model.embedding_dim", "model._target_=embeddings.of_one_category", f"data.path={folder}/train-*",
         f"data.eval_path={folder}/eval.tsv", "data.global_batch_size=64", "optimizer.learning_rate=0.5",
     )  # fmt: skip
     result, run = train(*pieces, f"data.vocabulary={tmp_path}/words", "export.at_end=true")

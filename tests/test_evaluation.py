@@ -26,7 +26,7 @@ RUN = ("trainer.epochs=1", "trainer.steps_per_epoch=5", "trainer.steps_per_execu
 def counted(*overrides: str, num_examples: int = 100, batch: int = 16, data: str = "Numbered") -> list[str]:
     """A run over numbered examples."""
     return [
-        "model=dense", "~model.hidden_units", "model._target_=counted.model", f"data._target_=counted.{data}",
+        "model=dense", "~model.hidden_units", "model._target_=example_ids.model", f"data._target_=example_ids.{data}",
         "~data.num_train_examples", "~data.noise", "~data.num_features", f"data.num_eval_examples={num_examples}",
         f"data.global_batch_size={batch}", *RUN, *overrides,
     ]  # fmt: skip
@@ -192,7 +192,7 @@ def test_the_sidecar_evaluates_what_model_checkpoint_wrote_with_callbacks_and_so
     weights, notes = tmp_path / "weights", tmp_path / "notes"
     keras = [each.format(weights) for each in KERAS]
     callbacks = (
-        f"evaluation.callbacks=[{{_target_: own.Tests, path: {notes}}},"
+        f"evaluation.callbacks=[{{_target_: user_code.Tests, path: {notes}}},"
         f"{{_target_: tf_keras.callbacks.TensorBoard, log_dir: '{tmp_path}/tb'}},"
         f"{{_target_: tf_keras.callbacks.SidecarEvaluatorModelExport, export_filepath: '{tmp_path}/best/{{epoch}}',"
         f" checkpoint_filepath: '{weights}/ckpt-{{epoch}}', save_weights_only: true, monitor: loss}}]"
@@ -220,7 +220,7 @@ def test_the_sidecar_evaluates_what_model_checkpoint_wrote_with_callbacks_and_so
 def test_the_sidecar_evaluates_checkpoints_of_a_manager_and_refuses_those_of_another_model(train, sidecar, tmp_path):
     """As TensorFlow's tutorial takes them, in an own loop."""
     kept = tmp_path / "kept"
-    loop = ("trainer=own_loop", "trainer._target_=own.managing", f"+trainer.folder={kept}", "checkpoint=none")
+    loop = ("trainer=own_loop", "trainer._target_=user_code.managing", f"+trainer.folder={kept}", "checkpoint=none")
     _, folder = train(*loop, "evaluation=direct")
     then = [event for event in events(folder) if event["event"] == "evaluation"]
     folder.record("ended", status="completed", exit_code=0)
@@ -423,7 +423,7 @@ def test_a_metric_to_follow_that_the_run_has_not_got_is_told(train, overrides, s
     ("metric", "said"), [("NotOnce", "not_once cannot be cloned"), ("R2Score", "r2_score creates")]
 )
 def test_a_metric_that_keras_cannot_merge_is_refused_before_training(train, monkeypatch, metric, said):
-    import counted as data
+    import example_ids as data
 
     def model(source):
         made = inner(source)
@@ -447,7 +447,7 @@ def test_a_run_stopped_early_by_its_training_loss_is_evaluated_at_its_end(train)
 
 @pytest.mark.tensorflow
 def test_metrics_without_a_name_have_one_name_everywhere(train, monkeypatch):
-    import counted as data
+    import example_ids as data
     import tf_keras
 
     inner = data.model
@@ -463,7 +463,7 @@ def test_metrics_without_a_name_have_one_name_everywhere(train, monkeypatch):
 @pytest.mark.tensorflow
 def test_a_schedule_that_a_function_makes_cannot_be_lowered(train):
     with pytest.raises(ConfigError, match=r"but the optimizer has a schedule"):
-        train("cluster=none", "optimizer._target_=counted.scheduled", "~optimizer.learning_rate",
+        train("cluster=none", "optimizer._target_=example_ids.scheduled", "~optimizer.learning_rate",
               "reduce_lr.metric=loss", "reduce_lr.mode=min")  # fmt: skip
 
 
@@ -478,5 +478,5 @@ def test_a_callback_of_keras_that_monitors_no_metric_of_the_run_is_refused(train
             train(*fit, f"trainer.callbacks=[{named}]")
     lowers = "{_target_: tf_keras.callbacks.ReduceLROnPlateau, monitor: val_auc, mode: max}"
     saves = "{_target_: tf_keras.callbacks.ModelCheckpoint, filepath: /dev/null/never, monitor: x, save_freq: 1000}"
-    result, _ = train(*fit, f"trainer.callbacks=[{lowers}, {saves}, {{_target_: counted.Adds}}, {early}]")
+    result, _ = train(*fit, f"trainer.callbacks=[{lowers}, {saves}, {{_target_: example_ids.Adds}}, {early}]")
     assert result["steps"]["applied"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kubes import GIVEN, KINDS, manifests, pods, submitted, wrong_by_model
+from kubernetes_manifests import GIVEN, KINDS, manifests, pods, submitted, wrong_by_model
 from rich.console import Console
 from support import raw_config, run_config
 

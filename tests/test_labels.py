@@ -18,7 +18,7 @@ from psrun.config import parse
 from psrun.errors import ConfigError, TrainingError
 from psrun.results.console import ConsoleSink
 
-OWN = ("model=dense", "model.hidden_units=[4]", "data._target_=labelled.Labelled", "~data.num_train_examples",
+OWN = ("model=dense", "model.hidden_units=[4]", "data._target_=word_labels.Labelled", "~data.num_train_examples",
        "~data.num_eval_examples", "~data.noise", "~data.num_features", "data.global_batch_size=16",
        "trainer.epochs=1", "trainer.steps_per_epoch=12")  # fmt: skip
 
@@ -85,8 +85,8 @@ def test_an_own_source_trains_as_with_class_numbers(train, values, num_classes):
 
 def predicted_by_name(folder: Any, pieces: list[str], names: list[str]) -> None:
     """Predictions and the export of a run say the classes by their names, and agree."""
-    import labelled
     import tensorflow as tf
+    import word_labels
 
     from psrun.roles import exporter, predictor
     from psrun.roles.task_context import TaskContext
@@ -103,7 +103,7 @@ def predicted_by_name(folder: Any, pieces: list[str], names: list[str]) -> None:
     assert {row["label"] for row in rows} == set(names)
     for row in rows:
         assert float(row[f"prediction_{row['class']}"]) == max(float(row[f"prediction_{name}"]) for name in names)
-    source = labelled.Labelled(num_classes=3)
+    source = word_labels.Labelled(num_classes=3)
     ((features, label),) = source.evaluation(batch_size=50)
     assert [row["label"] for row in rows] == [names[index] for index in label.numpy()]
     served = tf.saved_model.load(str(export)).signatures["serving_default"](**features)

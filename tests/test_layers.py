@@ -12,7 +12,7 @@ from psrun.errors import NonFiniteLossError, PsrunError
 
 pytestmark = pytest.mark.inprocess
 
-MODEL = (*TABLED, "model._target_=tabled.model", "optimizer=sparse_adagrad", "partitioner=fixed_shards")
+MODEL = (*TABLED, "model._target_=embeddings.model", "optimizer=sparse_adagrad", "partitioner=fixed_shards")
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 17, 50, 1000, 4099, 1_000_003])
@@ -103,7 +103,7 @@ def test_an_id_outside_of_the_table_is_an_error_that_tells_it(train, cluster, tr
 def test_a_gradient_that_is_not_finite_ends_the_run_and_tells_the_table(train, cluster, trainer):
     """A row that is seldom asked for would stay spoilt without a loss that shows it."""
     with pytest.raises(NonFiniteLossError, match=r"not finite: the gradient of .*embeddings.*learning_rate"):
-        train(*MODEL, "model._target_=tabled.rooted", f"cluster={cluster}", f"trainer={trainer}")
+        train(*MODEL, "model._target_=embeddings.rooted", f"cluster={cluster}", f"trainer={trainer}")
 
 
 def test_ids_outside_of_the_table_share_a_row_where_that_is_chosen(train):
@@ -144,7 +144,7 @@ def test_a_table_of_two_shards_goes_on_in_three_and_in_one_process(train):
 
 
 def test_a_table_in_a_model_within_the_model_trains_and_decides_nothing(train):
-    found, _ = train(*TABLED, "model._target_=tabled.towers", "optimizer=sparse_adagrad")
+    found, _ = train(*TABLED, "model._target_=embeddings.towers", "optimizer=sparse_adagrad")
     assert found["steps"]["applied"] > 0
     assert "lookups" not in found
 

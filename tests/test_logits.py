@@ -6,9 +6,9 @@ import pytest
 
 from psrun.errors import ConfigError
 
-HEROES = ("model._target_=own_models.heroes", "~model.embedding_dim", "optimizer.learning_rate=0.5")
+HEROES = ("model._target_=user_models.heroes", "~model.embedding_dim", "optimizer.learning_rate=0.5")
 SHIFTED = (
-    "model=dense", "~model.hidden_units", "model._target_=own_models.weighted", "data._target_=own_models.Shifted",
+    "model=dense", "~model.hidden_units", "model._target_=user_models.weighted", "data._target_=user_models.Shifted",
     "~data.num_train_examples", "~data.num_eval_examples", "~data.noise", "~data.num_features",
     "data.global_batch_size=16", "cluster=none", "checkpoint=none",
 )  # fmt: skip

@@ -12,8 +12,8 @@ import sys
 
 import pytest
 from omegaconf import OmegaConf
-from standing_in import Sweep as Started
-from standing_in import stood_in
+from sweep_process import Sweep as Started
+from sweep_process import stood_in
 
 LONG = "trainer.epochs=1000"
 

@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from kubes import manifests
+from kubernetes_manifests import manifests
 
 ROOT = Path(__file__).parents[1]
 

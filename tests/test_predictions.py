@@ -18,7 +18,7 @@ from psrun.results.console import ConsoleSink
 
 def counted(num_examples: int, data: str = "Numbered") -> list[str]:
     return [
-        "model=dense", "~model.hidden_units", "model._target_=counted.model", f"data._target_=counted.{data}",
+        "model=dense", "~model.hidden_units", "model._target_=example_ids.model", f"data._target_=example_ids.{data}",
         "~data.num_train_examples", "~data.noise", "~data.num_features", f"data.num_eval_examples={num_examples}",
         "data.global_batch_size=3", "trainer.epochs=1", "trainer.steps_per_epoch=5", "trainer.steps_per_execution=5",
         "optimizer.learning_rate=0.0001", "evaluation=none",

@@ -9,7 +9,7 @@ from support import SAME, variables
 pytestmark = pytest.mark.inprocess
 
 # 64 examples in batches of 9: none can be split evenly in 3, and the last is one example: two of its parts are empty.
-IDS = ("~model.embedding_dim", "~data.num_train_examples", "~data.num_eval_examples", "data._target_=tabled.Ids",
+IDS = ("~model.embedding_dim", "~data.num_train_examples", "~data.num_eval_examples", "data._target_=embeddings.Ids",
        "data.visitation=once", "data.global_batch_size=9", "trainer.steps_per_epoch=null", "trainer.epochs=2",
        "trainer.steps_per_execution=4")  # fmt: skip
 
@@ -25,17 +25,17 @@ def both(train, *pieces: str, replicas: int = 3):
     return alone, found
 
 
-OF_LINEAR = ("model._target_=replicated.linear", "evaluation=exact")
+OF_LINEAR = ("model._target_=replicas.linear", "evaluation=exact")
 CASES = [
     ("fit", (*OF_LINEAR, "+model.keras=true", "+model.regularizer=null", "optimizer=adam", "evaluation=validation")),
 ]
 MORE_CASES = [
-    ("custom_loop", ("model._target_=replicated.own_step", "optimizer=lazy_adam", "evaluation=none")),
+    ("custom_loop", ("model._target_=replicas.own_step", "optimizer=lazy_adam", "evaluation=none")),
     ("custom_loop", (*OF_LINEAR, "optimizer=sparse_adagrad")),
     ("fit", (*OF_LINEAR, "+model.reduction=sum", "optimizer=lazy_adam")),
     ("custom_loop", (*OF_LINEAR, "optimizer=sgd", "evaluation=direct", "+optimizer.momentum=0.9")),
     ("custom_loop", (*OF_LINEAR, "optimizer=rowwise_adagrad", "partitioner=none", "trainer.steps_per_execution=1")),
-    ("fit", ("model._target_=replicated.own_step", "optimizer=ftrl", "evaluation=none")),
+    ("fit", ("model._target_=replicas.own_step", "optimizer=ftrl", "evaluation=none")),
     ("fit", (*OF_LINEAR, "optimizer=adagrad", "optimizer.learning_rate={_target_: tf_keras.optimizers.schedules."
              "ExponentialDecay, initial_learning_rate: 0.1, decay_steps: 5, decay_rate: 0.5}")),
 ]  # fmt: skip
@@ -65,7 +65,7 @@ def test_what_an_own_step_returns_can_be_followed(train):
     """It is traced before the training, with an optimizer whose learning rate follows a schedule."""
     schedule = ("{_target_: tf_keras.optimizers.schedules.ExponentialDecay, initial_learning_rate: 0.1, "
                 "decay_steps: 5, decay_rate: 0.5}")  # fmt: skip
-    result, _ = train(*IDS, "model._target_=replicated.own_step", "evaluation=none", "optimizer=adagrad",
+    result, _ = train(*IDS, "model._target_=replicas.own_step", "evaluation=none", "optimizer=adagrad",
                       f"optimizer.learning_rate={schedule}", "early_stopping.metric=loss", "early_stopping.mode=min",
                       "cluster=inprocess", "cluster.replicas_per_worker=3", num_workers=1)  # fmt: skip
     assert set(result["metrics"]) == {"loss"}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from reported import a_run, a_sweep
+from recorded_runs import a_run, a_sweep
 from rich.console import Console
 
 from psrun.errors import ConfigError, ExitCode, PsrunError

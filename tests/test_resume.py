@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fault_injection import Cluster
 from hydra.core.config_store import ConfigStore
-from running import Cluster
 from support import STEPS
 
 from psrun.cli import hydra_app

@@ -18,8 +18,8 @@ from psrun.results.run_folder import RunFolder
 pytestmark = pytest.mark.inprocess
 
 COUNTED = (
-    "~model.embedding_dim", "model._target_=counted.model", "~data.num_train_examples", "~data.num_eval_examples",
-    "data._target_=counted.Numbered", "evaluation=none",
+    "~model.embedding_dim", "model._target_=example_ids.model", "~data.num_train_examples", "~data.num_eval_examples",
+    "data._target_=example_ids.Numbered", "evaluation=none",
 )  # fmt: skip
 
 
@@ -186,11 +186,11 @@ def cut_short(folder: RunFolder, steps: int) -> None:
     ("pieces", "said"),
     [
         (
-            ("data._target_=counted.AsOthersHaveIt", "data.visitation=once"),
+            ("data._target_=example_ids.AsOthersHaveIt", "data.visitation=once"),
             "its examples cannot be read by number",
         ),
         (
-            ("data._target_=counted.AsOthersHaveIt", "data.audit=true"),
+            ("data._target_=example_ids.AsOthersHaveIt", "data.audit=true"),
             "data.audit: requires .*AsOthersHaveIt is not one",
         ),
         (("data.audit=true", "cluster=none"), "data.audit: requires parameter server"),

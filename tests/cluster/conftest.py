@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from running import PORT, TASKS, Cluster, Network
+from fault_injection import PORT, TASKS, Cluster, Network
 from slurm_engine import Slurm, missing
 
 NUM_NODES = 4  # of Slurm

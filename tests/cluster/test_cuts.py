@@ -7,7 +7,7 @@ import signal
 
 import portpicker
 import pytest
-from running import TASKS
+from fault_injection import TASKS
 
 pytestmark = pytest.mark.cluster
 

@@ -7,14 +7,14 @@ import json
 from pathlib import Path
 
 import pytest
-from running import TASKS, Cluster
+from fault_injection import TASKS, Cluster
 
 pytestmark = pytest.mark.cluster
 
 TESTS = str(Path(__file__).parents[1])
 NUM_EXAMPLES = 50_000
 RUN = [
-    "model=dense", "~model.hidden_units", "model._target_=counted.model", "data._target_=counted.Numbered",
+    "model=dense", "~model.hidden_units", "model._target_=example_ids.model", "data._target_=example_ids.Numbered",
     "~data.num_train_examples", "~data.noise", "~data.num_features", f"data.num_eval_examples={NUM_EXAMPLES}",
     "data.global_batch_size=20", "trainer.epochs=1", "trainer.steps_per_epoch=10", "optimizer=sgd",
     "optimizer.learning_rate=0.000001", "evaluation=exact",

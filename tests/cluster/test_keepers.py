@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from running import Cluster
+from fault_injection import Cluster
 
 pytestmark = pytest.mark.cluster
 

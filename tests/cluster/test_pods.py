@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kubes import KINDS, manifests, pods
-from running import Network
+from fault_injection import Network
+from kubernetes_manifests import KINDS, manifests, pods
 
 from psrun.config.topology import Task
 

@@ -88,8 +88,8 @@ def seen(start, tmp_path):
         generated = ("num_train_examples", "num_eval_examples", "num_features", "noise")
         cluster = start(
             "cluster=multi_worker_mirrored", "trainer=fit", "evaluation=none", "model=dense", "~model.hidden_units",
-            "model._target_=counted.telling", *(f"~data.{name}" for name in generated),
-            f"data._target_=counted.{source}", "trainer.epochs=2", "trainer.steps_per_epoch=null", *pieces,
+            "model._target_=example_ids.telling", *(f"~data.{name}" for name in generated),
+            f"data._target_=example_ids.{source}", "trainer.epochs=2", "trainer.steps_per_epoch=null", *pieces,
             SEEN=str(folder), PYTHONPATH=paths,
         )  # fmt: skip
         code = cluster.end()

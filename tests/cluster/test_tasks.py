@@ -9,7 +9,7 @@ import time
 
 import portpicker
 import pytest
-from running import BOUND_S
+from fault_injection import BOUND_S
 
 pytestmark = pytest.mark.cluster
 

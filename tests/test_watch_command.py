@@ -18,9 +18,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from reported import a_run, a_sweep
+from fault_injection import Cluster
+from recorded_runs import a_run, a_sweep
 from rich.console import Console
-from running import Cluster
 
 from psrun import process
 from psrun.config.topology import Task

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.inprocess
 SHARED = {"word": ["clicked", "bought"]}
 MODELS = {"wide_deep": "_deep", "dlrm": "_rows", "two_tower": "_rows"}  # and how the names of their tables end
 PIECES = (
-    "data=features", "~data.num_train_examples", "~data.num_eval_examples", "data._target_=tabled.Pairs",
+    "data=features", "~data.num_train_examples", "~data.num_eval_examples", "data._target_=embeddings.Pairs",
     "data.global_batch_size=8", "optimizer=sparse_adagrad", "model.shared_tables={word: [clicked, bought]}",
 )  # fmt: skip
 
@@ -26,7 +26,7 @@ def model_of(name: str, **options: Any) -> Any:
     import importlib
 
     import tf_keras
-    from tabled import Pairs
+    from embeddings import Pairs
 
     tf_keras.backend.clear_session()  # which numbers the layers
     own = {"query_features": ["clicked", "price"]} if name == "two_tower" else {}
@@ -36,7 +36,7 @@ def model_of(name: str, **options: Any) -> Any:
 @pytest.mark.parametrize(("name", "deduplicate"), [*((name, None) for name in MODELS), ("dlrm", True), ("dlrm", False)])
 def test_the_gradients_of_all_features_arrive_in_the_one_table(name, deduplicate):
     import tensorflow as tf
-    from tabled import Pairs
+    from embeddings import Pairs
 
     more = {} if deduplicate is None else {"deduplicate": deduplicate}
     shared, apart = model_of(name, shared_tables=SHARED, **more), model_of(name, **more)
@@ -66,7 +66,7 @@ def test_the_gradients_of_all_features_arrive_in_the_one_table(name, deduplicate
 @pytest.mark.parametrize("hashed", [True, False])
 def test_the_same_value_has_the_same_id_in_all_features(hashed):
     import tensorflow as tf
-    from tabled import WORDS, Pairs
+    from embeddings import WORDS, Pairs
 
     from psrun.models.model import prepared
 
@@ -107,7 +107,7 @@ def test_a_cluster_trains_it_as_one_process_does(train, tmp_path, deduplicate):
 
 def _exports(result: dict[str, Any]) -> None:
     import tensorflow as tf
-    from tabled import Pairs
+    from embeddings import Pairs
 
     serve = tf.saved_model.load(result["export"]).signatures["serving_default"]
     ((features, label),) = Pairs().evaluation(batch_size=16)

@@ -26,7 +26,7 @@ def policy(source: DataSource, asked: str | None, run: RunConfig | None = None) 
 
 
 def test_what_is_not_chosen_is_as_tensorflow_does_it(tmp_path):
-    from counted import InFiles, Numbered
+    from example_ids import InFiles, Numbered
 
     files, numbers = InFiles(folder=str(tmp_path)), Numbered()
     assert [policy(files, asked) for asked in (None, "auto", "file", "data", "off")] == [
@@ -39,7 +39,7 @@ def test_what_is_not_chosen_is_as_tensorflow_does_it(tmp_path):
 
 
 def test_data_that_does_not_begin_with_files_is_told():
-    from counted import Numbered
+    from example_ids import Numbered
 
     with pytest.raises(ConfigError, match=r"data\.sharding: is file, but .* does not start from files.*choose data"):
         policy(Numbered(), "file")
@@ -56,7 +56,7 @@ def test_a_plan_tells_it_too():
 
 def test_what_tensorflow_says_of_too_few_files_is_understood(tmp_path):
     """It has no other way to tell."""
-    from counted import InFiles
+    from example_ids import InFiles
     from tensorflow.python.data.experimental.ops import distribute
 
     dataset = autoshard.applied(

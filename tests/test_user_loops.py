@@ -31,7 +31,7 @@ def events(folder, kind):
 )
 def test_an_own_loop_trains_as_psruns_does(train, cluster, loop):
     given = (f"cluster={cluster}", "model=dense", "evaluation=direct")
-    other, own = train(*given, *LOOP, f"trainer._target_=own.{loop}", num_workers=1)
+    other, own = train(*given, *LOOP, f"trainer._target_=user_code.{loop}", num_workers=1)
     scheduled = 2 * STEPS + 2 * (loop == "tutorial")  # of which two do not touch the optimizer
     assert other["steps"] == {"applied": 2 * STEPS, "scheduled": scheduled, "repeated": 0}
     assert [event["step"] for event in events(own, "epoch")] == [STEPS, 2 * STEPS]
@@ -53,7 +53,7 @@ def test_an_own_loop_on_workers_saves_within_epochs_and_resumes(train, loop, mon
     from psrun.training.session import Session
 
     examples = STEPS * 32  # a pass is an epoch
-    given = [*LOOP, f"trainer._target_=own.{loop}", "checkpoint.every_steps=6", "trainer.epochs=3",
+    given = [*LOOP, f"trainer._target_=user_code.{loop}", "checkpoint.every_steps=6", "trainer.epochs=3",
              "trainer.steps_per_execution=2", "data.visitation=once", "data.audit=true",
              f"data.num_train_examples={examples}"]  # fmt: skip
     scheduled = Session.steps_scheduled
@@ -83,9 +83,9 @@ def test_an_own_loop_on_workers_saves_within_epochs_and_resumes(train, loop, mon
 @pytest.mark.parametrize(
     ("overrides", "error", "said"),
     [
-        (["trainer._target_=own.idle"], TrainingError, "own.idle returned without scheduling a step"),
-        (["trainer._target_=own.fails"], TrainingError, "own.fails failed: KeyError: 'x'"),
-        (["trainer._target_=own.plain", "optimizer.learning_rate=1e30"], NonFiniteLossError, "the loss became"),
+        (["trainer._target_=user_code.idle"], TrainingError, "user_code.idle returned without scheduling a step"),
+        (["trainer._target_=user_code.fails"], TrainingError, "user_code.fails failed: KeyError: 'x'"),
+        (["trainer._target_=user_code.plain", "optimizer.learning_rate=1e30"], NonFiniteLossError, "the loss became"),
     ],
 )
 def test_a_loop_that_goes_wrong_is_told(train, overrides, error, said):
@@ -99,11 +99,11 @@ def test_a_loop_that_goes_wrong_is_told(train, overrides, error, said):
 )
 def test_hooks_are_called_at_epochs_steps_and_seconds_and_no_step_waits_for_them(train, trainer):
     """The hook of steps waits for what only the hook of the last epoch writes: the steps go on meanwhile."""
-    hooks = ("{_target_: own.Notes, name: last, every_epochs: 4}",
-             "{_target_: own.Notes, name: epochs, every_epochs: 2}",
-             "{_target_: own.Notes, name: steps, wait_for: last, every_steps: 5}",
-             "{_target_: own.Notes, name: seconds, every_s: 0.2}")  # fmt: skip
-    own = ["trainer._target_=own.plain"] if trainer == "own_loop" else []
+    hooks = ("{_target_: user_code.Notes, name: last, every_epochs: 4}",
+             "{_target_: user_code.Notes, name: epochs, every_epochs: 2}",
+             "{_target_: user_code.Notes, name: steps, wait_for: last, every_steps: 5}",
+             "{_target_: user_code.Notes, name: seconds, every_s: 0.2}")  # fmt: skip
+    own = ["trainer._target_=user_code.plain"] if trainer == "own_loop" else []
     result, folder = train(f"trainer={trainer}", *own, "trainer.epochs=4", f"trainer.hooks=[{','.join(hooks)}]")
     found = {name: json.loads((folder.path / name).read_text()) for name in ("epochs", "last", "steps", "seconds")}
     assert [row[:2] for row in found["epochs"]] == [[2 * STEPS, 2], [4 * STEPS, 4]]
@@ -119,7 +119,7 @@ def test_hooks_are_called_at_epochs_steps_and_seconds_and_no_step_waits_for_them
 @pytest.mark.inprocess
 def test_a_callback_may_save_the_model_in_a_thread_while_steps_run(train, tmp_path):
     """As the RFC has its timing-based callbacks. Keras takes the train function away while it saves."""
-    callback = f"{{_target_: own.Timing, save_dir: {tmp_path}/saved, interval: 0.01}}"
+    callback = f"{{_target_: user_code.Timing, save_dir: {tmp_path}/saved, interval: 0.01}}"
     result, _ = train("trainer=fit", f"trainer.callbacks=[{callback}]", "trainer.epochs=6",
                       "trainer.steps_per_execution=1", "evaluation=none", "checkpoint=none")  # fmt: skip
     assert result["steps"]["applied"] == 6 * STEPS
@@ -134,9 +134,9 @@ def test_a_callback_may_save_the_model_in_a_thread_while_steps_run(train, tmp_pa
 )  # fmt: skip
 def test_a_hook_that_fails_ends_the_run_with_its_name(train, trainer, period):
     with pytest.raises(
-        HookError, match=r"trainer.hooks\[0\]: own.failing_hook failed at step \d+: ValueError: no such"
+        HookError, match=r"trainer.hooks\[0\]: user_code.raises failed at step \d+: ValueError: no such"
     ):
-        train(f"trainer={trainer}", f"trainer.hooks=[{{_target_: own.failing_hook, at: 12, {period}}}]",
+        train(f"trainer={trainer}", f"trainer.hooks=[{{_target_: user_code.raises, at: 12, {period}}}]",
               "trainer.epochs=30")  # fmt: skip
 
 
@@ -150,15 +150,19 @@ def problems(*overrides):
     ("overrides", "key", "said"),
     [
         (["trainer=own_loop"], "trainer._target_", "is required"),
-        (["trainer=own_loop", "trainer._target_=own.tutorials"], "trainer._target_", "Did you mean 'tutorial'?"),
-        (["trainer=own_loop", "trainer._target_=own.tutorial", "+trainer.clips=1"], "trainer.clips", "'clip'"),
-        (["trainer=fit", "+trainer._target_=own.plain"], "trainer", "choose trainer=own_loop"),
-        (["trainer=own_loop", "trainer._target_=own.plain", "evaluation=validation"], "evaluation", "trainer=fit"),
-        (["trainer.hooks=[own.Notes]"], "trainer.hooks[0]", "must have a _target_"),
-        (["trainer.hooks=[{_target_: own.failing_hook}]"], "trainer.hooks[0]", "exactly one of every_epochs"),
-        (["trainer.hooks=[{_target_: own.failing_hook, every_steps: 1, every_s: 2}]"], "trainer.hooks[0]", "exactly"),
-        (["trainer.hooks=[{_target_: own.failing_hook, every_step: 1}]"], "trainer.hooks[0].every_step", "every_steps"),
-        (["trainer.hooks=[{_target_: own.failing_hook, every_steps: 0}]"], "trainer.hooks[0].every_steps", "1 or more"),
+        (["trainer=own_loop", "trainer._target_=user_code.tutorials"], "trainer._target_", "Did you mean 'tutorial'?"),
+        (["trainer=own_loop", "trainer._target_=user_code.tutorial", "+trainer.clips=1"], "trainer.clips", "'clip'"),
+        (["trainer=fit", "+trainer._target_=user_code.plain"], "trainer", "choose trainer=own_loop"),
+        (
+            ["trainer=own_loop", "trainer._target_=user_code.plain", "evaluation=validation"],
+            "evaluation",
+            "trainer=fit",
+        ),
+        (["trainer.hooks=[user_code.Notes]"], "trainer.hooks[0]", "must have a _target_"),
+        (["trainer.hooks=[{_target_: user_code.raises}]"], "trainer.hooks[0]", "exactly one of every_epochs"),
+        (["trainer.hooks=[{_target_: user_code.raises, every_steps: 1, every_s: 2}]"], "trainer.hooks[0]", "exactly"),
+        (["trainer.hooks=[{_target_: user_code.raises, every_step: 1}]"], "trainer.hooks[0].every_step", "every_steps"),
+        (["trainer.hooks=[{_target_: user_code.raises, every_steps: 0}]"], "trainer.hooks[0].every_steps", "1 or more"),
     ],
 )
 def test_mistakes_in_loops_and_hooks_are_told_by_key(overrides, key, said):

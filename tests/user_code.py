@@ -97,7 +97,7 @@ class Notes:
         (context.run_folder / self._name).write_text(json.dumps(self._noted))
 
 
-def failing_hook(context: Any, at: int = 1) -> None:
+def raises(context: Any, at: int = 1) -> None:
     if context.step >= at:
         raise ValueError("no such thing")
 

@@ -79,8 +79,9 @@ def by_keras(
 def own_data(*pieces: str, model: str = "one_output") -> Sequence[str]:
     """A run on `Weighted`, without options of the data or model that it is chosen in place of."""
     return (
-        "model=dense", "~model.hidden_units", f"model._target_=weighted.{model}", "data._target_=weighted.Weighted",
-        "~data.num_train_examples", "~data.num_eval_examples", "~data.noise", "~data.num_features",
+        "model=dense", "~model.hidden_units", f"model._target_=sample_weights.{model}",
+        "data._target_=sample_weights.Weighted", "~data.num_train_examples", "~data.num_eval_examples",
+        "~data.noise", "~data.num_features",
         "data.global_batch_size=16", "optimizer=sgd", "optimizer.learning_rate=0.1", "trainer.epochs=2",
         "trainer.steps_per_epoch=8", "trainer.steps_per_execution=4", *pieces,
     )  # fmt: skip

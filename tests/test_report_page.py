@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from reported import a_run, a_sweep
+from recorded_runs import a_run, a_sweep
 
 from psrun.results.report import rows
 from psrun.results.report.commands import main

@@ -6,8 +6,12 @@ import pytest
 
 pytestmark = pytest.mark.inprocess
 
-QUICK, SLOW = "data._target_=psrun.data.regression.Regression", "data._target_=staged.Slow"
-PLANTED = {"input": (SLOW, "staged.quick"), "compute": (QUICK, "staged.slow"), "traffic": (QUICK, "staged.wide")}
+QUICK, SLOW = "data._target_=psrun.data.regression.Regression", "data._target_=slow_steps.Slow"
+PLANTED = {
+    "input": (SLOW, "slow_steps.quick"),
+    "compute": (QUICK, "slow_steps.slow"),
+    "traffic": (QUICK, "slow_steps.wide"),
+}
 
 
 @pytest.mark.thorough
@@ -66,7 +70,7 @@ def test_computing_is_found_wherever_it_is(train, monkeypatch, model, more):
     monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
     monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
     found, _ = train(
-        "model=dense", "~model.hidden_units", f"model._target_=staged.{model}", QUICK, "data.global_batch_size=8",
+        "model=dense", "~model.hidden_units", f"model._target_=slow_steps.{model}", QUICK, "data.global_batch_size=8",
         "evaluation=none", "trainer.steps_per_execution=4", "trainer.steps_per_epoch=16", "trainer.epochs=1", *more,
         num_workers=1,
     )  # fmt: skip
@@ -78,7 +82,7 @@ def test_what_the_first_batch_takes_is_told_as_the_time_to_the_first_step(train,
 
     monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
     found, _ = train(
-        "model=dense", "~model.hidden_units", "model._target_=staged.quick", "data._target_=staged.LateFirst",
+        "model=dense", "~model.hidden_units", "model._target_=slow_steps.quick", "data._target_=slow_steps.LateFirst",
         "data.visitation=once", "data.global_batch_size=8", "optimizer=sgd", "evaluation=none",
         "trainer.steps_per_execution=4", "trainer.steps_per_epoch=12", "trainer.epochs=1", num_workers=1,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from psrun.errors import ConfigError, NonFiniteLossError
 
 
 def own(name: str, *overrides: str) -> list[str]:
-    return ["model=dense", "~model.hidden_units", f"model._target_=own_models.{name}", "optimizer=sgd", *overrides]
+    return ["model=dense", "~model.hidden_units", f"model._target_=user_models.{name}", "optimizer=sgd", *overrides]
 
 
 def cases() -> Iterator[Any]:
@@ -120,7 +120,7 @@ def test_the_running_loss_is_that_of_the_running_epoch(train, monkeypatch, train
 
 @pytest.mark.tensorflow
 def test_an_own_loop_reports_what_the_step_returns(train):
-    loop = ("trainer=own_loop", "trainer._target_=own.plain", "evaluation=none")
+    loop = ("trainer=own_loop", "trainer._target_=user_code.plain", "evaluation=none")
     result, _ = train(*own("steps", "cluster=none"), *loop)
     assert set(result["metrics"]) == {"loss", "at", "counted"}
     assert result["metrics"]["at"] == 2 * STEPS

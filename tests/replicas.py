@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras
-from tabled import DIM, IDS, ROWS, Ids
+from embeddings import DIM, IDS, ROWS, Ids
 
 from psrun import layers
 from psrun.models.model import Model

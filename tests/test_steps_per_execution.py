@@ -88,7 +88,7 @@ def test_written_out_steps_give_the_numbers_of_one_process(train, unrolled, trai
 def test_a_metric_that_branches_and_assigns_counts_every_example(train, unrolled, trainer):
     """It is found out when traced, and read and written each time, as without psrun."""
     found, _ = train(
-        *TABLED, "model._target_=tabled.branching", f"trainer={trainer}", "trainer.epochs=4", num_workers=1
+        *TABLED, "model._target_=embeddings.branching", f"trainer={trainer}", "trainer.epochs=4", num_workers=1
     )
     assert len(unrolled) > 2  # more than once: the first time it was not known yet
     assert found["metrics"]["branching"] == pytest.approx(STEPS * 8 * (1e6 + 1))
@@ -121,7 +121,7 @@ def test_a_rest_of_steps_is_done_too(train, unrolled, steps_per_epoch):
 
 def test_late_rows_and_weights_are_as_late_as_told(train, unrolled):
     """Two steps that do not see each other are one step of both batches at twice the rate, on the same examples."""
-    run = (*TABLED, "model._target_=tabled.model", "optimizer=sparse_sgd", "trainer.epochs=9")
+    run = (*TABLED, "model._target_=embeddings.model", "optimizer=sparse_sgd", "trainer.epochs=9")
     two = ("trainer.steps_per_epoch=2", "trainer.steps_per_execution=2")
     one = ("trainer.steps_per_epoch=1", "trainer.steps_per_execution=1", "cluster=none", "data.global_batch_size=16")
     late = variables(train(*run, *two, "trainer.prefetch_rows=true", "trainer.dense_sync_every=2", num_workers=1)[1])
@@ -137,7 +137,8 @@ def test_late_rows_and_weights_are_as_late_as_told(train, unrolled):
 
 
 def test_what_is_late_is_in_the_result(train):
-    found, _ = train(*TABLED, "model._target_=tabled.model", "trainer.prefetch_rows=true", "trainer.dense_sync_every=3")
+    model = (*TABLED, "model._target_=embeddings.model")
+    found, _ = train(*model, "trainer.prefetch_rows=true", "trainer.dense_sync_every=3")
     assert found["steps_per_execution"] == {"num_steps": 3, "step_s": None, "rows_late": 1, "weights_late": 2}
 
 
@@ -170,7 +171,7 @@ def test_without_parameter_servers_a_number_to_be_chosen_is_ten(train, trainer):
 )
 def test_weights_with_constraints_in_loops_and_in_branches_train_as_in_one_process(train, unrolled, optimizer):
     """A constraint reads what the optimizer has just written; gradients come out of loops and branches."""
-    pieces = (*TABLED, "model._target_=tabled.constrained", f"optimizer={optimizer}", "trainer.epochs=3")
+    pieces = (*TABLED, "model._target_=embeddings.constrained", f"optimizer={optimizer}", "trainer.epochs=3")
     (_, here), (_, there) = (train(*pieces, f"cluster={cluster}", num_workers=1) for cluster in ("none", "inprocess"))
     assert (3, 3) in unrolled
     held = variables(there)
@@ -194,7 +195,7 @@ def test_moving_averages_of_weights_are_of_those_just_updated(train, unrolled, a
 
 def test_rows_are_not_asked_ahead_for_a_train_step_that_may_look_up_others(train):
     with pytest.raises(ConfigError, match=r"trainer\.prefetch_rows.*custom train_step"):
-        train(*TABLED, "model._target_=tabled.own_step", "trainer.prefetch_rows=true")
+        train(*TABLED, "model._target_=embeddings.own_step", "trainer.prefetch_rows=true")
 
 
 def test_a_number_chosen_at_the_end_of_an_epoch_holds_in_the_next(train, monkeypatch):

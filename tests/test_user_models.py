@@ -8,7 +8,7 @@ from psrun.errors import ConfigError
 
 SHIFTED = ("~data.num_train_examples", "~data.num_eval_examples", "~data.noise", "~data.num_features",
            "data.global_batch_size=16", "cluster=none")  # fmt: skip
-SEQUENTIAL = ("model=dense", "~model.hidden_units", "model._target_=own_models.sequential")
+SEQUENTIAL = ("model=dense", "~model.hidden_units", "model._target_=user_models.sequential")
 
 
 @pytest.mark.inprocess
@@ -32,12 +32,12 @@ def test_the_only_feature_is_passed_as_itself_to_a_model_of_one_input(train, pie
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ((*SEQUENTIAL, "data._target_=own_models.Two"), "model: takes one input, .* the features x, y; add an"),
-        (("model=dense", "data._target_=own_models.NoDataset"), r"data: NoDataset.train returned list, not a tf.data"),
-        (("model=dense", "data._target_=own_models.NoDataset", "+data.evaluation=true"),
+        ((*SEQUENTIAL, "data._target_=user_models.Two"), "model: takes one input, .* the features x, y; add an"),
+        (("model=dense", "data._target_=user_models.NoDataset"), r"data: NoDataset.train returned list, not a tf.data"),
+        (("model=dense", "data._target_=user_models.NoDataset", "+data.evaluation=true"),
          "data: NoDataset.evaluation returned NoneType, not a tf.data"),
-        (("model=dense", "data._target_=own_models.dataset"),
-         "data._target_: own_models.dataset returned _RangeDataset, which has no features, .*no evaluation"),
+        (("model=dense", "data._target_=user_models.dataset"),
+         "data._target_: user_models.dataset returned _RangeDataset, which has no features, .*no evaluation"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_trained_is_told_by_key(train, overrides, message):

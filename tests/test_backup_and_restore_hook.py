@@ -8,7 +8,7 @@ import pytest
 from support import STEPS
 
 BACKUP = "{{_target_: tf_keras.callbacks.BackupAndRestore, backup_dir: '{}/backup', save_freq: {}}}"
-DIES = "{{_target_: own.Dies, epoch: {}}}"
+DIES = "{{_target_: user_code.Dies, epoch: {}}}"
 
 
 def events(folder, kind):

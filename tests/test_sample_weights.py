@@ -10,8 +10,8 @@ import math
 
 import pytest
 from rich.console import Console
+from sample_weights import NUM_EVAL, Weighted, by_keras, one_output, own_data, two_outputs
 from support import raw_config, run_config
-from weighted import NUM_EVAL, Weighted, by_keras, one_output, own_data, two_outputs
 
 from psrun.config import keras_names, parse
 from psrun.config.topology import Task
@@ -65,7 +65,7 @@ def huber(**options):
 BY_OUTPUT = (
     "+data.outputs=2", "+data.task=ranking",
     "model.loss={click: binary_crossentropy, price: {_target_: tf_keras.losses.Huber, delta: 0.5}}",
-    "model.metrics={click: [AUC, accuracy], price: {_target_: weighted.off_by_more, power: 2}}",
+    "model.metrics={click: [AUC, accuracy], price: {_target_: sample_weights.off_by_more, power: 2}}",
 )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ BY_OUTPUT = (
     ("trainer", "evaluation"), [("fit", "direct"), pytest.param("custom_loop", "exact", marks=pytest.mark.thorough)]
 )
 def test_losses_and_metrics_by_output_are_those_of_keras(train, trainer, evaluation):
-    from weighted import off_by_more
+    from sample_weights import off_by_more
 
     pieces = own_data(f"trainer={trainer}", f"evaluation={evaluation}", *BY_OUTPUT, model="two_outputs")
     result, folder = train(*pieces, "checkpoint.best_metric=val_click_auc", "checkpoint.best_mode=max", num_workers=1)
@@ -171,7 +171,7 @@ def test_weights_may_come_with_the_one_part_of_the_data_alone(train, weights):
         ("loss", "own.loss", r"model\.loss: .*_target_"),
         ("loss", {"click": "mze"}, r"model\.loss\.click: is 'mze'"),
         ("loss", 3, r"model\.loss: is 3, must be a name"),
-        ("loss", {"_target_": "weighted.off_by_more", "power_": 2}, r"model\.loss\.power_: .*Did you mean 'power'"),
+        ("loss", {"_target_": "sample_weights.off_by_more", "power_": 2}, r"model\.loss\.power_: .* mean 'power'"),
         ("metrics", ["auc"], r"model\.metrics\[0\]: is 'auc', .* Did you mean 'AUC'"),
         ("metrics", {"click": ["mae", "recal"]}, r"model\.metrics\.click\[1\]: .* Did you mean 'Recall'"),
         ("class_weight", [1, 2], r"model\.class_weight: is \[1, 2\]"),
