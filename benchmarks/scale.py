@@ -55,10 +55,10 @@ def timed(workers: int, waits_s: Sequence[float], seconds: float) -> dict[str, R
     process.prepare()
     import tensorflow as tf
 
-    from psrun.cluster import inprocess
+    from psrun.cluster import servers
     from psrun.cluster.inflight_closures import InFlightClosures
 
-    inprocess.NUM_INTER_OP_THREADS += 2 * workers  # each that waits holds one
+    servers.NUM_INTER_OP_THREADS += 2 * workers  # each that waits holds one
     cluster = choices.InProcess(
         kind="inprocess", num_workers=workers, num_ps=1, num_data_workers=1, placement="greedy", isolate=False
     )

@@ -111,12 +111,12 @@ def test_replicas_are_on_gpus_where_all_workers_have_so_many(monkeypatch, wanted
 
 
 def test_only_workers_have_gpus_and_on_one_machine_each_has_its_own(tmp_path):
-    from psrun.cluster import devices
+    from psrun.cluster import servers
     from psrun.config import gpus
     from psrun.config.topology import Task
 
-    assert devices.of_server("ps", 2) == devices.of_server("ps", None) == {"GPU": 0}
-    assert devices.of_server("worker", None) == {}
+    assert servers.devices("ps", 2) == servers.devices("ps", None) == {"GPU": 0}
+    assert servers.devices("worker", None) == {}
     tasks = [Task("chief", 0), Task("ps", 0), Task("worker", 0), Task("worker", 1)]
     seen = [gpus.of_task(task, tasks, ["3", "5", "6", "7"]).get("CUDA_VISIBLE_DEVICES") for task in tasks]
     assert seen == ["-1", "-1", "3,5", "6,7"]

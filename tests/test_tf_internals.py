@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import logging
+import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
@@ -34,6 +37,42 @@ def test_tensorflow_is_imported_without_keras_where_that_is_asked_for(monkeypatc
     modules.import_without_keras()
     with pytest.raises(ImportError):
         import tf_keras  # noqa: F401
+
+
+@tensorflow
+def test_a_process_that_only_serves_has_all_kernels_and_not_the_public_api():
+    from tensorflow.python.framework import kernels
+
+    script = (
+        "from psrun.tf_internals import modules; modules.import_for_servers()\n"
+        "from psrun.roles import server\n"
+        "from tensorflow.python.framework import kernels\n"
+        "import sys, tensorflow\n"
+        "print(sorted(kernel.op for kernel in kernels.get_all_registered_kernels().kernel))\n"
+        "print([name for name in sys.modules if name.startswith(('tensorflow._api', 'tf_keras.'))])\n"
+        "tensorflow.constant\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    serving, imported = map(ast.literal_eval, done.stdout.splitlines())
+    everywhere = Counter(kernel.op for kernel in kernels.get_all_registered_kernels().kernel)
+    # The one that is in a library by itself, of TensorFlow Lite's experiments.
+    assert set(everywhere - Counter(serving)) <= {"AudioMicrofrontend"}
+    assert len(serving) > 10_000
+    assert imported == []
+    assert "tensorflow.constant: this process only serves" in done.stderr
+
+
+@pytest.mark.parametrize("named", ["TF_PLUGGABLE_DEVICE_LIBRARY_PATH", "TF_USE_MODULAR_FILESYSTEM", None])
+def test_a_server_imports_tensorflow_whole_where_it_has_plug_ins(tmp_path, monkeypatch, named):
+    if named:
+        monkeypatch.setenv(named, "1")
+    else:
+        (tmp_path / "tensorflow-plugins").mkdir()
+        monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    monkeypatch.setitem(sys.modules, "tf_keras", None)
+    modules.import_for_servers()
+    assert "tensorflow" not in sys.modules
 
 
 # variables and optimizers

@@ -1,4 +1,4 @@
-"""The devices of the tasks of a cluster: on which devices a worker's replicas are, and who has GPUs at all."""
+"""The devices that a worker's replicas are on."""
 
 from __future__ import annotations
 
@@ -11,19 +11,6 @@ from psrun.errors import ConfigError, Problem
 
 KEY = "cluster.replicas_per_worker"
 _WORKERS_DEVICE = re.compile(r"^/job:worker/replica:\d+/task:(?P<task>\d+)/device:(?P<kind>CPU|GPU):\d+$")
-
-
-def of_server(job: str, num_replicas: int | None) -> dict[str, int]:
-    """How many devices of each kind the server of a task has at most; of a kind that is not named, all that are there.
-
-    Only workers have GPUs: TensorFlow takes the memory of every GPU that a process sees.
-
-    Args:
-      num_replicas: of a worker; None for as many as it has GPUs, or one.
-    """
-    if job != "worker":
-        return {"GPU": 0}
-    return {} if num_replicas is None else {"CPU": num_replicas, "GPU": num_replicas}
 
 
 def of_replicas(num_replicas: int | None) -> tuple[str, ...]:

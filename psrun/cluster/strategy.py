@@ -10,7 +10,7 @@ from typing import Any
 import portpicker
 import tensorflow as tf
 
-from psrun.cluster import devices, inprocess, partitioners, placement
+from psrun.cluster import devices, inprocess, partitioners, placement, servers
 from psrun.cluster.probe import answers, own_host, reachable
 from psrun.config import choices
 from psrun.config.topology import CHIEF, DATA_JOBS, Task, Topology
@@ -44,7 +44,7 @@ def prepare(cluster: choices.Cluster, topology: Topology | None) -> None:
     Blocks until every task of a synchronous cluster is there.
     """
     if cluster.has_parameter_servers and not cluster.has_server_processes:
-        tf.config.threading.set_inter_op_parallelism_threads(inprocess.NUM_INTER_OP_THREADS)
+        tf.config.threading.set_inter_op_parallelism_threads(servers.NUM_INTER_OP_THREADS)
     if cluster.has_parameter_servers and not cluster.started_elsewhere:
         internals.disable_thread_spinning()
     if cluster.has_parameter_servers:

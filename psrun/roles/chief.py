@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any, Self
 
 from psrun import process
-from psrun.cluster import data_service, strategy
+from psrun.cluster import data_service, end_servers, strategy
 from psrun.cluster.probe import PortReservation, ServerStatus, statuses
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
@@ -25,7 +25,6 @@ from psrun.program.compiled_model import Program
 from psrun.results import task_files
 from psrun.results.events import Reporter
 from psrun.results.summary import PENDING
-from psrun.roles import server
 from psrun.roles.task_context import TaskContext
 from psrun.tf_internals.cluster import incarnation
 from psrun.training import failures
@@ -140,7 +139,7 @@ class Chief:
                 self._door.close()
             yield self._connect(cluster, self._partitioner, topology)
         if topology is not None and cluster.started_elsewhere:
-            server.tell_servers(topology)  # elsewhere the supervisor does
+            end_servers.tell_servers(topology)  # elsewhere the supervisor does
 
     @contextmanager
     def _watched(self) -> Iterator[Callable[[], None]]:

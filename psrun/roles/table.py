@@ -19,7 +19,7 @@ from psrun.results.console import ConsoleSink
 from psrun.results.run_folder import RunFolder
 from psrun.roles.task_assignment import Identity
 from psrun.roles.task_context import TaskContext
-from psrun.tf_internals.modules import import_without_keras
+from psrun.tf_internals.modules import import_for_servers, import_without_keras
 
 # TensorFlow may hold Python's lock for the 20 s that it takes to give up connecting to a host that is cut off.
 _GUARD_WAITS_LONGER_S = 30.0
@@ -86,7 +86,7 @@ def _replica(process: Process) -> None:
 
 
 def _server(process: Process) -> None:
-    import_without_keras()
+    import_for_servers()
     module, cluster = _import("psrun.roles.server"), process.run.cluster
     module.run(
         *(process.me.topology, process.folder, process.stop),

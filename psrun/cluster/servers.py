@@ -1,0 +1,61 @@
+"""The TensorFlow servers of workers and parameter servers. Imports no more of TensorFlow than a server needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from psrun.errors import ServerStartError
+from psrun.tf_internals import servers
+
+# With the tutorials' `workers + 1` a third cluster in one process hung; with 16 every sequence tried went through.
+NUM_INTER_OP_THREADS = 16
+
+
+def devices(job: str, num_replicas: int | None) -> dict[str, int]:
+    """The maximum number of devices of each kind on the server of a task; a kind without an entry has no maximum.
+
+    Only workers have GPUs: TensorFlow takes the memory of every GPU that a process sees.
+
+    Args:
+      num_replicas: of a worker; None for as many as it has GPUs, or one.
+    """
+    if job != "worker":
+        return {"GPU": 0}
+    return {} if num_replicas is None else {"CPU": num_replicas, "GPU": num_replicas}
+
+
+def threads_of_an_op(addresses: Mapping[str, Mapping[int, str]], job: str, index: int, num_cores: int) -> int:
+    """The share of one server of its host's cores: with all cores for each they would get into each other's way."""
+    host = addresses[job][index].rpartition(":")[0]
+    others = (address for name in ("worker", "ps") for address in addresses.get(name, {}).values())
+    sharing = sum(other.rpartition(":")[0] == host for other in others)
+    return max(1, num_cores // max(1, sharing))
+
+
+def start(addresses: Mapping[str, Mapping[int, str]], job: str, index: int, num_replicas: int | None = None) -> Any:
+    """Starts the server of one task in this process, where it lives as long as what is returned.
+
+    Args:
+      addresses: of all tasks, by job and index.
+      num_replicas: of each worker, as in `devices`.
+
+    Raises:
+      ServerStartError: it could not be started, mostly because its port is taken.
+    """
+    try:
+        return servers.start(
+            addresses,
+            job,
+            index,
+            device_count=devices(job, num_replicas),
+            num_inter_op_threads=NUM_INTER_OP_THREADS,
+            num_intra_op_threads=threads_of_an_op(addresses, job, index, len(os.sched_getaffinity(0))),
+        )
+    except servers.OpError as error:
+        address = addresses[job][index]
+        raise ServerStartError(
+            f"the server of {job} {index} could not be started on {address}: {error.message}. Is the port taken?",
+            task=f"{job}-{index}",
+        ) from error
