@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from psrun.cli import hydra_app
 from psrun.config import compose
 from psrun.errors import ConfigError, RunFolderError
-from psrun.sweeps.interruption import Ended
+from psrun.launch.sweeps.interruption import Ended
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt(), Ended(signal.SIGTERM)], ids=lambda each: type(each).__name__)

@@ -319,7 +319,7 @@ def test_a_terminal_sees_a_sweep_and_ctrl_c_ends_it(tmp_path):
     )  # fmt: skip
     try:
         child.expect(r"0  *seed=1  *running")
-        child.expect("0 of 3 jobs finished")
+        child.expect("3 jobs: ")
         child.sendintr()
         child.expect("repeat to exit immediately")
         child.expect(r"interrupted.*interrupted.*not run")

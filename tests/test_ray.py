@@ -16,9 +16,9 @@ from psrun.launch import ray as engine
 from psrun.launch import task_plan
 from psrun.launch.ray import capacity
 from psrun.launch.ray.capacity import TaskResources
+from psrun.launch.sweeps import capacity as sweep_capacity
 from psrun.process import SUPERVISOR_PID
 from psrun.roles import task_assignment
-from psrun.sweeps import capacity as sweep_capacity
 
 
 @pytest.mark.parametrize(

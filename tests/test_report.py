@@ -233,6 +233,17 @@ def test_a_run_that_is_not_whole_is_a_row_that_says_so(tmp_path, report, name, h
         assert found["spoilt"]["status"] == ("unknown" if name == "run.json" else "completed")
 
 
+def test_events_replace_a_lost_result(tmp_path, report):
+    folder = a_run(tmp_path / "run")
+    (folder / "run.json").unlink()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "evaluation", "step": 300, "wall_s": 9.0}\n{"event": "recovery"}\n')
+        file.write('{"event": "evaluation", "step": 300, "wall_s": 9.0, "metrics": {"auc": 0.75}}\n')
+    (row,) = listed(report, folder)
+    assert (row["status"], row["recoveries"], row["val_auc"]) == ("unknown", 1, 0.75)
+    assert row["error"].startswith("no run.json")
+
+
 def test_runs_of_other_versions_lack_keys_or_have_other_things_in_them(tmp_path, report):
     pytest.importorskip("plotly")
     keys = ["metrics", "steps", "placement", "recoveries", "cluster", "overrides", "versions", "error", "step_time"]
@@ -256,7 +267,7 @@ def test_numbers_that_are_none_are_no_values(tmp_path, report, monkeypatch, numb
     assert {each["val_loss"] for each in listed(report, tmp_path / "runs")} == {None}
     pytest.importorskip("plotly", reason="pip install -e '.[test]'")
     report(tmp_path / "runs", "--html", tmp_path / "page.html")
-    monkeypatch.setattr("psrun.results.watch.jobs.BETWEEN_JOBS_S", 0.0)
+    monkeypatch.setattr("psrun.results.sweep_state.BETWEEN_JOBS_S", 0.0)
     assert watching.SweepView(tmp_path / "runs", Console(file=io.StringIO()), metric=None, mode=None).follow() == 0
 
 

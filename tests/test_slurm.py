@@ -25,8 +25,7 @@ from psrun.errors import ClusterError, ConfigError, ExitCode, PsrunError
 from psrun.launch.slurm import commands, join, script, submission, task_identity
 from psrun.launch.slurm.rendezvous import ClusterPlan, Rendezvous, TaskStatus, clocks_apart, own_address
 from psrun.process import Stop
-from psrun.results import recorded_config
-from psrun.results.watch import state
+from psrun.results import recorded_config, run_state
 from psrun.roles.task_assignment import identify
 
 STEP = {
@@ -421,7 +420,7 @@ def test_a_folder_that_is_removed_while_one_looks(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "is_dir", lambda self: True)
     assert not meeting.superseded()
     meeting.look_anew()
-    assert state.look(tmp_path).beats == {}
+    assert run_state.look(tmp_path).beats == {}
 
 
 def test_clocks():

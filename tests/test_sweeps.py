@@ -18,10 +18,11 @@ from support import run_config
 from psrun import files
 from psrun.cli import hydra_sweeps
 from psrun.errors import ConfigError, SweepError
-from psrun.results import sweep_state
+from psrun.launch.sweeps import capacity, plans
+from psrun.launch.sweeps.monitor import Monitor
 from psrun.results.sweep_record import Job, Sweep
-from psrun.sweeps import capacity, plans
-from psrun.sweeps.view import View
+from psrun.results.sweep_state import SweepReader, distinguishing
+from psrun.results.watch import sweep_screen
 
 GIB = 2**30
 LONG = "trainer.epochs=1000"
@@ -144,26 +145,32 @@ def job_folder(path: Path, **result) -> Path:
 
 
 def test_how_a_job_is_by_its_folder(tmp_path):
-    began_s = time.time() - 5
-    assert sweep_state.look(tmp_path / "none", since_s=began_s).status == "waiting"
+    sweep = Sweep(tmp_path, [], started_s=time.time() - 5)
+    sweep.plan([Job(number, [], name) for number, name in enumerate(("none", "done", "failed", "begun"))])
+
+    def states(search: bool = False) -> dict[str, str]:
+        state = SweepReader(tmp_path, supervised=True).look({**sweep.record(), "search": search})
+        return {job.name: job.status for job in state.jobs}
+
     done = job_folder(tmp_path / "done", status="completed", metrics={"loss": 1.0}, wall_s=3.0, exit_code=0)
     failed = job_folder(tmp_path / "failed", status="failed", exit_code=1, error={"message": "first\nsecond"})
-    assert sweep_state.look(failed, since_s=began_s).error == "first"
+    (tmp_path / "begun" / "logs").mkdir(parents=True)
+    (tmp_path / "begun" / "logs" / "console.log").touch()
+    assert states() == {"none": "waiting", "done": "completed", "failed": "failed", "begun": "starting"}
     for folder in (done, failed):
         os.utime(folder / "run.json", (1, 1))  # of a start before this one
-    assert sweep_state.look(done, since_s=began_s).status == "completed"
-    assert sweep_state.look(failed, since_s=began_s).status == "waiting"
-    assert sweep_state.look(failed, since_s=began_s, final=True).status == "failed"
+    assert states() == {"none": "waiting", "done": "completed", "failed": "waiting", "begun": "starting"}
+    assert states(search=True)["failed"] == "failed"
 
 
 def test_jobs_are_told_apart_by_what_not_all_have(tmp_path):
-    jobs = [Job(0, ["a=1", "b=1"], "0"), Job(1, ["a=1", "b=2"], "1")]
-    assert sweep_state.told_apart(jobs) == {0: "b=1", 1: "b=2"}
-    assert sweep_state.told_apart(jobs[:1]) == {0: "a=1 b=1"}
-    sweep = Sweep(tmp_path, [], metric="val_auc", mode="max")
+    assert distinguishing([["a=1", "b=1"], ["a=1", "b=2"]]) == ["b=1", "b=2"]
+    assert distinguishing([["a=1", "b=1"]]) == ["a=1 b=1"]
+    sweep = Sweep(tmp_path, [], metric="val_auc", mode="max", started_s=0.0)
+    sweep.plan([Job(number, [], str(number)) for number in range(3)])
     for number, (status, metric) in enumerate([("completed", 0.5), ("completed", 0.7), ("failed", 0.9)]):
-        sweep.jobs[number] = Job(number, [], str(number), status=status, metric=metric)
-    best = sweep_state.best(sweep)
+        job_folder(tmp_path / str(number), status=status, metrics={"val_auc": metric})
+    best = SweepReader(tmp_path).look().best
     assert best is not None
     assert best.number == 1
 
@@ -179,14 +186,12 @@ def test_a_terminal_sees_a_row_a_job_and_the_best_so_far(tmp_path):
     beat = {"pid": 1, "at_s": 1.0, "state": "training", "progress": progress}
     (tmp_path / "1" / ".tasks" / "chief-0.json").write_text(json.dumps(beat))
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100, height=20)
-    view = View(sweep, console)
-    view.look()
-    console.print(view._overview())
+    console.print(sweep_screen.overview(SweepReader(tmp_path, supervised=True).look(), 14))
     shown = console.file.getvalue()
     assert [line.split() for line in shown.splitlines() if "x=[1]" in line] == [
-        ["1", "x=[1]", "training", "10/40", "5", "val_auc", "0.5"]
+        ["1", "x=[1]", "training", "1/2", "10/40", "5", "val_auc", "0.5"]
     ]
-    assert "1 of 30 jobs finished; best so far: val_auc 0.75, job 0 x=[0]" in shown
+    assert "30 jobs: 1 completed, 1 running, 28 waiting; best so far: val_auc 0.75, job 0  x=[0]" in shown
     assert len(shown.splitlines()) < 20
 
 
@@ -196,7 +201,7 @@ def test_elsewhere_lines_say_what_is_new(tmp_path):
     job_folder(tmp_path / "0", status="completed", metrics={"loss": 0.75, "auc": 1.0}, wall_s=3.0)
     job_folder(tmp_path / "1", status="failed", exit_code=1, error={"message": "no [luck]\nat all"})
     console = Console(file=io.StringIO(), width=200)
-    view = View(sweep, console)
+    view = Monitor(sweep, console)
     view.look()
     view.look()
     view.result()
@@ -207,6 +212,7 @@ def test_elsewhere_lines_say_what_is_new(tmp_path):
         ["job", "overrides", "status", "loss", "seconds", "error"],
         ["0", "x=[a]", "completed", "0.75", "best", "3.0"],
         ["1", "x=2", "failed", "no", "[luck]"],
+        ["2", "jobs:", "1", "completed,", "1", "failed;", "best:", "loss", "0.75,", "job", "0", "x=[a]"],
     ]
 
 

@@ -25,11 +25,11 @@ from rich.console import Console
 from psrun import process
 from psrun.config.topology import Task
 from psrun.errors import ConfigError, ExitCode, PsrunError
-from psrun.results import recorded_config, task_files
+from psrun.results import recorded_config, run_state, sweep_state, task_files
 from psrun.results.console import ConsoleSink
 from psrun.results.event_reader import EventReader
 from psrun.results.task_files import Heartbeat
-from psrun.results.watch import jobs, run, state, sweep
+from psrun.results.watch import run, sweep
 from psrun.results.watch.commands import main
 
 BOUND_S = 10.0
@@ -43,7 +43,7 @@ def quick(monkeypatch):
     for module in (run, sweep):
         monkeypatch.setattr(module, "EVERY_S", 0.02)
     monkeypatch.setattr(run, "_PATIENCE_S", 0.1)
-    monkeypatch.setattr(jobs, "BETWEEN_JOBS_S", 0.2)
+    monkeypatch.setattr(sweep_state, "BETWEEN_JOBS_S", 0.2)
     yield
     signal.signal(signal.SIGTERM, before)
 
@@ -276,7 +276,7 @@ def test_a_process_that_is_gone_without_a_word_is_told(running):
 def test_tasks_that_are_not_heard_of_are_told_where_processes_cannot_be_seen(running):
     changed(running, process={"host": "elsewhere", "pid_namespace": 1, "pid": 1})
     beat(running, "chief-0", at_s=time.time() - 100)
-    assert state.look(running).gone == ""  # run.json was just written
+    assert run_state.look(running).gone == ""  # run.json was just written
     aged(running, 100)
     with pytest.raises(PsrunError, match="none of its tasks sent a heartbeat for 1"):
         main([str(running)])
@@ -286,9 +286,9 @@ def test_another_process_with_the_number_of_the_run_is_not_taken_for_it(running)
     changed(running, process={**process.place(), "pid": os.getpid()})
     os.utime(running / "run.json", (psutil.Process().create_time() - 60,) * 2)
     result = json.loads((running / "run.json").read_text())
-    assert state.is_alive(running, result) is False
+    assert run_state.is_alive(running, result) is False
     os.utime(running / "run.json")
-    assert state.is_alive(running, result) is True
+    assert run_state.is_alive(running, result) is True
 
 
 @pytest.mark.parametrize(("text", "said"), [('{"status": "run', "is damaged"), (None, "no run.json")])
@@ -355,12 +355,10 @@ def test_a_finished_sweep_is_a_table_with_the_best(tmp_path, capfd):
     out = capfd.readouterr().out
     rows = {words[0]: words for words in map(str.split, out.splitlines()) if words}
     assert rows["10"][1:5] == ["cluster.num_workers=4", "partitioner=fixed_shards", "seed=1", "completed"]
-    assert rows["10"][-3:] == ["val_auc", "0.9", "best"]
-    assert "2  failed: the loss" in out
-    assert "11  unknown: no run.json" in out
-    assert out.splitlines()[-1].startswith(
-        "12 jobs: 10 completed, 1 failed, 1 unknown; best so far: val_auc 0.9, job 10"
-    )
+    assert rows["10"][-3:] == ["0.9", "best", "12.0"]
+    assert rows["2"][4:] == ["failed", "12.0", "the", "loss"]
+    assert " ".join(rows["11"]).startswith("11 unknown no run.json")
+    assert out.splitlines()[-1].startswith("12 jobs: 10 completed, 1 failed, 1 unknown; best: val_auc 0.9, job 10")
 
 
 def test_the_best_is_the_smallest_of_a_loss_unless_said_otherwise(tmp_path, capfd):
@@ -368,9 +366,9 @@ def test_the_best_is_the_smallest_of_a_loss_unless_said_otherwise(tmp_path, capf
         a_run(tmp_path / str(number), metrics={"val_loss": loss})
     aged(tmp_path, 60)
     assert main([str(tmp_path)]) == ExitCode.DONE
-    assert "best so far: val_loss 0.1, job 1" in capfd.readouterr().out
+    assert "best: val_loss 0.1, job 1" in capfd.readouterr().out
     main([str(tmp_path), "--mode", "max"])
-    assert "best so far: val_loss 0.3, job 0" in capfd.readouterr().out
+    assert "best: val_loss 0.3, job 0" in capfd.readouterr().out
     with pytest.raises(ConfigError, match="no job has 'val_acu'; choose one of val_loss"):
         main([str(tmp_path), "--metric", "val_acu"])
 
@@ -391,9 +389,7 @@ def test_a_sweep_that_goes_on_shows_each_job_and_ends_with_the_last(tmp_path):
     rows = [words for words in map(str.split, watching.text.splitlines()) if words and words[0] == "1"]
     assert rows[0][-6:] == ["running", "3/20", "300/2000", "50", "val_auc", "0.7"]
     for number in ("2", "3"):  # one has a folder, the other not even that
-        assert [number, f"seed={number}", "model=dense", "waiting"] in [
-            text.split() for text in watching.text.splitlines()
-        ]
+        assert [number, f"seed={number}", "waiting"] in [text.split() for text in watching.text.splitlines()]
     changed(going, status="completed", metrics={"val_auc": 0.9})
     watching.until("best so far: val_auc 0.9, job 1")
     for number in ("2", "3"):
@@ -401,7 +397,8 @@ def test_a_sweep_that_goes_on_shows_each_job_and_ends_with_the_last(tmp_path):
         a_run(tmp_path / number, status="failed", metrics=None, error={"message": "no such thing"})
     (tmp_path / "sweep.json").write_text(json.dumps({**record, "status": "failed"}))
     watching.end()
-    assert (watching.code, "2  failed: no such thing" in watching.text) == (ExitCode.FAILED, True)
+    row = next(words for words in map(str.split, reversed(watching.text.splitlines())) if words[:1] == ["2"])
+    assert (watching.code, " ".join(row)) == (ExitCode.FAILED, "2 seed=2 failed 12.0 no such thing")
 
 
 def test_elsewhere_than_on_a_terminal_a_sweep_is_a_line_a_change(tmp_path):
@@ -419,7 +416,7 @@ def test_a_job_that_is_gone_is_told_and_the_sweep_ends(tmp_path, capfd):
     changed(folder, process={**process.place(), "pid": dead_pid()})
     aged(tmp_path, 60)
     assert main([str(tmp_path)]) == ExitCode.FAILED
-    assert "0  gone: its process" in capfd.readouterr().out
+    assert " gone  " in capfd.readouterr().out
 
 
 def test_a_sweep_that_is_called_off_or_deleted_is_told(tmp_path):

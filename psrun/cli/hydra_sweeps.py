@@ -27,13 +27,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from psrun import process
 from psrun.config import compose, hydra_internals
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError, SweepError
+from psrun.launch.sweeps import jobs
+from psrun.launch.sweeps.checks import Proposed
+from psrun.launch.sweeps.interruption import Ended
+from psrun.launch.sweeps.running import Running
 from psrun.results import recorded_config
 from psrun.results.recorded_config import key_of
 from psrun.results.sweep_record import Sweep
-from psrun.sweeps import jobs
-from psrun.sweeps.checks import Proposed
-from psrun.sweeps.interruption import Ended
-from psrun.sweeps.running import Running
 
 _MAY_CHANGE = ("sweep.max_parallel", "hydra/launcher", "hydra.launcher")
 

@@ -10,7 +10,7 @@ from psrun.launch.recoveries import Recoveries
 from psrun.launch.task_processes import TaskHandle
 from psrun.results.console import ConsoleSink, TaskRow, task_table
 from psrun.results.event_reader import EventReader
-from psrun.results.events import Event, Progress
+from psrun.results.events import Event
 from psrun.results.run_folder import RunFolder
 from psrun.results.task_files import age_s
 
@@ -33,7 +33,7 @@ class ProgressRelay:
         if time.monotonic() - self._shown_s >= _VIEW_EVERY_S:
             self._shown_s = time.monotonic()
             beat = self._tasks[CHIEF].heartbeat()
-            progress = Progress(**beat.progress) if beat and beat.progress else None
+            progress = beat.training if beat else None
             stale = progress is not None and progress.step < self._told_step  # than the epoch's end that was just told
             self._sink.view(task_table([_row(task) for task in self._tasks.values()]), None if stale else progress)
 

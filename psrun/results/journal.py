@@ -13,6 +13,8 @@ from typing import Any
 from psrun.errors import RunFolderError
 from psrun.results.events import Event, Progress
 
+METRICS = "metrics.jsonl"
+
 
 class Journal:
     """Adds events to metrics.jsonl, and leaves run.json alone: for tasks beside the one that writes it.
@@ -26,7 +28,7 @@ class Journal:
 
     @property
     def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
+        return self.path / METRICS
 
     def event(self, event: Event) -> None:
         """Adds a line. Raises RunFolderError."""

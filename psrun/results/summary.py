@@ -1,11 +1,12 @@
 """run.json as the sum of a run's events.
 
-The run folder applies each event once; a reader may fold those of metrics.jsonl again.
+The run folder applies each event once. Readers fold the events of metrics.jsonl again where run.json is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from psrun.results.events import Event
@@ -19,6 +20,15 @@ def fold(state: State, event: Event) -> dict[str, Any]:
     """The content of run.json after one more event. An event of a kind that sets no key changes nothing."""
     change = CHANGES.get(event.kind)
     return {**state, **(change(state, event) if change else {})}
+
+
+def of_events(events: Iterable[Event]) -> dict[str, Any]:
+    """What events add up to, without those that another version of psrun wrote in another form."""
+    state: dict[str, Any] = {}
+    for event in events:
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            state = fold(state, event)
+    return state
 
 
 def _given(state: State, event: Event) -> State:

@@ -8,6 +8,7 @@ import shutil
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from psrun.errors import ConfigError, Problem, SweepError
 from psrun.results.run_folder import RESULT, RunFolder
 
 RECORD = "sweep.json"
+DEFAULT_METRICS = ("val_loss", "loss")  # that rank the jobs if none is named
 LOG = "console"  # the console output of a job
 END, KILL = "end", "kill"
 _HOLD_TRIES = 20
@@ -67,7 +69,7 @@ class Sweep:
     started_s: float = field(default_factory=time.time)
     status: str = "running"
     jobs: dict[int, Job] = field(default_factory=dict)
-    _lock: Any = field(default_factory=threading.Lock, repr=False)
+    _lock: Any = field(default_factory=threading.RLock, repr=False)
 
     @classmethod
     def read(cls, path: Path) -> Sweep:
@@ -120,14 +122,18 @@ class Sweep:
             [Problem("hydra.sweep.dir", f"{self.path} is in use by a running sweep; choose another folder")]
         )
 
-    def write(self) -> None:
-        """Raises SweepError where the folder cannot be written to."""
+    def record(self) -> dict[str, Any]:
+        """What sweep.json holds."""
         own = ("path", "jobs", "_lock")
         with self._lock:
             record = {name: value for name, value in vars(self).items() if name not in own}
-            record |= {"psrun": __version__, "jobs": [asdict(job) for _, job in sorted(self.jobs.items())]}
+            return record | {"psrun": __version__, "jobs": [asdict(job) for _, job in sorted(self.jobs.items())]}
+
+    def write(self) -> None:
+        """Writes sweep.json. Raises SweepError if that is not possible."""
+        with self._lock:
             try:
-                files.write_atomic(self.path / RECORD, json.dumps(record, indent=2) + "\n")
+                files.write_atomic(self.path / RECORD, json.dumps(self.record(), indent=2) + "\n")
             except OSError as error:
                 raise SweepError(f"the sweep folder {self.path} cannot be written to: {error}") from error
 
@@ -144,6 +150,12 @@ class Sweep:
         with self._lock:
             self.jobs[number] = replace(self.jobs[number], **values)
             return self.jobs[number]
+
+    def measured(self, metrics: Mapping[str, Any]) -> float | None:
+        """The value that ranks a job with these metrics; None if it has none."""
+        name = self.metric or next((name for name in DEFAULT_METRICS if name in metrics), None)
+        value = metrics.get(name) if name else None
+        return float(value) if value is not None else None
 
     def folder(self, job: Job) -> Path:
         return self.path / job.folder

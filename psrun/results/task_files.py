@@ -17,6 +17,7 @@ from typing import Any
 
 from psrun import files
 from psrun.config.topology import Task
+from psrun.results.events import Progress
 
 _BEAT_S = 0.5
 
@@ -44,6 +45,14 @@ class Heartbeat:
     slowest_step_s: float | None = None
     advances: int = 0
     progress: dict[str, Any] | None = None
+
+    @property
+    def training(self) -> Progress | None:
+        """`progress`; None if there is none, or another version of psrun wrote it."""
+        try:
+            return Progress(**self.progress) if self.progress else None
+        except TypeError:
+            return None
 
 
 class HeartbeatWriter:

@@ -16,8 +16,8 @@ from psrun.launch.submission import Submission
 from psrun.results import recorded_config, task_files
 from psrun.results.console import warner
 from psrun.results.run_folder import RESULT, RunFolder
+from psrun.results.run_state import RunState
 from psrun.results.watch.run import RunView
-from psrun.results.watch.state import State
 
 _LOOK_EVERY_S = 2.0
 _NOTHING_YET_S = 30.0  # until what nodes write on a shared disk is seen here
@@ -142,7 +142,7 @@ class Following:
                 raise PsrunError(f"job {self._job} ended before the run started{self._how()}")
             time.sleep(0.5)
 
-    def _goes_on(self, run: State) -> bool:
+    def _goes_on(self, run: RunState) -> bool:
         """Whether the job will go on with a run that seems to be over: it may be requeued.
 
         During a requeue Slurm reports for a moment that the job is over.

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from psrun import files
 from psrun.errors import ConfigError, ExitCode, PsrunError
+from psrun.results.folders import printable
 from psrun.results.report import page, rows, runs, table
 
 _STDOUT, _ENDLESS = "-", 10_000
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> ExitCode:
             made, chosen = _folded(report, columns or _all_columns(report), bool(given.fold_seeds))
             _write(console, target, write(made, chosen))
     if given.html is not None:
-        named = [runs.printable(folder) for folder in given.folder]
+        named = [printable(folder) for folder in given.folder]
         _write(console, given.html, page.render(report.runs, report.axes, named=named))
     if not any((given.csv, given.json, given.html)):
         _print(console, report, columns, fold=given.fold_seeds is not False)

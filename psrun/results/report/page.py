@@ -12,8 +12,10 @@ from typing import Any
 
 from psrun import __version__
 from psrun.errors import PsrunError
+from psrun.results.events import Event
+from psrun.results.reading import mapping, number
 from psrun.results.report import rows
-from psrun.results.report.runs import Run, events, mapping, number
+from psrun.results.report.runs import Run, events
 from psrun.results.report.table import headings
 
 _MARKS = ("checkpoint", "evaluation", "failure", "restored")
@@ -75,13 +77,13 @@ def _common(runs: Sequence[Run]) -> Values:
 
 
 def _run(run: Run, group: int, axes: Sequence[str], common: Mapping[str, Any]) -> Values:
-    told, problem = events(run)
+    happened, problem = events(run)
     row = rows.row(run)
     cluster = mapping(run.result.get("cluster"))
     return {
         "name": run.name,
         "group": group,
-        "status": run.status,
+        "status": run.state.status,
         "error": run.error,
         "problem": problem,
         "axes": {axis: rows.shown(row.get(axis)) for axis in axes},
@@ -91,59 +93,59 @@ def _run(run: Run, group: int, axes: Sequence[str], common: Mapping[str, Any]) -
         "ps": number(cluster.get("num_ps")),
         "topology": cluster.get("topology"),
         "step_time": _stages(run),
-        "curves": _curves(told),
-        "epochs": [_epoch(event) for event in told if event["event"] == "epoch"],
+        "curves": _curves(happened),
+        "epochs": [_epoch(event) for event in happened if event.kind == "epoch"],
         "bytes": _bytes(run),
-        "marks": [_mark(event) for event in told if event["event"] in _MARKS],
+        "marks": [_mark(event) for event in happened if event.kind in _MARKS],
         "recovered": _recovered(run),
         "diff": {key: rows.shown(value) or "null" for key, value in run.config.items() if key not in common},
     }
 
 
-def _curves(told: Sequence[Mapping[str, Any]]) -> dict[str, list[list[float]]]:
-    """Of each metric: steps, seconds since the start, values; those of evaluations as val_*."""
+def _curves(events: Sequence[Event]) -> dict[str, list[list[float]]]:
+    """For each metric: steps, seconds since the start, values; those of evaluations as val_*."""
     curves: dict[str, list[list[float]]] = {}
-    for event in told:
-        if event["event"] not in ("epoch", "evaluation") or "path" in event:  # one of mode=evaluate has a path
+    for event in events:
+        if event.kind not in ("epoch", "evaluation") or "path" in event.data:  # only mode=evaluate writes a path
             continue
-        step, wall_s = number(event.get("step")), number(event.get("wall_s"))
-        prefix = "val_" if event["event"] == "evaluation" else ""
-        for name, value in mapping(event.get("metrics")).items():
-            if number(value) is not None and step is not None and wall_s is not None:
+        prefix = "val_" if event.kind == "evaluation" else ""
+        for name, value in mapping(event.data.get("metrics")).items():
+            if number(value) is not None and event.step is not None:
                 curve = curves.setdefault(prefix + name, [[], [], []])
-                for values, one in zip(curve, (step, wall_s, float(value))):
+                for values, one in zip(curve, (event.step, event.wall_s, float(value))):
                     values.append(one)
     return curves
 
 
-def _epoch(event: Mapping[str, Any]) -> list[Any]:
-    """Number, end and length in seconds, and the mean milliseconds a step; None where they are not told."""
-    rate = number(event.get("steps_per_s"))
+def _epoch(event: Event) -> list[Any]:
+    """Number, end and length in seconds, and the mean milliseconds per step; None if they are not known."""
+    rate = number(event.data.get("steps_per_s"))
     step_ms = round(1000 / rate, 4) if rate else None
-    return [event.get("epoch"), number(event.get("wall_s")), number(event.get("seconds")), step_ms]
+    return [event.data.get("epoch"), event.wall_s, number(event.data.get("seconds")), step_ms]
 
 
-def _mark(event: Mapping[str, Any]) -> Values:
+def _mark(event: Event) -> Values:
+    values = {"step": event.step, "wall_s": event.wall_s, **event.data}
     kept = ("step", "wall_s", "task", "cause", "action", "seconds")
-    return {"kind": event["event"], **{name: event[name] for name in kept if event.get(name) is not None}}
+    return {"kind": event.kind, **{name: values[name] for name in kept if values.get(name) is not None}}
 
 
 def _recovered(run: Run) -> list[Values]:
-    told = run.result.get("recoveries")
-    return [dict(each) for each in told if isinstance(each, dict)] if isinstance(told, list) else []
+    rows = run.result.get("recoveries")
+    return [dict(each) for each in rows if isinstance(each, dict)] if isinstance(rows, list) else []
 
 
 def _stages(run: Run) -> dict[str, float] | None:
-    """Seconds of a step on a worker by what they were spent on; None where they were not measured."""
-    told = mapping(run.result.get("step_time"))
-    return {key.removesuffix("_s"): each for key, each in told.items() if number(each) is not None} or None
+    """Seconds of a step on a worker by stage; None if they were not measured."""
+    stages = mapping(run.result.get("step_time"))
+    return {key.removesuffix("_s"): each for key, each in stages.items() if number(each) is not None} or None
 
 
 def _bytes(run: Run) -> dict[str, int]:
-    """What each task holds of model and optimizer."""
-    told = run.result.get("placement")
+    """The bytes of model and optimizer on each task."""
+    placement = run.result.get("placement")
     held: dict[str, int] = {}
-    for shard in told if isinstance(told, list) else []:
+    for shard in placement if isinstance(placement, list) else []:
         size = number(mapping(shard).get("bytes"))
         if size is not None and mapping(shard).get("kind") in ("model", "optimizer", None):
             task = str(shard.get("task"))

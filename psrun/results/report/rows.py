@@ -15,7 +15,9 @@ from typing import Any
 
 from psrun.config import schema
 from psrun.errors import ConfigError
-from psrun.results.report.runs import Run, mapping, natural, number, printable
+from psrun.results.folders import natural, printable
+from psrun.results.reading import mapping, number
+from psrun.results.report.runs import Run
 from psrun.results.run_folder import flat
 
 SEED = "seed"
@@ -52,7 +54,7 @@ def row(run: Run) -> Row:
     return {
         **results, **{f"steps.{name}": value for name, value in steps.items()},
         **experiment, **run.config, **choices(run.config),
-        "run": run.name, "folder": printable(run.path), "status": run.status, **metrics(run),
+        "run": run.name, "folder": printable(run.path), "status": run.state.status, **metrics(run),
         "steps": number(steps.get("applied")), **{name: number(run.result.get(name)) for name in MEASURED[1:4]},
         "recoveries": len(recoveries) if isinstance(recoveries, list) else None, "error": run.error,
     }  # fmt: skip

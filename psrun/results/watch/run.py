@@ -13,17 +13,17 @@ from rich.console import Console, Group
 from rich.errors import MarkupError
 from rich.text import Text
 
-from psrun.config.topology import CHIEF, Task
+from psrun.config.topology import Task
 from psrun.errors import ExitCode, PsrunError
-from psrun.results import recorded_config
+from psrun.results import recorded_config, run_state
 from psrun.results.console import ConsoleSink, TaskRow, progress_line, task_table, warner
 from psrun.results.event_reader import EventReader
-from psrun.results.events import Event, Progress
-from psrun.results.report import runs
+from psrun.results.events import Event
+from psrun.results.journal import METRICS
+from psrun.results.reading import mapping
 from psrun.results.run_folder import RunFolder
+from psrun.results.run_state import QUIET_S, RunState
 from psrun.results.task_files import Heartbeat, age_s
-from psrun.results.watch import state
-from psrun.results.watch.state import State
 
 EVERY_S = 0.5
 _PATIENCE_S = 2.0  # with a run.json that cannot be read
@@ -40,14 +40,13 @@ class RunView:
     """
 
     def __init__(
-        self, path: Path, console: Console, *, wait_s: float, goes_on: Callable[[State], bool] | None = None
+        self, path: Path, console: Console, *, wait_s: float, goes_on: Callable[[RunState], bool] | None = None
     ) -> None:
         self._path, self._console, self._wait_s, self._goes_on = path, console, wait_s, goes_on
         self._sink, self._warn = ConsoleSink(console), warner(console)
         self._tail = EventReader(RunFolder(path).metrics)
         self._tasks = _Tasks()
-        self._last: dict[str, Event] = {}
-        self._shown_step = 0
+        self._shown_step, self._has_end = 0, False
         self._said: set[str] = set()
         self._readable_s = self._had_s = time.monotonic()
 
@@ -59,7 +58,7 @@ class RunView:
         """
         try:
             while True:
-                now = state.look(self._path)  # before the events: those before the end are there once it is
+                now = run_state.look(self._path)  # before the events: those before the end are there once it is
                 self._tell()
                 if not self._is_readable(now):
                     pass
@@ -71,7 +70,7 @@ class RunView:
         finally:
             self._sink.close()
 
-    def _is_over(self, now: State) -> bool:
+    def _is_over(self, now: RunState) -> bool:
         """Whether the run has ended and will not resume. Raises PsrunError if it exited without recording a status."""
         had = self._goes_on(now) if self._goes_on else None
         if had or had is None:
@@ -88,14 +87,15 @@ class RunView:
         except OSError as error:
             raise PsrunError(f"{RunFolder(self._path).metrics} cannot be read: {error.strerror or error}") from error
         if self._tail.begun_again:
-            self._once(f"{runs.METRICS} was replaced; reading it from the beginning")
+            self._once(f"{METRICS} was replaced; reading it from the beginning")
         if self._tail.broken:
-            self._once(f"skipped lines of {runs.METRICS} that are not events")
+            self._once(f"skipped lines of {METRICS} that are not events")
         for event in events:
             self._heard(event)
 
     def _heard(self, event: Event) -> None:
-        self._last[event.kind], self._shown_step = event, event.step or 0
+        self._shown_step = event.step or 0
+        self._has_end |= event.kind == "end"
         if event.kind == "failure":
             self._tasks.restarted(event)
         try:
@@ -103,7 +103,7 @@ class RunView:
         except (KeyError, TypeError, ValueError, AttributeError, MarkupError):  # of another version of psrun
             self._console.print(f"{event.kind}  step {event.step}", markup=False, highlight=False)
 
-    def _is_readable(self, now: State) -> bool:
+    def _is_readable(self, now: RunState) -> bool:
         if not now.problem:
             self._readable_s = time.monotonic()
             return True
@@ -114,26 +114,24 @@ class RunView:
             raise PsrunError(f"{self._path}: {now.problem}{hint}")
         return False
 
-    def _show(self, now: State) -> None:
-        beat = now.beats.get(CHIEF)
+    def _show(self, now: RunState) -> None:
         if now.beats:
-            progress = Progress(**beat.progress) if beat and beat.progress else None
+            progress = now.live_progress
             stale = progress is not None and progress.step < self._shown_step  # than the epoch that was just shown
             self._sink.view(task_table(self._tasks.rows(now)), None if stale else progress)
             return
-        progress = planned(self._last.get("epoch"))
         age = f"last written {now.quiet_s:.0f} s ago"
-        doing = [progress_line(progress)] if progress else []
+        doing = [progress_line(now.progress)] if now.progress else []
         self._sink.view(Group(*doing, Text(f"{'as of then' if doing else now.status}, {age}", style="dim")))
-        if now.quiet_s > runs.QUIET_S:
-            self._once(f"the status is {now.status}, but nothing was written for {runs.QUIET_S / 60:.0f} min")
+        if now.quiet_s > QUIET_S:
+            self._once(f"the status is {now.status}, but nothing was written for {QUIET_S / 60:.0f} min")
 
-    def _result(self, now: State) -> ExitCode:
+    def _result(self, now: RunState) -> ExitCode:
         self._sink.close()
-        error = runs.mapping(now.result.get("error"))
+        error = mapping(now.result.get("error"))
         logs = self._path / "logs"
         if now.status == "completed":
-            if "end" not in self._last:  # such as of a plan
+            if not self._has_end:  # such as of a plan
                 self._console.print("[green]completed[/green]", highlight=False)
         else:
             self._print(f"{now.status}: {error.get('message', 'no reason recorded')}\n(log: {logs})", style="red")
@@ -142,15 +140,15 @@ class RunView:
         code = now.result.get("exit_code")
         return ExitCode(code) if code in list(ExitCode) else ExitCode.FAILED
 
-    def _without_a_word(self, now: State, gone: str) -> str:
+    def _without_a_word(self, now: RunState, gone: str) -> str:
         return (
             f"the run in {self._path} has the status {now.status}, but {gone}; last written {now.quiet_s:.0f} s ago "
             f"(logs: {self._path / 'logs'}); to resume: {self._command(now)}"
         )
 
-    def _command(self, now: State) -> str:
+    def _command(self, now: RunState) -> str:
         """The command that resumes the run; with Slurm it submits a new job."""
-        submit = "submit slurm " if runs.mapping(now.result.get("cluster")).get("topology") == "slurm" else ""
+        submit = "submit slurm " if mapping(now.result.get("cluster")).get("topology") == "slurm" else ""
         plain = re.fullmatch(r"[\w./+:@-]+", str(self._path))
         value = str(self._path) if plain else recorded_config.quoted(self._path)
         return f"psrun {submit}{shlex.quote(f'resume={value}') if not plain else f'resume={value}'}"
@@ -162,21 +160,6 @@ class RunView:
 
     def _print(self, text: str, *, style: str | None = None) -> None:
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-def planned(epoch: Event | None) -> Progress | None:
-    """How far a training was at the end of an epoch; None where nothing is known."""
-    if epoch is None or not epoch.step:
-        return None
-    data = epoch.data
-    try:
-        steps = round(epoch.step * data["epochs"] / data["epoch"])
-        metrics = dict(data["metrics"])
-        loss = metrics.pop("loss", None)
-        rates = float(data["steps_per_s"]), float(data["examples_per_s"])
-        return Progress(data["epoch"], data["epochs"], epoch.step, steps, *rates, loss, metrics)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        return None
 
 
 class _Tasks:
@@ -191,16 +174,16 @@ class _Tasks:
         for name in event.data.get("restarted", []):
             self._restarts[name] = self._restarts.get(name, 0) + 1
 
-    def rows(self, now: State) -> list[TaskRow]:
+    def rows(self, now: RunState) -> list[TaskRow]:
         self._seen.update(now.beats)
         order = sorted(self._seen, key=lambda task: (_SERVERS_FIRST.get(task.job, 3), task.job, task.index))
         return [self._row(task, now) for task in order]
 
-    def _row(self, task: Task, now: State) -> TaskRow:
+    def _row(self, task: Task, now: RunState) -> TaskRow:
         beat, restarts = now.beats.get(task), self._restarts.get(str(task), 0)
         if beat is None:  # its file is removed when it is started, and when it ends
             return TaskRow(str(task), "starting" if restarts else "ended", restarts, None, None, None)
-        usage = self._usage(beat) if state.is_here(now.result) else (None, None)
+        usage = self._usage(beat) if run_state.is_here(now.result) else (None, None)
         return TaskRow(str(task), beat.state, restarts, *usage, age_s(beat))
 
     def _usage(self, beat: Heartbeat) -> tuple[int | None, float | None]:

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from psrun import process
 from psrun.errors import ConfigError, Problem, SweepError, ended
-from psrun.results import sweep_state
 from psrun.results.run_folder import RunFolder
 from psrun.results.sweep_record import Sweep
+from psrun.results.sweep_state import distinguishing
 
 
 def make(sweep: Sweep) -> None:
@@ -48,21 +48,21 @@ def show(sweep: Sweep, console: Console) -> None:
       ConfigError: what a plan of a single job refuses, with the job.
     """
     jobs = [job for _, job in sorted(sweep.jobs.items())]
-    apart, problems = sweep_state.told_apart(jobs), []
+    problems = []
     table = Table(title="Plans (read, pushed: per step of a worker)", title_justify="left", box=None, pad_edge=False,
                   header_style="bold")  # fmt: skip
     for heading in ("job", "overrides", "on each ps", "fullest task", "read", "pushed"):
         table.add_column(
             heading, justify="left" if heading in ("overrides", "on each ps") else "right", overflow="fold"
         )
-    for job in jobs:
+    for job, apart in zip(jobs, distinguishing([job.overrides for job in jobs])):
         result = RunFolder(sweep.folder(job)).stored()
         if result.get("status") == "completed":
-            table.add_row(str(job.number), Text(apart[job.number]), *_priced(result))
+            table.add_row(str(job.number), Text(apart), *_priced(result))
             continue
         message = (result.get("error") or {}).get("message", "was not planned")
-        table.add_row(str(job.number), Text(apart[job.number]), "[red]refused[/red]")
-        problems.append(Problem(f"job {job.number} ({apart[job.number] or 'as given'})", message))
+        table.add_row(str(job.number), Text(apart), "[red]refused[/red]")
+        problems.append(Problem(f"job {job.number} ({apart or 'as given'})", message))
     console.print(table)
     console.print("Variables only, without TensorFlow itself, the input pipeline and activations.", soft_wrap=True)
     if problems:

@@ -14,13 +14,14 @@ from psrun import files, process
 from psrun.config import parse, schema
 from psrun.config.run_config import RunConfig, SweepKeys
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
-from psrun.results import recorded_config, sweep_state
+from psrun.launch.sweeps import capacity, checks, jobs, plans
+from psrun.launch.sweeps.checks import Proposed
+from psrun.launch.sweeps.interruption import Interruption
+from psrun.launch.sweeps.monitor import Monitor
+from psrun.results import recorded_config
 from psrun.results.run_folder import RESULT, RunFolder, write_config
 from psrun.results.sweep_record import Job, Sweep
-from psrun.sweeps import capacity, checks, jobs, plans
-from psrun.sweeps.checks import Proposed
-from psrun.sweeps.interruption import Interruption
-from psrun.sweeps.view import View
+from psrun.results.sweep_state import distinguishing
 
 
 class Running:
@@ -50,7 +51,7 @@ class Running:
             return False
         if not all(before.is_done(before.folder(job)) for job in before.jobs.values()):
             return False
-        View(before, self._console).result()
+        Monitor(before, self._console).result()
         self._say(f"all jobs of the sweep in {before.path} are done; nothing to do")
         return True
 
@@ -73,8 +74,8 @@ class Running:
         sweep.begin(again=self._before is not None)
         self._sweep = sweep
         process.outlive_stdout(sys.stderr)
-        self._view = View(sweep, self._console)
-        self._interruption = Interruption(sweep, self._view.say)
+        self._monitor = Monitor(sweep, self._console)
+        self._interruption = Interruption(sweep, self._monitor.say)
 
     def add(self, arguments: list[str]) -> None:
         """Further arguments that start it again."""
@@ -121,7 +122,7 @@ class Running:
         if not self._shown:
             self._interruption.install()
             if not self.plans:
-                self._view.start()
+                self._monitor.start()
             self._shown = True
 
     def run(self, folder: Path) -> float | None:
@@ -140,7 +141,7 @@ class Running:
           ConfigError: a search would run without its objective.
         """
         self._interruption.raise_if_ended()
-        self._view.look()
+        self._monitor.look()
         if self.sweep.search:
             self._require_metric()
 
@@ -179,7 +180,7 @@ class Running:
                     found.setdefault(problem, []).append(each.number)
         # A later proposal of a search may be invalid: its job fails, and the others continue.
         if found and (not self.sweep.search or not runs):
-            apart = sweep_state.told_apart([Job(each.number, each.overrides, "") for each in proposed])
+            apart = dict(zip([e.number for e in proposed], distinguishing([e.overrides for e in proposed])))
             raise ConfigError([checks.of_jobs(problem, numbers, apart) for problem, numbers in found.items()])
         return runs
 
@@ -196,7 +197,7 @@ class Running:
         sweep = self._sweep
         if sweep is None:
             return False
-        sweep_state.refresh(sweep)
+        self._monitor.update()
         return sweep.search and bool(sweep.jobs) and all(job.status == "failed" for job in sweep.jobs.values())
 
     def abandon(self) -> None:
@@ -204,8 +205,8 @@ class Running:
         if self._sweep is None:
             return
         if self._shown:
-            self._view.stop()
-            self._view.result()
+            self._monitor.stop()
+            self._monitor.result()
         if self._before is None and not self._sweep.jobs:
             self._sweep.discard()
         else:
@@ -223,10 +224,10 @@ class Running:
         """
         sweep, codes = self.sweep, set[int]()
         if self.plans:
-            sweep_state.refresh(sweep)
+            self._monitor.update()
         else:
-            self._view.stop()
-            self._view.result()
+            self._monitor.stop()
+            self._monitor.result()
         for job in sweep.jobs.values():
             if job.status != "completed":
                 codes.add(job.exit_code or ExitCode.FAILED)

@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 
 from psrun import process
 from psrun.errors import ExitCode, PsrunError, SweepError, ended
-from psrun.results import sweep_state
 from psrun.results.run_folder import CONFIG, RESULT, RunFolder, write_config
 from psrun.results.sweep_record import KILL, LOG, Sweep
 
@@ -43,7 +42,7 @@ def run(folder: Path, sweep: Sweep, *, elsewhere: bool) -> float | None:
             except OSError as error:  # a full disk; the others may have more luck
                 _record(folder, SweepError(f"the job could not run: {error}"), code=1)
     result = RunFolder(folder).stored()
-    return sweep_state.measured(sweep, result.get("metrics") or {}) if result.get("status") == "completed" else None
+    return sweep.measured(result.get("metrics") or {}) if result.get("status") == "completed" else None
 
 
 def ignore_interrupts() -> None:

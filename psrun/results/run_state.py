@@ -1,0 +1,195 @@
+"""The state of a run, read from its folder: run.json, metrics.jsonl and the heartbeats of its tasks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from psrun import process
+from psrun.config.topology import CHIEF, Task
+from psrun.results import reading, summary, task_files
+from psrun.results.event_reader import EventReader, event_of
+from psrun.results.events import Event, Progress
+from psrun.results.journal import METRICS
+from psrun.results.run_folder import OVER, RESULT
+from psrun.results.task_files import Heartbeat, age_s
+
+UNKNOWN = "unknown"
+QUIET_S = 600.0  # a running run that writes nothing for so long has probably ended
+_FRESH_S = 5.0  # tasks beat twice a second
+_SILENT_S = 60.0  # other hosts see a change of a shared disk with a delay
+_TAIL_BYTES = 64 * 1024  # of metrics.jsonl, searched for the last epoch
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run at one moment.
+
+    Attributes:
+      path: the run folder.
+      result: run.json; if it cannot be read, what the events of metrics.jsonl add up to.
+      problem: why run.json cannot be read, in one line; else empty.
+      beats: the heartbeats of its tasks; a run of one process has none.
+      written_s: when anything was last written, as of `time.time`; 0 if nothing was.
+      ended: whether the run is over, including what its tasks do at the end.
+      gone: why the run must have ended without recording a status, in one line; else empty.
+    """
+
+    path: Path
+    result: Mapping[str, Any]
+    problem: str
+    beats: Mapping[Task, Heartbeat]
+    written_s: float
+    ended: bool
+    gone: str
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since anything was written; 0 if nothing was."""
+        return time.time() - self.written_s if self.written_s else 0.0
+
+    @property
+    def status(self) -> str:
+        """As in run.json, or unknown."""
+        return str(self.result.get("status") or UNKNOWN)
+
+    @property
+    def doing(self) -> str:
+        """The phase that the chief of a running run reports, such as 'training'; else the status."""
+        beat = self.beats.get(CHIEF)
+        return beat.state if beat and self.status == "running" else self.status
+
+    @cached_property
+    def progress(self) -> Progress | None:
+        """How far the training is, by the chief's heartbeat or else by the last epoch; None if neither is known."""
+        return self.live_progress or _after_epoch(_last_epoch(self.path))
+
+    @property
+    def live_progress(self) -> Progress | None:
+        """How far the training is, by the chief's heartbeat; None without one."""
+        beat = self.beats.get(CHIEF)
+        return beat.training if beat and not self.gone else None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The newest value of each metric."""
+        progress = self.progress
+        found = {**(progress.metrics if progress else {}), **reading.mapping(self.result.get("metrics"))}
+        if progress and progress.loss is not None and self.status == "running":
+            found["loss"] = progress.loss
+        return {name: float(value) for name, value in found.items() if reading.number(value) is not None}
+
+    @property
+    def error(self) -> str:
+        """The first line of the error or of the problem; empty without one."""
+        message = reading.mapping(self.result.get("error")).get("message")
+        return str(message or self.gone or self.problem).partition("\n")[0]
+
+    @property
+    def overrides(self) -> list[str]:
+        """The overrides of the command line."""
+        overrides = self.result.get("overrides")
+        return [str(each) for each in overrides] if isinstance(overrides, list) else []
+
+
+def look(path: Path, *, supervised: bool = False) -> RunState:
+    """The current state of the run in the folder `path`.
+
+    Args:
+      supervised: whether the caller runs it: then run.json alone decides whether it is over, and it is never gone.
+    """
+    result, problem = reading.loaded(path / RESULT)
+    if problem:
+        result = summary.of_events(EventReader(path / METRICS).read_if_possible())
+    beats, written_s = _beats(path), _written_s(path)
+    over = result.get("status") in OVER
+    alive = None if supervised else is_alive(path, result)
+    ended = over and (supervised or not _has_active_tasks(path, beats, alive))
+    gone = "" if over or problem or supervised else _gone(result, beats, time.time() - written_s, alive)
+    return RunState(path, result, problem, beats, written_s, ended, gone)
+
+
+def is_alive(path: Path, result: Mapping[str, Any]) -> bool | None:
+    """Whether the process that the run was started as exists; None if that cannot be seen from this process."""
+    pid = reading.mapping(result.get("process")).get("pid")
+    if not is_here(result) or not isinstance(pid, int):
+        return None
+    try:
+        found = psutil.Process(pid)
+        # A process that was created after run.json was written only reuses the number.
+        return found.status() != psutil.STATUS_ZOMBIE and found.create_time() <= (path / RESULT).stat().st_mtime + 1
+    except psutil.NoSuchProcess:
+        return False
+    except (psutil.Error, OSError):
+        return None
+
+
+def is_here(result: Mapping[str, Any]) -> bool:
+    """Whether the process ids of the run are valid in this process: the same host and PID namespace."""
+    recorded = reading.mapping(result.get("process"))
+    return {name: recorded.get(name) for name in ("host", "pid_namespace")} == process.place()
+
+
+def _beats(path: Path) -> dict[Task, Heartbeat]:
+    found = {}
+    for name in sorted(task_files.names(task_files.shared(path))):
+        job, _, index = name.removesuffix(".json").rpartition("-")
+        task = Task(job, int(index)) if name.endswith(".json") and job and index.isdecimal() else None
+        beat = task_files.read(path, task) if task else None
+        if task and beat:
+            found[task] = beat
+    return found
+
+
+def _written_s(path: Path) -> float:
+    shared = task_files.shared(path)
+    beats = [shared / name for name in task_files.names(shared) if name.endswith(".json")]
+    return max(reading.changed_s(file) for file in (path / RESULT, path / METRICS, *beats))
+
+
+def _has_active_tasks(path: Path, beats: Mapping[Task, Heartbeat], alive: bool | None) -> bool:
+    """Whether tasks still work, such as on the last evaluation, or are about to be started again."""
+    return task_files.shared(path).exists() and (
+        alive is True or any(age_s(beat) < _FRESH_S for beat in beats.values())
+    )
+
+
+def _gone(result: Mapping[str, Any], beats: Mapping[Task, Heartbeat], quiet_s: float, alive: bool | None) -> str:
+    if alive is False and quiet_s > _FRESH_S:
+        return f"its process {result['process']['pid']} exited without recording a status"
+    if alive is None and beats and quiet_s > _SILENT_S:
+        return f"none of its tasks sent a heartbeat for {quiet_s:.0f} s"
+    return ""
+
+
+def _last_epoch(path: Path) -> Event | None:
+    try:
+        with (path / METRICS).open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    events = (event_of(line) for line in reversed(lines) if b'"epoch"' in line)
+    return next((event for event in events if event and event.kind == "epoch"), None)
+
+
+def _after_epoch(epoch: Event | None) -> Progress | None:
+    """The progress of the training at the end of an epoch; None if nothing is known."""
+    if epoch is None or not epoch.step:
+        return None
+    data = epoch.data
+    try:
+        steps = round(epoch.step * data["epochs"] / data["epoch"])
+        metrics = dict(data["metrics"])
+        loss = metrics.pop("loss", None)
+        rates = float(data["steps_per_s"]), float(data["examples_per_s"])
+        return Progress(data["epoch"], data["epochs"], epoch.step, steps, *rates, loss, metrics)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
