@@ -36,7 +36,8 @@ def test_an_export_gives_the_predictions_of_the_run(train, images, model):
     import tensorflow as tf
 
     from psrun.data import load
-    from psrun.program import compiled_model, objective
+    from psrun.program import objective
+    from psrun.program.make_model import make_model
 
     pieces = (f"model={model}", "partitioner=fixed_shards", "export.at_end=true", "trainer=fit")
     result, folder = train(*pieces)
@@ -45,9 +46,7 @@ def test_an_export_gives_the_predictions_of_the_run(train, images, model):
     run = run_config(*pieces, *MODELS[model], *([f"data.path={images}"] if model == "cnn" else []))
     source = load.load_source(run)
     ((features, label),) = source.evaluation(batch_size=source.num_eval_examples)
-    loss = objective.loss_of(compiled_model.make_model(run, source), source.task)(
-        label, serve(**features)["prediction"]
-    )
+    loss = objective.loss_of(make_model(run, source), source.task)(label, serve(**features)["prediction"])
     assert float(loss) == pytest.approx(result["metrics"]["val_loss"], rel=1e-5)
 
 

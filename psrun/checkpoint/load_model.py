@@ -17,6 +17,7 @@ from psrun.data.source import DataSource, task_of
 from psrun.errors import CheckpointError, ConfigError, Problem
 from psrun.models.model import Model
 from psrun.program import compiled_model, objective
+from psrun.program.make_model import make_model
 from psrun.tf_internals import messages
 
 DEVICE = "/CPU:0"
@@ -46,7 +47,7 @@ def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str],
     """
     tf_keras.backend.reset_uids()  # layers get the names that they had, whatever was built before in this process
     with tf.device(DEVICE):
-        model = compiled_model.make_model(run, source)
+        model = make_model(run, source)
         specs = signature(source)
         predict(model, source, {name: compiled_model.zeros(spec) for name, spec in specs.items()})  # builds the rest
         checkpoint = restore(model.network, run.restore, store, warn)

@@ -16,7 +16,8 @@ from psrun.data.profiles import Profile
 from psrun.data.proposals import Proposal
 from psrun.errors import ConfigError, DataError
 from psrun.files import write_atomic
-from psrun.results.console import feature_table, warner
+from psrun.results.console import warner
+from psrun.results.tables import feature_table
 
 _CLASSES = 100  # integers from 0 on, up to which a label is more likely a class than a number
 

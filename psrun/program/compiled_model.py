@@ -20,10 +20,10 @@ from psrun.data.order import Order
 from psrun.data.source import ByNumber, DataSource, checked_dataset, evaluation_batches, task_of
 from psrun.errors import ConfigError, Problem
 from psrun.models.model import Model, refuse_single_files
-from psrun.models.only_feature import passed
 from psrun.program import class_weights, losses, objective, output_widths
 from psrun.program.evaluation_sizes import eval_batch_size, num_eval_shards
 from psrun.program.example_counter import ExamplesSeen
+from psrun.program.make_model import make_model
 from psrun.program.train_step import OwnTrainStep, is_in
 from psrun.tf_internals import keras, optimizers
 
@@ -239,20 +239,6 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
         model.network.distribute_reduction_method = "concat"
     _ = program.sharding, program.to_class_numbers  # within a function, as a plan is made in, they cannot be found
     return program
-
-
-def make_model(run: RunConfig, source: DataSource) -> Model:
-    """The model of the run; where its variables live is decided by the scope of the caller.
-
-    Raises:
-      ConfigError: model, data and options do not fit each other.
-    """
-    # A function whose source was not found, and that has such a parameter after all, receives the value too.
-    made = targets.called(run.model, source=source, seed=run.seed, **run.model_keys.given)
-    model = Model(made) if isinstance(made, tf_keras.Model) else made
-    if not isinstance(model, Model):
-        raise ConfigError([Problem("model._target_", f"{run.model.name} returned {type(made).__name__}, not a model")])
-    return objective.resolve(passed(model, source.features), run.model_keys, task_of(source))
 
 
 def build_state(program: Program) -> None:

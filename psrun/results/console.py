@@ -5,18 +5,17 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.filesize import decimal
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from psrun.cluster.placement import Balance, Placed, balance
+from psrun.cluster.placement import Placed
 from psrun.results.events import Event, Progress
+from psrun.results.tables import features_guessed, placement_table
 
 _PLAIN_EVERY_S = 10.0
 _AT_CHANCE = (
@@ -40,79 +39,6 @@ def warner(console: Console) -> Callable[[str], None]:
     """A function that prints a warning."""
     mark = ("warning:", "yellow")
     return lambda text: console.print(Text.assemble(mark, f" {text}"), highlight=False, soft_wrap=True)
-
-
-def placement_table(placed: Sequence[Placed], title: str, *, most: int = 24) -> Group:
-    """Each variable with its shards, and how evenly they lie on the tasks."""
-    rows: dict[tuple[str, str], list[Placed]] = {}
-    for shard in placed:
-        rows.setdefault((shard.kind, shard.variable), []).append(shard)
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for heading, justify in (("variable", "left"), ("shape", "left"), ("shards on", "left"), ("size", "right")):
-        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    shown = sorted(rows.items(), key=lambda item: -sum(shard.bytes for shard in item[1]))
-    for (kind, variable), shards in shown[:most]:
-        style = None if kind == "model" else "dim"
-        shape = "x".join(map(str, shards[0].variable_shape)) or "scalar"
-        tasks = " ".join(shard.task for shard in shards)
-        table.add_row(variable, shape, tasks, decimal(sum(shard.bytes for shard in shards)), style=style)
-    rest = [Text(f"and {len(shown) - most} smaller ones", style="dim")] if len(shown) > most else []
-    return Group(table, *rest, _balance_line(balance(placed)))
-
-
-def feature_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """A row a feature of a table of examples, as `psrun.data.proposals.Proposal.row` gives it."""
-    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
-    every = ("feature", "dtype", "ids", "values", "examples", "missing", "note")
-    keys = [key for key in every if any(row[key] for row in rows)]
-    for key in keys:
-        justify: Any = "right" if key == "values" else "left"
-        table.add_column(key, justify=justify, overflow="fold", no_wrap=key in ("dtype", "ids"))
-    for row in rows:
-        table.add_row(*(Text(f"{row[key]:,}" if key == "values" else row[key]) for key in keys))
-    return table
-
-
-def features_guessed(rows: Sequence[Mapping[str, Any]]) -> tuple[RenderableType, ...]:
-    """The table of inferred features, for data.features=null."""
-    advice = "to edit them: `psrun data inspect FILE --label LABEL --write FOLDER/data/NAME.yaml`"
-    return feature_table(rows, "Inferred features (data.features=null)"), Text(advice)
-
-
-def _balance_line(found: Balance) -> Text:
-    parts = ", ".join(f"{task} {decimal(size)}" for task, size in found.bytes_by_task.items())
-    uneven = f"; the maximum is {found.max_over_mean:.2f} times the mean" if len(found.bytes_by_task) > 1 else ""
-    return Text(f"total: {parts}{uneven}")
-
-
-@dataclass(frozen=True)
-class TaskRow:
-    """How a task of a cluster is, as far as the one who shows it can see.
-
-    Attributes:
-      processor: use in percent of one core.
-      heard_s: seconds since its last heartbeat; None before the first.
-    """
-
-    name: str
-    state: str
-    restarts: int
-    memory_bytes: int | None
-    processor: float | None
-    heard_s: float | None
-
-
-def task_table(rows: Sequence[TaskRow]) -> Table:
-    """A row a task."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("task", "state", "restarts", "memory", "CPU", "last heartbeat"):
-        table.add_column(heading, justify="left" if heading in ("task", "state") else "right")
-    for row in rows:
-        memory = "-" if row.memory_bytes is None else decimal(row.memory_bytes)
-        processor = "-" if row.processor is None else f"{row.processor:.0f} %"
-        heard = "-" if row.heard_s is None else f"{row.heard_s:.1f} s ago"
-        table.add_row(row.name, row.state, str(row.restarts), memory, processor, heard)
-    return table
 
 
 class ConsoleSink:

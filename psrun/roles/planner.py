@@ -21,8 +21,9 @@ from psrun.config.run_config import RunConfig
 from psrun.data import load
 from psrun.optimizers import cost
 from psrun.program import compiled_model
-from psrun.results.console import features_guessed, placement_table, warner
+from psrun.results.console import warner
 from psrun.results.run_folder import RunFolder
+from psrun.results.tables import features_guessed, placement_table
 from psrun.tf_internals.variables import UninitializedVariable
 
 _INDEX_BYTES = 8

@@ -16,13 +16,14 @@ from rich.text import Text
 from psrun.config.topology import Task
 from psrun.errors import ExitCode, PsrunError
 from psrun.results import recorded_config, run_state
-from psrun.results.console import ConsoleSink, TaskRow, progress_line, task_table, warner
+from psrun.results.console import ConsoleSink, progress_line, warner
 from psrun.results.event_reader import EventReader
 from psrun.results.events import Event
 from psrun.results.journal import METRICS
 from psrun.results.reading import mapping
 from psrun.results.run_folder import RunFolder
 from psrun.results.run_state import QUIET_S, RunState
+from psrun.results.tables import TaskRow, task_table
 from psrun.results.task_files import Heartbeat, age_s
 
 EVERY_S = 0.5

@@ -1,0 +1,27 @@
+"""The model that a configuration describes, for the data that it is trained on."""
+
+from __future__ import annotations
+
+import tf_keras
+
+from psrun.config import targets
+from psrun.config.run_config import RunConfig
+from psrun.data.source import DataSource, task_of
+from psrun.errors import ConfigError, Problem
+from psrun.models.model import Model
+from psrun.models.only_feature import passed
+from psrun.program import objective
+
+
+def make_model(run: RunConfig, source: DataSource) -> Model:
+    """The model of the run; where its variables live is decided by the scope of the caller.
+
+    Raises:
+      ConfigError: model, data and options do not fit each other.
+    """
+    # A function whose source was not found, and that has such a parameter after all, receives the value too.
+    made = targets.called(run.model, source=source, seed=run.seed, **run.model_keys.given)
+    model = Model(made) if isinstance(made, tf_keras.Model) else made
+    if not isinstance(model, Model):
+        raise ConfigError([Problem("model._target_", f"{run.model.name} returned {type(made).__name__}, not a model")])
+    return objective.resolve(passed(model, source.features), run.model_keys, task_of(source))
