@@ -11,7 +11,7 @@ from unittest import mock
 
 from psrun import errors
 from psrun.cli.completion import help_of, parts_of
-from psrun.cli.main import VERBS
+from psrun.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
@@ -113,11 +113,11 @@ def _keys() -> str:
 @mock.patch.dict(os.environ, COLUMNS="80")  # as wide as argparse makes its help
 def _commands() -> str:
     parts = ["# Commands"]
-    for verb, module in VERBS.items():
+    for command, module in COMMANDS.items():
         text = help_of(module)
-        parts += [f"## psrun {verb}", _code(text, "text")]
+        parts += [f"## psrun {command}", _code(text, "text")]
         for part in parts_of(text):
-            parts += [f"## psrun {verb} {part}", _code(help_of(module, part), "text")]
+            parts += [f"## psrun {command} {part}", _code(help_of(module, part), "text")]
     return "\n\n".join(parts)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from psrun.cli import completion
-from psrun.cli.main import VERBS
+from psrun.cli.main import COMMANDS
 from psrun.errors import ExitCode
 
 pytestmark = pytest.mark.command
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.command
 LINES, COLUMNS = 24, 80
 CONF = Path(__file__).parents[1] / "conf"
 HELPS = [
-    (verb, *part)
-    for verb, module in VERBS.items()
+    (command, *part)
+    for command, module in COMMANDS.items()
     for part in [(), *((p,) for p in completion.parts_of(completion.help_of(module)))]
 ]
 
@@ -29,20 +29,20 @@ def fits_on_a_screen(text: str) -> bool:
     return 5 <= len(lines) <= LINES and max(map(len, lines)) <= COLUMNS
 
 
-@pytest.mark.parametrize(("verb", "part"), [(verb, part) for verb, *part in HELPS])
-def test_every_help_fits_on_a_screen(monkeypatch, verb, part):
+@pytest.mark.parametrize(("command", "part"), [(command, part) for command, *part in HELPS])
+def test_every_help_fits_on_a_screen(monkeypatch, command, part):
     monkeypatch.setenv("COLUMNS", str(COLUMNS))
-    assert fits_on_a_screen(completion.help_of(VERBS[verb], *part))
+    assert fits_on_a_screen(completion.help_of(COMMANDS[command], *part))
 
 
-def test_the_help_has_commands_to_copy_and_every_group_and_verb(psrun):
+def test_the_help_has_commands_to_copy_and_every_group_and_command(psrun):
     assert fits_on_a_screen(psrun("checkpoint", "--help", COLUMNS=str(COLUMNS)).stdout)
     done = psrun("--help", COLUMNS=str(COLUMNS))
     assert done.code == 0
     assert fits_on_a_screen(done.stdout)
     assert len([line for line in done.stdout.splitlines() if line.startswith("  psrun ")]) == 5
     words = done.stdout.replace(";", " ").split()
-    assert {path.name for path in CONF.iterdir() if path.is_dir() and path.name.isalpha()} | set(VERBS) <= set(words)
+    assert {path.name for path in CONF.iterdir() if path.is_dir() and path.name.isalpha()} | set(COMMANDS) <= set(words)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_an_answer_is_all_that_is_told(monkeypatch, capfd, tmp_path, line, answe
     monkeypatch.setenv("COMP_LINE", line)
     monkeypatch.setenv("COMP_POINT", str(len(line)))
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as the command does
-    assert completion.main(VERBS, ["query=bash"], 0.0) == ExitCode.DONE
+    assert completion.main(COMMANDS, ["query=bash"], 0.0) == ExitCode.DONE
     told = capfd.readouterr()
     assert (told.out.split(), told.err) == (answers, "")
 
@@ -133,7 +133,7 @@ def shell(request, tmp_path):
 @pytest.mark.parametrize(
     ("typed", "completed"), [("psrun cluster=inp", "rocess"), ("psrun rep", "ort"), ("psrun report ru", "ns/")]
 )
-def test_tab_completes_choices_verbs_and_paths(shell, typed, completed):
+def test_tab_completes_choices_commands_and_paths(shell, typed, completed):
     shell.send(typed)
     shell.expect_exact(typed)
     shell.send("\t")

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from psrun import errors
-from psrun.cli.main import VERBS
+from psrun.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 WRITTEN = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
@@ -51,8 +51,8 @@ def test_every_key_verb_and_error_is_there(pages):
     plain = yaml.safe_load((ROOT / "conf" / "config.yaml").read_text())
     for key in set(plain) - {"hydra"}:
         assert re.search(rf"^{key}:", pages["reference/keys.md"], flags=re.M)
-    for verb in VERBS:
-        assert f"usage: psrun {verb} " in pages["reference/commands.md"]
+    for command in COMMANDS:
+        assert f"usage: psrun {command} " in pages["reference/commands.md"]
     for name, kind in vars(errors).items():
         if isinstance(kind, type) and issubclass(kind, errors.PsrunError):
             assert f"`{name}`" in pages["reference/errors.md"]
@@ -65,7 +65,7 @@ def test_commands_of_a_page_name_choices_and_commands_that_exist(page):
         if not line.startswith("psrun ") or "--config-dir" in line:
             continue
         words = line.partition(" #")[0].split()[1:]
-        assert not words[0].isidentifier() or words[0] in VERBS, line
+        assert not words[0].isidentifier() or words[0] in COMMANDS, line
         for group, names in re.findall(r"(?<!\S)([a-z]+)=(\S+)", " ".join(words)):
             if (ROOT / "conf" / group).is_dir():
                 assert {Path(f"{group}/{name}.yaml") for name in names.split(",")} <= set(FILES), line

@@ -159,3 +159,10 @@ def test_the_page_writes_numbers_as_the_terminal_does(opened, tmp_path):
                1e-05, 0.000123456, 1.23456e-07, -0.33335, -12345.5, 7, 12000]  # fmt: skip
     shown = page.evaluate("numbers => numbers.map((each) => shown(each))", numbers)
     assert shown == [rows.shown(float(number)) for number in numbers]
+
+
+def test_filters_list_numbers_by_value(opened, tmp_path):
+    page = opened(a_sweep(tmp_path / "sweep"))
+    values = ["fixed_10", "12,000", "0.003", "0.01", "fixed_2", "1e-05", "", "-3", "30"]
+    ordered = page.evaluate("values => values.sort(compare)", values)
+    assert ordered == ["-3", "1e-05", "0.003", "0.01", "30", "12,000", "", "fixed_2", "fixed_10"]

@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> ExitCode:
       SystemExit: as argparse ends: help, or arguments that it does not know.
     """
     parser = argparse.ArgumentParser(prog="psrun checkpoint", description=__doc__.partition(": ")[2])
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="inspect|verify|diff")
+    subcommands = parser.add_subparsers(dest="subcommand", required=True, metavar="inspect|verify|diff")
     for name, text, function in (
         ("inspect", "list checkpoints, or the variables, shards and bytes of one", _inspect),
         (
@@ -38,13 +38,13 @@ def main(arguments: list[str]) -> ExitCode:
         ),
         ("diff", "compare two checkpoints value by value; exit code 1 if they differ", _diff),
     ):
-        verb = verbs.add_parser(name, help=text, description=text)
-        verb.set_defaults(function=function)
+        part = subcommands.add_parser(name, help=text, description=text)
+        part.set_defaults(function=function)
         for argument in ("path", "other") if name == "diff" else ("path",):
-            verb.add_argument(argument, type=Path, help=_PATH)
+            part.add_argument(argument, type=Path, help=_PATH)
     given = vars(parser.parse_args(arguments))
     function = given.pop("function")
-    return function(Console(highlight=False), *(path for key, path in given.items() if key != "verb"))
+    return function(Console(highlight=False), *(path for key, path in given.items() if key != "subcommand"))
 
 
 def find(path: Path) -> tuple[Store, int | None]:
@@ -104,7 +104,7 @@ def _diff(console: Console, path: Path, other: Path) -> ExitCode:
             raise ConfigError(f"{store.prefix(chosen)} is damaged: {damage}")
         prefixes.append(store.prefix(chosen))
     with process.silent_stderr():  # what TensorFlow finds out about this machine is of no interest here
-        compare = importlib.import_module("psrun.checkpoint.compare")  # the one verb that needs it
+        compare = importlib.import_module("psrun.checkpoint.compare")  # the one subcommand that needs it
         rows = compare.compare(*prefixes)
     table = _table(f"{prefixes[0]} and {prefixes[1]}", "variable", "", "difference")
     for row in rows:

@@ -1,1 +1,1 @@
-"""The command line: the verbs, and the edge to Hydra for everything else."""
+"""The command line: the commands, and the boundary to Hydra for everything else."""

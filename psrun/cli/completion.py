@@ -1,6 +1,6 @@
 """Shell completion. The script of `psrun -sc install=SHELL` (Hydra's) calls `psrun -sc query=SHELL` at each TAB.
 
-Hydra completes groups, choices and keys; this module completes verbs, options and folders. It prints only the
+Hydra completes groups, choices and keys; this module completes commands, options and folders. It prints only the
 candidates: a line without completions is not an error, because the user is still typing it.
 """
 
@@ -27,11 +27,11 @@ _OF_A_RUN = ("--cfg", "--config-dir", "--help", "--hydra-help", "--multirun", "-
 _CONFIG_DIR, _RESUME, _SUBMIT = "--config-dir", "resume=", "submit"
 
 
-def main(verbs: Mapping[str, str], arguments: Sequence[str], started_s: float) -> ExitCode:
+def main(commands: Mapping[str, str], arguments: Sequence[str], started_s: float) -> ExitCode:
     """Runs `psrun -sc ARGUMENTS`: prints the script for a shell, or the completions of COMP_LINE.
 
     Args:
-      verbs: the module of each verb.
+      commands: the module of each command.
       arguments: `install=SHELL`, `uninstall=SHELL` or `query=SHELL`.
       started_s: as in `composition.run`.
 
@@ -45,18 +45,18 @@ def main(verbs: Mapping[str, str], arguments: Sequence[str], started_s: float) -
         )
     if not arguments[0].startswith("query="):
         return hydra_app.run(started_s)
-    return _query(verbs, arguments[0], started_s)
+    return _query(commands, arguments[0], started_s)
 
 
-def _query(verbs: Mapping[str, str], shell: str, started_s: float) -> ExitCode:
+def _query(commands: Mapping[str, str], shell: str, started_s: float) -> ExitCode:
     line = os.environ.get("COMP_LINE", "")
     words = line.split()[1:] + ([""] if line[-1:].isspace() else [])
     *before, word = words or [""]
     with process.silent_stderr():
         if before and before[0] == _SUBMIT and not word.startswith("-"):
             answers = _of_submit(before[1:], word, shell, started_s)
-        elif before and before[0] in verbs:
-            answers = _of_verb(verbs[before[0]], before[1:], word)
+        elif before and before[0] in commands:
+            answers = _of_command(commands[before[0]], before[1:], word)
         elif word.startswith("-"):
             answers = [option for option in _OF_A_RUN if option.startswith(word)]
         elif word.startswith(_RESUME):
@@ -64,14 +64,14 @@ def _query(verbs: Mapping[str, str], shell: str, started_s: float) -> ExitCode:
         elif before and before[-1] == _CONFIG_DIR:
             answers = _paths(word, folders=True)
         else:
-            answers = [verb for verb in verbs if not before and verb.startswith(word)]
+            answers = [command for command in commands if not before and command.startswith(word)]
             answers += _of_hydra(before, word, shell, started_s)
     sys.stdout.write("".join(f"{answer}\n" for answer in answers))
     return ExitCode.DONE
 
 
 def help_of(module: str, *arguments: str) -> str:
-    """The --help text of the verb in `module`, or of one of its subcommands, COLUMNS wide."""
+    """The --help text of the command in `module`, or of one of its subcommands, COLUMNS wide."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         importlib.import_module(module).main([*arguments, "--help"])
@@ -79,12 +79,12 @@ def help_of(module: str, *arguments: str) -> str:
 
 
 def parts_of(help_: str) -> list[str]:
-    """The subcommands of a verb, from the usage line of its --help: `inspect|verify|diff`."""
+    """The subcommands of a command, from the usage line of its --help: `inspect|verify|diff`."""
     usage = re.search(r"\w+(?:\|\w+)+", help_.partition("\n\n")[0])
     return usage[0].split("|") if usage else []
 
 
-def _of_verb(module: str, before: Sequence[str], word: str) -> list[str]:
+def _of_command(module: str, before: Sequence[str], word: str) -> list[str]:
     parts = parts_of(help_of(module))
     if parts and not before:
         return [part for part in parts if part.startswith(word)]

@@ -1,4 +1,4 @@
-"""The command line: verbs, Hydra's grammar for everything else, exit code."""
+"""The command line: commands over runs and files; everything else is Hydra's and runs an experiment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psrun.cli import completion, hydra_app
 from psrun.errors import ConfigError, ExitCode
 from psrun.roles import run_process
 
-VERBS = {
+COMMANDS = {
     "checkpoint": "psrun.checkpoint.commands",
     "data": "psrun.data.commands",
     "init": "psrun.cli.init",
@@ -33,12 +33,12 @@ def _dispatch(started_s: float) -> ExitCode:
         Console().print(f"psrun {__version__}", highlight=False)
         return ExitCode.DONE
     if arguments and arguments[0] in completion.OPTIONS:
-        return completion.main(VERBS, arguments[1:], started_s)
-    if arguments and arguments[0] in VERBS:
-        return importlib.import_module(VERBS[arguments[0]]).main(arguments[1:])
+        return completion.main(COMMANDS, arguments[1:], started_s)
+    if arguments and arguments[0] in COMMANDS:
+        return importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:])
     if arguments and arguments[0].isidentifier():
         raise ConfigError(
-            f"unknown command '{arguments[0]}'; commands are {', '.join(VERBS)}; a run takes GROUP=NAME and KEY=VALUE: "
-            "see --help"
+            f"unknown command '{arguments[0]}'; commands are {', '.join(COMMANDS)}; a run takes GROUP=NAME and "
+            "KEY=VALUE: see --help"
         )
     return hydra_app.run(started_s)

@@ -27,46 +27,46 @@ def main(arguments: list[str]) -> ExitCode:
     """
     parser = argparse.ArgumentParser(prog="psrun data", description=__doc__.partition(": ")[2])
     shown = argparse.ArgumentDefaultsHelpFormatter
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="inspect|synthesize|vocabulary")
-    _add_inspect(verbs)
+    subcommands = parser.add_subparsers(dest="subcommand", required=True, metavar="inspect|synthesize|vocabulary")
+    _add_inspect(subcommands)
     text = "write synthetic rows in Criteo's layout, and the metrics of the true model (truth.json)"
-    verb = verbs.add_parser("synthesize", help=text, description=text, formatter_class=shown)
-    verb.set_defaults(function=_synthesize)
-    verb.add_argument("folder", type=Path, help="new folder of the files")
-    verb.add_argument("--num-examples", type=int, metavar="N", default=200_000, help="training rows")
-    verb.add_argument("--num-eval-examples", type=int, metavar="N", default=50_000, help="evaluation rows")
-    verb.add_argument("--num-values", type=int, metavar="N", default=1000, help="values of each of the 26 categories")
-    verb.add_argument("--skew", type=float, metavar="X", default=1.1, help="exponent of Zipf's law; 0: uniform")
-    verb.add_argument("--empty", type=float, metavar="X", default=0.1, help="share of empty fields")
-    verb.add_argument("--signal", type=float, metavar="X", default=1.5, help="standard deviation of the true logit")
-    verb.add_argument("--num-files", type=int, metavar="N", default=4, help="number of training files")
-    verb.add_argument("--gzip", action="store_true", help="compress the files")
-    verb.add_argument("--seed", type=int, metavar="N", default=1, help="seed of the random numbers")
+    part = subcommands.add_parser("synthesize", help=text, description=text, formatter_class=shown)
+    part.set_defaults(function=_synthesize)
+    part.add_argument("folder", type=Path, help="new folder of the files")
+    part.add_argument("--num-examples", type=int, metavar="N", default=200_000, help="training rows")
+    part.add_argument("--num-eval-examples", type=int, metavar="N", default=50_000, help="evaluation rows")
+    part.add_argument("--num-values", type=int, metavar="N", default=1000, help="values of each of the 26 categories")
+    part.add_argument("--skew", type=float, metavar="X", default=1.1, help="exponent of Zipf's law; 0: uniform")
+    part.add_argument("--empty", type=float, metavar="X", default=0.1, help="share of empty fields")
+    part.add_argument("--signal", type=float, metavar="X", default=1.5, help="standard deviation of the true logit")
+    part.add_argument("--num-files", type=int, metavar="N", default=4, help="number of training files")
+    part.add_argument("--gzip", action="store_true", help="compress the files")
+    part.add_argument("--seed", type=int, metavar="N", default=1, help="seed of the random numbers")
     text = "write the values of each category in random order, for data.vocabulary=FOLDER"
-    verb = verbs.add_parser("vocabulary", help=text, description=text, formatter_class=shown)
-    verb.set_defaults(function=_vocabulary)
-    verb.add_argument("path", help="files: one, a folder, or a pattern such as 'train-*.tsv'")
-    verb.add_argument("folder", type=Path, help="new folder of the vocabulary")
-    verb.add_argument("--min-count", type=int, metavar="N", default=1, help="omit less frequent values")
-    verb.add_argument(
+    part = subcommands.add_parser("vocabulary", help=text, description=text, formatter_class=shown)
+    part.set_defaults(function=_vocabulary)
+    part.add_argument("path", help="files: one, a folder, or a pattern such as 'train-*.tsv'")
+    part.add_argument("folder", type=Path, help="new folder of the vocabulary")
+    part.add_argument("--min-count", type=int, metavar="N", default=1, help="omit less frequent values")
+    part.add_argument(
         "--num-buckets", type=int, metavar="N", default=100_000, help="report hash collisions in N buckets"
     )
-    verb.add_argument("--seed", type=int, metavar="N", default=1, help="seed of the order")
+    part.add_argument("--seed", type=int, metavar="N", default=1, help="seed of the order")
     given = vars(parser.parse_args(arguments))
-    function, _ = given.pop("function"), given.pop("verb")
+    function, _ = given.pop("function"), given.pop("subcommand")
     return function(Console(highlight=False, markup=False), **given)
 
 
-def _add_inspect(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_inspect(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     text = "show the columns of files and propose features, for data=table"
-    verb = verbs.add_parser("inspect", help=text, description=text)
-    verb.set_defaults(function=_inspect)
-    verb.add_argument("names", metavar="FILE", nargs="+", help="a file, a folder, or a pattern such as 'train-*.csv'")
-    verb.add_argument("--label", metavar="COLUMN", help="the column to predict")
-    verb.add_argument("--write", type=Path, metavar="FILE", help="write the proposal as YAML: conf/data/NAME.yaml")
-    verb.add_argument("--format", choices=("csv", "tsv", "parquet", "npz"), help="if the file names have no extension")
-    verb.add_argument("--delimiter", metavar="C", help="field delimiter of text, such as ';'")
-    verb.add_argument("--encoding", metavar="NAME", default="utf-8", help="encoding of text, such as latin-1")
+    part = subcommands.add_parser("inspect", help=text, description=text)
+    part.set_defaults(function=_inspect)
+    part.add_argument("names", metavar="FILE", nargs="+", help="a file, a folder, or a pattern such as 'train-*.csv'")
+    part.add_argument("--label", metavar="COLUMN", help="the column to predict")
+    part.add_argument("--write", type=Path, metavar="FILE", help="write the proposal as YAML: conf/data/NAME.yaml")
+    part.add_argument("--format", choices=("csv", "tsv", "parquet", "npz"), help="if the file names have no extension")
+    part.add_argument("--delimiter", metavar="C", help="field delimiter of text, such as ';'")
+    part.add_argument("--encoding", metavar="NAME", default="utf-8", help="encoding of text, such as latin-1")
 
 
 def _inspect(console: Console, **given: Any) -> ExitCode:

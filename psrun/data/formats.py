@@ -216,12 +216,12 @@ def is_decoded(text: str) -> bool:
     return True
 
 
-def delimiter_hint(name: str, layout: Layout, label: str | None = None, *, verb: bool = False) -> str:
+def delimiter_hint(name: str, layout: Layout, label: str | None = None, *, command: bool = False) -> str:
     """A hint at the delimiter of a header, if it seems to differ from `layout.delimiter`.
 
     Args:
       label: a column that the header should have; None: it should have more than one.
-      verb: whether to name the options of `psrun data inspect`, and not the keys of a run.
+      command: whether to name the options of `psrun data inspect`, and not the keys of a run.
     """
     if layout.format not in TEXT or layout.columns is not None:
         return ""
@@ -231,7 +231,7 @@ def delimiter_hint(name: str, layout: Layout, label: str | None = None, *, verb:
         names = _split(line, layout, delimiter)
         if delimiter != layout.delimiter and len(names) > 1 and (label in names if label else True):
             key = "data.format=tsv" if delimiter == TAB else f"'data.delimiter=\"{delimiter}\"'"
-            if verb:
+            if command:
                 key = "--format tsv" if delimiter == TAB else f"--delimiter '{delimiter}'"
             return f" The delimiter in its first row seems to be {delimiter!r}; set {key}"
     return ""

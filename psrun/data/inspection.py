@@ -55,7 +55,9 @@ def run(
     layout = formats.Layout(form, delimiter or formats.TEXT.get(form, ","), encoding=encoding)
     columns = formats.columns(found[0], layout) or ()
     hint = (
-        formats.delimiter_hint(found[0], layout, label, verb=True) if label not in columns and len(columns) < 2 else ""
+        formats.delimiter_hint(found[0], layout, label, command=True)
+        if label not in columns and len(columns) < 2
+        else ""
     )
     if hint or (label is not None and label not in columns):
         missing = f"{found[0]} has no column {label!r}." if label else f"{found[0]} has one column, {columns[0]!r}."

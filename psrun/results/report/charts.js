@@ -3,11 +3,11 @@
 
 const PALETTE = ["#2457c5", "#d9541e", "#1b8a5a", "#a03bb0", "#c99700", "#0f9bb3", "#c2185b", "#6b7280", "#7cb342", "#6d4c41"];
 const RED = "#b3261e", GREEN = "#1b8a5a", GREY = "#c9ced8";
-const MOST_CURVES = 80;  // more cannot be told apart, and take seconds to draw
+const MOST_CURVES = 80;  // more cannot be distinguished, and take seconds to draw
 const MOST_BARS = 40;
 const NARROW = innerWidth < 700;
 
-// Plotly reads some HTML in labels; what runs say is plain text.
+// Plotly reads some HTML in labels; the text of runs is plain.
 const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 const short = (text, most = NARROW ? 17 : 30) => (text.length > most ? text.slice(0, most - 1) + "…" : text);
 const unique = (values) => [...new Set(values)];
@@ -24,8 +24,8 @@ function grouped(runs, key) {
   return found;
 }
 
-/** As few axes, without the seed, as tell apart what all of them do. */
-function telling() {
+/** The fewest axes, without the seed, that distinguish as many runs as all axes do. */
+function distinguishing() {
   const parts = (axes) => new Set(DATA.runs.map((run) => axes.map((axis) => run.axes[axis]).join("\n"))).size;
   const all = Object.keys(DATA.axes).filter((axis) => axis !== "seed");
   const kept = [];
@@ -36,9 +36,9 @@ function telling() {
   return all.filter((axis) => kept.includes(axis));
 }
 
-/** What the configuration of a run is called. */
+/** The name of a run's configuration. */
 function label(run) {
-  return TELLING.map((axis) => run.axes[axis] || "–").join(" · ") || run.name;
+  return DISTINGUISHING.map((axis) => run.axes[axis] || "–").join(" · ") || run.name;
 }
 
 /** A label beside an axis, in as many lines as it takes. */
@@ -83,12 +83,12 @@ function series(runs) {
 }
 
 function scaling(runs, color, { efficiency }) {
-  const told = runs.filter((run) => known(run.workers) && run.examples_per_s && run.status === "completed");
-  const workers = unique(told.map((run) => run.workers)).sort((a, b) => a - b);
-  if (!told.length) return "no completed run has a throughput";
+  const measured = runs.filter((run) => known(run.workers) && run.examples_per_s && run.status === "completed");
+  const workers = unique(measured.map((run) => run.workers)).sort((a, b) => a - b);
+  if (!measured.length) return "no completed run has a throughput";
   if (efficiency && workers.length < 2) return `needs runs with different numbers of workers; these have ${workers[0]}`;
   const traces = [], points = [];
-  for (const [name, those] of series(told)) {
+  for (const [name, those] of series(measured)) {
     const at = [...grouped(those, (run) => run.workers)].sort((a, b) => a[0] - b[0]);
     const base = mean(at[0][1].map((run) => run.examples_per_s)) / at[0][0];
     const value = (run) => (efficiency ? run.examples_per_s / run.workers / base : run.examples_per_s);
@@ -121,11 +121,11 @@ const UNITS = [["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["bytes", 1]];
 
 /** One bar for all runs that hold the same, stacked by task. */
 function placement(runs) {
-  const told = runs.filter((run) => Object.keys(run.bytes).length);
-  if (!told.length) return "no run has a placement";
-  const all = [...grouped(told, (run) => JSON.stringify(run.bytes)).values()];
+  const placed = runs.filter((run) => Object.keys(run.bytes).length);
+  if (!placed.length) return "no run has a placement";
+  const all = [...grouped(placed, (run) => JSON.stringify(run.bytes)).values()];
   const alike = all.slice(0, MOST_BARS);
-  const varied = NAMED.filter((axis) => axis !== "seed" && unique(told.map((run) => run.axes[axis])).length > 1);
+  const varied = NAMED.filter((axis) => axis !== "seed" && unique(placed.map((run) => run.axes[axis])).length > 1);
   const names = alike.map((same) => {
     const shared = varied.filter((axis) => unique(same.map((run) => run.axes[axis])).length === 1).slice(0, 3).map((axis) => same[0].axes[axis]);
     const what = shared.filter(Boolean).join(" · ") || (same.length === 1 ? same[0].name : "");
@@ -179,10 +179,10 @@ function stepTimes(runs, color) {
   const found = all.slice(0, MOST_BARS);
   const places = found.map((_, index) => found.length - index);
   const traces = found.map((same, index) => {
-    const told = same.flatMap((run) => run.epochs.filter((epoch) => known(epoch[3])).map((epoch) => [epoch[3], `${run.name}, epoch ${epoch[0]}`]));
+    const measured = same.flatMap((run) => run.epochs.filter((epoch) => known(epoch[3])).map((epoch) => [epoch[3], `${run.name}, epoch ${epoch[0]}`]));
     return {
-      type: "box", orientation: "h", x: told.map(([ms]) => ms), y0: places[index], boxpoints: told.length <= 60 ? "all" : "outliers", jitter: 0.5, pointpos: 0,
-      marker: { size: 4, color: color(same[0]), opacity: 0.6 }, line: { width: 1.3 }, text: told.map(([, text]) => plain(text)),
+      type: "box", orientation: "h", x: measured.map(([ms]) => ms), y0: places[index], boxpoints: measured.length <= 60 ? "all" : "outliers", jitter: 0.5, pointpos: 0,
+      marker: { size: 4, color: color(same[0]), opacity: 0.6 }, line: { width: 1.3 }, text: measured.map(([, text]) => plain(text)),
       hovertemplate: "%{x:.4~g} ms<br>%{text}<extra></extra>",
     };
   });
@@ -203,7 +203,7 @@ function tasksOf(run) {
   return unique(["chief-0", ...parts, ...lost]).filter((task) => parts.length <= 40 || task === "chief-0" || lost.includes(task));
 }
 
-/** What was not there, from when to when: [from, to, task, text], of the lost themselves and of those restarted with them. */
+/** When tasks were missing: [from, to, task, text], for lost tasks and for those restarted with them. */
 function absences(run, last) {
   const failures = run.marks.filter((mark) => mark.kind === "failure" && known(mark.wall_s));
   const back = run.recovered.filter((each) => known(each.at_s));
@@ -218,7 +218,7 @@ function absences(run, last) {
   return { spans, others };
 }
 
-/** The tasks of one run, a lane each; lost tasks and their recovery, and what the chief did meanwhile. */
+/** The tasks of one run, a lane each: losses, recoveries, and the epochs of the training. */
 function timeline(run) {
   if (!run) return "no run is selected";
   const last = Math.max(run.wall_s ?? 0, ...run.marks.map((mark) => mark.wall_s ?? 0), ...run.epochs.map((epoch) => epoch[1] ?? 0));
@@ -234,8 +234,8 @@ function timeline(run) {
     mode: "markers", name, x: those.map(([at]) => at), y: those.map(([, lane]) => place(lane)), text: those.map(([, , text]) => plain(text)),
     marker: { symbol, color, size: symbol === "x" ? 11 : 8, line: { color: "#fff", width: 1 } }, hovertemplate: "%{text}<extra></extra>",
   });
-  const said = (mark) => [mark.kind, mark.task, mark.cause, mark.action, known(mark.step) ? `step ${mark.step}` : ""].filter(Boolean).join(", ");
-  const marked = (kind) => run.marks.filter((mark) => mark.kind === kind && known(mark.wall_s)).map((mark) => [mark.wall_s, kind === "failure" ? mark.task : "training", said(mark)]);
+  const text = (mark) => [mark.kind, mark.task, mark.cause, mark.action, known(mark.step) ? `step ${mark.step}` : ""].filter(Boolean).join(", ");
+  const marked = (kind) => run.marks.filter((mark) => mark.kind === kind && known(mark.wall_s)).map((mark) => [mark.wall_s, kind === "failure" ? mark.task : "training", text(mark)]);
   const epochs = run.epochs.filter((epoch) => known(epoch[1]) && known(epoch[2]));
   const { spans, others } = absences(run, last);
   const traces = [
@@ -249,10 +249,10 @@ function timeline(run) {
     points("failure", "x", RED, marked("failure")),
     points("recovery", "circle", GREEN, spans.filter(([, to]) => to < last).map(([, to, task]) => [to, task, `${task} recovered`])),
   ];
-  const told = traces.filter((trace) => trace.x.length);
-  const rows = NARROW ? Math.ceil((told.length - 1) / 2) : 1;
+  const drawn = traces.filter((trace) => trace.x.length);
+  const rows = NARROW ? Math.ceil((drawn.length - 1) / 2) : 1;
   return {
-    traces: told,
+    traces: drawn,
     layout: {
       barmode: "overlay", height: 100 + 22 * rows + 26 * lanes.length, showlegend: true, legend: LEGEND, margin: { t: 22 + 22 * rows },
       xaxis: { title: { text: "time since the start (s)" }, range: [0, last * 1.02] },

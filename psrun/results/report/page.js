@@ -2,15 +2,21 @@
 "use strict";
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const TELLING = telling();
-// Those that tell the runs apart come first, the seed last.
-const NAMED = [...TELLING, ...Object.keys(DATA.axes).filter((axis) => !TELLING.includes(axis)).sort((a, b) => (a === "seed") - (b === "seed"))];
+const DISTINGUISHING = distinguishing();
+// The axes that distinguish the runs come first, the seed last.
+const NAMED = [...DISTINGUISHING, ...Object.keys(DATA.axes).filter((axis) => !DISTINGUISHING.includes(axis)).sort((a, b) => (a === "seed") - (b === "seed"))];
 const AXES = { ...Object.fromEntries(NAMED.map((axis) => [axis, DATA.axes[axis]])), ...(new Set(DATA.runs.map((run) => run.status)).size > 1 ? { status: "status" } : {}) };
 const CONFIGURATION = "configuration";
 const state = { chosen: {}, color: CONFIGURATION, metric: "loss", run: null, tone: null, sort: null, descending: false, fold: false };
 const byId = (id) => document.getElementById(id);
 const valueOf = (run, axis) => (axis === "status" ? run.status : run.axes[axis] ?? "");
-const compare = (a, b) => a.localeCompare(b, undefined, { numeric: true });
+
+/** Numbers first, by value ("1e-05" and "12,000" too); then text, with the numbers in it by value. */
+function compare(a, b) {
+  const [x, y] = [a, b].map((text) => (text.trim() ? Number(/^-?\d{1,3}(,\d{3})+$/.test(text) ? text.replaceAll(",", "") : text) : NaN));
+  if (!Number.isNaN(x) && !Number.isNaN(y)) return x - y;
+  return Number.isNaN(x) - Number.isNaN(y) || a.localeCompare(b, undefined, { numeric: true });
+}
 
 function el(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -84,7 +90,7 @@ function colors() {
     patch.style.background = tones.get(name);
     return el("li", {}, patch, el("span", {}, name || "(none)"));
   });
-  const axes = TELLING.map((axis) => DATA.axes[axis]).join(" · ");
+  const axes = DISTINGUISHING.map((axis) => DATA.axes[axis]).join(" · ");
   const heading = state.color === CONFIGURATION ? axes || "run" : AXES[state.color] ?? "run";
   byId("legend").replaceChildren(el("h3", {}, heading), el("ul", {}, ...items));
 }
@@ -143,7 +149,7 @@ function line(same) {
   const cells = { run: [same[0].name, names(same)] };
   const value = (text) => (text && Number.isFinite(Number(text)) ? Number(text) : text);
   const axis = (name) => { cells[name] = pick((run) => (name === "seed" && same.length > 1 ? run.axes[name] : value(run.axes[name]))); };
-  for (const name of NAMED) if (TELLING.includes(name) || name === "seed") axis(name);
+  for (const name of NAMED) if (DISTINGUISHING.includes(name) || name === "seed") axis(name);
   cells.status = pick((run) => run.status);
   for (const name of DATA.metrics) cells[name] = pick((run) => run.metrics[name]);
   for (const name of ["steps", "steps_per_s", "examples_per_s", "wall_s", "recoveries"]) cells[name] = pick((run) => run[name]);
@@ -171,8 +177,8 @@ function table(runs) {
     return el("td", { className: style }, cells[name][1]);
   })));
   byId("runs").replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...body)));
-  const said = grouped(runs.flatMap((run) => [run.error, run.problem].filter(Boolean).map((text) => ({ name: run.name, text }))), (each) => each.text);
-  byId("errors").replaceChildren(...[...said].map(([text, those]) => el("p", {}, el("b", { className: "failed" }, few(those.map((each) => each.name))), ": ", text)));
+  const messages = grouped(runs.flatMap((run) => [run.error, run.problem].filter(Boolean).map((text) => ({ name: run.name, text }))), (each) => each.text);
+  byId("errors").replaceChildren(...[...messages].map(([text, those]) => el("p", {}, el("b", { className: "failed" }, few(those.map((each) => each.name))), ": ", text)));
 }
 
 function diffs(runs) {
@@ -224,8 +230,8 @@ function pick(runs) {
   const order = [...runs].sort((a, b) => (b.recoveries ?? 0) - (a.recoveries ?? 0));
   if (!runs.some((run) => run.name === state.run)) state.run = order[0]?.name ?? null;
   byId("pick").replaceChildren(...order.map((run) => {
-    const told = run.recoveries ? ` (${run.recoveries} ${run.recoveries === 1 ? "recovery" : "recoveries"})` : "";
-    return el("option", { value: run.name, selected: run.name === state.run }, short(`${run.name}${told}: ${label(run)}`, 60));
+    const note = run.recoveries ? ` (${run.recoveries} ${run.recoveries === 1 ? "recovery" : "recoveries"})` : "";
+    return el("option", { value: run.name, selected: run.name === state.run }, short(`${run.name}${note}: ${label(run)}`, 60));
   }));
 }
 
