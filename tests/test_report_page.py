@@ -151,6 +151,7 @@ def test_runs_that_tell_nothing_are_a_page_that_says_so(opened, tmp_path):
     for chart in CHARTS:
         assert page.locator(f"#empty-{chart}").inner_text() != "", chart
     assert "no metrics.jsonl" in page.locator("#errors").inner_text()
+    assert page.locator("#fold").is_hidden()  # there are no runs to group
 
 
 def test_the_page_writes_numbers_as_the_terminal_does(opened, tmp_path):
