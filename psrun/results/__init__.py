@@ -1,1 +1,1 @@
-"""What a run leaves behind: events, the run folder, the console, trackers; and views of it: `report`, `watch`."""
+"""The results of a run: events, the run folder, the console, trackers; and their views, `report` and `watch`."""

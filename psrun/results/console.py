@@ -31,7 +31,7 @@ _STAGES = {
 
 
 def numbers(metrics: Mapping[str, float | None]) -> str:
-    """'loss 0.1234  auc 0.9'; what no JSON number could be is read back as None."""
+    """'loss 0.1234  auc 0.9'; None, as NaN is recorded in JSON, is shown as nan."""
     return "  ".join(f"{name} {'nan' if value is None else f'{value:.4g}'}" for name, value in metrics.items())
 
 
@@ -42,7 +42,7 @@ def warner(console: Console) -> Callable[[str], None]:
 
 
 class ConsoleSink:
-    """Prints a run's events on `console`; on a terminal, with a line of progress that stays at the bottom."""
+    """Prints a run's events on `console`; on a terminal, with a progress line at the bottom."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -79,7 +79,7 @@ class ConsoleSink:
 
     def _show_live(self, what: RenderableType) -> None:
         if self._live is None:
-            # What others print goes above the live view, unless it was sent somewhere else.
+            # Other output goes above the live view, unless it is redirected.
             here = self._console.file is sys.stdout
             self._live = Live(console=self._console, refresh_per_second=4, transient=True, redirect_stdout=here)
             self._live.start()
@@ -92,7 +92,7 @@ class ConsoleSink:
             self._print(_progress_text(progress))
 
     def _print(self, *parts: str | tuple[str, str]) -> None:
-        # Assembled, so that brackets in what users wrote are text and not markup.
+        # Assembled, so that brackets in user text are not parsed as markup.
         self._console.print(Text.assemble(*parts), highlight=False, soft_wrap=True)
 
     def _show_start(self, event: Event) -> None:
@@ -180,7 +180,7 @@ class ConsoleSink:
             self._print(step_time_line(event.data["step_time"]))
         first_s = event.data["time_to_first_step_s"]
         first = "" if first_s is None else f" (first step after {first_s:.1f} s)"
-        last, own = "", event.data.get("this_process")  # none in what an earlier version recorded
+        last, own = "", event.data.get("this_process")  # earlier versions did not record it
         if own is not None and own["steps"] < (event.step or 0):
             last = f", the last {own['steps']} of them by this process in {own['seconds']:.1f} s"
         done = f" {event.step} steps in {event.wall_s:.1f} s{first}{last}  {numbers(event.data['metrics'])}"
@@ -190,13 +190,13 @@ class ConsoleSink:
 
 
 def _at_chance(metrics: Mapping[str, float | None]) -> bool:
-    """Whether there are AUCs, and all of them are those of random predictions."""
+    """Whether there are AUCs, and all are those of random predictions."""
     found = [value for name, value in metrics.items() if name.rpartition("_")[2] == "auc"]
     return bool(found) and all(value is not None and 0.49 <= value <= 0.51 for value in found)
 
 
 def _shares(lookups: Sequence[Mapping[str, Any]]) -> str:
-    """Layers, some of them by name, and the shares of distinct ids that they saw."""
+    """The first layers by name, and the shares of distinct ids that they saw."""
     named = ", ".join(lookup["layer"] for lookup in lookups[:3])
     more = f" and {len(lookups) - 3} more" if len(lookups) > 3 else ""
     shares = sorted({f"{lookup['distinct']:.0%}" for lookup in lookups}, key=lambda share: int(share[:-1]))
@@ -204,7 +204,7 @@ def _shares(lookups: Sequence[Mapping[str, Any]]) -> str:
 
 
 def step_time_line(found: Mapping[str, Any]) -> str:
-    """Where the time of a step on a worker went, and what takes the most of it."""
+    """The stages of a step on a worker by their share of the time, and the bottleneck."""
     seconds = {name: found[f"{name}_s"] for name in _STAGES}
     whole = sum(seconds.values())
     parts = ", ".join(f"{_STAGES[name]} {seconds[name] / whole:.0%}" for name in seconds)

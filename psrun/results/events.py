@@ -1,4 +1,4 @@
-"""Events of a run and who listens to them."""
+"""Events of a run and their sinks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Event:
 
     Attributes:
       kind: what happened.
-      step: steps applied when it happened, read from `optimizer.iterations`; None before there is an optimizer.
+      step: steps applied when it happened, read from `optimizer.iterations`; None before the optimizer exists.
       wall_s: seconds since the process started.
       data: its details, as JSON values.
     """
@@ -27,15 +27,15 @@ class Event:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the training is; rates are those of the last seconds.
+    """Progress of the training; rates are those of the last seconds.
 
     Attributes:
-      epoch: the running one, from 1.
-      epochs: how many are planned.
+      epoch: the current one, from 1.
+      epochs: their planned number.
       step: steps applied in this run so far.
-      steps: how many are planned.
-      loss: mean over the running epoch so far; None before the first step of it.
-      metrics: of the last whole epoch and evaluation.
+      steps: their planned number.
+      loss: mean over the current epoch so far; None before its first step.
+      metrics: of the last complete epoch and evaluation.
     """
 
     epoch: int
@@ -49,7 +49,7 @@ class Progress:
 
 
 class Sink(Protocol):
-    """Takes in what happens. Called from more than one thread, one call at a time."""
+    """Receives events and progress. Called from several threads, one call at a time."""
 
     def event(self, event: Event) -> None: ...
 
@@ -59,7 +59,7 @@ class Sink(Protocol):
 
 
 class Reporter:
-    """Hands events to all sinks, stamped with the time since `started_s` (as of `time.time`)."""
+    """Sends events to all sinks, stamped with the time since `started_s` (as of `time.time`)."""
 
     def __init__(self, sinks: Sequence[Sink], *, started_s: float) -> None:
         self._sinks = sinks

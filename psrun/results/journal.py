@@ -1,4 +1,4 @@
-"""metrics.jsonl: the events of a run, one a line."""
+"""metrics.jsonl: the events of a run, one per line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METRICS = "metrics.jsonl"
 
 
 class Journal:
-    """Adds events to metrics.jsonl, and leaves run.json alone: for tasks beside the one that writes it.
+    """Adds events to metrics.jsonl only: for tasks other than the one that writes run.json.
 
     Numbers that JSON does not know (NaN, infinities) are written as null.
     """
@@ -33,18 +33,18 @@ class Journal:
     def event(self, event: Event) -> None:
         """Adds a line. Raises RunFolderError."""
         line = {"event": event.kind, "step": event.step, "wall_s": event.wall_s, **event.data}
-        # One unbuffered write a line: the chief and its supervisor append to the same file.
+        # One unbuffered write per line: the chief and its supervisor append to the same file.
         with self._lock, writing_to(self.path), self.metrics.open("ab", buffering=0) as file:
             file.write((json.dumps(plain(line), allow_nan=False) + "\n").encode())
 
     def progress(self, progress: Progress) -> None:
-        """Progress is for people who watch; what lasts is in the events."""
+        """Does nothing: progress is not recorded."""
 
     def close(self) -> None:
-        """Everything is on disk already."""
+        """Does nothing: everything is on disk already."""
 
     def elapsed_s(self) -> float:
-        """The time of the last event so far, in seconds since the run began; 0 where there is none."""
+        """The time of the last event so far, in seconds since the run began; 0 without one."""
         try:
             lines = self.metrics.read_bytes().splitlines()
             return float(json.loads(lines[-1])["wall_s"])
@@ -54,7 +54,7 @@ class Journal:
 
 @contextlib.contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Turns an OSError of what is written meanwhile into a RunFolderError."""
+    """Turns an OSError in the context into a RunFolderError."""
     try:
         yield
     except RunFolderError:
@@ -64,7 +64,7 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 
 def plain(value: Any) -> Any:
-    """`value` in what JSON knows: NaN and infinities become None, paths text."""
+    """`value` as JSON can hold it: NaN and infinities become None, paths text."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -18,7 +18,7 @@ def as_recorded(composed: Any, unresolved: Any, folder: Path, given: list[str]) 
     The YAML files may have changed since, and those of a --config-dir may be missing.
 
     Args:
-      unresolved: as `composed`, with references as they stand; what refers to something else goes with it.
+      unresolved: as `composed`, with unresolved references; a value that refers to another key follows that key.
     """
     if not (folder / CONFIG).exists():
         return composed
@@ -40,7 +40,7 @@ def as_recorded(composed: Any, unresolved: Any, folder: Path, given: list[str]) 
 
 
 def _merged(here: Any, refers: Any, there: Any, key: str, now: set[str]) -> Any:
-    """The recorded value `there` of a key, but for what is named in `now` or refers to something else."""
+    """The recorded value `there` of a key, except where it is named in `now` or refers to another key."""
     if key in now or (isinstance(refers, str) and "${" in refers):
         return here
     if isinstance(here, list) and isinstance(there, list) and len(here) == len(there) and isinstance(refers, list):
@@ -62,18 +62,18 @@ def _merged(here: Any, refers: Any, there: Any, key: str, now: set[str]) -> Any:
 
 
 def key_of(argument: str) -> str:
-    """The key or group that an argument in Hydra's grammar is about."""
+    """The key or group that an argument in Hydra's grammar sets."""
     return argument.partition("=")[0].lstrip("+~")
 
 
 def folder_of(arguments: list[str]) -> Path | None:
-    """The folder that `resume` names among arguments; None where it names none."""
+    """The folder that `resume` names in the arguments; None without one."""
     given = next((a.partition("=")[2] for a in arguments if a.startswith("resume=")), "null")
     return None if given == "null" else Path(unquoted(given)).expanduser().absolute()
 
 
 def unquoted(value: str) -> str:
-    """The text that a value in Hydra's grammar, as `quoted` or a person writes it, stands for."""
+    """The text of a value in Hydra's grammar, as `quoted` or a user writes it."""
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
         return re.sub(r"\\(.)", r"\1", value[1:-1])
     return value

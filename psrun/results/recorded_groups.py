@@ -1,4 +1,4 @@
-"""The choices of groups that a run recorded, offered to Hydra where their files are not at hand.
+"""The choices of groups that a run recorded, offered to Hydra if their files are missing.
 
 A run that is resumed is composed again. Choices of a person's own groups lie under --config-dir, which need not be
 given again, and may be gone: what such a choice held is in the run folder.
@@ -22,15 +22,15 @@ class RecordedChoices:
 
     Args:
       folder: the run folder.
-      overrides: what the run was started with.
-      named: the keys and groups that are named when it is composed again, then or now.
+      overrides: those that the run was started with.
+      named: the keys and groups that the recorded or the current arguments name.
     """
 
     def __init__(self, folder: Path, overrides: list[str], named: set[str]) -> None:
         composed, hydra = (folder / name for name in HYDRA[:2])
         self._named = named
         self._choices = {key_of(each): each.partition("=")[2] for each in overrides}
-        self._groups: list[str] = []  # from the first to the last in the defaults list
+        self._groups: list[str] = []  # in the order of the defaults list
         if hydra.exists():  # not where hydra.output_subdir=null was given
             chosen: Any = OmegaConf.to_container(OmegaConf.load(hydra).hydra.runtime.choices)
             self._choices = {group: str(choice) for group, choice in chosen.items() if not group.startswith("hydra/")}
@@ -48,11 +48,11 @@ class RecordedChoices:
         self._offered = set[tuple[str, str]]()
 
     def taken_for_a_value(self, composed: dict[str, Any]) -> tuple[str, str] | None:
-        """A recorded choice that Hydra took for the value of a key, as it knows no such group; None where none is."""
+        """A recorded choice that Hydra, without such a group, took for the value of a key; None without one."""
         return next((each for each in self._choices.items() if composed.get(each[0]) == each[1]), None)
 
     def offer(self, group: str, choice: str) -> bool:
-        """Lets Hydra find a choice. False where the run recorded no such choice, or Hydra was offered it before."""
+        """Lets Hydra find a choice. False if the run recorded no such choice, or Hydra was offered it before."""
         key = next((k for k, v in self._choices.items() if k.partition("@")[0] == group and v == choice), None)
         if key is None or (group, choice) in self._offered:
             return False
@@ -65,12 +65,12 @@ class RecordedChoices:
         return True
 
     def _everything(self) -> DictConfig:
-        """What an experiment, which may set anything, may have set."""
+        """All keys that an experiment may have set."""
         held = [name for name in RECORDED if name in self._composed and name not in self._named]
         return OmegaConf.masked_copy(self._composed, held)
 
     def _chosen_before(self, key: str) -> list[dict[str, str]]:
-        """The choices that stand before this one in the defaults list, and for which it may have chosen."""
+        """The choices before this one in the defaults list, which it may have overridden."""
         groups = self._groups[: self._groups.index(key)] if key in self._groups else []
         chosen = {group: _package(group) for group in groups if _package(group) in self._composed}
         return [
@@ -79,7 +79,7 @@ class RecordedChoices:
 
 
 def _package(key: str) -> str:
-    """Where a choice stands in the configuration, by the key of its group: `group` or `group@package`."""
+    """The package of a choice in the configuration, by the key of its group: `group` or `group@package`."""
     group, _, package = key.partition("@")
     return package.removeprefix("_global_.") or group.replace("/", ".")
 

@@ -1,4 +1,4 @@
-"""The run folder: run.json, metrics.jsonl and where everything else of a run goes."""
+"""The run folder: run.json, metrics.jsonl and the paths of all other files of a run."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ from psrun.results.summary import CHANGES, fold
 _FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?e[-+]?[0-9]+")
 _HOLD_EVERY_S = 0.5
 _LOCK_TIMEOUT_S = 1.0
-OVER = ("completed", "failed", "interrupted")  # what `status` may be in the end
+OVER = ("completed", "failed", "interrupted")  # the final values of `status`
 CONFIG, RESULT, END_EARLY = "config.yaml", "run.json", "end-early"
-HYDRA = tuple(f".hydra/{name}.yaml" for name in ("config", "hydra", "overrides"))  # what Hydra composed, and of what
+HYDRA = tuple(
+    f".hydra/{name}.yaml" for name in ("config", "hydra", "overrides")
+)  # the composed configuration, and its sources
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """What a process found of a run that it takes over.
+    """The state of a run that a process takes over.
 
     Attributes:
       result: run.json.
-      at_s: when something was last written, as of `time.time`.
+      at_s: the time of the last write, as of `time.time`.
     """
 
     result: Mapping[str, Any]
@@ -41,14 +43,14 @@ class Earlier:
 
 
 class RunFolder(Journal):
-    """All that one run leaves behind.
+    """The folder with everything that one run writes.
 
     run.json is one JSON object: what the events of the run add up to, see `summary`. It is replaced atomically at every
     change, and nothing but this class writes it. One process at a time does; others add events to `journal`.
 
     Attributes:
-      whole: the folder of the run where this one is only what one of its tasks keeps for itself; else this one.
-      earlier: how the process before this one left the run; None where there was none.
+      whole: the folder of the whole run if this folder belongs to one of its tasks; else this folder.
+      earlier: the run as the process before this one left it; None without one.
     """
 
     def __init__(self, path: Path, whole: RunFolder | None = None) -> None:
@@ -59,7 +61,7 @@ class RunFolder(Journal):
 
     @classmethod
     def create(cls, path: Path, *, raw: Mapping[str, Any]) -> RunFolder:
-        """Makes the folder ready for a new run.
+        """Prepares the folder for a new run.
 
         Raises:
           ConfigError: there is a run in it already, or nothing can be written there.
@@ -72,10 +74,10 @@ class RunFolder(Journal):
 
     @classmethod
     def hold(cls, path: Path, *, within_s: float = 0.0) -> None:
-        """Makes this process the one that runs in the folder, for as long as it lives.
+        """Locks the folder for this process, until the process ends.
 
         Args:
-          within_s: how long to wait for another one to let go of it.
+          within_s: how long to wait for the lock.
 
         Raises:
           ConfigError: another one does, or nothing can be written there.
@@ -83,7 +85,7 @@ class RunFolder(Journal):
         cls.join(path)
         deadline_s = time.monotonic() + within_s
         try:
-            held = files.lock(path)  # never let go of before the process ends
+            held = files.lock(path)  # held until the process ends
             while held is None and time.monotonic() < deadline_s:
                 time.sleep(_HOLD_EVERY_S)
                 held = files.lock(path)
@@ -94,7 +96,7 @@ class RunFolder(Journal):
 
     @classmethod
     def join(cls, path: Path) -> RunFolder:
-        """The folder of a run that another process may have made.
+        """The folder of a run; another process may have created it.
 
         Raises:
           ConfigError: there can be no folder there.
@@ -112,26 +114,26 @@ class RunFolder(Journal):
         """The folder of a resumed run: keeps its result so far.
 
         Args:
-          completed: whether the run may have been completed, and is now to go further.
+          completed: whether a completed run may be continued.
 
         Raises:
-          ConfigError: the run in it is over, or nothing can be written there.
+          ConfigError: the run in it is over, or the folder cannot be written.
         """
         folder = cls.join(path)
         folder.earlier = Earlier(folder.stored(), folder._written_at_s())
         status = folder.earlier.result.get("status")
         if status == "completed" and not completed:
             raise ConfigError([Problem("hydra.run.dir", f"{path} holds a completed run; choose another folder")])
-        if status == "completed":  # and is now to go further
+        if status == "completed":
             (path / END_EARLY).unlink(missing_ok=True)
         return folder
 
     def _written_at_s(self) -> float:
-        """When the result or an event was last written, as of `time.time`; 0 where there is neither."""
+        """The time at which the result or an event was last written, as of `time.time`; 0 if neither exists."""
         return max((file.stat().st_mtime for file in (self.path / RESULT, self.metrics) if file.exists()), default=0.0)
 
     def stored(self) -> dict[str, Any]:
-        """What run.json holds now; empty where there is none."""
+        """The current content of run.json; empty without one."""
         try:
             return json.loads((self.path / RESULT).read_text(encoding="utf-8"))
         except (FileNotFoundError, json.JSONDecodeError):
@@ -143,7 +145,7 @@ class RunFolder(Journal):
 
     @property
     def journal(self) -> Journal:
-        """metrics.jsonl alone: for events of a process while another one writes run.json."""
+        """metrics.jsonl only: for the events of a process while another process writes run.json."""
         return Journal(self.path)
 
     @property
@@ -167,7 +169,7 @@ class RunFolder(Journal):
         return (self.path / END_EARLY).exists()
 
     def end_early(self, reason: str) -> None:
-        """Tells the training to end after the running epoch. Raises RunFolderError."""
+        """Requests the end of the training after the current epoch. Raises RunFolderError."""
         with writing_to(self.path):
             files.write_atomic(self.path / END_EARLY, reason + "\n")
 
@@ -176,34 +178,34 @@ class RunFolder(Journal):
         return self.path / "logs" / f"{task}.log"
 
     def event(self, event: Event) -> None:
-        """Adds an event to metrics.jsonl, and to run.json what it changes there. Raises RunFolderError."""
+        """Adds an event to metrics.jsonl and applies it to run.json. Raises RunFolderError."""
         super().event(event)
         if event.kind in CHANGES:
             with self._lock:
                 self._add(event)
 
     def record(self, kind: str, /, *, step: int | None = None, **data: Any) -> None:
-        """Adds to run.json an event that is no line of metrics.jsonl. Raises RunFolderError."""
+        """Applies an event to run.json without adding it to metrics.jsonl. Raises RunFolderError."""
         with self._lock:
             self._add(Event(kind, step, 0.0, data))  # nothing in run.json depends on the time of an event
 
     def record_at_once(self, kind: str, /, **data: Any) -> None:
-        """Does so where the process is about to end, also within a signal handler. Raises RunFolderError.
+        """As `record`, for a process that is about to end, also within a signal handler. Raises RunFolderError.
 
-        A thread that the handler has interrupted may hold the lock, and would never release it.
+        An interrupted thread may hold the lock and would never release it.
         """
         self._lock.acquire(timeout=_LOCK_TIMEOUT_S)
         self._add(Event(kind, None, 0.0, data))
 
     def _add(self, event: Event) -> None:
-        """The process that wrote run.json last may be another one; where it is damaged, what was known here counts."""
+        """Another process may have written run.json last. If the file is damaged, the last known result is used."""
         self._result = fold(self.stored() or self._result, event)
         text = json.dumps(plain(self._result), indent=2, allow_nan=False)
         with writing_to(self.path):
             files.write_atomic(self.path / RESULT, text + "\n")
 
     def snapshot(self, names: Sequence[str] = (CONFIG, RESULT)) -> Callable[[], None]:
-        """What undoes all changes made to these files from now on; by default to the configuration and the result."""
+        """A function that restores the current content of these files; default: configuration and result."""
         paths = [self.path / name for name in names]
         kept = {file: file.read_text(encoding="utf-8") for file in paths if file.exists()}
 
@@ -215,13 +217,13 @@ class RunFolder(Journal):
 
 
 def write_config(folder: Path, raw: Mapping[str, Any]) -> None:
-    """What was run, resolved, as a person reads it and as a process of the run does. Raises RunFolderError."""
+    """Writes the resolved configuration, which users and the processes of the run read. Raises RunFolderError."""
     with writing_to(folder):
         files.write_atomic(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(dict(raw))), durable=True)
 
 
 def cannot_be_made(folder: Path, error: OSError) -> PsrunError:
-    """What to raise where a run folder, or the first files in it, cannot be made."""
+    """The error to raise if a run folder, or its first files, cannot be created."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
         return RunFolderError(folder, error)
     message = f"{folder} cannot be created or written to: {error.strerror or error}; choose another folder"
@@ -241,7 +243,7 @@ def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, dict) and value:
             values |= flat(value, f"{prefix}{name}.")
         else:
-            # YAML takes 1e-05, as it is written, for a string.
+            # YAML parses 1e-05 as a string.
             written = isinstance(value, str) and _FLOAT.fullmatch(value)
             values[f"{prefix}{name}"] = float(value) if written else value
     return values

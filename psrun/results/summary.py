@@ -11,7 +11,7 @@ from typing import Any
 
 from psrun.results.events import Event
 
-PENDING = "pending_recovery"  # what ended an attempt, until a later one trains
+PENDING = "pending_recovery"  # the loss that ended an attempt, until a later one trains
 State = Mapping[str, Any]
 Change = Callable[[State, Event], Mapping[str, Any]]  # the keys of run.json that an event sets
 
@@ -41,7 +41,7 @@ def _under(key: str) -> Change:
 
 
 def _begun(state: State, event: Event) -> State:
-    """A process takes up the run; without overrides of its own it continues with those before it."""
+    """A process begins or resumes the run; without overrides it keeps the recorded ones."""
     overrides = event.data["overrides"] or state.get("overrides", [])
     return {"status": "running", "exit_code": None, "error": None, **event.data, "overrides": overrides}
 
@@ -68,7 +68,7 @@ def _epoch(state: State, event: Event) -> State:
 
 
 def _evaluation(state: State, event: Event) -> State:
-    """Adds to the metrics of the training. The event of mode=evaluate has a path; no training belongs to it."""
+    """Adds to the metrics of the training. An event of mode=evaluate has a path and belongs to no training."""
     metrics = {} if "path" in event.data else state.get("metrics", {})
     found = {f"val_{name}": value for name, value in event.data["metrics"].items()}
     evaluation = {"step": event.step, **{name: value for name, value in event.data.items() if name != "path"}}
@@ -76,7 +76,7 @@ def _evaluation(state: State, event: Event) -> State:
 
 
 def _checkpoints(state: State, event: Event) -> State:
-    """All good checkpoints there are now, and those found damaged now or earlier, by step."""
+    """All existing good checkpoints, and all that were found damaged, by step."""
     damaged = [row for row in state.get("checkpoints", []) if not row["good"]]
     rows = [*damaged, *event.data["damaged"], *event.data["good"]]
     return {"checkpoints": sorted(rows, key=lambda row: row["step"])}
@@ -91,7 +91,7 @@ def _recoveries(state: State, event: Event) -> State:
 
 
 def _with_recoveries(state: State, rows: list[State]) -> State:
-    """Adds rows, or replaces those of the same failure: how many steps were repeated is known later."""
+    """Adds rows, or replaces rows of the same failure: the number of repeated steps is known later."""
 
     def failure(row: State) -> Any:
         return row.get("task"), row.get("at_s")
@@ -103,26 +103,26 @@ def _with_recoveries(state: State, rows: list[State]) -> State:
 
 
 def _trained(state: State, event: Event) -> State:
-    """Where several processes train one after another, the time to the first step is that of the first."""
+    """If several processes train one after another, the time to the first step is that of the first process."""
     first_s = state.get("time_to_first_step_s") or event.data["time_to_first_step_s"]
     return {**event.data, "time_to_first_step_s": first_s}
 
 
 CHANGES: dict[str, Change] = {
-    # A process and how it ends.
+    # Processes.
     "begun": _begun,
     "ended": _given,
     "cluster": _given,
     "replicas": _under("replicas"),
     "tracker": _under("tracker"),
-    # What it trains, and on which data.
+    # Model and data.
     "data": _data,
     "sharding": _sharding,
     "lookups": _given,
     "placement": _placement,
     "plan": _given,
     "packing": _under("steps_per_execution"),
-    # What comes of it.
+    # Results.
     "epoch": _epoch,
     "visitation": _visitation,
     "evaluation": _evaluation,
@@ -131,7 +131,7 @@ CHANGES: dict[str, Change] = {
     "trained": _trained,
     "export": lambda state, event: {"export": event.data["path"]},
     "predictions": lambda state, event: {"predictions": {**event.data, "step": event.step}},
-    # What it has lost.
+    # Losses and recoveries.
     "lost": lambda state, event: {PENDING: {**event.data, "step": event.step}},
     "recovery": _recovery,
     "recoveries": _recoveries,

@@ -1,4 +1,4 @@
-"""What is recorded of a sweep in its folder: sweep.json, and small files through which its processes see each other."""
+"""The record of a sweep in its folder: sweep.json, and the lock and request files that its processes share."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Job:
     """One job of a sweep.
 
     Attributes:
-      folder: its run folder, seen from the sweep's.
+      folder: its run folder, relative to the sweep folder.
       status: waiting, starting, running, completed, failed or interrupted.
-      metric: what jobs are compared by, as far as there is a value.
-      error: the first line of it.
+      metric: the value of the metric that ranks the jobs; None while there is none.
+      error: its first line.
     """
 
     number: int
@@ -47,14 +47,14 @@ class Job:
 
 @dataclass
 class Sweep:
-    """A sweep in its folder. One process, the one that holds the folder, changes and writes it; its jobs read it.
+    """A sweep in its folder. Only the process that locks the folder changes and writes it; the jobs read it.
 
     Attributes:
-      arguments: what it was started with, in Hydra's grammar.
+      arguments: of its command line, in Hydra's grammar.
       search: whether jobs are proposed during the sweep instead of known at its start.
-      metric, mode: as in `psrun.config.run_config.SweepKeys`; the direction of a metric that is not named is 'min'.
-      max_parallel: how many jobs at once.
-      host: where it runs; the limit holds there.
+      metric, mode: as in `psrun.config.run_config.SweepKeys`; without a metric, the mode is 'min'.
+      max_parallel: the number of jobs that run at once.
+      host: where it runs, and where `max_parallel` applies.
       started_s: the time of the start, or of the last resume, as of `time.time`.
       status: running, completed, failed or interrupted.
     """
@@ -88,14 +88,14 @@ class Sweep:
             raise ConfigError([Problem("resume", f"there is no sweep in {path} ({error}){hint}")]) from error
 
     def begin(self, *, again: bool) -> None:
-        """Makes the folder this process's, for as long as it lives.
+        """Locks the folder for this process, until the process ends.
 
         Args:
           again: whether to resume the sweep in the folder; otherwise the folder must hold none.
 
         Raises:
-          ConfigError: another process has it, or there is a sweep already.
-          SweepError: nothing can be written there.
+          ConfigError: another process has locked it, or it holds a sweep already.
+          SweepError: the folder cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ class Sweep:
         self.write()
 
     def _hold(self) -> None:
-        for _ in range(_HOLD_TRIES):  # a job that looks whether its sweep lives holds the folder for a moment
+        for _ in range(_HOLD_TRIES):  # a job that checks whether its sweep is alive locks the folder for a moment
             try:
                 if files.lock(self.path) is not None:
                     return
@@ -138,7 +138,7 @@ class Sweep:
                 raise SweepError(f"the sweep folder {self.path} cannot be written to: {error}") from error
 
     def plan(self, jobs: list[Job]) -> None:
-        """These are to be run next, also those that were run before and are not completed. Raises SweepError."""
+        """Adds jobs to run, including earlier ones that are not completed. Raises SweepError."""
         with self._lock:
             for job in jobs:
                 before = self.jobs.get(job.number)
@@ -146,7 +146,7 @@ class Sweep:
         self.write()
 
     def now(self, number: int, **values: Any) -> Job:
-        """What has become of a job."""
+        """Updates a job."""
         with self._lock:
             self.jobs[number] = replace(self.jobs[number], **values)
             return self.jobs[number]
@@ -161,7 +161,7 @@ class Sweep:
         return self.path / job.folder
 
     def is_done(self, folder: Path) -> bool:
-        """Whether the job in `folder` is not to be run again: one of a search that failed would fail once more."""
+        """Whether the job in `folder` must not run again: in a search, a failed job would fail once more."""
         done = ("completed", "failed") if self.search else ("completed",)
         return RunFolder(folder).stored().get("status") in done
 
@@ -173,18 +173,18 @@ class Sweep:
 
     def tell_to_end(self, how: str) -> None:
         """Asks all jobs, on any host, to shut down in order (END) or immediately (KILL)."""
-        with contextlib.suppress(OSError):  # the disk is full: then they end with the process that runs them
+        with contextlib.suppress(OSError):  # a full disk: the jobs end with the process that runs them
             files.write_atomic(self._shared / "stop", how)
 
     def told_to_end(self) -> str | None:
-        """How the jobs are to end; None while they are not."""
+        """The requested way to end (END or KILL); None without a request."""
         try:
             return (self._shared / "stop").read_text(encoding="utf-8")
         except OSError:
             return None
 
     def is_alive(self) -> bool:
-        """Whether the process that runs the sweep does; call from another one."""
+        """Whether the process that runs the sweep is alive; for other processes."""
         try:
             return files.is_locked(self.path)
         except FileNotFoundError:
@@ -193,7 +193,7 @@ class Sweep:
             return True
 
     def take_place(self) -> int | None:
-        """A descriptor that holds one of the places of jobs under way; None where all are taken."""
+        """A descriptor that locks one of the slots for running jobs; None if all are taken."""
         for place in self._places():
             with contextlib.suppress(FileExistsError):
                 place.touch(exist_ok=False)
@@ -209,15 +209,15 @@ class Sweep:
         return [self._shared / f"place-{index}" for index in range(self.max_parallel)]
 
     def discard(self) -> None:
-        """There is no sweep here after all: nothing has been run."""
+        """Removes the record of a sweep of which nothing has run."""
         shutil.rmtree(self._shared, ignore_errors=True)
         for name in (RECORD, "multirun.yaml"):
             (self.path / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # what else there is is not the sweep's
+        with contextlib.suppress(OSError):  # other files do not belong to the sweep
             self.path.rmdir()
 
     def end(self, status: str) -> None:
-        """The sweep is over. Raises SweepError where that cannot be recorded."""
+        """Records the end of the sweep. Raises SweepError if that is not possible."""
         self.status = status
         shutil.rmtree(self._shared, ignore_errors=True)
         self.write()

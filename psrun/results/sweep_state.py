@@ -16,7 +16,7 @@ from psrun.results.run_folder import OVER, RESULT, RunFolder
 from psrun.results.sweep_record import DEFAULT_METRICS, LOG, RECORD
 
 BETWEEN_JOBS_S = 15.0  # without sweep.json, another job may start within this time
-_LOWER_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "_s")
+_LOWER_IS_BETTER = ("loss", "error", "crossentropy", "mae", "mse", "mape", "msle", "_s")  # page.js has the same list
 _NOT_STARTED = ("waiting", "starting")
 _NOT_RANKED = ("failed", "gone")
 
@@ -163,7 +163,7 @@ class SweepReader:
         }
 
     def _job(self, path: Path, job: JobState) -> JobState:
-        """The state of a job, of which `job` has what sweep.json says."""
+        """The state of a job, of which `job` has the entry of sweep.json."""
         stamp_s = reading.changed_s(path / RESULT)
         known_s, known = self._known.get(path, (0.0, job))
         if known_s == stamp_s and known.status in OVER and self._counts(known.status, stamp_s):

@@ -15,7 +15,7 @@ from psrun.cluster.placement import Balance, Placed, balance
 
 
 def placement_table(placed: Sequence[Placed], title: str, *, most: int = 24) -> Group:
-    """Each variable with its shards, and how evenly they lie on the tasks."""
+    """Each variable with its shards, and the balance of the tasks."""
     rows: dict[tuple[str, str], list[Placed]] = {}
     for shard in placed:
         rows.setdefault((shard.kind, shard.variable), []).append(shard)
@@ -33,7 +33,7 @@ def placement_table(placed: Sequence[Placed], title: str, *, most: int = 24) -> 
 
 
 def feature_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """A row a feature of a table of examples, as `psrun.data.proposals.Proposal.row` gives it."""
+    """One row per feature of a table of examples, as from `psrun.data.proposals.Proposal.row`."""
     table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
     every = ("feature", "dtype", "ids", "values", "examples", "missing", "note")
     keys = [key for key in every if any(row[key] for row in rows)]
@@ -59,7 +59,7 @@ def _balance_line(found: Balance) -> Text:
 
 @dataclass(frozen=True)
 class TaskRow:
-    """How a task of a cluster is, as far as the one who shows it can see.
+    """The state of a task of a cluster, as far as it is known.
 
     Attributes:
       processor: use in percent of one core.
@@ -75,7 +75,7 @@ class TaskRow:
 
 
 def task_table(rows: Sequence[TaskRow]) -> Table:
-    """A row a task."""
+    """One row per task."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("task", "state", "restarts", "memory", "CPU", "last heartbeat"):
         table.add_column(heading, justify="left" if heading in ("task", "state") else "right")

@@ -1,4 +1,4 @@
-"""Small files in the run folder through which the tasks of one run see each other: heartbeats and requests.
+"""Small files in the run folder that the tasks of one run share: heartbeats and requests.
 
 One writer a file, replaced atomically: a reader never sees half of one.
 """
@@ -28,13 +28,13 @@ class Heartbeat:
 
     Attributes:
       pid: of the process.
-      at_s: when, as of `time.time`.
+      at_s: the time of the heartbeat, as of `time.time`.
       state: such as 'starting', 'serving', 'training', 'evaluating', 'saving', 'done'.
-      step: steps applied, where the task knows (the chief does).
+      step: applied steps, if the task knows them (the chief does).
       step_at_s: when `step` last changed, as of `time.time`.
-      slowest_step_s: the longest time there was between two changes of `step`.
-      advances: how often something else than a step was done, such as a batch evaluated.
-      progress: what a live view shows of the training, as in `psrun.results.events.Progress`.
+      slowest_step_s: the longest time between two changes of `step`.
+      advances: units of other work that were done, such as evaluated batches.
+      progress: of the training, as `psrun.results.events.Progress`.
     """
 
     pid: int
@@ -56,7 +56,7 @@ class Heartbeat:
 
 
 class HeartbeatWriter:
-    """Writes a heartbeat twice a second from a thread of its own, until stopped.
+    """Writes a heartbeat twice a second from a separate thread, until stopped.
 
     The thread calls `read`, which must not access a variable: that blocks while a parameter server hangs.
     """
@@ -89,7 +89,7 @@ class HeartbeatWriter:
 
 
 def shared(folder: Path) -> Path:
-    """Where the tasks of the run in `folder` keep what is for each other; whoever supervises them removes it."""
+    """The folder that the tasks of the run in `folder` share; the supervisor of the tasks removes it."""
     return folder / ".tasks"
 
 
@@ -103,7 +103,7 @@ def path(folder: Path, task: Task) -> Path:
 
 
 def read(folder: Path, task: Task) -> Heartbeat | None:
-    """The last heartbeat of a task; None where there is none."""
+    """The last heartbeat of a task; None without one."""
     file = path(folder, task)
     try:
         beat = Heartbeat(**json.loads(file.read_text(encoding="utf-8")))
@@ -113,7 +113,7 @@ def read(folder: Path, task: Task) -> Heartbeat | None:
 
 
 def names(folder: Path) -> list[str]:
-    """What is in a folder that another process may be about to remove: nothing, once it has.
+    """The names in a folder; none if another process has removed it.
 
     Whoever waits for a file looks here too: a client of NFS asks its server which names there are when a folder is
     opened, and else goes by what it has seen for up to a minute.
@@ -125,7 +125,7 @@ def names(folder: Path) -> list[str]:
 
 
 def still_beats(folder: Path, task: Task, *, within_s: float = 0.0) -> bool:
-    """Whether the task is alive somewhere, judged by its heartbeat changing, which no two clocks need agree about.
+    """Whether the task is alive on any host: whether its heartbeat changes, independent of the hosts' clocks.
 
     Args:
       within_s: how long to wait for it to end.

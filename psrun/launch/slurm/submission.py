@@ -118,7 +118,7 @@ class Following:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # the cursor, which a live view hides, must come back
         try:
             self._await_begin()
-            view = RunView(self._folder, self._console, wait_s=_NOTHING_YET_S, goes_on=self._goes_on)
+            view = RunView(self._folder, self._console, wait_s=_NOTHING_YET_S, continues=self._goes_on)
             code = view.follow()
             if _result(self._folder) == self._before:
                 raise PsrunError(f"job {self._job} ended without starting the run{self._how()}")

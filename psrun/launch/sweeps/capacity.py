@@ -1,4 +1,4 @@
-"""How many jobs this machine has cores and memory for."""
+"""The number of jobs that fit the cores and the memory of this machine."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.launch import task_plan
 
-# A process with TensorFlow holds 0.7 GiB before there is a model, a cluster of two workers and two servers in one 0.9.
+# A process with TensorFlow uses 0.7 GiB without a model; an in-process cluster with two workers and two ps, 0.9.
 _PROCESS_BYTES = 2**30
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def jobs_at_once(runs: Sequence[RunConfig], *, cores: int | None = None, memory_bytes: int | None = None) -> int:
-    """How many of the largest of `runs` go at once, one at least.
+    """The number of jobs, each as large as the largest of `runs`, that can run at once; at least one.
 
-    A job takes a core for each worker and a gibibyte for each process; how large its tables are is not looked at.
+    A job needs a core for each worker and a gibibyte for each process; the size of its tables is not counted.
 
     Args:
-      cores: that there are; None for those that this process may use.
-      memory_bytes: that are free; None for those that are.
+      cores: None for those that this process may use.
+      memory_bytes: None for the free memory.
     """
     workers, processes = (max((count(run) for run in runs), default=1) for count in (_num_workers, _num_processes))
     cores = _cores() if cores is None else cores
@@ -65,7 +65,7 @@ def _free_bytes() -> int:
     most, used = _read("memory.max"), _read("memory.current")
     if not (most.isdigit() and used.isdigit()):
         return free
-    # Files that were read stay in memory, as used, only until somebody wants it.
+    # The page cache counts as used memory, but is freed on demand.
     kept = dict(line.split() for line in _read("memory.stat").splitlines()).get("inactive_file", "0")
     return min(free, int(most) - int(used) + int(kept))
 

@@ -1,4 +1,4 @@
-"""What a sweep requires of the jobs that a sweeper proposes."""
+"""Checks of the jobs that a sweeper proposes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psrun.results.sweep_record import Sweep
 
 @dataclass(frozen=True)
 class Proposed:
-    """A job that a sweeper wants to be run: `raw` as plain values, `unresolved` with references as they stand."""
+    """A job that a sweeper proposes: `raw` has plain values, `unresolved` has references."""
 
     number: int
     overrides: list[str]
@@ -30,7 +30,7 @@ def without_sweep_keys(overrides: Sequence[str]) -> list[str]:
 
 
 def require_own_folders(sweep: Sweep, proposed: Sequence[Proposed]) -> None:
-    """Raises ConfigError where two jobs have the same folder."""
+    """Raises ConfigError if two jobs have the same folder."""
     held = {sweep.folder(job): job.number for job in sweep.jobs.values()}
     for each in proposed:
         other = held.setdefault(each.folder, each.number)
@@ -40,7 +40,7 @@ def require_own_folders(sweep: Sweep, proposed: Sequence[Proposed]) -> None:
 
 
 def require_whole(run: RunConfig) -> RunConfig:
-    """The run. Raises ConfigError where one process cannot start it as a whole."""
+    """The run. Raises ConfigError if a single process cannot start all of its tasks."""
     if run.cluster.started_elsewhere and run.uses_cluster:
         message = (
             f"is {run.cluster.kind}, whose tasks are started separately, but a sweep starts whole runs; choose "
@@ -51,7 +51,7 @@ def require_whole(run: RunConfig) -> RunConfig:
 
 
 def of_jobs(problem: Problem, numbers: list[int], apart: Mapping[int, str]) -> Problem:
-    """The problem with the jobs that have it, where not all do."""
+    """The problem, with the jobs that have it unless all do."""
     if len(numbers) == len(apart):
         return problem
     named = ", ".join(f"{number} ({apart[number]})" for number in numbers[:3])

@@ -1,4 +1,4 @@
-"""How a sweep is ended by Ctrl-C or SIGTERM, whatever launcher it waits in."""
+"""Ends a sweep on Ctrl-C or SIGTERM, with any launcher."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from psrun.errors import Interrupted
 from psrun.results.sweep_record import END, KILL, Sweep
 
-_WITHIN_S = 40.0  # a run saves and ends within 25 s, and those of a cluster's tasks that are left within 10 s
+_WITHIN_S = 40.0  # a run saves and exits within 25 s, and the remaining tasks of its cluster within 10 s
 _KILLED_WITHIN_S = 3.0
 
 
 class Ended(BaseException):
-    """A signal ended the sweep and its jobs. Not an Exception: launchers and sweepers attribute those to a job."""
+    """A signal ended the sweep and its jobs. Not an Exception: launchers and sweepers attribute exceptions to a job."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -35,7 +35,7 @@ class Interruption:
             signal.signal(signum, self._handle)
 
     def raise_if_ended(self) -> None:
-        """Again, for a launcher that has kept it to itself."""
+        """Raises Ended again, for launchers that swallow it."""
         if self.signum is not None:
             raise Ended(self.signum)
 

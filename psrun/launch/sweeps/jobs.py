@@ -1,4 +1,4 @@
-"""A job of a sweep: a child process of whatever the launcher lets run it, which lives no longer than that."""
+"""A job of a sweep: a child of the process that the launcher uses. It ends with that process."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _MOST_STARTS = 5
 
 
 def run(folder: Path, sweep: Sweep, *, elsewhere: bool) -> float | None:
-    """Runs the job that is prepared in `folder` to its end, once there is a place for it, if it is not done already.
+    """Waits for a free slot and runs the job that is prepared in `folder`, unless it is done already.
 
     Args:
-      elsewhere: whether this is another process than the sweep's, and ends with it.
+      elsewhere: whether this is not the sweep's process; then it ends with that process.
 
     Returns:
       The objective; None if the job failed, or did not run because the sweep is stopping.
@@ -39,21 +39,21 @@ def run(folder: Path, sweep: Sweep, *, elsewhere: bool) -> float | None:
                 return None
             try:
                 _run(folder, sweep, elsewhere)
-            except OSError as error:  # a full disk; the others may have more luck
+            except OSError as error:  # such as a full disk; the other jobs continue
                 _record(folder, SweepError(f"the job could not run: {error}"), code=1)
     result = RunFolder(folder).stored()
     return sweep.measured(result.get("metrics") or {}) if result.get("status") == "completed" else None
 
 
 def ignore_interrupts() -> None:
-    """A Ctrl-C, which reaches every process of the terminal, is the sweep's to pass on."""
+    """Ignores Ctrl-C, which reaches every process of the terminal: the sweep forwards it."""
     signal.signal(signal.SIGINT, lambda signum, frame: None)  # not SIG_IGN, which children would inherit
 
 
 @contextlib.contextmanager
 def _place(sweep: Sweep, elsewhere: bool) -> Iterator[bool]:
     """Waits for a free slot among the running jobs; False if the sweep is stopping."""
-    if socket.gethostname() != sweep.host:  # the limit is that of another machine
+    if socket.gethostname() != sweep.host:  # the limit applies to another machine
         yield sweep.told_to_end() is None
         return
     held = None
@@ -69,17 +69,17 @@ def _place(sweep: Sweep, elsewhere: bool) -> Iterator[bool]:
             os.close(held)
 
 
-def goes_on(raw: Mapping[str, Any], folder: Path) -> bool:
+def can_resume(raw: Mapping[str, Any], folder: Path) -> bool:
     """Whether the job with the configuration `raw` can resume instead of starting from the beginning."""
     return raw["checkpoint"]["kind"] != "none" and raw["mode"] == "train" and (folder / RESULT).exists()
 
 
 def _run(folder: Path, sweep: Sweep, elsewhere: bool) -> None:
-    """Runs a job until it ends with something else than "start me again", as one does that lost a parameter server."""
+    """Runs a job until it ends with another code than RESTART, such as after the loss of a parameter server."""
     for _ in range(_MOST_STARTS):
         code = _run_once(folder, sweep, elsewhere)
         raw: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
-        if code != ExitCode.RESTART or sweep.told_to_end() is not None or not goes_on(raw, folder):
+        if code != ExitCode.RESTART or sweep.told_to_end() is not None or not can_resume(raw, folder):
             return
         write_config(folder, {**raw, "resume": str(folder)})
 
@@ -93,7 +93,7 @@ def _run_once(folder: Path, sweep: Sweep, elsewhere: bool) -> int:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # a Ctrl-C at the terminal is the sweep's to pass on
+            start_new_session=True,  # the sweep forwards a Ctrl-C at the terminal
         )
     try:
         code = _await(child, sweep, elsewhere)
@@ -121,7 +121,7 @@ def _await(child: subprocess.Popen, sweep: Sweep, elsewhere: bool) -> int:
 
 
 def _end_with(sweep: Sweep, elsewhere: bool, child: subprocess.Popen | None = None) -> None:
-    """Ends this process, and the job, where the one that runs the sweep is gone."""
+    """Ends this process and the job if the process that runs the sweep is gone."""
     if elsewhere and not sweep.is_alive():
         if child is not None:
             child.kill()

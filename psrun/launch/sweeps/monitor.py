@@ -34,14 +34,14 @@ class Monitor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Looks a last time."""
+        """Stops after a last look."""
         if self._thread.is_alive():
             self._ended.set()
             self._thread.join()
         self.look()
         self._screen.stop()
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self._screen.print(text)
 
     def look(self) -> None:

@@ -1,4 +1,4 @@
-"""`psrun -m mode=plan`: what the jobs of a sweep would hold and move, planned in one process and shown in one table."""
+"""`psrun -m mode=plan`: memory and traffic of the jobs of a sweep, planned in one process and shown in one table."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from psrun.results.sweep_state import distinguishing
 
 
 def make(sweep: Sweep) -> None:
-    """Plans all jobs that are not planned yet; what came of it is in their run folders.
+    """Plans all jobs that are not planned yet, and writes the results to their run folders.
 
     Raises:
-      SweepError: the process that plans ended before its time.
+      SweepError: the planning process failed.
     """
     log = sweep.path / "plan.log"
     with log.open("ab") as file:
@@ -42,10 +42,10 @@ def make(sweep: Sweep) -> None:
 
 
 def show(sweep: Sweep, console: Console) -> None:
-    """A row a job.
+    """Prints one row per job.
 
     Raises:
-      ConfigError: what a plan of a single job refuses, with the job.
+      ConfigError: jobs that cannot be planned, with the reasons.
     """
     jobs = [job for _, job in sorted(sweep.jobs.items())]
     problems = []

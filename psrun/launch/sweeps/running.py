@@ -28,11 +28,11 @@ class Running:
     """A sweep of this process.
 
     Args:
-      arguments: those that start it again, in Hydra's grammar.
+      arguments: its command line, in Hydra's grammar.
       before: the sweep to resume; None for a new one.
 
     Attributes:
-      plans: whether its jobs are planned and not run.
+      plans: whether its jobs are planned instead of run.
     """
 
     def __init__(self, arguments: list[str], before: Sweep | None) -> None:
@@ -42,7 +42,7 @@ class Running:
         self._limit: int | str = "auto"
         self._shown = self.plans = False
 
-    # -- its begin
+    # -- start
 
     def has_nothing_to_do(self) -> bool:
         """Whether all jobs of a resumed sweep are done; prints a message if so."""
@@ -52,15 +52,15 @@ class Running:
         if not all(before.is_done(before.folder(job)) for job in before.jobs.values()):
             return False
         Monitor(before, self._console).result()
-        self._say(f"all jobs of the sweep in {before.path} are done; nothing to do")
+        self._print(f"all jobs of the sweep in {before.path} are done; nothing to do")
         return True
 
     def begin(self, folder: Path, *, search: bool, keys: Mapping[str, Any]) -> None:
-        """Makes the sweep's folder.
+        """Creates the folder of the sweep.
 
         Raises:
-          ConfigError: `keys` of the node `sweep` are not what they must be, or the folder is another sweep's.
-          SweepError: nothing can be written there.
+          ConfigError: `keys` of the node `sweep` are invalid, or the folder belongs to another sweep.
+          SweepError: the folder cannot be written.
         """
         problems: list[Problem] = []
         read = schema.read(SweepKeys, keys, key="sweep", problems=problems)
@@ -75,16 +75,16 @@ class Running:
         self._sweep = sweep
         process.outlive_stdout(sys.stderr)
         self._monitor = Monitor(sweep, self._console)
-        self._interruption = Interruption(sweep, self._monitor.say)
+        self._interruption = Interruption(sweep, self._monitor.print)
 
     def add(self, arguments: list[str]) -> None:
-        """Further arguments that start it again."""
+        """Adds arguments that a resumed sweep needs."""
         self.sweep.arguments = [*self.sweep.arguments, *arguments]
         self.sweep.write()
 
     @property
     def sweep(self) -> Sweep:
-        """Raises SweepError before there is one."""
+        """The sweep. Raises SweepError before it has started."""
         if self._sweep is None:
             raise SweepError("the sweep has not started")
         return self._sweep
@@ -93,14 +93,14 @@ class Running:
     def has_begun(self) -> bool:
         return self._sweep is not None
 
-    # -- its jobs
+    # -- jobs
 
     def prepare(self, proposed: Sequence[Proposed]) -> None:
-        """Checks all of them, and then makes their folders.
+        """Checks all proposed jobs, then creates their folders.
 
         Raises:
-          ConfigError: with everything that is wrong with any of them.
-          SweepError: nothing can be written there.
+          ConfigError: with all problems of all jobs.
+          SweepError: the folder cannot be written.
         """
         self._interruption.raise_if_ended()
         sweep = self.sweep
@@ -135,7 +135,7 @@ class Running:
             plans.make(self.sweep)
 
     def look(self) -> None:
-        """What has become of the jobs so far.
+        """Reads and shows the current state of the jobs.
 
         Raises:
           ConfigError: a search would run without its objective.
@@ -146,7 +146,7 @@ class Running:
             self._require_metric()
 
     def _is_done(self, each: Proposed) -> bool:
-        """Raises ConfigError where there is another job in the folder."""
+        """Whether the job must not run again. Raises ConfigError if its folder holds another job."""
         sweep, stored = self.sweep, RunFolder(each.folder).stored()
         there = stored.get("overrides")
         if there is not None and checks.without_sweep_keys(there) != checks.without_sweep_keys(each.overrides):
@@ -156,17 +156,17 @@ class Running:
             )
         before = sweep.jobs.get(each.number)
         if before is not None and before.status == "completed" and not stored:
-            self._say(f"job {each.number} was completed, but {each.folder} is missing: running it again")
+            self._print(f"job {each.number} was completed, but {each.folder} is missing: running it again")
         return sweep.is_done(each.folder)
 
     def _raw(self, each: Proposed) -> dict[str, Any]:
-        """What the job is to run: as it was when it was prepared first, unless it failed and begins anew."""
-        if jobs.goes_on(each.raw, each.folder):
+        """The configuration of the job: as it was first prepared, unless the job failed and starts again."""
+        if jobs.can_resume(each.raw, each.folder):
             return {
                 **recorded_config.as_recorded(each.raw, each.unresolved, each.folder, []),
                 "resume": str(each.folder),
             }
-        if RunFolder(each.folder).stored().get("status") == "failed":  # perhaps for what is mended now
+        if RunFolder(each.folder).stored().get("status") == "failed":  # perhaps with a mistake that is corrected now
             return each.raw
         return recorded_config.as_recorded(each.raw, each.unresolved, each.folder, [])
 
@@ -185,15 +185,15 @@ class Running:
         return runs
 
     def _make(self, each: Proposed, raw: Mapping[str, Any]) -> None:
-        if not jobs.goes_on(each.raw, each.folder) and (each.folder / RESULT).exists():
+        if not jobs.can_resume(each.raw, each.folder) and (each.folder / RESULT).exists():
             shutil.rmtree(each.folder)
         each.folder.mkdir(parents=True, exist_ok=True)
         write_config(each.folder, raw)
 
-    # -- its end
+    # -- end
 
     def is_fruitless(self) -> bool:
-        """Whether it is a search of which no job was completed."""
+        """Whether it is a search whose jobs all failed."""
         sweep = self._sweep
         if sweep is None:
             return False
@@ -213,14 +213,14 @@ class Running:
             self._sweep.end("failed")
 
     def end(self, signum: int | None) -> ExitCode:
-        """Shows what the jobs came to.
+        """Shows the results of the jobs.
 
         Args:
-          signum: by which the sweep was ended; None where it came to its end.
+          signum: the signal that ended the sweep; None without one.
 
         Raises:
-          ConfigError: no job has the metric they are to be compared by, or jobs cannot be planned.
-          SweepError: nothing can be written to the sweep's folder.
+          ConfigError: no job has the metric that ranks them, or jobs cannot be planned.
+          SweepError: the folder of the sweep cannot be written.
         """
         sweep, codes = self.sweep, set[int]()
         if self.plans:
@@ -234,7 +234,7 @@ class Running:
         done = not codes or (sweep.search and signum is None)
         sweep.end("interrupted" if signum is not None else "completed" if done else "failed")
         if not done and not self.plans:
-            self._say(f"to resume the other jobs: psrun -m resume={recorded_config.quoted(sweep.path)}")
+            self._print(f"to resume the other jobs: psrun -m resume={recorded_config.quoted(sweep.path)}")
         if signum is not None:
             return Interrupted(signum).exit_code
         if self.plans:
@@ -244,7 +244,7 @@ class Running:
         return ExitCode.USAGE if codes == {ExitCode.USAGE} else ExitCode.FAILED if codes else ExitCode.DONE
 
     def _show_plans(self) -> None:
-        """Shows the plans; their folder is kept where it was asked for by name."""
+        """Shows the plans; removes their folder unless the command line names it."""
         named = any(recorded_config.key_of(argument) == "hydra.sweep.dir" for argument in self._arguments)
         try:
             plans.show(self.sweep, self._console)
@@ -261,5 +261,5 @@ class Running:
         guess = schema.did_you_mean(sweep.metric, there)
         raise ConfigError([Problem("sweep.metric", f"no job has a metric '{sweep.metric}'.{guess}")])
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False)

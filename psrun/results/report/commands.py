@@ -23,7 +23,7 @@ _STDOUT, _ENDLESS = "-", 10_000
 
 @dataclass(frozen=True)
 class _Report:
-    """What is to be shown: runs and their rows, what differs between the runs, and what rows are sorted by."""
+    """The content of a report: runs and their rows, the axes in which runs differ, and the sort keys of the rows."""
 
     runs: list[runs.Run]
     rows: list[rows.Row]
@@ -32,17 +32,17 @@ class _Report:
 
 
 def main(arguments: list[str]) -> ExitCode:
-    """Does what `psrun report ARGUMENTS` asks for.
+    """Runs `psrun report ARGUMENTS`.
 
     Raises:
-      ConfigError: there is no run in a folder, or a key, a condition or a column is not known.
-      PsrunError: what is to be written cannot be.
-      SystemExit: as argparse ends: help, or arguments that it does not know.
+      ConfigError: a folder holds no run, or a key, a condition or a column is unknown.
+      PsrunError: an output cannot be written.
+      SystemExit: from argparse, for --help and for invalid arguments.
     """
     given = _parser().parse_args(_joined(arguments))
     report = _read(given.folder, given.where, given.sort)
     columns = _columns(given.columns, report)
-    # What goes to standard output stays whole.
+    # Standard output holds nothing but the data.
     console = Console(highlight=False, stderr=_STDOUT in (given.csv, given.json, given.html))
     for name, write in (("csv", table.as_csv), ("json", table.as_json)):
         target = getattr(given, name)
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:
-    """argparse takes the value of `--sort -val_auc` for an option."""
+    """Joins `--sort` and its value: argparse parses the value of `--sort -val_auc` as an option."""
     made: list[str] = []
     for argument in arguments:
         if made and made[-1] == "--sort":
@@ -98,7 +98,7 @@ def _read(folders: Sequence[Path], where: Sequence[str], sort: Sequence[str]) ->
 
 
 def _columns(text: str | None, report: _Report) -> list[str]:
-    """Those that were asked for; none where all are to be chosen."""
+    """The requested columns; none without a request."""
     if text is None:
         return []
     return ["run", *(rows.found_key(key.strip(), report.rows) for key in text.split(",") if key.strip() != "run")]
@@ -114,7 +114,7 @@ def _metrics(report: _Report) -> list[str]:
 
 
 def _folded(report: _Report, columns: list[str], fold: bool) -> tuple[list[rows.Row], list[str]]:
-    """Rows and columns, with one row for all seeds where that is wanted and there are several."""
+    """Rows and columns; with `fold`, runs that differ only in the seed are one row."""
     if not fold:
         return report.rows, columns
     made = rows.folded(report.rows, rows.groups(report.runs))
@@ -124,18 +124,24 @@ def _folded(report: _Report, columns: list[str], fold: bool) -> tuple[list[rows.
     return made, [rows.FOLDED if column == rows.SEED else column for column in columns if column != "folder"]
 
 
-def _tells(report: _Report, column: str) -> bool:
-    """Whether there is anything in a column; of recoveries, whether there were any."""
+def _has_values(report: _Report, column: str) -> bool:
+    """Whether a column has a value; for recoveries, whether there were any."""
     return any(row.get(column) if column == "recoveries" else row.get(column) is not None for row in report.rows)
 
 
 def _print(console: Console, report: _Report, chosen: list[str], *, fold: bool) -> None:
-    measured = [name for name in rows.MEASURED if _tells(report, name)]
-    columns = chosen or ["run", "status", *(n for n in _metrics(report) if _tells(report, n)), *report.axes, *measured]
+    measured = [name for name in rows.MEASURED if _has_values(report, name)]
+    columns = chosen or [
+        "run",
+        "status",
+        *(n for n in _metrics(report) if _has_values(report, n)),
+        *report.axes,
+        *measured,
+    ]
     made, columns = _folded(report, columns, fold)
     spare = [] if chosen else _spare(report, columns)
     kept = table.fitting(made, columns, spare, console.width) if console.is_terminal else columns
-    # What is not a terminal has no width, and a table that was asked for by its columns may be wider than the terminal.
+    # Without a terminal there is no width; a table of requested columns may be wider than the terminal.
     room = max(console.width, table.least_width(made, kept)) if console.is_terminal else None
     lines = [table.summary(report.runs, made), *_left_out(columns, kept), *table.errors(report.runs)]
     try:
@@ -145,7 +151,7 @@ def _print(console: Console, report: _Report, chosen: list[str], *, fold: bool) 
 
 
 def _rendered(console: Console, shown: Table, lines: Sequence[str], room: int | None) -> str:
-    """What `console` would print, in lines of `room` characters; None: of any length."""
+    """The output of `console`, in lines of `room` characters; None: of any length."""
     terminal, out = console.is_terminal, io.StringIO()
     paper = Console(
         file=out,
@@ -161,7 +167,7 @@ def _rendered(console: Console, shown: Table, lines: Sequence[str], room: int | 
 
 
 def _spare(report: _Report, columns: Sequence[str]) -> list[str]:
-    """The columns that may be left out of the table, the least important first; run, status and two metrics stay."""
+    """The columns that may be hidden, the least important first; run, status and two metrics stay."""
     given = {key for run in report.runs for key in run.overrides}
     metrics = _metrics(report)
     trained = [name for name in metrics if not name.startswith("val_")]
@@ -181,12 +187,12 @@ def _left_out(columns: Sequence[str], kept: Sequence[str]) -> list[str]:
 
 
 def _write(console: Console, target: str, text: str) -> None:
-    """Writes a file, or to standard output. Raises PsrunError where that cannot be done."""
+    """Writes a file, or to standard output. Raises PsrunError if that is not possible."""
     path = Path(target)
     try:
         if target == _STDOUT:
             _to_stdout(text)
-        elif path.exists() and not path.is_file():  # such as /dev/stdout, which is not to be replaced
+        elif path.exists() and not path.is_file():  # such as /dev/stdout, which must not be replaced
             path.write_text(text, encoding="utf-8")
         else:
             files.write_atomic(path, text)
@@ -197,8 +203,8 @@ def _write(console: Console, target: str, text: str) -> None:
 
 
 def _to_stdout(text: str) -> None:
-    """Not by sys.stdout, which would keep what cannot be written, and fail on it again at the end."""
-    # A pipe is broken by one who has seen enough, such as `head`.
+    """Bypasses sys.stdout, which would buffer unwritable output and fail again at exit."""
+    # A reader such as `head` closes the pipe early.
     with contextlib.suppress(BrokenPipeError), open(os.dup(1), "w", encoding="utf-8", errors="backslashreplace") as out:
         out.write(text)
 

@@ -97,7 +97,7 @@ function colors() {
 
 // -- cards and table
 
-const LOWER_IS_BETTER = /(loss|error|crossentropy|mae|mse|mape|msle)$/;
+const LOWER_IS_BETTER = /(loss|error|crossentropy|mae|mse|mape|msle|_s)$/;
 
 /** A card: 'best val_auc 0.771 (run 4)'. */
 const card = (what, value, more) => el("div", { className: "tile" }, el("span", {}, what), " ", el("b", {}, value), " ", more);

@@ -1,4 +1,4 @@
-"""One page with charts of many runs: a file that needs nothing else, and asks nobody for anything."""
+"""One page with charts of many runs: a single file that loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def render(runs: Sequence[Run], axes: Sequence[str], *, named: Sequence[str]) ->
     """The page as HTML.
 
     Args:
-      runs: in the order in which they are to be listed.
-      axes: keys of what differs between them, to choose runs by.
-      named: the folders that the report was asked for.
+      runs: in the order of the list.
+      axes: the keys in which runs differ, for the filters.
+      named: the folders of the report.
 
     Raises:
-      PsrunError: the package that brings the plotting library is not installed.
+      PsrunError: the plotting library is not installed.
     """
     try:
         library = importlib.import_module("plotly.offline").get_plotlyjs()
@@ -43,7 +43,7 @@ def render(runs: Sequence[Run], axes: Sequence[str], *, named: Sequence[str]) ->
     }
     data = json.dumps(_data(runs, axes, named), allow_nan=False, separators=(",", ":"), default=str)
     return Template(parts["page.html"]).substitute(
-        # Nothing in the data may end the element that holds it.
+        # Data must not close the element that holds it.
         data=data.replace("<", "\\u003c"),
         style=parts["page.css"],
         library=library,
@@ -70,7 +70,7 @@ def _data(runs: Sequence[Run], axes: Sequence[str], named: Sequence[str]) -> Val
 
 
 def _common(runs: Sequence[Run]) -> Values:
-    """Configuration that is the same in all runs that have one."""
+    """The keys that are equal in all runs with a configuration."""
     kept = [run.config for run in runs if run.config]
     first = kept[0] if kept else {}
     return {k: value for k, value in first.items() if all(k in other and other[k] == value for other in kept)}

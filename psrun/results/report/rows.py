@@ -1,4 +1,4 @@
-"""Runs as rows: one value a column, what differs between them, filtered, sorted, and folded over seeds."""
+"""Runs as rows: one value per column; axes, filters, sorting, and folding over seeds."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from psrun.results.run_folder import flat
 SEED = "seed"
 FOLDED = "seeds"
 MEASURED = ("steps", "steps_per_s", "examples_per_s", "wall_s", "recoveries")
-_TYPES = ("kind", "_target_")  # what a group was chosen to be
-_NOT_COMPARED = ("resume", "task.type", "task.index")  # where and how a run was started, not what it was
+_TYPES = ("kind", "_target_")  # the choice of a group
+_NOT_COMPARED = ("resume", "task.type", "task.index")  # how a run was started, not what it trained
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le, ">=": operator.ge, "!=": operator.ne, "==": operator.eq,
     "=": operator.eq, "<": operator.lt, ">": operator.gt,
@@ -43,14 +43,13 @@ class Spread:
 
 
 def row(run: Run) -> Row:
-    """All that is known of a run by the name of a column: configuration, choices of groups, run.json, metrics."""
+    """All values of a run by column: configuration, choices of groups, run.json, metrics."""
     skipped = ("placement", "checkpoints", "overrides", "error", "recoveries", "steps", "metrics")
     results = flat({name: value for name, value in run.result.items() if name not in skipped})
     steps = mapping(run.result.get("steps"))
     recoveries = run.result.get("recoveries")
-    experiment = {
-        key: value for key, value in run.overrides.items() if key == "experiment"
-    }  # which leaves no key of its own
+    # An experiment is not a key of the configuration.
+    experiment = {key: value for key, value in run.overrides.items() if key == "experiment"}
     return {
         **results, **{f"steps.{name}": value for name, value in steps.items()},
         **experiment, **run.config, **choices(run.config),
@@ -67,7 +66,7 @@ def metrics(run: Run) -> dict[str, float | None]:
 
 
 def choices(config: Mapping[str, Any]) -> dict[str, str]:
-    """What each group was chosen to be: {'partitioner': 'min_size', 'optimizer': 'Adagrad'}."""
+    """The choice of each group: {'partitioner': 'min_size', 'optimizer': 'Adagrad'}."""
     found = {}
     for key, value in config.items():
         group, _, last = key.rpartition(".")
@@ -77,7 +76,7 @@ def choices(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def axes(runs: Sequence[Run]) -> list[str]:
-    """What differs between the runs: first the overrides of the command lines, in their order, then other keys.
+    """The keys in which runs differ: first the overrides of the command lines, in their order, then other keys.
 
     What follows from another choice (the number of shards, where only one of two partitioners has any) is left out
     unless it was overridden.
@@ -121,7 +120,7 @@ def found_key(key: str, rows: Sequence[Row]) -> str:
     """The column that `key` names, whole or by its end: num_workers for cluster.num_workers.
 
     Raises:
-      ConfigError: there is none, or there are several.
+      ConfigError: no column has this name, or several do.
     """
     known = {name for each in rows for name in each}
     if key in known:
@@ -140,10 +139,10 @@ def _near(key: str, known: Iterable[str]) -> str:
 
 
 def condition(text: str, rows: Sequence[Row]) -> Callable[[Row], bool]:
-    """What `--where TEXT` asks of a row, such as 'val_auc>0.7'. A row without the value meets only `!=`.
+    """The condition of `--where TEXT`, such as 'val_auc>0.7'. A row without the value meets only `!=`.
 
     Raises:
-      ConfigError: it is no comparison, or no run has the key.
+      ConfigError: it is not a comparison, or no run has the key.
     """
     parsed = _CONDITION.fullmatch(text)
     if parsed is None:
@@ -191,7 +190,7 @@ def _rank(value: Any) -> tuple[int, float, list[tuple[int, int | str]]]:
 
 
 def groups(runs: Sequence[Run]) -> list[int]:
-    """A number for each run; runs that differ in nothing but the seed have the same."""
+    """The number of each run's group; runs that differ only in the seed have the same number."""
     numbers: dict[str, int] = {}
     found = []
     for index, run in enumerate(runs):
@@ -202,7 +201,7 @@ def groups(runs: Sequence[Run]) -> list[int]:
 
 
 def folded(rows: Sequence[Row], numbers: Sequence[int]) -> list[Row]:
-    """Rows of one number made one, where their seeds differ: measured values become a Spread."""
+    """Joins the rows of a group whose seeds differ: measured values become a Spread."""
     together: dict[int, list[Row]] = {}
     for each, which in zip(rows, numbers):
         together.setdefault(which, []).append(each)
@@ -232,7 +231,7 @@ def _one(same: Sequence[Row]) -> Row:
 
 
 def shown(value: Any) -> str:
-    """As a person reads it; empty for what is not there."""
+    """A value as text for users; empty for None."""
     if isinstance(value, Spread):
         return f"{shown(value.mean)} ± {_number(value.deviation, digits=2)}"
     if isinstance(value, float):

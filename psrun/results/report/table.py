@@ -21,7 +21,7 @@ _STYLES = {"completed": "green", "failed": "red", "interrupted": "yellow", "runn
 
 
 def headings(columns: Sequence[str]) -> dict[str, str]:
-    """The last part of each dotted column, where no other one ends alike."""
+    """The last part of each dotted column if it is unique, else the whole name."""
     ends = [column.rpartition(".")[2] for column in columns]
     return {column: end if ends.count(end) == 1 else column for column, end in zip(columns, ends)}
 
@@ -50,10 +50,10 @@ class _Column:
 
 
 def table(rows: Sequence[Row], columns: Sequence[str], room: int | None = None) -> Table:
-    """A row a run; numbers to the right.
+    """One row per run, with numbers aligned to the right.
 
     Args:
-      room: the characters of a line; text is broken between words where that helps. None: no text is broken.
+      room: the characters of a line; text is broken between words if necessary. None: no text is broken.
     """
     made = Table(box=None, pad_edge=False, header_style="bold")
     shown = _columns(rows, columns)
@@ -82,13 +82,13 @@ def _columns(rows: Sequence[Row], columns: Sequence[str]) -> list[_Column]:
 
 def _cell(column: str, row: Row) -> Text:
     text = shown(row.get(column))
-    if column == "run" and row.get(FOLDED):  # CSV and JSON name them all
+    if column == "run" and row.get(FOLDED):  # CSV and JSON list all names
         text = _names(_without_common_folder(text.split(", ")))
     return Text(text, style=_STYLES.get(text, "") if column == "status" else "")
 
 
 def fitting(rows: Sequence[Row], columns: Sequence[str], spare: Sequence[str], room: int) -> list[str]:
-    """The columns that fit into `room` characters: as many of `spare` are left out, from its start, as is needed."""
+    """The columns that fit `room` characters, without the first columns of `spare` if necessary."""
     kept = list(columns)
     for column in spare:
         if least_width(rows, kept) <= room:
@@ -98,12 +98,12 @@ def fitting(rows: Sequence[Row], columns: Sequence[str], spare: Sequence[str], r
 
 
 def least_width(rows: Sequence[Row], columns: Sequence[str]) -> int:
-    """The characters of a line of the table, at least, where no word and no number is cut."""
+    """The minimum number of characters of a line if no word and no number is cut."""
     return sum(column.least for column in _columns(rows, columns)) + _BETWEEN * (len(columns) - 1)
 
 
 def errors(runs: Iterable[Run]) -> list[str]:
-    """What went wrong, a line for all runs of which it is the same."""
+    """One line per error, with all runs that have it."""
     names_by_error: dict[str, list[str]] = {}
     for run in runs:
         if run.error:
@@ -124,7 +124,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def as_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """With a line of headings. Raises nothing; a Spread has a column for its deviation, KEY_sd."""
+    """CSV with a header line; a Spread has a second column for its deviation, KEY_sd."""
     wide = _widened(rows, columns)
     out = io.StringIO()
     writer = csv.DictWriter(out, list(wide[0]) if wide else list(columns), lineterminator="\n")
@@ -158,7 +158,7 @@ def _widened(rows: Sequence[Row], columns: Sequence[str]) -> list[Row]:
 
 
 def summary(runs: Sequence[Run], rows: Sequence[Row]) -> str:
-    """How many runs and rows there are: '24 runs, 12 of them in rows of several seeds'."""
+    """The number of runs, and how many of them are folded."""
     many = sum(row.get(FOLDED) or 0 for row in rows)
     one = "1 run" if len(runs) == 1 else f"{len(runs):,} runs"
     return f"{one}; {many:,} that differ only in the seed are folded to mean ± standard deviation" if many else one

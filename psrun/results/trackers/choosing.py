@@ -17,13 +17,13 @@ def make(run: RunConfig, folder: RunFolder, warn: Callable[[str], None], *, join
 
     Args:
       warn: prints a warning.
-      joins: whether another task reports the run, and this one only adds to it.
+      joins: whether another task creates the run, and this one only adds to it.
 
     Raises:
-      ConfigError: what the tracker needs is not installed.
+      ConfigError: the package of the tracker is not installed.
     """
     values = None if joins else flat({name: run.raw[name] for name in parse.RECORDED if name in run.raw})
-    if folder.whole is not folder:  # a replica, of which nobody wants to know
+    if folder.whole is not folder:  # a replica: the chief reports the run
         return []
     match run.tracker:
         case choices.TensorBoard():

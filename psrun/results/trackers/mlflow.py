@@ -12,18 +12,18 @@ from psrun.errors import ConfigError, Problem
 from psrun.results.events import Event, Progress
 from psrun.results.run_folder import RunFolder
 
-_LONGEST_VALUE = 500  # characters of a parameter that every store takes
+_LONGEST_VALUE = 500  # characters; every store accepts parameters of this length
 _MOST_AT_ONCE = 100  # parameters
 _STATUS = {"stopping": "KILLED", "end": "FINISHED"}
 
 
 class MLflowSink:
-    """Files a run, its parameters, and the metrics of its epochs and evaluations.
+    """Creates a run in MLflow with its parameters, and the metrics of its epochs and evaluations.
 
     The first error of MLflow prints a warning and disables tracking; training continues.
 
     Args:
-      values: of the configuration, by dotted key; None where somebody else files the run, and only adds to it.
+      values: of the configuration, by dotted key; None if another task creates the run, and this one only adds to it.
       warn: prints a warning.
 
     Raises:
@@ -34,8 +34,8 @@ class MLflowSink:
         self, chosen: MLflow, folder: RunFolder, values: Mapping[str, Any] | None, warn: Callable[[str], None]
     ) -> None:
         if "://" not in chosen.tracking_uri:
-            os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # a folder is what was asked for
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # each would hold up the training
+            os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # the user chose a folder
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # each retry delays the training
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         try:
             from mlflow import entities, tracking
@@ -61,7 +61,7 @@ class MLflowSink:
         self._status = _STATUS.get(event.kind, self._status)
 
     def progress(self, progress: Progress) -> None:
-        """Only what an epoch's end has settled is filed."""
+        """Does nothing: only the results of complete epochs are recorded."""
 
     def close(self) -> None:
         if self._run_id is not None and self._values is not None:
@@ -72,7 +72,7 @@ class MLflowSink:
             return
         try:
             work()
-        except Exception as error:  # of MLflow, of its store, of the network: none of them is worth a training
+        except Exception as error:  # of MLflow, its store or the network: none of them may end the training
             self._gave_up = True
             self._warn(f"MLflow at {self._chosen.tracking_uri} failed; the run continues without tracking: {error}")
 
@@ -83,7 +83,7 @@ class MLflowSink:
         if self._values is None:
             return
         self._client.update_run(self._run_id, status="RUNNING")
-        there = self._client.get_run(self._run_id).data.params  # which cannot be changed
+        there = self._client.get_run(self._run_id).data.params  # parameters cannot be changed
         new = [
             self._parameter(key, str(value)[:_LONGEST_VALUE]) for key, value in self._values.items() if key not in there
         ]
@@ -91,7 +91,7 @@ class MLflowSink:
             self._client.log_batch(self._run_id, params=new[first : first + _MOST_AT_ONCE])
 
     def _filed(self) -> str:
-        """A new run, which the run folder knows of from now on."""
+        """Creates a run and records it in the run folder."""
         found = self._client.get_experiment_by_name(self._chosen.experiment)
         experiment = found.experiment_id if found else self._client.create_experiment(self._chosen.experiment)
         tags = {"run_folder": str(self._folder.path)}

@@ -17,7 +17,7 @@ class Summaries:
     """Writes each epoch's metrics under train/ and each evaluation's under evaluation/.
 
     Args:
-      values: of the configuration, by dotted key, which are written as text and as hyperparameters; None for none.
+      values: of the configuration, by dotted key, written as text and as hyperparameters; None for none.
     """
 
     def __init__(self, folder: Path, values: Mapping[str, Any] | None) -> None:
@@ -25,7 +25,7 @@ class Summaries:
         self._writers: dict[str, tf.summary.SummaryWriter] = {}
 
     def event(self, event: Event) -> None:
-        if event.kind == "placement" and self._values is not None:  # before, TensorFlow was not to do anything yet
+        if event.kind == "placement" and self._values is not None:  # TensorFlow must not run anything before
             self._describe(self._values)
         name = {"epoch": "train", "evaluation": "evaluation"}.get(event.kind)
         if name is None:
@@ -54,7 +54,7 @@ class Summaries:
         self._writers[name].flush()
 
     def progress(self, progress: Progress) -> None:
-        """Only what an epoch's end has settled is drawn."""
+        """Does nothing: only the results of complete epochs are drawn."""
 
     def close(self) -> None:
         for writer in self._writers.values():

@@ -1,4 +1,4 @@
-"""`psrun watch FOLDER`: what a run or a sweep does, or did, from outside; Ctrl-C ends the view and nothing else."""
+"""`psrun watch FOLDER`: a run or a sweep while it runs, or afterwards; Ctrl-C ends only the view."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _ENDLESS = 10_000
 
 
 def main(arguments: list[str]) -> ExitCode:
-    """Does what `psrun watch ARGUMENTS` asks for.
+    """Runs `psrun watch ARGUMENTS`.
 
     Returns:
-      The exit code of the run; of a sweep 0 where all jobs were completed, else 1.
+      The exit code of the run; for a sweep 0 if all jobs completed, else 1.
 
     Raises:
       ConfigError: there is no run in the folder, no job of the sweep has the metric, or there is nothing to compare.
-      PsrunError: a run has ended without a word, or cannot be read.
+      PsrunError: a run ended without recording a status, or cannot be read.
       KeyboardInterrupt: Ctrl-C, or SIGTERM.
-      SystemExit: as argparse ends: help, or arguments that it does not know.
+      SystemExit: from argparse, for --help and for invalid arguments.
     """
     given = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the cursor, which a live view hides, must come back
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # restores the cursor, which a live view hides
     console = Console(highlight=False)
     folder, found = _awaited(given.folder, given.wait)
     if found == [folder] and (given.metric or given.mode):
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> ExitCode:
         if found == [folder]:
             return RunView(folder, console, wait_s=given.wait).follow()
         if not console.is_terminal:
-            console.width = _ENDLESS  # nothing is cut for a width that there is not
+            console.width = _ENDLESS  # a file has no width
         return SweepView(folder, console, metric=given.metric, mode=given.mode).follow()
     except KeyboardInterrupt:
         console.print("stopped watching; the run continues", style="dim")
@@ -70,7 +70,7 @@ def _seconds(text: str) -> float:
 
 
 def _awaited(folder: Path, wait_s: float) -> tuple[Path, list[Path]]:
-    """The folder and the runs in it, once there are any. Raises ConfigError where there are none in time."""
+    """The folder and the runs in it, once there are any. Raises ConfigError if there are none in time."""
     deadline_s = time.monotonic() + wait_s
     while True:
         if folder.is_dir():

@@ -29,7 +29,7 @@ from psrun.results.task_files import Heartbeat, age_s
 EVERY_S = 0.5
 _PATIENCE_S = 2.0  # with a run.json that cannot be read
 _SEEN_WITHIN_S = 10.0  # on a shared disk
-_SERVERS_FIRST = {"ps": 0, "worker": 1, "chief": 2}  # as the run itself lists them
+_SERVERS_FIRST = {"ps": 0, "worker": 1, "chief": 2}  # the order in which the run lists them
 
 
 class RunView:
@@ -37,30 +37,30 @@ class RunView:
 
     Args:
       wait_s: how long a run.json may be missing.
-      goes_on: whether a scheduler still has the run, which may then continue after its end; None without a scheduler.
+      continues: whether a scheduler still has the run, which may then continue after its end; None without a scheduler.
     """
 
     def __init__(
-        self, path: Path, console: Console, *, wait_s: float, goes_on: Callable[[RunState], bool] | None = None
+        self, path: Path, console: Console, *, wait_s: float, continues: Callable[[RunState], bool] | None = None
     ) -> None:
-        self._path, self._console, self._wait_s, self._goes_on = path, console, wait_s, goes_on
+        self._path, self._console, self._wait_s, self._continues = path, console, wait_s, continues
         self._sink, self._warn = ConsoleSink(console), warner(console)
         self._tail = EventReader(RunFolder(path).metrics)
         self._tasks = _Tasks()
         self._shown_step, self._has_end = 0, False
-        self._said: set[str] = set()
-        self._readable_s = self._had_s = time.monotonic()
+        self._warned: set[str] = set()
+        self._readable_s = self._held_s = time.monotonic()
 
     def follow(self) -> ExitCode:
-        """Shows what was and what comes, until the run is over; returns its exit code.
+        """Shows past and new events until the run is over; returns its exit code.
 
         Raises:
-          PsrunError: the run has ended without a word, or its folder cannot be read or is no more.
+          PsrunError: the run ended without recording a status, or its folder cannot be read or was removed.
         """
         try:
             while True:
-                now = run_state.look(self._path)  # before the events: those before the end are there once it is
-                self._tell()
+                now = run_state.look(self._path)  # before the events: once the run has ended, all events are there
+                self._read_events()
                 if not self._is_readable(now):
                     pass
                 elif self._is_over(now):
@@ -73,16 +73,16 @@ class RunView:
 
     def _is_over(self, now: RunState) -> bool:
         """Whether the run has ended and will not resume. Raises PsrunError if it exited without recording a status."""
-        had = self._goes_on(now) if self._goes_on else None
-        if had or had is None:
-            self._had_s = time.monotonic()
-        if had is None and now.gone:
-            raise PsrunError(self._without_a_word(now, now.gone))
-        if time.monotonic() - self._had_s > _SEEN_WITHIN_S and not now.ended:
-            raise PsrunError(self._without_a_word(now, "its job has ended"))
-        return now.ended and not had
+        held = self._continues(now) if self._continues else None
+        if held or held is None:
+            self._held_s = time.monotonic()
+        if held is None and now.gone:
+            raise PsrunError(self._no_status_message(now, now.gone))
+        if time.monotonic() - self._held_s > _SEEN_WITHIN_S and not now.ended:
+            raise PsrunError(self._no_status_message(now, "its job has ended"))
+        return now.ended and not held
 
-    def _tell(self) -> None:
+    def _read_events(self) -> None:
         try:
             events = self._tail.read()
         except OSError as error:
@@ -92,9 +92,9 @@ class RunView:
         if self._tail.broken:
             self._once(f"skipped lines of {METRICS} that are not events")
         for event in events:
-            self._heard(event)
+            self._handle(event)
 
-    def _heard(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         self._shown_step = event.step or 0
         self._has_end |= event.kind == "end"
         if event.kind == "failure":
@@ -141,7 +141,7 @@ class RunView:
         code = now.result.get("exit_code")
         return ExitCode(code) if code in list(ExitCode) else ExitCode.FAILED
 
-    def _without_a_word(self, now: RunState, gone: str) -> str:
+    def _no_status_message(self, now: RunState, gone: str) -> str:
         return (
             f"the run in {self._path} has the status {now.status}, but {gone}; last written {now.quiet_s:.0f} s ago "
             f"(logs: {self._path / 'logs'}); to resume: {self._command(now)}"
@@ -155,8 +155,8 @@ class RunView:
         return f"psrun {submit}{shlex.quote(f'resume={value}') if not plain else f'resume={value}'}"
 
     def _once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             self._warn(text)
 
     def _print(self, text: str, *, style: str | None = None) -> None:
@@ -164,7 +164,7 @@ class RunView:
 
 
 class _Tasks:
-    """The tasks of a run by their heartbeats, and what their processes use where these can be seen."""
+    """The tasks of a run by their heartbeats, with memory and CPU of the processes on this host."""
 
     def __init__(self) -> None:
         self._seen: dict[Task, Heartbeat] = {}
@@ -182,7 +182,7 @@ class _Tasks:
 
     def _row(self, task: Task, now: RunState) -> TaskRow:
         beat, restarts = now.beats.get(task), self._restarts.get(str(task), 0)
-        if beat is None:  # its file is removed when it is started, and when it ends
+        if beat is None:  # a task removes its file when it starts and when it ends
             return TaskRow(str(task), "starting" if restarts else "ended", restarts, None, None, None)
         usage = self._usage(beat) if run_state.is_here(now.result) else (None, None)
         return TaskRow(str(task), beat.state, restarts, *usage, age_s(beat))
