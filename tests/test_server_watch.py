@@ -11,7 +11,8 @@ from psrun.config import choices
 from psrun.config.topology import Task, Topology
 from psrun.errors import TaskLostError
 from psrun.launch import server_watch
-from psrun.launch.recoveries import Recoveries, Sign, earlier_loss
+from psrun.launch.hang_detector import TrainingStatus
+from psrun.launch.recoveries import Recoveries, earlier_loss
 from psrun.results.events import Reporter
 from psrun.results.run_folder import Earlier
 from psrun.results.summary import PENDING
@@ -55,7 +56,7 @@ class Watched:
         self.rows = recoveries.rows
         self.watch = server_watch.Watch(
             choices.TfConfig("tf_config", **limits), Topology(ADDRESSES, Task("chief", 0)), reporter, recoveries,
-            ask=self.ask, sign=self.look, give_up=self.given_up.append, **options,
+            ask=self.ask, training=self.look, give_up=self.given_up.append, **options,
         )  # fmt: skip
         self.watch.start()
 
@@ -70,7 +71,7 @@ class Watched:
 
     def look(self):
         self.steps += self.goes_on
-        return Sign(self.sign, self.steps, 0.01)
+        return TrainingStatus(self.sign, self.steps, 0.01)
 
     def wait(self, condition):
         deadline_s = time.monotonic() + 10

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +16,11 @@ import pytest
 from rich.console import Console
 from support import raw_config, run_config
 
-from psrun.config import choices
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import BudgetSpentError, ClusterError, ConfigError, ExitCode, TaskLostError
 from psrun.launch.slurm import chief_agent, commands, join, task_agent, task_identity
-from psrun.launch.slurm.managed_task import ManagedTask
 from psrun.launch.slurm.rendezvous import ClusterPlan, Rendezvous, TaskStatus
 from psrun.process import Stop
-from psrun.results import task_files
 from psrun.results.run_folder import RunFolder
 from psrun.roles import run_process
 
@@ -226,36 +222,6 @@ def test_each_task_says_what_is_wrong_though_another_was_first_to_record_it(monk
     with pytest.raises(ConfigError) as raised:
         run_process.execute(raw_config("cluster=slurm", "cluster.num_ps=0"), tmp_path, [], started_s=0.0)
     assert [problem.key for problem in raised.value.problems] == ["cluster.num_ps"]
-
-
-# -- what is kept
-
-
-@pytest.fixture
-def kept(tmp_path) -> Iterator[ManagedTask]:
-    run = run_config("cluster=slurm", "cluster.start_timeout_s=1")
-    assert isinstance(run.cluster, choices.Slurm)
-    found = ManagedTask(run.cluster, tmp_path, WORKER, {WORKER: "localhost:1"})
-    found.process.process = SimpleNamespace(pid=5, poll=lambda: None)  # type: ignore[assignment]
-    return found
-
-
-def test_a_task_that_never_comes_up_hangs(kept):
-    kept.process.started_s = time.time() - 0.5
-    assert kept.fault() is None
-    kept.process.started_s -= 1
-    assert kept.fault() == "did not come up within 1 s"
-
-
-def test_a_task_without_a_heart_ends_and_does_not_hang(kept, tmp_path):
-    kept.process.started_s = time.time()
-    file = task_files.path(tmp_path, WORKER)
-    file.parent.mkdir()
-    file.write_text(json.dumps({"pid": 5, "at_s": time.time(), "state": "serving"}))
-    assert kept.fault() is None
-    file.unlink()
-    kept.process.started_s -= 100
-    assert kept.fault() is None
 
 
 # -- a keeper

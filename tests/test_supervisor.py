@@ -1,4 +1,4 @@
-"""What the supervisor of a cluster makes of how its tasks end; here they are processes that sleep."""
+"""How the supervisor of a cluster handles the ends of its tasks; here they are processes that sleep."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from psrun.launch.task_processes import TaskProcess
 from psrun.process import Stop
 from psrun.results.console import ConsoleSink
 from psrun.results.run_folder import RunFolder
+from psrun.results.task_files import Heartbeat
 
 CHIEF_ENDS_AFTER_S, DISPATCHER_ENDS_AFTER_S, NEVER_S = 1.5, 0.2, 60.0
 
@@ -28,7 +29,7 @@ class Sleeping(TaskProcess):
     def start(self) -> None:
         after_s = {CHIEF: CHIEF_ENDS_AFTER_S, DISPATCHER: DISPATCHER_ENDS_AFTER_S}.get(self.task, NEVER_S)
         self.process = subprocess.Popen(["sleep", str(after_s)], start_new_session=True)
-        self.started_s, self.start_at_s = time.time(), None
+        self.start_at_s = None
 
 
 @pytest.mark.parametrize(("status", "restarts"), [("completed", False), ("running", True)])
@@ -42,3 +43,24 @@ def test_a_task_of_the_data_service_that_ends_before_the_chief(tmp_path, status,
     assert supervisor.run(Stop()) == ExitCode.DONE
     assert (tasks[DISPATCHER].restarts > 0) == restarts
     assert bool(folder.metrics.exists() and folder.metrics.read_text()) == restarts
+
+
+class Beating(Sleeping):
+    """A task with a heartbeat; the chief removes its heartbeat half a second before it exits, as real ones do."""
+
+    def start(self) -> None:
+        super().start()
+        self.began_s = time.monotonic()
+
+    def heartbeat(self) -> Heartbeat | None:
+        exits = self.task == CHIEF and time.monotonic() - self.began_s > CHIEF_ENDS_AFTER_S - 0.5
+        return None if exits else Heartbeat(1, time.time(), "training")
+
+
+def test_a_chief_that_exits_after_a_run_longer_than_the_limit_for_its_start_is_not_lost(tmp_path):
+    run = run_config("cluster=local", "evaluation=none", "cluster.restart.start_timeout_s=1")
+    wanted, folder = task_plan.of(run), RunFolder.create(tmp_path / "run", raw={})
+    tasks = {task: Beating(task, {}, folder.path) for task in wanted.tasks()}
+    supervisor = Supervisor(run, wanted, tasks, {}, folder, ConsoleSink(Console(file=io.StringIO())), time.time())
+    assert supervisor.run(Stop()) == ExitCode.DONE
+    assert {str(task.task): task.restarts for task in tasks.values() if task.restarts} == {}

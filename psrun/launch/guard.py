@@ -21,10 +21,11 @@ from typing import TextIO
 from psrun import process
 from psrun.cluster.probe import answering
 from psrun.config.topology import CHIEF, Task
+from psrun.launch.hang_detector import Silence
 from psrun.results.run_folder import RunFolder
 
 _BEAT_S = 0.5
-_OWN_STALL_S = 3.0
+_HELD_UP_S = 3.0
 
 
 def start(folder: Path, terminal: TextIO, *, timeout_s: float, servers: Mapping[Task, str]) -> None:
@@ -52,19 +53,14 @@ def start(folder: Path, terminal: TextIO, *, timeout_s: float, servers: Mapping[
 
 def _until_it_hangs(timeout_s: float) -> float | None:
     """Reads beats from standard input: for how long there was none, in seconds, or None where the chief has ended."""
-    heard_s = looked_s = time.monotonic()
+    silence = Silence(time.monotonic(), held_up_s=_HELD_UP_S)
     while True:
-        ready = select.select([0], [], [], 2 * _BEAT_S)[0]
-        now_s = time.monotonic()
-        if now_s - looked_s > _OWN_STALL_S:  # this process was held up, and with it perhaps the whole machine
-            heard_s = now_s
-        looked_s = now_s
-        if ready:
+        if select.select([0], [], [], 2 * _BEAT_S)[0]:
             if not os.read(0, 4096):
                 return None
-            heard_s = now_s
-        elif now_s - heard_s > timeout_s:
-            return now_s - heard_s
+            silence.reset(time.monotonic())
+        elif (silent_s := silence.seconds(time.monotonic())) > timeout_s:
+            return silent_s
 
 
 def main() -> None:

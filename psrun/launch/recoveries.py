@@ -9,20 +9,11 @@ from typing import Any
 
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ExitCode
+from psrun.launch.hang_detector import TrainingStatus
 from psrun.results.events import Reporter
 from psrun.results.run_folder import Earlier
 from psrun.results.summary import PENDING
 from psrun.results.task_files import Heartbeat
-
-
-@dataclass(frozen=True)
-class Sign:
-    """What a training shows of itself: its state, the steps applied, the slowest of them so far, and other advances."""
-
-    state: str = "starting"
-    step: int | None = None
-    slowest_step_s: float | None = None
-    advances: int = 0
 
 
 @dataclass
@@ -44,7 +35,7 @@ class _Failure:
     attempt: bool
     before_s: float = 0.0
     restored: int | None = None
-    back: Sign | None = None
+    back: TrainingStatus | None = None
 
 
 class Recoveries:
@@ -73,12 +64,12 @@ class Recoveries:
         for failure in self._open:
             failure.restored = step if failure.attempt else failure.restored
 
-    def look(self, sign: Sign, is_up: Callable[[Task], bool]) -> None:
+    def look(self, training: TrainingStatus, is_up: Callable[[Task], bool]) -> None:
         """Finds the failures that are over and reports them."""
         for failure in list(self._open):
-            if is_up(failure.task) and (failure.task.job == "evaluator" or _trains_again(failure, sign)):
+            if is_up(failure.task) and (failure.task.job == "evaluator" or _trains_again(failure, training)):
                 self._open.remove(failure)
-                self._recovered(failure, sign.step or 0)
+                self._recovered(failure, training.step or 0)
 
     def end(self, step: int) -> None:
         """The training has reached its end, at `step`: attempts that were lost before it are recovered."""
@@ -144,12 +135,12 @@ def earlier_loss(earlier: Earlier | None, beat: Heartbeat | None) -> Loss | None
     return Loss(error.get("task") or str(CHIEF), cause, at_s, step)
 
 
-def _trains_again(failure: _Failure, sign: Sign) -> bool:
-    if sign.state == "starting" or sign.step is None:
+def _trains_again(failure: _Failure, training: TrainingStatus) -> bool:
+    if training.state == "starting" or training.step is None:
         return False
     if failure.attempt:  # a chief's first sign in another state comes with the first step
         return True
     if failure.back is None:  # the worker serves again: what is done next is the first after it
-        failure.back = sign
+        failure.back = training
         return False
-    return (sign.step, sign.advances) != (failure.back.step, failure.back.advances)
+    return (training.step, training.advances) != (failure.back.step, failure.back.advances)

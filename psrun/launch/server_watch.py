@@ -16,17 +16,14 @@ from psrun.cluster.probe import ServerStatus, peers, sever
 from psrun.config import choices
 from psrun.config.topology import CHIEF, Task, Topology
 from psrun.errors import PsrunError, TaskLostError
-from psrun.launch.recoveries import Recoveries, Sign
+from psrun.launch.hang_detector import HangDetector, Silence, TrainingStatus
+from psrun.launch.recoveries import Recoveries
 from psrun.results.events import Reporter
 
 _LOG = logging.getLogger(__name__)
 _EVERY_S = 1.0
 ANSWER_WITHIN_S = 2.0
-
-
-def progress_limit_s(limits: choices.Restart | choices.Unsupervised, slowest_step_s: float | None) -> float:
-    """How long no step may be applied before that is a hang."""
-    return max(limits.progress_timeout_s, limits.progress_factor * (slowest_step_s or 0.0))
+_HELD_UP_S = 10.0  # longer than a round: three questions to each server, and a connection cut
 
 
 class Watch:
@@ -39,7 +36,7 @@ class Watch:
 
     Args:
       ask: returns the status of servers that are given with their addresses.
-      sign: what the training shows now; must not block.
+      training: returns its current status; must not block.
       give_up: ends the process with an error, whatever its other threads are doing.
       sees_ends: whether a process that has ended is a failure to record; false where somebody else restarts the servers
         and records that.
@@ -53,7 +50,7 @@ class Watch:
         recoveries: Recoveries,
         *,
         ask: Callable[[Mapping[Task, str]], Mapping[Task, ServerStatus]],
-        sign: Callable[[], Sign],
+        training: Callable[[], TrainingStatus],
         give_up: Callable[[PsrunError], None],
         sees_ends: bool = True,
     ) -> None:
@@ -61,13 +58,13 @@ class Watch:
         self._addresses = topology.servers()
         # Now: the name of a host that has gone is often gone with it.
         self._peers = {task: peers(address) for task, address in self._addresses.items()}
-        self._ask, self._sign, self._give_up, self._sees_ends = ask, sign, give_up, sees_ends
+        self._ask, self._training, self._give_up, self._sees_ends = ask, training, give_up, sees_ends
         now_s = time.monotonic()
-        self._heard_s = dict.fromkeys(self._addresses, now_s)
+        self._silences = {task: Silence(now_s, held_up_s=_HELD_UP_S) for task in self._addresses}
+        self._detector = HangDetector(cluster, now_s, held_up_s=_HELD_UP_S)
         self._incarnations: dict[Task, int] = {}
         self._lost: set[Task] = set()
         self._error: TaskLostError | None = None
-        self._said, self._said_s = sign(), now_s
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="psrun-watch", daemon=True)
 
@@ -101,19 +98,21 @@ class Watch:
                 _LOG.exception("looking after the servers")
 
     def _look(self, seen: Mapping[Task, ServerStatus]) -> None:
-        now_s, sign = time.monotonic(), self._sign()
+        now_s, training = time.monotonic(), self._training()
         up = {task for task, status in seen.items() if status.answers}
-        self._heard_s |= dict.fromkeys(up, now_s)
+        for task in up:
+            self._silences[task].reset(now_s)
         if self._lost & up:
-            self._said_s = now_s
+            self._detector.progressed(now_s)
         self._find_lost(seen)
         self._lost -= up
-        self._recoveries.look(sign, lambda task: task in up or task == CHIEF)
+        self._recoveries.look(training, lambda task: task in up or task == CHIEF)
         workers = [task for task in self._addresses if task.job == "worker"]
-        if now_s - max(self._heard_s[task] for task in workers) > self._cluster.connect_timeout_s:
+        if min(self._silences[task].seconds(now_s) for task in workers) > self._cluster.connect_timeout_s:
             named = ", ".join(map(str, workers))
             raise TaskLostError(f"no worker ({named}) has answered for {self._cluster.connect_timeout_s:.0f} s")
-        self._look_at_progress(sign, now_s)
+        if cause := self._detector.progress_fault(training, now_s):
+            raise TaskLostError(f"{CHIEF} {cause}")
 
     def _find_lost(self, seen: Mapping[Task, ServerStatus]) -> None:
         """Records the servers that are newly lost; raises TaskLostError where one of them is a parameter server."""
@@ -128,7 +127,7 @@ class Watch:
 
     def _cause(self, task: Task, status: ServerStatus) -> str | None:
         """Why a server must be taken for lost; None where it need not."""
-        address, silent_s = self._addresses[task], time.monotonic() - self._heard_s[task]
+        address, silent_s = self._addresses[task], self._silences[task].seconds(time.monotonic())
         if self._sees_ends and status.refused:
             return f"has ended: nothing listens at {address} (connection refused)"
         if self._sees_ends and status.incarnation not in (None, self._incarnations.get(task, status.incarnation)):
@@ -138,7 +137,7 @@ class Watch:
         return None
 
     def _failed(self, task: Task, status: ServerStatus, cause: str) -> None:
-        step, needed = self._sign().step or 0, task.job == "ps"
+        step, needed = self._training().step or 0, task.job == "ps"
         action = "the run ends" if needed else "its steps go to other workers"
         self._reporter.emit("failure", step=step, task=str(task), cause=cause, action=action)
         if needed:
@@ -146,16 +145,7 @@ class Watch:
             self._error = TaskLostError(f"{task} {cause}{lost}; start ps and chief again", task=str(task))
             raise self._error
         self._lost.add(task)
-        self._said_s = time.monotonic()
+        self._detector.progressed(time.monotonic())
         self._recoveries.failed(task, cause, step=step, attempt=False)
         if not (status.answers or status.refused):
             sever(self._peers[task] | peers(self._addresses[task]))
-
-    def _look_at_progress(self, sign: Sign, now_s: float) -> None:
-        if sign != self._said:
-            self._said, self._said_s = sign, now_s
-        limit_s = progress_limit_s(self._cluster, sign.slowest_step_s)
-        if sign.state != "training":
-            limit_s = max(limit_s, self._cluster.start_timeout_s)
-        if now_s - self._said_s > limit_s:
-            raise TaskLostError(f"no progress: {sign.state} at step {sign.step or 0} for {limit_s:.0f} s")

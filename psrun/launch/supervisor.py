@@ -6,7 +6,6 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import portpicker
 from rich.console import Console
@@ -15,22 +14,22 @@ from psrun.cluster.probe import answering
 from psrun.config import choices, topology
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task
-from psrun.errors import BudgetSpentError, ExitCode
+from psrun.errors import ExitCode
 from psrun.launch import task_plan
+from psrun.launch.hang_detector import HangDetector, TrainingStatus
 from psrun.launch.progress_relay import ProgressRelay
-from psrun.launch.recoveries import Recoveries, Sign
-from psrun.launch.server_watch import progress_limit_s
+from psrun.launch.recoveries import Recoveries
+from psrun.launch.restart_policy import RestartPolicy
 from psrun.launch.task_plan import TaskPlan
 from psrun.launch.task_processes import TaskHandle, TaskProcess, end_all
 from psrun.process import Stop
 from psrun.results.console import ConsoleSink
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
-from psrun.results.task_files import Heartbeat, age_s, shared
+from psrun.results.task_files import shared
 
 _ROUND_S = 0.1
 _SERVERS_END_WITHIN_S = 5.0
-_OWN_STALL_S = 2.0
 _FOR_GOOD = (ExitCode.FAILED, ExitCode.USAGE)
 
 
@@ -71,13 +70,11 @@ class Supervisor:
         self._restart, self._folder = run_config.cluster.restart, folder
         self._reporter = Reporter([folder.journal], started_s=started_s)  # the chief writes run.json
         self._lineup, self._tasks, self._addresses = wanted, tasks, addresses
-        self._left = self._restart.budget
+        self._policy, self._num_restarts = RestartPolicy.of(self._restart), 0
+        self._detectors: dict[Task, HangDetector] = {}
         self._recoveries = Recoveries(self._reporter)
         self._teller = ProgressRelay(folder, sink, self._recoveries, self._tasks)
         self._step = 0
-        self._last_round_s = self._no_hangs_before_s = time.monotonic()
-        self._last_clock_s = time.time()
-        self._chief_said: tuple[Any, float] = (None, time.monotonic())
 
     def run(self, stop: Stop) -> ExitCode:
         """Does all of it, and leaves nothing running. Raises BudgetSpentError and Interrupted."""
@@ -90,7 +87,7 @@ class Supervisor:
     def watch(self, stop: Stop) -> ExitCode:
         """Starts all tasks and returns the exit code of the run once it is over."""
         for task in self._tasks.values():
-            task.start()
+            self._start(task)
         while not stop.requested.wait(_ROUND_S):
             self._teller.tell()
             code = self._chief_code()
@@ -101,7 +98,7 @@ class Supervisor:
                 return code
             self._look()
             self._start_due()
-            self._recoveries.look(self._sign(), self._is_up)
+            self._recoveries.look(TrainingStatus.of(self._tasks[CHIEF].heartbeat()), self._is_up)
         assert stop.signum is not None
         self._reporter.emit("stopping", step=self._step, signal=signal.Signals(stop.signum).name)
         self._teller.tell()
@@ -128,7 +125,7 @@ class Supervisor:
             if task.start_at_s is None:
                 self._look_at(task)
             elif time.monotonic() >= task.start_at_s:
-                task.start()
+                self._start(task)
             self._teller.tell()
 
     def _end_servers(self) -> None:
@@ -152,11 +149,6 @@ class Supervisor:
     # -- what goes wrong
 
     def _look(self) -> None:
-        now_s, clock_s = time.monotonic(), time.time()
-        if max(now_s - self._last_round_s, clock_s - self._last_clock_s) > _OWN_STALL_S:
-            # This process itself was held up, and with it perhaps the whole machine: late beats mean nothing yet.
-            self._no_hangs_before_s = now_s + self._restart.heartbeat_timeout_s
-        self._last_round_s, self._last_clock_s = now_s, clock_s
         beat = self._tasks[CHIEF].heartbeat()
         if beat and beat.step is not None:
             self._step = beat.step
@@ -177,10 +169,8 @@ class Supervisor:
                 self._goes_on_without(task, task.how_it_ended)
         elif not task.running:
             self._failed(task, task.how_it_ended)
-        elif time.monotonic() >= self._no_hangs_before_s:
-            cause = self._hangs(task)
-            if cause:
-                self._failed(task, cause)
+        elif cause := self._hangs(task):
+            self._failed(task, cause)
 
     def _goes_on_without(self, evaluator: TaskHandle, cause: str) -> None:
         """The training does not depend on the evaluator, which will not be started again."""
@@ -190,51 +180,39 @@ class Supervisor:
             self._reporter.emit("failure", step=self._step, task=str(evaluator.task), cause=cause, action=action)
 
     def _hangs(self, task: TaskHandle) -> str | None:
-        """Why a task that runs must be taken for hanging; None where it need not."""
-        beat = task.heartbeat()
-        if beat is None:
-            late = time.time() - task.started_s > self._restart.start_timeout_s
-            return f"did not come up within {self._restart.start_timeout_s:.0f} s" if late else None
-        if age_s(beat) > self._restart.heartbeat_timeout_s:
-            return f"hangs: not heard of for {age_s(beat):.0f} s"
-        return self._chief_stalls(beat) if task.task == CHIEF else None
+        """Why a running task counts as hung; None if it does not."""
+        detector, beat, now_s = self._detectors[task.task], task.heartbeat(), time.monotonic()
+        cause = detector.heartbeat_fault(beat, now_s)
+        if cause is None and beat is not None and task.task == CHIEF:
+            cause = detector.progress_fault(TrainingStatus.of(beat), now_s)
+            cause = cause and cause + self._unreachable()
+        return cause
 
-    def _chief_stalls(self, beat: Heartbeat) -> str | None:
-        said = (beat.pid, beat.state, beat.step, beat.advances)
-        if said != self._chief_said[0]:
-            self._chief_said = (said, time.monotonic())
-        quiet_s = time.monotonic() - self._chief_said[1]
-        limit_s = self._restart.start_timeout_s
-        if beat.state == "training":
-            limit_s = progress_limit_s(self._restart, beat.slowest_step_s)
-        if quiet_s <= limit_s:
-            return None
+    def _unreachable(self) -> str:
         up = answering(self._addresses, timeout_s=1.0)
         asked = [task for task in self._addresses if task.job not in topology.DATA_JOBS and task != self._evaluator]
         silent = [str(task) for task in asked if task not in up]
-        suspects = f"; no answer from {', '.join(silent)}" if silent else ""
-        return f"makes no progress: {beat.state} at step {beat.step} for {quiet_s:.0f} s{suspects}"
+        return f"; no answer from {', '.join(silent)}" if silent else ""
 
     def _failed(self, task: TaskHandle, cause: str) -> None:
         task.kill()
-        if task.task == self._evaluator and task.restarts >= self._restart.budget:  # a budget of its own
+        is_evaluator = task.task == self._evaluator
+        may_restart = self._policy.allows(task.restarts if is_evaluator else self._num_restarts)
+        if is_evaluator and not may_restart:
             self._goes_on_without(task, cause)
             return
         group = self._sharing_fate(task)
         attempt = any(member.task == CHIEF for member in group)
         self._recoveries.failed(task.task, cause, step=self._step, attempt=attempt)
-        if self._left == 0 and task.task != self._evaluator:
+        if not may_restart:
             self._reporter.emit("failure", step=self._step, task=str(task.task), cause=cause, action="the run ends")
-            raise BudgetSpentError(
-                f"{task.task} {cause}; all {self._restart.budget} restarts (cluster.restart.budget) are spent",
-                task=str(task.task),
-            )
-        self._left -= task.task != self._evaluator
-        delay_s = self._delay_s(task)
+            raise self._policy.exhausted(task.task, cause)
+        self._num_restarts += not is_evaluator
+        due_s = self._policy.due_s(task.restarts, time.monotonic())
         for member in group:
             member.kill()
             member.restarts += 1
-            member.start_at_s = time.monotonic() + delay_s
+            member.start_at_s = due_s
         restarted = [str(member.task) for member in group]
         told = {"cause": cause, "action": f"restarting {', '.join(restarted)}", "restarted": restarted}
         self._reporter.emit("failure", step=self._step, task=str(task.task), **told)
@@ -245,19 +223,14 @@ class Supervisor:
         together = lost.task.job in one_fate
         return [task for task in self._tasks.values() if task.task.job in one_fate] if together else [lost]
 
-    def _delay_s(self, task: TaskHandle) -> float:
-        return (
-            min(self._restart.backoff_s * 2 ** (task.restarts - 1), self._restart.max_backoff_s) if task.restarts else 0
-        )
-
-    def _sign(self) -> Sign:
-        beat = self._tasks[CHIEF].heartbeat()
-        return Sign(beat.state, beat.step, beat.slowest_step_s, beat.advances) if beat else Sign()
-
     def _is_up(self, task: Task) -> bool:
         return self._tasks[task].start_at_s is None and self._tasks[task].heartbeat() is not None
 
     def _start_due(self) -> None:
         for task in self._tasks.values():
             if task.start_at_s is not None and time.monotonic() >= task.start_at_s:
-                task.start()
+                self._start(task)
+
+    def _start(self, task: TaskHandle) -> None:
+        task.start()
+        self._detectors[task.task] = HangDetector(self._restart, time.monotonic())

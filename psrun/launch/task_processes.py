@@ -25,7 +25,6 @@ class TaskHandle(Protocol):
 
     task: Task
     restarts: int
-    started_s: float
     start_at_s: float | None
 
     def start(self) -> None: ...
@@ -66,7 +65,6 @@ class TaskProcess:
     folder: Path
     process: subprocess.Popen | None = None
     restarts: int = 0
-    started_s: float = 0.0
     start_at_s: float | None = None
     _usage: psutil.Process | None = field(default=None, repr=False)
 
@@ -89,7 +87,7 @@ class TaskProcess:
                 start_new_session=True,
             )
         self._usage = psutil.Process(self.process.pid)
-        self.started_s, self.start_at_s = time.time(), None
+        self.start_at_s = None
 
     @property
     def started(self) -> bool:

@@ -18,7 +18,8 @@ from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task
 from psrun.data.source import DataSource
 from psrun.errors import ClusterError, TaskLostError
-from psrun.launch.recoveries import Loss, Recoveries, Sign, earlier_loss
+from psrun.launch.hang_detector import TrainingStatus
+from psrun.launch.recoveries import Loss, Recoveries, earlier_loss
 from psrun.launch.server_watch import ANSWER_WITHIN_S, Watch
 from psrun.program import compiled_model
 from psrun.program.compiled_model import Program
@@ -156,7 +157,7 @@ class Chief:
         if self._loss is not None:
             task, before_s = Task.named(self._loss.task) or CHIEF, max(0.0, time.time() - self._loss.at_s)
             self._recoveries.failed(task, self._loss.cause, step=self._loss.step, attempt=True, before_s=before_s)
-        watch = Watch(cluster, self._topology, self.reporter, self._recoveries, ask=_ask, sign=self._sign,
+        watch = Watch(cluster, self._topology, self.reporter, self._recoveries, ask=_ask, training=self._training,
                       give_up=self._give_up, sees_ends=self._alone)  # fmt: skip
         watch.start()
         try:
@@ -180,10 +181,10 @@ class Chief:
             self.reporter.emit("failure", step=loss.step, task=loss.task, cause=loss.cause, action=action)
         return loss
 
-    def _sign(self) -> Sign:
+    def _training(self) -> TrainingStatus:
         """What is seen from outside; never blocks."""
         pulse = self.pulse
-        return Sign(pulse.state, pulse.last_step, pulse.slowest_step_s, pulse.advances)
+        return TrainingStatus(pulse.state, pulse.last_step, pulse.slowest_step_s, pulse.advances)
 
     def _say(self) -> task_files.Heartbeat:
         pulse = self.pulse

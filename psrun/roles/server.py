@@ -14,6 +14,7 @@ from psrun.cluster.probe import reachable
 from psrun.cluster.run_over import RunOverSignal
 from psrun.config.topology import CHIEF, Topology
 from psrun.errors import ChiefGoneError
+from psrun.launch.hang_detector import Silence
 from psrun.process import Stop
 from psrun.results import task_files
 from psrun.results.run_folder import RunFolder
@@ -34,7 +35,8 @@ class Presence:
 
     def __init__(self, topology: Topology, *, timeout_s: float) -> None:
         self._me, self._chief, self._timeout_s = topology.me, topology.addresses.get(CHIEF), timeout_s
-        self._seen_s = self._probed_s = time.monotonic()
+        self._probed_s = time.monotonic()
+        self._silence = Silence(self._probed_s, held_up_s=2 * _PROBE_EVERY_S)
 
     def look(self) -> None:
         """Raises ChiefGoneError where it has been gone for too long."""
@@ -43,8 +45,8 @@ class Presence:
             return
         self._probed_s = now_s
         if reachable(self._chief, timeout_s=1.0):
-            self._seen_s = now_s
-        elif now_s - self._seen_s > self._timeout_s:
+            self._silence.reset(now_s)
+        elif self._silence.seconds(now_s) > self._timeout_s:
             message = f"no chief at {self._chief} for {self._timeout_s:.0f} s; {self._me} ends"
             raise ChiefGoneError(message, task=str(self._me))
 

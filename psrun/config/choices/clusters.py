@@ -105,7 +105,7 @@ class InProcess(_ParameterServers):
 
 
 @dataclass(frozen=True)
-class _RestartLimits:
+class RestartLimits:
     """How often and how soon tasks are restarted.
 
     Attributes:
@@ -121,7 +121,7 @@ class _RestartLimits:
 
 
 @dataclass(frozen=True)
-class Restart(_RestartLimits):
+class Restart(RestartLimits):
     """How a supervisor restarts tasks.
 
     Attributes:
@@ -255,7 +255,7 @@ class Static(_Addressed):
 
 
 @dataclass(frozen=True)
-class KeeperRestart(_RestartLimits):
+class KeeperRestart(RestartLimits):
     """How the agents of Slurm tasks restart them.
 
     `budget` also limits the requeues for a lost node that psrun requests itself. `stop_timeout_s` is for the chief to

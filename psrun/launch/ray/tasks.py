@@ -24,7 +24,7 @@ class RayTask:
     """One task and the actor that it is now."""
 
     def __init__(self, task: Task, fleet: Fleet, folder: Path) -> None:
-        self.task, self.restarts, self.started_s = task, 0, 0.0
+        self.task, self.restarts = task, 0
         self.start_at_s: float | None = None
         self._fleet, self._folder = fleet, folder
         self._actor: Any = None
@@ -45,7 +45,7 @@ class RayTask:
         self._actor = self._fleet.start(self.task)
         self._ended, self._told_pid = self._actor.wait.remote(), self._actor.pid.remote()
         self._pid = self._code = None
-        self.started_s, self.start_at_s = time.time(), None
+        self.start_at_s = None
 
     @property
     def started(self) -> bool:

@@ -14,9 +14,11 @@ from rich.console import Console
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task
-from psrun.errors import BudgetSpentError, ClusterError, ExitCode, PsrunError, TaskLostError, ended
+from psrun.errors import ClusterError, ExitCode, PsrunError, TaskLostError, ended
+from psrun.launch.hang_detector import TrainingStatus
 from psrun.launch.progress_relay import ProgressRelay
-from psrun.launch.recoveries import Recoveries, Sign
+from psrun.launch.recoveries import Recoveries
+from psrun.launch.restart_policy import RestartPolicy
 from psrun.launch.slurm import commands, join, task_identity
 from psrun.launch.slurm.managed_task import ManagedTask
 from psrun.launch.slurm.rendezvous import ClusterPlan, Rendezvous, TaskStatus, waits_to_end_s
@@ -79,7 +81,7 @@ class ChiefAgent:
         self._restarts: dict[Task, int] = dict.fromkeys(self._others, 0)
         self._gone: set[Task] = set()
         self._step_done, self._warned, self._wants_requeue = 0, False, False
-        self._spent, self._given_up = 0, False
+        self._policy, self._num_restarts, self._given_up = RestartPolicy.of(self._cluster.restart), 0, False
 
     # -- from the start to the end
 
@@ -103,7 +105,7 @@ class ChiefAgent:
             self._raise_if_given_up()
             if not self._look(kept, stop):
                 continue
-            self._recoveries.look(self._sign(kept), self._is_up)
+            self._recoveries.look(TrainingStatus.of(kept.process.heartbeat()), self._is_up)
         return self._stop(kept, stop)
 
     def warn(self) -> None:
@@ -173,7 +175,6 @@ class ChiefAgent:
         if cause is None and not lost_ps:
             return True
         if cause is not None and not lost_ps:
-            self._spent += 1
             self._failed(CHIEF, cause, attempt=True)
         self._start_again(kept, stop)
         return False
@@ -191,8 +192,7 @@ class ChiefAgent:
         # A parameter server that has no cause any more has started again already, with a chief that was lost with it.
         lost = times > 0 and bool(card.cause)
         if lost:
-            self._spent += times
-            self._failed(task, card.cause, attempt=task.job == "ps")
+            self._failed(task, card.cause, attempt=task.job == "ps", times=times)
         return lost and task.job == "ps"
 
     def _ended(self, task: Task, card: TaskStatus) -> None:
@@ -203,17 +203,16 @@ class ChiefAgent:
         action = f"the training goes on without it ({log})"
         self._reporter.emit("failure", step=self._step_done, task=str(task), cause=cause, action=action)
 
-    def _failed(self, task: Task, cause: str, *, attempt: bool) -> None:
+    def _failed(self, task: Task, cause: str, *, attempt: bool, times: int = 1) -> None:
         self._recoveries.failed(task, cause, step=self._step_done, attempt=attempt)
-        limit = self._cluster.restart.budget
-        spent = self._spent > limit
-        action = "the run ends" if spent else f"restarting {'ps and chief' if attempt else task}"
+        self._num_restarts += times
+        may_restart = self._policy.allows(self._num_restarts - 1)
+        action = f"restarting {'ps and chief' if attempt else task}" if may_restart else "the run ends"
         restarted = [str(t) for t in self._tasks if t == task or (attempt and t.job in ("ps", "chief"))]
         told = {"cause": cause, "action": action, "restarted": restarted}
         self._reporter.emit("failure", step=self._step_done, task=str(task), **told)
-        if spent:
-            message = f"{task} {cause}; all {limit} restarts (cluster.restart.budget) are spent"
-            raise BudgetSpentError(message, task=str(task))
+        if not may_restart:
+            raise self._policy.exhausted(task, cause)
 
     def _start_again(self, kept: ManagedTask, stop: Stop) -> None:
         """Starts chief and parameter servers again, once the keepers of all of these are ready for that.
@@ -255,14 +254,10 @@ class ChiefAgent:
             raise self._lost_node(silent)
 
     def _lost_node(self, tasks: list[Task]) -> TaskLostError:
-        self._wants_requeue = self._step.restart < self._cluster.restart.budget
+        self._wants_requeue = self._policy.allows(self._step.restart)
         cards = {task: self._meeting.read(task) for task in tasks}
         where = ", ".join(f"{task} on {card.node}" if card else str(task) for task, card in cards.items())
         return TaskLostError(f"nothing is heard of {where}", task=str(tasks[0]))
-
-    def _sign(self, kept: ManagedTask) -> Sign:
-        beat = kept.process.heartbeat()
-        return Sign(beat.state, beat.step, beat.slowest_step_s, beat.advances) if beat else Sign()
 
     def _is_up(self, task: Task) -> bool:
         if task == CHIEF:

@@ -21,6 +21,7 @@ from psrun.cluster.probe import PortReservation, own_host
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import Task
 from psrun.errors import ConfigError, Problem, ServerStartError
+from psrun.launch.hang_detector import Silence
 from psrun.launch.slurm.task_identity import Step
 from psrun.results import task_files
 
@@ -87,7 +88,7 @@ class Rendezvous:
     def __init__(self, folder: Path, step: Step, me: Task) -> None:
         self._shared, self._step, self._me = task_files.shared(folder), step, me
         self.path = self._shared / step.key
-        self._heard: dict[Task, tuple[int, float]] = {}
+        self._silences: dict[Task, Silence] = {}
         self._touched_s = time.monotonic()
 
     def write(self, card: TaskStatus) -> None:
@@ -154,14 +155,12 @@ class Rendezvous:
 
     def silent_s(self, task: Task) -> float:
         """For how long there was no sign of life, by this node's clock alone. Call again and again."""
-        now_s, last = time.monotonic(), self._heard.get(task)
+        now_s = time.monotonic()
         try:
             beat = self._file(task).stat().st_mtime_ns
         except OSError:
             beat = -1
-        if last is None or beat != last[0]:
-            self._heard[task] = last = (beat, now_s)
-        return now_s - last[1]
+        return self._silences.setdefault(task, Silence(now_s)).unchanged(beat, now_s)
 
     def _file(self, task: Task) -> Path:
         return self.path / f"{task}.json"

@@ -1,0 +1,103 @@
+"""Whether a task hangs, judged from readings at times that the tests pass in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from psrun.config.choices import Restart
+from psrun.launch.hang_detector import HangDetector, Silence, TrainingStatus, progress_limit_s
+from psrun.results.task_files import Heartbeat
+
+BEAT = Heartbeat(pid=1, at_s=1000.0, state="training", step=7)
+LIMITS = Restart(
+    0, 0.0, 0.0, 1.0, heartbeat_timeout_s=10.0, progress_timeout_s=60.0, progress_factor=10.0, start_timeout_s=600.0
+)
+
+
+@pytest.fixture
+def detector() -> HangDetector:
+    """One of a task that is started at time 0 and looked at as rarely as a test likes."""
+    return HangDetector(LIMITS, 0.0, held_up_s=float("inf"))
+
+
+def test_a_task_without_a_first_heartbeat_did_not_come_up(detector):
+    assert detector.heartbeat_fault(None, 600.0) is None
+    assert detector.heartbeat_fault(None, 601.0) == "did not come up within 600 s"
+
+
+def test_a_heartbeat_that_does_not_change_is_a_hang(detector):
+    assert detector.heartbeat_fault(BEAT, 5.0) is None
+    assert detector.heartbeat_fault(BEAT, 15.0) is None
+    assert detector.heartbeat_fault(replace(BEAT, at_s=1001.0), 16.0) is None
+    assert detector.heartbeat_fault(replace(BEAT, at_s=1001.0), 27.0) == "hangs: not heard of for 11 s"
+
+
+@pytest.mark.parametrize("clock_s", [-1e6, 0.0, 1e6])
+def test_the_clock_of_the_task_need_not_be_that_of_the_observer(detector, clock_s):
+    for now_s in range(100):
+        assert detector.heartbeat_fault(replace(BEAT, at_s=clock_s + now_s), now_s) is None
+
+
+def test_a_task_that_removes_its_heartbeat_has_time_to_exit(detector):
+    """However long it has run."""
+    assert detector.heartbeat_fault(BEAT, 5000.0) is None
+    assert detector.heartbeat_fault(None, 5001.0) is None
+    assert detector.heartbeat_fault(None, 5601.0) is None
+    assert detector.heartbeat_fault(None, 5602.0) == "did not exit within 600 s"
+
+
+TRAINING = TrainingStatus.of(BEAT)
+
+
+@pytest.mark.parametrize(
+    ("training", "limit_s"),
+    [
+        (TRAINING, 60.0),
+        (replace(TRAINING, slowest_step_s=5.0), 60.0),
+        (replace(TRAINING, slowest_step_s=7.0), 70.0),
+        (TrainingStatus.of(None), 600.0),
+        (replace(TRAINING, state="evaluating"), 600.0),
+        (replace(TRAINING, state="saving", slowest_step_s=100.0), 1000.0),
+    ],
+)
+def test_progress_has_the_limit_of_the_state_and_of_the_slowest_step(training, limit_s):
+    assert progress_limit_s(LIMITS, training) == limit_s
+
+
+def test_a_training_that_does_not_change_makes_no_progress(detector):
+    assert detector.progress_fault(TRAINING, 100.0) is None
+    assert detector.progress_fault(TRAINING, 160.0) is None
+    assert detector.progress_fault(TRAINING, 161.0) == "makes no progress: training at step 7 for 61 s"
+    assert detector.progress_fault(replace(TRAINING, step=8), 162.0) is None
+
+
+@pytest.mark.parametrize("change", [{"step": 8}, {"advances": 1}, {"state": "joined"}])
+def test_each_change_is_progress(detector, change):
+    assert detector.progress_fault(TRAINING, 0.0) is None
+    assert detector.progress_fault(replace(TRAINING, **change), 100.0) is None
+    assert detector.progress_fault(replace(TRAINING, **change), 160.0) is None
+
+
+def test_a_change_of_the_cluster_restarts_the_wait_for_progress(detector):
+    assert detector.progress_fault(TRAINING, 0.0) is None
+    detector.progressed(50.0)
+    assert detector.progress_fault(TRAINING, 110.0) is None
+    assert detector.progress_fault(TRAINING, 111.0) is not None
+
+
+def test_time_in_which_the_observer_was_held_up_does_not_count():
+    silence = Silence(0.0, held_up_s=2.0)
+    assert [silence.seconds(now_s) for now_s in (1.0, 3.0, 100.0, 101.0, 103.0)] == [1.0, 3.0, 3.0, 4.0, 6.0]
+    silence.reset(103.5)
+    assert silence.seconds(104.0) == 0.5
+
+
+def test_a_machine_that_was_suspended_has_no_hung_tasks():
+    detector = HangDetector(LIMITS, 0.0)
+    for now_s in range(5):
+        assert detector.heartbeat_fault(BEAT, now_s) is None
+        assert detector.progress_fault(TRAINING, now_s) is None
+    assert detector.heartbeat_fault(BEAT, 5000.0) is None
+    assert detector.progress_fault(TRAINING, 5000.0) is None
