@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hydra.core.plugins import Plugins
+from hydra.plugins.completion_plugin import CompletionPlugin
 
 from psrun.config import compose, hydra_internals
 
@@ -65,6 +66,14 @@ def test_a_signal_that_an_error_hides_is_found():
             raise UnboundLocalError
     assert isinstance(hydra_internals.signal_behind(raised.value), KeyboardInterrupt)
     assert hydra_internals.signal_behind(ValueError()) is None
+
+
+def test_only_the_error_of_a_key_within_a_value_is_suppressed_in_completion():
+    """With Hydra's own: `psrun seed.nonsense` in test_completion."""
+    with hydra_internals.no_completion_within_a_value():
+        CompletionPlugin._get_matches("a value", "x")
+    with pytest.raises(AssertionError, match="a fault"), hydra_internals.no_completion_within_a_value():
+        raise AssertionError("a fault")
 
 
 def test_hydras_own_plugins_are_known_by_name():

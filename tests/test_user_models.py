@@ -36,6 +36,8 @@ def test_the_only_feature_is_passed_as_itself_to_a_model_of_one_input(train, pie
         (("model=dense", "data._target_=user_models.NoDataset"), r"data: NoDataset.train returned list, not a tf.data"),
         (("model=dense", "data._target_=user_models.NoDataset", "+data.evaluation=true"),
          "data: NoDataset.evaluation returned NoneType, not a tf.data"),
+        (("model=dense", "data._target_=user_models.NoRead"),
+         "data: user_models.NoRead failed: .*abstract method '?read"),
         (("model=dense", "data._target_=user_models.dataset"),
          "data._target_: user_models.dataset returned _RangeDataset, which has no features, .*no evaluation"),
     ],

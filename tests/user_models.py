@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.data.features import HeroFeatures
-from psrun.data.source import ArraySource, Feature
+from psrun.data.source import ArraySource, ByNumber, Feature
 from psrun.models.dense import dense
 from psrun.models.embedding import embedding
 from psrun.models.model import Model
@@ -135,6 +135,10 @@ class NoDataset(Shifted):
 
     def evaluation(self, *, batch_size, shard=None):
         return None
+
+
+class NoRead(ByNumber):
+    """A source by number that does not define how examples are read."""
 
 
 def dataset() -> tf.data.Dataset:

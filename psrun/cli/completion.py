@@ -19,6 +19,7 @@ from pathlib import Path
 from psrun import process
 from psrun.cli import hydra_app
 from psrun.cli.submit import ENGINES
+from psrun.config.hydra_internals import no_completion_within_a_value
 from psrun.errors import ConfigError, ExitCode
 
 OPTIONS = ("-sc", "--shell-completion")
@@ -115,6 +116,6 @@ def _of_hydra(before: Sequence[str], word: str, shell: str, started_s: float) ->
     os.environ["COMP_LINE"] = " ".join(["psrun", *overrides, word])
     sys.argv[1:] = options
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.suppress(ConfigError, AssertionError):
+    with contextlib.redirect_stdout(printed), contextlib.suppress(ConfigError), no_completion_within_a_value():
         hydra_app.run(started_s)
     return printed.getvalue().split()

@@ -60,6 +60,19 @@ def is_about(error: Exception, argument: str) -> bool:
     return f"'{argument}'" in str(error) or getattr(error, "override", None) == argument
 
 
+@contextmanager
+def no_completion_within_a_value() -> Iterator[None]:
+    """Suppresses the error of Hydra's completion for a key within a value that is no mapping, such as `seed.x`.
+
+    The error is an AssertionError; only its text distinguishes it from a fault.
+    """
+    try:
+        yield
+    except AssertionError as error:
+        if not str(error).startswith("Object is not an instance of config"):
+            raise
+
+
 def signal_behind(error: Exception) -> BaseException | None:
     """What a signal raised while Hydra opened a file: its `finally: f.close()` fails, as there is no f yet."""
     raised = error.__context__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -141,7 +142,7 @@ def evaluation_batches(
 Batches: TypeAlias = tf.data.Dataset
 
 
-class ByNumber:
+class ByNumber(abc.ABC):
     """Base of sources whose training examples can be read by their numbers, from 0 to num_train_examples - 1.
 
     This makes them suitable for `data.visitation=once`: each step receives the number of the batch to read.
@@ -153,6 +154,7 @@ class ByNumber:
         """How many examples with consecutive numbers are best read together, for batches of that size."""
         return 1
 
+    @abc.abstractmethod
     def read(self, batches: Batches) -> Batches:
         """Reads examples, without Python: the pipeline runs on workers.
 
@@ -162,7 +164,6 @@ class ByNumber:
         Returns:
           (number, numbers, ({name: (n, *shape)}, label)) of each, in the same order; weights may follow the label.
         """
-        raise NotImplementedError
 
     def order(self, batch_size: int, *, whole_passes: bool = False) -> Order:
         return Order(self.num_train_examples, batch_size, self.block(batch_size), whole_passes)

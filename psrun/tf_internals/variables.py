@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterable
 from typing import Any
 
@@ -51,14 +52,15 @@ def replace_wrapped(variable: CachingVariable, other: Any) -> None:
     variable._v = other
 
 
-class ConvertibleToTensor:
+class ConvertibleToTensor(abc.ABC):
     """What a `CachingVariable` may wrap: it converts itself to a tensor by a private method of what it wraps.
 
     The public `tf.register_tensor_conversion_function` is for the outer type, which is TensorFlow's (TensorFlow 2.21).
     """
 
+    @abc.abstractmethod
     def value(self) -> tf.Tensor:
-        raise NotImplementedError
+        """The tensor to convert it to."""
 
     def _dense_var_to_tensor(self, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> tf.Tensor:
         return self.value()

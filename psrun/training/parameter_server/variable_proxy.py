@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,9 +23,9 @@ class VariableProxy(ConvertibleToTensor):
     def __getattr__(self, name: str) -> Any:
         return getattr(self.variable, name)
 
+    @abc.abstractmethod
     def value(self, *_: Any, **__: Any) -> tf.Tensor:
-        """What the variable is to be taken for where it is asked."""
-        raise NotImplementedError
+        """The value of the variable in the graph that asks for it."""
 
     def read_value(self, *_: Any, **__: Any) -> tf.Tensor:
         return self.value()
