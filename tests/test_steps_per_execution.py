@@ -17,7 +17,7 @@ pytestmark = pytest.mark.inprocess
 @pytest.fixture
 def unrolled(monkeypatch):
     """Steps are written out one after the other also in runs of few steps, and from the first one on."""
-    from psrun.training.parameter_server import steps_per_execution
+    from psrun.training.parameter_server import closure_tracing, steps_per_execution
 
     monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
     traced: list[tuple[int, int | None]] = []
@@ -28,14 +28,14 @@ def unrolled(monkeypatch):
         self._unroll()
 
     monkeypatch.setattr(steps_per_execution.Packing, "__init__", begins)
-    original = steps_per_execution.packed
+    original = closure_tracing.packed
 
     def packed(*arguments: Any) -> Any:
         *_, unrolled, num_steps = arguments
         traced.append((unrolled, num_steps))
         return original(*arguments)
 
-    monkeypatch.setattr(steps_per_execution, "packed", packed)
+    monkeypatch.setattr(closure_tracing, "packed", packed)
     return traced
 
 
@@ -55,6 +55,23 @@ def test_as_many_steps_as_fill_a_tenth_of_a_second_and_an_epoch_evenly():
     assert chosen(0.001, 7, 2) == 7
     assert chosen(0.001, 97, 2) == 90
     assert [chosen(0.02, 10_000, n) for n in (2, 30, 64, 256)] == [5, 5, 10, 40]  # docs/explanation/scale.md: 11 and 42
+
+
+@pytest.mark.parametrize(
+    ("before", "step_s", "least", "wanted"),
+    [
+        (1, 1.0, 1, 1),
+        (1, 0.05, 1, 10),  # in closures of one step most of that may be the dispatch: measured again with ten
+        (10, 0.05, 1, 2),
+        (10, 0.02, 1, 10),  # and not 5, which would be traced again
+        (10, 0.002, 1, 50),
+        (10, 0.05, 4, 4),
+    ],
+)
+def test_short_steps_are_measured_again_with_ten(before, step_s, least, wanted):
+    from psrun.training.parameter_server.closure_length import after
+
+    assert after(before, step_s, 1000, 2, least=least) == wanted
 
 
 @pytest.mark.parametrize(
@@ -96,17 +113,17 @@ def test_a_metric_that_branches_and_assigns_counts_every_example(train, unrolled
 
 @pytest.mark.parametrize(("slow_s", "written_out"), [(0.0, 0), (1e9, 1)])
 def test_slow_steps_are_not_written_out(train, monkeypatch, slow_s, written_out):
-    from psrun.training.parameter_server import steps_per_execution
+    from psrun.training.parameter_server import closure_tracing, steps_per_execution
 
     monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
     monkeypatch.setattr(steps_per_execution, "_SLOW_STEP_S", slow_s)
-    original, traced = steps_per_execution.packed, []
+    original, traced = closure_tracing.packed, []
 
     def packed(*arguments: Any) -> Any:
         traced.append(arguments[-1])
         return original(*arguments)
 
-    monkeypatch.setattr(steps_per_execution, "packed", packed)
+    monkeypatch.setattr(closure_tracing, "packed", packed)
     found, _ = train("trainer.epochs=3", "evaluation=none", "checkpoint=none", num_workers=1)
     assert found["steps"]["applied"] == 3 * STEPS
     assert traced == [None] + [3] * written_out
@@ -200,9 +217,9 @@ def test_rows_are_not_asked_ahead_for_a_train_step_that_may_look_up_others(train
 
 def test_a_number_chosen_at_the_end_of_an_epoch_holds_in_the_next(train, monkeypatch):
     """Keras puts back the number that it had before the last, shorter execution of an epoch."""
-    from psrun.training.parameter_server import steps_per_execution
+    from psrun.training.parameter_server import closure_length
 
-    monkeypatch.setattr(steps_per_execution, "chosen", lambda step_s, steps_per_epoch, num_workers: 4)
+    monkeypatch.setattr(closure_length, "chosen", lambda step_s, steps_per_epoch, num_workers: 4)
     found, _ = train(
         "trainer=fit",
         "trainer.steps_per_execution=auto",

@@ -12,7 +12,7 @@ from psrun.config import choices, targets
 from psrun.config.run_config import RunConfig
 from psrun.errors import PsrunError, TrainingError
 from psrun.program.compiled_model import Program
-from psrun.training.parameter_server.steps_per_execution import Step
+from psrun.training.parameter_server.closure_tracing import Step
 from psrun.training.progress import iterations
 from psrun.training.scheduler import Scheduler
 from psrun.training.session import Session

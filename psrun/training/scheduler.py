@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from psrun.program.compiled_model import Program
 from psrun.training.input_streams import Stream
+from psrun.training.parameter_server.closure_tracing import Step, packed
 from psrun.training.parameter_server.step_profiler import StepProfiler, Unmeasured
-from psrun.training.parameter_server.steps_per_execution import Packing, Step, packed
+from psrun.training.parameter_server.steps_per_execution import Packing
 from psrun.training.session import Session
 
 _MOST_KINDS = 8

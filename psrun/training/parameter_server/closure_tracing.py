@@ -1,0 +1,156 @@
+"""The function of a closure: several steps, traced with all that makes them cheap on a worker."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from psrun.errors import ConfigError, Problem
+from psrun.program.compiled_model import Program, metric_variables
+from psrun.program.replicas import Replicas
+from psrun.tf_internals.cluster import iterator_spec
+from psrun.tf_internals.optimizers import counters
+from psrun.training.input_streams import Stream
+from psrun.training.parameter_server.dense_bundling import DenseBundles
+from psrun.training.parameter_server.row_prefetch import RowPrefetch
+from psrun.training.parameter_server.step_profiler import StepProfiler, Unmeasured
+from psrun.training.parameter_server.worker_local_variables import CannotBeKept, WorkerLocalVariables
+
+# What is done with one batch, as a network's `train_step`.
+Step = Callable[[Any], Any]
+# Within it a number of steps is traced. Told how many, and what takes a batch, it gives what the steps take theirs by.
+InClosure = Callable[[int, Callable[[], Any]], contextlib.AbstractContextManager[Callable[[], Any]]]
+
+
+class ClosureTracer:
+    """Traces the functions of closures of one kind of step.
+
+    Args:
+      feed: where the steps get their batches.
+      iterator: of `feed` on the workers.
+      stages: measure where the time of steps goes.
+      step: of one batch; None for the network's own `train_step`.
+
+    Raises:
+      ConfigError: weights cannot be exchanged as rarely as `trainer.dense_sync_every` asks.
+    """
+
+    def __init__(
+        self, program: Program, feed: Stream, iterator: Any, stages: StepProfiler, step: Step | None = None
+    ) -> None:
+        trainer = program.config.trainer
+        self._program, self._feed, self._stages, self._step = program, feed, stages, step
+        self._iterator_spec = iterator_spec(iterator)
+        self._bundles = DenseBundles(program, trainer.dense_sync_every)
+        self._prefetch = RowPrefetch(program) if trainer.prefetch_rows else None
+        self._kept = WorkerLocalVariables(metric_variables(program), counters(program.optimizer))
+        if trainer.dense_sync_every > 1 and not self._bundles:
+            raise ConfigError(
+                [Problem("trainer.dense_sync_every", "is not supported with this optimizer and model, or with several "
+                         "replicas per worker; set it to 1")]
+            )  # fmt: skip
+
+    def trace(self, unrolled: int, *, num_steps: int | None) -> Any:
+        """A concrete function of an iterator and, without `num_steps`, of a number of steps; see `packed`.
+
+        Another kind of function `schedule` would trace again, and more than once.
+        """
+        count = (tf.TensorSpec([], tf.int32),) if num_steps is None else ()
+        specs = (self._iterator_spec, *count, tf.TensorSpec([], tf.bool), *self._feed.specs)
+        while True:
+            steps = packed(self._program, self._step, self._feed, self._in_closure, self._stages, unrolled, num_steps)
+            with self._program.distribution.strategy.scope(), contextlib.suppress(CannotBeKept):  # then with fewer kept
+                return steps.get_concrete_function(*specs)
+
+    @contextlib.contextmanager
+    def _in_closure(self, num_steps: int, take: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
+        batches = self._prefetch.batches(num_steps, take) if self._prefetch else take
+        with self._kept.in_closure(), self._bundles.in_closure(num_steps) as next_step:
+
+            @tf.autograph.experimental.do_not_convert
+            def next_batch() -> Any:
+                next_step()
+                return batches()
+
+            yield next_batch
+
+
+def packed(
+    program: Program,
+    step: Step | None,
+    feed: Stream,
+    in_closure: InClosure,
+    stages: Unmeasured,
+    unrolled: int = 1,
+    num_steps: int | None = None,
+) -> Any:
+    """A function of an iterator, a number of steps, which it does, whether to measure them, and what `feed` tells;
+    without the number where that is known.
+
+    Without a `step` it is the network's own `train_step`, as in Keras. What the last one returned beside metrics is
+    returned, and what a `step` returns never: results of a closure travel to the chief.
+
+    Args:
+      unrolled: how many steps are written out; what is more is done in a loop over so many.
+      num_steps: how many there are; None for a number given in each call, which needs `unrolled` to be 1.
+    """
+    train_step, replicas = step or program.network.train_step, Replicas(program)
+    own = program.own_step if step is None else None
+
+    def written_out(take: Callable[[], Any], count: int, spent: tf.Tensor) -> Any:
+        outputs, steps = None, stages.steps()
+        with in_closure(count, steps.timed(take)) as next_batch:
+            for _ in range(count):
+                outputs = replicas.run(train_step, next_batch())
+                spent = steps.done(spent)
+        return spent, None if own is None else own.plain(outputs)
+
+    if num_steps is None:
+        steps = _given(written_out, feed, stages, returns=own is not None)
+    else:
+        steps = _known(written_out, feed, stages, unrolled, num_steps)
+    return steps if program.config.trainer.run_eagerly else tf.function(steps)
+
+
+# Traces some steps: takes what gives their batches, how many they are, and what was spent before; returns what was
+# spent then, and what the last of them returned.
+WrittenOut = Callable[[Callable[[], Any], int, tf.Tensor], Any]
+
+
+def _known(written_out: WrittenOut, feed: Stream, stages: Unmeasured, unrolled: int, num_steps: int) -> Any:
+    rounds, rest = divmod(num_steps, unrolled)
+    rest = rest or unrolled
+
+    def known(iterator: Any, measured: tf.Tensor, *told: tf.Tensor) -> Any:
+        feed.begin(num_steps, *told)
+        spent = stages.begin()
+        if num_steps > rest:
+            for number in tf.range(rounds - (rest == unrolled)):
+                spent, _ = written_out(feed.taker(iterator, number * unrolled, *told), unrolled, spent)
+        spent, outputs = written_out(feed.taker(iterator, num_steps - rest, *told), rest, spent)
+        if measured:
+            stages.end(spent)
+        return outputs
+
+    return known
+
+
+def _given(written_out: WrittenOut, feed: Stream, stages: Unmeasured, *, returns: bool) -> Any:
+    def given(iterator: Any, count: tf.Tensor, measured: tf.Tensor, *told: tf.Tensor) -> Any:
+        feed.begin(count, *told)
+        outputs, spent = None, stages.begin()
+        if returns:  # otherwise one trace of the step less
+            for number in tf.range(count - 1):
+                spent, _ = written_out(feed.taker(iterator, number, *told), 1, spent)
+            spent, outputs = written_out(feed.taker(iterator, count - 1, *told), 1, spent)
+        else:
+            for number in tf.range(count):
+                spent, _ = written_out(feed.taker(iterator, number, *told), 1, spent)
+        if measured:
+            stages.end(spent)
+        return outputs
+
+    return given
