@@ -427,7 +427,7 @@ def test_answers_that_do_not_come_are_asked_for_again(monkeypatch, silent):
     if silent == 1:
         assert kubectl.Kubectl(None).get("pods") == {"items": []}
         return
-    with pytest.raises(PsrunError, match="kubectl get pods exited with code 1, 5 times: it did not end within 60 s"):
+    with pytest.raises(PsrunError, match="kubectl get pods exited with code 1, 5 times: no answer within 60 s"):
         kubectl.Kubectl(None).get("pods")
 
 

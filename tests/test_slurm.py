@@ -63,7 +63,7 @@ def test_roles(overrides, names):
         for index in range(len(names))
     ]
     assert [each.name for each in found] == names
-    assert {each.role for each in found} == {"keeper"}
+    assert {each.role for each in found} == {"agent"}
     assert [each.owns_folder for each in found] == [True] + [False] * (len(names) - 1)
 
 
@@ -390,12 +390,12 @@ def test_slurm_may_be_silent_for_a_while(fake, tmp_path, monkeypatch):
 
 def test_cards_and_calls(tmp_path):
     mine, other = Rendezvous(tmp_path, step_of(), CHIEF), Rendezvous(tmp_path, step_of(SLURM_PROCID="1"), Task("ps", 0))
-    card = TaskStatus("10.0.0.1:5", "n0", time.time(), restarts=2, cause="was killed")
-    other.write(card)
-    assert mine.read(Task("ps", 0)) == card
-    assert mine.called() is None
-    mine.call(ClusterPlan({"ps-0": card.address}, attempt=1, over=0))
-    assert other.called().by_task() == {Task("ps", 0): "10.0.0.1:5"}
+    status = TaskStatus("10.0.0.1:5", "n0", time.time(), restarts=2, cause="was killed")
+    other.write(status)
+    assert mine.read(Task("ps", 0)) == status
+    assert mine.plan() is None
+    mine.publish(ClusterPlan({"ps-0": status.address}, attempt=1, over=0))
+    assert other.plan().by_task() == {Task("ps", 0): "10.0.0.1:5"}
     other.leave()
     assert mine.read(Task("ps", 0)) is None
 
@@ -416,10 +416,10 @@ def test_a_start_that_was_given_up(tmp_path):
 
 def test_a_folder_that_is_removed_while_one_looks(tmp_path, monkeypatch):
     """At the end of a run; a slow disk says for a while that it is there."""
-    meeting = Rendezvous(tmp_path, step_of(), Task("ps", 0))
+    rendezvous = Rendezvous(tmp_path, step_of(), Task("ps", 0))
     monkeypatch.setattr(Path, "is_dir", lambda self: True)
-    assert not meeting.superseded()
-    meeting.look_anew()
+    assert not rendezvous.superseded()
+    rendezvous.refresh()
     assert run_state.look(tmp_path).beats == {}
 
 
@@ -430,9 +430,9 @@ def test_clocks():
 
 
 def test_a_clock_that_is_wrong_is_seen(tmp_path):
-    meeting = Rendezvous(tmp_path, step_of(), CHIEF)
-    meeting.write(TaskStatus("", "n0", time.time() + 60))
-    assert meeting.clock_ahead_s(CHIEF) == pytest.approx(60, abs=2)
+    rendezvous = Rendezvous(tmp_path, step_of(), CHIEF)
+    rendezvous.write(TaskStatus("", "n0", time.time() + 60))
+    assert rendezvous.clock_ahead_s(CHIEF) == pytest.approx(60, abs=2)
 
 
 def test_the_address_of_an_interface():

@@ -1,4 +1,4 @@
-"""The keepers of a Slurm step, with neither Slurm nor tasks: what they make of what they hear of each other."""
+"""The agents of a Slurm step, without Slurm and without tasks: how they react to each other."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def step_of(**changes: str) -> task_identity.Step:
 
 
 class Scripted:
-    """Stands in for what a keeper keeps: each look at it is the next of `looks`, the last one again and again."""
+    """A managed task with scripted results: each check returns the next of `looks`, the last one repeatedly."""
 
     def __init__(self, looks: list[Callable[[], str | None]], ends: Callable[[Any], None]) -> None:
         self._looks, self._ends, self.num_starts, self.backoff_s = looks, ends, 0, 0.0
@@ -61,42 +61,42 @@ class Scripted:
         self._ends(self.process)
 
 
-class Led:
-    """The leader of a chief, a parameter server and a worker whose keepers say what a test has them say."""
+class Supervised:
+    """The chief's agent with a parameter server and a worker whose agents report what the test writes."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.requeued, self.kept = RunFolder(folder), [], Scripted([lambda: None], lambda process: None)
-        self.meetings = {task: Rendezvous(folder, step_of(), task) for task in (PS, WORKER)}
-        self.cards = {task: TaskStatus("h:1", "n1", 0.0, attempt=99) for task in (PS, WORKER)}
+        self.folder, self.requeued, self.managed = RunFolder(folder), [], Scripted([lambda: None], lambda process: None)
+        self.rendezvous = {task: Rendezvous(folder, step_of(), task) for task in (PS, WORKER)}
+        self.statuses = {task: TaskStatus("h:1", "n1", 0.0, attempt=99) for task in (PS, WORKER)}
         (folder / "logs").mkdir()
-        for task in self.meetings:
+        for task in self.rendezvous:
             self.say(task)
         for name, value in (("_ROUND_S", 0.01), ("_OTHERS_END_WITHIN_S", 0.0)):
             monkeypatch.setattr(chief_agent, name, value)
-        monkeypatch.setattr(chief_agent, "ManagedTask", lambda *arguments: self.kept)
+        monkeypatch.setattr(chief_agent, "ManagedTask", lambda *arguments: self.managed)
         monkeypatch.setattr(join, "gather", lambda *arguments: {})
         monkeypatch.setattr(commands, "requeue", self.requeued.append)
 
     def say(self, task: Task, **values: Any) -> None:
-        self.cards[task] = self.cards[task].but(**values)
-        self.meetings[task].write(self.cards[task])
+        self.statuses[task] = self.statuses[task].but(**values)
+        self.rendezvous[task].write(self.statuses[task])
 
-    def lead(self, *overrides: str, stop: Stop | None = None, looks: list[Callable[[], str | None]]) -> ExitCode:
-        self.kept._looks = looks
+    def supervise(self, *overrides: str, stop: Stop | None = None, looks: list[Callable[[], str | None]]) -> ExitCode:
+        self.managed._looks = looks
         made = chief_agent.ChiefAgent(
             run_config("cluster=slurm", *TASKS, *overrides), self.folder, step_of(), Console(file=io.StringIO()), 0.0
         )
-        self.leader, code = made, ExitCode.FAILED
+        self.agent, code = made, ExitCode.FAILED
         try:
-            code = made.lead(stop or Stop())
+            code = made.supervise(stop or Stop())
             return code
         finally:
             made.close(code)
 
 
 @pytest.fixture
-def led(tmp_path, monkeypatch) -> Led:
-    return Led(tmp_path, monkeypatch)
+def agents(tmp_path, monkeypatch) -> Supervised:
+    return Supervised(tmp_path, monkeypatch)
 
 
 def dies() -> str:
@@ -107,97 +107,97 @@ def lives() -> None:
     return None
 
 
-def test_no_restart_where_there_is_no_budget_for_one(led):
+def test_no_restart_where_there_is_no_budget_for_one(agents):
     with pytest.raises(BudgetSpentError, match="chief-0 was killed; all 0 restarts"):
-        led.lead("cluster.restart.budget=0", looks=[dies])
-    assert led.kept.num_starts == 1
+        agents.supervise("cluster.restart.budget=0", looks=[dies])
+    assert agents.managed.num_starts == 1
 
 
-def test_each_failure_takes_one_of_the_budget(led):
+def test_each_failure_takes_one_of_the_budget(agents):
     """A parameter server takes the chief with it, and that is one failure."""
 
     def ps_dies() -> None:
-        led.say(PS, restarts=1, cause="was killed")
+        agents.say(PS, restarts=1, cause="was killed")
 
     def worker_dies() -> None:
-        led.say(WORKER, restarts=led.cards[WORKER].restarts + 1, cause="was killed")
+        agents.say(WORKER, restarts=agents.statuses[WORKER].restarts + 1, cause="was killed")
 
     looks = [ps_dies, lives, lives, worker_dies, lives, lives, dies, lives]
     with pytest.raises(BudgetSpentError, match="chief-0 was killed; all 2 restarts"):
-        led.lead("cluster.restart.budget=2", looks=looks)
-    assert led.kept.num_starts == 2
+        agents.supervise("cluster.restart.budget=2", looks=looks)
+    assert agents.managed.num_starts == 2
 
 
-def test_a_server_that_was_lost_with_the_chief_starts_again_once(led):
-    """Its keeper has started it for the new attempt by the time that the chief's hears of the loss."""
+def test_a_server_that_was_lost_with_the_chief_starts_again_once(agents):
+    """Its agent has started it for the new attempt before the chief's agent reads of the loss."""
 
     def both_are_back() -> None:
-        led.say(PS, restarts=1, cause="")
+        agents.say(PS, restarts=1, cause="")
 
     def is_done() -> None:
-        led.kept.process.code = 0
+        agents.managed.process.code = 0
 
-    assert led.lead(looks=[dies, both_are_back, lives, lives, is_done, lives]) == ExitCode.DONE
-    assert led.kept.num_starts == 2
+    assert agents.supervise(looks=[dies, both_are_back, lives, lives, is_done, lives]) == ExitCode.DONE
+    assert agents.managed.num_starts == 2
 
 
-def test_a_chief_that_waits_to_be_started_again_takes_no_node_for_lost(led):
-    led.kept.backoff_s = 1.5
+def test_a_chief_that_waits_to_be_started_again_takes_no_node_for_lost(agents):
+    agents.managed.backoff_s = 1.5
 
     def is_done() -> None:
-        led.kept.process.code = 0
+        agents.managed.process.code = 0
 
-    assert led.lead("cluster.connect_timeout_s=1", looks=[dies, is_done, lives]) == ExitCode.DONE
+    assert agents.supervise("cluster.connect_timeout_s=1", looks=[dies, is_done, lives]) == ExitCode.DONE
 
 
-def test_a_leader_that_was_given_up_leaves_the_next_start_alone(led, tmp_path):
+def test_a_chief_agent_that_was_given_up_leaves_the_next_start_alone(agents, tmp_path):
     again = Rendezvous(tmp_path, step_of(SLURM_RESTART_COUNT="1"), PS)
 
     def job_starts_again() -> None:
         again.write(TaskStatus("h:2", "n2", 0.0))
 
-    with pytest.raises(TaskLostError, match="the job was started again without n0"):
-        led.lead(looks=[lives, job_starts_again, lives])
-    assert led.requeued == []
+    with pytest.raises(TaskLostError, match="the job was restarted without n0"):
+        agents.supervise(looks=[lives, job_starts_again, lives])
+    assert agents.requeued == []
     assert again.read(PS) == TaskStatus("h:2", "n2", 0.0)
-    assert not led.leader._meeting.path.exists()
+    assert not agents.agent._rendezvous.path.exists()
 
 
 @pytest.mark.parametrize(
     ("code", "comes_to", "requeued"),
     [(0, ExitCode.DONE, []), (1, ExitCode.FAILED, []), (175, ExitCode.RESTART, ["7"]), (-9, ExitCode.RESTART, ["7"])],
 )
-def test_before_the_time_limit_the_job_is_requeued_where_the_run_goes_on(led, code, comes_to, requeued):
-    led.kept._ends = lambda process: setattr(process, "code", code)
+def test_before_the_time_limit_the_job_is_requeued_where_the_run_goes_on(agents, code, comes_to, requeued):
+    agents.managed._ends = lambda process: setattr(process, "code", code)
 
     def limit_is_near() -> None:
-        led.leader.warn()
+        agents.agent.warn()
 
-    assert led.lead(looks=[lives, limit_is_near]) == comes_to
-    assert led.requeued == requeued
+    assert agents.supervise(looks=[lives, limit_is_near]) == comes_to
+    assert agents.requeued == requeued
 
 
-def test_the_leader_is_heard_of_while_the_chief_saves(led, monkeypatch):
+def test_the_chief_agent_writes_heartbeats_while_the_chief_saves(agents, monkeypatch):
     monkeypatch.setattr("psrun.launch.slurm.rendezvous._TOUCH_EVERY_S", 0.0)
     touched: list[float] = []
     stop = Stop()
 
     def saves(process: Any) -> None:
-        touched.append(led.leader._meeting.silent_s(CHIEF))
-        led.folder.record("ended", status="interrupted", exit_code=175)
+        touched.append(agents.agent._rendezvous.silent_s(CHIEF))
+        agents.folder.record("ended", status="interrupted", exit_code=175)
         process.code = 175
 
     def scancel() -> None:
-        led.leader._meeting.write(TaskStatus("", "n0", 0.0))
-        led.leader._meeting.silent_s(CHIEF)
+        agents.agent._rendezvous.write(TaskStatus("", "n0", 0.0))
+        agents.agent._rendezvous.silent_s(CHIEF)
         time.sleep(0.2)
         stop.signum = signal.SIGTERM
         stop.requested.set()
 
-    led.kept._ends = saves
-    assert led.lead(stop=stop, looks=[scancel]) == ExitCode.RESTART
+    agents.managed._ends = saves
+    assert agents.supervise(stop=stop, looks=[scancel]) == ExitCode.RESTART
     assert touched == [0.0]
-    assert led.requeued == []
+    assert agents.requeued == []
 
 
 def test_the_process_ends_though_what_it_would_end_is_gone(monkeypatch):
@@ -224,54 +224,54 @@ def test_each_task_says_what_is_wrong_though_another_was_first_to_record_it(monk
     assert [problem.key for problem in raised.value.problems] == ["cluster.num_ps"]
 
 
-# -- a keeper
+# -- the agent of a task
 
 
 @pytest.mark.parametrize(("restarts", "longer_s"), [("0", 0.0), ("1", 1.0)])
 def test_who_is_started_again_waits_as_long_as_the_chief_may_wait_for_the_folder(
     tmp_path, monkeypatch, restarts, longer_s
 ):
-    monkeypatch.setattr(task_agent, "_LEADER_LONGER_S", 0.0)
+    monkeypatch.setattr(task_agent, "_CHIEF_AGENT_LONGER_S", 0.0)
     monkeypatch.setattr(task_identity, "_GIVEN_UP_S", 0.5)
     run = run_config("cluster=slurm", *TASKS, "cluster.connect_timeout_s=1")
     made = task_agent.TaskAgent(run, RunFolder(tmp_path), step_of(SLURM_PROCID="1", SLURM_RESTART_COUNT=restarts), PS)
     began_s = time.monotonic()
-    with pytest.raises(ClusterError, match="got no heartbeat of the chief"):
-        made.keep(Stop())
+    with pytest.raises(ClusterError, match="found no heartbeat of the chief"):
+        made.manage(Stop())
     made.close()
     assert 1 + longer_s <= time.monotonic() - began_s < 2 + longer_s
 
 
 def test_a_parameter_server_says_that_it_started_again_with_the_chief(tmp_path, monkeypatch):
     monkeypatch.setattr(task_agent, "_ROUND_S", 0.01)
-    kept = Scripted([dies, lives], lambda process: None)
-    monkeypatch.setattr(task_agent, "ManagedTask", lambda *arguments: kept)
+    managed = Scripted([dies, lives], lambda process: None)
+    monkeypatch.setattr(task_agent, "ManagedTask", lambda *arguments: managed)
     (tmp_path / "logs").mkdir()
     chief = Rendezvous(tmp_path, step_of(), CHIEF)
     chief.write(TaskStatus("", "n0", 0.0))
-    chief.call(ClusterPlan({}))
+    chief.publish(ClusterPlan({}))
     made = task_agent.TaskAgent(run_config("cluster=slurm", *TASKS), RunFolder(tmp_path), step_of(SLURM_PROCID="1"), PS)
     codes: list[ExitCode] = []
-    keeping = threading.Thread(target=lambda: codes.append(made.keep(Stop())))
-    keeping.start()
+    managing = threading.Thread(target=lambda: codes.append(made.manage(Stop())))
+    managing.start()
 
     def card_when(condition: Callable[[TaskStatus], bool]) -> TaskStatus:
         deadline_s = time.monotonic() + 10
         while time.monotonic() < deadline_s:
-            card = chief.read(PS)
-            if card and condition(card):
-                return card
+            status = chief.read(PS)
+            if status and condition(status):
+                return status
             time.sleep(0.01)
         raise AssertionError(chief.read(PS))
 
     try:
-        assert card_when(lambda card: card.restarts == 1).cause == "was killed"
-        assert kept.num_starts == 1
-        chief.call(ClusterPlan({}, attempt=1))
-        card = card_when(lambda card: card.attempt == 1)
-        assert (card.restarts, card.cause) == (1, "")
+        assert card_when(lambda status: status.restarts == 1).cause == "was killed"
+        assert managed.num_starts == 1
+        chief.publish(ClusterPlan({}, attempt=1))
+        status = card_when(lambda status: status.attempt == 1)
+        assert (status.restarts, status.cause) == (1, "")
     finally:
-        chief.call(ClusterPlan({}, attempt=1, over=0))
-        keeping.join(10)
+        chief.publish(ClusterPlan({}, attempt=1, over=0))
+        managing.join(10)
     assert codes == [ExitCode.DONE]
-    assert kept.num_starts == 2
+    assert managed.num_starts == 2

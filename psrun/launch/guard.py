@@ -1,7 +1,7 @@
 """The guard of a chief without a supervisor, in a separate process: `python -m psrun.launch.guard`.
 
-TensorFlow tells new functions to all workers with Python's lock held. A worker that hangs in that moment stops every
-thread of the chief, whoever would notice it there among them.
+TensorFlow sends new functions to all workers with Python's global lock held. A worker that hangs at that moment stops
+every thread of the chief, including the one that would detect it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _HELD_UP_S = 3.0
 
 
 def start(folder: Path, terminal: TextIO, *, timeout_s: float, servers: Mapping[Task, str]) -> None:
-    """Starts the guard of this process, and a thread whose beats it gets through a pipe; it ends with this process.
+    """Starts the guard of this process and a thread that sends it beats through a pipe. It ends with this process.
 
     Args:
       folder: of the run.
-      terminal: where to say why this process was killed.
-      timeout_s: a chief that has not been heard of for so long hangs.
-      servers: with their addresses, HOST:PORT, to name those that do not answer.
+      terminal: receives the reason if this process is killed.
+      timeout_s: a chief without beats for this long counts as hung.
+      servers: addresses (HOST:PORT) of the servers, to name those that do not answer.
     """
     beats, ours = os.pipe()
     named = [f"{task}={address}" for task, address in servers.items()]
@@ -52,7 +52,7 @@ def start(folder: Path, terminal: TextIO, *, timeout_s: float, servers: Mapping[
 
 
 def _until_it_hangs(timeout_s: float) -> float | None:
-    """Reads beats from standard input: for how long there was none, in seconds, or None where the chief has ended."""
+    """Reads beats from standard input; returns the seconds without one, or None once the chief has exited."""
     silence = Silence(time.monotonic(), held_up_s=_HELD_UP_S)
     while True:
         if select.select([0], [], [], 2 * _BEAT_S)[0]:
@@ -64,7 +64,7 @@ def _until_it_hangs(timeout_s: float) -> float | None:
 
 
 def main() -> None:
-    """Kills the chief once it hangs: the exit code, 137, asks for another start, as every one from 128 on."""
+    """Kills the chief if it hangs. Its exit code, 137, requests a restart, as all from 128 on."""
     chief, folder, timeout_s, named = int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
     process.end_with_parent(chief)
     silent_s = _until_it_hangs(timeout_s)
@@ -74,7 +74,7 @@ def main() -> None:
     up = answering(servers, timeout_s=2.0)
     silent = ", ".join(task for task in servers if task not in up)
     message = f"{CHIEF} hangs: not heard of for {silent_s:.0f} s{silent and f'; no answer from {silent}'}"
-    os.kill(chief, signal.SIGSTOP)  # what is recorded now stands
+    os.kill(chief, signal.SIGSTOP)  # so that it does not overwrite what is recorded here
     try:
         result = RunFolder(folder)
         error = {"type": "TaskLostError", "message": message, "task": str(CHIEF)}

@@ -1,4 +1,4 @@
-"""What the supervisor tells of its cluster: the events that its tasks write, and how the tasks are."""
+"""Relays the events and the progress of a run to the console of its supervisor."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ _VIEW_EVERY_S = 0.5
 
 
 class ProgressRelay:
-    """Passes on what is added to metrics.jsonl, and shows the tasks; `recoveries` learns of what it must know."""
+    """Passes new events of metrics.jsonl to the console and to `recoveries`, and shows the state of the tasks."""
 
     def __init__(
         self, folder: RunFolder, sink: ConsoleSink, recoveries: Recoveries, tasks: Mapping[Task, TaskHandle]
     ) -> None:
-        self._tail = EventReader(folder.metrics, after_what_is_there=True)  # of a run that goes on
+        self._tail = EventReader(folder.metrics, after_what_is_there=True)  # what an earlier process wrote
         self._sink, self._recoveries, self._tasks = sink, recoveries, tasks
-        self._told_step, self._shown_s = 0, 0.0
+        self._last_step, self._shown_s = 0, 0.0
 
-    def tell(self) -> None:
+    def update(self) -> None:
         for event in self._tail.read():
-            self._heard(event)
+            self._relay_event(event)
         if time.monotonic() - self._shown_s >= _VIEW_EVERY_S:
             self._shown_s = time.monotonic()
             beat = self._tasks[CHIEF].heartbeat()
             progress = beat.training if beat else None
-            stale = progress is not None and progress.step < self._told_step  # than the epoch's end that was just told
+            stale = progress is not None and progress.step < self._last_step  # before the end of the epoch last shown
             self._sink.view(task_table([_row(task) for task in self._tasks.values()]), None if stale else progress)
 
     def close(self) -> None:
-        self.tell()
+        self.update()
         self._sink.close()
 
-    def _heard(self, event: Event) -> None:
-        self._told_step = event.step or 0
+    def _relay_event(self, event: Event) -> None:
+        self._last_step = event.step or 0
         if event.kind == "restored":
             self._recoveries.restored(event.step or 0)
         if event.kind == "epoch":

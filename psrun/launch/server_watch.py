@@ -1,8 +1,8 @@
-"""The chief's watch over servers that nobody supervises: which of them end, hang or are cut off, and what then.
+"""The chief's watch over servers without a supervisor: detects those that exit, hang or are disconnected.
 
-TensorFlow itself waits without an end for a server that is stopped or behind a network that is cut: its connections
-stay open, and a stopped process still accepts new ones. What it does not do is answer in them. And it tries again
-without an end to reach a parameter server whose process has ended.
+TensorFlow waits without a bound for a server that is stopped or disconnected: connections stay open, and a stopped
+process still accepts new ones, but does not answer. TensorFlow also retries without a bound to reach a parameter server
+that has exited.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _HELD_UP_S = 10.0  # longer than a round: three questions to each server, and a 
 class Watch:
     """Queries the status of every server once a second, in a separate thread.
 
-    A worker whose process has ended is TensorFlow's to find and to take back. One that has not answered for
-    `heartbeat_timeout_s` is left behind: this process closes its connections to it, TensorFlow takes it for lost, gives
-    its steps to the others, and takes it back when it answers again. Without a parameter server, or with one that was
-    started again and has lost its variables, without any worker, or without a step for too long the run cannot go on.
+    TensorFlow detects workers that exit, and lets them rejoin. A worker that does not answer for `heartbeat_timeout_s`
+    is dropped: this process closes its connections to it, so that TensorFlow gives its steps to the others and lets it
+    rejoin when it answers again. The run ends if a parameter server is lost or was restarted without its variables, if
+    no worker is left, or if there is no progress for too long.
 
     Args:
-      ask: returns the status of servers that are given with their addresses.
+      ask: returns the status of servers, given with their addresses.
       training: returns its current status; must not block.
       give_up: ends the process with an error, whatever its other threads are doing.
-      sees_ends: whether a process that has ended is a failure to record; false where somebody else restarts the servers
-        and records that.
+      sees_ends: whether the exit of a server is a failure to record; false if an agent restarts the servers and
+        records that.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Watch:
     ) -> None:
         self._cluster, self._reporter, self._recoveries = cluster, reporter, recoveries
         self._addresses = topology.servers()
-        # Now: the name of a host that has gone is often gone with it.
+        # Resolved now: the host name of a lost node may no longer resolve.
         self._peers = {task: peers(address) for task, address in self._addresses.items()}
         self._ask, self._training, self._give_up, self._sees_ends = ask, training, give_up, sees_ends
         now_s = time.monotonic()
@@ -76,7 +76,7 @@ class Watch:
         self._thread.join(2 * ANSWER_WITHIN_S)
 
     def check_parameter_servers(self) -> None:
-        """Call when a step has failed. Raises TaskLostError where a parameter server has ended or was started again."""
+        """Call when a step has failed. Raises TaskLostError if a parameter server has exited or was restarted."""
         if not self._sees_ends:
             return
         servers = {task: address for task, address in self._addresses.items() if task.job == "ps"}
@@ -94,8 +94,8 @@ class Watch:
                     self._look(seen)
             except PsrunError as error:
                 self._give_up(error)
-            except Exception:  # such as a full disk's: whatever it is, the watch must go on
-                _LOG.exception("looking after the servers")
+            except Exception:  # such as a full disk: the watch must continue
+                _LOG.exception("error in the watch over servers")
 
     def _look(self, seen: Mapping[Task, ServerStatus]) -> None:
         now_s, training = time.monotonic(), self._training()
@@ -115,7 +115,7 @@ class Watch:
             raise TaskLostError(f"{CHIEF} {cause}")
 
     def _find_lost(self, seen: Mapping[Task, ServerStatus]) -> None:
-        """Records the servers that are newly lost; raises TaskLostError where one of them is a parameter server."""
+        """Records newly lost servers; raises TaskLostError if one of them is a parameter server."""
         if self._error is not None:
             raise self._error
         for task, status in seen.items():
@@ -126,7 +126,7 @@ class Watch:
                 self._incarnations[task] = status.incarnation
 
     def _cause(self, task: Task, status: ServerStatus) -> str | None:
-        """Why a server must be taken for lost; None where it need not."""
+        """Why a server counts as lost; None if it does not."""
         address, silent_s = self._addresses[task], self._silences[task].seconds(time.monotonic())
         if self._sees_ends and status.refused:
             return f"has ended: nothing listens at {address} (connection refused)"

@@ -1,4 +1,4 @@
-"""What `psrun submit` hands to a scheduler."""
+"""What `psrun submit` passes to an engine."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from psrun.config.run_config import RunConfig
 
 @dataclass(frozen=True)
 class Submission:
-    """What an engine is given.
+    """A run to submit.
 
     Attributes:
-      run: what is to be run, checked, with the engine's cluster.
-      arguments: in Hydra's grammar, `cluster=ENGINE` among them: what each task is started with.
-      folder: where the command was given; relative paths in arguments are seen from there.
-      dry_run: whether to show what would be handed over and do nothing.
-      follow: whether to stay until the run has ended.
+      run: the checked configuration, with the engine's cluster.
+      arguments: of each task, in Hydra's grammar, with `cluster=ENGINE`.
+      folder: working directory of the command, to which paths in arguments are relative.
+      dry_run: whether to print what would be submitted and do nothing.
+      follow: whether to follow the run until it has ended.
     """
 
     run: RunConfig

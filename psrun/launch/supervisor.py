@@ -1,4 +1,4 @@
-"""The supervisor of a local cluster: starts its tasks, watches them, restarts what dies or hangs; no TensorFlow."""
+"""The supervisor of a local cluster: starts, monitors and restarts its tasks. Does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
       The chief's exit code, or that of the signal that ended the run.
 
     Raises:
-      BudgetSpentError: tasks failed more often than they may be restarted.
+      BudgetSpentError: the restart budget is exhausted.
       Interrupted: a signal ended the run, and the chief could not record it.
     """
-    wanted = task_plan.of(run_config)
-    addresses = {task: f"localhost:{portpicker.pick_unused_port()}" for task in wanted.addressed()}
-    tasks = {task: TaskProcess(task, addresses, folder.path) for task in wanted.tasks()}
-    supervisor = Supervisor(run_config, wanted, tasks, addresses, folder, ConsoleSink(console), started_s)
+    plan = task_plan.of(run_config)
+    addresses = {task: f"localhost:{portpicker.pick_unused_port()}" for task in plan.addressed()}
+    tasks = {task: TaskProcess(task, addresses, folder.path) for task in plan.tasks()}
+    supervisor = Supervisor(run_config, plan, tasks, addresses, folder, ConsoleSink(console), started_s)
     stop.at_once = supervisor.kill_all
     return supervisor.run(stop)
 
 
 class Supervisor:
-    """The tasks of one run and what has happened to them."""
+    """Supervises the tasks of one run."""
 
     def __init__(
         self,
         run_config: RunConfig,
-        wanted: TaskPlan,
+        plan: TaskPlan,
         tasks: Mapping[Task, TaskHandle],
         addresses: Mapping[Task, str],
         folder: RunFolder,
@@ -66,18 +66,18 @@ class Supervisor:
     ) -> None:
         assert isinstance(run_config.cluster, choices.Supervised)
         self._sidecar = run_config.sidecar
-        self._evaluator, self._evaluator_told = wanted.evaluator, False
+        self._evaluator, self._evaluator_lost = plan.evaluator, False
         self._restart, self._folder = run_config.cluster.restart, folder
         self._reporter = Reporter([folder.journal], started_s=started_s)  # the chief writes run.json
-        self._lineup, self._tasks, self._addresses = wanted, tasks, addresses
+        self._plan, self._tasks, self._addresses = plan, tasks, addresses
         self._policy, self._num_restarts = RestartPolicy.of(self._restart), 0
         self._detectors: dict[Task, HangDetector] = {}
         self._recoveries = Recoveries(self._reporter)
-        self._teller = ProgressRelay(folder, sink, self._recoveries, self._tasks)
+        self._relay = ProgressRelay(folder, sink, self._recoveries, self._tasks)
         self._step = 0
 
     def run(self, stop: Stop) -> ExitCode:
-        """Does all of it, and leaves nothing running. Raises BudgetSpentError and Interrupted."""
+        """Runs all tasks, and leaves no process behind. Raises BudgetSpentError and Interrupted."""
         stop.defer(self._restart.stop_timeout_s + 2 * _SERVERS_END_WITHIN_S)
         try:
             return self.watch(stop)
@@ -89,7 +89,7 @@ class Supervisor:
         for task in self._tasks.values():
             self._start(task)
         while not stop.requested.wait(_ROUND_S):
-            self._teller.tell()
+            self._relay.update()
             code = self._chief_code()
             if code is not None:
                 if self._sidecar is not None:
@@ -101,38 +101,38 @@ class Supervisor:
             self._recoveries.look(TrainingStatus.of(self._tasks[CHIEF].heartbeat()), self._is_up)
         assert stop.signum is not None
         self._reporter.emit("stopping", step=self._step, signal=signal.Signals(stop.signum).name)
-        self._teller.tell()
+        self._relay.update()
         self._tasks[CHIEF].send(stop.signum)
         end_all([self._tasks[CHIEF]], within_s=self._restart.stop_timeout_s)
         self._end_servers()
         return stop.outcome(self._tasks[CHIEF].code, self._folder.stored())
 
     def close(self) -> None:
-        """Leaves no process and no file of the supervision behind, and the recoveries in run.json."""
+        """Ends all processes, removes the files of the tasks, and records the recoveries in run.json."""
         self.kill_all()
-        self._teller.close()
+        self._relay.close()
         self._folder.record("recoveries", rows=self._recoveries.rows)
         shutil.rmtree(shared(self._folder.path), ignore_errors=True)
 
     def _await_evaluator(self, stop: Stop, within_s: float) -> None:
-        """Gives the sidecar evaluator time for the last checkpoint; it ends by itself."""
+        """Waits for the sidecar evaluator, which exits after the last checkpoint."""
         assert self._evaluator is not None
         task, deadline_s = self._tasks[self._evaluator], time.monotonic() + within_s
-        while task.code != ExitCode.DONE and not self._evaluator_told:
+        while task.code != ExitCode.DONE and not self._evaluator_lost:
             if time.monotonic() > deadline_s or stop.requested.wait(_ROUND_S):
-                self._goes_on_without(task, "has not evaluated the last checkpoint")
+                self._continue_without(task, "has not evaluated the last checkpoint")
                 break
             if task.start_at_s is None:
                 self._look_at(task)
             elif time.monotonic() >= task.start_at_s:
                 self._start(task)
-            self._teller.tell()
+            self._relay.update()
 
     def _end_servers(self) -> None:
-        """Asks those that serve to end; they do so within a second, with 0."""
+        """Asks the servers to exit; they do so within a second, with code 0."""
         tasks = list(self._tasks.values())
         for task in tasks:
-            if task.task.job in self._lineup.serving:
+            if task.task.job in self._plan.serving:
                 task.send(signal.SIGTERM)
         end_all(tasks, within_s=_SERVERS_END_WITHIN_S)
 
@@ -141,12 +141,12 @@ class Supervisor:
             task.kill()
 
     def _chief_code(self) -> ExitCode | None:
-        """The exit code of the run, if the chief has ended it."""
+        """The exit code of the run if the chief has ended it, else None."""
         code = self._tasks[CHIEF].code
         ended = self._tasks[CHIEF].start_at_s is None and code in (ExitCode.DONE, *_FOR_GOOD)
         return ExitCode(code) if ended and code is not None else None
 
-    # -- what goes wrong
+    # -- failures
 
     def _look(self) -> None:
         beat = self._tasks[CHIEF].heartbeat()
@@ -156,27 +156,27 @@ class Supervisor:
             if not task.started or task.start_at_s is not None:
                 continue
             if task.code == ExitCode.DONE and self._may_be_done(task):
-                continue  # a moment before the chief
+                continue  # exits a moment before the chief
             self._look_at(task)
 
     def _may_be_done(self, task: TaskHandle) -> bool:
-        """Those of the data service, which serve too, see in run.json that it is over, before the chief has ended."""
-        return task.task.job not in self._lineup.serving or self._folder.stored().get("status") == "completed"
+        """Whether it may exit: tasks of the data service read the end of the run in run.json before the chief exits."""
+        return task.task.job not in self._plan.serving or self._folder.stored().get("status") == "completed"
 
     def _look_at(self, task: TaskHandle) -> None:
         if task.task == self._evaluator and task.code in (ExitCode.DONE, *_FOR_GOOD):
             if task.code != ExitCode.DONE:
-                self._goes_on_without(task, task.how_it_ended)
+                self._continue_without(task, task.how_it_ended)
         elif not task.running:
             self._failed(task, task.how_it_ended)
         elif cause := self._hangs(task):
             self._failed(task, cause)
 
-    def _goes_on_without(self, evaluator: TaskHandle, cause: str) -> None:
-        """The training does not depend on the evaluator, which will not be started again."""
-        if not self._evaluator_told:
-            self._evaluator_told = True
-            action = f"the training goes on without it (log: {evaluator.task}.log)"
+    def _continue_without(self, evaluator: TaskHandle, cause: str) -> None:
+        """Reports that the evaluator is not restarted; the training does not depend on it."""
+        if not self._evaluator_lost:
+            self._evaluator_lost = True
+            action = f"the training continues without it (log: {evaluator.task}.log)"
             self._reporter.emit("failure", step=self._step, task=str(evaluator.task), cause=cause, action=action)
 
     def _hangs(self, task: TaskHandle) -> str | None:
@@ -199,9 +199,9 @@ class Supervisor:
         is_evaluator = task.task == self._evaluator
         may_restart = self._policy.allows(task.restarts if is_evaluator else self._num_restarts)
         if is_evaluator and not may_restart:
-            self._goes_on_without(task, cause)
+            self._continue_without(task, cause)
             return
-        group = self._sharing_fate(task)
+        group = self._restarted_with(task)
         attempt = any(member.task == CHIEF for member in group)
         self._recoveries.failed(task.task, cause, step=self._step, attempt=attempt)
         if not may_restart:
@@ -214,14 +214,14 @@ class Supervisor:
             member.restarts += 1
             member.start_at_s = due_s
         restarted = [str(member.task) for member in group]
-        told = {"cause": cause, "action": f"restarting {', '.join(restarted)}", "restarted": restarted}
-        self._reporter.emit("failure", step=self._step, task=str(task.task), **told)
+        facts = {"cause": cause, "action": f"restarting {', '.join(restarted)}", "restarted": restarted}
+        self._reporter.emit("failure", step=self._step, task=str(task.task), **facts)
 
-    def _sharing_fate(self, lost: TaskHandle) -> list[TaskHandle]:
-        """The tasks that start again when this one is lost, itself among them."""
-        one_fate = self._lineup.one_fate
-        together = lost.task.job in one_fate
-        return [task for task in self._tasks.values() if task.task.job in one_fate] if together else [lost]
+    def _restarted_with(self, lost: TaskHandle) -> list[TaskHandle]:
+        """The tasks to restart if this one is lost, including itself."""
+        restarted_together = self._plan.restarted_together
+        together = lost.task.job in restarted_together
+        return [task for task in self._tasks.values() if task.task.job in restarted_together] if together else [lost]
 
     def _is_up(self, task: Task) -> bool:
         return self._tasks[task].start_at_s is None and self._tasks[task].heartbeat() is not None

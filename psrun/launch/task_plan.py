@@ -1,4 +1,4 @@
-"""The tasks of a cluster that is supervised."""
+"""The tasks of a supervised cluster."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from psrun.config.topology import Task
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """Who there is, and whose loss means what.
+    """The tasks, and how losses and the end of the run concern them.
 
     Attributes:
-      jobs: those with an address, in the order of their start, and how many tasks each has.
-      one_fate: jobs of which one lost task ends the attempt, so that all their tasks start again.
-      serving: jobs that must be told when the run is over; the others see it by themselves.
-      evaluator: the task that evaluates checkpoints, where one does; a worker with an address, or one without.
+      jobs: number of tasks of each job with addresses, in the order of their start.
+      restarted_together: jobs whose tasks all restart if one of them is lost.
+      serving: jobs that are signaled when the run is over; the others exit without a signal.
+      evaluator: the task that evaluates checkpoints, if any; a worker with an address, or a task without one.
     """
 
     jobs: dict[str, int]
-    one_fate: tuple[str, ...]
+    restarted_together: tuple[str, ...]
     serving: tuple[str, ...]
     evaluator: Task | None
 
@@ -37,9 +37,9 @@ class TaskPlan:
 def of(run_config: RunConfig) -> TaskPlan:
     """The tasks of a supervised run."""
     num_tasks, cluster = run_config.num_tasks, run_config.cluster
-    if cluster.has_synchronous_workers:  # whose chief is a worker too
+    if cluster.has_synchronous_workers:  # the chief is one of the workers
         return TaskPlan({"worker": num_tasks["worker"] - 1, "chief": 1}, ("worker", "chief"), (), None)
     jobs = {job: num_tasks[job] for job in ("ps", "worker", "chief", *topology.DATA_JOBS) if job in num_tasks}
-    # A chief that starts again would leave its tables behind in parameter servers that do not.
+    # A restarted chief would find tables of its predecessor in parameter servers that were not restarted.
     serving = ("ps", "worker", "evaluator", *topology.DATA_JOBS)
     return TaskPlan(jobs, ("ps", "chief"), serving, run_config.evaluator)

@@ -1,4 +1,4 @@
-"""The processes of a local cluster: one psrun a task."""
+"""The tasks of a local cluster, each with its current process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from psrun.results import task_files
 
 
 class TaskHandle(Protocol):
-    """A task as its supervisor sees it, wherever the process is that it is now; see `TaskProcess`."""
+    """A task as its supervisor sees it, on any machine; see `TaskProcess`."""
 
     task: Task
     restarts: int
@@ -52,12 +52,11 @@ class TaskHandle(Protocol):
 
 @dataclass
 class TaskProcess:
-    """One task and the process that is it now.
+    """One task and its current process.
 
     Attributes:
-      restarts: how often it was started again.
-      failed: since when (as of `time.monotonic`) it waits to be started again; None while it runs.
-      start_at_s: when it is to be started again.
+      restarts: number of restarts.
+      start_at_s: when a lost task is due to restart, as of `time.monotonic`; None while it runs.
     """
 
     task: Task
@@ -69,7 +68,7 @@ class TaskProcess:
     _usage: psutil.Process | None = field(default=None, repr=False)
 
     def start(self) -> None:
-        """Starts the task in a session of its own: a Ctrl-C at the terminal is the supervisor's to pass on."""
+        """Starts the task in a separate session: the supervisor passes on a Ctrl-C at the terminal."""
         task_files.path(self.folder, self.task).unlink(missing_ok=True)
         environment = {
             **os.environ,
@@ -100,7 +99,7 @@ class TaskProcess:
 
     @property
     def how_it_ended(self) -> str:
-        """For people."""
+        """How the process ended, as text."""
         return ended(self.code)
 
     @property
@@ -108,25 +107,25 @@ class TaskProcess:
         return self.process is not None and self.process.poll() is None
 
     def send(self, signum: int) -> None:
-        """A signal, if there is somebody to get it."""
+        """Sends a signal if the process is running."""
         if self.running and self.process is not None:
             self.process.send_signal(signum)
 
     def kill(self) -> None:
-        """Ends the process now, also a stopped one, and waits for it."""
+        """Kills the process, also a stopped one, and waits for it."""
         self.send(signal.SIGKILL)
         if self.process is not None:
             self.process.wait()
 
     def heartbeat(self) -> task_files.Heartbeat | None:
-        """The last one of this process; None before its first."""
+        """The last heartbeat of this process; None before its first."""
         beat = task_files.read(self.folder, self.task)
         return beat if beat and self.process and beat.pid == self.process.pid else None
 
     def usage(self) -> tuple[int | None, float | None]:
-        """Memory in bytes and processor use in percent of one core since the last call; zeros where it has ended.
+        """Memory in bytes, and processor use in percent of one core since the last call; zeros once it has exited.
 
-        None where it cannot be seen from here.
+        None for a process on another machine.
         """
         try:
             if self.running and self._usage:
@@ -137,7 +136,7 @@ class TaskProcess:
 
 
 def end_all(tasks: Iterable[TaskHandle], *, within_s: float) -> None:
-    """Waits for all to end by themselves, then asks them to, then kills them; nothing is left running."""
+    """Waits for all to exit, then sends SIGTERM, then kills them; each wait takes at most `within_s`."""
     tasks, deadline_s = list(tasks), time.monotonic() + within_s
     for signum in (0, signal.SIGTERM):
         if signum:

@@ -23,7 +23,7 @@ from psrun.config import choices, parse
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, PsrunError, RunFolderError
-from psrun.launch.slurm.managed_task import KEEPERS_SIGNAL
+from psrun.launch.slurm.managed_task import AGENT_SIGNAL
 from psrun.process import Stop
 from psrun.results import task_files
 from psrun.results.run_folder import RunFolder, cannot_be_made, write_config
@@ -148,7 +148,7 @@ def _stop(run: RunConfig, folder: RunFolder, me: Identity, started_s: float) -> 
         stop.record = lambda interrupted: folder.record_at_once("ended", **_outcome(interrupted, me.name, started_s))
     stop.install()
     if isinstance(run.cluster, choices.Slurm) and process.SUPERVISOR_PID in os.environ:
-        stop.heed(KEEPERS_SIGNAL)
+        stop.heed(AGENT_SIGNAL)
     return stop
 
 

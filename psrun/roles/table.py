@@ -122,7 +122,7 @@ def _supervisor(process: Process) -> ExitCode:
     return module.run(process.run, process.folder, process.stop, process.console, started_s=process.started_s)
 
 
-def _keeper(process: Process) -> ExitCode:
+def _agent(process: Process) -> ExitCode:
     if not process.me.owns_folder:
         module = importlib.import_module("psrun.launch.slurm.task_agent")
         return module.run(process.run, process.folder, process.stop)
@@ -160,7 +160,7 @@ ROLES: dict[str, Callable[[Process], ExitCode | None]] = {
     "data_server": _data_server,
     "evaluator": _evaluator,
     "supervisor": _supervisor,
-    "keeper": _keeper,
+    "agent": _agent,
     "driver": _driver,
     "planner": _planner,
     "exporter": _exporter,

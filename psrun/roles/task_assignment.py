@@ -37,7 +37,7 @@ class Identity:
     @property
     def of_processes(self) -> bool:
         """Whether it is one of several processes, or starts them."""
-        return self.topology is not None or self.role in ("supervisor", "keeper", "driver")
+        return self.topology is not None or self.role in ("supervisor", "agent", "driver")
 
 
 def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
@@ -66,7 +66,7 @@ def _starter(run: RunConfig, environment: Mapping[str, str]) -> Identity | None:
         case choices.Local() | choices.MultiWorkerMirrored():
             return Identity("supervisor", "supervisor")
         case choices.Slurm():
-            return _keeper(run, environment)
+            return _agent(run, environment)
     return None
 
 
@@ -89,10 +89,10 @@ def _topology(run: RunConfig, environment: Mapping[str, str]) -> Topology | None
     return None
 
 
-def _keeper(run: RunConfig, environment: Mapping[str, str]) -> Identity:
+def _agent(run: RunConfig, environment: Mapping[str, str]) -> Identity:
     found, task = task_identity.task_of(run, environment)
     leads = task == CHIEF
-    return Identity("keeper", str(task), owns_folder=leads, may_find_run=leads, patience_s=found.patience_s)
+    return Identity("agent", str(task), owns_folder=leads, may_find_run=leads, patience_s=found.patience_s)
 
 
 def _of(found: Topology, me: Task, chiefs_role: str) -> Identity:

@@ -214,8 +214,8 @@ def test_a_cluster_that_others_use_is_named(run, nodes):
     under_way(first)
     second = run(*SMALL, "cluster.connect_timeout_s=3")
     assert second.end(within_s=60) == 1
-    assert "no room within 3 s" in second.stderr
-    assert "the tasks ask for 5 CPUs, and others use the cluster: 3 of 8 are free" in second.stderr
+    assert "no free resources within 3 s" in second.stderr
+    assert "the tasks request 5 CPUs, and others use the cluster: 3 of 8 are free" in second.stderr
     first.process.send_signal(signal.SIGTERM)
     assert first.end(within_s=60) == 175
 
@@ -240,7 +240,7 @@ def test_a_node_that_does_not_see_the_run_folder_is_named(run, nodes, tmp_path):
     finally:
         blind.terminate()
         blind.wait(30)
-    assert f"hydra.run.dir: {folder} is not seen by node " in started.stderr
+    assert f"hydra.run.dir: {folder} is not visible on node " in started.stderr
 
 
 def own_folders() -> set[Path]:

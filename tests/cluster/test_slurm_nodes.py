@@ -137,7 +137,7 @@ def test_a_folder_that_nodes_do_not_share(on_slurm, slurm, tmp_path):
     assert run.end(within_s=90) != 0
     assert "no heartbeat within 5 s (connect_timeout_s): ps-0; all heartbeats are from n0" in run.stderr
     assert "cannot access" in run.stderr
-    assert "got no heartbeat of the chief" in run.stderr
+    assert "found no heartbeat of the chief" in run.stderr
     assert "on n1" in run.stderr
     assert run.result["error"]["type"] == "ClusterError"
 

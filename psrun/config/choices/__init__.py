@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from psrun.config.choices.clusters import (
+    AgentRestart,
     CentralStorage,
     Cluster,
     InProcess,
-    KeeperRestart,
     Kubernetes,
     Local,
     Mirrored,
@@ -60,6 +60,7 @@ __all__ = [
     "KINDS",
     "MOST_WRITTEN_OUT",
     "SUBMISSIONS",
+    "AgentRestart",
     "CentralStorage",
     "Checkpoints",
     "Cluster",
@@ -74,7 +75,6 @@ __all__ = [
     "FixedShards",
     "Hook",
     "InProcess",
-    "KeeperRestart",
     "Kubernetes",
     "KubernetesKeys",
     "Local",

@@ -255,7 +255,7 @@ class Static(_Addressed):
 
 
 @dataclass(frozen=True)
-class KeeperRestart(RestartLimits):
+class AgentRestart(RestartLimits):
     """How the agents of Slurm tasks restart them.
 
     `budget` also limits the requeues for a lost node that psrun requests itself. `stop_timeout_s` is for the chief to
@@ -271,7 +271,7 @@ class Slurm(Unsupervised):
       interface: network interface between nodes, such as ib0; None for the route to the launching host.
     """
 
-    restart: KeeperRestart = field(kw_only=True)
+    restart: AgentRestart = field(kw_only=True)
     interface: str | None = field(kw_only=True)
     num_workers: int = at_least(1)
     num_ps: int = at_least(1)

@@ -1,4 +1,4 @@
-"""Kubernetes' own command line: handing objects over, and following the chief until the run has ended."""
+"""The command kubectl: creates the objects of a run, and follows the chief until the run has ended."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _POLL_S = 2.0
 _ANSWERS_WITHIN_S = 60.0
 _ATTEMPTS = 5
 _NO_PSRUN = "No module named psrun"
-_FOREVER_WITHOUT = {  # why a container waits for what will not come by itself
+_FOREVER_WITHOUT = {  # reasons of a waiting container that do not resolve themselves
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
     "CreateContainerError", "RunContainerError",
 }  # fmt: skip
-_NEVER_BEGAN = {"StartError", "ContainerCannotRun"}  # such as an image without Python: exit code 128
+_NEVER_BEGAN = {"StartError", "ContainerCannotRun"}  # such as an image without Python; exit code 128
 
 
 @dataclass(frozen=True)
 class Chief:
-    """How the chief's newest pod is.
+    """State of the chief's newest pod.
 
     Attributes:
-      pod: its name.
-      code: the exit code, once it has ended; -1 for one that was taken away without any.
-      waits: why it does not run yet, as Kubernetes words it.
-      hopeless: whether it waits for what will not come by itself.
+      pod: name of the pod.
+      code: exit code once it has ended; -1 if it was evicted without one.
+      waits: why it is not running yet, in Kubernetes' words.
+      hopeless: whether it waits for something that does not resolve itself.
     """
 
     pod: str
@@ -50,7 +50,7 @@ class Kubectl:
     """The command kubectl, with the namespace of a run.
 
     Raises:
-      PsrunError: there is none.
+      PsrunError: it is not installed.
     """
 
     def __init__(self, namespace: str | None) -> None:
@@ -64,24 +64,24 @@ class Kubectl:
         self._command = [found, *([] if namespace is None else ["--namespace", namespace])]
 
     def apply(self, text: str, settings: choices.KubernetesKeys) -> bool:
-        """Whether the run in `text` was not there before. Raises PsrunError where not all of its objects are taken."""
+        """Applies manifests; returns whether the run is new. Raises PsrunError if the cluster rejects an object."""
         done, kind = self._run("apply", "-f", "-", given=text), settings.kind
         if done.returncode == 0:
             return f"{manifests.main_object(settings)} unchanged" not in done.stdout.splitlines()
-        said = done.stderr.strip()
-        if "no matches for kind" in said and kind != "indexed_jobs":
+        message = done.stderr.strip()
+        if "no matches for kind" in message and kind != "indexed_jobs":
             hint = f"kubernetes.kind={kind} requires the operator of {manifests.OBJECTS[kind]}"
-            raise PsrunError(f"the cluster rejected the objects: {said}\n{hint}; indexed_jobs requires none")
-        if "immutable" in said:
-            raise PsrunError(f"the cluster rejected the objects: {said}\nA run of that name exists: delete it, or set "
-                             "another kubernetes.name")  # fmt: skip
-        if "connection refused" in said or "no such host" in said or "Unable to connect" in said:
-            raise PsrunError(f"kubectl cannot reach a cluster: {said}\nCheck `kubectl cluster-info` and KUBECONFIG")
-        raise PsrunError(f"kubectl apply exited with code {done.returncode}: {said}")
+            raise PsrunError(f"the cluster rejected the objects: {message}\n{hint}; indexed_jobs requires none")
+        if "immutable" in message:
+            hint = "A run of that name exists: delete it, or set another kubernetes.name"
+            raise PsrunError(f"the cluster rejected the objects: {message}\n{hint}")
+        if "connection refused" in message or "no such host" in message or "Unable to connect" in message:
+            raise PsrunError(f"kubectl cannot reach a cluster: {message}\nCheck `kubectl cluster-info` and KUBECONFIG")
+        raise PsrunError(f"kubectl apply exited with code {done.returncode}: {message}")
 
     def get(self, *what: str) -> dict[str, Any] | None:
         """The object, or None if it does not exist. Raises PsrunError if kubectl fails."""
-        for attempt in range(1, _ATTEMPTS + 1):  # a run of hours is not lost sight of for one answer that is missing
+        for attempt in range(1, _ATTEMPTS + 1):  # one failed request does not end the following of a long run
             done = self._run("get", *what, "--output", "json", "--ignore-not-found")
             if done.returncode == 0:
                 return json.loads(done.stdout) if done.stdout.strip() else None
@@ -93,7 +93,7 @@ class Kubectl:
         )
 
     def logs(self, pod: str, since: str | None) -> subprocess.Popen[str]:
-        """The log of the pod, followed from that time (RFC 3339) until it ends."""
+        """Follows the log of the pod from that time (RFC 3339) until the pod ends."""
         more = [] if since is None else ["--since-time", since]
         command = [*self._command, "logs", "--follow", pod, *more]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
@@ -105,7 +105,7 @@ class Kubectl:
                 command, input=given, capture_output=True, text=True, timeout=_ANSWERS_WITHIN_S, check=False
             )
         except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(command, 1, "", f"it did not end within {_ANSWERS_WITHIN_S:.0f} s")
+            return subprocess.CompletedProcess(command, 1, "", f"no answer within {_ANSWERS_WITHIN_S:.0f} s")
 
 
 def newest(pods: Mapping[str, Any]) -> Chief | None:
@@ -119,24 +119,24 @@ def newest(pods: Mapping[str, Any]) -> Chief | None:
         if "terminated" in state:
             ended = state["terminated"]
             if ended.get("reason") in _NEVER_BEGAN:
-                said = ": ".join(filter(None, (ended["reason"], ended.get("message", ""))))
-                return Chief(name, waits=said, hopeless=True)
+                message = ": ".join(filter(None, (ended["reason"], ended.get("message", ""))))
+                return Chief(name, waits=message, hopeless=True)
             return Chief(name, code=int(ended["exitCode"]))
         if "running" in state:
             return Chief(name, running=True)
-    if status.get("phase") == "Failed":  # taken away before it began
+    if status.get("phase") == "Failed":  # evicted before it started
         return Chief(name, code=-1)
     for state in states:
         waiting = state.get("waiting", {})
         reason = waiting.get("reason", "")
-        said = ": ".join(filter(None, (reason, waiting.get("message", ""))))
-        return Chief(name, waits=said, hopeless=reason in _FOREVER_WITHOUT)
+        message = ": ".join(filter(None, (reason, waiting.get("message", ""))))
+        return Chief(name, waits=message, hopeless=reason in _FOREVER_WITHOUT)
     unscheduled = [each.get("message", "") for each in status.get("conditions", []) if each.get("status") == "False"]
     return Chief(name, waits="; ".join(filter(None, unscheduled)))
 
 
 def is_over(main: Mapping[str, Any] | None) -> bool:
-    """Whether Kubernetes starts nothing of the run again: its main object is gone, or has failed, or is complete."""
+    """Whether Kubernetes restarts nothing of the run: its main object is deleted, failed or complete."""
     if main is None:
         return True
     conditions = main.get("status", {}).get("conditions") or []
@@ -145,7 +145,7 @@ def is_over(main: Mapping[str, Any] | None) -> bool:
 
 
 def exit_code(code: int) -> ExitCode:
-    """psrun's own code for that of a container."""
+    """psrun's exit code for that of a container."""
     if code in tuple(ExitCode):
         return ExitCode(code)
     return ExitCode.RESTART if code >= 128 or code < 0 else ExitCode.FAILED
@@ -158,12 +158,14 @@ def follow(kubectl: Kubectl, settings: choices.KubernetesKeys, console: Console)
       The exit code of the run.
 
     Raises:
-      PsrunError: it cannot begin, or kubectl does not answer.
+      PsrunError: the run cannot start, or kubectl does not answer.
     """
     selector = f"{manifests.INSTANCE}={settings.name},{manifests.COMPONENT}=chief"
     shown, seen, since, no_psrun = "", "", None, False
     while True:
-        over = is_over(kubectl.get(manifests.main_object(settings)))  # before the pods: what ends last is seen
+        over = is_over(
+            kubectl.get(manifests.main_object(settings))
+        )  # asked before the pods, so that the last pod is seen
         chief = newest(kubectl.get("pods", "--selector", selector) or {"items": []})
         if chief is not None and chief.hopeless:
             raise PsrunError(f"the chief cannot start: {chief.waits} (image {settings.image}); the run is not affected")

@@ -1,6 +1,6 @@
-"""A run as objects of Kubernetes: plain values, ready to be written as YAML.
+"""The manifests of a run on Kubernetes, as plain values.
 
-Exit codes: 1 and 2 end the run; 128 and more, and pods that were taken away, are started again, as psrun means them.
+Exit codes: 1 and 2 end the run; pods with 128 or more, and evicted pods, are restarted.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from psrun.launch.kubernetes import pods
 Object = dict[str, Any]
 MANAGER = "psrun"
 INSTANCE, COMPONENT = "app.kubernetes.io/instance", "app.kubernetes.io/component"
-# 126 and 127 are a shell's, of a command that cannot be run.
+# 126 and 127 are a shell's codes for a command that cannot be run.
 FOR_GOOD = (int(ExitCode.FAILED), int(ExitCode.USAGE), 126, 127)
 TFJOB_ROLES = {"chief": "Chief", "worker": "Worker", "ps": "PS", "evaluator": "Evaluator"}
 OBJECTS = {"jobset": "JobSet", "indexed_jobs": "Job", "tfjob": "TFJob"}
 _SCRATCH = "/tmp"
 _LOOKS_EVERY_S = 5
-_ENDS_WITHIN_S = 40  # psrun itself takes 25 s for a last checkpoint
+_ENDS_WITHIN_S = 40  # psrun takes up to 25 s for a last checkpoint
 
 
 def objects(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequence[str]) -> list[Object]:
@@ -32,14 +32,14 @@ def objects(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequenc
 
     Args:
       settings: of the run, with a name, an image and a claim.
-      overrides: what psrun is started with in every pod, in Hydra's grammar.
+      overrides: arguments of psrun in every pod, in Hydra's grammar.
     """
     made = {"jobset": _jobset, "indexed_jobs": _indexed_jobs, "tfjob": _tfjob}[settings.kind]
     return [_network_policy(settings), *made(run, settings, overrides)]
 
 
 def main_object(settings: choices.KubernetesKeys) -> str:
-    """What the run is over with, as kubectl takes it: TYPE/NAME."""
+    """The object whose end is the end of the run, as TYPE/NAME for kubectl."""
     kinds = {"jobset": "jobset.jobset.x-k8s.io", "indexed_jobs": "job.batch", "tfjob": "tfjob.kubeflow.org"}
     name = f"{settings.name}-chief" if settings.kind == "indexed_jobs" else settings.name
     return f"{kinds[settings.kind]}/{name}"
@@ -62,7 +62,7 @@ def _jobset(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequenc
         "successPolicy": {"operator": "All", "targetReplicatedJobs": ["chief"]},
         "failurePolicy": {
             "maxRestarts": settings.max_restarts,
-            # What one of the Jobs gave up for good, by its podFailurePolicy, is not tried again as a whole.
+            # A Job that its podFailurePolicy ends for good fails the JobSet without a restart.
             "rules": [
                 {"name": "failed_for_good", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]},
                 {"name": "too_many_restarts", "action": "RestartJobSet"},
@@ -76,7 +76,7 @@ def _jobset(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequenc
 def _indexed_jobs(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequence[str]) -> list[Object]:
     service = {
         "clusterIP": "None",
-        "publishNotReadyAddresses": True,  # the chief looks for servers by itself, and they for it
+        "publishNotReadyAddresses": True,  # chief and servers wait for each other themselves
         "selector": {INSTANCE: settings.name},
         "ports": [{"name": "grpc", "port": settings.port, "targetPort": settings.port, "protocol": "TCP"}],
     }
@@ -94,7 +94,7 @@ def _tfjob(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequence
     replicas: dict[str, Object] = {
         TFJOB_ROLES[job]: {
             "replicas": count,
-            "restartPolicy": "ExitCode",  # 1 to 127 end the job, 128 and more are started again
+            "restartPolicy": "ExitCode",  # 1 to 127 end the job, 128 and more are restarted
             "template": _pod(run, settings, job, overrides),
         }
         for job, count in run.num_tasks.items()
@@ -106,7 +106,7 @@ def _tfjob(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequence
 
 
 def _network_policy(settings: choices.KubernetesKeys) -> Object:
-    """TensorFlow's servers trust whoever connects: only the run's own pods may."""
+    """Allows only pods of the run to connect: TensorFlow's servers have no authentication."""
     ours = {"matchLabels": {INSTANCE: settings.name}}
     spec = {"podSelector": ours, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": ours}]}]}
     return _object("networking.k8s.io/v1", "NetworkPolicy", settings, spec=spec)
@@ -147,7 +147,7 @@ def _pod(run: RunConfig, settings: choices.KubernetesKeys, job: str, overrides: 
     if _serves(job):
         container |= _probes(run, settings.port)
     pod: Object = {
-        "restartPolicy": "Never",  # podFailurePolicy, which knows our exit codes, needs it; Jobs make new pods
+        "restartPolicy": "Never",  # required by podFailurePolicy; Jobs create new pods
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": _ENDS_WITHIN_S,
@@ -180,10 +180,10 @@ def _container(settings: choices.KubernetesKeys, job: str, overrides: Sequence[s
     }
     resources: choices.PodResources = getattr(settings.resources, job)
     container: Object = {
-        "name": "tensorflow" if settings.kind == "tfjob" else "psrun",  # where TFJob sets TF_CONFIG
+        "name": "tensorflow" if settings.kind == "tfjob" else "psrun",  # the container in which TFJob sets TF_CONFIG
         "image": settings.image,
-        "command": ["python", "-m", "psrun"],  # where psrun is missing: exit code 1, which is not tried again
-        "args": [each.replace("$(", "$$(") for each in overrides],  # $(NAME) would be a variable of the pod
+        "command": ["python", "-m", "psrun"],  # exit code 1, without a restart, if psrun is missing
+        "args": [each.replace("$(", "$$(") for each in overrides],  # $(NAME) would be replaced by a variable of the pod
         "env": [{"name": name, "value": value} for name, value in variables.items()],
         "resources": {name: _quantities(of) for name, of in vars(resources).items() if of},
         "securityContext": {
@@ -203,12 +203,12 @@ def _container(settings: choices.KubernetesKeys, job: str, overrides: Sequence[s
 
 
 def _serves(job: str) -> bool:
-    """Chief and evaluator serve nobody: the chief has a guard of its own, which kills it when it hangs."""
+    """Whether tasks of the job are servers. Chief and evaluator are not; a guard kills a chief that hangs."""
     return job in ("ps", "worker", "data_worker", DISPATCHER.job)
 
 
 def _probes(run: RunConfig, port: int) -> Object:
-    """A server that is there while the chief waits, and whose gRPC answers: a stopped process still accepts."""
+    """Probes of a server: it listens while the chief waits, and answers gRPC calls; a stopped process only accepts."""
     attempts = math.ceil(run.cluster.connect_timeout_s / _LOOKS_EVERY_S)
     asks = {"exec": {"command": ["python", "-m", "psrun.cluster.alive", str(port)]}}
     return {
@@ -222,7 +222,7 @@ def _quantities(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def longest_pod_name(run: RunConfig, settings: choices.KubernetesKeys) -> str:
-    """The longest name that Kubernetes makes of the run's: a pod's, with five letters of its own choice at the end."""
+    """The longest name that Kubernetes derives from the run's name: that of a pod, with five random letters."""
     hosts = [pods.host(settings, Task(job, count - 1)) for job, count in run.num_tasks.items()]
     longest = max(hosts, key=len)
     return longest if settings.kind == "tfjob" else f"{longest}-xxxxx"

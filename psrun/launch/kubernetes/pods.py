@@ -1,4 +1,4 @@
-"""Tasks that are pods of Kubernetes: how many of each job there are, what they are called, which this one is."""
+"""Tasks as pods of Kubernetes: their host names and addresses, and the task of this pod."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ INDEX = "JOB_COMPLETION_INDEX"  # set in each pod by Kubernetes itself, for Jobs
 
 
 def part(job: str) -> str:
-    """The job as names of Kubernetes may hold it."""
+    """The job as part of a Kubernetes name."""
     return job.replace("_", "-")
 
 
 def host(settings: choices.KubernetesKeys, task: Task) -> str:
-    """The host name of a task's pod, which is also that of the Job it belongs to, and its index."""
-    if settings.kind == "jobset":  # the Job has an index of its own in the JobSet; there is one a job of ours
+    """The host name of a task's pod: the name of its Job and its index."""
+    if settings.kind == "jobset":  # with the index of the Job in the JobSet, of which there is one per job of psrun
         return f"{settings.name}-{part(task.job)}-0-{task.index}"
     return f"{settings.name}-{part(task.job)}-{task.index}"
 
 
 def address(settings: choices.KubernetesKeys, task: Task) -> str:
-    """HOST:PORT. The headless Service, which makes the host name known, has the name of the whole."""
+    """HOST:PORT. The headless Service that resolves the host name has the name of the run."""
     return f"{host(settings, task)}.{settings.name}:{settings.port}"
 
 
 def from_environment(run: RunConfig, environment: Mapping[str, str], *, needed: Sequence[str]) -> Topology:
-    """The topology of the run's pods, this process being in one of them.
+    """The topology of the run's pods, with the task of this pod.
 
     Raises:
-      ConfigError: the process is not in a pod, or the variables contradict each other.
+      ConfigError: the process is not in a pod, or the variables are inconsistent.
     """
     settings = run.submission
     assert isinstance(settings, choices.KubernetesKeys)
-    if settings.kind == "tfjob" and "TF_CONFIG" in environment:  # its operator knows the addresses
+    if settings.kind == "tfjob" and "TF_CONFIG" in environment:  # its operator sets the addresses
         return topology.from_tf_config(environment["TF_CONFIG"], needed=needed)
     named = "TF_CONFIG" if settings.kind == "tfjob" else JOB
     if named not in environment:

@@ -1,4 +1,4 @@
-"""What Kubernetes lets things be called, and how it writes amounts."""
+"""Names and quantities in Kubernetes."""
 
 from __future__ import annotations
 

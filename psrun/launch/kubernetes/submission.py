@@ -1,4 +1,4 @@
-"""`psrun submit kubernetes`: what is wrong with what is asked for, the manifests, and handing them over."""
+"""`psrun submit kubernetes`: checks the keys, writes the manifests and submits them."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _RESERVED = ("/", "/tmp", "/proc", "/dev", "/sys", "/etc", "/usr", "/bin", "/lib
 
 
 def submit(submission: Submission, console: Console) -> ExitCode:
-    """Describes the pods of a run and hands them to kubectl.
+    """Prints the manifests of a run, or submits them with kubectl and follows the run.
 
     Returns:
-      The exit code of the run where it is followed, else 0.
+      The exit code of the run if it is followed, else 0.
 
     Raises:
-      ConfigError: it cannot be described; with every problem found.
-      PsrunError: there is no kubectl, the cluster takes no such object, the run cannot begin, or was there and is over.
+      ConfigError: the keys do not describe a run on Kubernetes; with every problem found.
+      PsrunError: kubectl is not installed, the cluster rejects an object, or the run cannot start or has ended.
     """
     run, settings = submission.run, submission.run.submission
     assert isinstance(settings, choices.KubernetesKeys)
     if settings.name is None:
         settings = dataclasses.replace(settings, name=f"psrun-{secrets.token_hex(2)}")
-    found = [*_problems(run, settings), *_of_arguments(submission)]
-    if found:
-        raise ConfigError(found)
+    problems = [*_problems(run, settings), *_of_arguments(submission)]
+    if problems:
+        raise ConfigError(problems)
     text = _text(submission, settings)
     if submission.dry_run:
         console.file.write(text)
@@ -59,7 +59,7 @@ def submit(submission: Submission, console: Console) -> ExitCode:
 
 
 def run_folder(settings: choices.KubernetesKeys) -> str:
-    """As the pods see it."""
+    """The path of the run folder in the pods."""
     return str(PurePosixPath(settings.mount_path) / str(settings.name))
 
 
@@ -79,11 +79,11 @@ def _text(submission: Submission, settings: choices.KubernetesKeys) -> str:
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: object) -> bool:
-        """What stands twice is written twice: people read it."""
+        """Writes repeated values in full, for readers."""
         return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        """In quotes where another reader might see something else: kubectl takes 1e3 for a number, and y for true."""
+        """Quotes text that another parser may read as another type: kubectl reads 1e3 as a number and y as true."""
         style = None if _SURELY_TEXT.match(data) else "'"
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 

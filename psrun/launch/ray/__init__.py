@@ -1,9 +1,8 @@
-"""`cluster=ray`: the tasks of a run are actors on the nodes of a Ray cluster, one that is there or one of its own.
+"""`cluster=ray`: the tasks of a run are actors on the nodes of an existing or a private Ray cluster.
 
-The process that was started is the supervisor, as with cluster=local, and a driver of Ray: Ray places the tasks and
-says what became of nodes and processes; when to start what again is decided here, as Ray's own restarts of actors know
-nothing of exit codes and heartbeats, nor that parameter servers and chief start together, and would start a task on
-another node, where nobody looks for it.
+The started process is the supervisor, as with cluster=local, and the driver in Ray's terms. Ray places the tasks and
+reports lost nodes and processes; the supervisor decides about restarts. Ray's restarts of actors consider neither exit
+codes nor heartbeats, restart parameter servers without their chief, and may move a task to a node with another address.
 """
 
 from __future__ import annotations
@@ -14,6 +13,6 @@ from psrun.errors import ConfigError, Problem
 
 
 def check_installed() -> None:
-    """Raises ConfigError where Ray is not installed."""
+    """Raises ConfigError if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError([Problem("cluster", "'ray' requires Ray: pip install 'psrun[ray]', or choose cluster=local")])

@@ -1,4 +1,4 @@
-"""Whether the nodes of a cluster have room for all tasks of a run. Knows nothing of Ray but its words."""
+"""Whether the nodes of a cluster have room for all tasks of a run. Does not import Ray."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from psrun.config import choices
 from psrun.config.topology import Task
 from psrun.errors import ConfigError, Problem
 
-_DIGITS = 4  # as Ray counts
+_DIGITS = 4  # precision of Ray
 
 
 @dataclass(frozen=True)
 class TaskResources:
-    """What one task asks for."""
+    """The resources that one task requests."""
 
     num_cpus: float
     memory_bytes: int
     num_gpus: float = 0
 
     def bundle(self) -> dict[str, float]:
-        """As a placement group takes it."""
+        """The bundle of a placement group."""
         others = {"memory": self.memory_bytes, "GPU": self.num_gpus}
         return {"CPU": self.num_cpus, **{name: asked for name, asked in others.items() if asked}}
 
     def options(self) -> dict[str, Any]:
-        """As an actor takes it."""
+        """The options of an actor."""
         others = {"memory": self.memory_bytes, "num_gpus": self.num_gpus}
         return {"num_cpus": self.num_cpus, **{name: asked for name, asked in others.items() if asked}}
 
@@ -40,15 +40,15 @@ def needs(cluster: choices.Ray, tasks: Iterable[Task]) -> dict[Task, TaskResourc
 
 
 def check(wanted: Mapping[Task, TaskResources], nodes: Sequence[Mapping[str, float]]) -> None:
-    """Finds room for all, were nobody else there: the greatest first, each where it fits first.
+    """Checks that all tasks fit on the otherwise empty nodes: the largest first, each on the first node that fits.
 
-    What is the greatest can be seen in several ways; where it is found in none of them there is hardly any.
+    Tasks are sorted by size in several ways. If none of them works, there is almost certainly no placement.
 
     Args:
-      nodes: the total resources of each node, as reported by Ray.
+      nodes: total resources of each node, as reported by Ray.
 
     Raises:
-      ConfigError: there is none.
+      ConfigError: no placement was found.
     """
     num_cpus = sum(node.get("CPU", 0.0) for node in nodes) or 1.0
     memory_bytes = sum(node.get("memory", 0.0) for node in nodes) or 1.0
@@ -68,7 +68,7 @@ def _homeless(
     nodes: Sequence[Mapping[str, float]],
     size: Callable[[TaskResources], tuple[float, ...]],
 ) -> Task | None:
-    """The first task for which there is no room; None where there is for all."""
+    """The first task that fits on no node; None if all fit."""
     left = [dict(node) for node in nodes]
     for task in sorted(wanted, key=lambda task: size(wanted[task]), reverse=True):
         need = wanted[task]
@@ -103,6 +103,6 @@ def _no_room(
 
 
 def _has(what: TaskResources, asked: TaskResources) -> str:
-    """In words; of GPUs and memory only where some are asked for."""
+    """As text; GPUs and memory only if some are requested."""
     cpus = f"{what.num_cpus:g} CPUs" + (f", {what.num_gpus:g} GPUs" if asked.num_gpus else "")
     return f"{cpus} and {what.memory_bytes:,} bytes" if asked.memory_bytes else cpus

@@ -1,4 +1,4 @@
-"""The driver of a run on a Ray cluster: the supervisor of its tasks, wherever they are; no TensorFlow."""
+"""The driver of a run on a Ray cluster: the supervisor of its tasks on all nodes. Does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
     Raises:
       ConfigError: there is no Ray cluster at `cluster.address`, or its nodes do not fit the run.
       ClusterError: the Ray cluster cannot be used, or no longer has room after the loss of a node.
-      BudgetSpentError: tasks failed more often than they may be restarted.
+      BudgetSpentError: the restart budget is exhausted.
     """
-    cluster, wanted = run_config.cluster, task_plan.of(run_config)
+    cluster, plan = run_config.cluster, task_plan.of(run_config)
     assert isinstance(cluster, choices.Ray)
-    num_cpus = sum(need.num_cpus for need in capacity.needs(cluster, wanted.tasks()).values())
+    num_cpus = sum(need.num_cpus for need in capacity.needs(cluster, plan.tasks()).values())
     console.file = sys.stdout
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # to the log: Ray prints pages on every lost node
         with console.status("connecting to Ray"):
             stack.enter_context(connection.opened(cluster, num_cpus=num_cpus))
-        fleet = Fleet(cluster, wanted, folder, Reporter([folder.journal], started_s=started_s), stop)
-        tasks = {task: RayTask(task, fleet, folder.path) for task in wanted.tasks()}
+        fleet = Fleet(cluster, plan, folder, Reporter([folder.journal], started_s=started_s), stop)
+        tasks = {task: RayTask(task, fleet, folder.path) for task in plan.tasks()}
         sink = ConsoleSink(console)
-        driver = _Driver(fleet, run_config, wanted, tasks, fleet.addresses, folder, sink, started_s)
+        driver = _Driver(fleet, run_config, plan, tasks, fleet.addresses, folder, sink, started_s)
         stop.at_once = connection.close  # and all actors end with their driver
         return driver.run(stop)
 
 
 class _Driver(Supervisor):
-    """Which starts everything again where a node was lost: whoever was there has another address now."""
+    """Restarts all tasks if a node was lost: those of that node get other addresses."""
 
     def __init__(self, fleet: Fleet, *others: Any) -> None:
         super().__init__(*others)
         self._fleet = fleet
 
-    def _sharing_fate(self, lost: TaskHandle) -> list[TaskHandle]:
+    def _restarted_with(self, lost: TaskHandle) -> list[TaskHandle]:
         if self._fleet.lost(lost.task) is None:
-            return super()._sharing_fate(lost)
-        self._fleet.leave()
+            return super()._restarted_with(lost)
+        self._fleet.invalidate()
         return list(self._tasks.values())

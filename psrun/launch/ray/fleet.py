@@ -1,4 +1,4 @@
-"""Where the tasks of a run are: on which nodes of the Ray cluster, at which addresses."""
+"""Places the tasks of a run on the nodes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -29,18 +29,24 @@ from psrun.results.run_folder import RunFolder
 
 _POLL_S = 0.5
 _LOOK_EVERY_S = 1.0
-_LOOKS_WITHIN_S = 60.0  # the first process of a node takes its time
-_PASSED_ON = ("TF_", "XLA_", "MLFLOW_", "OMP_", "PYTHON")  # beginnings of variables that tasks have from the driver
+_LOOKS_WITHIN_S = 60.0  # the first process on a node starts slowly
+_PASSED_ON = (
+    "TF_",
+    "XLA_",
+    "MLFLOW_",
+    "OMP_",
+    "PYTHON",
+)  # prefixes of environment variables that tasks inherit from the driver
 _FREE_TRIES = 10
 _REACHED_WITHIN_S = 2.0
 _KNOWS_WITHIN_S = 120.0
 
 
 class Fleet:
-    """Places the tasks, and starts them where they were placed.
+    """Places the tasks, and starts them on their nodes.
 
     Attributes:
-      addresses: of the tasks that have one, HOST:PORT; changes when all are placed anew.
+      addresses: HOST:PORT of the tasks that serve; changes when all tasks are placed again.
     """
 
     def __init__(
@@ -57,11 +63,11 @@ class Fleet:
         self._looked_s = time.monotonic()
 
     def start(self, task: Task) -> Any:
-        """The actor of a task, which is on its way. Where a node was lost, all tasks are placed anew before.
+        """Starts the actor of a task and returns it. After the loss of a node, all tasks are placed again first.
 
         Raises:
-          ConfigError: the nodes are not what the run needs, from the beginning.
-          ClusterError: they no longer are; or they are taken by others for too long.
+          ConfigError: the nodes do not fit the run.
+          ClusterError: they no longer do, or their resources are in use for too long.
         """
         if self._void:
             self._place()
@@ -74,15 +80,15 @@ class Fleet:
         )
 
     def lost(self, task: Task) -> str | None:
-        """The node of a task, for people, once it has gone; None while it is there."""
+        """The lost node of a task, as text; None while the node is alive."""
         if time.monotonic() - self._looked_s > _LOOK_EVERY_S:
             self._looked_s = time.monotonic()
             self._lost |= {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
         seen = self._seen.get(task)
         return _named(seen) if seen and seen.node in self._lost else None
 
-    def look_after(self, task: Task) -> None:
-        """Checks whether the node of a task whose actor is gone still exists; Ray needs half a minute to report it."""
+    def check_node(self, task: Task) -> None:
+        """Checks the node of a task whose actor is gone: Ray takes half a minute to report a lost node."""
         seen = self._seen.get(task)
         found = next((node for node in ray.nodes() if seen and node["NodeID"] == seen.node), None)
         if found is None or seen is None:
@@ -91,15 +97,15 @@ class Fleet:
         if not found["Alive"] or not reachable(where, timeout_s=_REACHED_WITHIN_S):
             self._lost.add(seen.node)
 
-    def leave(self) -> None:
-        """The next start places all tasks anew."""
+    def invalidate(self) -> None:
+        """Makes the next start place all tasks again."""
         self._void = True
 
     def _place(self) -> None:
         again = self._group is not None
         if again:
-            self._await_the_end_of(CHIEF)
-            self._await_that_ray_knows()
+            self._await_end(CHIEF)
+            self._await_ray()
             remove_placement_group(self._group)
             self._seen.clear()
         try:
@@ -117,23 +123,25 @@ class Fleet:
         self.addresses |= self._free_addresses(token)
         self._void = False
         if len(ray.nodes()) > 1:
-            self._reporter.emit("preparing", text=self._told())
+            self._reporter.emit("preparing", text=self._summary())
 
-    def _await_the_end_of(self, task: Task) -> None:
-        """A chief on a node that is only cut off ends when it misses the others; two must not write one run folder."""
+    def _await_end(self, task: Task) -> None:
+        """Waits for a chief on a disconnected node to exit: two chiefs must not write one run folder."""
         if self.lost(task) is None:
             return
         deadline_s = time.monotonic() + self._cluster.restart.progress_timeout_s
         while task_files.still_beats(self._folder.path, task) and time.monotonic() < deadline_s:
             self._stop.raise_if_requested()
 
-    def _await_that_ray_knows(self) -> None:
-        """Until then it places tasks on nodes that have gone."""
+    def _await_ray(self) -> None:
+        """Waits until Ray has detected the lost nodes: until then it places tasks on them."""
         deadline_s = time.monotonic() + _KNOWS_WITHIN_S
         while any(node["Alive"] and node["NodeID"] in self._lost for node in ray.nodes()):
             self._stop.raise_if_requested()
             if time.monotonic() > deadline_s:
-                raise ClusterError(f"a node does not answer, and Ray takes it for alive after {_KNOWS_WITHIN_S:.0f} s")
+                raise ClusterError(
+                    f"a node does not answer, but Ray still lists it as alive after {_KNOWS_WITHIN_S:.0f} s"
+                )
             time.sleep(_POLL_S)
 
     def _await_room(self) -> None:
@@ -142,15 +150,17 @@ class Fleet:
             self._stop.raise_if_requested()
             if time.monotonic() > deadline_s:
                 free = ray.available_resources()
-                message = f"no room within {self._cluster.connect_timeout_s:.0f} s (cluster.connect_timeout_s)"
+                message = (
+                    f"no free resources within {self._cluster.connect_timeout_s:.0f} s (cluster.connect_timeout_s)"
+                )
                 asked = sum(need.num_cpus for need in self._needs.values())
                 raise ClusterError(
-                    f"{message}: the tasks ask for {asked:g} CPUs, and others use the cluster: "
+                    f"{message}: the tasks request {asked:g} CPUs, and others use the cluster: "
                     f"{free.get('CPU', 0):g} of {ray.cluster_resources().get('CPU', 0):g} are free"
                 )
 
     def _on(self, task: Task, what: Any, **options: Any) -> Any:
-        """A function or an actor class of Ray's, to run where the task is."""
+        """A remote function or actor class, bound to the task's node."""
         where = PlacementGroupSchedulingStrategy(self._group, self._tasks.index(task))
         return what.options(scheduling_strategy=where, **options)
 
@@ -167,7 +177,7 @@ class Fleet:
                     found[task] = ray.get(answer, timeout=_POLL_S)
                 except GetTimeoutError as error:
                     if time.monotonic() > deadline_s:
-                        message = f"the node that was to run {task} started nothing within {_LOOKS_WITHIN_S:.0f} s"
+                        message = f"the node for {task} started no process within {_LOOKS_WITHIN_S:.0f} s"
                         raise ClusterError(message, task=str(task)) from error
                 except RayError as error:
                     reason = next((line for line in reversed(str(error).splitlines()) if line.strip()), "")
@@ -176,15 +186,16 @@ class Fleet:
         return found
 
     def _check_nodes(self, token: str) -> None:
-        """Raises ConfigError where one has another psrun, or does not see the run folder."""
+        """Raises ConfigError if a node has another version of psrun, or does not see the run folder."""
         problems, asked = [], node.probe(self._folder.path)
         answered = {seen.node: _answers(asked, seen, token) for seen in self._seen.values()}
         for seen in {seen.node: seen for seen in self._seen.values()}.values():
             if seen.version != __version__:
-                message = f"node {_named(seen)} has psrun {seen.version}, and {__version__} runs here: install the same"
+                versions = f"psrun {seen.version}, but the driver has {__version__}"
+                message = f"node {_named(seen)} has {versions}: install the same version"
                 problems.append(Problem("cluster", message))
             if not seen.sees or not answered[seen.node]:
-                message = f"{self._folder.path} is not seen by node {_named(seen)}; it must be on a disk that all share"
+                message = f"{self._folder.path} is not visible on node {_named(seen)}; choose a folder on a shared disk"
                 problems.append(Problem("hydra.run.dir", message))
         for file in asked.parent.glob(f"{asked.name}*"):
             with contextlib.suppress(OSError):
@@ -193,16 +204,16 @@ class Fleet:
             raise ConfigError(problems)
 
     def _free_addresses(self, token: str) -> dict[Task, str]:
-        """An address for each task that needs one. Nodes choose ports each time anew: two on one may choose alike."""
+        """An address for each task that serves. Tasks on one node that picked the same port pick again."""
         found = {task: f"{self._seen[task].address}:{self._seen[task].port}" for task in self._addressed}
         for _ in range(_FREE_TRIES):
             taken = [task for task in found if list(found.values()).count(found[task]) > 1]
             if not taken:
                 return found
             found |= {t: f"{seen.address}:{seen.port}" for t, seen in self._look(taken[1:], token).items()}
-        raise ClusterError("the nodes name no free ports")
+        raise ClusterError("the nodes found no distinct free ports")
 
-    def _told(self) -> str:
+    def _summary(self) -> str:
         tasks: dict[str, list[str]] = {}
         for task, seen in self._seen.items():
             tasks.setdefault(_named(seen), []).append(str(task))

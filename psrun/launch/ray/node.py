@@ -1,4 +1,4 @@
-"""What runs on the nodes of a Ray cluster: a look around, and the process of each task. No TensorFlow."""
+"""Runs on the nodes of a Ray cluster: checks the node and starts tasks. Does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from psrun.config.topology import Task
 from psrun.errors import ClusterError
 from psrun.launch.task_processes import TaskProcess
 
-_SEES_WITHIN_S = 5.0  # a shared disk's client may take its time to show a new file
+_SEES_WITHIN_S = 5.0  # a shared disk may show new files late
 _POLL_S = 0.1
 
 
@@ -27,11 +27,11 @@ class NodeInfo:
     """The state that a node reports.
 
     Attributes:
-      node: Ray's id of it.
-      address: of the node, for others.
-      host: its name.
-      port: one that nobody uses.
-      sees: whether the run folder is here the one that the driver sees.
+      node: Ray's id of the node.
+      address: of the node, for other nodes.
+      host: its host name.
+      port: a free port.
+      sees: whether the run folder is the driver's.
       version: of psrun.
     """
 
@@ -44,12 +44,12 @@ class NodeInfo:
 
 
 def probe(folder: Path) -> Path:
-    """The file by which nodes are asked whether they see the run folder; theirs are named like it, with their id."""
+    """The file that nodes look for in the run folder; their answers have its name with the node's id."""
     return folder / ".tasks" / "probe"
 
 
 def look(folder: Path, token: str) -> NodeInfo:
-    """Runs on a node. Answers the driver's question `token` in the run folder, where it can."""
+    """Runs on a node: confirms the driver's `token` in the run folder if it is visible, and reports the node."""
     node = ray.get_runtime_context().get_node_id()
     asked, deadline_s, sees = probe(folder), time.monotonic() + _SEES_WITHIN_S, False
     while not sees and time.monotonic() < deadline_s:
@@ -63,12 +63,12 @@ def look(folder: Path, token: str) -> NodeInfo:
 
 
 class TaskActor:
-    """The process of one task, for as long as this actor lives: the kernel ends it with the actor's own process.
+    """The process of one task. The kernel ends it when the actor's process exits.
 
     Args:
-      node: where it must be; Ray may move a task of a node that was lost, and others would not find it.
-      environment: variables of the driver's that its tasks are to have.
-      cwd: the driver's working directory, in which relative paths are meant where there is such a one here.
+      node: the required node. Ray may move a task of a lost node, where the others would not find it.
+      environment: variables that tasks inherit from the driver.
+      cwd: the driver's working directory, to which paths are relative, if it exists here.
     """
 
     def __init__(
@@ -84,22 +84,22 @@ class TaskActor:
         here = ray.get_runtime_context().get_node_id()
         if here != node:
             raise ClusterError(f"{task} was moved from node {node} to {here}", task=str(task))
-        os.environ.pop("OMP_NUM_THREADS", None)  # Ray's own choice, of which the same task elsewhere knows nothing
+        os.environ.pop("OMP_NUM_THREADS", None)  # set by Ray; the same task under another engine does not have it
         os.environ.update(environment)
         os.chdir(cwd if Path(cwd).is_dir() else folder)
         self._process = TaskProcess(task, addresses, folder)
         self._process.start()
 
     def pid(self) -> int:
-        """Of the task's process."""
+        """The id of the task's process."""
         assert self._process.process is not None
         return self._process.process.pid
 
     def wait(self) -> int:
-        """Returns once the process has ended: its exit code, negative for a signal."""
+        """Waits for the process; returns its exit code, negative for a signal."""
         assert self._process.process is not None
         return self._process.process.wait()
 
     def send(self, signum: int) -> None:
-        """Passes a signal on."""
+        """Sends a signal to the process."""
         self._process.send(signum)

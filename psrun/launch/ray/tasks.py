@@ -1,4 +1,4 @@
-"""The tasks of a run as its driver sees them: what `psrun.launch.task_processes` does for processes of this machine."""
+"""The tasks of a run as its driver sees them: the counterpart of `psrun.launch.task_processes` for actors."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from psrun.launch.ray.fleet import Fleet
 from psrun.results import task_files
 
 _KILLED_WITHIN_S = 5.0
-_SAID_MOST = 200
+_MOST_CHARACTERS = 200
 
 
 class RayTask:
-    """One task and the actor that it is now."""
+    """One task and its current actor."""
 
     def __init__(self, task: Task, fleet: Fleet, folder: Path) -> None:
         self.task, self.restarts = task, 0
         self.start_at_s: float | None = None
         self._fleet, self._folder = fleet, folder
         self._actor: Any = None
-        self._ended: Any = None  # Ray's promise of the exit code
-        self._told_pid: Any = None
+        self._ended: Any = None  # reference to the exit code
+        self._pid_reference: Any = None
         self._pid: int | None = None
         self._code: int | None = None
         self._how = ""
         self._beat: tuple[task_files.Heartbeat | None, float] = (None, 0.0)
 
     def start(self) -> None:
-        """Starts the task, on a node that is chosen anew where its own was lost.
+        """Starts the task, on another node if its node was lost.
 
         Raises:
-          ClusterError: what nodes are left have no room for all tasks.
+          ClusterError: the remaining nodes have no room for all tasks.
         """
         task_files.path(self._folder, self.task).unlink(missing_ok=True)
         self._actor = self._fleet.start(self.task)
-        self._ended, self._told_pid = self._actor.wait.remote(), self._actor.pid.remote()
+        self._ended, self._pid_reference = self._actor.wait.remote(), self._actor.pid.remote()
         self._pid = self._code = None
         self.start_at_s = None
 
@@ -57,7 +57,7 @@ class RayTask:
 
     @property
     def code(self) -> int | None:
-        """The exit code, negative for a signal, also where the whole node has gone; None while it runs."""
+        """The exit code, negative for a signal or a lost node; None while it runs."""
         if self._actor is None or self._code is not None:
             return self._code
         lost = self._fleet.lost(self.task)
@@ -68,9 +68,9 @@ class RayTask:
                 self._code = ray.get(self._ended)
                 self._how = ended(self._code)
             except RayError as error:
-                self._fleet.look_after(self.task)
-                lost, said = self._fleet.lost(self.task), " ".join(str(error).split())
-                where = f"node {lost}" if lost else f"actor ({said[:_SAID_MOST]})"
+                self._fleet.check_node(self.task)
+                lost, message = self._fleet.lost(self.task), " ".join(str(error).split())
+                where = f"node {lost}" if lost else f"actor ({message[:_MOST_CHARACTERS]})"
                 self._code, self._how = -signal.SIGKILL, f"was lost with its {where}"
         return self._code
 
@@ -79,12 +79,12 @@ class RayTask:
         return self._how if self.code is not None else ""
 
     def send(self, signum: int) -> None:
-        """A signal, if there is somebody to get it."""
+        """Sends a signal if the process is running."""
         if self.running:
             self._actor.send.remote(int(signum))
 
     def kill(self) -> None:
-        """Ends the actor now, and so its process, also a stopped one, and waits for it as far as it can be reached."""
+        """Kills the actor and its process, also a stopped one, and waits for it if its node is reachable."""
         if self._actor is None or self._ended is None:
             return
         ray.kill(self._actor)
@@ -93,12 +93,12 @@ class RayTask:
         self._code, self._ended = -signal.SIGKILL if self._code is None else self._code, None
 
     def heartbeat(self) -> task_files.Heartbeat | None:
-        """The last one of this process, by the clock of this machine; None before its first."""
-        if self._pid is None and self._told_pid is not None and ray.wait([self._told_pid], timeout=0)[0]:
+        """The last heartbeat of this process, dated by this machine's clock; None before its first."""
+        if self._pid is None and self._pid_reference is not None and ray.wait([self._pid_reference], timeout=0)[0]:
             try:
-                self._pid = ray.get(self._told_pid)
+                self._pid = ray.get(self._pid_reference)
             except RayError:  # the actor is gone, which `code` reports
-                self._told_pid = None
+                self._pid_reference = None
         beat = task_files.read(self._folder, self.task)
         if beat is None or beat.pid != self._pid:
             return None
@@ -107,5 +107,5 @@ class RayTask:
         return replace(beat, at_s=self._beat[1])
 
     def usage(self) -> tuple[None, None]:
-        """Is not seen from here."""
+        """Not available for a process on another machine."""
         return None, None

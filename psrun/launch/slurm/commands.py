@@ -1,4 +1,4 @@
-"""Slurm's own commands, as far as psrun uses them."""
+"""The commands of Slurm that psrun uses."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from psrun.errors import ClusterError, PsrunError
 
 _WITHIN_S = 60.0
 # Variables by which users configure Slurm's commands; Slurm sets the other SLURM_* variables for the current job.
-_TOLD = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
-# States of a job that has not run or that goes on: it runs now, or will.
+_CONFIGURING = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
+# States of a job that runs or will run.
 _ALIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "STOPPED",
           "RESIZING", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "REQUEUE_FED", "RESV_DEL_HOLD")  # fmt: skip
 
@@ -25,8 +25,8 @@ class JobState:
     """The state of a job, as reported by Slurm.
 
     Attributes:
-      state: such as PENDING; empty where Slurm does not know the job any more.
-      reason: why it waits, or how it ended.
+      state: such as PENDING; empty if Slurm no longer knows the job.
+      reason: why it is waiting, or how it ended.
       exit_code: of the batch script, as Slurm writes it (code:signal).
     """
 
@@ -45,7 +45,7 @@ class JobState:
 
 
 def needed(*commands: str) -> None:
-    """Raises ClusterError where one of Slurm's commands is not there."""
+    """Raises ClusterError if one of Slurm's commands is not installed."""
     missing = [name for name in commands if shutil.which(name) is None]
     if missing:
         raise ClusterError(
@@ -55,31 +55,31 @@ def needed(*commands: str) -> None:
 
 
 def submit(script: Path) -> str:
-    """Hands a batch script to Slurm; returns the id of the job. Raises ClusterError where Slurm refuses it.
+    """Submits a batch script; returns the id of the job. Raises ClusterError if Slurm rejects it.
 
     The job has the environment of this process, without the variables of a job that this process may be in, such as
-    an interactive one: srun would take the processors and the memory of that for those of the new job.
+    an interactive one: srun would apply their processors and memory to the new job.
     """
     in_job = "SLURM_JOB_ID" in os.environ
-    kept = {n: v for n, v in os.environ.items() if not in_job or n in _TOLD or not n.startswith("SLURM_")}
-    done = _said("sbatch", "--parsable", str(script), environment=kept)
+    environment = {n: v for n, v in os.environ.items() if not in_job or n in _CONFIGURING or not n.startswith("SLURM_")}
+    done = _run("sbatch", "--parsable", str(script), environment=environment)
     if done.returncode:
         raise ClusterError(f"Slurm rejected the job: {_text(done)} (script: {script})")
     return done.stdout.strip().partition(";")[0]
 
 
 def requeue(job: str) -> str | None:
-    """Has a job start again; returns why that is not possible, None where it is."""
+    """Requeues a job; returns the problem, None if there is none."""
     try:
-        done = _said("scontrol", "requeue", job)
+        done = _run("scontrol", "requeue", job)
     except PsrunError as error:
         return str(error)
     return _text(done) if done.returncode else None
 
 
 def look(job: str) -> JobState:
-    """How a job is. Raises ClusterError where Slurm does not answer."""
-    done = _said("scontrol", "--oneliner", "show", "job", job)
+    """The state of a job. Raises ClusterError if Slurm does not answer."""
+    done = _run("scontrol", "--oneliner", "show", "job", job)
     if done.returncode:
         if "Invalid job id" in done.stderr:
             return JobState("")
@@ -88,7 +88,7 @@ def look(job: str) -> JobState:
     return JobState(fields.get("JobState", ""), fields.get("Reason", ""), fields.get("ExitCode", ""))
 
 
-def _said(*command: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def _run(*command: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     options: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
     try:
         return subprocess.run(command, env=environment, timeout=_WITHIN_S, check=False, **options)

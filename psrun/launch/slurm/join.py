@@ -1,4 +1,4 @@
-"""How the chief's keeper gathers those of the other tasks, and what can be wrong with their nodes."""
+"""How the tasks join a run: the chief's agent waits for the other agents and checks their nodes."""
 
 from __future__ import annotations
 
@@ -19,59 +19,60 @@ _REACH_WITHIN_S = 5.0
 
 
 def gather(
-    meeting: Rendezvous,
+    rendezvous: Rendezvous,
     step: Step,
     cluster: choices.Slurm,
     tasks: list[Task],
     stop: Stop,
     warn: Callable[[str], None],
 ) -> dict[str, str]:
-    """Waits for the keepers of all tasks, at most `cluster.connect_timeout_s`, and looks whether their nodes will do.
+    """Waits for the agents of all tasks, at most `cluster.connect_timeout_s`, and checks their nodes.
 
     Returns:
       HOST:PORT of each task that serves, by its name.
 
     Raises:
-      ClusterError: one was not heard of, or cannot be reached at the address that it gives.
-      Interrupted: the process is to end.
+      ClusterError: one did not join, or is not reachable at its address.
+      Interrupted: a signal asked the process to exit.
     """
-    address, door = own_address(step, cluster.interface)
+    address, reservation = own_address(step, cluster.interface)
     try:
-        meeting.write(TaskStatus(address, step.node, time.time()))
-        cards = _await(meeting, step, cluster, tasks, stop)
-        _look_at_clocks(meeting, cards, warn)
-        _reach({task: card for task, card in cards.items() if card.address}, step)
-        return {str(task): card.address for task, card in cards.items() if card.address}
+        rendezvous.write(TaskStatus(address, step.node, time.time()))
+        statuses = _await(rendezvous, step, cluster, tasks, stop)
+        _check_clocks(rendezvous, statuses, warn)
+        _check_addresses({task: status for task, status in statuses.items() if status.address}, step)
+        return {str(task): status.address for task, status in statuses.items() if status.address}
     finally:
-        door.close()
+        reservation.close()
 
 
 def _await(
-    meeting: Rendezvous, step: Step, cluster: choices.Slurm, tasks: list[Task], stop: Stop
+    rendezvous: Rendezvous, step: Step, cluster: choices.Slurm, tasks: list[Task], stop: Stop
 ) -> dict[Task, TaskStatus]:
     deadline_s = time.monotonic() + cluster.connect_timeout_s
     while not stop.requested.wait(_ROUND_S):
-        meeting.look_anew()
-        found = {task: meeting.read(task) for task in tasks}
-        cards = {task: card for task, card in found.items() if card is not None}
-        if len(cards) == len(tasks):
-            return cards
+        rendezvous.refresh()
+        found = {task: rendezvous.read(task) for task in tasks}
+        statuses = {task: status for task, status in found.items() if status is not None}
+        if len(statuses) == len(tasks):
+            return statuses
         if time.monotonic() > deadline_s:
-            missing = ", ".join(str(task) for task in tasks if task not in cards)
-            nodes = ", ".join(sorted({card.node for card in cards.values()}))
+            missing = ", ".join(str(task) for task in tasks if task not in statuses)
+            folder = rendezvous.path.parent.parent
+            nodes = ", ".join(sorted({status.node for status in statuses.values()}))
             raise ClusterError(
                 f"no heartbeat within {cluster.connect_timeout_s:.0f} s (connect_timeout_s): {missing}; all heartbeats "
                 f"are from {nodes}, of the nodes {step.nodes}. Either these tasks did not start, or they cannot access "
-                f"{meeting.path.parent.parent}: set hydra.run.dir=... to the same folder on a shared disk in all tasks",
-                task=next(str(task) for task in tasks if task not in cards),
+                f"{folder}: set hydra.run.dir=... to the same folder on a shared disk in all tasks",
+                task=next(str(task) for task in tasks if task not in statuses),
             )
     assert stop.signum is not None
     raise Interrupted(stop.signum)
 
 
-def _look_at_clocks(meeting: Rendezvous, cards: dict[Task, TaskStatus], warn: Callable[[str], None]) -> None:
-    ahead_s = {cards[task].node: meeting.clock_ahead_s(task) for task in cards}
-    chiefs = cards[CHIEF].node
+def _check_clocks(rendezvous: Rendezvous, statuses: dict[Task, TaskStatus], warn: Callable[[str], None]) -> None:
+    ahead_s = {statuses[task].node: rendezvous.clock_ahead_s(task) for task in statuses}
+    chiefs = statuses[CHIEF].node
     apart = clocks_apart({node: value for node, value in ahead_s.items() if value is not None}, chiefs)
     if apart:
         warn(
@@ -80,12 +81,12 @@ def _look_at_clocks(meeting: Rendezvous, cards: dict[Task, TaskStatus], warn: Ca
         )
 
 
-def _reach(cards: dict[Task, TaskStatus], step: Step) -> None:
-    others = {task: card for task, card in cards.items() if task != CHIEF}
+def _check_addresses(statuses: dict[Task, TaskStatus], step: Step) -> None:
+    others = {task: status for task, status in statuses.items() if task != CHIEF}
     with ThreadPoolExecutor(max(1, len(others))) as pool:
-        up = pool.map(lambda card: reachable(card.address, timeout_s=_REACH_WITHIN_S), others.values())
+        up = pool.map(lambda status: reachable(status.address, timeout_s=_REACH_WITHIN_S), others.values())
         silent = [task for task, there in zip(others, up, strict=True) if not there]
     if silent:
-        named = ", ".join(f"{task} on {cards[task].node} at {cards[task].address}" for task in silent)
+        named = ", ".join(f"{task} on {statuses[task].node} at {statuses[task].address}" for task in silent)
         message = f"not reachable from {step.node}: {named}; set the network interface: cluster.interface=..."
         raise ClusterError(message, task=str(silent[0]))

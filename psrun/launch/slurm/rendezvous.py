@@ -1,4 +1,4 @@
-"""How the keepers of a Slurm step find each other and agree: small files in the run folder, one writer each."""
+"""How the agents of a Slurm step find each other and agree: small files in the run folder, each with one writer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from psrun.launch.hang_detector import Silence
 from psrun.launch.slurm.task_identity import Step
 from psrun.results import task_files
 
-_CALL = "call.json"
+_PLAN_FILE = "plan.json"
 _TOUCH_EVERY_S = 2.0
 _PORTS_TRIED = 20
 CLOCKS_APART_S = 5.0
@@ -36,12 +36,12 @@ class TaskStatus:
     """The state that an agent reports of its task.
 
     Attributes:
-      address: HOST:PORT by which other nodes reach the task; empty for one that does not serve.
-      at_s: when this was written, as of `time.time` of its node.
-      attempt: of the training that the task is ready for.
-      restarts: how often it was lost.
-      cause: why it was lost the last time; empty once a parameter server has started again with the chief.
-      ended: the exit code with which it ended and will not be started again; None while it has not.
+      address: HOST:PORT at which other nodes reach the task; empty for a task that does not serve.
+      at_s: time of writing, as of `time.time` of its node.
+      attempt: number of the training's attempt that the task is ready for.
+      restarts: number of times that it was lost.
+      cause: of the last loss; empty once a parameter server has restarted with the chief.
+      ended: exit code of a task that is not restarted; None until then.
     """
 
     address: str
@@ -53,18 +53,18 @@ class TaskStatus:
     ended: int | None = None
 
     def but(self, **values: Any) -> TaskStatus:
-        """This, written now, with other values."""
+        """A copy as of now, with other values."""
         return replace(self, at_s=time.time(), **values)
 
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """The messages of the chief's agent to all others.
+    """What the chief's agent publishes to all others.
 
     Attributes:
-      addresses: HOST:PORT by the name of the task.
-      attempt: of the training: parameter servers start again with each.
-      over: the exit code of the run, once it is over.
+      addresses: HOST:PORT by task name.
+      attempt: number of the training's attempt; parameter servers restart with each.
+      over: exit code of the run, once it is over.
     """
 
     addresses: dict[str, str]
@@ -72,17 +72,17 @@ class ClusterPlan:
     over: int | None = None
 
     def by_task(self) -> dict[Task, str]:
-        """The addresses."""
+        """The addresses by task."""
         parts = {name: name.rpartition("-") for name in self.addresses}
         return {Task(job, int(index)): self.addresses[name] for name, (job, _, index) in parts.items()}
 
 
 class Rendezvous:
-    """The keepers of one start of a step, as one of them sees them.
+    """The agents of one start of a step, as seen by one of them.
 
     Args:
       folder: of the run.
-      me: whose keeper this is.
+      me: the task of this agent.
     """
 
     def __init__(self, folder: Path, step: Step, me: Task) -> None:
@@ -91,70 +91,70 @@ class Rendezvous:
         self._silences: dict[Task, Silence] = {}
         self._touched_s = time.monotonic()
 
-    def write(self, card: TaskStatus) -> None:
+    def write(self, status: TaskStatus) -> None:
         """Raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True)
-        files.write_atomic(self._file(self._me), json.dumps(asdict(card)))
+        files.write_atomic(self._file(self._me), json.dumps(asdict(status)))
 
     def touch(self) -> None:
-        """A sign of life, now and then. Call again and again."""
+        """Writes a heartbeat at intervals. Call repeatedly."""
         if time.monotonic() - self._touched_s > _TOUCH_EVERY_S:
             self._touched_s = time.monotonic()
             with contextlib.suppress(OSError):
                 os.utime(self._file(self._me))
 
     def leave(self) -> None:
-        """The task is no more, in good order."""
+        """Removes the status of a task that has ended."""
         self._file(self._me).unlink(missing_ok=True)
 
     def read(self, task: Task) -> TaskStatus | None:
         found = _read(self._file(task))
         return TaskStatus(**found) if found else None
 
-    def call(self, call: ClusterPlan) -> None:
+    def publish(self, plan: ClusterPlan) -> None:
         """Raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True)
-        files.write_atomic(self.path / _CALL, json.dumps(asdict(call)))
+        files.write_atomic(self.path / _PLAN_FILE, json.dumps(asdict(plan)))
 
-    def called(self) -> ClusterPlan | None:
-        found = _read(self.path / _CALL)
+    def plan(self) -> ClusterPlan | None:
+        found = _read(self.path / _PLAN_FILE)
         return ClusterPlan(**found) if found else None
 
     @property
     def is_closed(self) -> bool:
-        """Whether the chief's keeper has removed all this: the run is over."""
+        """Whether the chief's agent has removed the files: the run is over."""
         return not self.path.exists()
 
     def remove(self) -> None:
-        """All of this start, and nothing of a later one."""
+        """Removes the files of this start only."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def superseded(self) -> bool:
-        """Whether the job was started again meanwhile: this node had been given up."""
+        """Whether the job was restarted meanwhile: Slurm has given up this node."""
         starts = re.compile(rf"slurm-{re.escape(self._step.job)}\.{re.escape(self._step.step)}\.(\d+)")
         found = [starts.fullmatch(name) for name in task_files.names(self._shared)]
         return any(each is not None and int(each[1]) > self._step.restart for each in found)
 
-    def look_anew(self) -> None:
-        """Sees what others have written since, also on a slow disk. Call before waiting for a file, each time."""
+    def refresh(self) -> None:
+        """Makes files of other nodes visible, also on a slow disk. Call before each check for a file."""
         task_files.names(self.path)
 
     def remove_earlier(self) -> None:
-        """What earlier starts have left. Whoever of them is still there sees by it that it was given up."""
+        """Removes the files of earlier starts, which tells their processes, if any are left, to exit."""
         for other in self._shared.glob("slurm-*"):
             if other != self.path:
                 shutil.rmtree(other, ignore_errors=True)
 
     def clock_ahead_s(self, task: Task) -> float | None:
-        """How far the clock of the task's node is ahead of that by which files are dated."""
-        card = self.read(task)
+        """How far the clock of the task's node is ahead of the clock that dates the files."""
+        status = self.read(task)
         try:
-            return card.at_s - self._file(task).stat().st_mtime if card else None
+            return status.at_s - self._file(task).stat().st_mtime if status else None
         except OSError:
             return None
 
     def silent_s(self, task: Task) -> float:
-        """For how long there was no sign of life, by this node's clock alone. Call again and again."""
+        """How long there has been no heartbeat, by this node's clock. Call repeatedly."""
         now_s = time.monotonic()
         try:
             beat = self._file(task).stat().st_mtime_ns
@@ -174,10 +174,10 @@ def _read(path: Path) -> Any:
 
 
 def clocks_apart(ahead_s: Mapping[str, float], reference: str) -> list[str]:
-    """Those whose clock differs from that of `reference` by more than a person would want, each with by how much.
+    """The nodes whose clock differs from that of `reference` by more than CLOCKS_APART_S, each with the difference.
 
     Args:
-      ahead_s: by name, of a node, how far its clock is ahead of one that all share.
+      ahead_s: by node, how far its clock is ahead of one that all share.
     """
     if reference not in ahead_s:
         return []
@@ -186,28 +186,28 @@ def clocks_apart(ahead_s: Mapping[str, float], reference: str) -> list[str]:
 
 
 def waits_to_end_s(run_config: RunConfig, task: Task) -> float:
-    """How long the task may take to end by itself once the run was completed: the one that evaluates has work left."""
+    """How long the task may take to exit once the run is completed: the evaluator has work left."""
     evaluation = run_config.sidecar
     return evaluation.wait_s if evaluation is not None and task == run_config.evaluator else 0.0
 
 
 def own_address(step: Step, interface: str | None) -> tuple[str, PortReservation]:
-    """HOST:PORT by which other nodes reach this one, at a port that is held by the door until that is closed.
+    """HOST:PORT at which other nodes reach this one; the port is held until the reservation is closed.
 
-    The host is the address of the interface that is named or else of the one by which the host is reached that started
-    the step: the names of nodes need not be names of hosts.
+    The host is the address of the interface, or of the route to the host that started the step if none is given: node
+    names need not be host names.
 
     Raises:
       ConfigError: there is no such interface, or it has no address.
-      ServerStartError: no port could be had.
+      ServerStartError: no port is free.
     """
     host = _host_of(interface) if interface else own_host(f"{step.launch_address or '127.0.0.1'}:1")
     for _ in range(_PORTS_TRIED):
         address = f"{host}:{portpicker.pick_unused_port()}"
-        door = PortReservation(address)
-        if door.is_open:
-            return address, door
-        door.close()
+        reservation = PortReservation(address)
+        if reservation.is_open:
+            return address, reservation
+        reservation.close()
     raise ServerStartError(f"no free port on {step.node} in {_PORTS_TRIED} tries")
 
 

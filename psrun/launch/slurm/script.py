@@ -1,4 +1,4 @@
-"""The batch script of a run: what `psrun submit slurm` hands to sbatch, and what a person may change and hand over."""
+"""The batch script of a run, which `psrun submit slurm` writes and submits; users may edit and submit it themselves."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def render(run: RunConfig, arguments: Sequence[str], *, where: Path, folder: Pat
     """The script.
 
     Args:
-      arguments: that each task is started with, the run folder's among them.
-      where: the folder that they are seen from.
+      arguments: of each task, with the run folder.
+      where: working directory of the tasks.
       folder: of the run.
       name: of the job.
 
     Raises:
-      ConfigError: what goes into a line of the script has several.
+      ConfigError: a value for one line of the script contains a line break.
     """
     job = run.submission
     assert isinstance(job, choices.SlurmJob)
@@ -36,28 +36,28 @@ def render(run: RunConfig, arguments: Sequence[str], *, where: Path, folder: Pat
         "account": job.account,
         "qos": job.qos,
         "nodes": job.nodes,
-        "ntasks": len(task_identity.lineup(run)),
+        "ntasks": len(task_identity.all_tasks(run)),
         "cpus-per-task": job.cpus_per_task,
         "mem-per-cpu": job.memory_per_cpu,
         "chdir": where,
-        "output": str(folder / "logs" / LOG).replace("%", "%%"),  # %j and the like are numbers to Slurm
+        "output": str(folder / "logs" / LOG).replace("%", "%%"),  # Slurm replaces %j and the like
         "open-mode": "append",
-        "requeue": True,  # after a lost node; what is done is in the checkpoints
-        "signal": f"USR1@{job.warn_s}",  # to the tasks, before the time limit: they save, and requeue the job
+        "requeue": True,  # after a lost node; the run resumes from its checkpoints
+        "signal": f"USR1@{job.warn_s}",  # to the tasks, before the time limit: they save and requeue the job
     }
     options = [_option(key, value) for key, value in given.items() if value is not None]
     _check_lines(job, where, folder)
     lines = [f"#SBATCH {option}" for option in [*options, *job.options]]
     command = [sys.executable, "-m", "psrun", *arguments]
-    tasks = task_identity.described(task_identity.lineup(run))
+    tasks = task_identity.described(task_identity.all_tasks(run))
     return "\n".join(
         [
             "#!/bin/bash",
-            f"# {tasks}; made by psrun submit slurm.",
+            f"# {tasks}; written by psrun submit slurm.",
             *lines,
             "",
             *job.setup,
-            # A keeper that is killed takes the step with it, rather than leaving a run without one of its tasks.
+            # A killed agent ends the step, rather than leaving a run without one of its tasks.
             f"exec srun --cpus-per-task={job.cpus_per_task} --kill-on-bad-exit=1 {shlex.join(command)}",
             "",
         ]
@@ -70,7 +70,7 @@ def _option(key: str, value: object) -> str:
 
 
 def _check_lines(job: choices.SlurmJob, where: Path, folder: Path) -> None:
-    """What is behind a line break would be no option any more, but a command of the script."""
+    """Refuses line breaks: the text after one would be a command of the script."""
     values = {f"slurm.{name}": value for name, value in vars(job).items() if isinstance(value, str)}
     values |= {f"slurm.options[{index}]": value for index, value in enumerate(job.options)}
     values |= {"hydra.run.dir": str(folder), "the current folder": str(where)}
@@ -79,7 +79,7 @@ def _check_lines(job: choices.SlurmJob, where: Path, folder: Path) -> None:
         for key, value in values.items()
         if len(value.splitlines()) > 1 or value.endswith(("\n", "\r"))
     ]
-    if "\\" in str(folder):  # which has Slurm take % for what it is, and is then lost
+    if "\\" in str(folder):  # a backslash turns off the replacement of % in Slurm, and is removed
         problems.append(
             Problem("hydra.run.dir", f"is {str(folder)!r}; Slurm cannot write logs to a path with a backslash")
         )
@@ -88,6 +88,6 @@ def _check_lines(job: choices.SlurmJob, where: Path, folder: Path) -> None:
 
 
 def _quoted(text: str) -> str:
-    """As sbatch reads its comments: in double quotes where there is a blank, with backslashes before quotes."""
+    """In the syntax of sbatch comments: double quotes around blanks, backslashes before quotes."""
     text = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"' if any(mark in text for mark in " \t#'\"") else text

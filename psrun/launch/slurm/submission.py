@@ -1,4 +1,4 @@
-"""`psrun submit slurm`: writes the batch script of a run into its folder, hands it to Slurm and follows the run."""
+"""`psrun submit slurm`: writes the batch script of a run into its folder, submits it and follows the run."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from psrun.results.run_state import RunState
 from psrun.results.watch.run import RunView
 
 _LOOK_EVERY_S = 2.0
-_NOTHING_YET_S = 30.0  # until what nodes write on a shared disk is seen here
+_NOTHING_YET_S = 30.0  # until files of other nodes are visible here
 _REQUEUED_WITHIN_S = 10.0
-_SLURM_SILENT_S = 600.0  # a controller that is started again, or has too much to do, answers nobody for minutes
+_SLURM_SILENT_S = 600.0  # a restarted or overloaded controller does not answer for minutes
 _LAST_LINES = 5
 _FOLDER = "hydra.run.dir"
 
 
 def submit(submission: Submission, console: Console) -> ExitCode:
-    """Shows, or hands over and follows, the job of a run.
+    """Prints the script of a run's job, or submits and follows the job.
 
     Returns:
-      0 once it is handed over; the exit code of the run where it is followed, whatever that of the job.
+      0 once it is submitted; the exit code of the run if it is followed, whatever that of the job.
 
     Raises:
-      ConfigError: this is no run that a job can be made of.
-      ClusterError: Slurm's commands are not here, or it refuses the job.
+      ConfigError: the run cannot be a Slurm job.
+      ClusterError: Slurm's commands are not installed here, or Slurm rejects the job.
       PsrunError: the job ended and the run did not record its status.
-      KeyboardInterrupt: Ctrl-C while following; the job goes on.
+      KeyboardInterrupt: Ctrl-C while following; the job continues.
     """
     if not submission.run.uses_cluster:
         message = f"is {submission.run.mode}, which runs in one process; run it without submit slurm"
         raise ConfigError([Problem("mode", message)])
     whole, arguments = _folder(submission)
-    # An evaluation, or a prediction, keeps its state in a folder of its own: the run may be going on.
+    # An evaluation or a prediction keeps its state in a separate folder: the run may still be running.
     mode = submission.run.mode
     folder = whole if mode == "train" else RunFolder(whole).of_cluster(mode)
     text = script.render(submission.run, arguments, where=submission.folder, folder=folder, name=f"psrun-{whole.name}")
@@ -61,7 +61,7 @@ def submit(submission: Submission, console: Console) -> ExitCode:
 
 
 def _folder(submission: Submission) -> tuple[Path, list[str]]:
-    """The folder of the run, and the arguments of its tasks, with the folder among them."""
+    """The folder of the run, and the arguments of its tasks, which include the folder."""
     arguments = submission.arguments
     resumed = recorded_config.folder_of(arguments)
     if resumed is not None:
@@ -82,9 +82,9 @@ def _folder(submission: Submission) -> tuple[Path, list[str]]:
 
 
 def _written(folder: Path, text: str) -> Path:
-    """The script, in the folder. Raises ConfigError where nothing can be written there."""
+    """Writes the script into the folder. Raises ConfigError if that is not possible."""
     try:
-        (folder / "logs").mkdir(parents=True, exist_ok=True)  # Slurm does not make the folder of its log
+        (folder / "logs").mkdir(parents=True, exist_ok=True)  # Slurm does not create the folder of its log
         files.write_atomic(folder / script.SCRIPT, text)
     except OSError as error:
         raise ConfigError([Problem(_FOLDER, f"{folder} cannot be written to: {error}")]) from error
@@ -92,7 +92,7 @@ def _written(folder: Path, text: str) -> Path:
 
 
 def _result(folder: Path) -> bytes | None:
-    """What run.json holds now, as it stands; None where there is none."""
+    """The current content of run.json; None if there is none."""
     try:
         return (folder / RESULT).read_bytes()
     except OSError:
@@ -101,24 +101,24 @@ def _result(folder: Path) -> bytes | None:
 
 
 class Following:
-    """A job and the run that it is, followed through requeues until both are over.
+    """A job and its run, followed through requeues until both are over.
 
     Args:
-      before: what run.json held before the job, as it stood.
+      before: content of run.json before the job.
     """
 
     def __init__(self, folder: Path, job: str, console: Console, before: bytes | None) -> None:
         self._folder, self._job, self._console, self._before = folder, job, console, before
         self._looked_s, self._state = float("-inf"), commands.JobState("PENDING")
-        self._told, self._alive_s = "", time.monotonic()
+        self._printed, self._alive_s = "", time.monotonic()
         self._answered_s, self._warned, self._warn = time.monotonic(), "", warner(console)
 
     def follow(self) -> ExitCode:
         """See `submit`."""
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the cursor, which a live view hides, must come back
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # to show the cursor again, which a live view hides
         try:
             self._await_begin()
-            view = RunView(self._folder, self._console, wait_s=_NOTHING_YET_S, continues=self._goes_on)
+            view = RunView(self._folder, self._console, wait_s=_NOTHING_YET_S, continues=self._continues)
             code = view.follow()
             if _result(self._folder) == self._before:
                 raise PsrunError(f"job {self._job} ended without starting the run{self._how()}")
@@ -129,12 +129,12 @@ class Following:
             raise
 
     def _await_begin(self) -> None:
-        """Until the run has begun, or goes on. Raises PsrunError where the job has ended before there was."""
+        """Waits until the run has started or resumed. Raises PsrunError if the job has ended before."""
         ended_s: float | None = None
         while _result(self._folder) == self._before:
             self._look()
             if self._state.is_alive:
-                self._tell()
+                self._print_state()
                 ended_s = None
             elif ended_s is None:
                 ended_s = time.monotonic()
@@ -142,13 +142,13 @@ class Following:
                 raise PsrunError(f"job {self._job} ended before the run started{self._how()}")
             time.sleep(0.5)
 
-    def _goes_on(self, run: RunState) -> bool:
-        """Whether the job will go on with a run that seems to be over: it may be requeued.
+    def _continues(self, run: RunState) -> bool:
+        """Whether the job may continue a run that seems to be over: it may be requeued.
 
         During a requeue Slurm reports for a moment that the job is over.
         """
         self._look()
-        self._tell()
+        self._print_state()
         if self._state.is_alive:
             self._alive_s = time.monotonic()
         asks = run.result.get("exit_code") == ExitCode.RESTART
@@ -171,12 +171,12 @@ class Following:
             self._warned = text
             self._warn(text)
 
-    def _tell(self) -> None:
+    def _print_state(self) -> None:
         text = f"job {self._job} {self._state.state.lower()}"
         text += f" ({self._state.reason})" if self._state.reason not in ("", "None") else ""
-        if text != self._told and self._state.waits:
+        if text != self._printed and self._state.waits:
             self._console.print(text, style="dim", markup=False)
-        self._told = text
+        self._printed = text
 
     def _how(self) -> str:
         state = self._state

@@ -10,17 +10,17 @@ from psrun.config.run_config import RunConfig
 from psrun.config.topology import EVALUATOR, Task
 from psrun.errors import ConfigError, ExitCode, Problem
 
-_GIVEN_UP_S = 60.0  # on a shared disk it takes a while until others see what was written
+_GIVEN_UP_S = 60.0  # until other nodes see what was written on a shared disk
 
 
 @dataclass(frozen=True)
 class Step:
-    """A job step as one of its tasks sees it. Over the components of a heterogeneous job there is one step.
+    """A job step as seen by one of its tasks. The components of a heterogeneous job share one step.
 
     Attributes:
       job: its id; the same in all components and after a requeue.
       step: its id within the job.
-      restart: how often the job was requeued.
+      restart: number of times that the job was requeued.
       index: of this task, from 0, over all components.
       num_tasks: over all components.
       node: on which this task is.
@@ -39,19 +39,19 @@ class Step:
 
     @property
     def key(self) -> str:
-        """Names this start of the step, and no other one."""
+        """A name that is unique to this start of the step."""
         return f"slurm-{self.job}.{self.step}.{self.restart}"
 
     @property
     def patience_s(self) -> float:
-        """How long the run folder may still be in use by processes that were given up."""
+        """How long processes on nodes that Slurm has given up may still use the run folder."""
         return _GIVEN_UP_S if self.restart else 0.0
 
 
 def run_name(environment: Mapping[str, str]) -> str | None:
-    """Part of the name of a run folder that all tasks of a step agree on, also when the job starts again.
+    """Part of the run folder's name that all tasks of a step agree on, also after a requeue.
 
-    None where this process is in no step.
+    None if this process is in no step.
     """
     if "SLURM_JOB_ID" not in environment or "SLURM_STEP_ID" not in environment:
         return None
@@ -62,10 +62,10 @@ def from_environment(environment: Mapping[str, str], *, command: str) -> Step:
     """The step of this process.
 
     Args:
-      command: that starts the step as it must be, for the messages.
+      command: the right command to start the step, for error messages.
 
     Raises:
-      ConfigError: it is in none.
+      ConfigError: the process is in no step.
     """
     if "SLURM_JOB_ID" not in environment:
         message = "is slurm, but this process is not in a Slurm job; use psrun submit slurm GROUP=NAME KEY=VALUE... or "
@@ -90,8 +90,8 @@ def from_environment(environment: Mapping[str, str], *, command: str) -> Step:
         ) from error
 
 
-def lineup(run: RunConfig) -> list[Task]:
-    """The tasks of the run in the order in which Slurm numbers them."""
+def all_tasks(run: RunConfig) -> list[Task]:
+    """The tasks of the run, in the order of their numbers in Slurm."""
     num_tasks = run.num_tasks
     jobs = [job for job in ("chief", "ps", "worker", *topology.DATA_JOBS, EVALUATOR.job) if job in num_tasks]
     return [Task(job, index) for job in jobs for index in range(num_tasks[job])]
@@ -108,13 +108,13 @@ def described(tasks: list[Task]) -> str:
 
 
 def task_of(run: RunConfig, environment: Mapping[str, str]) -> tuple[Step, Task]:
-    """The step of this process and the task of the run that it is.
+    """The step of this process and its task of the run.
 
     Raises:
-      ConfigError: it is in no step, or the step has not as many tasks as the run.
+      ConfigError: it is in no step, or the step and the run differ in the number of tasks.
       SystemExit: the same; the first task reports the reason for all.
     """
-    tasks = lineup(run)
+    tasks = all_tasks(run)
     command = f"srun --ntasks={len(tasks)} psrun cluster=slurm ..."
     step = from_environment(environment, command=command)
     if step.num_tasks != len(tasks):
