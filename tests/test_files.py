@@ -59,7 +59,7 @@ def test_only_the_process_that_is_told_knows_that_the_run_is_over():
     """Two runs on one machine may have servers of the same address, each in a network of its own."""
     script = (
         "from psrun.cluster import end_servers, run_over\n"
-        "over = run_over.RunOverSignal(); print(bool(over)); end_servers.tell(); print(bool(over))"
+        "over = run_over.RunOverSignal(); print(bool(over)); end_servers.signal_over(); print(bool(over))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["False", "True"]

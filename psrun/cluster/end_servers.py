@@ -1,4 +1,4 @@
-"""A chief tells its servers that the run is over."""
+"""A chief signals to its servers that the run is over."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from psrun.config.topology import Task, Topology
 _WITHIN_S = 3.0
 
 
-def tell_servers(topology: Topology) -> None:
-    """Tells every server that the run is over. Needs no folder that is shared.
+def signal_run_over(topology: Topology) -> None:
+    """Signals to every server that the run is over. Does not require a shared folder.
 
-    Call in the chief, while it is connected. A server that has gone meanwhile is passed over; what takes longer than a
-    few seconds is left, and the servers find out for themselves that the chief has gone.
+    Call in the chief while it is connected. Takes a few seconds at most: servers that are not reached detect the loss
+    of the chief.
     """
-    threads = [threading.Thread(target=_tell, args=(task,), daemon=True) for task in topology.servers()]
+    threads = [threading.Thread(target=_signal, args=(task,), daemon=True) for task in topology.servers()]
     for thread in threads:
         thread.start()
     deadline_s = time.monotonic() + _WITHIN_S
@@ -27,14 +27,14 @@ def tell_servers(topology: Topology) -> None:
         thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
-def _tell(task: Task) -> None:
+def _signal(task: Task) -> None:
     with tf.device(f"/job:{task.job}/replica:0/task:{task.index}/device:CPU:0"):
         try:
-            tf.function(tell)()
+            tf.function(signal_over)()
         except tf.errors.OpError as error:
-            tf.get_logger().warning("%s could not be told that the run is over: %s", task, error)
+            tf.get_logger().warning("%s did not receive the signal that the run is over: %s", task, error)
 
 
-def tell() -> None:
-    """Tells the process that runs it. It takes nothing: a tensor for a worker that came back can hang, lock held."""
+def signal_over() -> None:
+    """Signals the process that runs it. Without arguments: sending a tensor to a worker that rejoined can hang."""
     tf.io.write_file(run_over.PATH, "over")

@@ -1,18 +1,18 @@
-"""How a server learns that the run is over. Imports no TensorFlow."""
+"""The signal to a server that the run is over. Does not import TensorFlow."""
 
 from __future__ import annotations
 
 import os
 
-_FILE = 250  # a file descriptor that all tasks agree on; no process has so many so early
+_FILE = 250  # file descriptor that all tasks use for the signal; free so early in every process
 PATH = f"/proc/self/fd/{_FILE}"  # of the file, in the process of the server
 
 
 class RunOverSignal:
-    """Whether this process was told that the run is over, by `end_servers.tell`, which a chief runs here.
+    """True once a chief has run `end_servers.signal_over` in this process.
 
-    It is told through a file that has no name, and so not by the chief of another run: servers of two runs on one
-    machine, each in a network of its own, may well have the same address.
+    The signal is an anonymous file, so that only the chief of this run reaches it: servers of two runs on one machine,
+    each in a private network, may have the same address.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""One process of a run that is composed already, its configuration in the run folder: `python -m psrun.roles FOLDER`.
+"""One process of a run whose configuration is already in the run folder: `python -m psrun.roles FOLDER`.
 
-A supervisor's tasks and the jobs of a sweep start here. It knows nothing of Hydra, which would take half a second.
+The tasks of a supervisor and the jobs of a sweep start here. It does not import Hydra, which would take half a second.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from psrun.roles import run_process
 def _run(started_s: float) -> ExitCode:
     process.end_with_sweep()
     folder = Path(sys.argv[1])
-    sys.path.append(os.getcwd())  # where a person's own models and data are named from
+    sys.path.append(os.getcwd())  # so that users can name their own models and data
     raw: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
     return run_process.execute(raw, folder, _overrides(folder), started_s=started_s)
 
 
 def _overrides(folder: Path) -> list[str]:
-    """What the run was started with, as it was written: its interpolations are Hydra's, which is not there."""
+    """The overrides of the run as written, unresolved: their interpolations require Hydra."""
     file = folder / ".hydra" / "overrides.yaml"
     if not file.exists():
         return []

@@ -1,4 +1,4 @@
-"""The chief's side of a cluster, whatever it connects for: its heartbeat, its watch over servers, their end."""
+"""The chief's side of a cluster: its heartbeat, its watch over servers, and their end."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from psrun.training import failures
 from psrun.training.progress import Pulse
 from psrun.training.session import Session
 
-_TELL_EVERY_S = 5.0
+_REPORT_EVERY_S = 5.0
 
 
 class Chief:
-    """What makes this process the chief of its cluster, from its start to its end.
+    """This process as the chief of its cluster, from its start to its end.
 
-    Closes itself and the reporter at the end of a `with` statement.
+    A context manager that closes itself and the reporter.
 
     Attributes:
       folder, reporter: of the task.
       pulse: the heartbeat of this process.
-      session: the training, once there is one.
+      session: the training session, once it has started.
     """
 
     def __init__(self, run_config: RunConfig, context: TaskContext, reporter: Reporter) -> None:
@@ -51,23 +51,25 @@ class Chief:
         self.folder, self.reporter, self._give_up = context.folder, reporter, context.give_up
         self._topology, self._connect = context.topology, context.connect or strategy.connect
         topology = context.topology
-        # Servers end where nobody listens there for too long; TensorFlow does once it connects, and data comes before.
+        # Servers exit if nothing listens there for too long. TensorFlow listens only once the data is ready.
         waits = topology is not None and self._cluster.has_server_processes
-        self._door = (
+        self._reservation = (
             PortReservation(topology.addresses[CHIEF]) if waits and topology and CHIEF in topology.addresses else None
         )
-        self.pulse, self._told_s = Pulse(), time.monotonic()
+        self.pulse, self._reported_s = Pulse(), time.monotonic()
         self.session: Session | None = None
-        # Whoever started the tasks of such a cluster restarts them, and writes down nothing.
+        # Whoever started the tasks of such a cluster restarts them, but records nothing.
         self._alone = self._cluster.started_elsewhere and process.SUPERVISOR_PID not in os.environ
         self._loss = self._earlier_loss() if self._alone else None
         self._recoveries = Recoveries(reporter)
-        # Also where this is the only process: a sweep shows how far it is. Beside a run that goes on there is its own.
+        # Also if this is the only process: a sweep shows its progress. A running run has its own heartbeat.
         beats = topology is not None or run_config.mode == "train"
         me = topology.me if topology else CHIEF
-        self._heart = task_files.HeartbeatWriter(self.folder.whole.path, me, self._say) if beats else None
-        if self._heart:
-            self._heart.start()
+        self._heartbeat = (
+            task_files.HeartbeatWriter(self.folder.whole.path, me, self._current_heartbeat) if beats else None
+        )
+        if self._heartbeat:
+            self._heartbeat.start()
 
     def __enter__(self) -> Self:
         return self
@@ -77,42 +79,42 @@ class Chief:
         self.reporter.close()
 
     def _close(self) -> None:
-        if self._heart:
-            self._heart.stop()
+        if self._heartbeat:
+            self._heartbeat.stop()
             if self._topology is None:
                 with contextlib.suppress(OSError):
                     task_files.shared(self.folder.path).rmdir()
-        if self._door:
-            self._door.close()
+        if self._reservation:
+            self._reservation.close()
 
     def restored(self, step: int) -> None:
-        """Call when the variables are those of `step` again, before anything is done with them."""
+        """Call when the variables have been restored to `step`, before they are used."""
         self._recoveries.restored(step)
 
     def preparing(self, text: str) -> None:
-        """Call while data is prepared or predictions are written, again and again: whoever watches has a sign of life,
-        and now and then a line.
+        """Call repeatedly while data is prepared or predictions are written: counts as progress, and reports `text` at
+        intervals.
         """
         self.pulse.advance()
-        if time.monotonic() - self._told_s > _TELL_EVERY_S:
-            self._told_s = time.monotonic()
+        if time.monotonic() - self._reported_s > _REPORT_EVERY_S:
+            self._reported_s = time.monotonic()
             self.reporter.emit("preparing", text=text)
 
     @property
     def cluster_facts(self) -> dict[str, Any]:
         """The cluster in run.json, with the workers that train."""
         num_workers, num_ps = self._cluster.num_workers, self._cluster.num_ps
-        if self._topology is not None and self._cluster.has_parameter_servers:  # of the workers one may be set aside
+        if self._topology is not None and self._cluster.has_parameter_servers:  # one of the workers may be set aside
             num_workers, num_ps = len(self._topology.of("worker")), len(self._topology.of("ps"))
         return {"topology": self._cluster.kind, "num_workers": num_workers, "num_ps": num_ps}
 
     @contextmanager
     def program(self, run_config: RunConfig, source: DataSource) -> Iterator[Program]:
-        """Builds on the cluster what the run trains. The servers are told to end where all went well.
+        """Builds the run's program on the cluster. Servers exit at the end unless there was an error.
 
         Raises:
-          ConfigError: model, data and options do not fit each other.
-          PsrunError: a server never came up, was lost, or a step failed.
+          ConfigError: model, data and options do not fit together.
+          PsrunError: a server did not start or was lost, or a step failed.
         """
         with self._connected(run_config.seed) as distribution:
             if run_config.data_service:
@@ -122,31 +124,31 @@ class Chief:
             yield program
 
     def _dispatcher(self) -> str:
-        """Where the dispatcher of the data service is asked; it is started where this is the only process."""
+        """The address of the data service's dispatcher, which is started here if this is the only process."""
         if self._topology is None:
             return data_service.start_here(self._cluster.num_data_workers)
         return data_service.target(self._topology)
 
     @contextmanager
     def _connected(self, seed: int) -> Iterator[strategy.Distribution]:
-        """Connects to the cluster, whose servers may yet have to come up, with names and random numbers afresh."""
+        """Connects to the cluster once its servers are up, with reset names and random numbers."""
         compiled_model.start_afresh(seed)
         cluster, topology = self._cluster, self._topology
         if topology is not None and cluster.has_server_processes:
             error = TaskLostError if self._alone else ClusterError  # a supervisor restarts the server itself
             strategy.wait_for_servers(topology, within_s=cluster.connect_timeout_s, error=error)
         with self._watched() as check_servers, failures.named(lambda: self.session, check_servers):
-            if self._door:
-                self._door.close()
+            if self._reservation:
+                self._reservation.close()
             yield self._connect(cluster, self._partitioner, topology)
         if topology is not None and cluster.started_elsewhere:
-            end_servers.tell_servers(topology)  # elsewhere the supervisor does
+            end_servers.signal_run_over(topology)  # in other clusters the supervisor does
 
     @contextmanager
     def _watched(self) -> Iterator[Callable[[], None]]:
-        """Watches over the servers where no supervisor does; what was lost and came back is recorded.
+        """Watches over the servers of clusters without a supervisor, and records recoveries.
 
-        Yields what to call when a step has failed: see `Watch.check_parameter_servers`.
+        Yields the function to call when a step has failed; see `Watch.check_parameter_servers`.
         """
         cluster = self._cluster
         if not isinstance(cluster, choices.Unsupervised):
@@ -170,23 +172,25 @@ class Chief:
             self.folder.record("recoveries", rows=self._recoveries.rows)
 
     def _earlier_loss(self) -> Loss | None:
-        """What ended the attempt before this one, written down in case that this one does not come to train either."""
+        """The end of the attempt before this one; recorded in case this one does not train either."""
         earlier = self.folder.earlier
         loss = earlier_loss(earlier, task_files.read(self.folder.whole.path, CHIEF))
         if loss is None or earlier is None:
             return None
         self.folder.record("lost", **asdict(loss))
-        if earlier.result.get("status") == "running" and not earlier.result.get(PENDING):  # else it is recorded already
+        if earlier.result.get("status") == "running" and not earlier.result.get(
+            PENDING
+        ):  # otherwise it is already recorded
             action = "resumed from the newest checkpoint"
             self.reporter.emit("failure", step=loss.step, task=loss.task, cause=loss.cause, action=action)
         return loss
 
     def _training(self) -> TrainingStatus:
-        """What is seen from outside; never blocks."""
+        """The current status of the training; never blocks."""
         pulse = self.pulse
         return TrainingStatus(pulse.state, pulse.last_step, pulse.slowest_step_s, pulse.advances)
 
-    def _say(self) -> task_files.Heartbeat:
+    def _current_heartbeat(self) -> task_files.Heartbeat:
         pulse = self.pulse
         return task_files.Heartbeat(
             os.getpid(),

@@ -1,4 +1,4 @@
-"""The coordinator: connects to the cluster, builds the program in its scope, trains it, reports."""
+"""The coordinator: connects to the cluster, builds the program, trains it and reports."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from psrun.training.trainer import Trainer
 
 TRAINERS = {"custom_loop": custom_loop.trainer, "fit": fit.trainer, "own_loop": own_loop.trainer}
 _VERSIONS = ("psrun", "tensorflow", "tf-keras", "hydra-core")
-_STOP_WITHIN_S = 25.0  # less than the 30 s that supervisors, schedulers and container runtimes wait before they kill
+_STOP_WITHIN_S = 25.0  # less than the 30 s after which supervisors, schedulers and container runtimes kill
 
 
 def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
-    """Trains as configured; what came of it is in the run folder.
+    """Trains as configured; the result is in the run folder.
 
     Raises:
       PsrunError: the run failed.
@@ -53,7 +53,7 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
     with Chief(run_config, context, reporter) as chief:
         strategy.prepare(run_config.cluster, context.topology)
         if run_config.cluster.has_synchronous_workers:
-            stop.install()  # again: with its collectives TensorFlow takes SIGTERM for itself
+            stop.install()  # again: TensorFlow's collectives install a SIGTERM handler
         reporter.emit("start", title=run_config.title, run_folder=str(folder.path), notes=run_config.notes)
         versions = {name: version(name) for name in _VERSIONS}
         folder.record("cluster", cluster=chief.cluster_facts, versions=versions)
@@ -129,11 +129,11 @@ def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, sto
 
 
 def _saving(program: Program, folder: RunFolder, reporter: Reporter) -> CheckpointSchedule | None:
-    """What takes the checkpoints of the run; None where psrun takes none."""
+    """The schedule of the run's checkpoints; None if psrun takes none."""
     when = program.config.checkpoint
     if not isinstance(when, choices.EpochCheckpoints):
         return None
-    if folder.whole is not folder:  # a replica, whose files nobody will read: as few as can be
+    if folder.whole is not folder:  # a replica, whose files are not used: as few as possible
         when = replace(when, max_to_keep=1, best_metric=None)
     return CheckpointSchedule(
         Checkpoints(program, Store(folder.checkpoints), when, reporter.warn), when, reporter, folder
@@ -141,7 +141,7 @@ def _saving(program: Program, folder: RunFolder, reporter: Reporter) -> Checkpoi
 
 
 def _record_evaluator(evaluation: choices.Evaluation, folder: RunFolder) -> None:
-    """Puts what the evaluator task found last into run.json: it may have ended before the training."""
+    """Records the last result of the evaluator task in run.json: the task may have exited before the training."""
     if evaluation.runs_on == "evaluator":
         for found, _ in list(meters.kept(folder.evaluations, evaluation.kind))[-1:]:
             folder.record("evaluation", **asdict(found))
@@ -154,7 +154,7 @@ def _export(program: Program, folder: RunFolder, reporter: Reporter) -> None:
 
 
 def _result(session: Session, reporter: Reporter) -> dict[str, Any]:
-    """The keys of run.json that are known once the training has ended, well or not."""
+    """The keys of run.json that are known once the training has ended, also after an error."""
     clock, monitor = session.clock, session.monitor
     rate = clock.rate()
     first_s = monitor.first_step_s

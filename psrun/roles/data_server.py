@@ -1,4 +1,4 @@
-"""A task of tf.data service: serves until the run ends, a signal stops it, or the chief is gone for good."""
+"""A task of tf.data service: serves until the run is over, a signal arrives, or the chief is lost for too long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psrun.config.topology import Topology
 from psrun.process import Stop
 from psrun.results import task_files
 from psrun.results.run_folder import RunFolder
-from psrun.roles.server import Presence
+from psrun.roles.server import ChiefProbe
 
 _POLL_S = 0.5
 _END_WITHIN_S = 5.0
@@ -20,27 +20,27 @@ def run(topology: Topology, folder: RunFolder, stop: Stop, *, chief_timeout_s: f
     """Serves.
 
     Args:
-      chief_timeout_s: how long to wait for a chief that was never there, or that has gone.
+      chief_timeout_s: how long to wait for a missing chief.
 
     Raises:
       ServerStartError: the port is taken.
-      ChiefGoneError: there has been no chief for too long.
+      ChiefGoneError: the chief has been missing for too long.
     """
     stop.defer(_END_WITHIN_S)
-    me, chief, begun = topology.me, Presence(topology, timeout_s=chief_timeout_s), False
-    heart = task_files.HeartbeatWriter(
+    me, chief, begun = topology.me, ChiefProbe(topology, timeout_s=chief_timeout_s), False
+    heartbeat = task_files.HeartbeatWriter(
         folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), "serving")
     )
     data_service.start(topology, task_files.shared(folder.path) / str(me))
-    heart.start()
+    heartbeat.start()
     try:
         while not stop.requested.wait(_POLL_S):
-            # No TensorFlow server, which the chief could tell: the run's folder does. What it says of a run before this
-            # one, which goes on, does not count.
+            # Not a TensorFlow server that the chief could signal: read from run.json. The status of an earlier process
+            # of a resumed run does not count.
             status = folder.stored().get("status")
             begun = begun or status == "running"
             if begun and status == "completed":
                 return
-            chief.look()
+            chief.check()
     finally:
-        heart.stop()
+        heartbeat.stop()

@@ -1,4 +1,4 @@
-"""The sidecar evaluator: never connects to the training cluster; ends when the run does."""
+"""An evaluator task that does not evaluate: never connects to the cluster, and exits when the run is over."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _POLL_S = 0.5
 
 
 def run(folder: RunFolder, stop: Stop, *, index: int, run_timeout_s: float) -> None:
-    """Waits for the run in the folder to be over. One whose chief is to be started again is not.
+    """Waits until the run in the folder is over, which it is not while its chief is to be restarted.
 
     Raises:
-      ChiefGoneError: there was no run in the folder, or no heartbeat of its chief, for `run_timeout_s` seconds.
+      ChiefGoneError: there was no run in the folder, or no heartbeat of its chief, for `run_timeout_s`.
     """
     stop.defer(_POLL_S * 10)
     me, beat, heard_s = Task("evaluator", index), None, time.monotonic()
-    heart = task_files.HeartbeatWriter(
+    heartbeat = task_files.HeartbeatWriter(
         folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), "waiting")
     )
-    heart.start()
+    heartbeat.start()
     try:
         while not stop.requested.wait(_POLL_S):
             result, before = folder.stored(), beat
@@ -36,6 +36,6 @@ def run(folder: RunFolder, stop: Stop, *, index: int, run_timeout_s: float) -> N
                 heard_s = time.monotonic()
             elif time.monotonic() - heard_s > run_timeout_s:
                 what = "no chief of the run in" if result else "no run in"
-                raise ChiefGoneError(f"{what} {folder.path} for {run_timeout_s:.0f} s; {me} ends", task=str(me))
+                raise ChiefGoneError(f"{what} {folder.path} for {run_timeout_s:.0f} s; {me} exits", task=str(me))
     finally:
-        heart.stop()
+        heartbeat.stop()

@@ -22,7 +22,7 @@ from psrun.roles import planner, run_process
 
 def _run(started_s: float) -> ExitCode:
     process.end_with_sweep()
-    sys.path.append(os.getcwd())  # where a person's own models and data are named from
+    sys.path.append(os.getcwd())  # so that users can name their own models and data
     sweep = Sweep.read(Path(sys.argv[1]))
     for job in sweep.jobs.values():
         if RunFolder(sweep.folder(job)).stored().get("status") is None:
@@ -31,7 +31,7 @@ def _run(started_s: float) -> ExitCode:
 
 
 def _plan(path: Path, job: Job) -> None:
-    """As mode=plan plans a run alone: whatever is wrong with this one, the others are planned."""
+    """Plans one job as mode=plan does. An error does not affect the other jobs."""
     raw: Any = OmegaConf.to_container(OmegaConf.load(path / CONFIG))
     folder, started_s = RunFolder.create(path, raw=raw), time.time()
     folder.record("begun", mode="plan", started_s=started_s, overrides=job.overrides)

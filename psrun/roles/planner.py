@@ -1,4 +1,4 @@
-"""mode=plan: what a run would be, without starting a server or filling a variable."""
+"""mode=plan: the placement and traffic of a run, without servers and without values of variables."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run would put where, and move in each step; and what a person should think over.
+    """Placement and traffic of a run, with warnings.
 
     Attributes:
-      traffic_by_task: bytes moved while every worker does one step: by a worker, its own; of a parameter server, what
-        all workers read from it and push to it. Empty where there are no parameter servers.
+      traffic_by_task: bytes moved while every worker runs one step: for a worker its own traffic, for a parameter
+        server that of all workers with it. Empty without parameter servers.
     """
 
     placed: list[Placed]
@@ -81,14 +81,14 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
 def make(
     run_config: RunConfig, source: Any, *, rule: placement.Rule | None = None, memory_bytes: int | None = None
 ) -> Plan:
-    """Builds the model with variables that have a shape but no memory, and predicts where they would be put.
+    """Builds the model with variables that have a shape but no memory, and predicts their placement.
 
     Args:
       rule: as in `strategy.connect`.
-      memory_bytes: of the machine that all tasks share; None for what this one has.
+      memory_bytes: of the machine that all tasks share; None for that of this machine.
 
     Raises:
-      ConfigError: the variables do not fit into the memory, or into the shards that were asked for.
+      ConfigError: the variables do not fit into the memory, or have too few rows for the number of shards.
     """
     recorder = _Recorder()
     compiled_model.start_afresh(run_config.seed)
@@ -97,7 +97,7 @@ def make(
         gradients: dict[str, Traffic] = {}
 
         def state() -> tf.Tensor:
-            # Within a function everything is symbolic: slots' zeros and the step itself take no memory either.
+            # Within a function everything is symbolic: zeros of slots and the step take no memory either.
             compiled_model.build_state(built)
             gradients.update(_traffic(built))
             return tf.constant(0)
@@ -114,10 +114,10 @@ def make(
 
 
 class _Recorder:
-    """A variable creator that makes handles without values, and remembers them in order."""
+    """A variable creator that creates handles without values, and lists them in order."""
 
     def __init__(self) -> None:
-        self.made: list[tf.Variable] = []
+        self.variables: list[tf.Variable] = []
 
     def create(self, next_creator: Any, **kwargs: Any) -> tf.Variable:
         shape, dtype = strategy.spec_of(kwargs)
@@ -125,7 +125,7 @@ class _Recorder:
             variable = UninitializedVariable(
                 shape=shape, dtype=dtype, name=kwargs.get("name"), trainable=kwargs.get("trainable")
             )
-        self.made.append(variable)
+        self.variables.append(variable)
         return variable
 
 
@@ -137,7 +137,7 @@ def _place(
     kinds |= {id(variable): "metric" for variable in compiled_model.metric_variables(built)}
     names = sorted((placement.split_name(v.name)[0] for v in built.network.trainable_variables), key=len, reverse=True)
     planned = []
-    for variable in recorder.made:
+    for variable in recorder.variables:
         kind, name = kinds.get(id(variable), "other"), placement.split_name(variable.name)[0]
         beside = next((other for other in names if other in name), None) if kind == "optimizer" else None
         planned.append(Planned(name, tuple(variable.shape), variable.dtype.name, variable.dtype.size, kind, beside))
@@ -166,7 +166,7 @@ def _traffic(built: compiled_model.Program) -> dict[str, Traffic]:
     found = {}
     for variable, gradient in zip(variables, tape.gradient(loss, variables)):
         whole = math.prod(variable.shape) * variable.dtype.size
-        traffic = Traffic(replicas * whole, whole)  # each reads it; their gradients are summed on the worker
+        traffic = Traffic(replicas * whole, whole)  # each replica reads it; the gradients are summed on the worker
         if gradient is None:
             traffic = Traffic(0, 0)
         elif isinstance(gradient, tf.IndexedSlices):
@@ -194,7 +194,7 @@ def _by_task(gradients: dict[str, Traffic], placed: list[Placed], run_config: Ru
 
 
 def _tasks_table(plan: Plan, run_config: RunConfig) -> Table:
-    """What each task holds and, with parameter servers, moves."""
+    """Bytes that each task holds and, with parameter servers, moves."""
     moved = ("read", "pushed") if plan.traffic_by_task else ()
     title = "Tasks (read, pushed: while every worker does one step)" if moved else "Tasks"
     tasks = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
@@ -212,7 +212,7 @@ def _tasks_table(plan: Plan, run_config: RunConfig) -> Table:
 
 
 def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, console: Console) -> None:
-    """The plan for a person."""
+    """Prints the plan."""
     cluster, trainer = run_config.cluster, run_config.trainer
 
     def show(text: str) -> None:
@@ -246,7 +246,7 @@ def _tasks(run_config: RunConfig) -> list[str]:
 
 
 def _size(run_config: RunConfig) -> tuple[int, int]:
-    """Workers and parameter servers that train; (0, 0) where everything is done in one process."""
+    """Numbers of workers and parameter servers that train; (0, 0) without parameter servers."""
     aside = run_config.evaluation.sets_worker_aside
     match run_config.cluster:
         case choices.InProcess(num_workers=num_workers, num_ps=num_ps):

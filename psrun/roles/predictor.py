@@ -27,10 +27,10 @@ from psrun.roles.chief import Chief
 from psrun.roles.restored import restored
 from psrun.roles.task_context import TaskContext
 
-# To begin a shard, a worker makes a data pipeline, which costs as much as some batches. The predictions of a shard are
-# in memory as a whole.
-_BATCHES_PER_SHARD, _EXAMPLES_PER_SHARD = 8, 8192  # the larger of both
-Batches = Iterator[list[np.ndarray]]  # of each, labels and predictions
+# For each shard a worker builds a data pipeline, at the cost of a few batches. The predictions of a shard are in memory
+# as a whole.
+_BATCHES_PER_SHARD, _EXAMPLES_PER_SHARD = 8, 8192  # whichever is larger
+Batches = Iterator[list[np.ndarray]]  # labels and predictions of each batch
 
 
 def run(run_config: RunConfig, context: TaskContext) -> None:
@@ -51,7 +51,7 @@ def run(run_config: RunConfig, context: TaskContext) -> None:
 
 
 def _run_here(run_config: RunConfig, context: TaskContext) -> None:
-    """Predicts in this process, with the model whole."""
+    """Predicts in this process, with the whole model."""
     reporter, alone = Reporter([context.console], started_s=context.started_s), replace(context, topology=None)
     with Chief(run_config, alone, reporter) as chief:
         source = load.load_source(run_config, chief.preparing)
@@ -63,19 +63,19 @@ def _run_here(run_config: RunConfig, context: TaskContext) -> None:
 
 
 def _write(
-    run_config: RunConfig, source: DataSource, batches: Batches, path: Path, tell: Callable[[str], None]
+    run_config: RunConfig, source: DataSource, batches: Batches, path: Path, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Writes the file; returns its path and how many examples it has.
+    """Writes the file; returns its path and its number of examples.
 
     Raises:
-      DataError: these are not all that there are.
+      DataError: the number differs from the data source's.
     """
     count, names = 0, labels.class_names(source, run_config.data.label_vocabulary)
     with prediction_files.written(path, run_config.predict.format, names) as write:
         for label, predicted in batches:
             write(label, predicted)
             count += len(label)
-            tell(f"predicting: {count:,} of {source.num_eval_examples:,} examples")
+            report(f"predicting: {count:,} of {source.num_eval_examples:,} examples")
         if count != source.num_eval_examples:
             message = f"predicted {count} examples, but the data source reports {source.num_eval_examples}"
             raise DataError(f"{message} (num_eval_examples)")
@@ -83,7 +83,7 @@ def _write(
 
 
 def _on_workers(program: Program) -> Batches:
-    """The predictions of the workers; of a source that cannot be read in shards, which is read anew for each, few."""
+    """The predictions of the workers, in shards; in few if the source must be read from the start for each."""
 
     def predicted(batch: tuple[Any, ...]) -> list[tf.Tensor]:
         features, label, *_ = batch

@@ -1,4 +1,4 @@
-"""A worker of a synchronous cluster: does what the chief does, at the same time, and keeps the result for itself."""
+"""A worker of a synchronous cluster: trains in step with the chief, and discards its results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psrun.roles.task_context import TaskContext
 
 
 def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
-    """Trains. Checkpoints too are written by all tasks at once, as reading a variable can take all of them.
+    """Trains. All tasks write checkpoints together, since reading a variable can require all of them.
 
     Raises:
       PsrunError: the run failed.

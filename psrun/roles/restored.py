@@ -1,4 +1,4 @@
-"""A checkpoint of a run on the cluster of this process: what mode=evaluate and mode=predict begin with."""
+"""A checkpoint restored on the cluster of this process, for mode=evaluate and mode=predict."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Restored:
     """A program whose model has the values of a checkpoint.
 
     Attributes:
-      whole: the folder of the run that the checkpoint is of.
+      whole: folder of the run that has the checkpoint.
     """
 
     program: Program

@@ -44,34 +44,34 @@ def to_the_end(work: Callable[[float], ExitCode]) -> NoReturn:
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
     except PsrunError as error:
-        _complain(str(error))
+        _print_problem(str(error))
         code = error.exit_code
     except OSError as error:
         if error.filename is not None or error.errno not in _CANNOT_BE_WRITTEN:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is left of it
-        if error.errno != errno.EPIPE:  # one who has seen enough, such as `head`
-            _complain(f"output cannot be written: {error.strerror}")  # to a terminal, a pipe or a file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards the rest of the output
+        if error.errno != errno.EPIPE:  # the reader has closed the pipe, such as `head`
+            _print_problem(f"output cannot be written: {error.strerror}")  # to a terminal, a pipe or a file
         code = ExitCode.FAILED
-    except SystemExit as exit_:  # Hydra's own ends: --help, --cfg, --info
+    except SystemExit as exit_:  # how Hydra ends --help, --cfg and --info
         code = ExitCode(int(exit_.code or 0))
     process.leave(code)
 
 
-def _complain(text: str) -> None:
+def _print_problem(text: str) -> None:
     Console(stderr=True).print(f"psrun: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def execute(
     raw: Mapping[str, Any], path: Path, overrides: list[str], *, started_s: float, keep_unrun: bool = True
 ) -> ExitCode:
-    """Does this process's part of a run in the run folder `path`. An error ends up in run.json and as an exit code.
+    """Runs this process's part of a run in the run folder `path`. Errors are recorded in run.json.
 
     Args:
-      keep_unrun: whether the folder of a plan, or of a run that was refused, is kept.
+      keep_unrun: whether to keep the folder of a plan or of a rejected run.
 
     Raises:
-      ConfigError: there can be no run folder at `path`, or nobody is there to record the error.
+      ConfigError: the configuration is invalid, or there can be no run folder at `path`.
       RunFolderError: the disk is full.
     """
     process.end_with_supervisor()
@@ -81,7 +81,7 @@ def execute(
         code = _execute(raw, path, overrides, started_s)
     except PsrunError:
         raise
-    except OSError as error:  # before there is a log, as on a full disk
+    except OSError as error:  # before there is a log, such as on a full disk
         raise cannot_be_made(path, error) from error
     finally:
         if fresh and (code == ExitCode.USAGE or (code == ExitCode.DONE and raw.get("mode") == "plan")):
@@ -95,7 +95,7 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
         me = task_assignment.identify(run, os.environ)
     except ConfigError as error:
         if not (path / "run.json").exists():
-            with contextlib.suppress(ConfigError):  # other tasks of the run find the same, and one of them was first
+            with contextlib.suppress(ConfigError):  # another task of the run may have recorded the same error first
                 _begun(RunFolder.create(path, raw=raw), raw, overrides, started_s)
                 record_failure(RunFolder.take_over(path), error, "chief-0", started_s)
         raise
@@ -134,15 +134,15 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
         return code
     if me.owns_folder and code == ExitCode.DONE:
         folder.record("ended", status="completed", exit_code=code, wall_s=round(time.time() - started_s, 3))
-    elif code != ExitCode.DONE:  # what the chief recorded stands
+    elif code != ExitCode.DONE:  # the chief has recorded the result
         recorded = folder.stored().get("error") or {"message": f"exited with code {int(code)}"}
-        _tell(terminal, recorded["message"], code, folder.path / "logs")
+        _print_error(terminal, recorded["message"], code, folder.path / "logs")
         undo(code)
     return code
 
 
 def _stop(run: RunConfig, folder: RunFolder, me: Identity, started_s: float) -> Stop:
-    """The handling of the end of this process, from now on."""
+    """Installs the signal handlers of this process."""
     stop = Stop()
     if me.owns_folder:
         stop.record = lambda interrupted: folder.record_at_once("ended", **_outcome(interrupted, me.name, started_s))
@@ -153,14 +153,14 @@ def _stop(run: RunConfig, folder: RunFolder, me: Identity, started_s: float) -> 
 
 
 def _place(run: RunConfig, me: Identity, path: Path) -> Path:
-    """Where this process keeps what it leaves behind, of a run in `path`."""
+    """The folder of this process, for a run in `path`."""
     if run.mode != "train" and me.of_processes and process.SUPERVISOR_PID not in os.environ:
         return RunFolder(path).of_cluster(run.mode)
     return path
 
 
 def _undo(run: RunConfig, me: Identity, path: Path) -> Callable[[ExitCode], None]:
-    """What leaves a run as it was that was to be resumed with a configuration that does not fit it."""
+    """A function that restores a run if it cannot be resumed with the configuration."""
     if run.resume is None or not me.owns_folder or process.SUPERVISOR_PID in os.environ:
         return lambda code: None
     restore = RunFolder(path).snapshot()
@@ -182,9 +182,9 @@ def _folder(run: RunConfig, me: Identity, path: Path) -> RunFolder:
 
 
 def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], started_s: float) -> float:
-    """Records that the run goes on; returns the start of its clock, which a process before this one may have set."""
+    """Records the start of this process; returns the start of the run's clock, perhaps set by an earlier process."""
     supervised = process.SUPERVISOR_PID in os.environ
-    # Where the run was begun long ago, as if there had been no pause.
+    # A resumed run counts the time of its processes, without the pauses.
     began_s = folder.stored()["started_s"] if supervised else started_s - folder.elapsed_s()
     here: dict[str, Any] = {} if supervised else {"process": process.this_process()}
     folder.record("begun", mode=raw.get("mode"), started_s=began_s, **here, overrides=overrides)
@@ -192,10 +192,10 @@ def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], star
 
 
 def _isolated(run: RunConfig) -> str | None:
-    """Moves this process, and those it will start, where nobody else reaches its servers; a note where it cannot."""
+    """Isolates this process and its child processes from the network if configured; returns a note if it cannot."""
     wanted = run.cluster.isolate
     if run.cluster.spans_machines:
-        return None  # which must reach each other
+        return None  # the tasks must reach each other
     if wanted is False or not run.uses_cluster or process.SUPERVISOR_PID in os.environ:
         return None
     if wanted == "auto" and run.needs_network:
@@ -223,24 +223,24 @@ def _failed(error: BaseException, folder: RunFolder, me: Identity, terminal: Tex
         try:
             record_failure(folder, error, me.name, started_s)
         except OSError as disk:
-            if not isinstance(error, RunFolderError):  # which reports this itself
+            if not isinstance(error, RunFolderError):  # that error reports it itself
                 text += f"\n(and run.json could not be written: {disk})"
-    _tell(terminal, text, code, log)
+    _print_error(terminal, text, code, log)
     return code
 
 
-def _tell(terminal: TextIO, text: str, code: ExitCode, log: Path) -> None:
+def _print_error(terminal: TextIO, text: str, code: ExitCode, log: Path) -> None:
     where = "" if code == ExitCode.USAGE else f"\n(log: {log})"
     Console(file=terminal, highlight=False, soft_wrap=True).print(f"psrun: {text}{where}", style="red", markup=False)
 
 
 def record_failure(folder: RunFolder, error: BaseException, task: str, started_s: float) -> None:
-    """Records in run.json what a run came to that an error has ended. Raises OSError."""
+    """Records the error that has ended a run in run.json. Raises OSError."""
     folder.record("ended", **_outcome(error, task, started_s))
 
 
 def _outcome(error: BaseException, task: str, started_s: float) -> dict[str, Any]:
-    """The keys of run.json for a run that an error has ended."""
+    """The keys of run.json for a run that ended with an error."""
     code = error.exit_code if isinstance(error, PsrunError) else ExitCode.FAILED
     recorded = {"type": type(error).__name__, "message": str(error), "task": getattr(error, "task", None) or task}
     status = "interrupted" if isinstance(error, Interrupted) else "failed"

@@ -1,6 +1,6 @@
-"""A worker or parameter server: serves until the run ends, a signal stops it, or the chief is gone for good.
+"""A worker or parameter server: serves until the run is over, a signal arrives, or the chief is lost for too long.
 
-It imports no more of TensorFlow than its server needs: see `tf_internals.modules.import_for_servers`.
+It imports no more of TensorFlow than a server needs: see `tf_internals.modules.import_for_servers`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _POLL_S = 0.25
 _PROBE_EVERY_S = 2.0
 _END_WITHIN_S = 5.0
 
-_servers: list[Any] = []  # live as long as the process
+_servers: list[Any] = []  # kept for the life of the process
 
 
-class Presence:
-    """Whether the chief is there, looked at every two seconds.
+class ChiefProbe:
+    """Probes the chief every two seconds.
 
     Args:
-      timeout_s: how long it may have gone, or not have been there yet.
+      timeout_s: how long the chief may be missing, also at the start.
     """
 
     def __init__(self, topology: Topology, *, timeout_s: float) -> None:
@@ -38,8 +38,8 @@ class Presence:
         self._probed_s = time.monotonic()
         self._silence = Silence(self._probed_s, held_up_s=2 * _PROBE_EVERY_S)
 
-    def look(self) -> None:
-        """Raises ChiefGoneError where it has been gone for too long."""
+    def check(self) -> None:
+        """Raises ChiefGoneError if the chief has been missing for too long."""
         now_s = time.monotonic()
         if self._chief is None or now_s - self._probed_s < _PROBE_EVERY_S:
             return
@@ -47,7 +47,7 @@ class Presence:
         if reachable(self._chief, timeout_s=1.0):
             self._silence.reset(now_s)
         elif self._silence.seconds(now_s) > self._timeout_s:
-            message = f"no chief at {self._chief} for {self._timeout_s:.0f} s; {self._me} ends"
+            message = f"no chief at {self._chief} for {self._timeout_s:.0f} s; {self._me} exits"
             raise ChiefGoneError(message, task=str(self._me))
 
 
@@ -57,25 +57,25 @@ def run(
     """Serves.
 
     Args:
-      chief_timeout_s: how long to wait for a chief that was never there, or that has gone.
+      chief_timeout_s: how long to wait for a missing chief.
       num_replicas: of each worker, as in `servers.devices`.
 
     Raises:
       ServerStartError: the port is taken.
-      ChiefGoneError: there has been no chief for too long.
+      ChiefGoneError: the chief has been missing for too long.
     """
     stop.defer(_END_WITHIN_S)
     me = topology.me
-    told = RunOverSignal()
-    heart = task_files.HeartbeatWriter(
+    run_over = RunOverSignal()
+    heartbeat = task_files.HeartbeatWriter(
         folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), "serving")
     )
     _servers.append(servers.start(topology.spec(), me.job, me.index, num_replicas))
-    heart.start()
-    chief = Presence(topology, timeout_s=chief_timeout_s)
+    heartbeat.start()
+    chief = ChiefProbe(topology, timeout_s=chief_timeout_s)
     try:
-        while not stop.requested.wait(_POLL_S) and not told:
-            chief.look()
+        while not stop.requested.wait(_POLL_S) and not run_over:
+            chief.check()
     finally:
-        heart.stop()
-        told.close()
+        heartbeat.stop()
+        run_over.close()

@@ -1,7 +1,7 @@
-"""The sidecar evaluator: evaluates the checkpoints of a run in a process of its own, and ends after the last one.
+"""The sidecar evaluator: evaluates the checkpoints of a run in a separate process, and exits after the last one.
 
-It never connects to the training cluster: all that it knows of the run is in the run folder. It may be started before,
-during or after the training, on any machine that sees the folder.
+It never connects to the training cluster: it reads the run folder only. It may be started before, during or after the
+training, on any machine that can access the folder.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from psrun.training import callbacks
 
 _POLL_S = 0.5
 _STOP_WITHIN_S = 20.0
-_SAID_AFTER_S = 10.0
+_REPORT_AFTER_S = 10.0
 
 
 def run(run_config: RunConfig, folder: RunFolder, console: Sink, stop: Stop, *, me: Task) -> None:
     """Evaluates checkpoints until the run is over and its last one is evaluated.
 
     Raises:
-      ChiefGoneError: there was no checkpoint, or no sign of the chief, for `evaluation.wait_s`.
-      ConfigError: the model is not the one that is trained.
+      ChiefGoneError: there was no checkpoint, and no heartbeat of the chief, for `evaluation.wait_s`.
+      ConfigError: the model differs from the trained one.
     """
     sidecar = Sidecar(run_config, folder, console, me)
-    heart = task_files.HeartbeatWriter(
+    heartbeat = task_files.HeartbeatWriter(
         folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), sidecar.state)
     )
-    heart.start()
+    heartbeat.start()
     stop.defer(_STOP_WITHIN_S)
     try:
         sidecar.watch(stop)
     finally:
-        heart.stop()
+        heartbeat.stop()
         sidecar.close()
 
 
@@ -65,7 +65,7 @@ class Sidecar:
     """The evaluations of one run.
 
     Attributes:
-      state: what it is at, for the heartbeat.
+      state: as in the heartbeat.
     """
 
     def __init__(self, run_config: RunConfig, folder: RunFolder, console: Sink, me: Task) -> None:
@@ -80,18 +80,18 @@ class Sidecar:
         warn = Reporter([journal, console], started_s=time.time()).warn
         self._sinks: list[Sink] = [journal, *choosing.make(run_config, folder, warn, joins=True), console]
         self._program: tuple[compiled_model.Program, DirectEvaluation] | None = None
-        self._done: set[str] = set()  # checkpoints that were evaluated or cannot be, by their checksums
+        self._done: set[str] = set()  # checksums of checkpoints that were evaluated or are damaged
         self._last: Evaluation | None = None
-        self._count = 0  # of evaluations, with those of an evaluator before this one
+        self._count = 0  # of evaluations, including those of earlier evaluators
         self._best_value: float | None = None
         self._missed = False
         self._stopping = Plateau(run_config.early_stopping)
-        self._stale = self._before()
+        self._stale = self._earlier_result()
         self.state = "waiting"
         self._remember()
 
-    def _before(self) -> dict[str, Any] | None:
-        """The result of a run that is to go on, and whose chief may come up after this process; None where it is up."""
+    def _earlier_result(self) -> dict[str, Any] | None:
+        """The recorded result of a run whose chief has yet to resume it; None otherwise."""
         result = self._folder.stored()
         there = self._folder.ends_early()
         with contextlib.suppress(OSError, ValueError):
@@ -102,41 +102,41 @@ class Sidecar:
         return None if self._run.resume is None or there or supervised else result
 
     def _remember(self) -> None:
-        """What an evaluator before this one has done is not done again."""
-        for found, checkpoint in meters.kept(self._folder.evaluations, self._evaluation.kind):
+        """Takes up the results of earlier evaluators."""
+        for evaluation, checkpoint in meters.kept(self._folder.evaluations, self._evaluation.kind):
             self._done.add(checkpoint)
-            self._last = found
+            self._last = evaluation
             self._count += 1
-            self._stopping.reached(found.values)
-            self._is_best(found)
+            self._stopping.reached(evaluation.values)
+            self._is_best(evaluation)
 
     def watch(self, stop: Stop) -> None:
-        """Evaluates what there is and what comes, until the run is over, there were enough evaluations, or this process
-        is to end.
+        """Evaluates existing and new checkpoints until the run is over, `max_evaluations` is reached, or a signal
+        arrives.
         """
         began_s = quiet_since_s = time.monotonic()
-        said = False
+        reported = False
         while not stop.requested.is_set():
-            over = self._over()  # asked first: what is saved after it is seen in the next round
+            over = self._over()  # first: a later checkpoint is found in the next round
             name = None if self._enough() else self._next()
             if name is not None:
                 self._evaluate(name)
                 quiet_since_s = time.monotonic()
             elif over or self._enough():
-                if over:  # else the chief does it, which writes run.json
+                if over:  # otherwise the chief writes run.json
                     self._record()
                 return
             else:
                 if task_files.still_beats(self._folder.path, CHIEF):
                     quiet_since_s = time.monotonic()
-                if not said and self._last is None and time.monotonic() - began_s > _SAID_AFTER_S:
-                    said = True
+                if not reported and self._last is None and time.monotonic() - began_s > _REPORT_AFTER_S:
+                    reported = True
                     self._reporter.emit("waiting", task=str(self._me), folder=str(self._source.folder),
                                         until_s=self._evaluation.wait_s)  # fmt: skip
                 if time.monotonic() - quiet_since_s > self._evaluation.wait_s:
                     raise ChiefGoneError(
                         f"no checkpoint in {self._source.folder} and no chief for {self._evaluation.wait_s:.0f} s "
-                        f"(evaluation.wait_s); {self._me} ends",
+                        f"(evaluation.wait_s); {self._me} exits",
                         task=str(self._me),
                     )
                 stop.requested.wait(_POLL_S)
@@ -147,7 +147,7 @@ class Sidecar:
         return most is not None and self._count >= most
 
     def _over(self) -> bool:
-        """Whether nobody will start the training again."""
+        """Whether the run is over for good."""
         result = self._folder.stored()
         return is_over(result) and result != self._stale and not task_files.still_beats(self._folder.path, CHIEF)
 
@@ -157,17 +157,17 @@ class Sidecar:
 
     @property
     def _reporter(self) -> Reporter:
-        """On the clock of the run, which is not known before the run has begun."""
+        """A reporter with the clock of the run, which is unknown before the run has started."""
         return Reporter(self._sinks, started_s=self._folder.stored().get("started_s", time.time()))
 
     def _record(self) -> None:
-        """Puts the last evaluation into run.json, which nobody else writes any more."""
+        """Records the last evaluation in run.json, which has no other writer any more."""
         if self._last is not None:
             self._folder.record("evaluation", **asdict(self._last))
             self._folder.record("best_checkpoint", best_checkpoint=self._store.best())
 
     def _next(self) -> Any:
-        """The checkpoint to evaluate now: the oldest that is left, or the newest; None where there is none."""
+        """The next checkpoint to evaluate, the oldest or the newest that is left; None if there is none."""
         left = [name for name in self._source.names() if self._known(name) not in self._done]
         if not left:
             return None
@@ -185,7 +185,7 @@ class Sidecar:
         try:
             evaluated, restored = self._evaluated(name)
         except (CheckpointError, ConfigError) as error:
-            if name in self._source.names():  # else it was removed meanwhile: the training has gone on
+            if name in self._source.names():  # otherwise the training has removed it meanwhile
                 if isinstance(error, ConfigError):
                     raise
                 self._reporter.warn(str(error), step=self._step_of(name))
@@ -193,8 +193,8 @@ class Sidecar:
             elif not self._missed and self._evaluation.every == "each":
                 self._missed = True
                 message = (
-                    f"{self._source.title(name)} was removed before it was evaluated: they come faster than that; "
-                    "see evaluation.every=latest and checkpoint.max_to_keep"
+                    f"{self._source.title(name)} was removed before it was evaluated, as checkpoints come faster than "
+                    "evaluations; see evaluation.every=latest and checkpoint.max_to_keep"
                 )
                 self._reporter.warn(message, step=self._step_of(name))
             return
@@ -207,7 +207,7 @@ class Sidecar:
             older = names[: names.index(name)] if name in names else []
             self._done |= {self._known(each) for each in older}
         self._count += 1
-        self._tell(evaluated, restored)
+        self._report(evaluated, restored)
 
     def _step_of(self, name: Any) -> int | None:
         return name if isinstance(name, int) else None
@@ -222,38 +222,38 @@ class Sidecar:
             self._program = built, DirectEvaluation(built, mode=self._evaluation.kind, callbacks=made)
         built, evaluation = self._program
         restored = self._source.restore(built.network, name)
-        built.optimizer.iterations.assign(restored.step)  # by which callbacks know it
+        built.optimizer.iterations.assign(restored.step)  # callbacks read the step there
         return evaluation.evaluate(restored.step, lambda: None), restored
 
-    def _tell(self, found: Evaluation, restored: Restored) -> None:
-        """Events, TensorBoard, and a file of its own."""
-        self._last = found
-        self._reporter.emit("evaluation", **asdict(found))
+    def _report(self, evaluation: Evaluation, restored: Restored) -> None:
+        """Reports an evaluation as an event, to the tracker, and as a file."""
+        self._last = evaluation
+        self._reporter.emit("evaluation", **asdict(evaluation))
         if restored.manifest is not None:
-            self._compare(found, restored.manifest)
-        if self._stopping.reached(found.values) and not self._folder.ends_early():
+            self._compare(evaluation, restored.manifest)
+        if self._stopping.reached(evaluation.values) and not self._folder.ends_early():
             self._folder.end_early(self._stopping.reason)
-            self._reporter.warn(f"{self._stopping.reason}: stopping the training", step=found.step)
-        found.keep(self._folder.evaluations, restored.digest)
+            self._reporter.warn(f"{self._stopping.reason}: stopping the training", step=evaluation.step)
+        evaluation.keep(self._folder.evaluations, restored.digest)
 
-    def _compare(self, found: Evaluation, held: Manifest) -> None:
-        """What follows for the checkpoints of the run: which one is the best, and its export."""
-        checkpoint, step = self._run.checkpoint, found.step
+    def _compare(self, evaluation: Evaluation, manifest: Manifest) -> None:
+        """Records whether the checkpoint is the best of the run, and exports it if so."""
+        checkpoint, step = self._run.checkpoint, evaluation.step
         metric = checkpoint.best_metric
-        if metric is not None and metric in found.values:  # else it is one of the training, which the chief compares
+        if metric is not None and metric in evaluation.values:  # otherwise it is one of the training: the chief's
             with contextlib.suppress(OSError, ValueError):  # removed meanwhile
-                self._store.compare(step, metric, found.values[metric], mode=checkpoint.best_mode)
-        if self._is_best(found) and self._run.export.best and self._program is not None:
+                self._store.compare(step, metric, evaluation.values[metric], mode=checkpoint.best_mode)
+        if self._is_best(evaluation) and self._run.export.best and self._program is not None:
             built = self._program[0]
             made = export.write(
-                load_model.LoadedModel(built.model, built.source, held), self._folder.path / "export" / "best"
+                load_model.LoadedModel(built.model, built.source, manifest), self._folder.path / "export" / "best"
             )
             self._reporter.emit("export", step=step, path=str(made))
 
-    def _is_best(self, found: Evaluation) -> bool:
-        """Whether it is better than all that were seen, of which the checkpoints may be gone."""
+    def _is_best(self, evaluation: Evaluation) -> bool:
+        """Whether it is better than all before, whose checkpoints may have been removed."""
         checkpoint = self._run.checkpoint
-        value = found.values.get(checkpoint.best_metric or "")
+        value = evaluation.values.get(checkpoint.best_metric or "")
         better = value is not None and is_better(value, self._best_value, checkpoint.best_mode)
         self._best_value = value if better else self._best_value
         return better

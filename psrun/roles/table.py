@@ -1,4 +1,4 @@
-"""What does each role: its module, imported only in the processes that have the role."""
+"""The table of roles. The module of a role is imported only in processes with that role."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from psrun.roles.task_assignment import Identity
 from psrun.roles.task_context import TaskContext
 from psrun.tf_internals.modules import import_for_servers, import_without_keras
 
-# TensorFlow may hold Python's lock for the 20 s that it takes to give up connecting to a host that is cut off.
+# TensorFlow may hold Python's global lock for 20 s, until it gives up connecting to a disconnected host.
 _GUARD_WAITS_LONGER_S = 30.0
 
 
 @dataclass(frozen=True)
 class Process:
-    """What a role is given.
+    """The process of a role.
 
     Attributes:
-      console: for what it reports.
-      terminal: for errors; standard error itself goes to the log.
-      give_up: ends the process with an error, from any thread, whatever the others do.
+      console: for reports.
+      terminal: for errors; standard error itself is written to the log.
+      give_up: ends the process with an error, from any thread, whatever the others are doing.
     """
 
     run: RunConfig
@@ -46,10 +46,10 @@ class Process:
 
 
 def _import(name: str) -> Any:
-    """Imports a module that imports TensorFlow: some hundred thousand objects that all live as long as the process.
+    """Imports a module that imports TensorFlow, and excludes its objects from garbage collection.
 
-    Python's garbage collector would look at them again and again, during the import and, to the cost of some per cent
-    of a step, during the training.
+    The import creates some hundred thousand objects that live as long as the process. Traversing them repeatedly costs
+    time during the import, and a few per cent of each step during the training.
     """
     gc.disable()
     module = importlib.import_module(name)
@@ -59,13 +59,13 @@ def _import(name: str) -> Any:
 
 
 def _coordinator(process: Process) -> None:
-    with process.console.status("importing TensorFlow"):  # two seconds and more, in which nothing else is shown
+    with process.console.status("importing TensorFlow"):  # takes two seconds and more
         module = _import("psrun.roles.coordinator")
     _as_chief(process, module, process.stop)
 
 
 def _as_chief(process: Process, module: Any, *more: Any) -> None:
-    """Runs what a chief does, with a guard where nobody supervises it."""
+    """Runs a chief's role, with a guard if there is no supervisor."""
     me, cluster = process.me, process.run.cluster
     if isinstance(cluster, choices.Unsupervised) and me.topology is not None:
         servers = me.topology.servers()
@@ -113,7 +113,7 @@ def _evaluator(process: Process) -> None:
 
 
 def _evaluates(sidecar: choices.Sidecar | None, me: Task) -> bool:
-    """Whether this task is the one that evaluates, of those that are no part of the cluster."""
+    """Whether this task, which is not part of the cluster, evaluates."""
     return sidecar is not None and (me.job == "worker" if sidecar.sets_worker_aside else me.index == 0)
 
 
@@ -152,7 +152,7 @@ def _evaluation(process: Process) -> None:
     _as_chief(process, _import("psrun.roles.evaluation"))
 
 
-# The one place of deferred imports: what stands behind it, but for what starts the tasks, imports TensorFlow.
+# The only place with deferred imports: all roles but those that start tasks import TensorFlow.
 ROLES: dict[str, Callable[[Process], ExitCode | None]] = {
     "coordinator": _coordinator,
     "replica": _replica,

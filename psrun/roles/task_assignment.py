@@ -1,4 +1,4 @@
-"""Which task this process is, and so what it does."""
+"""Assigns this process its task and its role."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from psrun.process import SUPERVISOR_PID
 
 @dataclass(frozen=True)
 class Identity:
-    """What this process does.
+    """The task and the role of this process.
 
     Attributes:
       role: of `psrun.roles.table.ROLES`.
       name: of the task, as in log files and messages.
-      topology: None where there is only one process.
-      owns_folder: whether the run folder's result is this process's to write from the start.
-      may_find_run: whether a run that is in the folder already is this one, started again.
-      patience_s: how long the folder may still be in use by processes that were given up.
+      topology: None for a single process.
+      owns_folder: whether this process creates the run folder and writes run.json.
+      may_find_run: whether a run that is already in the folder is an earlier start of this one.
+      patience_s: how long processes on lost nodes may still use the folder.
     """
 
     role: str
@@ -44,7 +44,7 @@ def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
     """Raises ConfigError if the task cannot be determined."""
     if run.mode != "train" and not (run.uses_cluster and run.cluster.has_server_processes):
         role = {"plan": "planner", "export": "exporter", "predict": "predictor", "evaluate": "evaluation"}[run.mode]
-        return Identity(role, role, owns_folder=run.resume is None)  # what is there of a run stays as it is
+        return Identity(role, role, owns_folder=run.resume is None)  # an existing run is not changed
     starter = None if SUPERVISOR_PID in environment else _starter(run, environment)
     if starter is not None:
         return starter
@@ -59,7 +59,7 @@ def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
 
 
 def _starter(run: RunConfig, environment: Mapping[str, str]) -> Identity | None:
-    """What starts the tasks of a cluster, where this process is that; None where it is a task itself."""
+    """The identity of a process that starts the tasks of a cluster; None for a task."""
     match run.cluster:
         case choices.Ray():
             return Identity("driver", "driver")
@@ -71,7 +71,7 @@ def _starter(run: RunConfig, environment: Mapping[str, str]) -> Identity | None:
 
 
 def _topology(run: RunConfig, environment: Mapping[str, str]) -> Topology | None:
-    """The cluster that this process is a task of; None where it is the only process."""
+    """The cluster of this process; None for a single process."""
     needed = ("worker", "ps", *topology.DATA_JOBS) if run.data_service else ("worker", "ps")
     match run.cluster:
         case choices.MultiWorkerMirrored():
@@ -91,8 +91,8 @@ def _topology(run: RunConfig, environment: Mapping[str, str]) -> Topology | None
 
 def _agent(run: RunConfig, environment: Mapping[str, str]) -> Identity:
     found, task = task_identity.task_of(run, environment)
-    leads = task == CHIEF
-    return Identity("agent", str(task), owns_folder=leads, may_find_run=leads, patience_s=found.patience_s)
+    is_chief = task == CHIEF
+    return Identity("agent", str(task), owns_folder=is_chief, may_find_run=is_chief, patience_s=found.patience_s)
 
 
 def _of(found: Topology, me: Task, chiefs_role: str) -> Identity:

@@ -1,4 +1,4 @@
-"""What the task that leads a run is given, whatever it does."""
+"""The context of a chief's task."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from psrun.results.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class TaskContext:
-    """Where the task works, who is told of it, and its cluster.
+    """Where the task works and reports, and its cluster.
 
     Attributes:
-      folder: of the run; or, to evaluate or predict on a cluster of several processes, one of its own within that.
-      console: for a person.
+      folder: of the run; or a folder within it, to evaluate or predict on a cluster of several processes.
+      console: output for users.
       started_s: when the run started, as of `time.time`.
-      topology: of a cluster of several processes; None where this is the only one.
-      give_up: ends this process with an error, whatever its threads are doing; for clusters that nobody supervises.
-      connect: in place of `strategy.connect`; tests hand in one that uses servers already there.
+      topology: of a cluster of several processes; None for a single process.
+      give_up: ends this process with an error, whatever its threads are doing; for clusters without a supervisor.
+      connect: replaces `strategy.connect`, in tests with running servers.
     """
 
     folder: RunFolder
