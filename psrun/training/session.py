@@ -34,6 +34,8 @@ from psrun.training.synchronized_stop import SynchronizedStop
 class Session:
     """Called by a trainer when an epoch begins, when its steps are joined, and when it ends.
 
+    It does not drive the trainer as a generator of epochs: Keras' `fit` and loops of users call it from within.
+
     Args:
       evaluation: None where nothing is evaluated here.
       saving: None where no checkpoints are taken.
