@@ -50,6 +50,7 @@ class Watched:
         self.silent, self.refused, self.started_again = set(), set(), {}
         self.severed, self.given_up = [], []
         self.sign, self.steps, self.goes_on, self.asked = "training", 0, True, 0
+        self.held_up_s = 0.0
         self.events = Events()
         reporter = Reporter([self.events], started_s=0.0)
         recoveries = Recoveries(reporter)
@@ -62,6 +63,10 @@ class Watched:
 
     def ask(self, servers):
         self.asked += 1
+        if self.held_up_s:
+            time.sleep(self.held_up_s)
+            self.held_up_s = 0.0
+            return {task: ServerStatus(answers=False) for task in servers}
         return {task: self.status(address) for task, address in servers.items()}
 
     def status(self, address):
@@ -119,6 +124,17 @@ def test_no_progress_ends_the_run_also_when_a_worker_is_lost_for_good(watched, l
     watched.goes_on = False
     watched.wait(lambda: watched.given_up)
     assert "no progress: training at step" in str(watched.given_up[0])
+
+
+def test_a_chief_that_was_stopped_and_continued_takes_nobody_for_lost(monkeypatch):
+    monkeypatch.setattr(server_watch, "_HELD_UP_S", 0.3)
+    watched = Watched(monkeypatch)
+    watched.wait(lambda: watched.asked > 2)
+    watched.goes_on, watched.held_up_s = False, 1.0  # longer than each limit
+    asked = watched.asked
+    watched.wait(lambda: watched.asked > asked + 2)
+    watched.watch.stop()
+    assert (watched.events.seen, watched.severed, watched.given_up) == ([], [], [])
 
 
 def test_the_watch_goes_on_when_nothing_can_be_written(watched):

@@ -127,7 +127,7 @@ class Restart(RestartLimits):
     Attributes:
       heartbeat_timeout_s: a task without a heartbeat for this long counts as hung.
       progress_timeout_s: no step for this long, and for progress_factor times the slowest step, counts as a hang.
-      start_timeout_s: limit from the start of the chief to its first step.
+      start_timeout_s: limit for the first heartbeat, the first step, an evaluation, a save and the exit.
     """
 
     heartbeat_timeout_s: float = at_least(2)
