@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import io
 import itertools
 import json
@@ -94,8 +95,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @functools.cache
 def _configure_threads() -> None:
+    gc.disable()
     from psrun.cluster import strategy
 
+    gc.freeze()  # as in every process of a run that imports TensorFlow: see `psrun.roles.table`
+    gc.enable()
     strategy.prepare(run_config("cluster=inprocess").cluster, None)
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
-import tensorflow as tf
 from support import run_config
 
 from psrun.config import parse
 from psrun.config.run_config import RunConfig
-from psrun.data import autoshard
-from psrun.data.source import DataSource
 from psrun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from psrun.data.source import DataSource
 
 pytestmark = pytest.mark.tensorflow
 
@@ -20,6 +21,10 @@ TOGETHER = ("cluster=multi_worker_mirrored", "trainer=fit", "model=dense")
 
 
 def policy(source: DataSource, asked: str | None, run: RunConfig | None = None) -> str | None:
+    import tensorflow as tf
+
+    from psrun.data import autoshard
+
     run = run or run_config(*TOGETHER)
     run = replace(run, data=replace(run.data, sharding=asked))
     return autoshard.policy(run, lambda: source.train(batch_size=20, seed=tf.constant(1, tf.int64)))
@@ -56,8 +61,11 @@ def test_a_plan_tells_it_too():
 
 def test_what_tensorflow_says_of_too_few_files_is_understood(tmp_path):
     """It has no other way to tell."""
+    import tensorflow as tf
     from example_ids import InFiles
     from tensorflow.python.data.experimental.ops import distribute
+
+    from psrun.data import autoshard
 
     dataset = autoshard.applied(
         InFiles(folder=str(tmp_path), num_files=2).train(batch_size=20, seed=tf.constant(1, tf.int64)), "file"
