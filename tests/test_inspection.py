@@ -148,14 +148,27 @@ def test_many_values_are_estimated(tmp_path):
     assert 285_000 < written["features"]["name"]["num_buckets"] < 315_000
 
 
+def test_weights_are_no_feature(tmp_path, capsys):
+    path = write(tmp_path / "rows.csv", {"x": [0.5, 1.5] * 9, "w": [2.5, "", -1] * 6, "y": [0, 1] * 9})
+    written = proposed(path, "--label", "y", "--weight", "w")
+    assert (written["weight"], list(written["features"])) == ("w", ["x"])
+    shown = capsys.readouterr().out
+    assert "weight w: -1 to 2.5" in shown
+    assert "column w has 6 missing weights and negative weights; a run fails at such rows" in shown
+
+
 def test_mistakes_are_told(tmp_path):
     semicolons = str(write(tmp_path / "rows.csv", {"a": [1, 2], "liked": [0, 1]}, delimiter=";"))
+    weighted = str(write(tmp_path / "weighted.csv", {"w": [1, 2], "word": ["a", "b"]}))
     for arguments, said in (
         ([semicolons], "seems to be ';'; set --delimiter ';'"),
         ([semicolons, "--label", "liked"], "--delimiter ';'"),
         ([semicolons, "--delimiter", ";", "--label", "like"], "has no column 'like'. Did you mean 'liked'?"),
         ([semicolons, "--delimiter", ";;"], "is ';;', must be one character"),
         ([semicolons, "--encoding", "latin-x"], "unknown encoding"),
+        ([weighted, "--weight", "ws"], "has no column 'ws'. Did you mean 'w'?"),
+        ([weighted, "--label", "w", "--weight", "w"], "'w' is the label; choose another column for --weight"),
+        ([weighted, "--weight", "word"], "column 'word' of .* does not hold numbers"),
         ([str(tmp_path / "rows.tfrecord")], "TFRecord files have no schema"),
     ):
         (tmp_path / "rows.tfrecord").write_text("x")

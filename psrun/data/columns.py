@@ -27,6 +27,7 @@ class Wanted:
       default: replaces a missing value; None: such a row is malformed, except for an empty string.
       num_classes: for a label, which must be in 0 to num_classes - 1.
       vocabulary: for a label, the valid values, all strings or all integers; converted to class numbers.
+      weight: whether it is the weight of an example, which must be 0 or more.
     """
 
     column: str
@@ -35,6 +36,7 @@ class Wanted:
     default: float | int | str | None = None
     num_classes: int | None = None
     vocabulary: tuple[str, ...] | tuple[int, ...] | None = None
+    weight: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,8 @@ def _numbers(values: np.ndarray, want: Wanted) -> tuple[np.ndarray, Sequence[int
     fine = np.isfinite(cast) if want.dtype == "float32" else cast == table
     if want.dtype == "int64":  # the limit itself is no int64, but as a float the same as the largest one
         fine &= table < _INT64
+    if want.weight:
+        fine &= table >= 0
     whole = fine.all(axis=1)
     made[whole] = cast[whole]
     return made, np.flatnonzero(~whole).tolist()
@@ -123,6 +127,8 @@ def _numbers(values: np.ndarray, want: Wanted) -> tuple[np.ndarray, Sequence[int
 def _conversion(want: Wanted) -> Callable[[Any], Any]:
     if want.vocabulary is not None:
         return _class_number(want.vocabulary)
+    if want.weight:
+        return _weight
     convert = CONVERSIONS[want.dtype]
     if want.num_classes is None:
         return convert
@@ -146,7 +152,6 @@ def _class_number(vocabulary: Sequence[str] | Sequence[int]) -> Callable[[Any], 
         with contextlib.suppress(ValueError, KeyError):
             return numbers[kind(item)]
         value = item.decode(errors="replace") if isinstance(item, bytes) else item
-        value = value.item() if isinstance(value, np.generic) else value
         message = f"{value!r} is not in data.label_vocabulary={shown}"
         if {"no", "yes"} >= set(vocabulary) and str(value).lower() in ("false", "true"):
             message += f"; quote False and True, which YAML reads as booleans: {_QUOTED_BOOLEANS}"
@@ -171,12 +176,14 @@ def _value(item: Any, want: Wanted, convert: Callable[[Any], Any]) -> Any:
     Raises:
       ValueError: it cannot be what is wanted.
     """
-    nothing = item is None or (isinstance(item, float | np.floating) and math.isnan(item))
+    item = item.item() if isinstance(item, np.generic) else item
+    not_a_number = isinstance(item, float | np.floating) and math.isnan(item)
+    nothing = item is None or not_a_number
     empty = isinstance(item, str | bytes) and not item.strip()
     if (nothing or empty) and want.default is not None:
         return convert(want.default)
     if nothing or (empty and want.dtype != "string"):
-        raise ValueError("is empty")
+        raise ValueError("is NaN" if not_a_number else "is empty")
     return convert(item)
 
 
@@ -194,6 +201,13 @@ def number(item: Any) -> float:
         raise ValueError(f"{item!r} is not a number")
     if abs(value) > _FLOAT32:
         raise ValueError(f"{item!r} is too large for a float32, or infinite")
+    return value
+
+
+def _weight(item: Any) -> float:
+    value = number(item)
+    if value < 0:
+        raise ValueError(f"{item!r} is negative; a weight must be 0 or more")
     return value
 
 

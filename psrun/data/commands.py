@@ -63,6 +63,7 @@ def _add_inspect(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
     part.set_defaults(function=_inspect)
     part.add_argument("names", metavar="FILE", nargs="+", help="a file, a folder, or a pattern such as 'train-*.csv'")
     part.add_argument("--label", metavar="COLUMN", help="the column to predict")
+    part.add_argument("--weight", metavar="COLUMN", help="the column with the weights of the examples")
     part.add_argument("--write", type=Path, metavar="FILE", help="write the proposal as YAML: conf/data/NAME.yaml")
     part.add_argument("--format", choices=("csv", "tsv", "parquet", "npz"), help="if the file names have no extension")
     part.add_argument("--delimiter", metavar="C", help="field delimiter of text, such as ';'")

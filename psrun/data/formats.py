@@ -9,7 +9,7 @@ import importlib
 import io
 import itertools
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,9 +105,11 @@ def columns(name: str, layout: Layout) -> tuple[str, ...] | None:
     return names
 
 
-def check_columns(name: str, layout: Layout, first: str, expected: Sequence[str] | None) -> None:
-    """Raises DataError if the columns of a file differ from those of the first file."""
-    there, here = set(expected or ()), set(columns(name, layout) or ())
+def check_columns(
+    name: str, layout: Layout, first: str, expected: Sequence[str] | None, ignored: Collection[str] = ()
+) -> None:
+    """Raises DataError if the columns of a file, except those `ignored`, differ from those of the first file."""
+    there, here = (set(each or ()).difference(ignored) for each in (expected, columns(name, layout)))
     if there != here:
         differences = [
             f"{what} {', '.join(map(repr, sorted(which)))}"
@@ -241,6 +243,13 @@ def _split(line: str, layout: Layout, delimiter: str) -> list[str]:
     with contextlib.suppress(csv.Error):
         return next(_reader([line], replace(layout, delimiter=delimiter)), [])
     return []
+
+
+def suggestions(name: str, layout: Layout) -> Sequence[str]:
+    """The names of a file's columns; of TFRecord, those of the first record."""
+    if layout.format == "tfrecord":
+        return importlib.import_module("psrun.data.records").columns(name)
+    return columns(name, layout) or ()
 
 
 def _record_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:

@@ -27,6 +27,7 @@ def run(
     *,
     names: Sequence[str],
     label: str | None,
+    weight: str | None,
     write: Path | None,
     format: str | None,
     delimiter: str | None,
@@ -36,11 +37,12 @@ def run(
 
     Args:
       names: files, folders or patterns.
-      label: the column that is no feature.
+      label, weight: the columns that are no features.
       write: a new file.
 
     Raises:
-      ConfigError: there is no such column, the files name none, or there is a file at `write`.
+      ConfigError: there is no such column, the files name none, the weights are no numbers, or there is a file at
+        `write`.
       DataError: the files cannot be read, or differ in their columns.
     """
     if write is not None and write.exists():
@@ -63,10 +65,11 @@ def run(
         missing = f"{found[0]} has no column {label!r}." if label else f"{found[0]} has one column, {columns[0]!r}."
         raise ConfigError(missing + (hint or schema.did_you_mean(str(label), columns)))
     looked = profiles.of_files(found, layout, cache=files.cache(), tell=lambda text: None)
-    proposed = proposals.of(looked.values(), label, name=found[0])
+    proposed = proposals.of(looked.values(), (label, weight), name=found[0])
     num_rows = max((each.num_rows for each in looked.values()), default=0)
     if not num_rows:
         raise DataError(f"there is no row in {found[0]}")
+    _check_weight(weight, label, found[0], looked)
     title = f"{num_rows:,} rows of {found[0]}" + (f" and {len(found) - 1} more files" if len(found) > 1 else "")
     console.print(feature_table([each.row(name) for name, each in proposed.items()], title))
     bad = next(iter(looked.values()))
@@ -76,10 +79,34 @@ def run(
     if label is not None:
         options = ", ".join(f"{key}={value}" for key, value in _task(looked[label]).items())
         console.print(f"label {label}: {looked[label].num_values:,} values, {options}", soft_wrap=True)
+    if weight is not None:
+        _show_weight(console, looked[weight])
     if write is not None:
         where = {"path": _pattern(names, found), "label": label or schema.MISSING}
+        where |= {} if weight is None else {"weight": weight}
         _write(write, proposed, {**where, **_how(layout, format), **(_task(looked[label]) if label else {})})
         console.print(_advice(write), soft_wrap=True)
+
+
+def _check_weight(weight: str | None, label: str | None, name: str, columns: Mapping[str, Profile]) -> None:
+    if weight is None:
+        return
+    if weight not in columns:
+        raise ConfigError(f"{name} has no column {weight!r}.{schema.did_you_mean(weight, columns)}")
+    if weight == label:
+        raise ConfigError(f"{weight!r} is the label; choose another column for --weight")
+    if columns[weight].kind not in ("integers", "numbers"):
+        raise ConfigError(f"column {weight!r} of {name} does not hold numbers; choose another column for --weight")
+
+
+def _show_weight(console: Console, weight: Profile) -> None:
+    console.print(f"weight {weight.column}: {weight.least:g} to {weight.most:g}", soft_wrap=True)
+    missing, negative = weight.num_missing, (weight.least or 0) < 0
+    if missing or negative:
+        what = " and ".join([f"{missing:,} missing weights"] * bool(missing) + ["negative weights"] * negative)
+        warner(console)(
+            f"column {weight.column} has {what}; a run fails at such rows, or skips up to data.max_bad_rows"
+        )
 
 
 def _task(label: Profile) -> dict[str, Any]:

@@ -33,7 +33,8 @@ def load_source(
     recorded = before if folder is None else folder.stored().get("data")
     vocabulary = run.data.label_vocabulary
     given = {} if vocabulary is None else {"label_vocabulary": vocabulary}  # a source may have its own default
-    made = targets.called(run.data.target, seed=run.seed, tell=tell, recorded=recorded, **given)
+    predicting = run.mode == "predict"
+    made = targets.called(run.data.target, seed=run.seed, tell=tell, recorded=recorded, predicting=predicting, **given)
     source = _checked(made, run.data.target.name)
     batch, examples = run.data.global_batch_size, source.num_train_examples
     problems = []

@@ -21,7 +21,9 @@ class PreparedSource(ByNumber):
     Args:
       train, evaluation: the names of files, as `found` gives them.
       prepare: makes a set of such files.
-      label: the column that is the label; all others are features.
+      label: the column that is the label.
+      weight: the column with the weights of the examples; None for none. All other columns are features.
+      prepare_evaluation: `prepare` for the evaluation files, where it differs; its sets may lack the weights.
 
     Raises:
       DataError: there is no row in the files, or what `prepare` raises.
@@ -36,10 +38,12 @@ class PreparedSource(ByNumber):
         prepare: Callable[[Sequence[str]], Blocks],
         *,
         label: str,
+        weight: str | None = None,
+        prepare_evaluation: Callable[[Sequence[str]], Blocks] | None = None,
     ) -> None:
-        self._label = label
+        self._label, self._weight = label, weight
         self._train = with_rows(train, prepare)
-        self._evaluation = with_rows(evaluation, prepare) if evaluation else None
+        self._evaluation = with_rows(evaluation, prepare_evaluation or prepare) if evaluation else None
         self.num_train_examples = self._train.num_examples
         self.num_eval_examples = self._evaluation.num_examples if self._evaluation else 0
         sets = [each for each in (self._train, self._evaluation) if each]
@@ -63,9 +67,12 @@ class PreparedSource(ByNumber):
         read = self._evaluation.in_order(batch_size, shard)
         return read.map(lambda number, numbers, columns: self._example(columns))
 
-    def _example(self, columns: dict[str, tf.Tensor]) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        """The features and the label of rows."""
-        return {name: values for name, values in columns.items() if name != self._label}, columns[self._label]
+    def _example(self, columns: dict[str, tf.Tensor]) -> tuple[Any, ...]:
+        """The features, the label and, where the set has them, the weights of rows."""
+        others = (self._label, self._weight)
+        features = {name: values for name, values in columns.items() if name not in others}
+        weights = [values[:, 0] for name, values in columns.items() if name == self._weight]
+        return features, columns[self._label], *weights
 
 
 def found(path: str, eval_path: str | None, max_bad_rows: int) -> tuple[list[str], list[str]]:

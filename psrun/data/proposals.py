@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,10 +64,11 @@ class Proposal:
         return {"feature": name, "dtype": dtype, "values": self.profile.num_values, **details}
 
 
-def of(profiles: Iterable[Profile], label: str | None, *, name: str) -> dict[str, Proposal]:
-    """A proposal for each column but the label, by the name of the feature.
+def of(profiles: Iterable[Profile], no_features: Collection[str | None], *, name: str) -> dict[str, Proposal]:
+    """A proposal for each column, by the name of the feature.
 
     Args:
+      no_features: columns to leave out: label and weight.
       name: of the file, for the messages.
 
     Raises:
@@ -75,7 +76,7 @@ def of(profiles: Iterable[Profile], label: str | None, *, name: str) -> dict[str
     """
     proposals: dict[str, Proposal] = {}
     for number, profile in enumerate(profiles, 1):
-        if profile.column == label:
+        if profile.column in no_features:
             continue
         if profile.kind == "other":
             message = f"column {profile.column!r} of {name} holds neither numbers nor strings; set data.features"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import tensorflow as tf
 
 from psrun.config.schema import did_you_mean
-from psrun.data import blocks, feature_spec, formats, labels, preparation, profiles, proposals
+from psrun.data import blocks, feature_spec, formats, labels, preparation, profiles, proposals, weights
 from psrun.data.columns import Piece, Wanted, checked
 from psrun.data.prepared_source import PreparedSource, found
 from psrun.data.source import Feature, Task
@@ -31,6 +31,7 @@ class Table(PreparedSource):
       path: files to train on: one, a folder, or a pattern with * ? and [].
       label: its column: 0 or 1 (binary), an integer from 0 to num_classes - 1 (multiclass), a number (regression), or
         one of `label_vocabulary`.
+      weight: the column with the weights of the examples, numbers of 0 or more; None for none. It is no feature.
       eval_path: the same as `path` to evaluate on; None for none.
       label_vocabulary: the values of labels in the order of the classes, all strings or all integers; None where they
         are class numbers.
@@ -45,6 +46,7 @@ class Table(PreparedSource):
       max_bad_rows: number of malformed rows to skip, with a report; one more is an error.
       cache: the folder for prepared sets, which all workers must see; None for one in the home folder.
       recorded: the `facts` of the source that the run began with, whose guess holds.
+      predicting: whether the evaluation examples are only predicted: the weights of these are not read.
       tell: called repeatedly during preparation with the progress.
 
     Attributes:
@@ -61,6 +63,7 @@ class Table(PreparedSource):
         *,
         path: str,
         label: str,
+        weight: str | None = None,
         eval_path: str | None = None,
         task: Task = "binary",
         num_classes: int | None = None,
@@ -75,6 +78,7 @@ class Table(PreparedSource):
         max_bad_rows: int = 0,
         cache: str | None = None,
         recorded: Mapping[str, Any] | None = None,
+        predicting: bool = False,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         delimiter = formats.TAB if delimiter == r"\t" else delimiter
@@ -93,29 +97,35 @@ class Table(PreparedSource):
             own = feature_spec.recorded(recorded, known or ())
         if not own:
             keep = Path(cache).expanduser() if cache else preparation.cache()
-            own, self.guessed = _guessed(train, known, label, layout, num_buckets, keep, tell)
+            own, self.guessed = _guessed(train, known, label, weight, layout, num_buckets, keep, tell)
         wanted = {name: feature.wanted(name) for name, feature in own.items()}
-        _check_columns(wanted, label, known, layout, train[0])
+        _check_columns(wanted, label, weight, known, layout, train[0])
         self.task, self.num_classes = task, (num_classes or 1) if task == "multiclass" else 1
         classes = {"binary": 2, "multiclass": num_classes, "regression": None}[task]
         dtype = "int64" if task == "multiclass" else "float32"
         wanted[label] = Wanted(label, dtype, num_classes=classes, vocabulary=label_vocabulary)
         self.label_vocabulary = label_vocabulary
-        prepare = functools.partial(
-            _set, wanted, layout, (train[0], known), preparation.Preparing(max_bad_rows, cache, tell)
-        )
-        super().__init__(train, evaluation, prepare, label=label)
+        unweighted = _Reader(wanted, layout, train[0], known, preparation.Preparing(max_bad_rows, cache, tell))
+        reader = unweighted if weight is None else unweighted.with_weight(weight)
+        super().__init__(
+            train, evaluation, reader.prepared, label=label, weight=weight,
+            prepare_evaluation=unweighted.ignoring(weight).prepared if predicting else None,
+        )  # fmt: skip
         scales = self._train.scales
         self.features: Mapping[str, Feature] = {
             name: _feature(each, num_buckets or _NUM_BUCKETS, scales.get(name)) for name, each in own.items()
         }
         if features is None:
             self.facts = {**self.facts, "features": {name: feature_spec.options(each) for name, each in own.items()}}
+        if weight is not None:
+            evaluated = self._evaluation.scales if self._evaluation else {}
+            self.warnings += tuple(weights.check_means(scales[weight], evaluated.get(weight)))
+            self.facts = {**self.facts, "mean_weight": scales[weight].mean}
         self.warnings += tuple(_unused(self.features))
 
-    def _example(self, columns: dict[str, tf.Tensor]) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        features, label = super()._example(columns)
-        return features, label[:, 0] if self.task == "multiclass" else label
+    def _example(self, columns: dict[str, tf.Tensor]) -> tuple[Any, ...]:
+        features, label, *weight = super()._example(columns)
+        return features, label[:, 0] if self.task == "multiclass" else label, *weight
 
 
 def _feature(each: feature_spec.FeatureSpec, num_buckets: int, scale: Scale | None) -> Feature:
@@ -163,6 +173,7 @@ def _guessed(
     names: Sequence[str],
     known: Sequence[str] | None,
     label: str,
+    weight: str | None,
     layout: formats.Layout,
     num_buckets: int | None,
     cache: Path,
@@ -171,9 +182,10 @@ def _guessed(
     """The inferred features of the columns of files, and rows to display them."""
     if known is None:
         raise ConfigError([Problem("data.features", "is required for TFRecord files, whose records have no schema")])
-    _check_columns({}, label, known, layout, names[0])
-    proposed = proposals.of(profiles.of_files(names, layout, cache=cache, tell=tell).values(), label, name=names[0])
-    if all(each.profile.num_rows == 0 for each in proposed.values()) and len(known) > 1:
+    _check_columns({}, label, weight, known, layout, names[0])
+    looked = profiles.of_files(names, layout, cache=cache, tell=tell)
+    proposed = proposals.of(looked.values(), (label, weight), name=names[0])
+    if proposed and all(each.profile.num_rows == 0 for each in proposed.values()):
         raise DataError(f"there is no row in {names[0]} to infer the features from; set data.features")
     features = proposals.features(proposed, num_buckets)
     if not features:
@@ -189,15 +201,22 @@ def _guessed(
 
 
 def _check_columns(
-    wanted: Mapping[str, Wanted], label: str, known: Sequence[str] | None, layout: formats.Layout, name: str
+    wanted: Mapping[str, Wanted],
+    label: str,
+    weight: str | None,
+    known: Sequence[str] | None,
+    layout: formats.Layout,
+    name: str,
 ) -> None:
-    problems = []
     places = {"data.label": label, **{f"data.features.{feature}": want.column for feature, want in wanted.items()}}
+    problems = [] if weight is None else list(weights.problems(weight, label, wanted))
+    if weight is not None:
+        places[weights.KEY] = weight
     for key, column in places.items():
         if known is not None and column not in known:
             hint = formats.delimiter_hint(name, layout, column) or did_you_mean(column, known)
             problems.append(Problem(key, f"{name} has no column {column!r}.{hint}"))
-        elif key != "data.label" and label in (column, key.removeprefix("data.features.")):
+        elif key.startswith("data.features.") and label in (column, key.removeprefix("data.features.")):
             problems.append(Problem(key, f"{label!r} is the label; choose another column"))
     for feature, want in wanted.items():
         if layout.format in formats.TEXT and want.width != 1:
@@ -208,25 +227,50 @@ def _check_columns(
         raise ConfigError(problems)
 
 
-def _set(
-    wanted: Mapping[str, Wanted],
-    layout: formats.Layout,
-    first: tuple[str, Sequence[str] | None],
-    preparing: preparation.Preparing,
-    names: Sequence[str],
-) -> blocks.Blocks:
-    columns = {name: blocks.Column(want.dtype, want.width) for name, want in wanted.items()}
-    read = functools.partial(_pieces, wanted, layout, first)
-    how = [asdict(layout), sorted(first[1] or ()), {name: asdict(want) for name, want in wanted.items()}]
-    return preparation.prepared(names, columns, read, layout=f"table {json.dumps(how)}", how=preparing)
+@dataclass(frozen=True)
+class _Reader:
+    """Reads and prepares files.
 
+    Attributes:
+      first: the first training file; `columns`: its columns, which all files have; None where each record has its own.
+      weight: the column of the weights, which is in `wanted` too.
+      ignored: columns that a file may have or lack.
+    """
 
-def _pieces(
-    wanted: Mapping[str, Wanted], layout: formats.Layout, first: tuple[str, Sequence[str] | None], name: str
-) -> Iterator[Piece]:
-    formats.check_columns(name, layout, *first)
-    for rows in formats.rows(name, list(dict.fromkeys(want.column for want in wanted.values())), layout):
-        yield checked(rows, wanted)
+    wanted: Mapping[str, Wanted]
+    layout: formats.Layout
+    first: str
+    columns: Sequence[str] | None
+    preparing: preparation.Preparing
+    weight: str | None = None
+    ignored: tuple[str, ...] = ()
+
+    def with_weight(self, weight: str) -> _Reader:
+        return replace(self, wanted={**self.wanted, weight: Wanted(weight, "float32", weight=True)}, weight=weight)
+
+    def ignoring(self, column: str | None) -> _Reader:
+        return self if column is None else replace(self, ignored=(column,))
+
+    def prepared(self, names: Sequence[str]) -> blocks.Blocks:
+        columns = {name: blocks.Column(want.dtype, want.width) for name, want in self.wanted.items()}
+        # Options that a file was read without do not change the key of its prepared set.
+        options = {
+            name: {key: value for key, value in asdict(want).items() if key != "weight" or value}
+            for name, want in self.wanted.items()
+        }
+        how = [asdict(self.layout), sorted(set(self.columns or ()).difference(self.ignored)), options]
+        layout = f"table {json.dumps(how)}"
+        return preparation.prepared(names, columns, self._pieces, layout=layout, how=self.preparing)
+
+    def _pieces(self, name: str) -> Iterator[Piece]:
+        formats.check_columns(name, self.layout, self.first, self.columns, self.ignored)
+        unchecked = self.weight if name == self.first else None
+        for rows in formats.rows(name, list(dict.fromkeys(want.column for want in self.wanted.values())), self.layout):
+            if unchecked is not None:
+                known = functools.partial(formats.suggestions, name, self.layout)
+                weights.check_column(unchecked, name, rows.columns[unchecked], known)
+                unchecked = None
+            yield checked(rows, self.wanted)
 
 
 def _unused(features: Mapping[str, Feature]) -> Iterator[str]:
