@@ -74,6 +74,27 @@ def psrun(tmp_path: Path):
     return run
 
 
+@pytest.fixture
+def shell(tmp_path):
+    """Runs lines in a folder, with the `psrun` and `python` of these tests."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, arguments in (("psrun", "-m psrun"), ("python", "")):
+        (commands / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        (commands / name).chmod(0o755)
+
+    def run(lines: str, folder: Path) -> str:
+        paths = {"PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parents[1])}
+        done = subprocess.run(
+            ["bash", "-ec", lines],
+            cwd=folder, capture_output=True, text=True, timeout=400, env={**os.environ, **paths}, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{lines}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run
+
+
 @pytest.fixture(scope="module")
 def browser():
     playwright = pytest.importorskip("playwright.sync_api")

@@ -60,8 +60,8 @@ def test_every_choice_of_every_group_loads(group):
     ("path", "value", "said"),
     [
         (("trainer", "epoch"), 3, "Did you mean 'epochs'?"),
-        (("trainer", "epochs"), "many", "not of type int"),
-        (("trainer", "epochs"), 1.5, "not of type int"),
+        (("trainer", "epochs"), "many", "must be an integer"),
+        (("trainer", "epochs"), 1.5, "must be an integer"),
         (("trainer", "epochs"), 0, "must be 1 or more"),
         (("trainer", "steps_per_epoch"), "???", "is required"),
         (("trainer", "epochs"), None, "is null; set trainer.epochs="),
@@ -74,7 +74,7 @@ def test_every_choice_of_every_group_loads(group):
         (("cluster", "num_ps"), -1, "must be 0 or more"),
         (("cluster", "placement"), "gredy", "must be one of greedy, round_robin"),
         (("model", "unit"), 3, "no such key"),
-        (("model", "embedding_dim"), "wide", "not of type int"),
+        (("model", "embedding_dim"), "wide", "must be an integer"),
         (("model", "_target_"), "psrun.models.embedding.embeding", "Did you mean 'embedding'?"),
         (("model", "_target_"), "no_such_module.model", "no module named"),
         (("model", "_target_"), 3, "must have a _target_"),
@@ -92,7 +92,7 @@ def test_every_choice_of_every_group_loads(group):
         (("optimizer", "_target_"), "tf_kears.optimizers.Adam", "no module named"),
         (("mode",), "tarin", "must be one of train, plan"),
         (("nonsense",), 1, "no such key"),
-        (("seed",), "x", "not of type int"),
+        (("seed",), "x", "must be an integer"),
     ],
 )  # fmt: skip
 def test_a_problem_is_told_by_its_key(path, value, said):
@@ -128,7 +128,7 @@ def test_psrun_reads_keys_of_every_model_that_its_function_does_not_take(tmp_pat
         assert own.model.options == options
     assert model_of("needs", from_logits=None).model.options == {"from_logits": None}
     assert run_config("model=dense", "model.from_logits=true").model_keys.from_logits is True
-    for key, value, said in (("from_logits", "maybe", "not of type"), ("from_logit", True, "mean 'from_logits'")):
+    for key, value, said in (("from_logits", "maybe", "must be true"), ("from_logit", True, "mean 'from_logits'")):
         with pytest.raises(ConfigError, match=rf"model\.{key}: .*{said}"):
             model_of("plain", **{key: value})
 

@@ -19,7 +19,6 @@ from psrun import errors
 from psrun.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
-WRITTEN = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 FILES = sorted(path.relative_to(ROOT / "conf") for path in (ROOT / "conf").glob("*/*.yaml"))
 
 
@@ -56,19 +55,6 @@ def test_every_key_verb_and_error_is_there(pages):
     for name, kind in vars(errors).items():
         if isinstance(kind, type) and issubclass(kind, errors.PsrunError):
             assert f"`{name}`" in pages["reference/errors.md"]
-
-
-@pytest.mark.parametrize("page", WRITTEN, ids=str)
-def test_commands_of_a_page_name_choices_and_commands_that_exist(page):
-    blocks = re.findall(r"^```(?:bash|sh)\n(.*?)^```$", (ROOT / page).read_text(), flags=re.M | re.S)
-    for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
-        if not line.startswith("psrun ") or "--config-dir" in line:
-            continue
-        words = line.partition(" #")[0].split()[1:]
-        assert not words[0].isidentifier() or words[0] in COMMANDS, line
-        for group, names in re.findall(r"(?<!\S)([a-z]+)=(\S+)", " ".join(words)):
-            if (ROOT / "conf" / group).is_dir():
-                assert {Path(f"{group}/{name}.yaml") for name in names.split(",")} <= set(FILES), line
 
 
 @pytest.fixture(scope="module")

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from documented import ROOT, blocks
 
 from psrun.cli.init import main
 from psrun.errors import ConfigError
 
-ROOT = Path(__file__).parents[1]
 FILES = {
     "README.md", "ratings.py", "test_ratings.py", "conf/data/ratings.yaml", "conf/model/factorization.yaml",
     "conf/experiment/first.yaml",
@@ -44,31 +40,6 @@ def test_the_experiment_of_a_new_project_composes(psrun, tmp_path):
     assert "_target_: ratings.factorization" in done.stdout
     again = psrun("init", "--", ".")
     assert (again.code, again.stdout) == (2, "")
-
-
-@pytest.fixture
-def shell(tmp_path):
-    """Runs lines in a folder, where `psrun` and `python` are those of these tests."""
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    for name, arguments in (("psrun", "-m psrun"), ("python", "")):
-        (commands / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
-        (commands / name).chmod(0o755)
-
-    def run(lines: str, folder: Path) -> str:
-        found = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            ["bash", "-ec", lines], cwd=folder, env=found, capture_output=True, text=True, timeout=400, check=False
-        )
-        assert done.returncode == 0, f"{lines}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
-
-    return run
-
-
-def blocks(text: str, language: str) -> list[tuple[str, str]]:
-    """The title and the text of each block of code."""
-    return re.findall(rf'^```{language}(?: title="([^"]+)")?\n(.*?)^```$', text, flags=re.M | re.S)
 
 
 def last_metrics(runs: Path) -> dict[str, float]:

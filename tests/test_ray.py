@@ -33,7 +33,7 @@ from psrun.roles import task_assignment
         ("cluster.address", "6379", "must be auto, HOST:PORT"),
         ("cluster.placement_group", "strict_spread", "must be one of spread, pack"),
         ("cluster.resources.ps.num_cpus", 0, "must be 0.001 or more"),
-        ("cluster.resources.ps.memory_bytes", "1GiB", "not of type int"),
+        ("cluster.resources.ps.memory_bytes", "1GiB", "must be an integer"),
         ("cluster.resources.ps.num_gpu", 1, "no such key"),
         ("cluster.resources.boss", 1, "no such key"),
         ("cluster.num_ps", 0, "must be 1 or more"),

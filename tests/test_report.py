@@ -35,6 +35,16 @@ def report(capfd):
     return run
 
 
+def test_a_vocabulary_is_shown_by_its_length(report, tmp_path):
+    for name, size in (("a", 200), ("b", 100)):
+        file = a_run(tmp_path / name) / "config.yaml"
+        file.write_text(f"data: {{vocabulary: {list(range(size))}}}\n")
+    shown = report(tmp_path)
+    assert "200 values" in shown
+    assert max(map(len, shown.splitlines())) < 200
+    assert "[0, 1, 2, " in report(tmp_path, "--csv", "-")
+
+
 def told(text: str) -> list[list[str]]:
     """The words of a table, by line."""
     return [line.split() for line in text.splitlines()]

@@ -63,7 +63,8 @@ def find(path: Path) -> tuple[Store, int | None]:
         return store, int(step)
     store = Store(path / "checkpoints" if (path / "checkpoints").is_dir() else path)
     if not store.steps():
-        raise ConfigError(f"there is no checkpoint in {store.folder}" + ("" if path.exists() else ": no such folder"))
+        hint = "name a run folder or a checkpoint" if path.exists() else "no such folder"
+        raise ConfigError(f"there is no checkpoint in {store.folder}: {hint}")
     return store, None
 
 

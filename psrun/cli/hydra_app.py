@@ -109,8 +109,7 @@ def resumed(arguments: list[str]) -> list[str]:
     try:
         recorded = json.loads((folder / "run.json").read_text(encoding="utf-8"))["overrides"]
     except (OSError, ValueError, KeyError) as error:
-        hint = "; it holds a sweep: use psrun -m resume=..." if (folder / SWEEP).exists() else ""
-        raise ConfigError([Problem("resume", f"there is no run in {folder} ({error}){hint}")]) from error
+        raise ConfigError([Problem("resume", _no_run(folder, error))]) from error
     now = {key_of(argument) for argument in arguments}
     before = [argument for argument in recorded if key_of(argument) not in now]
     choices = RecordedChoices(folder, recorded, {*now, *map(key_of, before)})
@@ -120,6 +119,15 @@ def resumed(arguments: list[str]) -> list[str]:
     if any(a.startswith("mode=") and a != "mode=train" for a in arguments):
         others.append("hydra.output_subdir=null")  # leaves the recorded configuration unchanged
     return [*others, *_holding(before, others, choices)]
+
+
+def _no_run(folder: Path, error: Exception) -> str:
+    if (folder / SWEEP).exists():
+        return f"{folder} holds a sweep; use psrun -m resume=..."
+    if not folder.is_dir():
+        return f"there is no run in {folder}: no such folder (current folder: {Path.cwd()})"
+    why = "no run.json" if isinstance(error, FileNotFoundError) else f"run.json: {error}"
+    return f"there is no run in {folder}: {why}; name the folder of a run, such as runs/RUN"
 
 
 def _holding(before: list[str], now: list[str], choices: RecordedChoices) -> list[str]:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from psrun import __version__
 from psrun.cli import completion, hydra_app
+from psrun.config.schema import did_you_mean
 from psrun.errors import ConfigError, ExitCode
 from psrun.roles import run_process
 
@@ -37,8 +38,6 @@ def _dispatch(started_s: float) -> ExitCode:
     if arguments and arguments[0] in COMMANDS:
         return importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:])
     if arguments and arguments[0].isidentifier():
-        raise ConfigError(
-            f"unknown command '{arguments[0]}'; commands are {', '.join(COMMANDS)}; a run takes GROUP=NAME and "
-            "KEY=VALUE: see --help"
-        )
+        guess = did_you_mean(arguments[0], COMMANDS)
+        raise ConfigError(f"unknown command '{arguments[0]}'.{guess} A run takes GROUP=NAME and KEY=VALUE: see --help")
     return hydra_app.run(started_s)

@@ -47,6 +47,9 @@ def run(work: Any) -> None:
     def job(composed: DictConfig) -> None:
         work(composed)
 
+    for folder in config_dirs(sys.argv[1:]):
+        if not folder.is_dir():
+            raise ConfigError([Problem("--config-dir", f"there is no folder {folder}")])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them and exiting with 1
     try:
         hydra.main(version_base="1.3", config_path="pkg://psrun.conf", config_name="config")(job)()

@@ -136,7 +136,7 @@ def _of_checkpoints(config: RunConfig) -> list[Problem]:
     checkpoint, problems = config.checkpoint, []
     if not checkpoint.are_taken:
         if config.resume is not None:
-            problems.append(Problem("checkpoint", "is 'none', but resume needs checkpoints; choose checkpoint=epoch"))
+            problems.append(Problem("checkpoint", "is 'none', but resume needs a checkpoint; choose checkpoint=epoch"))
         if config.export.at_end:
             problems.append(Problem("export.at_end", "requires checkpoints; choose checkpoint=epoch"))
         return problems

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from psrun.errors import Problem
 
 T = TypeVar("T")
 MISSING = "???"
+_TYPES = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text", "None": "null"}
 
 
 def at_least(minimum: float, *, or_else: str | None = None, default: Any = dataclasses.MISSING) -> Any:
@@ -89,18 +91,24 @@ def _read_nested(cls: Any, value: Any, where: str, problems: list[Problem]) -> A
     return None
 
 
+def _in_words(kind: str) -> str:
+    """A type as a message names it: "an integer or null" for `int | None`."""
+    kind = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", kind)
+    return " or ".join(_TYPES.get(part, f"of type {part}") for part in kind.split(" | "))
+
+
 def _checked(cls: type, field: dataclasses.Field, value: Any, *, where: str, problems: list[Problem]) -> Any:
     schema = OmegaConf.structured(cls)
     OmegaConf.set_readonly(schema, False)
     try:
         merged: Any = OmegaConf.to_container(OmegaConf.merge(schema, {field.name: value}), throw_on_missing=False)
         value = merged[field.name]
-    except OmegaConfBaseException as error:
+    except OmegaConfBaseException:
         wanted = field.type.__name__ if isinstance(field.type, type) else str(field.type).replace("typing.", "")
         if value is None:
             problems.append(Problem(where, f"is null; set {where}=... ({wanted})"))
         else:
-            problems.append(Problem(where, f"{value!r} is not of type {wanted} ({str(error).splitlines()[0]})"))
+            problems.append(Problem(where, f"is {value!r}, must be {_in_words(wanted)}"))
         return None
     minimum, choices = field.metadata.get("at_least"), field.metadata.get("choices")
     if isinstance(value, str) and minimum is not None:

@@ -68,13 +68,14 @@ def run(
     proposed = proposals.of(looked.values(), (label, weight), name=found[0])
     num_rows = max((each.num_rows for each in looked.values()), default=0)
     if not num_rows:
-        raise DataError(f"there is no row in {found[0]}")
+        raise DataError(f"{found[0]} has no rows")
     _check_weight(weight, label, found[0], looked)
     title = f"{num_rows:,} rows of {found[0]}" + (f" and {len(found) - 1} more files" if len(found) > 1 else "")
     console.print(feature_table([each.row(name) for name, each in proposed.items()], title))
     bad = next(iter(looked.values()))
     if bad.num_bad:
-        message = f"{bad.num_bad:,} malformed rows are not counted; the first is {bad.first_bad}"
+        rows = "row is" if bad.num_bad == 1 else "rows are"
+        message = f"{bad.num_bad:,} malformed {rows} not counted; the first is {bad.first_bad}"
         warner(console)(f"{message}. A run fails there; set data.max_bad_rows={bad.num_bad} to skip them")
     if label is not None:
         options = ", ".join(f"{key}={value}" for key, value in _task(looked[label]).items())

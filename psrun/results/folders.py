@@ -36,7 +36,7 @@ def existing(folder: Path) -> Path:
         return folder
     if folder.exists():
         raise ConfigError(f"{folder} is a file; name the run folder, such as {folder.parent}")
-    raise ConfigError(f"there is no folder {folder}")
+    raise ConfigError(f"there is no folder {folder} (current folder: {Path.cwd()})")
 
 
 def printable(path: Path) -> str:

@@ -67,7 +67,8 @@ class RunFolder(Journal):
           ConfigError: there is a run in it already, or nothing can be written there.
         """
         if (path / RESULT).exists():
-            raise ConfigError([Problem("hydra.run.dir", f"{path} holds a run already; choose another folder")])
+            message = f"{path} holds a run already; choose another folder, or resume the run"
+            raise ConfigError([Problem("hydra.run.dir", message)])
         folder = cls.join(path)
         write_config(path, raw)
         return folder

@@ -17,6 +17,7 @@ from psrun.results.report.rows import FOLDED, Row, Spread, shown
 from psrun.results.report.runs import Run
 
 _BETWEEN = 2  # characters between two columns
+_LONGEST_LIST = 40  # characters of a list that is shown
 _STYLES = {"completed": "green", "failed": "red", "interrupted": "yellow", "running": "cyan", "unknown": "red"}
 
 
@@ -81,7 +82,10 @@ def _columns(rows: Sequence[Row], columns: Sequence[str]) -> list[_Column]:
 
 
 def _cell(column: str, row: Row) -> Text:
-    text = shown(row.get(column))
+    value = row.get(column)
+    text = shown(value)
+    if isinstance(value, list) and len(text) > _LONGEST_LIST:  # such as a vocabulary; CSV and JSON have all of it
+        text = f"{len(value):,} values"
     if column == "run" and row.get(FOLDED):  # CSV and JSON list all names
         text = _names(_without_common_folder(text.split(", ")))
     return Text(text, style=_STYLES.get(text, "") if column == "status" else "")
