@@ -1,4 +1,4 @@
-"""Layers for tables that are cut in shards; they work in any tf-keras model, with and without parameter servers."""
+"""Layers for sharded tables; they work in any tf-keras model, with and without parameter servers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from psrun.errors import ConfigError, Problem
 from psrun.tf_internals import keras
 from psrun.tf_internals.tracing import record_operation, stop_recording, variable_accessed
 
-# Rows that are asked for more than once are sent once where at most so many of a batch's ids are distinct: below it the
-# messages saved are worth more than finding out.
+# Repeated ids are deduplicated if at most this share of the ids of a batch is distinct: then the saved traffic is worth
+# more than the deduplication costs.
 _DISTINCT_TO_PAY = 0.75
 _FEW_SHARDS = 16
 _WIRES = ("float32", "bfloat16")
@@ -22,24 +22,24 @@ _OOV = ("error", "row")
 
 @tf_keras.utils.register_keras_serializable(package="psrun")
 class Embedding(tf_keras.layers.Layer):
-    """Rows of a table by id: Keras' Embedding for tables in shards, without masks. Called several times, it is shared.
+    """Rows of a table by id: Keras' Embedding for sharded tables, without masks. Several calls share the table.
 
-    Row `position(id)` of the variable `embeddings` is the row of an id. Ids fill the table as they would a matrix
-    written row by row and read column by column: neighbours, which are often alike in how frequent they are, come to
-    lie far from each other, evenly over contiguous shards. The place of an id does not depend on the number of shards:
-    a checkpoint of one sharding fits every other.
+    Row `position(id)` of the variable `embeddings` is the row of an id. Ids are placed as in a
+    matrix that is written row by row and read column by column: adjacent ids, which are often similarly frequent, are
+    far apart, evenly over contiguous shards. The position of an id does not depend on the number of shards: a
+    checkpoint of one sharding fits every other.
 
     Args:
-      input_dim: how many ids there are, from 0 on.
-      output_dim: numbers a row.
+      input_dim: number of ids; ids start at 0.
+      output_dim: numbers per row.
       embeddings_initializer, embeddings_regularizer: as in Keras; a regularizer makes each step read the whole table.
       deduplicate: whether an id that occurs several times in a batch is fetched once, and its gradients summed before
-        they are sent. 'auto': if it pays for the ids of the first batch (see `decide`); until then not.
+        they are sent. 'auto': decided by the ids of the first batch (see `decide`); false until then.
       wire: 'float32', or 'bfloat16' to send rows and gradients rounded to 8 significant bits. The table keeps float32.
-      oov: what becomes of an id below 0 or not below `input_dim`: 'error', or 'row' for one row that all of them share.
+      oov: for ids below 0 or from `input_dim` on: 'error', or 'row' for one row that they share.
 
     Raises:
-      ValueError: an argument is none of these.
+      ValueError: an argument is invalid.
       tf.errors.InvalidArgumentError: when called: an id is outside the table; names the layer, its features and
         the ids.
     """
@@ -56,7 +56,7 @@ class Embedding(tf_keras.layers.Layer):
         oov: str = "error",
         **kwargs: Any,
     ) -> None:
-        super().__init__(**{"autocast": False, **kwargs})  # half precision has no room for ids
+        super().__init__(**{"autocast": False, **kwargs})  # half precision cannot represent ids
         if not 0 < input_dim < 2**31 - 1024 or output_dim < 1:
             raise ValueError(
                 f"a table of {input_dim} x {output_dim}: both must be positive, the rows below 2**31 - 1024"
@@ -72,7 +72,7 @@ class Embedding(tf_keras.layers.Layer):
         self.embeddings_regularizer = tf_keras.regularizers.get(embeddings_regularizer)
         self.deduplicate, self.wire, self.oov = deduplicate, wire, oov
         num_rows = input_dim + (oov == "row")
-        # A power of two near the square root, at most 1024: so few rows are left over that no id has.
+        # A power of two near the square root, at most 1024: then few rows have no id.
         self._column_bits = min(10, (num_rows.bit_length() - 1) // 2)
         self._column_rows = -(-num_rows >> self._column_bits)
         self.num_rows = self._column_rows << self._column_bits
@@ -89,10 +89,10 @@ class Embedding(tf_keras.layers.Layer):
         super().build(input_shape)
 
     def position(self, ids: tf.Tensor) -> tf.Tensor:
-        """Where in the table the rows of ids are; int32, of the same shape.
+        """The rows of ids in the table; int32, of the same shape.
 
         Raises:
-          tf.errors.InvalidArgumentError: an id is outside of the table, and `oov` is 'error'.
+          tf.errors.InvalidArgumentError: an id is outside of the table and `oov` is 'error'.
         """
         ids = tf.cast(ids, tf.int64)
         if self.oov == "row":
@@ -103,7 +103,7 @@ class Embedding(tf_keras.layers.Layer):
                 f"{self._description()}: ids must be from 0 to {self.input_dim - 1}; the minimum and the maximum are"
             )
             inside = (tf.size(ids) == 0) | ((least >= 0) & (greatest < self.input_dim))
-            # tf.debugging.Assert would be a branch, and so another function to call.
+            # tf.debugging.Assert would add a branch, and so another function call.
             check = tf.raw_ops.Assert(condition=inside, data=[message, least, greatest])
             with tf.control_dependencies([] if check is None else [check]):
                 ids = tf.identity(ids)
@@ -112,20 +112,20 @@ class Embedding(tf_keras.layers.Layer):
         return tf.bitwise.bitwise_and(ids, (1 << bits) - 1) * self._column_rows + tf.bitwise.right_shift(ids, bits)
 
     def _description(self) -> str:
-        """Its name with those of the features that it is called on, where it is part of a functional model."""
+        """The name of the layer, with the names of its features in a functional model."""
         called_on = tf.nest.flatten([node.keras_inputs for node in self.inbound_nodes])
         features = {source.name for ids in called_on for source in tf_keras.utils.get_source_inputs(ids)}
         return f"{self.name} of {', '.join(sorted(features))}" if features else self.name
 
     def call(self, ids: tf.Tensor) -> tf.Tensor:
-        """Rows of ids: of the shape of the ids and, as the last axis, `output_dim`."""
+        """Rows of ids, with the shape of the ids and a last axis of `output_dim`."""
         if isinstance(ids, tf.RaggedTensor | tf.SparseTensor):
             raise ValueError(f"{self.name} requires dense ids, not a {type(ids).__name__}; convert them with to_tensor")
         fetch = self._ahead.pop(0) if self._ahead else Fetch(self, ids)
         return tf.cast(fetch.rows(), self.compute_dtype)
 
     def ask_ahead(self, ids: tf.Tensor) -> None:
-        """Asks now for the rows that a later call for the same ids will return, in the order of these calls."""
+        """Requests the rows that a later call for the same ids returns, in the order of the calls."""
         self._ahead.append(Fetch(self, ids))
 
     def get_config(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Embedding(tf_keras.layers.Layer):
 
 
 class Fetch:
-    """Rows that were asked for. Made outside of any gradient; `rows` is what a gradient is taken of."""
+    """Requested rows. Created outside of any gradient tape; gradients are taken of `rows`."""
 
     def __init__(self, layer: Embedding, ids: tf.Tensor) -> None:
         self._layer, self._shape = layer, tf.shape(ids)
@@ -163,18 +163,18 @@ class Fetch:
                 self._parts = [_Part(shard, wanted, layer.wire) for shard, wanted in zip(shards, asked)]
 
     def rows(self) -> tf.Tensor:
-        """The rows, of the shape of the ids and, as the last axis, `output_dim`."""
+        """The rows, with the shape of the ids and a last axis of `output_dim`."""
         if not self._parts:
-            found = tf.gather(self._layer.embeddings, self._positions)
+            rows = tf.gather(self._layer.embeddings, self._positions)
         elif len(self._parts) == 1:
-            found = self._parts[0].rows()
+            rows = self._parts[0].rows()
         else:
-            found = tf.dynamic_stitch(self._places, [part.rows() for part in self._parts])
+            rows = tf.dynamic_stitch(self._places, [part.rows() for part in self._parts])
         if self._inverse is not None:
-            found = tf.gather(found, self._inverse)
-        found = tf.reshape(found, tf.concat([self._shape, [self._layer.output_dim]], 0))
-        found.set_shape(self._static)
-        return found
+            rows = tf.gather(rows, self._inverse)
+        rows = tf.reshape(rows, tf.concat([self._shape, [self._layer.output_dim]], 0))
+        rows.set_shape(self._static)
+        return rows
 
 
 class _Part:
@@ -183,7 +183,7 @@ class _Part:
     def __init__(self, shard: tf.Variable, wanted: tf.Tensor, wire: str) -> None:
         self._shard, self._wire = shard, tf.as_dtype(wire) if wire != "float32" else shard.dtype
         with tf.device(shard.device):
-            self._there = tf.identity(wanted)  # once, for the gradient as well
+            self._there = tf.identity(wanted)  # read once, also for the gradient
             self._sent = tf.cast(tf.gather(shard, self._there), self._wire)
 
     def rows(self) -> tf.Tensor:
@@ -194,7 +194,7 @@ class _Part:
         return received
 
     def _gradient(self, gradient: Any) -> list[tf.IndexedSlices]:
-        # Where duplicates were gathered from it, that sums their gradients.
+        # The gradient of a gather with duplicates sums their gradients.
         sent = tf.cast(tf.convert_to_tensor(gradient), self._wire)
         with tf.device(self._shard.device):
             values = tf.cast(tf.identity(sent), self._shard.dtype)
@@ -203,7 +203,7 @@ class _Part:
 
 
 def _by_shard(positions: tf.Tensor, sizes: list[int]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """For each shard where its rows go in the result, and which of its rows they are."""
+    """For each shard: the positions of its rows in the result, and the indices of the rows in the shard."""
     if len(sizes) == 1:
         return [], [positions]
     first = [sum(sizes[:shard]) for shard in range(len(sizes))]
@@ -218,7 +218,7 @@ def _by_shard(positions: tf.Tensor, sizes: list[int]) -> tuple[list[tf.Tensor], 
 
 @dataclass(frozen=True)
 class Decided:
-    """Whether a layer deduplicates, and the share of distinct ids in the batch that it was decided by."""
+    """Whether a layer deduplicates, and the share of distinct ids in the batch that decided it."""
 
     layer: str
     deduplicate: bool
@@ -226,12 +226,12 @@ class Decided:
 
 
 def of(network: tf_keras.Model) -> list[Embedding]:
-    """The layers of this kind in a network."""
+    """The Embedding layers in a network."""
     return [layer for layer in keras.layers_within(network) if isinstance(layer, Embedding)]
 
 
 class Lookup:
-    """The ids that a layer is called on, as a function of a network's features."""
+    """The ids of a layer, as a function of a network's features."""
 
     def __init__(self, network: tf_keras.Model, layer: Embedding, ids: Any) -> None:
         self.layer, self._names = layer, [tensor.name for tensor in network.inputs]
@@ -239,9 +239,9 @@ class Lookup:
 
     @classmethod
     def of(cls, network: tf_keras.Model, layer: Embedding) -> Lookup | None:
-        """None where that cannot be had from outside: the network is no functional model, or calls the layer twice."""
+        """None if there is no such function: the network is no functional model, or calls the layer twice."""
         nodes = layer.inbound_nodes
-        own = any(each is layer for each in network.layers)  # not of a model within it
+        own = any(each is layer for each in network.layers)  # not in a nested model
         if not own or not keras.is_functional(network) or len(nodes) != 1:
             return None
         return cls(network, layer, nodes[0].keras_inputs[0])
@@ -251,10 +251,10 @@ class Lookup:
         return self._ids([features[name] for name in self._names] if by_name else tf.nest.flatten(features))
 
     def check(self, num_batches: int) -> None:
-        """Drops what was asked ahead where a trace failed.
+        """Drops prefetched rows after a failed trace.
 
         Raises:
-          ConfigError: the layer was not called once for each batch that was asked for.
+          ConfigError: the layer was not called exactly once for each prefetched batch.
         """
         waiting = len(self.layer._ahead)
         if num_batches == 0:
@@ -264,12 +264,12 @@ class Lookup:
             raise ConfigError([Problem("trainer.prefetch_rows", message)])
 
     def ask(self, features: Any) -> None:
-        """Asks ahead for the rows of a batch that the network will be called on."""
+        """Prefetches the rows of a batch for a later call of the network."""
         self.layer.ask_ahead(self.ids(features))
 
 
 def decide(network: tf_keras.Model, features: Any) -> list[Decided]:
-    """Decides `deduplicate='auto'` by a batch of features, for the layers whose ids are to be had from outside."""
+    """Decides `deduplicate='auto'` by a batch of features, for layers with ids that are a function of the features."""
     decisions = []
     for layer in of(network):
         lookup = Lookup.of(network, layer)
@@ -282,4 +282,4 @@ def decide(network: tf_keras.Model, features: Any) -> list[Decided]:
 
 
 class _Waiting(list):
-    """A list that Keras does not track: what is in it belongs to a function that is being traced."""
+    """A list that Keras does not track: its tensors belong to a function that is being traced."""

@@ -76,17 +76,17 @@ def test_each_example_of_an_epoch_is_trained_on_once(train, monkeypatch, trainer
 
 @pytest.mark.parametrize("trainer", ["custom_loop", pytest.param("fit", marks=pytest.mark.thorough)])
 def test_what_the_data_service_hands_out_is_trained_on_once_but_for_what_is_on_its_way(train, trainer):
-    from psrun.training.data_service_input import MOST_ON_THEIR_WAY
+    from psrun.training.data_service_input import MAX_OUTSTANDING
 
     result, _ = train(
         *COUNTED, f"trainer={trainer}", "data.visitation=dynamic", "data.audit=true", "trainer.epochs=5",
         "trainer.steps_per_epoch=null", "data.global_batch_size=4",
     )  # fmt: skip
     assert result["steps"]["applied"] == 5 * 50
-    on_their_way = 2 * (MOST_ON_THEIR_WAY + 2) * 4  # of two workers: also what they hold ready, and train on
+    outstanding = 2 * (MAX_OUTSTANDING + 2) * 4  # of two workers: also what they hold ready, and train on
     for row in result["visitation"]:
-        assert row["seen"]["0"] <= on_their_way
-        assert row["seen"]["2"] + row["seen"]["3+"] <= on_their_way
+        assert row["seen"]["0"] <= outstanding
+        assert row["seen"]["2"] + row["seen"]["3+"] <= outstanding
         assert trained_on(row) == 200
 
 

@@ -1,1 +1,1 @@
-"""Topologies: which servers there are, where, and how they are started."""
+"""One cluster as a task sees it: its servers, their addresses, and how to start them."""

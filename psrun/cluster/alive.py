@@ -1,4 +1,4 @@
-"""Whether the server on a port of this host answers, as an exit code: `python -m psrun.cluster.alive PORT`.
+"""Reports whether the server on a port of this host answers, as an exit code: `python -m psrun.cluster.alive PORT`.
 
 For probes of containers. TensorFlow's servers have no health service, and a stopped process still accepts connections.
 """

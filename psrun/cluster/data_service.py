@@ -1,4 +1,4 @@
-"""The servers of tf.data service: a dispatcher, which hands out work, and workers, which read."""
+"""The servers of tf.data service: a dispatcher, which assigns work, and data workers, which read."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from psrun.errors import ServerStartError
 
 service = tf.data.experimental.service
 
-# How soon a worker that was started again is given work, and a dispatcher learns of one.
+# How soon a restarted data worker gets work, and the dispatcher learns of it.
 _HEARTBEAT_MS = 1000
 
-_servers: list[Any] = []  # live as long as the process
+_servers: list[Any] = []  # they live as long as the process
 
 
 def start_here(num_workers: int) -> str:
-    """Starts a dispatcher and workers in this process, on free ports; returns where the dispatcher is asked."""
+    """Starts a dispatcher and data workers in this process, on free ports; returns the dispatcher's address."""
     _servers.append(service.DispatchServer(service.DispatcherConfig(port=0)))
     target = _servers[-1].target
     for _ in range(num_workers):
@@ -28,13 +28,13 @@ def start_here(num_workers: int) -> str:
 
 
 def start(topology: Topology, work_dir: Path) -> None:
-    """Starts the server of the task that this process is.
+    """Starts the server of this process's task.
 
     Args:
-      work_dir: where a dispatcher keeps what one that is started again must know.
+      work_dir: the folder in which a dispatcher keeps the state that it needs after a restart.
 
     Raises:
-      ServerStartError: it could not be started, mostly because its port is taken.
+      ServerStartError: the server could not be started, usually because its port is in use.
     """
     me, address = topology.me, topology.addresses[topology.me]
     try:
@@ -51,7 +51,7 @@ def start(topology: Topology, work_dir: Path) -> None:
 
 
 def target(topology: Topology) -> str:
-    """Where the dispatcher of a cluster is asked."""
+    """The address of the dispatcher of a cluster."""
     return f"grpc://{topology.addresses[DISPATCHER]}"
 
 

@@ -1,4 +1,4 @@
-"""The devices that a worker's replicas are on."""
+"""The devices of a worker's replicas."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _WORKERS_DEVICE = re.compile(r"^/job:worker/replica:\d+/task:(?P<task>\d+)/devic
 
 
 def of_replicas(num_replicas: int | None) -> tuple[str, ...]:
-    """The devices of each worker that a replica is on; all workers of the cluster that this process is connected to.
+    """The devices of the replicas of each worker of the connected cluster.
 
     Args:
-      num_replicas: on as many GPUs where each worker has them, else on as many parts of the CPU; None for all GPUs of a
-        worker, or one replica on the CPU where it has none.
+      num_replicas: number of GPUs, if each worker has so many, else of virtual CPUs; None for all GPUs of a
+        worker, or one replica on the CPU without GPUs.
 
     Raises:
-      ConfigError: workers have different numbers of GPUs, or fewer parts of the CPU than there are to be replicas.
+      ConfigError: workers have different numbers of GPUs, or fewer virtual CPUs than replicas.
     """
     cpus, gpus = (_by_worker(tf.config.list_logical_devices(kind)) for kind in ("CPU", "GPU"))
     by_worker = {task: gpus.get(task, 0) for task in sorted(cpus)}
@@ -42,7 +42,7 @@ def of_replicas(num_replicas: int | None) -> tuple[str, ...]:
 
 
 def _by_worker(devices: Iterable[tf.config.LogicalDevice]) -> dict[int, int]:
-    """How many of these each worker has."""
+    """The number of these devices on each worker."""
     counts: dict[int, int] = {}
     for match in (_WORKERS_DEVICE.match(device.name) for device in devices):
         if match:

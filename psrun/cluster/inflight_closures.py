@@ -1,4 +1,4 @@
-"""Closures on the workers, a few at a time: enough that none is idle, few enough that a stop comes soon."""
+"""Limits the closures in flight: enough that no worker is idle, few enough that a stop takes effect soon."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from psrun.cluster.strategy import Distribution
 
 
 class InFlightClosures:
-    """The closures that were scheduled last and not waited for yet.
+    """The closures that were scheduled and not awaited yet.
 
-    TensorFlow's own queue takes 262,144. A smaller bound of it would stop all where every worker is lost at once:
-    what is given back by a worker that went needs room in the queue, too.
+    TensorFlow's queue holds 262,144. A smaller queue would deadlock if all workers were lost at once, because the
+    closures of lost workers return to the queue.
 
     Args:
-      per_worker: how many may be on their way for each worker.
+      per_worker: maximum number in flight per worker.
 
     Attributes:
-      most: how many may be on their way in all.
+      most: maximum number in flight in total.
     """
 
     def __init__(self, distribution: Distribution, per_worker: int = 4) -> None:
@@ -31,21 +31,21 @@ class InFlightClosures:
         self._waiting: deque[Any] = deque()
 
     def add(self, scheduled: Any) -> list[Any]:
-        """Takes in what `schedule` returned; returns those that had to be waited for, as there were too many.
+        """Adds the return value of `schedule`; returns the closures that it had to wait for.
 
         Raises:
-          tf.errors.OpError: one failed; the first error, not those of the others that were cancelled for it.
+          tf.errors.OpError: a closure failed; the first error, not those of closures cancelled because of it.
         """
         self._waiting.append(scheduled)
         return [self._oldest() for _ in range(len(self._waiting) - self.most)]
 
     def rest(self) -> Iterator[Any]:
-        """Waits for each that is left; raises as `add`."""
+        """Yields the remaining closures as they finish; raises as `add`."""
         while self._waiting:
             yield self._oldest()
 
     def join(self) -> None:
-        """Waits for all; raises as `add`."""
+        """Waits for all closures; raises as `add`."""
         self._waiting.clear()
         self._coordinator.join()
 
@@ -55,7 +55,7 @@ class InFlightClosures:
             oldest.get()
         except tf.errors.OpError:
             # It failed, or was cancelled after another failure, which join raises; or the worker was lost while the
-            # result was on its way: then the closure is run again, and has been once the join returns.
+            # result was in transit: then the closure runs again, and is done when the join returns.
             self._coordinator.join()
             oldest.get()
         return oldest

@@ -1,4 +1,4 @@
-"""Workers and parameter servers as servers inside this process."""
+"""Starts workers and parameter servers inside this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psrun.errors import ServerStartError
 
 _ATTEMPTS = 3
 
-_servers: list[tf.distribute.Server] = []  # TensorFlow cannot stop a server: they live as long as the process
+_servers: list[tf.distribute.Server] = []  # TensorFlow cannot stop a server: servers live as long as the process
 
 
 def start(*, num_workers: int, num_ps: int, num_replicas: int | None = None) -> tf.train.ClusterSpec:
@@ -18,14 +18,14 @@ def start(*, num_workers: int, num_ps: int, num_replicas: int | None = None) -> 
 
     Args:
       num_workers: 1 or more.
-      num_ps: how many parameter servers; TensorFlow needs one, so 0 starts one that stands for the chief's process.
+      num_ps: number of parameter servers; TensorFlow needs one, so 0 starts one that represents the chief's process.
       num_replicas: of each worker, as in `servers.devices`.
 
     Returns:
       The addresses of the servers, jobs `worker` and `ps`.
 
     Raises:
-      ServerStartError: a server could not be started, also on other ports.
+      ServerStartError: a server could not be started, even on other ports.
     """
     jobs = {"worker": num_workers, "ps": max(num_ps, 1)}
     for attempt in range(1, _ATTEMPTS + 1):
@@ -38,7 +38,7 @@ def start(*, num_workers: int, num_ps: int, num_replicas: int | None = None) -> 
             )
             return tf.train.ClusterSpec(addresses)
         except ServerStartError:
-            # Somebody took the port between the picking and the starting; the next picks are others.
+            # Another process took the port after it was picked; retry with other ports.
             if attempt == _ATTEMPTS:
                 raise
     raise AssertionError("unreachable")

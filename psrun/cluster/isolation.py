@@ -1,7 +1,7 @@
-"""A network of its own for the servers of one machine.
+"""A private network for the servers of one machine.
 
-TensorFlow's servers listen on all interfaces and ask nobody for a password. In a private network namespace, where
-there is only a loopback interface, nobody else reaches them. Linux only; see namespaces(7) and netdevice(7).
+TensorFlow's servers listen on all interfaces without authentication. In a private network namespace, which has only
+a loopback interface, no other process reaches them. Linux only; see namespaces(7) and netdevice(7).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _IFREQ_FLAGS = "16sH22x"
 
 
 def isolate() -> str | None:
-    """Moves this process, and all that it will start, into a network namespace of its own with a loopback interface.
+    """Moves this process, and all its later children, into a new network namespace with a loopback interface.
 
-    Call before there is a second thread: only the calling thread moves.
+    Call before starting threads: only the calling thread moves.
 
     Returns:
-      None, or why it was not possible; then nothing has changed.
+      None, or the reason why it was not possible; then nothing has changed.
     """
     uid, gid = os.geteuid(), os.getegid()
     try:
         if uid == 0:
             _unshare(_CLONE_NEWNET)
         else:
-            # Who is not root may do so as root of a user namespace; the identity there is mapped to the one here.
+            # Users other than root need a user namespace in which they are root; it maps to their identity outside.
             _unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
             for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
                 with open(f"/proc/self/{name}", "w", encoding="ascii") as file:

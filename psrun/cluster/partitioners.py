@@ -1,4 +1,4 @@
-"""The partitioner of a run: in how many shards TensorFlow cuts each variable."""
+"""The partitioner of a run: the number of shards of each variable."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _of_tensorflow = tf.distribute.experimental.partitioners
 
 
 def make(partitioner: choices.Partitioner) -> Partitioner | None:
-    """TensorFlow's partitioner, to be called with `shape` and `dtype`; None where no variable is cut.
+    """TensorFlow's partitioner, a function of `shape` and `dtype`; None if no variable is sharded.
 
     Raises:
-      ConfigError: a partitioner named by `_target_` cannot be made. The partitioner itself raises it where that one
-        fails for a variable, or returns what TensorFlow cannot use.
+      ConfigError: a partitioner named by `_target_` cannot be created. The returned partitioner raises it if that one
+        fails for a variable or returns an invalid value.
     """
     match partitioner:
         case choices.NoPartitioner():
@@ -38,7 +38,7 @@ def make(partitioner: choices.Partitioner) -> Partitioner | None:
 
 
 def _checked(target: targets.Target) -> Partitioner:
-    """The partitioner that `target` names; its results are checked."""
+    """The partitioner of `target`, with checked results."""
     own = targets.bound(target, choices.OwnPartitioner.PARAMETERS)
 
     def partition(shape: tf.TensorShape, dtype: tf.DType, axis: int = 0) -> list[int]:
@@ -56,7 +56,7 @@ def _checked(target: targets.Target) -> Partitioner:
 
 
 def _problem(counts: Any) -> str | None:
-    """Why TensorFlow could not use what a partitioner returned."""
+    """The reason why a partitioner's result is invalid; None if it is valid."""
     integers = isinstance(counts, list | tuple) and all(
         isinstance(count, Integral) and not isinstance(count, bool) for count in counts
     )

@@ -1,4 +1,4 @@
-"""Where variables live: read from a built model, or predicted for a topology without starting it."""
+"""The placement of variables: read from a built model, or predicted for a topology without starting it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHIEF = "chief-0"
 
 @dataclass(frozen=True)
 class Placed:
-    """One shard of a variable (a whole variable is its own only shard) on the task that holds it.
+    """One shard of a variable (an unsharded variable has one shard) on the task that holds it.
 
     Attributes:
       variable: its name, without the shard.
@@ -38,14 +38,14 @@ class Placed:
 
 @dataclass(frozen=True)
 class Balance:
-    """Bytes on each task, and how much more than the mean the fullest holds (1.0: perfectly even)."""
+    """Bytes on each task, and the ratio of the maximum to the mean (1.0: perfectly even)."""
 
     bytes_by_task: dict[str, int]
     max_over_mean: float
 
 
 def balance(placed: Iterable[Placed], tasks: Sequence[str] = ()) -> Balance:
-    """How evenly shards lie on the tasks that hold any, and on `tasks`."""
+    """The balance of shards over the tasks that hold any, and over `tasks`."""
     by_task = dict.fromkeys(tasks, 0)
     for shard in placed:
         by_task[shard.task] = by_task.get(shard.task, 0) + shard.bytes
@@ -54,7 +54,7 @@ def balance(placed: Iterable[Placed], tasks: Sequence[str] = ()) -> Balance:
 
 
 def check_rows(placed: Iterable[Placed], num_shards: int) -> None:
-    """Raises ConfigError where the largest variable, for whose sake one shards, has fewer rows than `num_shards`."""
+    """Raises ConfigError if the largest variable has fewer rows than `num_shards`: sharding would be useless."""
     sizes: dict[Placed, int] = {}
     for shard in placed:
         if shard.kind == "model" and shard.variable_shape:
@@ -67,17 +67,17 @@ def check_rows(placed: Iterable[Placed], num_shards: int) -> None:
 
 
 def check_memory(placed: Iterable[Placed], memory_bytes: int) -> None:
-    """Raises ConfigError where model and optimizer do not fit into the memory of the machine that all tasks share."""
+    """Raises ConfigError if model and optimizer do not fit into the memory of the machine that all tasks share."""
     kept = [shard for shard in placed if shard.kind in ("model", "optimizer")]
-    found = balance(kept)
-    total = sum(found.bytes_by_task.values())
+    balanced = balance(kept)
+    total = sum(balanced.bytes_by_task.values())
     if total <= memory_bytes:
         return
     sizes: dict[str, int] = {}
     for shard in kept:
         sizes[shard.variable] = sizes.get(shard.variable, 0) + shard.bytes
     largest = max(sizes, key=lambda variable: sizes[variable])
-    tasks = ", ".join(f"{task} {size:,}" for task, size in found.bytes_by_task.items())
+    tasks = ", ".join(f"{task} {size:,}" for task, size in balanced.bytes_by_task.items())
     message = (
         f"has variables of {total:,} bytes, including those of the optimizer ({tasks}; the largest is {largest}, "
         f"{sizes[largest]:,}), more than the {memory_bytes:,} bytes of memory of this machine, which all tasks share; "
@@ -93,14 +93,14 @@ def with_fewer_rows(placed: Iterable[Placed], num_shards: int) -> list[str]:
 
 
 def observed(kind: str, variables: Iterable) -> list[Placed]:
-    """Where TensorFlow put `variables`: plain ones, shards (named '.../part_N'), and ShardedVariables."""
+    """The shards of `variables`: plain variables, shards (named '.../part_N'), and ShardedVariables."""
     shards = [shard for variable in variables for shard in getattr(variable, "variables", None) or [variable]]
-    found = []
+    read = []
     for shard in shards:
         name, number = split_name(shard.name)
-        found.append((name, number, tuple(shard.shape), shard.dtype, task_of(shard.device)))
+        read.append((name, number, tuple(shard.shape), shard.dtype, task_of(shard.device)))
     rows: dict[str, int] = {}
-    for name, _, shape, _, _ in found:
+    for name, _, shape, _, _ in read:
         rows[name] = rows.get(name, 0) + (shape[0] if shape else 0)
     return [
         Placed(
@@ -108,7 +108,7 @@ def observed(kind: str, variables: Iterable) -> list[Placed]:
             variable_shape=(rows[name], *shape[1:]) if shape else (),
             dtype=dtype.name,
         )
-        for name, number, shape, dtype, task in found
+        for name, number, shape, dtype, task in read
     ]
 
 
@@ -120,22 +120,21 @@ def split_name(name: str) -> tuple[str, int]:
 
 
 def task_of(device: str) -> str:
-    """The task of a device: "ps-1" of "/job:ps/replica:0/task:1/device:CPU:0"; the chief of one that names none."""
+    """The task of a device: "ps-1" of "/job:ps/replica:0/task:1/device:CPU:0"; the chief for a device without a job."""
     match = re.search(r"/job:(?P<job>ps|worker|chief)/.*task:(?P<index>\d+)", device or "")
     return f"{match['job']}-{match['index']}" if match else CHIEF
 
 
-# Where a new variable goes: from the bytes of its shards (of itself, where it is whole), the bytes that each parameter
-# server holds, and how many shards were placed before, the index of the server for the first shard. The further shards
-# go to the servers that follow.
+# A placement rule: from the bytes of the shards of a new variable, the bytes that each parameter server holds, and the
+# number of shards placed before, the index of the server for the first shard. The other shards go to the next servers.
 Rule = Callable[[Sequence[int], Sequence[int], int], int]
 
 
 def greedy(sizes: Sequence[int], held_bytes: Sequence[int], num_placed: int) -> int:
-    """The server from which on those that get a shard are the least full then.
+    """The first server for which the servers that get a shard are then the least full.
 
-    The fullest of them counts; where that is equal the next fullest, and so on; else the first server. Without the
-    second, a run of servers that grew together would get every further variable of as many shards.
+    It compares the fullest of them, then the next fullest, and so on; ties go to the first server. Comparing only the
+    fullest would place every variable with equally many shards on the same servers.
     """
 
     def fullest_first(first: int) -> list[int]:
@@ -149,7 +148,7 @@ def greedy(sizes: Sequence[int], held_bytes: Sequence[int], num_placed: int) -> 
 
 
 def round_robin(sizes: Sequence[int], held_bytes: Sequence[int], num_placed: int) -> int:
-    """The server whose turn it is, whatever the sizes: what TensorFlow does by itself."""
+    """The next server in turn, whatever the sizes: TensorFlow's default."""
     return num_placed % len(held_bytes)
 
 
@@ -157,7 +156,7 @@ RULES: dict[str, Rule] = {"greedy": greedy, "round_robin": round_robin}
 
 
 class Servers:
-    """What the parameter servers of a cluster hold, variable by variable, as a rule places them."""
+    """The contents of the parameter servers of a cluster, as a rule places variables."""
 
     def __init__(self, num_ps: int, rule: Rule) -> None:
         self.held_bytes = [0] * num_ps
@@ -165,7 +164,7 @@ class Servers:
         self._num_placed = 0
 
     def take(self, sizes: Sequence[int]) -> int:
-        """Places a new variable whose shards have these bytes; returns the server of the first."""
+        """Places a new variable with shards of these sizes in bytes; returns the server of the first shard."""
         first = self._rule(sizes, tuple(self.held_bytes), self._num_placed) % len(self.held_bytes)
         for shard, size in enumerate(sizes):
             self.add((first + shard) % len(self.held_bytes), size)
@@ -173,12 +172,12 @@ class Servers:
         return first
 
     def add(self, index: int, size: int) -> None:
-        """Counts the bytes of what lies beside a variable (a slot) on that server."""
+        """Counts the bytes of a slot, which is on the server of its variable."""
         self.held_bytes[index] += size
 
 
 def shard_bytes(shape: Sequence[int], value_bytes: int, num_shards: int) -> list[int]:
-    """Bytes of each shard of a variable cut along its first axis; the first shards have the rows that are left over."""
+    """Bytes of each shard of a variable sharded along its first axis; the first shards have the remaining rows."""
     rows = shape[0] if shape else 1
     count = max(1, min(num_shards, rows))
     row_bytes = math.prod(shape[1:]) * value_bytes
@@ -187,7 +186,7 @@ def shard_bytes(shape: Sequence[int], value_bytes: int, num_shards: int) -> list
 
 @dataclass(frozen=True)
 class Planned:
-    """A variable to be created: name, shape, dtype and bytes a value, kind, and the variable to lie beside (a slot)."""
+    """A variable to create: name, shape, dtype, bytes per value, kind, and for a slot its variable."""
 
     name: str
     shape: tuple[int, ...]
@@ -200,14 +199,14 @@ class Planned:
 def predicted(
     variables: Iterable[Planned], *, num_ps: int, num_shards: Callable[[Planned], int] | None, rule: Rule = greedy
 ) -> list[Placed]:
-    """Where ParameterServerStrategy will put `variables`, created in this order, as `psrun.cluster.strategy` guides it.
+    """The predicted placement of `variables`, created in this order, under `psrun.cluster.strategy`.
 
-    A slot goes beside its variable. Source: `ParameterServerStrategyV2Extended._create_variable` of TensorFlow 2.21; a
-    test holds this against it.
+    A slot goes to the server of its variable. Source: `ParameterServerStrategyV2Extended._create_variable` of
+    TensorFlow 2.21; a test compares the two.
 
     Args:
-      num_ps: 0 where everything lives in one process.
-      num_shards: in how many shards a variable is to be cut (at most its rows); None for no partitioner.
+      num_ps: 0 if everything is in one process.
+      num_shards: number of shards of a variable (at most its rows); None for no partitioner.
     """
     placed: list[Placed] = []
     held_by: dict[str, list[int]] = {}
@@ -236,7 +235,7 @@ def predicted(
 
 
 def spread(whole_bytes: int, shards: Sequence[Placed]) -> dict[str, int]:
-    """The bytes moved for a variable, by the tasks that hold its shards: in proportion to rows, exact in sum."""
+    """Splits the bytes moved for a variable among the tasks of its shards: in proportion to rows, with an exact sum."""
     by_task: dict[str, int] = {}
     total, before = sum(shard.bytes for shard in shards), 0
     for shard in shards:

@@ -1,4 +1,4 @@
-"""Whether somebody listens, whether a server answers and which one it is, and how this host is reached."""
+"""Probes servers: whether a port is open, whether a server answers, its incarnation, the address of this host."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def reachable(address: str, *, timeout_s: float) -> bool:
 
 
 class PortReservation:
-    """Accepts connections at `address`, HOST:PORT, of this process, until closed: who probes finds somebody at home.
+    """Accepts connections at `address`, HOST:PORT, in this process until closed, so that probes of the port succeed.
 
-    A taken port is no error here; the server that needs it will report it.
+    A port in use is no error here; the server that needs it reports it.
     """
 
     def __init__(self, address: str) -> None:
@@ -46,7 +46,7 @@ class PortReservation:
     def close(self) -> None:
         if self._socket is not None:
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+                self._socket.shutdown(socket.SHUT_RDWR)  # unblocks accept
             self._socket.close()
             self._socket = None
 
@@ -64,18 +64,18 @@ def answers(address: str, *, timeout_s: float) -> bool:
 
 
 def answering(servers: Mapping[T, str], *, timeout_s: float) -> set[T]:
-    """Those of `servers`, given with their addresses, that answer; asks all of them at once."""
-    found = _of_all(servers, lambda address: answers(address, timeout_s=timeout_s))
-    return {server for server, answered in found.items() if answered}
+    """The servers that answer, of `servers` with their addresses; probes all of them at once."""
+    answered_by = _of_all(servers, lambda address: answers(address, timeout_s=timeout_s))
+    return {server for server, answered in answered_by.items() if answered}
 
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """What a server shows of itself.
+    """The status of a server.
 
     Attributes:
       answers: whether its gRPC server shakes hands.
-      refused: whether its host is up but refuses the connection: the process has ended.
+      refused: whether its host is up but refuses the connection: the process has exited.
       incarnation: identifies the process among those started at this address; None if unknown.
     """
 
@@ -87,11 +87,11 @@ class ServerStatus:
 def statuses(
     servers: Mapping[T, str], *, timeout_s: float, incarnation: Callable[[grpc.Channel, float], int | None]
 ) -> dict[T, ServerStatus]:
-    """The status of each of `servers`, given with their addresses; asks all of them at once.
+    """The status of each of `servers` with their addresses; probes all of them at once.
 
     Args:
-      timeout_s: for each of the three questions.
-      incarnation: asks a server that answers, through a channel, within that time.
+      timeout_s: for each of the three probes.
+      incarnation: queries the incarnation of a server that answers, through a channel, within the given time.
     """
     return _of_all(servers, lambda address: _status(address, timeout_s, incarnation))
 
@@ -117,7 +117,7 @@ def _of_all(servers: Mapping[T, str], ask: Callable[[str], R]) -> dict[T, R]:
 
 
 def _channel(address: str) -> grpc.Channel:
-    """A separate connection: TensorFlow's to the same server may be one that hangs."""
+    """A separate connection: TensorFlow's connection to the same server may hang."""
     return grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)])
 
 
@@ -130,7 +130,7 @@ def _is_ready(channel: grpc.Channel, timeout_s: float) -> bool:
 
 
 def _connect(address: str, timeout_s: float) -> socket.socket:
-    """Raises OSError where nothing accepts connections at `address`."""
+    """Raises OSError if nothing accepts connections at `address`."""
     host, _, port = address.rpartition(":")
     return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
 
@@ -139,7 +139,7 @@ Peer = tuple[str, int]
 
 
 def peers(address: str) -> set[Peer]:
-    """What `address`, HOST:PORT, resolves to now; empty where the name is not known (any more)."""
+    """The addresses that `address`, HOST:PORT, resolves to now; empty if the name is unknown."""
     host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
@@ -149,17 +149,17 @@ def peers(address: str) -> set[Peer]:
 
 
 def sever(others: set[Peer]) -> None:
-    """Closes this process's connections to `others`: whoever waits in them gets an error instead."""
+    """Closes this process's connections to `others`: calls that wait on them fail."""
     for connection in psutil.Process().net_connections("tcp"):
         if not connection.raddr or (_plain(connection.raddr.ip), connection.raddr.port) not in others:
             continue
         try:
             with socket.socket(fileno=os.dup(connection.fd)) as sock:
                 ip, port = sock.getpeername()[:2]
-                if (_plain(ip), port) in others:  # still: its number may be another one's by now
+                if (_plain(ip), port) in others:  # the descriptor may belong to another connection by now
                     sock.shutdown(socket.SHUT_RDWR)
         except OSError:
-            continue  # it was closed meanwhile
+            continue  # it was closed concurrently
 
 
 def _plain(ip: str) -> str:

@@ -9,17 +9,17 @@ from typing import Any
 from psrun.errors import ServerStartError
 from psrun.tf_internals import servers
 
-# With the tutorials' `workers + 1` a third cluster in one process hung; with 16 every sequence tried went through.
+# With the tutorials' `workers + 1` threads a third cluster in one process hung; with 16 no tested sequence did.
 NUM_INTER_OP_THREADS = 16
 
 
 def devices(job: str, num_replicas: int | None) -> dict[str, int]:
-    """The maximum number of devices of each kind on the server of a task; a kind without an entry has no maximum.
+    """The maximum number of devices by kind on the server of a task; other kinds have no maximum.
 
     Only workers have GPUs: TensorFlow takes the memory of every GPU that a process sees.
 
     Args:
-      num_replicas: of a worker; None for as many as it has GPUs, or one.
+      num_replicas: of a worker; None for one per GPU, or one.
     """
     if job != "worker":
         return {"GPU": 0}
@@ -27,7 +27,7 @@ def devices(job: str, num_replicas: int | None) -> dict[str, int]:
 
 
 def threads_of_an_op(addresses: Mapping[str, Mapping[int, str]], job: str, index: int, num_cores: int) -> int:
-    """The share of one server of its host's cores: with all cores for each they would get into each other's way."""
+    """The share of its host's cores for one server: with all cores each, servers would slow each other down."""
     host = addresses[job][index].rpartition(":")[0]
     others = (address for name in ("worker", "ps") for address in addresses.get(name, {}).values())
     sharing = sum(other.rpartition(":")[0] == host for other in others)
@@ -35,14 +35,14 @@ def threads_of_an_op(addresses: Mapping[str, Mapping[int, str]], job: str, index
 
 
 def start(addresses: Mapping[str, Mapping[int, str]], job: str, index: int, num_replicas: int | None = None) -> Any:
-    """Starts the server of one task in this process, where it lives as long as what is returned.
+    """Starts the server of one task in this process; it lives as long as the returned object.
 
     Args:
       addresses: of all tasks, by job and index.
       num_replicas: of each worker, as in `devices`.
 
     Raises:
-      ServerStartError: it could not be started, mostly because its port is taken.
+      ServerStartError: the server could not be started, usually because its port is in use.
     """
     try:
         return servers.start(

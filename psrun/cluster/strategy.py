@@ -1,4 +1,4 @@
-"""The distribution strategy of a run: topology and partitioner, as TensorFlow knows them."""
+"""The distribution strategy of a run, created from topology and partitioner."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _PROBE_EVERY_S = 0.2
 
 @dataclass(frozen=True)
 class Distribution:
-    """What trains.
+    """The strategy and the cluster of a run.
 
     Attributes:
-      coordinator: schedules steps on workers; None where they run in this process.
-      data_service: where the dispatcher is asked of which workers get their batches; None where they do not.
+      coordinator: schedules steps on workers; None if steps run in this process.
+      data_service: the address of the dispatcher; None without a data service.
     """
 
     strategy: tf.distribute.Strategy
@@ -35,13 +35,13 @@ class Distribution:
     data_service: str | None = None
 
 
-_collective: list[tf.distribute.Strategy] = []  # one a process
+_collective: list[tf.distribute.Strategy] = []  # one per process
 
 
 def prepare(cluster: choices.Cluster, topology: Topology | None) -> None:
-    """Does what is only possible before TensorFlow has run anything in this process: thread pools, collectives.
+    """Configures thread pools and collectives, which is possible only before TensorFlow runs anything in this process.
 
-    Blocks until every task of a synchronous cluster is there.
+    Blocks until every task of a synchronous cluster has joined.
     """
     if cluster.has_parameter_servers and not cluster.has_server_processes:
         tf.config.threading.set_inter_op_parallelism_threads(servers.NUM_INTER_OP_THREADS)
@@ -50,7 +50,7 @@ def prepare(cluster: choices.Cluster, topology: Topology | None) -> None:
     if cluster.has_parameter_servers:
         internals.name_tables_uniquely()
     if cluster.has_server_processes:
-        tf.config.set_visible_devices([], "GPU")  # the chief would take memory of those that a worker beside it has
+        tf.config.set_visible_devices([], "GPU")  # those of workers on the same host
     if cluster.has_synchronous_workers:
         assert topology is not None
         me, spec = topology.me, tf.train.ClusterSpec(topology.spec())
@@ -67,14 +67,14 @@ def connect(
     *,
     rule: placement.Rule | None = None,
 ) -> Distribution:
-    """Starts what the topology needs and connects to it. `prepare` must have been called; servers of others be up.
+    """Starts the servers of this process and connects to the cluster. Call `prepare` first; other servers must be up.
 
     Args:
-      topology: of a cluster of several processes; this one is its chief.
-      rule: which parameter servers hold a variable; None for the one that `cluster.placement` names.
+      topology: of a cluster of several processes, of which this one is the chief.
+      rule: places variables on parameter servers; None for the rule of `cluster.placement`.
 
     Raises:
-      ConfigError: this machine has not got the devices that the cluster names, or the partitioner cannot be made.
+      ConfigError: this machine does not have the devices of the cluster, or the partitioner cannot be created.
       ServerStartError: a server of the cluster could not be started.
     """
     match cluster:
@@ -101,10 +101,10 @@ def connect(
 
 
 def wait_for_servers(topology: Topology, *, within_s: float, error: type[PsrunError]) -> None:
-    """Returns once every worker and parameter server answers; TensorFlow itself would wait in silence.
+    """Waits until every worker and parameter server answers; TensorFlow itself would wait without a message.
 
     Args:
-      error: raised where one did not, with the names of all that did not.
+      error: raised with the names of all servers that did not answer.
     """
     waiting = [task for job in ("ps", "worker", *DATA_JOBS) for task in topology.of(job)]
     deadline_s = time.monotonic() + within_s
@@ -136,13 +136,13 @@ def parameter_servers(
     rule: placement.Rule = placement.greedy,
     num_replicas: int | None = None,
 ) -> Distribution:
-    """Connects to servers that are up. Blocks without a bound while one of them is not.
+    """Connects to the servers. Blocks, without a timeout, until all of them are up.
 
     Args:
       num_replicas: of each worker, as in `devices.of_replicas`.
 
     Raises:
-      ConfigError: the workers have not got the devices for them, or the partitioner cannot be made.
+      ConfigError: the workers do not have devices for the replicas, or the partitioner cannot be created.
     """
     chief = {"task_type": "chief", "task_id": 0} if "chief" in spec.jobs else {}
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc", **chief)
@@ -158,7 +158,7 @@ def parameter_servers(
 
 
 def _guide(strategy: tf.distribute.ParameterServerStrategy, rule: placement.Rule) -> None:
-    """Makes the strategy place each variable by `rule`; variables colocated with another one are only counted."""
+    """Makes the strategy place each variable by `rule`; colocated variables are only counted."""
     creation = internals.VariableCreation(strategy)
     create, partition = creation.create, creation.partitioner
     servers = placement.Servers(creation.num_ps, rule)
@@ -173,7 +173,7 @@ def _guide(strategy: tf.distribute.ParameterServerStrategy, rule: placement.Rule
                 servers.add(int(index), (made.shape.num_elements() or 0) * made.dtype.size)
             return made
         shape, dtype = spec_of(kwargs)
-        shape = shape if shape.is_fully_defined() else tf.TensorShape(())  # of unknown size: counts as one value
+        shape = shape if shape.is_fully_defined() else tf.TensorShape(())  # unknown size: counted as one value
         num_shards = partition(shape=shape, dtype=dtype)[0] if partition and shape.rank else 1
         creation.set_next_server(servers.take(placement.shard_bytes(tuple(shape), dtype.size, num_shards)))
         return create(next_creator, **kwargs)
@@ -182,7 +182,7 @@ def _guide(strategy: tf.distribute.ParameterServerStrategy, rule: placement.Rule
 
 
 def spec_of(kwargs: Mapping[str, Any]) -> tuple[tf.TensorShape, tf.DType]:
-    """Shape and type of the variable that a variable creator is called for; its initial value is not computed."""
+    """Shape and type of a variable from the arguments of its creator, without computing the initial value."""
     value, shape, dtype = kwargs["initial_value"], kwargs.get("shape"), kwargs.get("dtype")
     if value is None or (callable(value) and shape is not None and dtype is not None):
         return tf.TensorShape(shape), tf.as_dtype(dtype)
@@ -195,9 +195,9 @@ def spec_of(kwargs: Mapping[str, Any]) -> tuple[tf.TensorShape, tf.DType]:
 
 def _existing(device: str) -> str:
     known = [
-        f"/{found.device_type}:{index}"
+        f"/{device.device_type}:{index}"
         for kind in ("CPU", "GPU")
-        for index, found in enumerate(tf.config.list_physical_devices(kind))
+        for index, device in enumerate(tf.config.list_physical_devices(kind))
     ]
     if device.upper() not in known:
         raise ConfigError(
@@ -207,7 +207,7 @@ def _existing(device: str) -> str:
 
 
 def _devices(num_replicas: int) -> list[str]:
-    """One device a replica: GPUs where there are enough, else the CPU in as many parts."""
+    """One device per replica: GPUs if there are enough, else virtual CPUs."""
     if 0 < num_replicas <= len(tf.config.list_physical_devices("GPU")):
         return [f"/GPU:{index}" for index in range(num_replicas)]
     cpu = tf.config.list_physical_devices("CPU")[0]

@@ -1,8 +1,8 @@
-"""Large variables of parameter servers made where they are, without a copy of their first value beside them.
+"""Creates large variables on parameter servers without a second copy of the initial value.
 
-TensorFlow computes the first value op by op and then assigns it: a parameter server holds two to three times the bytes
-of its shard while it does, and keeps them. Here the variable is made empty, and one function run on its parameter
-server computes the value in place.
+TensorFlow computes the initial value op by op and then assigns it: meanwhile a parameter server holds two to three
+times the bytes of its shard, and does not free them. Here the variable is created empty, and one function on its
+parameter server computes the value in place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LARGE_BYTES = 1 << 20
 
 
 def in_place() -> contextlib.AbstractContextManager[None]:
-    """Fills large variables so. To be entered before the strategy's scope, which decides where they are first."""
+    """Creates large variables in this way. Enter it before the strategy's scope, which decides the placement first."""
     return tf.variable_creator_scope(_create)
 
 
@@ -31,10 +31,10 @@ def _create(next_creator: Any, **kwargs: Any) -> tf.Variable:
         return next_creator(**kwargs)
     try:
         traced = tf.function(lambda: tf.convert_to_tensor(value(), dtype)).get_concrete_function()
-    except Exception:  # whatever an initializer may raise that works only outside of a function
+    except Exception:  # any error of an initializer that does not work in a function
         return next_creator(**kwargs)
     made = traced.structured_outputs
-    # Numbers that are given, rather than computed, would become part of the function.
+    # Constant values would become part of the function.
     if not _large(made.shape, made.dtype) or traced.graph.as_graph_def().ByteSize() > _LARGE_BYTES:
         return next_creator(**kwargs)
     taken = (
@@ -59,6 +59,6 @@ def _large(shape: tf.TensorShape, dtype: tf.DType) -> bool:
 
 
 def _device() -> str:
-    """The device that a variable made now would be on."""
+    """The device of a variable that is created now."""
     with tf.init_scope():
         return tf.zeros([]).device

@@ -1,1 +1,1 @@
-"""Modes of evaluation. `validation` is Model.fit's own and lives in the fit trainer."""
+"""Modes of evaluation. `validation` is part of Model.fit and of the trainer `fit`."""

@@ -1,4 +1,4 @@
-"""Evaluation by the coordinator itself: it reads the variables and runs the model over the whole evaluation set."""
+"""Evaluation by the coordinator: it reads the variables and runs the model on the whole evaluation set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class DirectEvaluation:
     """Evaluates a program in this process, between epochs.
 
     Args:
-      mode: what the evaluation is called; where there are no workers, this is also the way to be `exact`.
+      mode: the name of the mode; without workers, `exact` is also done in this way.
       callbacks: called as by `Model.evaluate`: `on_test_begin`, around each batch, `on_test_end`. Their logs have the
         metrics by their own names, without `val_`.
     """
@@ -27,16 +27,16 @@ class DirectEvaluation:
     ) -> None:
         self._mode, self._network, self._own = mode, program.network, list(callbacks)
         self._num_batches = num_eval_batches(program.config, program.source)
-        # Made outside the strategy's scope, so that their variables are here and not on a parameter server.
+        # Created outside the strategy's scope: their variables are here and not on a parameter server.
         self._meters = Meters(program)
         self._dataset = program.evaluation_dataset()
         self._step = self._batch
         if not program.config.trainer.run_eagerly:
-            # Traced now: a trace is sent to all workers with Python's lock held, and a hung worker would stop all.
+            # Traced now: a trace is sent to all workers under Python's GIL, and a hung worker would stop all threads.
             self._step = tf.function(self._batch).get_concrete_function(self._dataset.element_spec)
 
     def evaluate(self, step: int, progress: Callable[[], None]) -> Evaluation:
-        """Metrics over every evaluation example, once each; `step` is what the training has reached.
+        """Metrics over all evaluation examples, each counted once; `step` is the current step of the training.
 
         Args:
           progress: called after each batch.
@@ -47,7 +47,7 @@ class DirectEvaluation:
         for batch in self._dataset:
             self._step(batch)
             progress()
-        return self._meters.found(self._mode, step)
+        return self._meters.result(self._mode, step)
 
     def _with_callbacks(self, step: int, progress: Callable[[], None]) -> Evaluation:
         called = tf_keras.callbacks.CallbackList(
@@ -59,9 +59,9 @@ class DirectEvaluation:
             self._step(batch)
             called.on_test_batch_end(index, self._meters.values())
             progress()
-        found = self._meters.found(self._mode, step)
-        called.on_test_end(dict(found.metrics))
-        return found
+        evaluation = self._meters.result(self._mode, step)
+        called.on_test_end(dict(evaluation.metrics))
+        return evaluation
 
     def _batch(self, batch: tuple[Any, ...]) -> None:
         self._meters.update(self._meters.measure(batch))

@@ -1,4 +1,4 @@
-"""Evaluation on the workers as TensorFlow's tutorial does it: batches are scheduled, each at least once."""
+"""Evaluation on the workers as in TensorFlow's tutorial: batches are scheduled, each at least once."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from psrun.tf_internals.cluster import iterator_spec
 class DistributedEvaluation:
     """Evaluates a program on its workers, between epochs, when no step runs.
 
-    As many batches are scheduled as the evaluation set has. Each worker reads all of it for itself, over and over, and
-    from another place, so that some examples are seen more than once and some not at all; metrics live on the parameter
-    servers. The count of examples seen is what was counted.
+    It schedules as many batches as the evaluation set has. Each worker reads the whole set repeatedly, from a different
+    position, so that some examples are seen several times and some not at all. Metrics are on the parameter servers.
+    The number of examples seen is counted.
     """
 
     def __init__(self, program: Program) -> None:
@@ -30,11 +30,11 @@ class DistributedEvaluation:
         with distribution.strategy.scope():
             self._meters = Meters(program)
             self._iterator = iter(self._coordinator.create_per_worker_dataset(self._dataset))
-            # Concrete, for the reason given in `exact`; the iterators of all workers are alike.
+            # Concrete, for the reason in `shards`; the iterators of all workers are alike.
             self._batch = tf.function(self._over_batch).get_concrete_function(iterator_spec(self._iterator))
 
     def evaluate(self, step: int, progress: Callable[[], None]) -> Evaluation:
-        """Metrics over about every evaluation example; `step` is what the training has reached.
+        """Metrics over approximately all evaluation examples; `step` is the current step of the training.
 
         Args:
           progress: called after each batch.
@@ -48,7 +48,7 @@ class DistributedEvaluation:
             for _ in in_flight.add(self._coordinator.schedule(self._batch, args=(self._iterator,))):
                 progress()
         in_flight.join()
-        return self._meters.found("distributed", step)
+        return self._meters.result("distributed", step)
 
     def _dataset(self) -> tf.data.Dataset:
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()

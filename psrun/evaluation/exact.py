@@ -1,8 +1,8 @@
-"""Evaluation on the workers in which every example counts exactly once, whatever is lost meanwhile.
+"""Evaluation on the workers in which every example counts exactly once, also if workers are lost.
 
-The evaluation data is cut in shards (see `psrun.evaluation.shards`). A closure returns labels, predictions, weights and
-losses of one shard as plain values; the coordinator, who alone keeps metrics, takes in each shard once. So any Keras
-metric will do, also one that cannot be merged.
+The evaluation data is split into shards (see `psrun.evaluation.shards`). A closure returns labels, predictions, weights
+and losses of one shard as plain values; the coordinator has the only metrics, and updates them once with each shard.
+So any Keras metric works, also one that cannot be merged.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class ExactEvaluation:
     """Evaluates a program on its workers, between epochs, when no step runs.
 
     Args:
-      num_shards: in how many closures; None for a few a worker. Never more than there are batches.
+      num_shards: number of closures; None for a few per worker. At most the number of batches.
     """
 
     def __init__(self, program: Program, num_shards: int | None = None) -> None:
         wanted = num_shards or SHARDS_PER_WORKER * program.distribution.num_workers
-        self._meters = Meters(program)  # outside the strategy's scope: their variables are here
+        self._meters = Meters(program)  # created outside the strategy's scope: their variables are here
         num_shards = max(1, min(num_eval_batches(program.config, program.source), wanted))
         self._shards = Shards(program, num_shards, self._measured)
         spec = self._shards.spec
@@ -35,7 +35,7 @@ class ExactEvaluation:
         self._take_in = tf.function(self._meters.update).get_concrete_function(spec._replace(losses=mean))
 
     def evaluate(self, step: int, progress: Callable[[], None]) -> Evaluation:
-        """Metrics over every evaluation example, once each; `step` is what the training has reached.
+        """Metrics over all evaluation examples, each counted once; `step` is the current step of the training.
 
         Args:
           progress: called after each shard.
@@ -49,10 +49,10 @@ class ExactEvaluation:
             if measured.num_examples:
                 self._take_in(measured._replace(losses=tf.nest.map_structure(tf.reduce_mean, measured.losses)))
             progress()
-        return self._meters.found("exact", step)
+        return self._meters.result("exact", step)
 
     def _measured(self, batch: tuple[Any, ...]) -> Measured:
-        """As `Meters.measure`, but with the mean losses of the batch for each of its examples."""
+        """As `Meters.measure`, with the mean losses of the batch for each of its examples."""
         measured = self._meters.measure(batch)
         count = measured.num_examples
         return measured._replace(losses={name: tf.fill([count], loss) for name, loss in measured.losses.items()})

@@ -1,4 +1,4 @@
-"""Loss, count of examples and metrics of one evaluation."""
+"""Loss, number of examples and metrics of one evaluation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from psrun.tf_internals import keras
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one evaluation found. `examples_seen` was counted, example by example."""
+    """The result of one evaluation. `examples_seen` is counted, example by example."""
 
     mode: str
     step: int
@@ -31,11 +31,11 @@ class Evaluation:
 
     @property
     def values(self) -> dict[str, float]:
-        """The metrics by the names that they have among those of the training."""
+        """The metrics with their names among the metrics of the training."""
         return {f"val_{name}": value for name, value in self.metrics.items()}
 
     def keep(self, folder: Path, checkpoint: str) -> Path:
-        """Writes a file of this evaluation of the checkpoint with that digest of its files; returns its path."""
+        """Writes this evaluation of the checkpoint with this digest to a file; returns its path."""
         folder.mkdir(exist_ok=True)
         path = folder / f"{self.step}-{self.mode}.json"
         files.write_atomic(path, json.dumps({**asdict(self), "checkpoint": checkpoint}, indent=2) + "\n")
@@ -43,21 +43,21 @@ class Evaluation:
 
 
 def kept(folder: Path, mode: str) -> Iterator[tuple[Evaluation, str]]:
-    """The evaluations of a mode that were kept in a folder, in the order of their steps, each with its checkpoint."""
-    found = []
+    """The recorded evaluations of a mode in a folder, in the order of their steps, each with its checkpoint."""
+    evaluations = []
     for path in folder.glob(f"*-{mode}.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             recorded = json.loads(path.read_text(encoding="utf-8"))
             checkpoint = recorded.pop("checkpoint")
-            found.append((Evaluation(**recorded), checkpoint))
-    yield from sorted(found, key=lambda pair: pair[0].step)
+            evaluations.append((Evaluation(**recorded), checkpoint))
+    yield from sorted(evaluations, key=lambda pair: pair[0].step)
 
 
 class Measured(NamedTuple):
-    """Examples with what the model made of them; each part as the network and the data have it, or by output.
+    """Labels, predictions, weights and losses of examples, each as the network and the data have it, or by output.
 
     Attributes:
-      weight: of the examples; () where they have none.
+      weight: of the examples; () without weights.
       losses: their means by name (`Program.loss_names`).
     """
 
@@ -72,17 +72,16 @@ class Measured(NamedTuple):
 
 
 def metrics_like(program: Program) -> Any:
-    """Keras' container of fresh metric objects, by the names of those that the program's network was compiled with.
+    """Keras' container of new metric objects, with the names of the metrics of the program's network.
 
-    Where their variables live is decided by the scope of the caller. They count examples by their weights, if they are
-    given any.
+    The scope of the caller decides the placement of their variables. They use the weights of examples, if any.
     """
     made, label = objective.metrics_of(program.model, task_of(program.source)), program.batch_spec[1]
     return keras.built_metrics(made, program.network, program.prediction_spec, label, program.metric_names)
 
 
 class Meters:
-    """Metric objects of an evaluation's own: training metrics stay untouched. Made in the scope of the caller."""
+    """The metric objects of an evaluation, separate from those of the training. Created in the scope of the caller."""
 
     def __init__(self, program: Program) -> None:
         self._program, self._seen = program, ExamplesSeen()
@@ -98,21 +97,21 @@ class Meters:
             metric.reset_state()
 
     def measure(self, batch: tuple[Any, ...]) -> Measured:
-        """What the model makes of a batch: (features, label) or (features, label, weight)."""
+        """Runs the model on a batch: (features, label) or (features, label, weight)."""
         features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(batch)
         prediction = self._program.network(features, training=False)
         losses = self._losses_of(label, prediction, weight)
         return Measured(label, prediction, () if weight is None else weight, losses)
 
     def _losses_of(self, label: Any, prediction: Any, weight: Any) -> dict[str, tf.Tensor]:
-        """The mean losses of a batch by name: in all, with the model's regularisation, and of several outputs each."""
+        """The mean losses of a batch by name: the total, with regularization, and those of several outputs."""
         network = self._program.network
         by_output = keras.losses_by_output(network.compiled_loss, label, prediction, weight)
         several = {f"{name}_loss": value for name, value in by_output.items()} if len(self._losses) > 1 else {}
         return {"loss": tf.add_n([*by_output.values(), *network.losses]), **several}
 
     def update(self, measured: Measured) -> None:
-        """Takes in batches of examples."""
+        """Updates the metrics with batches of examples."""
         label, prediction, weight, losses = measured
         for name, loss in losses.items():
             self._losses[name].update_state(loss, sample_weight=measured.num_examples)
@@ -121,16 +120,16 @@ class Meters:
         if self._outside is not None:
             self._outside.update_state(objective.num_outside(prediction))
 
-    def found(self, mode: str, step: int) -> Evaluation:
-        """The metrics of what was taken in since the last reset.
+    def result(self, mode: str, step: int) -> Evaluation:
+        """The metrics since the last reset.
 
         Raises:
-          ConfigError: predictions were no probabilities, which loss and metrics take.
+          ConfigError: predictions were no probabilities, which loss and metrics need.
         """
         if self._outside is not None and (count := int(self._outside.result())):
             raise objective.outside_error(count, "the evaluation data")
         return Evaluation(mode, step, int(self._seen.result()), self.values())
 
     def values(self) -> dict[str, float]:
-        """The metrics by name, so far."""
+        """The current metrics by name."""
         return {metric.name: float(metric.result()) for metric in (*self._losses.values(), *self._metrics.metrics)}

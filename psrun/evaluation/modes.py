@@ -1,4 +1,4 @@
-"""Which evaluation a run has, of those that psrun does itself between epochs."""
+"""Creates the evaluation that psrun runs between epochs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Evaluator(Protocol):
     """Evaluates a program when no step runs."""
 
     def evaluate(self, step: int, progress: Callable[[], None]) -> Evaluation:
-        """Metrics of the variables as they are; `step` is what the training has reached.
+        """Metrics of the current variables; `step` is the current step of the training.
 
         Args:
           progress: called periodically during the evaluation.
@@ -30,10 +30,10 @@ class Evaluator(Protocol):
 
 
 def make(program: Program) -> Evaluator | None:
-    """The evaluation that the configuration names; None where the session does none.
+    """The configured evaluation; None if the session runs none.
 
     Raises:
-      ConfigError: the evaluation data never ends, or is not what the model is trained on.
+      ConfigError: the evaluation data never ends, or differs in shape from the training data.
     """
     if program.config.evaluation.runs_on is None:
         return None
@@ -93,7 +93,7 @@ def _check_data(program: Program) -> None:
         raise ConfigError([Problem("data", "the evaluation data is endless; remove .repeat()")])
     here, there = (
         tf.nest.map_structure(lambda spec: f"{spec.shape[1:]} {spec.dtype.name}", specs)
-        for specs in (evaluation.element_spec[:2], program.batch_spec[:2])  # weights may come with the one alone
+        for specs in (evaluation.element_spec[:2], program.batch_spec[:2])  # either may have weights
     )
     if here != there:
         raise ConfigError(

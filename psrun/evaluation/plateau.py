@@ -1,4 +1,4 @@
-"""Whether a metric has stopped becoming better: the rule behind early stopping and lowering the learning rate."""
+"""Detects that a metric no longer improves, for early stopping and reduce_lr."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from psrun.config.run_config import EarlyStopping
 
 
 class Plateau:
-    """Counts evaluations in a row without a better one.
+    """Counts consecutive evaluations without an improvement.
 
     The rule is that of `tf_keras.callbacks.EarlyStopping` and `ReduceLROnPlateau` (there with `cooldown=0`).
 
     Attributes:
       best: the best value so far; None before the first.
-      waited: evaluations since then.
+      waited: number of evaluations since then.
     """
 
     def __init__(self, rule: EarlyStopping) -> None:
@@ -25,17 +25,17 @@ class Plateau:
 
     @property
     def reason(self) -> str:
-        """What it means that the plateau is reached."""
+        """The message for a reached plateau."""
         times = "1 evaluation" if self.rule.patience == 1 else f"{self.rule.patience} evaluations"
         return f"{self.rule.metric} has not improved in {times}"
 
     @property
     def state(self) -> dict[str, Any]:
-        """What `restore` takes, in values that JSON knows."""
+        """The state for `restore`, as JSON values."""
         return {"rule": self._counts, "best": self.best, "waited": self.waited}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """Goes on from a state, where it is one of the same metric, compared in the same way; returns whether it is."""
+        """Restores a state of the same metric and mode; returns whether it was one."""
         same = state["rule"] == self._counts
         if same:
             self.best, self.waited = state["best"], state["waited"]
@@ -46,7 +46,7 @@ class Plateau:
         return [self.rule.metric, self.rule.mode, self.rule.min_delta]
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
-        """Takes in one evaluation; whether patience has run out with it, after which it is counted anew.
+        """Processes one evaluation; returns whether patience has run out, and then resets the count.
 
         An evaluation without the metric does not count; NaN is never better.
         """

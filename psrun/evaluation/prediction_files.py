@@ -1,4 +1,4 @@
-"""Files of predictions, one row an example, in the order in which they come."""
+"""Files of predictions, one row per example, in order."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import tensorflow as tf
 
 from psrun.errors import PsrunError
 
-Write = Callable[[np.ndarray, np.ndarray], None]  # labels and predictions of a batch, examples along the first axis
+Write = Callable[[np.ndarray, np.ndarray], None]  # of a batch, with examples along the first axis
 ClassNames = Sequence[str] | None
 
 
 @contextlib.contextmanager
 def csv_writer(path: Path, class_names: ClassNames = None) -> Iterator[Write]:
-    """Rows of label and prediction; more than one value of either in columns with numbers: prediction_0, ...
+    """Rows of label and prediction; several values of either have numbered columns: prediction_0, ...
 
-    Where classes have names, the label is one, and where there is a probability for each, the columns are named by them
-    and `class` is the most probable one. Numbers are written such that reading them as float32 gives the same bits.
+    If classes have names, the label is one, and the columns of probabilities have these names, with the most probable
+    one in `class`. Reading the numbers as float32 gives the same bits.
     """
     with path.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file)
@@ -43,7 +43,7 @@ def csv_writer(path: Path, class_names: ClassNames = None) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def tfrecord_writer(path: Path, class_names: ClassNames = None) -> Iterator[Write]:
-    """A `tf.train.Example` an example, with the features label and prediction, and class as in `csv_writer`."""
+    """One `tf.train.Example` per example, with the features label and prediction, and class as in `csv_writer`."""
     with tf.io.TFRecordWriter(str(path)) as writer:
 
         def write(labels: np.ndarray, predictions: np.ndarray) -> None:
@@ -60,10 +60,10 @@ WRITERS = {"csv": csv_writer, "tfrecord": tfrecord_writer}
 
 @contextlib.contextmanager
 def written(path: Path, file_format: str, class_names: ClassNames = None) -> Iterator[Write]:
-    """A writer of 'csv' or 'tfrecord'; the file is at `path` once all is written, and not before.
+    """A writer of 'csv' or 'tfrecord'; the file appears at `path` when it is complete.
 
     Args:
-      class_names: of the classes 0, 1, ... that labels are; None where they have none, or labels are no classes.
+      class_names: of the classes 0, 1, ...; None without names, or if labels are no classes.
 
     Raises:
       PsrunError: the disk is full or the file cannot be written.
@@ -82,7 +82,7 @@ def written(path: Path, file_format: str, class_names: ClassNames = None) -> Ite
 
 
 def _columns(labels: np.ndarray, predictions: np.ndarray, class_names: ClassNames) -> dict[str, np.ndarray]:
-    """What is written of a batch, by name: arrays of shape (examples, values of one)."""
+    """The columns of a batch by name: arrays of shape (examples, values per example)."""
     columns = {"label": _flat(labels), "prediction": _flat(predictions)}
     if class_names is None:
         return columns

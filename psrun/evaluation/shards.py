@@ -1,7 +1,7 @@
-"""The evaluation data in shards, each read and run through the model by one closure on a worker.
+"""Splits evaluation data into shards; one closure on a worker reads a shard and runs the model on it.
 
-A shard is a number of consecutive batches. Its closure returns plain values and changes no variable, so that one that
-was on a worker that is lost can run again elsewhere: each example counts exactly once.
+A shard is a number of consecutive batches. Its closure returns plain values and changes no variable, so that it can run
+again elsewhere if its worker is lost: each example counts exactly once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from psrun.cluster.inflight_closures import InFlightClosures
 from psrun.program.compiled_model import Program
 
 _IN_FLIGHT_PER_WORKER = 2
-# Enough that a worker that is done early finds work, and little is done again when one is lost.
+# Enough that a fast worker finds more work, and little work is repeated when a worker is lost.
 SHARDS_PER_WORKER = 4
 
 
@@ -23,11 +23,11 @@ class Shards:
     """Runs a function over the evaluation data of a program on its workers, when no step runs.
 
     Args:
-      num_shards: no more than there are batches.
-      of_batch: from a batch to a nest of tensors with the examples along the first axis.
+      num_shards: at most the number of batches.
+      of_batch: a function of a batch that returns a nest of tensors with the examples along the first axis.
 
     Attributes:
-      spec: of what `of_batch` returns, for any number of examples.
+      spec: of the result of `of_batch`, for any number of examples.
     """
 
     def __init__(self, program: Program, num_shards: int, of_batch: Callable[[Any], Any]) -> None:
@@ -35,15 +35,15 @@ class Shards:
         assert distribution.coordinator is not None
         self._program, self._coordinator = program, distribution.coordinator
         self._num_shards, self._of_batch = num_shards, of_batch
-        # Traced now, and concrete, as `schedule` would trace again in the strategy's scope: a trace is sent to all
-        # workers with Python's lock held, and one that hangs or is cut off would stop every thread of this process.
+        # Traced now, and concrete, because `schedule` would trace again in the strategy's scope: a trace is sent to all
+        # workers under Python's GIL, and a hung or unreachable worker would stop every thread of this process.
         self._closure = tf.function(self._over_shard).get_concrete_function(tf.TensorSpec([], tf.int64))
         self.spec = tf.nest.map_structure(_any_number, self._closure.structured_outputs)
 
     def results(self) -> Iterator[Any]:
-        """What `of_batch` returns for all examples of a shard, as arrays, shard by shard, in the order of the examples.
+        """The results of `of_batch` as arrays, shard by shard, in the order of the examples.
 
-        Few shards are on their way at a time, so the results of no more than these are in memory.
+        Few shards are in flight at a time, which bounds the memory for results.
 
         Raises:
           tf.errors.OpError: a parameter server was lost, or the data cannot be read.
@@ -69,7 +69,7 @@ class Shards:
 
 
 def _array(batch: tf.TensorSpec) -> tf.TensorArray:
-    """Takes the batches of a shard, of any size."""
+    """Selects the batches of a shard, of any size."""
     shape = [None, *batch.shape[1:]]
     return tf.TensorArray(batch.dtype, size=0, dynamic_size=True, infer_shape=False, element_shape=shape)
 

@@ -1,1 +1,1 @@
-"""Models that conf/model names. Each is a function of a data source (and options) to a model."""
+"""The models of conf/model. Each is a function of a data source and options that returns a model."""

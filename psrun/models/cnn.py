@@ -11,7 +11,7 @@ from psrun.models.model import Model, head, hidden, inputs
 
 
 def cnn(source: DataSource, *, filters: Sequence[int] = (16, 32), hidden_units: Sequence[int] = (64,)) -> Model:
-    """3 x 3 convolutions, each halved by max pooling, then ReLU layers; over the one image feature of the data."""
+    """3 x 3 convolutions, each followed by max pooling, then ReLU layers, on the only image feature of the data."""
     tensors = inputs(dict(source.features))
     (tensor,) = tensors.values()
     for channels in filters:

@@ -11,7 +11,7 @@ from psrun.models.model import Model, floats, head, hidden, network_inputs, prep
 
 
 def dense(source: DataSource, *, hidden_units: Sequence[int] = (64, 32)) -> Model:
-    """ReLU layers of `hidden_units` over all float features."""
+    """ReLU layers of `hidden_units` on all float features."""
     preprocessing, num_ids = prepared(source)
     tensors = network_inputs(source, num_ids)
     network = tf_keras.Model(tensors, head(hidden(floats(tensors), hidden_units), source))

@@ -24,11 +24,11 @@ def dlrm(
     deduplicate: bool | str = "auto",
     wire: str = "float32",
 ) -> Model:
-    """An MLP over the numbers meets the rows of all ids in dot products of each with each; an MLP is over these.
+    """Dot products of all pairs of the rows of ids and the output of a bottom MLP on the numbers; a top MLP on these.
 
-    Tables are (ids, embedding_dim), one of each a feature with ids but for those that share one. The bottom MLP ends in
-    a vector of `embedding_dim`, which takes part in the products as a row does, and goes to the top MLP beside them, as
-    in the paper.
+    Tables are (ids, embedding_dim), one per feature with ids unless features share one. The bottom MLP returns
+    `embedding_dim` numbers; they take part in the products like a row, and are also an input of the top MLP, as in the
+    paper.
 
     Args:
       shared_tables: see `psrun.models.tables.of`.
@@ -43,7 +43,7 @@ def dlrm(
             [Problem("model", f"dlrm requires features with ids; the data has {', '.join(source.features)}")]
         )
     tensors = network_inputs(source, num_ids)
-    found = tables.rows(
+    by_feature = tables.rows(
         tables.of(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared_tables),
         tensors,
         lambda table: layers.Embedding(
@@ -51,7 +51,7 @@ def dlrm(
         ),
     )
     add = {"axis": 1, "keepdims": True}
-    rows = [tf_keras.layers.Lambda(tf.reduce_sum, arguments=add)(found[name]) for name in num_ids]
+    rows = [tf_keras.layers.Lambda(tf.reduce_sum, arguments=add)(by_feature[name]) for name in num_ids]
     numbers = hidden(floats(tensors), [*bottom_units, embedding_dim])
     vectors = tf_keras.layers.Concatenate(axis=1)([tf_keras.layers.Reshape((1, embedding_dim))(numbers), *rows])
     top = hidden(concatenated([numbers, Interactions()(vectors)]), top_units)

@@ -9,7 +9,7 @@ from psrun.models.model import Model, concatenated, head, network_inputs, prepar
 
 
 def embedding(source: DataSource, *, embedding_dim: int = 20) -> Model:
-    """Each feature with ids is embedded in a table of its own and averaged over its values.
+    """Embeds each feature with ids in its own table, and averages over its values.
 
     The tables have shape (ids, embedding_dim); with a vocabulary, row 0 is for values outside of it.
     """

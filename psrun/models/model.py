@@ -1,4 +1,4 @@
-"""What a model function returns, and the layers that several models begin with."""
+"""The return value of model functions, and layers that several models share."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Preprocessing = Callable[[dict[str, tf.Tensor]], Any]
 
 @dataclass(frozen=True)
 class Model:
-    """A model with what belongs to it. A model function may also return a plain `tf_keras.Model`.
+    """A network with its preprocessing, loss and metrics. A model function may also return a plain `tf_keras.Model`.
 
     Attributes:
       network: from (preprocessed) features by name, or from the only one, to the prediction: probabilities of shape
-        (batch, 1) where the data's task is binary, (batch, num_classes) where it is multiclass; numbers (batch, 1) for
-        a regression.
-      preprocessing: from a batch of raw features to what `network` takes; runs in the input pipeline, on the workers.
-      loss: as Keras' `compile` takes it, by output where there are several; None for the usual one of the data's task.
-        `model.loss` takes its place.
-      metrics: makes new metric objects, a list or lists by output; None for the usual ones of the data's task.
-        `model.metrics` takes its place.
-      from_logits: whether `network` returns logits in place of probabilities; None where `model.from_logits` or the
-        loss has from_logits=True.
-      unused: features of the data that `network` makes nothing of; a run warns of them.
+        (batch, 1) for binary tasks and (batch, num_classes) for multiclass tasks; numbers (batch, 1) for a
+        regression.
+      preprocessing: from a batch of raw features to the inputs of `network`; runs in the workers' input pipeline.
+      loss: as Keras' `compile` takes it, by output if there are several; None for the default of the data's task.
+        `model.loss` replaces it.
+      metrics: creates new metric objects, a list or lists by output; None for the defaults of the data's task.
+        `model.metrics` replaces it.
+      from_logits: whether `network` returns logits instead of probabilities; None: as `model.from_logits` or the
+        from_logits of the loss.
+      unused: features of the data that `network` ignores; a run warns about them.
     """
 
     network: tf_keras.Model
@@ -48,11 +48,11 @@ def inputs(features: dict[str, Feature]) -> dict[str, tf_keras.Input]:
 
 
 def prepared(source: DataSource) -> tuple[tf_keras.Model | None, dict[str, int]]:
-    """Preprocessing that replaces strings and features with a vocabulary by ids, and scales numbers; others pass.
+    """Preprocessing that replaces strings and features with a vocabulary by ids, and scales numbers.
 
     Returns:
-      The preprocessing (None where nothing is to be done), and the number of ids of each feature that has them. With a
-      vocabulary id 0 stands for values outside of it.
+      The preprocessing (None if it is not needed), and the number of ids of each feature with ids. With a vocabulary,
+      id 0 is for values outside of it.
     """
     raw = inputs(dict(source.features))
     num_ids: dict[str, int] = {}
@@ -85,7 +85,7 @@ def _looked_up(name: str, feature: Feature, tensor: tf.Tensor) -> tuple[tf.Tenso
 
 
 def network_inputs(source: DataSource, num_ids: dict[str, int]) -> dict[str, tf_keras.Input]:
-    """Keras inputs for what `prepared` gives: int64 ids in place of the features that have them."""
+    """Keras inputs for the result of `prepared`: int64 ids for the features with ids."""
     features = {
         name: Feature(feature.shape, tf.int64) if name in num_ids else feature
         for name, feature in source.features.items()
@@ -94,7 +94,7 @@ def network_inputs(source: DataSource, num_ids: dict[str, int]) -> dict[str, tf_
 
 
 def hidden(tensor: tf.Tensor, units: Sequence[int], dropout: float = 0.0) -> tf.Tensor:
-    """A stack of ReLU layers, each followed by dropout where there is any."""
+    """A stack of ReLU layers, each followed by dropout if `dropout` is positive."""
     for width in units:
         tensor = tf_keras.layers.Dense(width, activation="relu")(tensor)
         if dropout:
@@ -103,30 +103,33 @@ def hidden(tensor: tf.Tensor, units: Sequence[int], dropout: float = 0.0) -> tf.
 
 
 def head(tensor: tf.Tensor, source: DataSource) -> tf.Tensor:
-    """The last layer that the data's task wants: a probability, one a class, or a number."""
+    """The last layer for the data's task: one probability, one per class, or a number."""
     activation = {"binary": "sigmoid", "multiclass": "softmax", "regression": None}[source.task]
     return tf_keras.layers.Dense(source.num_classes, activation=activation, name="prediction")(tensor)
 
 
 def floats(tensors: dict[str, tf.Tensor]) -> tf.Tensor:
-    """All float inputs, flattened and side by side: (batch, sum of sizes).
+    """All float inputs, flattened and concatenated: (batch, sum of sizes).
 
     Raises:
-      ValueError: there is none.
+      ValueError: there are no float inputs.
     """
     flat = [tf_keras.layers.Flatten()(tensor) for tensor in tensors.values() if tensor.dtype == tf.float32]
+    if not flat:
+        features = ", ".join(f"{name} ({tensor.dtype.name})" for name, tensor in tensors.items())
+        raise ValueError(f"the data has no features that this model can use: it needs float32, and there is {features}")
     return concatenated(flat)
 
 
 def concatenated(tensors: list[tf.Tensor]) -> tf.Tensor:
-    """`tensors` side by side; a single one as it is."""
+    """The concatenation of `tensors`; a single tensor is unchanged."""
     if not tensors:
         raise ValueError("the data has no features that this model can use")
     return tensors[0] if len(tensors) == 1 else tf_keras.layers.Concatenate()(tensors)
 
 
 def refuse_single_files(network: tf_keras.Model) -> None:
-    """Makes `save` and `save_weights` of a sharded model refuse .keras and .h5: they save, and cannot be loaded."""
+    """Makes `save` and `save_weights` of a sharded model refuse .keras and .h5, which Keras could not load again."""
 
     def refusing(method: Callable[..., None]) -> Callable[..., None]:
         def call(filepath: Any, *arguments: Any, **options: Any) -> None:

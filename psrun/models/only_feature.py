@@ -1,4 +1,4 @@
-"""Models of one input, as Keras' users write them, on data of one feature: it is passed as itself, without a name."""
+"""Models with one unnamed input on data with one feature."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from psrun.models.model import Model
 
 
 def passed(model: Model, features: Collection[str]) -> Model:
-    """`model` with preprocessing that takes the only feature out, where its network takes one tensor.
+    """`model` with preprocessing that selects the only feature, if its network takes one tensor.
 
     A model with its own preprocessing is unchanged: the preprocessing defines the inputs of the network.
 
     Raises:
-      ConfigError: the network takes one tensor, and there are several features.
+      ConfigError: the network takes one tensor, but there are several features.
     """
     if model.preprocessing is not None or not _takes_one_tensor(model.network, features):
         return model
@@ -34,7 +34,7 @@ def _only(features: Mapping[str, tf.Tensor]) -> tf.Tensor:
 
 
 def _takes_one_tensor(network: tf_keras.Model, features: Collection[str]) -> bool:
-    """Whether it takes one tensor, and not features by name; a subclass of Model takes them by name."""
+    """Whether the network takes one tensor instead of features by name; subclasses of Model take features by name."""
     if isinstance(network, tf_keras.Sequential) and not network.inputs:
         return bool(network.layers) and _of_keras(network.layers[0], features)
     names = getattr(network, "input_names", None) or []
@@ -44,7 +44,7 @@ def _takes_one_tensor(network: tf_keras.Model, features: Collection[str]) -> boo
 
 
 def _of_keras(layer: tf_keras.layers.Layer, features: Collection[str]) -> bool:
-    """Whether the first layer takes one tensor: one of Keras', most of which do, or a model that does."""
+    """Whether the first layer takes one tensor, as most of Keras' layers do, or is a model that does."""
     if isinstance(layer, tf_keras.Model):
         return _takes_one_tensor(layer, features)
     by_name = isinstance(layer, tf_keras.layers.DenseFeatures | tf_keras.layers.Lambda)

@@ -1,4 +1,4 @@
-"""Which table the rows of a feature's ids are in: one of its own, or one that several features share."""
+"""Assigns features with ids to tables: one per feature, or one that several features share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from psrun.data.source import DataSource, Feature
 from psrun.errors import ConfigError, Problem
 
 _KEY = "model.shared_tables"
-_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # what TensorFlow takes for the name of a variable
+_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # valid names of variables in TensorFlow
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Table:
     """An embedding table.
 
     Attributes:
-      name: that of its feature, or the one it is shared under.
-      features: whose ids are looked up in it.
-      num_ids: how many there are, from 0 on.
-      dim: numbers a row.
+      name: the name of its feature, or of the shared table.
+      features: the features with ids in it.
+      num_ids: number of ids; ids start at 0.
+      dim: numbers per row.
     """
 
     name: str
@@ -44,16 +44,16 @@ def of(
     embedding_dim: int | Mapping[str, int],
     shared_tables: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Table]:
-    """The tables of all features with ids, in the order of these.
+    """The tables of all features with ids, in the order of the features.
 
     Args:
-      num_ids: as `prepared` gives them.
-      embedding_dim: of all features; or by name, and as 'default' of those that are not named.
-      shared_tables: by the name of a table, two or more features whose ids it holds; None for none.
+      num_ids: as from `prepared`.
+      embedding_dim: of all features; or by name of the feature, and 'default' for the others.
+      shared_tables: two or more features by the name of their table; None for none.
 
     Raises:
-      ConfigError: one of both names a feature that has no ids; a width is missing or below 1; features that share a
-        table differ in their values or widths, or are in two tables; a table cannot have its name.
+      ConfigError: an argument names a feature without ids; a width is missing or below 1; features that share a table
+        differ in their values or widths, or are in two tables; the name of a table is invalid.
     """
     dims = _dims(embedding_dim, num_ids)
     shared = _listed(shared_tables)
@@ -72,43 +72,43 @@ def of(
 def rows(
     tables: Iterable[Table], ids: Mapping[str, tf.Tensor], make: Callable[[Table], tf_keras.layers.Layer]
 ) -> dict[str, tf.Tensor]:
-    """The rows of each feature's ids: of the shape of these and, as the last axis, the table's `dim`.
+    """The rows of each feature's ids, with the shape of the ids and a last axis of the table's `dim`.
 
     Args:
       ids: (batch, *shape) of each feature.
-      make: the layer that looks ids up in a table.
+      make: creates the layer of a table.
     """
-    found = {}
+    by_feature = {}
     for table in tables:
         layer, own = make(table), [ids[name] for name in table.features]
         if len(own) == 1:
-            found[table.features[0]] = layer(own[0])
+            by_feature[table.features[0]] = layer(own[0])
             continue
-        # In one call: a row that several features ask for is sent once, and its gradients are summed before that.
+        # One call: a row that several features use is sent once, and its gradients are summed first.
         flat = [tf_keras.layers.Flatten()(tensor) for tensor in own]
         parts = tf.split(layer(tf_keras.layers.Concatenate()(flat)), [tensor.shape[1] for tensor in flat], axis=1)
         for name, part in zip(table.features, parts):
-            found[name] = tf_keras.layers.Reshape((*ids[name].shape[1:], table.dim))(part)
-    return found
+            by_feature[name] = tf_keras.layers.Reshape((*ids[name].shape[1:], table.dim))(part)
+    return by_feature
 
 
 def _dims(embedding_dim: int | Mapping[str, int], num_ids: Mapping[str, int]) -> dict[str, int]:
-    """How wide the rows of each feature with ids are."""
+    """The width of the rows of each feature with ids."""
     given = {"default": embedding_dim} if isinstance(embedding_dim, int) else dict(embedding_dim)
-    found = {name: given.get(name, given.get("default")) for name in num_ids}
+    widths = {name: given.get(name, given.get("default")) for name in num_ids}
     unknown = [name for name in given if name not in num_ids and name != "default"]
-    bad = [name for name, width in found.items() if not isinstance(width, int) or width < 1]
+    bad = [name for name, width in widths.items() if not isinstance(width, int) or width < 1]
     if unknown or bad:
-        problem = f"names {unknown[0]!r}, which has no ids" if unknown else f"gives {bad[0]} the width {found[bad[0]]}"
+        problem = f"names {unknown[0]!r}, which has no ids" if unknown else f"gives {bad[0]} the width {widths[bad[0]]}"
         raise ConfigError([Problem("model.embedding_dim", f"{problem}; features with ids are {', '.join(num_ids)}")])
-    return {name: int(width) for name, width in found.items() if width is not None}
+    return {name: int(width) for name, width in widths.items() if width is not None}
 
 
 def _listed(shared_tables: Any) -> dict[str, list[str]]:
     """`shared_tables` as names of tables with their features.
 
     Raises:
-      ConfigError: it is something else.
+      ConfigError: it is not a mapping of names to features.
     """
     wanted = "must map table names to features, as in {item: [clicked, bought]}"
     if shared_tables is None:
@@ -124,7 +124,7 @@ def _listed(shared_tables: Any) -> dict[str, list[str]]:
 def _of_names(
     shared: Mapping[str, Sequence[str]], num_ids: Mapping[str, int], known: Mapping[str, Feature]
 ) -> Iterable[Problem]:
-    """Names of tables and features that cannot be."""
+    """Problems with the names of tables and features."""
     held_by: dict[str, str] = {}
     for table, features in shared.items():
         key = f"{_KEY}.{table}"
@@ -148,7 +148,7 @@ def _of_names(
 def _of_pairs(
     shared: Mapping[str, Sequence[str]], known: Mapping[str, Feature], dims: Mapping[str, int]
 ) -> Iterable[Problem]:
-    """Features that cannot be in one table, as an id must be of the same value in all of them."""
+    """Features that cannot share a table, because an id must stand for the same value in all of them."""
     for table, (first, *others) in shared.items():
         for other in others:
             difference = _difference(known[first], known[other])
@@ -162,7 +162,7 @@ def _of_pairs(
 
 
 def _difference(one: Feature, other: Feature) -> str | None:
-    """What makes ids of two features stand for other values; None where the same value has the same id."""
+    """The reason why ids of two features stand for different values; None if they agree."""
     if one.dtype != other.dtype:
         return f"values of type {one.dtype.name} and {other.dtype.name}"
     ours, theirs = one.vocabulary, other.vocabulary
@@ -179,7 +179,7 @@ def _difference(one: Feature, other: Feature) -> str | None:
 
 
 def _ids(feature: Feature) -> str:
-    """Where the ids of a feature come from."""
+    """The source of the ids of a feature."""
     if feature.vocabulary is None:
         return f"num_buckets {feature.num_buckets}"
     if isinstance(feature.vocabulary, Path):

@@ -22,18 +22,17 @@ def two_tower(
     shared_tables: Mapping[str, Sequence[str]] | None = None,
     hidden_units: Sequence[int] = (64, 32),
 ) -> Model:
-    """A tower of ReLU layers over the features of the query and one over all others; their dot product is the logit.
+    """A tower of ReLU layers on the features of the query and one on all others; their dot product is the logit.
 
-    Rows of ids are looked up in tables of (ids, embedding_dim), one of each a feature with ids but for those that share
-    one, be it across both towers; numbers go in as they are. Here both towers are trained on labels of pairs; the paper
-    trains them by the softmax over a batch's items.
+    Tables are (ids, embedding_dim), one per feature with ids unless features, also of both towers, share one; numbers
+    are direct inputs. Here both towers are trained on labels of pairs; the paper uses the softmax over a batch.
 
     Args:
       embedding_dim, shared_tables: see `psrun.models.tables.of`.
 
     Raises:
-      ConfigError: `query_features` names one that the data has not or one twice, or leaves one of the towers without
-        features; there are no `hidden_units`, or the labels are not binary.
+      ConfigError: `query_features` names an unknown feature, repeats one, or leaves a tower without features; there are
+        no `hidden_units`, or the labels are not binary.
     """
     if not hidden_units:
         raise ConfigError(

@@ -20,10 +20,10 @@ def wide_deep(
     hidden_units: Sequence[int] = (64, 32),
     dropout: float = 0.0,
 ) -> Model:
-    """The sum of a linear model (a weight a value of each categorical feature) and an MLP over embeddings and floats.
+    """The sum of a linear model (one weight per value of a categorical feature) and an MLP on embeddings and floats.
 
-    Both parts meet in the last layer, as in the paper. Tables are (ids, 1), one of each a feature with ids, and
-    (ids, embedding_dim), one of each a feature but for those that share one; with a vocabulary, row 0 is for values
+    The last layer combines both parts, as in the paper. Tables are (ids, 1), one per feature with ids, and
+    (ids, embedding_dim), one per feature with ids unless features share one; with a vocabulary, row 0 is for values
     outside of it. The weights of the linear part are never shared.
 
     Args:

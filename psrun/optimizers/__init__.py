@@ -1,1 +1,1 @@
-"""tf-keras optimizers whose step on an embedding table costs what the batch touches, however many rows there are."""
+"""tf-keras optimizers for large tables: a step costs time for the rows of the batch, not for all rows."""

@@ -1,4 +1,4 @@
-"""What an optimizer's step costs on an embedding table."""
+"""The cost of an optimizer's step on an embedding table."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SPARSE = (
 
 
 def updates_all_rows(optimizer: Any) -> bool:
-    """Whether a step reads and writes all of a table, also the rows that no example of the batch has."""
+    """Whether a step reads and writes the whole table, not only the rows of the batch."""
     return not getattr(optimizer, "touches_rows_only", isinstance(optimizer, _SPARSE))
 
 
 def of_dense_tables(optimizer: Any, placed: Iterable[Placed]) -> list[str]:
-    """For each table of more than `MANY_ROWS` rows that the optimizer updates as a whole: what that costs."""
+    """Warnings with the cost of each table of more than `MANY_ROWS` rows that the optimizer updates as a whole."""
     placed = list(placed)
     if not updates_all_rows(optimizer):
         return []
@@ -43,5 +43,5 @@ def of_dense_tables(optimizer: Any, placed: Iterable[Placed]) -> list[str]:
 
 
 def _is_of(shard: Placed, table: str) -> bool:
-    """Whether it is of the table or of a slot of it, whose name ends with the table's."""
+    """Whether the variable is the table or a slot of it: names of slots end with the name of the table."""
     return shard.variable == table or shard.variable.endswith(f"/{table}")

@@ -1,4 +1,4 @@
-"""Updating the rows of a variable that a batch has touched, where the variable is."""
+"""Updates the rows of a variable that a batch uses, on the device of the variable."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import tensorflow as tf
 from psrun.tf_internals.tracing import not_inlined
 
 NOT_FINITE = "not finite: the gradient of"
-# From the touched rows of the variable and of its slots, the gradients summed by row, and further numbers, to the new
-# rows of each.
+# A function of the used rows of the variable and of its slots, the gradients summed by row, and further numbers; it
+# returns the new rows of each.
 Formula = Callable[..., Sequence[tf.Tensor]]
 
 
@@ -23,25 +23,25 @@ def replace(
     label: str,
     lock: tf.CriticalSection | None = None,
 ) -> None:
-    """Puts what `formula` makes of the rows that a gradient touches in their place.
+    """Replaces the rows that a gradient uses by the results of `formula`.
 
-    TensorFlow's own sparse kernels go through the rows one by one, in one thread; gathering them, computing with all at
-    once and putting them back is faster. It is a read, a computation and a write: of two that meet on a row one is
-    lost, unless a lock keeps them apart.
+    TensorFlow's sparse kernels process rows one by one, in one thread; gathering them, computing all at once and
+    scattering them is faster. This is a read and a later write: of two concurrent updates of a row one is lost, unless
+    a lock separates them.
 
     Args:
       variables: a variable and its slots, all on one device and with the same first axis.
-      gradient: may have a row more than once.
-      numbers: what the formula takes besides rows and gradients.
+      gradient: may contain a row several times.
+      numbers: further arguments of the formula.
       label: the name of the variable in messages.
 
     Raises:
-      tf.errors.InvalidArgumentError: when run: the gradient is not finite. Nothing of it is applied.
+      tf.errors.InvalidArgumentError: when run: the gradient is not finite. No part of it is applied.
     """
     rows, position = tf.unique(gradient.indices)
     summed = tf.math.unsorted_segment_sum(gradient.values, position, tf.size(rows))
-    # A weight that all examples use shows in the next loss; a row that is seldom asked for would be spoilt unseen.
-    # The check of each number would cost 2 % of a step, that of their sum nothing.
+    # A bad weight that all examples use shows in the next loss; a bad row that is rarely used would go unnoticed.
+    # Checking each number would cost 2 % of a step, checking their sum costs nothing.
     with tf.control_dependencies([tf.debugging.check_numerics(tf.reduce_sum(summed), f"{NOT_FINITE} {label}")]):
         summed = tf.identity(summed)
 
@@ -58,21 +58,20 @@ def replace(
 
 
 def replacing(variables: Sequence[tf.Variable], formula: Formula, *, label: str, locking: bool) -> Callable[..., None]:
-    """`replace` for these variables and this formula, run where they are, with a lock held meanwhile if asked for.
+    """`replace` for these variables and this formula, on their device, optionally under a lock.
 
-    It is a function of its own, and stays one. TensorFlow puts all releases of locks within one function in an order,
-    of whichever lock: two workers with several steps of several tables in one function would wait for each other for
-    ever. And a function that is merged with its caller leaves nodes for its arguments on any of their devices, so that
-    rows would go to the worker and back; its checks would wait for those of all other tables. A worker that is lost
-    while it waits for the lock lets others in beside the one that holds it.
+    It is a separate function that is not inlined. TensorFlow orders all lock releases within one function, of whichever
+    lock: two workers with several steps on several tables in one function would deadlock. And inlining leaves nodes for
+    the arguments on any of their devices, so that rows would travel to the worker and back, and checks would wait for
+    those of all other tables. If a worker is lost while it waits for the lock, the lock no longer excludes others.
     """
     device, lock = variables[0].device, None
     if locking:
         with tf.init_scope(), tf.device(device):
-            lock = tf.CriticalSection(shared_name=f"rows-{uuid.uuid4().hex}")  # without a name all would be one
+            lock = tf.CriticalSection(shared_name=f"rows-{uuid.uuid4().hex}")  # without a name, all locks would be one
 
     def update(indices: tf.Tensor, values: tf.Tensor, *numbers: tf.Tensor) -> None:
-        with tf.device(device):  # CriticalSection takes the lock when the numbers are there, not before
+        with tf.device(device):  # CriticalSection acquires the lock only when the numbers are available
             replace(variables, formula, tf.IndexedSlices(values, indices), *numbers, label=label, lock=lock)
 
     function = not_inlined(update)

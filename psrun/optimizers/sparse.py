@@ -1,8 +1,8 @@
-"""The optimizers themselves: Adagrad, row-wise Adagrad, lazy Adam, SGD and FTRL on the rows that a batch touches.
+"""Adagrad, row-wise Adagrad, lazy Adam, SGD and FTRL on the rows that a batch uses.
 
-Each is the tf-keras optimizer of that name but for sparse gradients: duplicates are summed on the parameter server that
-holds the shard, not on the worker, and only the rows that occur are read and written, with their slots. Dense gradients
-take the way of tf-keras.
+Each is the tf-keras optimizer of that name, except for sparse gradients: the parameter server that holds the shard, not
+the worker, sums duplicates, and only the used rows and their slots are read and written. tf-keras applies dense
+gradients.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from psrun.tf_internals.optimizers import SlotOptimizer
 
 
 class _OnTouchedRows(SlotOptimizer):
-    """What they have in common; stands before a tf-keras optimizer among the base classes.
+    """The common part; a base class before a tf-keras optimizer.
 
     Args:
-      locking: whether updates of a shard on a parameter server exclude each other. Without, of two workers' updates of
-        the same row at the same time one is lost.
+      locking: whether updates of a shard on a parameter server exclude each other. Without locking, one of two
+        concurrent updates of a row is lost.
     """
 
     touches_rows_only = True
@@ -40,9 +40,9 @@ class _OnTouchedRows(SlotOptimizer):
             )
 
     def build(self, var_list: list[tf.Variable]) -> None:
-        """Makes the slots, and what updates each variable, with its lock beside it.
+        """Creates the slots, and the update function of each variable, with its lock.
 
-        tf-keras would fill the slots here and send them: a slot of a large table would pass through this process.
+        tf-keras would compute the slots in this process and send them, also those of a large table.
         """
         tf_keras.optimizers.Optimizer.build(self, var_list)
         if not self.has_slots:
@@ -69,7 +69,7 @@ class _OnTouchedRows(SlotOptimizer):
                 )
 
     def _beside(self, variable: tf.Variable) -> list[tf.Variable]:
-        """The slots of a variable; of a copy of it on one of several devices, those on the same device."""
+        """The slots of a variable; for a copy on one of several devices, the slots on that device."""
         index = self.slot_index(variable)
         slots = [getattr(self, attribute)[index] for attribute in self._slot_kinds()]
         container = tf.distribute.get_strategy().extended.value_container(variable)
@@ -78,7 +78,7 @@ class _OnTouchedRows(SlotOptimizer):
         return [slot.values[which] if which is not None and hasattr(slot, "values") else slot for slot in slots]
 
     def update_step(self, gradient: Any, variable: tf.Variable) -> None:
-        """As in tf-keras; a sparse gradient may have a row more than once.
+        """As in tf-keras; a sparse gradient may contain a row several times.
 
         Raises:
           tf.errors.InvalidArgumentError: when run: a sparse gradient is not finite. Nothing of it is applied.
@@ -94,7 +94,7 @@ class _OnTouchedRows(SlotOptimizer):
             rows.replace([variable, *self._beside(variable)], self._formula, gradient, *numbers, label=_label(variable))
 
     def _dense_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
-        """What is done with a dense gradient."""
+        """Applies a dense gradient."""
         super().update_step(gradient, variable)
 
     def get_config(self) -> dict[str, Any]:
@@ -102,18 +102,18 @@ class _OnTouchedRows(SlotOptimizer):
 
     @abc.abstractmethod
     def _slot_kinds(self) -> dict[str, tuple[str, float]]:
-        """For each attribute of tf-keras' that holds slots, the name of them and the value that they start with."""
+        """The name and the initial value of the slots, by the attribute of tf-keras that holds them."""
 
     def _slot_shape(self, variable: tf.Variable) -> Sequence[int]:
         return variable.shape
 
     def _numbers(self) -> tuple[Any, ...]:
-        """What the formula takes besides rows and gradients, of this step."""
+        """Further arguments of the formula in this step."""
         return (self.learning_rate,)
 
     @abc.abstractmethod
     def _formula(self, variable: tf.Tensor, *others: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """New rows of the variable and its slots, from theirs, the summed gradients and the numbers."""
+        """New rows of the variable and its slots, from their rows, the summed gradients and the numbers."""
 
 
 class SparseAdagrad(_OnTouchedRows, tf_keras.optimizers.Adagrad):
@@ -128,17 +128,17 @@ class SparseAdagrad(_OnTouchedRows, tf_keras.optimizers.Adagrad):
     def _formula(self, variable: tf.Tensor, *others: tf.Tensor) -> tuple[tf.Tensor, ...]:
         accumulator, gradient, rate = others
         squares = tf.square(gradient)
-        if accumulator.shape[-1] != variable.shape[-1]:  # one a row; a gradient's shape is not always known
+        if accumulator.shape[-1] != variable.shape[-1]:  # one per row; the shape of a gradient may be unknown
             squares = tf.reduce_mean(squares, axis=-1, keepdims=True)
         accumulator += squares
         return variable - rate * gradient * tf.math.rsqrt(accumulator + self.epsilon), accumulator
 
 
 class RowwiseAdagrad(SparseAdagrad):
-    """Adagrad with one accumulator a row of an embedding table: accumulator += mean of g^2 over the row.
+    """Adagrad with one accumulator per row of an embedding table: accumulator += mean of g^2 over the row.
 
-    For tables of n rows and d columns the optimizer keeps n numbers rather than n d. Tables are the variables of two
-    axes named `embeddings`, as those of Keras' Embedding are; all others are updated as by `SparseAdagrad`.
+    For tables of n rows and d columns the optimizer keeps n numbers instead of n d. Tables are variables with two
+    axes and the name `embeddings`, as in Keras' Embedding; others are updated as by `SparseAdagrad`.
     Mudigere et al.: Software-Hardware Co-design for Fast and Scalable Training of Deep Learning Recommendation Models,
     ISCA 2022, section 4.1.4.
     """
@@ -161,7 +161,7 @@ def _is_table(variable: tf.Variable) -> bool:
 
 
 class LazyAdam(_OnTouchedRows, tf_keras.optimizers.Adam):
-    """Adam, of which the moments of a row are brought forward only in steps that touch it.
+    """Adam that updates the moments of a row only in steps that use the row.
 
     m = beta_1 m + (1 - beta_1) g; v = beta_2 v + (1 - beta_2) g^2;
     variable -= learning_rate sqrt(1 - beta_2^t) / (1 - beta_1^t) m / (sqrt(v) + epsilon), t the steps of all rows.
@@ -174,14 +174,14 @@ class LazyAdam(_OnTouchedRows, tf_keras.optimizers.Adam):
             raise ValueError("LazyAdam does not support amsgrad and adaptive_epsilon")
 
     def _dense_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
-        """In one kernel, where tf-keras takes some 25 for each variable."""
+        """Uses one kernel, where tf-keras uses about 25 per variable."""
         m, v = self._beside(variable)
         (alpha,) = self._numbers()
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
             m=m.handle,
             v=v.handle,
-            beta1_power=0.0,  # alpha is corrected already
+            beta1_power=0.0,  # alpha includes the bias correction
             beta2_power=0.0,
             lr=tf.cast(alpha, variable.dtype),
             beta1=self.beta_1,

@@ -1,1 +1,1 @@
-"""What a run trains: a compiled model with its data, loss, metrics and optimizer, built in the scope of a strategy."""
+"""The program of a run: a compiled model with data, loss, metrics and optimizer, built in the scope of a strategy."""

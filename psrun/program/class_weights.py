@@ -1,4 +1,4 @@
-"""Weights of examples by their class, as Keras' `fit(class_weight=...)` gives them: in training only."""
+"""Weights of examples by their class, as with Keras' `fit(class_weight=...)`: in training only."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def by_class(class_weight: Mapping[Any, float], source: DataSource, names: Seque
 
     Args:
       class_weight: by class number, or by the name of the class.
-      names: of the classes in order; None where they have none.
+      names: of the classes in order; None if they have none.
 
     Raises:
-      ConfigError: they are not those of the data's classes.
+      ConfigError: the weights do not match the classes of the data.
     """
     task = task_of(source)
     if task == "regression":
@@ -40,14 +40,14 @@ def by_class(class_weight: Mapping[Any, float], source: DataSource, names: Seque
 
 
 def weight_of(weights: list[float], label: Any, weight: tf.Tensor | None = None) -> tf.Tensor:
-    """The weights of a batch's examples by their class, times those that they have.
+    """The weights of the examples of a batch by their class, multiplied by their own weights.
 
     Args:
       label: class numbers, (batch,) or (batch, 1), or one-hot, (batch, classes).
       weight: (batch,) or (batch, 1); None for 1.
 
     Raises:
-      ConfigError: there are several labels, one an output.
+      ConfigError: there are several labels, one per output.
     """
     if tf.nest.is_nested(label):
         raise ConfigError([Problem(_KEY, "requires a model with one output; the labels have several")])
@@ -59,7 +59,7 @@ def weight_of(weights: list[float], label: Any, weight: tf.Tensor | None = None)
         classes = tf.argmax(label, axis=-1)
     if classes.dtype.is_floating:
         classes = tf.round(classes)
-    found = tf.gather(tf.constant(weights), tf.cast(classes, tf.int64))
+    by_class = tf.gather(tf.constant(weights), tf.cast(classes, tf.int64))
     if weight is None:
-        return found
-    return weight * tf.reshape(tf.cast(found, weight.dtype), tf.shape(weight))
+        return by_class
+    return weight * tf.reshape(tf.cast(by_class, weight.dtype), tf.shape(weight))

@@ -1,4 +1,4 @@
-"""What a run trains: data, model, optimizer, loss and metrics, built inside the strategy's scope."""
+"""The program of a run: data, model, optimizer, loss and metrics, built in the strategy's scope."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from psrun.program.make_model import make_model
 from psrun.program.train_step import OwnTrainStep, is_in
 from psrun.tf_internals import keras, optimizers
 
-# Workers' shuffles must differ, and so must those of seeds that stand side by side in a sweep.
+# The shuffles of workers must differ, and so must those of adjacent seeds in a sweep.
 _SEED_STRIDE = 1_000_003
 _STEP_STRIDE = 7919
 
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled network and its data. `network.optimizer` and all metrics are built: no variable is made later.
+    """A compiled network and its data. `network.optimizer` and all metrics are built: no variable is created later.
 
     Attributes:
-      own_step: where the network decides itself what a training step returns; None where Keras does.
+      own_step: wraps the network's own `train_step`; None if the network has Keras'.
     """
 
     config: RunConfig
@@ -56,12 +56,12 @@ class Program:
 
     @property
     def loss_names(self) -> list[str]:
-        """Of the losses that are reported: 'loss', and with several outputs one for each of them."""
+        """Names of the reported losses: 'loss', and with several outputs one per output."""
         return [metric.name for metric in self.network.compiled_loss.metrics]
 
     @property
     def metric_names(self) -> list[str]:
-        """Of the metrics that the network was compiled with."""
+        """Names of the metrics that the network was compiled with."""
         return [metric.name for metric in self.network.compiled_metrics.metrics if not isinstance(metric, ExamplesSeen)]
 
     @property
@@ -71,17 +71,17 @@ class Program:
 
     @property
     def may_be_logits(self) -> bool:
-        """Whether loss or metrics take probabilities, and the network could return something else."""
+        """Whether loss or metrics need probabilities, and the network may return something else."""
         return objective.may_be_logits(self.model, task_of(self.source))
 
     @functools.cached_property
     def sharding(self) -> str | None:
-        """By which policy workers that do every step together share the training data; see `sharding.policy`."""
+        """The policy by which synchronous workers share the training data; see `autoshard.policy`."""
         return autoshard.policy(self.config, self._batches)
 
     @property
     def own_streams(self) -> bool:
-        """Whether each worker reads a stream of its own; else each batch is read by all, who take parts of it."""
+        """Whether each worker reads a separate stream; else all workers read each batch and use parts of it."""
         return self.distribution.coordinator is not None or self.sharding not in (None, "data")
 
     def train_dataset(
@@ -91,10 +91,10 @@ class Program:
         differently.
 
         Args:
-          context: anything but None where called on a worker of a coordinator.
+          context: not None if called on a worker of a coordinator.
           first_step: of a resumed run; where there is more than one stream, it shuffles differently from the run
             before.
-          num_batches_done: how many of the first batches to leave out.
+          num_batches_done: number of batches to skip at the start.
           numbers: makes a dataset of the numbers of the batches to read. Then they come with numbers: that of the
             batch, and those of its examples plus the worker's index times how many examples there are.
         """
@@ -115,7 +115,7 @@ class Program:
         once, worker = self.config.data.visitation != "every_worker", tf.constant(0, tf.int64)
         if self.distribution.coordinator is not None and context is not None:
             worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
-        elif self.config.data.sharding == "off":  # else all would read the same at the same time
+        elif self.config.data.sharding == "off":  # else all would read the same batches at the same time
             worker = tf.constant(autoshard.index(self.distribution.strategy), tf.int64)
         own = tf.constant(seed, tf.int64) if once else worker + (seed + first_step * _STEP_STRIDE)
         ready = self._ready if self.class_weight is None else self._by_class
@@ -132,7 +132,7 @@ class Program:
 
     @functools.cached_property
     def batch_spec(self) -> Any:
-        """What a batch is like that the network is trained on.
+        """The spec of a training batch.
 
         Raises:
           ConfigError: the training data ends.
@@ -148,7 +148,7 @@ class Program:
 
     @functools.cached_property
     def weighted(self) -> bool:
-        """Whether examples to train on or to evaluate come with weights; those of classes do not count."""
+        """Whether training or evaluation examples have weights; class weights do not count."""
         trained = self.batch_spec
         if self.class_weight is not None:
             trained = self.source.train(batch_size=1, seed=tf.constant(0, tf.int64)).element_spec
@@ -159,7 +159,7 @@ class Program:
 
     @functools.cached_property
     def prediction_spec(self) -> Any:
-        """What the network makes of a batch; builds a network that is not built yet."""
+        """The spec of the network's outputs for a batch; builds a network that is not built yet."""
         if tf.executing_eagerly() and self.network.built:
             return traced_forward(self).structured_outputs
         features = tf.nest.map_structure(zeros, self.batch_spec[0])
@@ -167,12 +167,12 @@ class Program:
 
     @functools.cached_property
     def to_class_numbers(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
-        """Makes class numbers of a batch of labels; None where they come as such."""
+        """Converts a batch of labels to class numbers; None if they are class numbers."""
         return labels.to_class_numbers(self.source, self.config.data.label_vocabulary)
 
     @property
     def order(self) -> Order | None:
-        """Of the batches; None where they are not numbered."""
+        """The order of the batches; None if they are not numbered."""
         if self.config.data.visitation == "every_worker":
             return None
         assert isinstance(self.source, ByNumber)
@@ -204,13 +204,13 @@ class Program:
 
 
 def start_afresh(seed: int) -> None:
-    """Names and random numbers of a new process, whatever was built before in this one. Call before `build`."""
+    """Resets names and random numbers to those of a new process. Call before `build`."""
     tf_keras.backend.clear_session()
     tf_keras.utils.set_random_seed(seed)
 
 
 def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Program:
-    """Makes the model and everything that trains it, in the scope of the run's strategy.
+    """Creates the model and everything that trains it, in the scope of the run's strategy.
 
     Raises:
       ConfigError: model, data and options do not fit each other.
@@ -235,16 +235,16 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
             pss_evaluation_shards=num_eval_shards(run, source, distribution.num_workers) if exact else 0,
         )
     if distribution.strategy.num_replicas_in_sync > 1 and exact:
-        # Keras splits each batch, and would add up the labels and predictions of the parts to give them to metrics.
+        # Keras splits each batch, and would sum the labels and predictions of the parts for the metrics.
         model.network.distribute_reduction_method = "concat"
-    _ = program.sharding, program.to_class_numbers  # within a function, as a plan is made in, they cannot be found
+    _ = program.sharding, program.to_class_numbers  # cannot be computed in a function, in which a plan is traced
     return program
 
 
 def build_state(program: Program) -> None:
-    """Makes the variables that Keras would make at the first step: slots, metrics, layers not built yet.
+    """Creates the variables that Keras would create at the first step: slots, metrics, layers not built yet.
 
-    On workers they could not be made, and a checkpoint restored before they exist loses the slots without a word.
+    Workers cannot create them, and a checkpoint that is restored before they exist silently loses the slots.
     """
     network = program.network
     with variable_creation.in_place(), program.distribution.strategy.scope():
@@ -264,7 +264,7 @@ def metric_variables(program: Program) -> list[tf.Variable]:
 
 
 def decide_lookups(program: Program) -> list[layers.Decided]:
-    """Decides for embedding layers what they leave open, by the first batch of the training data, if any does."""
+    """Decides `deduplicate='auto'` of embedding layers by the first training batch, if a layer has it."""
     if program.distribution.coordinator is None or all(
         layer.deduplicate != "auto" for layer in layers.of(program.network)
     ):
@@ -282,6 +282,6 @@ def traced_forward(program: Program) -> Any:
 
 
 def zeros(spec: tf.TensorSpec, batch_size: int = 1) -> tf.Tensor:
-    """Zeros, or empty strings, of a spec whose first axis is the batch."""
+    """Zeros, or empty strings, for a spec with the batch as first axis."""
     shape = [batch_size, *spec.shape[1:]]
     return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)

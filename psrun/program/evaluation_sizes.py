@@ -7,15 +7,15 @@ from psrun.data.source import DataSource
 
 
 def num_eval_batches(run: RunConfig, source: DataSource) -> int:
-    """How many batches the evaluation examples make."""
+    """The number of evaluation batches."""
     return -(-source.num_eval_examples // eval_batch_size(run))
 
 
 def eval_batch_size(run: RunConfig) -> int:
-    """Examples of a batch that is evaluated."""
+    """Examples per evaluation batch."""
     return run.evaluation.batch_size or run.data.global_batch_size
 
 
 def num_eval_shards(run: RunConfig, source: DataSource, num_workers: int) -> int:
-    """Shards of Keras' exact evaluation: a few a worker, but never more than there are batches, which it cannot do."""
+    """Shards of Keras' exact evaluation: a few per worker, and at most one per batch, as Keras requires."""
     return max(1, min(num_eval_batches(run, source), 4 * num_workers))

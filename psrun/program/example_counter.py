@@ -1,4 +1,4 @@
-"""How many examples an evaluation has seen."""
+"""Counts the examples of an evaluation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tf_keras
 
 
 class ExamplesSeen(tf_keras.metrics.Metric):
-    """Counts the examples that the other metrics have seen."""
+    """Counts the examples that the metrics have processed."""
 
     def __init__(self, name: str = "examples_seen", dtype: tf.DType = tf.int64) -> None:
         super().__init__(name=name, dtype=dtype)

@@ -1,4 +1,4 @@
-"""What a program that was built consists of and where it lives, for run.json and for a person."""
+"""Variables and placement of a built program, for run.json and the console."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def report(program: Program, reporter: Reporter, folder: RunFolder) -> None:
     """Records the program and reports what deserves attention.
 
     Raises:
-      ConfigError: variables are not cut into the shards that were asked for.
+      ConfigError: variables do not have the configured number of shards.
     """
     if program.config.cluster.has_parameter_servers:
         devices = [device.removeprefix("/device:") for device in program.distribution.strategy.extended.worker_devices]
@@ -45,7 +45,7 @@ def _report_placement(program: Program, reporter: Reporter) -> None:
 
 
 def observe(program: Program) -> list[placement.Placed]:
-    """Where every variable of the program lives."""
+    """The placement of every variable of the program."""
     return [
         *placement.observed("model", program.network.variables),
         *placement.observed("optimizer", program.optimizer.variables()),

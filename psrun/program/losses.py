@@ -1,4 +1,4 @@
-"""Loss and metrics that the configuration names, as Keras' `compile` takes them."""
+"""Loss and metrics of the configuration, as arguments of Keras' `compile`."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def loss(node: Any, from_logits: bool) -> Any:
     """The loss of `model.loss`, or a dict of losses by output.
 
     Args:
-      from_logits: whether a loss by name that can take logits is to take them.
+      from_logits: whether a loss that is given by name takes logits, if it can.
 
     Raises:
       ConfigError: a `_target_` cannot be called with its arguments, or does not return a loss.
     """
     if isinstance(node, Mapping) and "_target_" not in node:
         return {output: _one(item, f"model.loss.{output}", tf_keras.losses.get) for output, item in node.items()}
-    found = _one(node, "model.loss", tf_keras.losses.get)
-    return _of_logits(found) if from_logits and isinstance(node, str) else found
+    loss = _one(node, "model.loss", tf_keras.losses.get)
+    return _of_logits(loss) if from_logits and isinstance(node, str) else loss
 
 
 def metrics(node: Any, from_logits: bool, binary_logits: bool) -> Any:
     """New metrics of `model.metrics`, a list or lists by output.
 
     Args:
-      from_logits: whether metrics by name that can take logits are to take them.
-      binary_logits: the same of an accuracy whose threshold is a half.
+      from_logits: whether metrics that are given by name take logits, if they can.
+      binary_logits: the same for an accuracy with the threshold 0.5.
 
     Raises:
       ConfigError: as `loss`.
@@ -50,11 +50,11 @@ def metrics(node: Any, from_logits: bool, binary_logits: bool) -> Any:
             return tf_keras.metrics.BinaryAccuracy(name=item, threshold=0.0)
         if item.lower() in BY_SHAPE:
             return item  # Keras decides by the shapes of label and prediction
-        found = _one(item, key, tf_keras.metrics.get)
+        metric = _one(item, key, tf_keras.metrics.get)
         if from_logits:
-            found = _of_logits(found)
-        # Keras reports a function by the name that it is asked for.
-        return found if isinstance(found, tf_keras.metrics.Metric) else _named_as(functools.partial(found), item)
+            metric = _of_logits(metric)
+        # Keras reports a function by the name under which it was requested.
+        return metric if isinstance(metric, tf_keras.metrics.Metric) else _named_as(functools.partial(metric), item)
 
     def several(items: Any, key: str) -> list[Any]:
         if not isinstance(items, list):
@@ -68,7 +68,7 @@ def metrics(node: Any, from_logits: bool, binary_logits: bool) -> Any:
 
 @contextlib.contextmanager
 def named(key: str) -> Iterator[None]:
-    """What Keras cannot make of losses or metrics becomes a message under `model.loss` or `model.metrics`."""
+    """Raises Keras' errors about losses or metrics as ConfigError under `model.loss` or `model.metrics`."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -87,21 +87,21 @@ def _one(node: Any, key: str, get: Callable[[str], Any]) -> Any:
             message = f"cannot be created by name ({error}); use a _target_ with its arguments"
             raise ConfigError([Problem(key, message)]) from error
     options = {name: value for name, value in node.items() if name != "_target_"}
-    found = targets.bound(targets.Target(node["_target_"], options, key), CALLED_WITH)
-    return _named_as(found, node["_target_"].rpartition(".")[2]) if isinstance(found, functools.partial) else found
+    bound = targets.bound(targets.Target(node["_target_"], options, key), CALLED_WITH)
+    return _named_as(bound, node["_target_"].rpartition(".")[2]) if isinstance(bound, functools.partial) else bound
 
 
-def _of_logits(found: Any) -> Any:
+def _of_logits(function: Any) -> Any:
     """A loss or metric, or one like it that takes logits, where it has that option."""
-    if hasattr(found, "get_config"):
-        config = found.get_config()
-        return type(found).from_config({**config, "from_logits": True}) if "from_logits" in config else found
-    if "from_logits" in inspect.signature(found).parameters:
-        return _named_as(functools.partial(found, from_logits=True), found.__name__)
-    return found
+    if hasattr(function, "get_config"):
+        config = function.get_config()
+        return type(function).from_config({**config, "from_logits": True}) if "from_logits" in config else function
+    if "from_logits" in inspect.signature(function).parameters:
+        return _named_as(functools.partial(function, from_logits=True), function.__name__)
+    return function
 
 
 def _named_as(function: functools.partial[Any], name: str) -> functools.partial[Any]:
-    """Keras reports a function by its name."""
+    """Renames a function: Keras reports functions by their names."""
     function.__name__ = name  # type: ignore[attr-defined]
     return function

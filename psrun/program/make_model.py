@@ -1,4 +1,4 @@
-"""The model that a configuration describes, for the data that it is trained on."""
+"""Creates the configured model for its data."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from psrun.program import objective
 
 
 def make_model(run: RunConfig, source: DataSource) -> Model:
-    """The model of the run; where its variables live is decided by the scope of the caller.
+    """The model of the run; the caller's scope decides the placement of its variables.
 
     Raises:
       ConfigError: model, data and options do not fit each other.
     """
-    # A function whose source was not found, and that has such a parameter after all, receives the value too.
+    # A function without readable source may have such a parameter, too.
     made = targets.called(run.model, source=source, seed=run.seed, **run.model_keys.given)
     model = Model(made) if isinstance(made, tf_keras.Model) else made
     if not isinstance(model, Model):

@@ -1,4 +1,4 @@
-"""Metrics that something follows: early stopping, the learning rate, the best checkpoint, callbacks of Keras."""
+"""Checks the metrics that early stopping, reduce_lr, the best checkpoint and Keras' callbacks monitor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from psrun.program.replicas import Replicas
 
 
 def check_metric(key: str, metric: str, program: Program) -> None:
-    """Raises ConfigError where epochs and evaluations of the program will have no metric of that name."""
+    """Raises ConfigError if neither epochs nor evaluations of the program have a metric of this name."""
     names = metric_names(program)
     if names and metric not in names:
         raise ConfigError(
@@ -17,7 +17,7 @@ def check_metric(key: str, metric: str, program: Program) -> None:
 
 
 def metric_names(program: Program) -> list[str]:
-    """Of the epochs of the program, and of its evaluations if there are any.
+    """Names of the metrics of the program's epochs and evaluations.
 
     None if only the first step reveals them: a custom `train_step` that runs eagerly cannot be traced before.
     """

@@ -1,4 +1,4 @@
-"""What a model is trained for and measured by: its loss and metrics, over probabilities or logits."""
+"""The loss and metrics of a model, over probabilities or logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psrun.errors import ConfigError, Problem
 from psrun.models.model import Model
 from psrun.program import losses
 
-# Rounding takes an average of probabilities this far beyond them, and logits never stay within it for long.
+# Rounding errors of averaged probabilities stay within this margin; logits exceed it soon.
 _TOLERANCE = 1e-5
 _TO_PROBABILITIES = {"binary": tf.sigmoid, "multiclass": tf.nn.softmax}
 
@@ -60,7 +60,7 @@ def loss_of(model: Model, task: str | None) -> Any:
     """The loss that the configuration names or the model brings, as `compile` takes it, or the usual one of the task.
 
     Raises:
-      ConfigError: there is none of these.
+      ConfigError: there is no such loss.
     """
     keras = tf_keras.losses
     if model.loss is not None:
@@ -95,7 +95,7 @@ def metrics_of(model: Model, task: str | None) -> Any:
 
 
 def together(made: Any, counters: list[tf_keras.metrics.Metric]) -> Any:
-    """Metrics as `compile` takes them, with some that count examples, which are the same for each output."""
+    """Metrics as `compile` takes them, with an example counter for each output."""
     if not isinstance(made, Mapping):
         return [*made, *counters]
     first = next(iter(made), None)
@@ -103,14 +103,14 @@ def together(made: Any, counters: list[tf_keras.metrics.Metric]) -> Any:
 
 
 def may_be_logits(model: Model, task: str | None) -> bool:
-    """Whether loss or metrics take probabilities, and the network could return something else."""
+    """Whether loss or metrics need probabilities, and the network may return something else."""
     if model.from_logits or task not in _TO_PROBABILITIES or _last_activation(model.network) in ("sigmoid", "softmax"):
         return False
     return model.loss is None or _loss_logits(model) is False or (model.metrics is None and task == "binary")
 
 
 def num_outside(prediction: tf.Tensor | dict[str, tf.Tensor]) -> tf.Tensor:
-    """How many values cannot be probabilities: an int64 scalar."""
+    """The number of values outside of [0, 1]: an int64 scalar."""
     counts = [
         tf.math.count_nonzero(tf.logical_or(values < -_TOLERANCE, values > 1 + _TOLERANCE))
         for values in tf.nest.flatten(prediction)
@@ -129,13 +129,13 @@ def outside_error(count: int, where: str) -> ConfigError:
 def to_probabilities(
     prediction: tf.Tensor | dict[str, tf.Tensor], model: Model, task: str | None
 ) -> tf.Tensor | dict[str, tf.Tensor]:
-    """What the network returned as what predictions and exports hold: probabilities, or numbers of a regression."""
+    """The network's outputs as predictions and exports have them: probabilities, or numbers of a regression."""
     convert = _TO_PROBABILITIES.get(task or "")
     return tf.nest.map_structure(convert, prediction) if model.from_logits and convert else prediction
 
 
 def _loss_logits(model: Model) -> bool | None:
-    """Whether the model's loss takes logits; None where it has no such option, or there are several losses."""
+    """Whether the model's loss takes logits; None if it has no such option, or there are several losses."""
     if isinstance(model.loss, tf_keras.losses.Loss):
         return model.loss.get_config().get("from_logits")
     option = inspect.signature(model.loss).parameters.get("from_logits") if callable(model.loss) else None
@@ -143,7 +143,7 @@ def _loss_logits(model: Model) -> bool | None:
 
 
 def _last_activation(network: tf_keras.Model) -> str | None:
-    """The name of the activation of the layer that makes the outputs; None where that is not known or not one."""
+    """The name of the activation of the output layer; None if it is unknown."""
     if isinstance(network, tf_keras.Sequential):
         return _activation(network.layers[-1]) if network.layers else None
     names = {_activation(network.get_layer(name)) for name in getattr(network, "output_names", None) or ()}
@@ -153,6 +153,6 @@ def _last_activation(network: tf_keras.Model) -> str | None:
 def _activation(layer: tf_keras.layers.Layer) -> str | None:
     if isinstance(layer, tf_keras.Model):
         return _last_activation(layer)
-    # Another kind of layer may compute more after its activation.
+    # Other layers may compute more after their activation.
     known = type(layer) in (tf_keras.layers.Dense, tf_keras.layers.Activation)
     return getattr(layer.activation, "__name__", None) if known else None

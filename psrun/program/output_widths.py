@@ -1,7 +1,7 @@
-"""Whether a model returns what the labels of its data are compared with.
+"""Checks the shape of a model's outputs against the labels.
 
-Losses and metrics of Keras broadcast: two columns of predictions beside one of labels train without a word, and a class
-for which there is no column is an error of a kernel on a worker, in the middle of the training.
+Keras' losses and metrics broadcast: two columns of predictions and one of labels train without an error, and a class
+without a column is an error of a kernel on a worker in the middle of the training.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from psrun.data.source import DataSource, task_of
 from psrun.errors import ConfigError, Problem
 from psrun.models.model import Model
 
-_OF_LOSS = ("train_step", "compute_loss")  # a model that has one of these in place of Keras' own need not be compared
+_OF_LOSS = ("train_step", "compute_loss")  # a model that overrides one of these is not checked
 
 
 def check(prediction: Any, label: Any, model: Model, source: DataSource) -> None:
-    """Refuses a model whose predictions cannot be compared with the labels; one with a loss of its own may return any.
+    """Refuses a model with outputs that do not match the labels, unless it computes its loss itself.
 
     Args:
       prediction, label: specs of a batch, as the network returns it and as the data has it.
@@ -47,7 +47,7 @@ def check(prediction: Any, label: Any, model: Model, source: DataSource) -> None
 
 
 def _essential(shape: tf.TensorShape) -> list[int | None]:
-    """The shape of one example, without the axes of size 1 at its end, which Keras adds and removes as it needs."""
+    """The shape of one example, without trailing axes of size 1, which Keras adds and removes."""
     sizes = [*shape[1:]]
     while sizes and sizes[-1] == 1:
         sizes.pop()

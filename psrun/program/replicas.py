@@ -1,8 +1,8 @@
-"""Several replicas a worker, as workers with several GPUs have: each trains on its own part of the worker's batch.
+"""Several replicas per worker, for workers with several GPUs: each trains on a part of the worker's batch.
 
-`Strategy.run` of parameter server training gives every replica the same arguments. Here a batch is split first. Keras
-and TensorFlow scale means over parts as if all parts had the same size; they are weighted by their sizes, so that the
-sum of what replicas compute is what one device computes from the whole batch.
+`Strategy.run` of parameter server training passes the same arguments to every replica. Here a batch is split first.
+Keras and TensorFlow scale means over parts as if all parts had the same size; here they are weighted by their sizes, so
+that the sum over replicas is the result of one device for the whole batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from psrun.program.compiled_model import Program, metric_variables
 from psrun.tf_internals.optimizers import learning_rates
 from psrun.tf_internals.variables import aggregate_alike, aggregating
 
-_CPU = "/device:CPU:0"  # where the input pipeline of a worker leaves its batches
+_CPU = "/device:CPU:0"  # the device of a worker's input pipeline
 _Reduction = tf_keras.losses.Reduction
 
 
@@ -28,21 +28,21 @@ class Replicas:
     """Runs steps of a program on the replicas of a worker.
 
     Raises:
-      ConfigError: some losses are means and others sums: no weight of a part fits both.
+      ConfigError: some losses are means and others sums: no weight of a part suits both.
     """
 
     def __init__(self, program: Program) -> None:
         self._strategy, self._optimizer = program.distribution.strategy, program.optimizer
         self._num_replicas = self._strategy.num_replicas_in_sync
         self._splits = program.distribution.coordinator is not None and self._num_replicas > 1
-        self._weights: list[tf.Tensor] | None = None  # of the parts of the batch; None: all count the same
+        self._weights: list[tf.Tensor] | None = None  # of the parts of the batch; None: equal weights
         if self._splits:
             self._averages = _averages(program.network.loss)
             _add_what_is_assigned(metric_variables(program))
             aggregate_alike(learning_rates(program.optimizer))
 
     def run(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        """Calls `step` on each replica; returns what it returned, added up where replicas returned different values.
+        """Calls `step` on each replica; returns its values, summed if replicas returned different values.
 
         Args:
           batch: of a worker, examples along the first axis of each tensor: replicas get consecutive examples, the
@@ -75,7 +75,7 @@ class Replicas:
 
     @contextlib.contextmanager
     def _weighting(self) -> Iterator[None]:
-        """Within it the optimizer weights the gradients of each part."""
+        """In this context the optimizer weights the gradients of each part."""
         apply = self._optimizer.apply_gradients
 
         @tf.autograph.experimental.do_not_convert
@@ -97,7 +97,7 @@ class Replicas:
         return tf.nest.map_structure(self._sum, outputs)
 
     def _sum(self, value: Any) -> Any:
-        """Of replicas, as Keras does; what is a float is taken for a mean over the part, as the loss is."""
+        """Reduces values of replicas as Keras does; treats floats as means over the part, like the loss."""
         if not isinstance(value, tf.distribute.DistributedValues):
             return value
         values = self._strategy.experimental_local_results(value)
@@ -107,7 +107,7 @@ class Replicas:
 
 
 def _averages(losses: Any) -> bool:
-    """Whether losses are means over examples; Keras' other kinds add examples up."""
+    """Whether losses are means over examples; Keras' other reductions are sums."""
     reductions = {getattr(loss, "reduction", _Reduction.AUTO) for loss in tf.nest.flatten(losses)}
     sums = reductions & {_Reduction.SUM, _Reduction.NONE}
     if sums and sums != reductions:
@@ -117,7 +117,7 @@ def _averages(losses: Any) -> bool:
 
 
 def _add_what_is_assigned(variables: Iterable[Any]) -> None:
-    """Metrics may assign their new state: of several replicas TensorFlow would add up the whole states."""
+    """Lets metrics assign their state: TensorFlow would sum the states of several replicas."""
     for variable in aggregating(variables):
         if "assign" not in vars(variable):
             variable.assign = _assigning(variable, variable.assign)

@@ -1,4 +1,4 @@
-"""What the own `train_step` of a model returns, which is what its training reports and checks, as in Keras' `fit`."""
+"""The values that a model's own `train_step` returns: its training reports and checks them, as Keras' `fit` does."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ import tf_keras
 
 from psrun.errors import ConfigError, Problem
 
-# A model that has one of these in place of Keras' own decides itself what a step returns.
+# A model that overrides one of these decides what a step returns.
 _METHODS = ("train_step", "compute_loss", "compute_metrics", "get_metrics_result")
 
 
 def is_in(network: tf_keras.Model) -> bool:
-    """Whether the network decides itself what a training step returns."""
+    """Whether the network itself decides what a training step returns."""
     return any(
         getattr(getattr(network, name), "__func__", None) is not getattr(tf_keras.Model, name) for name in _METHODS
     )
 
 
 class OwnTrainStep:
-    """Takes the place of the `train_step` of a network, calls it, and finds out what it returns.
+    """Wraps the `train_step` of a network, and records which values it returns.
 
-    A value that is the result of one of the network's metrics is read from the metric at the end of an epoch: that has
-    the steps of all workers. Any other value is reported as the last step returned it.
+    A value that is the result of one of the network's metrics is read from the metric at the end of an epoch, which
+    includes the steps of all workers. Other values are those of the last step.
 
-    Create it in the scope of the strategy, as it has a metric of its own.
+    Create it in the scope of the strategy, because it has a metric.
 
     Args:
-      num_replicas: that do a step together; what they return is added up, as Keras does it.
+      num_replicas: replicas that do a step together; their values are summed, as Keras does.
 
     Attributes:
-      own_loss: the mean, over the steps of the epoch, of the loss that is returned; NaN after a step in which it was.
+      own_loss: mean of the returned loss over the steps of the epoch; NaN after a step with a NaN.
     """
 
     def __init__(self, network: tf_keras.Model, num_replicas: int) -> None:
         self._network, self._num_replicas = network, num_replicas
-        # A tf.function within the step would be a graph within a replica, in which no gradients can be applied.
+        # A tf.function in the step would be a graph in a replica, in which no gradients can be applied.
         self._own = getattr(network.train_step, "python_function", network.train_step)
         self.own_loss = tf_keras.metrics.Mean(name="own_loss")
         self._watched: set[int] = set()
@@ -51,17 +51,17 @@ class OwnTrainStep:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of what a step returns; none before the first one was traced."""
+        """Names of the returned values; empty before the first trace."""
         return self._names
 
     @property
     def running_loss(self) -> tf_keras.metrics.Mean:
-        """The metric that has the mean loss of the running epoch."""
+        """The metric with the mean loss of the running epoch."""
         metric = self._metrics.get("loss")
         return metric if isinstance(metric, tf_keras.metrics.Mean) else self.own_loss
 
     def trace(self, batch_spec: Any, run: Callable[[Callable[[Any], Any], Any], Any]) -> None:
-        """Finds out what a step returns, without doing one. Call in the scope of the strategy.
+        """Traces a step, without running it, to learn its values. Call in the scope of the strategy.
 
         Args:
           run: calls a step with a batch on each replica.
@@ -69,20 +69,20 @@ class OwnTrainStep:
         tf.function(lambda batch: run(self._network.train_step, batch)).get_concrete_function(batch_spec)
 
     def results(self, last: Any) -> dict[str, float]:
-        """What is reported of an epoch; call when its steps are done.
+        """The metrics of an epoch; call when its steps are done.
 
         Args:
-          last: what the last step returned of `plain`; None where there was none.
+          last: the values of `plain` in the last step; None without a step.
         """
         measured = {name: float(metric.result()) for name, metric in self._metrics.items()}
         fetched = last.fetch() if hasattr(last, "fetch") else last
         values = {name: float(value) for name, value in fetched.items()} if fetched else {}
-        found = {**values, **measured}
-        return {name: found[name] for name in self._names if name in found}
+        reported = {**values, **measured}
+        return {name: reported[name] for name in self._names if name in reported}
 
     @tf.autograph.experimental.do_not_convert
     def plain(self, returned: Mapping[str, Any]) -> dict[str, tf.Tensor] | None:
-        """Those values of a step that no metric has; None where there are none: what closures return takes time."""
+        """The values of a step that are in no metric; None if there are none, because closures return values slowly."""
         return {name: returned[name] for name in self._names if name not in self._metrics} or None
 
     def _do(self, data: Any) -> Any:
@@ -99,7 +99,7 @@ class OwnTrainStep:
                 self._watch(metric)
 
     def _watch(self, metric: tf_keras.metrics.Metric) -> None:
-        """Notes within a step that the metric is updated, and what it gives as its result."""
+        """Records in a step that the metric is updated, and its result."""
         self._watched.add(id(metric))
         update_state, result = metric.update_state, metric.result
 
@@ -124,7 +124,7 @@ class OwnTrainStep:
         del self._step.results
         _check(returned)
         known = self._network.metrics
-        # Names for which `fit` takes the metrics, whatever the values are.
+        # For these names `fit` reports the metrics, whatever the values are.
         named = {metric.name: metric for metric in known} if {metric.name for metric in known} == set(returned) else {}
         names, metrics = [], {}
         for name, value in returned.items():
@@ -132,7 +132,7 @@ class OwnTrainStep:
             metric = result[1] if result else named.get(name)
             if metric is not None and id(metric) in self._updated:
                 metrics[name] = metric
-            if name in metrics or result is None:  # the result of a metric that no step updates is 0, not a result
+            if name in metrics or result is None:  # 0 of a metric without updates is no result
                 names.append(name)
         self._names, self._metrics = tuple(names), metrics
         if "loss" in names and self.running_loss is self.own_loss:
@@ -141,7 +141,7 @@ class OwnTrainStep:
 
 
 def _check(returned: Any) -> None:
-    """Raises ConfigError where it is not what Keras asks for."""
+    """Raises ConfigError if it is not a dict, as Keras requires."""
     if not isinstance(returned, dict):
         message = f"its train_step returned {type(returned).__name__}; return a dict of numbers by name"
         raise ConfigError([Problem("model", message)])

@@ -33,7 +33,7 @@ def disable_thread_spinning() -> None:
 def name_tables_uniquely() -> None:
     """Gives lookup tables names that no other process gives.
 
-    Workers keep the tables of a chief that has gone. TensorFlow names tables by numbers that start anew in every
+    Workers keep the tables of a chief that has exited. TensorFlow names tables by numbers that restart in every
     process: the next chief's could meet another one's, "already initialized with different data". Initializers take no
     name (TensorFlow 2.21).
     """

@@ -10,7 +10,7 @@ import tensorflow as tf
 from psrun.data.source import ByNumber
 from psrun.program.compiled_model import Program
 
-_MOST = 3  # seen so often or more is one count
+_MOST = 3  # examples seen at least this often are counted together
 
 
 class Audit:
@@ -29,7 +29,7 @@ class Audit:
         """Call in a closure.
 
         Args:
-          examples: the number of each, plus the worker's index times how many there are.
+          examples: the number of each example, plus the worker's index times the number of examples.
         """
         self._counts.scatter_add(tf.IndexedSlices(tf.ones_like(examples, tf.int32), examples))
 

@@ -34,27 +34,27 @@ def made(nodes: Sequence[Any], key: str) -> list[tf_keras.callbacks.Callback]:
     """The callbacks that a list under `key` names, each by a _target_ with its arguments.
 
     Raises:
-      ConfigError: one cannot be made, or is no Keras callback.
+      ConfigError: a callback cannot be created, or is no Keras callback.
     """
-    found, problems = [], []
+    callbacks, problems = [], []
     for index, node in enumerate(nodes):
         where = f"{key}[{index}]"
         options = {name: value for name, value in node.items() if name != "_target_"}
         callback = targets.called(targets.Target(node["_target_"], options, where))
-        found.append(callback)
+        callbacks.append(callback)
         if not isinstance(callback, tf_keras.callbacks.Callback):
             message = f"{node['_target_']} returned a {type(callback).__name__}, not a Keras callback"
             problems.append(Problem(where, message))
     if problems:
         raise ConfigError(problems)
-    return found
+    return callbacks
 
 
 def make(run: RunConfig) -> list[tf_keras.callbacks.Callback]:
     """The callbacks of the training.
 
     Raises:
-      ConfigError: one is no Keras callback, or works batch by batch where steps end on workers.
+      ConfigError: an object is no Keras callback, or has batch-level methods although the steps run on workers.
     """
     problems, base = [], tf_keras.callbacks.Callback
     callbacks = made(run.trainer.callbacks, "trainer.callbacks")
@@ -75,10 +75,10 @@ def make(run: RunConfig) -> list[tf_keras.callbacks.Callback]:
 
 
 def check_monitors(made: list[tf_keras.callbacks.Callback], program: Program) -> None:
-    """Raises ConfigError where a callback of Keras waits for a metric that no epoch of the program has.
+    """Raises ConfigError if one of Keras' callbacks monitors a metric that no epoch of the program reports.
 
-    Keras only warns of it at each epoch. A callback of one's own may add metrics for those after it: they are not
-    checked.
+    Keras only warns about it, at each epoch. A user's callback may add metrics for the callbacks after it, so those are
+    not checked.
     """
     for index, callback in enumerate(made):
         if type(callback).__module__.partition(".")[0] != "tf_keras" or type(callback) is _LAMBDA:
@@ -91,12 +91,12 @@ def check_monitors(made: list[tf_keras.callbacks.Callback], program: Program) ->
 
 
 def backups(made: list[tf_keras.callbacks.Callback]) -> list[tf_keras.callbacks.BackupAndRestore]:
-    """Those callbacks that restore the training themselves."""
+    """The callbacks that restore the training themselves."""
     return [callback for callback in made if isinstance(callback, tf_keras.callbacks.BackupAndRestore)]
 
 
 class Epochs(tf_keras.callbacks.Callback):
-    """Tells the session of each epoch. Put first: what it adds to the logs is there for the callbacks after it.
+    """Reports each epoch to the session. Put it first: the callbacks after it see what it adds to the logs.
 
     Args:
       packing: schedules the steps on workers; None if Keras runs them synchronously.
@@ -116,7 +116,7 @@ class Epochs(tf_keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._joined, self._scheduled, self._first_batch = False, self._first_batch, 0
         if self._packing is not None:
-            # Keras puts back what it had before the last execution of an epoch, which may be shorter.
+            # Keras restores the value from before the last execution of an epoch, which may be shorter.
             self.model.steps_per_execution.assign(self._packing.num_steps)
         self._session.epoch_begins()
 
@@ -124,14 +124,14 @@ class Epochs(tf_keras.callbacks.Callback):
         num_steps = int(batch) + 1 - self._scheduled  # Keras counts in NumPy after a restore
         self._scheduled += num_steps  # under parameter servers they are not done yet
         self._last = logs
-        if self._session.lockstep is None:  # else all are to end together
+        if self._session.lockstep is None:  # else all processes stop together
             self._session.check()
         if self._session.steps_scheduled(num_steps):
             if self._packing is not None:
                 self._packing.join()
             self._session.save()
         if self._session.stop.requested.is_set() and self._session.lockstep is None:
-            self.model.stop_training = True  # the request may have come before `fit`, which forgets it
+            self.model.stop_training = True  # the request may precede `fit`, which resets it
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._join()
@@ -153,7 +153,7 @@ class Epochs(tf_keras.callbacks.Callback):
             self.model.stop_training = True
 
     def _join(self) -> None:
-        """The steps of the epoch end where Keras' validation begins, or where the epoch itself does."""
+        """Joins the steps of the epoch: before Keras' validation, or at the end of the epoch."""
         if not self._joined:
             self._joined = True
             if self._packing is not None:
@@ -164,10 +164,10 @@ class Epochs(tf_keras.callbacks.Callback):
 
 
 class BetweenSaves(tf_keras.callbacks.Callback):
-    """Lets `fit` look up its train function only while no other thread saves the model. Put last.
+    """Lets `fit` look up its train function only while no other thread saves the model. Put it last.
 
     Args:
-      saves: taken before each execution, which gives it back as soon as it has begun.
+      saves: acquired before each execution, which releases it as soon as it has begun.
     """
 
     def __init__(self, saves: threading.Lock) -> None:
@@ -180,7 +180,7 @@ class BetweenSaves(tf_keras.callbacks.Callback):
 
 
 class StopTogether(tf_keras.callbacks.Callback):
-    """Stops this process after the same execution as the others that train in lockstep with it."""
+    """Stops this process after the same execution as the other processes that train in lockstep."""
 
     def __init__(self, session: Session, lockstep: SynchronizedStop) -> None:
         super().__init__()

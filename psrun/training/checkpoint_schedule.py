@@ -15,11 +15,11 @@ from psrun.results.run_folder import RunFolder
 
 
 class CheckpointSchedule:
-    """Takes the checkpoints of one training, and keeps `checkpoints` of run.json true.
+    """Takes the checkpoints of one training, and keeps the list `checkpoints` in run.json up to date.
 
     Args:
       when: as configured.
-      folder: takes what belongs in the run's result.
+      folder: receives the list for run.json.
 
     Attributes:
       last_step: of the last checkpoint taken or restored; None before.
@@ -31,40 +31,39 @@ class CheckpointSchedule:
         self.last_step: int | None = None
 
     def restore(self) -> Manifest | None:
-        """Goes on from the newest good checkpoint of the run, if there ever was one.
+        """Restores the newest good checkpoint of the run; returns None if the run never took one.
 
         Raises:
-          CheckpointError: there are checkpoints and none is good, or there were and they are gone.
-          ConfigError: it is of another model or optimizer.
+          CheckpointError: all checkpoints are damaged, or recorded checkpoints are missing.
+          ConfigError: the checkpoint has another model or optimizer.
         """
         whole, began_s = self._folder.whole, time.monotonic()
         store = Store(whole.checkpoints)
-
-        found = self._checkpoints.restore(store)
-        if found is None:
+        checkpoint = self._checkpoints.restore(store)
+        if checkpoint is None:
             recorded = whole.stored().get("checkpoints")
             if recorded:
                 raise CheckpointError(
-                    f"run.json lists {len(recorded)} checkpoints, but none exist in {store.folder}; to start anew, "
-                    "choose another folder"
+                    f"run.json lists {len(recorded)} checkpoints, but none exist in {store.folder}; to start from "
+                    "scratch, choose another folder"
                 )
             return None
-        self.last_step = found.step
+        self.last_step = checkpoint.step
         if whole is self._folder:
             damaged = store.set_aside()
-            self._tell(store.steps(), damaged=damaged)
+            self._record(store.steps(), damaged=damaged)
         self._reporter.emit(
             "restored",
-            step=found.step,
-            path=store.prefix(found.step),
-            epochs=found.position.epochs,
-            steps=found.position.steps,
+            step=checkpoint.step,
+            path=store.prefix(checkpoint.step),
+            epochs=checkpoint.position.epochs,
+            steps=checkpoint.position.steps,
             seconds=round(time.monotonic() - began_s, 3),
         )
-        return found
+        return checkpoint
 
     def due(self, scheduled: int) -> bool:
-        """Whether to take one within an epoch, when `scheduled` steps are done or on their way."""
+        """Whether a checkpoint is due within an epoch, after `scheduled` steps were scheduled."""
         self._scheduled = scheduled
         steps, seconds = self._when.every_steps, self._when.every_s
         return (steps is not None and scheduled - self._last_scheduled >= steps) or (
@@ -72,32 +71,32 @@ class CheckpointSchedule:
         )
 
     def due_after(self, epoch: int, *, last: bool) -> bool:
-        """Whether to take one after `epoch` (from 1)."""
+        """Whether a checkpoint is due after `epoch` (from 1)."""
         every = self._when.every_epochs
         return last or (every is not None and epoch % every == 0)
 
     def save(self, step: int, position: Position) -> None:
-        """Takes a checkpoint, unless there is one of this step.
+        """Takes a checkpoint, unless this step has one.
 
         Raises:
-          CheckpointError: it could not be written.
+          CheckpointError: the checkpoint could not be written.
         """
         if step == self.last_step:
             return
         began_s = time.monotonic()
-        kept = self._checkpoints.save(step, position)
+        steps = self._checkpoints.save(step, position)
         self._last_s, self._last_scheduled, self.last_step = time.monotonic(), self._scheduled, step
         path = self._checkpoints.store.prefix(step)
         self._reporter.emit("checkpoint", step=step, path=path, seconds=round(self._last_s - began_s, 3))
-        self._tell(kept)
+        self._record(steps)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Keeps the checkpoint of `step`, if there is one, as the best if these metrics are the best."""
         if self._checkpoints.evaluated(step, metrics):
             self._folder.record("best_checkpoint", best_checkpoint=self._checkpoints.store.best())
 
-    def _tell(self, steps: list[int], *, damaged: Sequence[int] = ()) -> None:
-        """The checkpoints that there are, in order; those that were found damaged stay in the list."""
+    def _record(self, steps: list[int], *, damaged: Sequence[int] = ()) -> None:
+        """Records the existing checkpoints, in order; damaged ones stay in the list."""
         store = self._checkpoints.store
         aside = store.folder / SET_ASIDE
         bad = [{"path": str(aside / f"{PREFIX}-{step}"), "step": step, "good": False} for step in damaged]

@@ -10,7 +10,7 @@ from psrun.training.trainer import Trainer
 
 
 def trainer(run: RunConfig) -> Trainer:
-    """The trainer of a run; nothing of `run` can be refused here."""
+    """The trainer of a run; it accepts every configuration."""
     return Trainer(_train)
 
 

@@ -1,4 +1,4 @@
-"""Batches that tf.data service hands out: each to the worker that asks first."""
+"""Batches of tf.data service: each goes to the worker that asks first."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from psrun.program.compiled_model import Program
 from psrun.training.audit import Audit
 from psrun.training.input_streams import Stream
 
-# Batches on their way to a worker: what is lost with it, and what a run that goes on may do twice or leave out.
-MOST_ON_THEIR_WAY = 4
+# Batches requested by a worker and not yet used: lost with the worker; a resumed run may repeat or skip so many.
+MAX_OUTSTANDING = 4
 
 
 class DataServiceInput(Stream):
-    """The service's workers read and preprocess what the dispatcher splits by number; nobody waits for a slow worker.
+    """Data workers read and preprocess batches, which the dispatcher assigns by number; no worker waits for another.
 
-    A batch that was handed out is not handed out again: those on their way to a worker are lost with it, and so is what
-    a data worker was reading when it died.
+    A batch is delivered once: the outstanding batches of a lost worker are lost, and so are those that a lost data
+    worker was reading.
 
     Args:
       first: number of the first batch.
@@ -44,7 +44,7 @@ class DataServiceInput(Stream):
     def _handed_out(self, context: Any = None, numbers: Callable[[], tf.data.Dataset] | None = None) -> tf.data.Dataset:
         handed_out = service.from_dataset_id(
             service.ShardingPolicy.DYNAMIC,
-            max_outstanding_requests=MOST_ON_THEIR_WAY,
+            max_outstanding_requests=MAX_OUTSTANDING,
             **self._of_service,
         )
         if numbers is None:

@@ -1,4 +1,4 @@
-"""How long the epochs of a training take, without what is no training in them."""
+"""The duration of training epochs, without pauses such as checkpoints and evaluations."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ class Clock:
     """Times of epochs: from `epoch_begins` to `steps_joined`, without pauses.
 
     Args:
-      first_step: applied before this process began.
+      first_step: number of steps applied before this process began.
 
     Attributes:
-      steps, seconds: sums over the epochs done so far, without what came before the first step was applied.
+      steps, seconds: sums over the finished epochs, from the first applied step on.
     """
 
     def __init__(self, first_step: int) -> None:
         self.steps, self.seconds = 0, 0.0
         self._first_step = self._step = first_step
         self._began_s = self._joined_s = 0.0
-        self._pauses_s: list[tuple[float, float]] = []  # of the running epoch, from and to
+        self._pauses_s: list[tuple[float, float]] = []  # of the running epoch: start and end
 
     def rate(self) -> float | None:
-        """Steps a second over all epochs."""
+        """Steps per second over all epochs."""
         return self.steps / self.seconds if self.seconds else None
 
     def epoch_begins(self) -> None:
@@ -37,13 +37,13 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done within does not count."""
+        """Excludes the time spent in this context."""
         began_s = time.monotonic()
         yield
         self._pauses_s.append((began_s, time.monotonic()))
 
     def epoch_ends(self, step: int, monitor: ProgressMonitor) -> tuple[float, float]:
-        """Seconds of the whole epoch, and its steps a second, once `step` steps were applied in all."""
+        """Seconds of the whole epoch, and its steps per second, when `step` steps have been applied in total."""
         steps, began_s = step - self._step, self._began_s
         if self._step == self._first_step and monitor.first_step_count < step and monitor.first_step_s is not None:
             # Tracing and connecting count as the time to the first step, not as slow steps.

@@ -1,4 +1,4 @@
-"""TensorFlow's errors as psrun's: what happened, in one line, by its own name."""
+"""Translates TensorFlow's errors into psrun's: one line with the cause."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from psrun.training.session import Session
 
 
 class _WorkersErrors(logging.Handler):
-    """Remembers what the coordinator logs of steps that failed.
+    """Remembers what the coordinator logs about failed steps.
 
-    One error cancels all other steps, and which of them is raised is a matter of chance; a dataset that failed says
-    that it is at its end when it is asked once more. The log has the first cause.
+    One error cancels all other steps, and any of their errors may be raised; a dataset that failed raises OutOfRange
+    at the next read. The log has the original cause.
     """
 
     def __init__(self) -> None:
@@ -47,25 +47,25 @@ def named(current: Callable[[], Session | None], check_servers: Callable[[], Non
       check_servers: raises TaskLostError if a parameter server was restarted, independently of TensorFlow's error.
 
     Raises:
-      TaskLostError: a parameter server has gone.
+      TaskLostError: a parameter server was lost.
       ConfigError: there are fewer files than workers that share them.
-      PsrunError: one that was raised while a function was traced.
+      PsrunError: raised while a function was traced.
       NonFiniteLossError, DataExhaustedError, TrainingError: the reason behind the error.
     """
-    heard, logger = _WorkersErrors(), logging.getLogger(LOGGER)
-    logger.addHandler(heard)
+    logged, logger = _WorkersErrors(), logging.getLogger(LOGGER)
+    logger.addHandler(logged)
     try:
         yield
     except tf.errors.OpError as error:
         session = current()
         if session is not None:
-            with suppress(tf.errors.OpError):  # of a hook that met the same lost server
+            with suppress(tf.errors.OpError):  # raised by a hook that met the same lost server
                 session.check()
         check_servers()
         if task_lost(error):
             task = task_in(str(error))
             raise TaskLostError(f"{task or 'a task'} was lost: {gist(str(error))}", task=task) from error
-        cause = heard.cause(str(error))
+        cause = logged.cause(str(error))
         if data_ended(gist(cause)) and session is not None:
             raise DataExhaustedError.at(iterations(session.program), session.monitor.planned) from error
         if problem := autoshard.too_few_files(cause):
@@ -82,4 +82,4 @@ def named(current: Callable[[], Session | None], check_servers: Callable[[], Non
             raise
         raise inner from error
     finally:
-        logger.removeHandler(heard)
+        logger.removeHandler(logged)

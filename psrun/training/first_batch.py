@@ -1,4 +1,4 @@
-"""Looks at what the model predicts for the first batch of the training data."""
+"""Checks the predictions of the model for the first training batch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from psrun.program.compiled_model import Program, traced_forward
 
 
 class FirstBatch:
-    """Predictions of a model whose outputs could be logits where loss and metrics take probabilities.
+    """Checks that predictions are probabilities, if the last layer of the model does not show it.
 
-    Only those of a model whose last layer leaves that open are computed, by this process, outside of the steps. Where
-    the model has a `train_step` and nothing is evaluated, no loss or metric of psrun's reads them.
+    This process computes them, outside of the steps. Nothing is checked if the model has its own `train_step` and there
+    is no evaluation: then none of psrun's losses and metrics reads them.
     """
 
     def __init__(self, program: Program) -> None:
@@ -24,7 +24,7 @@ class FirstBatch:
         """Call when no step runs.
 
         Raises:
-          ConfigError: some of the predictions are no probabilities.
+          ConfigError: some predictions are outside of [0, 1].
         """
         if self._forward is None:
             return

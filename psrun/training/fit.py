@@ -26,14 +26,14 @@ def trainer(run: RunConfig) -> Trainer:
     """Trains a program with the callbacks and, if configured, the validation of `run`.
 
     Raises:
-      ConfigError: a callback cannot be made or cannot be used here.
+      ConfigError: a callback cannot be created or cannot be used here.
     """
     made = callbacks.make(run)
     return Trainer(functools.partial(_train, made), functools.partial(_restore, made))
 
 
 def _restore(made: list[Any], program: Program) -> Position | None:
-    """Restores what a BackupAndRestore callback saved, as `fit` does it again later: psrun counts from there."""
+    """Restores the state of a BackupAndRestore callback, as `fit` does later, so that psrun counts from there."""
     backups = callbacks.backups(made)
     if not backups:
         return None
@@ -50,9 +50,9 @@ def _restore(made: list[Any], program: Program) -> Position | None:
 
 
 def _train(made: list[Any], program: Program, session: Session) -> None:
-    """Runs what is left of a cut epoch, then whole epochs: `fit` knows epochs of one length only.
+    """Runs the rest of an interrupted epoch, then whole epochs: `fit` knows epochs of one length only.
 
-    Where a BackupAndRestore callback has restored, `fit` itself knows the epoch and the step to resume at.
+    After a BackupAndRestore callback has restored, `fit` itself knows the epoch and the step to resume at.
     """
     callbacks.check_monitors(made, program)
     steps_per_epoch, epochs = program.config.trainer.num_steps, program.config.trainer.epochs
@@ -60,7 +60,7 @@ def _train(made: list[Any], program: Program, session: Session) -> None:
         session.stop.on_request = lambda: setattr(program.network, "stop_training", True)
     else:
         if session.lockstep.leads:
-            session.lockstep.marker.unlink(missing_ok=True)  # of the chief before this one
+            session.lockstep.marker.unlink(missing_ok=True)  # of the previous chief
         made = [callbacks.StopTogether(session, session.lockstep), *made]
     done, into = session.start.epochs, session.start.steps
     backups = callbacks.backups(made)
@@ -79,7 +79,7 @@ def _train(made: list[Any], program: Program, session: Session) -> None:
         made.append(callbacks.BetweenSaves(saves))
     if into and not backups:
         _fit(made, program, session, range(done, done + 1), steps_per_epoch - into)
-        if program.network.stop_training:  # by a callback; the next call would forget it
+        if program.network.stop_training:  # by a callback; the next call would reset it
             return
         done += 1
     if done < epochs:
@@ -89,8 +89,8 @@ def _train(made: list[Any], program: Program, session: Session) -> None:
 def _fit(made: list[Any], program: Program, session: Session, epochs: range, steps_per_epoch: int) -> None:
     run = program.config
     if program.distribution.coordinator is not None:
-        # The steps have iterators of their own: those that Keras would give them ask at each step whether there is
-        # another batch, which costs a tenth of the speed.
+        # The steps do not use Keras' iterators, which check for another batch at each step and cost a tenth of the
+        # speed.
         data: Any = tf_keras.utils.experimental.DatasetCreator(lambda context: tf.data.Dataset.from_tensors(0))
     else:
         data = session.train_dataset()()
@@ -114,17 +114,17 @@ def _fit(made: list[Any], program: Program, session: Session, epochs: range, ste
 
 
 def _execution(program: Program, packing: Packing, saves: threading.Lock, _: Any) -> Any:
-    """What Keras calls for each execution, in place of the function that it would make: schedules the steps of one.
+    """Schedules the steps of one execution; replaces the train function that Keras would create.
 
     Args:
-      saves: held when this is called, as of `callbacks.BetweenSaves`.
+      saves: acquired by `callbacks.BetweenSaves` before the call; released here.
 
     Returns:
-      The logs: numbers that Keras replaces by those of the metrics once the epoch is joined; or what the network's own
-      `train_step` returned beside metrics in the last step of the closure.
+      The logs: placeholders, which the metrics replace when the epoch is joined; or the additional values that the
+      network's own `train_step` returned in the last step of the closure.
     """
     saves.release()
-    now = program.network.steps_per_execution  # at the end of an epoch Keras makes it what is left
+    now = program.network.steps_per_execution  # Keras reduces it to the rest of the epoch
     before = packing.num_steps
     packing.schedule(int(now))
     if packing.num_steps != before:

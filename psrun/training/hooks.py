@@ -1,8 +1,8 @@
-"""What a person has called while a run trains: `trainer.hooks`.
+"""Calls users' functions during training: `trainer.hooks`.
 
-Hooks of `every_epochs` are called by the training itself, at the end of an epoch, when no step runs. Hooks of
-`every_steps` and `every_s` are called by a thread each of the chief's process, while steps run on the workers: no step
-waits for them. A call that is due while the one before it still runs is left out, so that nothing piles up.
+The training itself calls hooks of `every_epochs` at the end of an epoch, when no step runs. Each hook of `every_steps`
+or `every_s` has a thread in the chief's process, which calls it while steps run on the workers: no step waits for it. A
+call that is due while the previous one still runs is skipped.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from psrun.tf_internals import messages
 from psrun.training.progress import ProgressMonitor
 
 _POLL_S = 0.1
-_STOP_WITHIN_S = 10.0  # less than a chief has to end in
+_STOP_WITHIN_S = 10.0  # less than the time a chief has to exit
 
 
 @dataclass(frozen=True)
 class HookContext:
-    """What a hook is called with.
+    """The argument of a hook.
 
     Attributes:
-      step: steps applied so far; while steps run, as it was read last, which is done twice a second.
-      epoch: the running one, from 1; at the end of an epoch, the one that has ended.
-      metrics: those of the last epoch and evaluation (as `val_*`); while steps run, `loss` is the running epoch's.
-      run_folder: where the run keeps its files.
-      program: its `network` and `optimizer` may be read. While steps run, what is read holds updates of some steps and
-        not yet of others; two reads are of different moments.
+      step: steps applied so far; while steps run, read twice a second.
+      epoch: the running epoch, from 1; at the end of an epoch, the one that has ended.
+      metrics: of the last epoch and evaluation (as `val_*`); while steps run, `loss` is that of the running epoch.
+      run_folder: the folder of the run.
+      program: its `network` and `optimizer` may be read. While steps run, the values include the updates of some steps
+        and not of others, and two reads may differ.
     """
 
     step: int
@@ -50,10 +50,10 @@ class HookContext:
 
 
 class Hooks:
-    """The hooks of one training, which only the chief calls.
+    """The hooks of one training; only the chief calls them.
 
     Raises:
-      ConfigError: one cannot be made, or does not take its options.
+      ConfigError: a hook cannot be created, or does not take its options.
     """
 
     def __init__(self, run: RunConfig, folder: RunFolder, reporter: Reporter) -> None:
@@ -64,7 +64,7 @@ class Hooks:
         self._error: Exception | None = None
 
     def start(self, program: Program, monitor: ProgressMonitor) -> None:
-        """Starts the threads of those that are called while steps of the program run."""
+        """Starts the threads of the hooks that are called while steps run."""
         self._program = program
         for hook, function in self._calls:
             if hook.every_epochs is None:
@@ -74,7 +74,7 @@ class Hooks:
 
     def _call(self, hook: choices.Hook, function: Callable[..., Any], monitor: ProgressMonitor) -> Callable[[], bool]:
         def call() -> bool:
-            """Whether it went well."""
+            """Whether the hook succeeded."""
             try:
                 loss = monitor.progress.loss if monitor.progress else None
                 metrics = {**monitor.metrics, **({} if loss is None else {"loss": loss})}
@@ -101,24 +101,24 @@ class Hooks:
             raise HookError(message) from error
 
     def epoch_ended(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Calls those that are due after `epoch` (from 1), when no step runs; raises as `check`."""
+        """Calls the hooks that are due after `epoch` (from 1), when no step runs; raises as `check`."""
         self.check()
         for hook, function in self._calls:
             if hook.every_epochs is not None and epoch % hook.every_epochs == 0:
                 self._called(hook, function, step, epoch, metrics)
 
     def check(self) -> None:
-        """Raises what a hook has raised, if any has.
+        """Raises the error of a hook that failed, if any.
 
         Raises:
           HookError: a hook failed.
-          tf.errors.OpError: it met a lost parameter server.
+          tf.errors.OpError: the hook met a lost parameter server.
         """
         if self._error is not None:
             raise self._error
 
     def end(self) -> None:
-        """Call when all steps are done: hooks of steps are called a last time where they are due. Raises as `check`."""
+        """Call when all steps are done: calls the hooks of steps that are due once more. Raises as `check`."""
         self.stop()
         self.check()
 
@@ -136,10 +136,10 @@ class Hooks:
 
 
 class _Asynchronous(threading.Thread):
-    """Calls one hook again and again, while the training goes on.
+    """Calls one hook repeatedly during training.
 
     Args:
-      call: calls it; returns whether it went well. After a failure it is not called again.
+      call: calls the hook; returns whether it succeeded. After a failure it is not called again.
 
     Attributes:
       ended: set when the training is over.
@@ -152,18 +152,18 @@ class _Asynchronous(threading.Thread):
         self._last_step, self._next_s = monitor.last_step, time.monotonic() + (hook.every_s or 0.0)
 
     def run(self) -> None:
-        went_well = True
-        while went_well and not self.ended.wait(self._wait_s()):
+        succeeded = True
+        while succeeded and not self.ended.wait(self._wait_s()):
             if self._due():
-                went_well = self._call()
-        if went_well and self.hook.every_steps is not None and self._due():
+                succeeded = self._call()
+        if succeeded and self.hook.every_steps is not None and self._due():
             self._call()
 
     def _wait_s(self) -> float:
         return _POLL_S if self.hook.every_s is None else max(0.0, self._next_s - time.monotonic())
 
     def _due(self) -> bool:
-        """Whether to call it now; then the next time is counted from here."""
+        """Whether the hook is due now; if so, counts the next period from here."""
         if self.hook.every_s is not None:
             missed = max(0.0, time.monotonic() - self._next_s) // self.hook.every_s
             self._next_s += (missed + 1) * self.hook.every_s

@@ -12,19 +12,19 @@ import tensorflow as tf
 
 from psrun.training.audit import Audit
 
-_MOST_WAITING = 64  # pieces of work of one worker, which does one at a time; those of closures that were lost stay
+_MOST_WAITING = 64  # numbers in the queue of a worker; those of lost closures stay
 
 
 class Stream:
-    """Each worker reads an endless stream of batches of its own.
+    """Each worker reads its own endless stream of batches.
 
     Args:
-      dataset: makes it, as `Program.train_dataset` does.
+      dataset: creates it, as `Program.train_dataset` does.
       audit: counts the examples of each batch that is taken.
 
     Attributes:
       specs: of the input arguments of a closure.
-      least: a closure of fewer steps waits for its batches more than it needs to.
+      least: closures of fewer steps wait for their batches longer than necessary.
     """
 
     specs: tuple[tf.TensorSpec, ...] = ()
@@ -35,7 +35,7 @@ class Stream:
         self._iterator: Any = None
 
     def iterator(self, coordinator: tf.distribute.coordinator.ClusterCoordinator) -> Any:
-        """One for each worker, the same whenever it is asked for: closures of several kinds share one stream."""
+        """One iterator per worker, created once: closures of several kinds share one stream."""
         if self._iterator is None:
             made = functools.partial(self._dataset, context=coordinator, numbers=self._numbers())
             self._iterator = iter(coordinator.create_per_worker_dataset(made))
@@ -54,10 +54,10 @@ class Stream:
 
     @tf.autograph.experimental.do_not_convert
     def taker(self, iterator: Any, place: tf.Tensor | int, *told: tf.Tensor) -> Callable[[], Any]:
-        """What gives the batches of steps of a closure, one after the other.
+        """A function that returns the next batch of a closure at each call.
 
         Args:
-          place: of the first one of them among the steps of the closure.
+          place: index of the first batch among the steps of the closure.
         """
         return functools.partial(self._next, iterator) if self._audit else functools.partial(next, iterator)
 
@@ -73,22 +73,22 @@ class Stream:
 
 
 class DealtInput(Stream):
-    """Batches are dealt out, each to one closure: who runs that, and how often, changes nothing in what it reads.
+    """Each closure has its batches: it reads the same ones wherever, and however often, it runs.
 
-    A worker has one pipeline, which waits for numbers of batches in a queue, so that it reads ahead within a closure. A
-    closure that was cut off leaves numbers there or batches behind: they are passed over, by their numbers.
+    A worker has one pipeline, which takes the numbers of batches from a queue, so that it reads ahead within a closure.
+    A closure that was interrupted leaves numbers or batches behind; later closures skip them by number.
 
     Args:
       first: number of the first batch.
     """
 
     specs = (tf.TensorSpec([], tf.int64),)
-    least = 4  # its first batch is not read before it begins
+    least = 4  # the first batch is only read when the closure begins
 
     def __init__(self, dataset: Callable[..., tf.data.Dataset], first: int, audit: Audit | None = None) -> None:
         super().__init__(dataset, audit)
         self._next_number = first
-        self._name = f"psrun-{uuid.uuid4().hex}"  # workers outlive a chief, and keep its queue
+        self._name = f"psrun-{uuid.uuid4().hex}"  # workers outlive a chief and keep its queue
 
     def told(self, num_steps: int) -> tuple[tf.Tensor, ...]:
         first = self._next_number

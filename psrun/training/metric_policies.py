@@ -17,21 +17,20 @@ from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 
 _FILE = "following.json"
-_RECORDS_KEPT = 100  # one an epoch: more than anybody keeps checkpoints
+_RECORDS_KEPT = 100  # one per epoch: more than anybody keeps checkpoints
 
 
 class MetricPolicies:
-    """What one training does about the metrics of its epochs and evaluations.
+    """Applies early stopping and learning rate reduction to one training.
 
-    What it knows after each epoch is in a file of the run folder, so that a training that goes on from a checkpoint
-    goes on with the patience and the learning rate of that moment. Where the evaluator task evaluates, it is also the
-    one that stops the training for a metric of its own.
+    The state after each epoch is in a file of the run folder, so that a training that resumes from a checkpoint has the
+    patience and the learning rate of that moment. The evaluator task itself stops the training for its own metrics.
 
     Args:
-      program: whose optimizer has the learning rate that is configured: make it before a checkpoint is restored.
+      program: its optimizer must have the configured learning rate: create this object before restoring a checkpoint.
 
     Raises:
-      ConfigError: a metric is none of the run's, or the learning rate is not a number that could be changed.
+      ConfigError: the run has no such metric, or the learning rate is a schedule.
     """
 
     def __init__(self, program: Program, reporter: Reporter, folder: RunFolder) -> None:
@@ -47,7 +46,7 @@ class MetricPolicies:
         self._stops_elsewhere = by_evaluator and (config.early_stopping.metric or "").startswith("val_")
         self._configured = self._changeable_rate() if self._lower.metric is not None else None
         self._records: list[dict[str, Any]] = []
-        self._seen: set[str] = set()  # checkpoints whose evaluation by the evaluator has been taken in
+        self._seen: set[str] = set()  # checkpoints whose evaluation by the evaluator was processed
 
     def _changeable_rate(self) -> float:
         try:
@@ -59,21 +58,21 @@ class MetricPolicies:
             raise ConfigError([Problem("reduce_lr.metric", message)]) from None
 
     def go_on(self, step: int) -> None:
-        """Call when the variables of `step` were restored: what was known then is known again."""
+        """Restores the state of `step`. Call when its variables were restored."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             records = json.loads((self._folder.path / _FILE).read_text(encoding="utf-8"))
             self._records = [record for record in records if record["step"] <= step]
         last = self._records[-1] if self._records else {}
         self._seen = set(last.get("seen", ()))
-        # Evaluations of checkpoints that are no more: those that are taken again at these steps are others.
-        self._seen |= {checkpoint for found, checkpoint in self._by_evaluator() if found.step > step}
+        # Ignore evaluations of later checkpoints: the run takes those checkpoints again, with other values.
+        self._seen |= {checkpoint for evaluation, checkpoint in self._by_evaluator() if evaluation.step > step}
         if last.get("stopping"):
             self._stopping.restore(last["stopping"])
         if last.get("configured") == self._configured is not None and self._lowering.restore(last["lowering"]):
             self._optimizer.learning_rate = last["rate"]
 
     def take(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes in the metrics of an epoch or of an evaluation. Call when no step runs.
+        """Processes the metrics of an epoch or of an evaluation. Call when no step runs.
 
         Raises:
           OSError: training must stop, but the file that requests it cannot be written.
@@ -92,19 +91,19 @@ class MetricPolicies:
                 )
 
     def epoch_ended(self, step: int) -> None:
-        """Takes in what the evaluator has found meanwhile, and notes what is known now.
+        """Processes new evaluations of the evaluator, and saves the state.
 
         Raises:
           OSError: the run folder cannot be written to.
         """
-        for found, checkpoint in self._by_evaluator():
+        for evaluation, checkpoint in self._by_evaluator():
             if checkpoint not in self._seen:
                 self._seen.add(checkpoint)
-                self.take(step, found.values)
+                self.take(step, evaluation.values)
         self.note(step)
 
     def note(self, step: int) -> None:
-        """Writes down what is known at a step; raises OSError."""
+        """Saves the state at a step; raises OSError."""
         if self._stopping.rule.metric is None and self._lower.metric is None:
             return
         now: dict[str, Any] = {"step": step, "stopping": self._stopping.state, "lowering": self._lowering.state}
@@ -115,5 +114,5 @@ class MetricPolicies:
         files.write_atomic(self._folder.path / _FILE, json.dumps(self._records) + "\n")
 
     def _by_evaluator(self) -> list[tuple[meters.Evaluation, str]]:
-        """What there is of the evaluator's to take in; reads nothing where nobody asks for it."""
+        """The evaluations of the evaluator, if a policy needs them."""
         return list(meters.kept(self._folder.whole.evaluations, self._evaluator)) if self._evaluator else []

@@ -1,4 +1,4 @@
-"""A person's own training loop, named by `trainer._target_`: a callable of the program and a `LoopSession`."""
+"""Custom training loops: `trainer._target_` names a callable of the program and a `LoopSession`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from psrun.training.trainer import Trainer
 
 
 def trainer(run: RunConfig) -> Trainer:
-    """Trains a program by the loop that the run names.
+    """A trainer that calls the configured loop.
 
     Raises:
-      ConfigError: there is no such callable, or it does not take its options.
+      ConfigError: the callable does not exist, or does not take its options.
     """
     assert isinstance(run.trainer, choices.OwnLoop)
     target = run.trainer.target
@@ -46,10 +46,10 @@ def _train(target: targets.Target, loop: Any, program: Program, session: Session
 
 
 class LoopSession:
-    """What a person's own training loop works with: it schedules steps, and psrun saves, evaluates and reports.
+    """The interface of a custom training loop: it schedules steps; psrun saves, evaluates and reports.
 
-    An epoch begins with the first `schedule` in it and ends with `end_epoch`. A run that is resumed begins within the
-    epoch that it had reached.
+    An epoch begins with its first `schedule` and ends with `end_epoch`. A resumed run begins within the epoch that it
+    had reached.
     """
 
     def __init__(self, program: Program, session: Session) -> None:
@@ -59,9 +59,9 @@ class LoopSession:
         self._epoch, self._running = session.start.epochs, False
 
     def epochs(self) -> Iterator[int]:
-        """The numbers, from 1, of the epochs that are left of `trainer.epochs`; fewer where the training ends early.
+        """The numbers, from 1, of the remaining epochs of `trainer.epochs`; fewer if the training ends early.
 
-        An epoch that the loop has not ended itself is ended with the metrics of the network before the next one begins.
+        An epoch that the loop has not ended itself ends, with the metrics of the network, before the next one begins.
         """
         while self._epoch < self._program.config.trainer.epochs and not self.should_stop:
             number = self._epoch + 1
@@ -70,18 +70,19 @@ class LoopSession:
                 self.end_epoch()
 
     def schedule(self, step: Step | None = None, num_steps: int | None = None) -> int:
-        """Schedules steps on the workers, or does them where there are none.
+        """Schedules steps on the workers; without workers, runs them at once.
 
         Args:
-          step: a function of one batch, (features, label), as the network's `train_step`, which is the default. It is
-            traced: give the same function object each time. What it returns is left out; count in metrics.
-          num_steps: how many; None for those of one execution (`trainer.steps_per_execution`), at most `steps_left`.
+          step: a function of one batch, (features, label); by default the network's `train_step`. It is traced: pass
+            the same function object each time. Its return value is ignored; use metrics.
+          num_steps: the number of steps; None for those of one execution (`trainer.steps_per_execution`), at most
+            `steps_left`.
 
         Returns:
-          How many were scheduled: fewer than `num_steps` where the process is asked to end, and then 0.
+          The number of scheduled steps: fewer than `num_steps`, and later 0, when the process was asked to stop.
 
         Raises:
-          tf.errors.OpError: a step that was scheduled before has failed.
+          tf.errors.OpError: a step that was scheduled earlier has failed.
         """
         if self._session.stop.requested.is_set():
             return 0
@@ -101,12 +102,12 @@ class LoopSession:
         return done
 
     def join(self) -> None:
-        """Waits for all steps that were scheduled; raises as `schedule`."""
+        """Waits for all scheduled steps; raises as `schedule`."""
         self._scheduler.join()
         self._session.check()
 
     def done(self) -> bool:
-        """Whether all steps that were scheduled are done; does not wait. Raises as `schedule`."""
+        """Whether all scheduled steps are done; does not wait. Raises as `schedule`."""
         self._session.check()
         return self._scheduler.done()
 
@@ -117,29 +118,29 @@ class LoopSession:
 
     @property
     def steps_left(self) -> int:
-        """Steps of `trainer.steps_per_epoch` that are not scheduled yet; 0 where the process is asked to end."""
+        """Steps of `trainer.steps_per_epoch` not scheduled yet; 0 when the process was asked to stop."""
         if self._session.stop.requested.is_set():
             return 0
         return max(0, self._program.config.trainer.num_steps - self._into)
 
     @property
     def should_stop(self) -> bool:
-        """Whether the loop is to return: the process is asked to end, or early stopping has ended the training."""
+        """Whether the loop must return: the process was asked to stop, or early stopping has ended the training."""
         return self._session.stop.requested.is_set() or self._session.ends_early
 
     def end_epoch(self, metrics: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Joins the steps, reports the epoch, takes a checkpoint and evaluates, as configured.
 
         Args:
-          metrics: of the epoch, as numbers; None for those of the network's metrics that were updated in it, and for
-            what a `train_step` of its own returned, if it was scheduled.
+          metrics: of the epoch, as numbers; None: the network's metrics that were updated in the epoch, and the values
+            that its own `train_step` returned, if it was scheduled.
 
         Returns:
-          The evaluation's metrics, as `val_*`; empty where there was none.
+          The metrics of the evaluation, as `val_*`; empty without an evaluation.
 
         Raises:
           NonFiniteLossError: `loss` is NaN or infinite.
-          Interrupted: the process is asked to end; let it pass.
+          Interrupted: the process was asked to stop; do not catch it.
         """
         self._begin()
         self._scheduler.join()
@@ -150,7 +151,7 @@ class LoopSession:
         return self._session.epoch_ends({name: float(value) for name, value in given.items()})
 
     def finish(self) -> None:
-        """Ends the epoch that is under way when the loop returns."""
+        """Ends the running epoch when the loop returns."""
         if self._running:
             self.end_epoch()
 
@@ -162,7 +163,7 @@ class LoopSession:
 
 
 def _updated(program: Program) -> dict[str, Any]:
-    """The network's metrics whose state is not what it is after a reset: all zeros."""
+    """The network's metrics that were updated: a reset sets their state to zeros."""
     return {
         metric.name: metric.result()
         for metric in program.network.metrics

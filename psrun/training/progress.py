@@ -1,4 +1,4 @@
-"""Watches the training from a thread of its own: progress, the moment of the first step, a loss that is not finite."""
+"""A thread that monitors the training: progress, the time of the first step, a loss that is not finite."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _FIRST_STEP_POLL_S = 0.05
 _POLL_S = 0.5
 _RATE_WINDOW = 10
 _STOP_WITHIN_S = 5.0
-_READS = 5  # of a running loss until none changes meanwhile
+_READS = 5  # attempts to read a running loss without a concurrent change
 
 
 class Pulse:
-    """What a chief shows of what it does, to whoever watches over it.
+    """The state of a chief, for heartbeats and hang detection.
 
     Attributes:
-      state: 'starting', 'training', or what it is at between epochs.
-      last_step: how many steps had been applied when they were last read; exact after an epoch's end.
+      state: 'starting', 'training', or the activity between epochs.
+      last_step: number of applied steps at the last read; exact at the end of an epoch.
       step_at_s: when `last_step` last changed, as of `time.time`.
-      slowest_step_s: the longest time there was between two such changes while training.
-      advances: how often something else than a step was done, such as a batch evaluated.
-      progress: what was last reported.
+      slowest_step_s: the longest time between two such changes while training.
+      advances: counts other work, such as evaluated batches.
+      progress: the last report.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Pulse:
         self.progress: Progress | None = None
 
     def advance(self) -> None:
-        """Something else than a step was done: who waits for a sign of life has one."""
+        """Counts work other than a step, as a sign of life."""
         self.advances += 1
 
 
@@ -53,10 +53,10 @@ class ProgressMonitor(Pulse):
 
     Attributes:
       first_step_s: when the first step had been applied, on the clock of `time.monotonic`; None before.
-      first_step_count: how many had been applied by then.
-      planned: how many are to be done.
-      epoch: the running one, from 1; 0 before the first.
-      metrics: of the last epoch and evaluation, put here to be shown.
+      first_step_count: number of steps applied by then.
+      planned: total number of steps to do.
+      epoch: the running epoch, from 1; 0 before the first.
+      metrics: of the last epoch and evaluation, for display.
       non_finite_loss: the loss, once it was NaN or infinite; None before.
     """
 
@@ -94,11 +94,11 @@ class ProgressMonitor(Pulse):
         self._training.set()
 
     def goes_on(self) -> None:
-        """The steps of the running epoch go on after a pause."""
+        """Call when the steps of the running epoch continue after a pause."""
         self.state, self.step_at_s = "training", time.time()
 
     def epoch_ends(self, step: int) -> None:
-        """The epoch's steps are joined, `step` have been applied in all; nothing is read until the next begins."""
+        """Call when the steps of the epoch are joined, `step` in total; nothing is read until the next epoch."""
         self._training.clear()
         self._note_step(step)
         self.state = "joined"
@@ -110,7 +110,7 @@ class ProgressMonitor(Pulse):
                 return
             step = iterations(self._program)
             loss = self.loss() if step > self._first else None
-            # What was read while the epoch ended may belong to the reset that follows it.
+            # Values read while the epoch ended may be from after the reset.
             if not self._training.is_set() or self._ended.is_set():
                 continue
             self._note_step(step)
@@ -146,16 +146,16 @@ class ProgressMonitor(Pulse):
         return running_mean(lambda: float(read(metric.total)), lambda: float(read(metric.count)))
 
     def _own_part(self, variable: tf.Variable) -> Any:
-        """What this process has added: reading the whole would be a collective, of which the others know nothing."""
+        """The part of this process: reading the total would be a collective operation, which needs all processes."""
         return self._program.distribution.strategy.experimental_local_results(variable)[0].numpy()
 
 
 def running_mean(read_total: Callable[[], float], read_count: Callable[[], float]) -> float | None:
-    """Total by count of a metric that other processes add to meanwhile; None where nothing has been added yet.
+    """Total divided by count of a metric that other processes update concurrently; None if the count is 0.
 
     The two may be on different parameter servers, and a step may end between two reads. A pair that is read twice
-    without a change is taken. Where steps end too fast for that, the total is divided by the mean of the counts before
-    and after it, which errs to neither side.
+    without a change is used. If steps end too fast for that, the total is divided by the mean of the counts before and
+    after it, which has no bias.
     """
     before, total, after = read_count(), read_total(), read_count()
     for _ in range(_READS):
@@ -167,7 +167,7 @@ def running_mean(read_total: Callable[[], float], read_count: Callable[[], float
 
 
 def iterations(program: Program) -> int:
-    """Steps applied so far."""
+    """The number of steps applied so far."""
     return int(_read(program.optimizer.iterations))
 
 

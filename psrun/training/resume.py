@@ -1,4 +1,4 @@
-"""Where a training resumes, whoever has saved it, and with epochs and batches of whatever size."""
+"""The position at which a training resumes, also after a change of the epoch length or the batch size."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from psrun.training.trainer import Trainer
 
 
 def restored_by_trainer(built: Program, trainer: Trainer, reporter: Reporter) -> Position | None:
-    """Where the training resumes from a backup that psrun did not take."""
+    """The position of a backup that Keras took; None if there is none."""
     began_s = time.monotonic()
-    found = trainer.restore(built)
-    if found is not None:
+    position = trainer.restore(built)
+    if position is not None:
         seconds = round(time.monotonic() - began_s, 3)
-        reporter.emit("restored", step=found.scheduled, path="trainer.callbacks: BackupAndRestore",
-                      epochs=found.epochs, steps=found.steps, seconds=seconds)  # fmt: skip
-    return found
+        reporter.emit("restored", step=position.scheduled, path="trainer.callbacks: BackupAndRestore",
+                      epochs=position.epochs, steps=position.steps, seconds=seconds)  # fmt: skip
+    return position
 
 
 def taken_up(built: Program, position: Position, reporter: Reporter) -> Position:
-    """Where to go on, though epochs may have another length now, and batches another size."""
+    """`position` in terms of the current epoch length and batch size."""
     steps, order = built.config.trainer.num_steps, built.order
     if position.steps >= steps:
         position = replace(position, epochs=position.epochs + 1, steps=0)
@@ -32,7 +32,7 @@ def taken_up(built: Program, position: Position, reporter: Reporter) -> Position
     batch, left_out = order.taken_up(position.batch, position.order)
     into = batch % order.batches_per_pass
     together = steps == order.batches_per_pass and built.config.trainer.has_fixed_epochs
-    if together and into != position.steps:  # an epoch and a pass begin together
+    if together and into != position.steps:  # epochs and passes begin together
         if into:
             left_out = order.num_examples - into * order.batch_size
             batch += order.batches_per_pass - into

@@ -1,4 +1,4 @@
-"""Steps of one kind or of several over one stream of batches: scheduled on workers, or done in this process."""
+"""Runs steps of one or several kinds on one stream of batches: on workers, or in this process."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _MOST_KINDS = 8
 
 
 class Scheduler:
-    """Schedules the steps of a program where there are workers; else does them at once."""
+    """Schedules the steps of a program on workers; without workers, runs them at once."""
 
     def __init__(self, program: Program, session: Session) -> None:
         self._program, self._session = program, session
         self._packings: dict[Step | None, Packing] = {}
         self._coordinator = program.distribution.coordinator
         self._do: dict[Step | None, Callable[[int], int]] = {}
-        self._last: Any = None  # what the network's own `train_step` returned beside metrics, where it is done here
+        self._last: Any = None  # additional values that the network's own `train_step` returned in this process
 
     def schedule(self, most: int, step: Step | None = None) -> int:
-        """Schedules the steps of one execution, `most` at most; returns how many.
+        """Schedules the steps of one execution, at most `most`; returns their number.
 
         Args:
-          step: what is done with a batch; None for the network's own `train_step`.
+          step: a function of a batch; None for the network's `train_step`.
 
         Raises:
-          ValueError: there were too many different functions: each one is traced.
+          ValueError: too many different step functions: each one is traced.
         """
         if step not in self._do:
             if len(self._do) == _MOST_KINDS:
@@ -46,23 +46,23 @@ class Scheduler:
         return self._do[step](most)
 
     def join(self) -> None:
-        """Waits for all that was scheduled; raises what one of the steps raised."""
+        """Waits for all scheduled steps; raises the error of a failed step."""
         for packing in self._packings.values():
             packing.join()
 
     def done(self) -> bool:
-        """Whether all that was scheduled is done; never waits. Raises as `join`."""
+        """Whether all scheduled steps are done; never waits. Raises as `join`."""
         return self._coordinator is None or bool(self._coordinator.done())
 
     def results(self) -> dict[str, float]:
-        """What the steps of an epoch with the network's own `train_step` come to; call when they are joined."""
+        """The metrics of an epoch; call when its steps are joined."""
         own, packing = self._program.own_step, self._packings.get(None)
         if own is None:
             return {metric.name: float(metric.result()) for metric in self._program.network.metrics}
         return own.results(self._last if packing is None else packing.logs)
 
     def returned(self) -> dict[str, float]:
-        """What the network's own `train_step` has returned, as `results`; empty where it was not scheduled."""
+        """The values of the network's own `train_step`, as `results`; empty if it was not scheduled."""
         return self.results() if self._program.own_step is not None and None in self._do else {}
 
     @functools.cached_property
@@ -99,5 +99,5 @@ class Scheduler:
 
 
 def _nothing_kept(num_steps: int, take: Callable[[], Any]) -> contextlib.AbstractContextManager[Callable[[], Any]]:
-    """Nothing is kept, bundled or asked for ahead where there are no parameter servers."""
+    """Without parameter servers there are no worker-local variables, bundles or prefetched rows."""
     return contextlib.nullcontext(take)

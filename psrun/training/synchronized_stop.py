@@ -1,4 +1,4 @@
-"""How processes that do every step together come to the same end."""
+"""Stops processes that do every step together after the same step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from psrun import files
 
 @dataclass
 class SynchronizedStop:
-    """How synchronous tasks, none of which can do a step without the others, stop after the same execution.
+    """Stops synchronous tasks, none of which can do a step without the others, after the same execution.
 
-    Between two executions the chief writes into `marker` the number of the next one. No other task can have done that
-    one by then, so that all find the number at its end, if not before.
+    Between two executions the chief writes the number of the next one into `marker`. No other task can have finished
+    that execution by then, so all tasks read the number at its end or before.
 
     Attributes:
       leads: whether this is the chief.
-      agreed: whether this task has come to the agreed end.
+      agreed: whether this task has reached the agreed execution.
     """
 
     marker: Path
@@ -25,7 +25,7 @@ class SynchronizedStop:
     agreed: bool = False
 
     def last(self) -> int | None:
-        """The number, from 1, of the last execution to do, counted from the start of the processes; None: go on."""
+        """The number, from 1 at the start of the processes, of the last execution to do; None to continue."""
         try:
             return int(self.marker.read_text(encoding="utf-8"))
         except FileNotFoundError:

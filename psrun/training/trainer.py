@@ -1,4 +1,4 @@
-"""What the coordinator asks of a trainer."""
+"""The interface between the coordinator and a trainer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ class Trainer:
     """One way to train a program.
 
     Attributes:
-      train: trains a program from where its session starts to the end.
-      restore: gives the program's variables the values that the trainer itself backed up; returns where the training
-        then is, or None where there is no backup. Called before the session is made, and only where psrun takes no
-        checkpoints.
+      train: trains a program from the start position of its session to the end.
+      restore: restores the program's variables from a backup that the trainer itself took; returns its position, or
+        None without a backup. Called before the session is created, and only if psrun takes no checkpoints.
     """
 
     train: Callable[[Program, Session], None]

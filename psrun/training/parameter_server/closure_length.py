@@ -65,8 +65,8 @@ def after(num_steps: int, step_s: float, steps_per_epoch: int, num_workers: int,
 def chosen(step_s: float, steps_per_epoch: int, num_workers: int) -> int:
     """The number of steps of a closure where one takes `step_s` seconds on a worker.
 
-    As many as fill 0.1 s, or more time where more than thirty workers wait for the coordinator's next closure; in tens
-    where they are more than ten; a few less where those fill an epoch evenly.
+    As many as fill 0.1 s, or longer with more than thirty workers; above ten a multiple of ten; slightly fewer if they
+    then divide an epoch evenly.
     """
     closure_s = max(_CLOSURE_S, _CLOSURE_PER_WORKER_S * num_workers)
     most = min(max(1, round(closure_s / max(step_s, 1e-6))), _MOST_CHOSEN, steps_per_epoch)

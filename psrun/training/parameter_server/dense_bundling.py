@@ -1,8 +1,8 @@
-"""Small variables that steps read and update as a whole, sent together: one message a parameter server each way.
+"""Sends variables that steps read and update as a whole in one message per parameter server and direction.
 
-A message costs about a tenth of a millisecond of processor time, whatever its size: the weights of a multilayer
-perceptron cost more for their number than for their bytes. Where they may be older than a step, they are fetched and
-their gradients pushed only every so many steps (n_fetch and n_push in Dean et al.: Large Scale Distributed Deep
+A message costs about 0.1 ms of processor time, whatever its size: for the weights of a multilayer perceptron, the
+number of messages costs more than the bytes. If weights may be stale, they are fetched, and their gradients pushed,
+only every few steps (n_fetch and n_push in Dean et al.: Large Scale Distributed Deep
 Networks, NIPS 2012).
 """
 
@@ -29,7 +29,7 @@ class DenseBundles:
     """The trainable variables of a program that its model reads as a whole, by parameter server.
 
     Args:
-      sync_every: for how many steps of a closure they are read once, and their gradients summed before they are pushed.
+      sync_every: number of steps per read of the variables, and per push of their summed gradients.
     """
 
     def __init__(self, program: Program, sync_every: int = 1) -> None:
@@ -48,7 +48,7 @@ class DenseBundles:
 
     @contextlib.contextmanager
     def in_closure(self, num_steps: int) -> Iterator[Callable[[], None]]:
-        """Traces what is done within on bundles; yields what must be called before each of the `num_steps` steps."""
+        """Traces the operations in this context on bundles; yields a function to call before each of the steps."""
         if not self._bundles:
             yield lambda: None
             return
@@ -61,7 +61,7 @@ class DenseBundles:
         with taking_over(variables, stand_ins), optimizers.updating(optimizer, steps.applying):
             optimizer.apply_gradients = steps.updating(optimizer.apply_gradients)
             if self._alone:
-                # Nothing is to be added up; Keras would have gradients that are on a parameter server come back for it.
+                # There is nothing to aggregate; Keras would fetch gradients from parameter servers for it.
                 optimizer.aggregate_gradients = _as_they_are
             try:
                 yield steps.next
@@ -77,7 +77,7 @@ def _as_they_are(grads_and_vars: GradientsAndVariables) -> GradientsAndVariables
 
 
 class _Steps:
-    """What is done around the steps of a closure."""
+    """Wraps the steps of a closure."""
 
     def __init__(self, bundles: Sequence[_Bundle], every: int, num_steps: int) -> None:
         self._bundles, self._every, self._num_steps = bundles, every, num_steps
@@ -85,12 +85,12 @@ class _Steps:
         self._apply: Callable[..., Any]
 
     def applying(self, apply: Callable[..., Any]) -> Callable[..., Any]:
-        """What takes the place of `apply`, which updates variables."""
+        """The replacement of `apply`, which updates variables."""
         self._apply = apply
         return self.apply_gradients
 
     def updating(self, apply: Callable[..., Any]) -> Callable[..., Any]:
-        """`apply`, after which the variables are what the parameter servers have until the next step."""
+        """`apply`; afterwards, until the next step, reads of the variables go to the parameter servers."""
 
         @tf.autograph.experimental.do_not_convert
         def apply_gradients(*arguments: Any, **options: Any) -> Any:
@@ -114,7 +114,7 @@ class _Steps:
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars: GradientsAndVariables) -> Any:
-        """Applies the gradients that are in no bundle, and those that are when it is time."""
+        """Applies the gradients outside of bundles, and those of bundles when a push is due."""
         rest = list(grads_and_vars)
         for bundle in self._bundles:
             rest = bundle.take(rest)
@@ -138,7 +138,7 @@ class _Bundle:
         self.stand_ins, self._summed = [_Fetched(wrapped(variable)) for variable in self.variables], None
 
     def fetch(self) -> None:
-        """Reads all, for the steps until the next call."""
+        """Reads all variables, for the steps until the next call."""
         with stop_recording():
             with tf.device(self.variables[0].device):
                 read = [tf.reshape(stand_in.variable.read_value(), [-1]) for stand_in in self.stand_ins]
@@ -218,7 +218,7 @@ class _Asked(VariableProxy):
 
 
 def _read_as_a_whole(program: Program) -> list[Any]:
-    """The trainable variables whose value the network takes, rather than rows of it."""
+    """The trainable variables that the network reads completely, instead of rows of them."""
     variables = remote(program.network.trainable_variables)
     stand_ins = [_Asked(wrapped(variable)) for variable in variables]
     with program.distribution.strategy.scope(), taking_over(variables, stand_ins):

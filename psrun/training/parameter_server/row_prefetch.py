@@ -1,4 +1,4 @@
-"""Rows of tables asked for a step before they are needed, so that they travel while the step before computes."""
+"""Requests rows of tables one step ahead, so that they travel while the previous step computes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from psrun.program.compiled_model import Program
 
 
 class RowPrefetch:
-    """The layers of a program whose rows can be asked for ahead.
+    """The layers of a program whose rows can be prefetched.
 
     Raises:
-      ConfigError: there are none.
+      ConfigError: the program has no such layer.
     """
 
     def __init__(self, program: Program) -> None:
@@ -38,12 +38,12 @@ class RowPrefetch:
             )  # fmt: skip
 
     def batches(self, num_steps: int, take: Callable[[], Any]) -> Callable[[], Any]:
-        """What gives the batches of the steps of one closure, one after the other.
+        """A function that returns the next batch of a closure at each call.
 
-        The rows of a batch are asked for before the step before it is traced, and so before that one updates them.
+        The rows of a batch are requested before the previous step is traced, and so before that step updates them.
 
         Args:
-          take: gives the next batch.
+          take: returns the next batch.
         """
         waiting: list[Any] = []
         left = num_steps

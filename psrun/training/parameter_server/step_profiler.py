@@ -1,4 +1,4 @@
-"""Where the time of a step goes: waiting for its batch, for parameters and their updates, or computing."""
+"""Measures how long a step waits for its batch, waits for parameters and updates, and computes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from psrun.program.compiled_model import Program
 from psrun.tf_internals.tracing import FuncGraph
 from psrun.tf_internals.variables import remote
 
-_EVERY_S = 0.25  # a closure that is measured asks every parameter server once more
-# What calls another function: where the ops in there run cannot be seen from here.
+_EVERY_S = 0.25  # a measured closure sends one more message to every parameter server
+# Operations that call another function: the devices of the operations in it are unknown here.
 _CALLS = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
 _HANDLES = (tf.resource, tf.variant)
 
@@ -24,12 +24,12 @@ class StepTime:
     """Mean seconds of a step on a worker, from one step to the next.
 
     Attributes:
-      input_s: its batch was not there yet, though the step before had its gradients.
-      traffic_s: from then on, until the last of the parameters was there that its gradients are computed from, and
-        after the last step of a closure until its updates were done.
-      compute_s: from then until the last of its gradients.
-      other_s: none of that: workers wait for the chief, at joins, or are gone.
-      bottleneck: which of these is the longest.
+      input_s: waiting for the batch, after the previous step had its gradients.
+      traffic_s: from then on, until the last of the parameters for the gradients had arrived; and, after the last step
+        of a closure, until its updates were done.
+      compute_s: from then until the last gradient.
+      other_s: the rest: workers wait for the chief or at joins, or are lost.
+      bottleneck: the name of the longest of these.
     """
 
     input_s: float
@@ -40,58 +40,58 @@ class StepTime:
 
 
 def step_time(measured: Sequence[float], step_s: float) -> StepTime | None:
-    """What a step's time consists of; None where nothing was measured.
+    """The mean times of a step; None if nothing was measured.
 
     Args:
-      measured: how many steps were, and their seconds of waiting for input, of traffic and of computing.
-      step_s: seconds from one step to the next on a worker, on average.
+      measured: number of measured steps, and their total seconds of input, traffic and computing.
+      step_s: mean seconds from one step to the next on a worker.
     """
     steps, *seconds = measured
     if not steps or not step_s:
         return None
     each = [value / steps for value in seconds]
-    found = dict(zip(("input", "traffic", "compute", "other"), [*each, max(0.0, step_s - sum(each))]))
-    longest = max(found, key=lambda name: found[name])
-    return StepTime(**{f"{name}_s": value for name, value in found.items()}, bottleneck=longest)
+    times = dict(zip(("input", "traffic", "compute", "other"), [*each, max(0.0, step_s - sum(each))]))
+    longest = max(times, key=lambda name: times[name])
+    return StepTime(**{f"{name}_s": value for name, value in times.items()}, bottleneck=longest)
 
 
 class Unmeasured:
-    """Takes the place of `Stages` where nothing is measured; and says what they do in a traced function."""
+    """Replaces `StepProfiler` where nothing is measured; defines its interface in a traced function."""
 
     @tf.autograph.experimental.do_not_convert
     def begin(self) -> tf.Tensor:
-        """What was spent so far: nothing. Call in the closure, before any step."""
+        """The initial value of the times. Call in the closure, before any step."""
         return tf.zeros([], tf.float64)
 
     def steps(self) -> Steps:
-        """For the steps of a closure that are written out one after the other."""
+        """For the unrolled steps of a closure."""
         return Steps()
 
     @tf.autograph.experimental.do_not_convert
     def end(self, spent: tf.Tensor) -> None:
-        """Call in a closure that is to be measured, when all of its steps are traced."""
+        """Call in a measured closure, when all of its steps are traced."""
 
 
 class Steps:
-    """Around steps that are written out one after the other."""
+    """Wraps unrolled steps."""
 
     def timed(self, take: Callable[[], Any]) -> Callable[[], Any]:
-        """`take`, which gives the batch of the next step."""
+        """`take`, which returns the batch of the next step."""
         return take
 
     @tf.autograph.experimental.do_not_convert
     def done(self, spent: tf.Tensor) -> tf.Tensor:
-        """What was spent up to now; call when a step was traced."""
+        """The times including this step; call when a step was traced."""
         return spent
 
 
 class StepProfiler(Unmeasured):
     """Measures some of the closures on the workers of a coordinator.
 
-    The moments are those at which batches, and what crosses between the worker and parameter servers, are there: the
-    graph of a traced step tells what that is. Of functions that a step calls, loops or branches it tells nothing: what
-    they read and write counts as computing. Steps overlap: a batch that is there before the gradients of the step
-    before costs no time. Each worker's first closure is left out: there its input begins, which is told as the time to
+    It records when batches arrive, and when the tensors that cross between the worker and parameter servers arrive,
+    which it finds in the graph of a traced step. It does not look into functions that a step calls, loops or branches:
+    their reads and writes count as computing. Steps overlap: a batch that arrives before the gradients of the previous
+    step costs no time. The first closure of each worker is not measured: it starts the input, which counts as time to
     the first step.
     """
 
@@ -107,7 +107,7 @@ class StepProfiler(Unmeasured):
         self._largest = list(largest.values())
 
     def wanted(self) -> bool:
-        """Whether the closure that is scheduled now is to be measured."""
+        """Whether to measure the closure that is scheduled now."""
         now_s = time.monotonic()
         if self._num_left_out or now_s < self._next_s:
             self._num_left_out = max(0, self._num_left_out - 1)
@@ -116,12 +116,12 @@ class StepProfiler(Unmeasured):
         return True
 
     def measured(self) -> list[float]:
-        """As `step_time` takes it, of all closures so far; call when all steps are joined."""
+        """The argument of `step_time`, for all closures so far; call when all steps are joined."""
         return self._sums.numpy().tolist()
 
     @tf.autograph.experimental.do_not_convert
     def begin(self) -> tf.Tensor:
-        """When the step before had its gradients, steps, and seconds of input, traffic and computing: shape (5,)."""
+        """Time of the previous step's gradients, steps, and seconds of input, traffic and computing: shape (5,)."""
         return tf.concat([tf.timestamp()[tf.newaxis], tf.zeros([4], tf.float64)], 0)
 
     def steps(self) -> Steps:
@@ -130,7 +130,7 @@ class StepProfiler(Unmeasured):
     @tf.autograph.experimental.do_not_convert
     def end(self, spent: tf.Tensor) -> None:
         rows = []
-        for variable in self._largest:  # what reads after updates of the same variable waits for them
+        for variable in self._largest:  # a read waits for earlier updates of the same variable
             with tf.device(variable.device):
                 rows.append(tf.gather(variable, [0]) if variable.shape.rank else variable.read_value())
         ended = _when_there(rows)
@@ -143,7 +143,7 @@ class _Measured(Steps):
     def __init__(self) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self._servers = _Servers()
-        self._ready: list[tf.Tensor] = []  # of batches taken for steps to come
+        self._ready: list[tf.Tensor] = []  # arrival times of batches taken for later steps
         self._num_ops = len(self._graph.get_operations())
 
     def timed(self, take: Callable[[], Any]) -> Callable[[], Any]:
@@ -168,7 +168,7 @@ class _Measured(Steps):
 
 
 class _Servers:
-    """Which operations of a graph run on parameter servers, and which here depend on what these give."""
+    """Finds the operations of a graph that run on parameter servers, and the local ones that depend on them."""
 
     def __init__(self) -> None:
         self._captured: dict[int, dict[str, Any]] = {}
@@ -176,15 +176,15 @@ class _Servers:
         self._computed: set[str] = set()
 
     def crossings(self, operations: Sequence[tf.Operation]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """What crosses within a step: values of parameters, and the gradients that are computed from them.
+        """The tensors that cross within a step: values of parameters, and the gradients computed from them.
 
-        What calls a function, loops or branches, and is given a variable there, is taken to run here: to read it, and
-        to write what it is given; unless it is told to run there. Where nothing is sent, the last that is computed
-        stands for the gradients.
+        An operation that calls a function, loops or branches, and takes a variable of a server, is assumed to run here
+        and to read and write the variable, unless it is placed on the server. If nothing is sent, the last computed
+        values stand for the gradients.
 
         Args:
-          operations: of the step, in the order of being made: each after those that it takes its inputs from, and after
-            those of the steps before.
+          operations: of the step, in the order of creation: each after the operations of its inputs, and after those of
+            earlier steps.
         """
         asking = {operation.name for operation in operations if self._asks(operation)}
         calling = {each.name for each in operations if each.name in asking and _calls(each) and not _there(each)}
@@ -198,12 +198,12 @@ class _Servers:
         return list(step.parameters.values()), list(step.gradients.values()) or last
 
     def _asks(self, operation: tf.Operation) -> bool:
-        """Whether it runs on a parameter server, or is given what is there."""
+        """Whether it runs on a parameter server, or takes a variable of one."""
         handles = [value for value in operation.inputs if value.dtype == tf.resource]
         return _there(operation) or any("/job:ps" in self._device(handle) for handle in handles)
 
     def _device(self, handle: Any) -> str:
-        """Of what a handle stands for, through the functions that have captured it."""
+        """The device of the variable of a handle, through the functions that have captured it."""
         while isinstance(graph := getattr(handle, "graph", None), FuncGraph):
             captured = self._captured.get(id(graph), {})
             if handle.name not in captured:
@@ -215,11 +215,11 @@ class _Servers:
 
 
 class _Step:
-    """What crosses within a step.
+    """The tensors that cross within a step.
 
     Args:
       there: names of operations that run on servers.
-      computed: of those here that depend on what servers give; those of the step are added.
+      computed: names of local operations that depend on values of servers; those of the step are added.
     """
 
     def __init__(self, there: set[str], computed: set[str]) -> None:
@@ -227,8 +227,8 @@ class _Step:
         self.parameters: dict[str, tf.Tensor] = {}
         self.gradients: dict[str, tf.Tensor] = {}
         self.taken: set[str] = set()
-        self._late: set[str] = set()  # operations of servers that wait for what is computed in this step
-        self._written: set[str] = set()  # handles that those have
+        self._late: set[str] = set()  # operations on servers that wait for values computed in this step
+        self._written: set[str] = set()  # their handles
 
     def add(self, operation: tf.Operation, *, asks: bool) -> None:
         values = {value.name: value for value in operation.inputs if value.dtype not in _HANDLES}
@@ -258,6 +258,6 @@ def _calls(operation: tf.Operation) -> bool:
 
 
 def _when_there(values: Iterable[tf.Tensor]) -> tf.Tensor:
-    """The moment at which all of the values are here."""
+    """The time at which all values have arrived."""
     with tf.device(None), tf.control_dependencies([tf.identity(value) for value in values]):
         return tf.timestamp()

@@ -1,4 +1,4 @@
-"""Stand-ins for the variables of parameter servers, which the steps of one closure meet in their place when traced."""
+"""Proxies that replace variables of parameter servers while the steps of a closure are traced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psrun.tf_internals.variables import CachingVariable, ConvertibleToTensor, r
 
 
 class VariableProxy(ConvertibleToTensor):
-    """Takes what is asked of a variable; what a subclass does not answer, the variable does."""
+    """Replaces a variable; forwards whatever a subclass does not implement."""
 
     def __init__(self, variable: Any) -> None:
         self.variable = variable
@@ -31,9 +31,9 @@ class VariableProxy(ConvertibleToTensor):
         return self.value()
 
     def _within(self) -> bool:
-        """Whether this is asked in the traced function or a branch or loop of it, not in a function that it calls.
+        """Whether the current graph is the traced function, or a branch or loop of it, not a function that it calls.
 
-        Such a function is traced once, and would hold on to the tensors of that time.
+        A called function is traced once, and would keep tensors of that trace.
         """
         graph = tf.compat.v1.get_default_graph()
         while graph is not self._graph and isinstance(graph, ControlFlowFuncGraph):
@@ -43,7 +43,7 @@ class VariableProxy(ConvertibleToTensor):
 
 @contextlib.contextmanager
 def taking_over(variables: Sequence[CachingVariable], stand_ins: Sequence[VariableProxy]) -> Iterator[None]:
-    """Puts stand-ins in the places of what the variables wrap."""
+    """Replaces the wrapped variables by proxies."""
     before = [wrapped(variable) for variable in variables]
     for variable, stand_in in zip(variables, stand_ins):
         replace_wrapped(variable, stand_in)

@@ -1,9 +1,9 @@
-"""Variables whose value the steps of one closure keep on the worker, and write back once.
+"""Variables that the steps of one closure keep on the worker, and write back once.
 
-The counter of steps, the learning rate and the state of metrics lie on parameter servers, where every step of every
-worker would read and write them. What is added to them in a closure is summed up on the worker instead, and one
-addition brings it to the parameter server. The sums over all workers are as before; what is read in a closure does not
-have what other workers have added meanwhile.
+The step counter, the learning rate and the state of metrics are on parameter servers, where every step of every worker
+would read and write them. Instead, a closure sums its additions on the worker, and sends one addition to the parameter
+server. The sums over all workers are the same; a read in a closure does not include concurrent additions of other
+workers.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from psrun.training.parameter_server.variable_proxy import VariableProxy, taking
 
 
 class CannotBeKept(Exception):
-    """Variables that were to be kept are changed within a branch, a loop or a function of the traced function."""
+    """A branch, loop or nested function of the traced function changes variables that were to be worker-local."""
 
 
 class WorkerLocalVariables:
-    """The variables to be kept in closures; those that no parameter server strategy has made are left alone.
+    """The variables to keep on workers; those that are not on parameter servers are unaffected.
 
     Args:
-      added_to: variables that are kept as long as they are only added to.
-      assigned: those that may also be assigned to, as all workers would assign the same.
+      added_to: variables that are worker-local as long as a closure only adds to them.
+      assigned: variables that a closure may also assign, because all workers assign the same value.
     """
 
     def __init__(self, added_to: Iterable[tf.Variable], assigned: Iterable[tf.Variable]) -> None:
@@ -37,10 +37,10 @@ class WorkerLocalVariables:
 
     @contextlib.contextmanager
     def in_closure(self) -> Iterator[None]:
-        """Traces what is done within as on kept variables, and the writing back at the end.
+        """Traces the operations in this context on worker-local variables, and the write-back at the end.
 
         Raises:
-          CannotBeKept: some will not be kept any more, and the trace must be repeated.
+          CannotBeKept: some variables cannot be worker-local; repeat the trace without them.
         """
         stand_ins = [_OnWorker(wrapped(variable), id(variable) in self._assigned) for variable in self._variables]
         with taking_over(self._variables, stand_ins):
@@ -54,17 +54,17 @@ class WorkerLocalVariables:
 
 
 class _OnWorker(VariableProxy):
-    """Adds up on the worker.
+    """Sums additions on the worker.
 
     Attributes:
-      left: whether it was changed, or read by a function that may be called again, where no sum can be carried to; or
-        assigned to, where of two workers' closures one would be lost.
+      left: whether the variable cannot be worker-local: a nested function, which cannot see the sum, changes or reads
+        it; or a closure assigns it, and one of two concurrent assignments would be lost.
     """
 
     def __init__(self, variable: Any, may_be_assigned: bool) -> None:
         super().__init__(variable)
         self._may_be_assigned = may_be_assigned
-        self._read = tf.identity(variable.read_value())  # not done where nobody asks for the value
+        self._read = tf.identity(variable.read_value())  # pruned from the graph if nothing uses it
         self._added: Any = None
         self._assigned: Any = None
         self.left = False
@@ -76,7 +76,7 @@ class _OnWorker(VariableProxy):
 
     def value(self, *_: Any, **__: Any) -> tf.Tensor:
         if not self._within():
-            self.left = self.left or not tf.executing_eagerly()  # else another thread looks at the variable meanwhile
+            self.left = self.left or not tf.executing_eagerly()  # else another thread reads the variable
             return self.variable.value()
         if self._assigned is not None:
             return self._assigned
