@@ -117,7 +117,7 @@ def floats(tensors: dict[str, tf.Tensor]) -> tf.Tensor:
     flat = [tf_keras.layers.Flatten()(tensor) for tensor in tensors.values() if tensor.dtype == tf.float32]
     if not flat:
         features = ", ".join(f"{name} ({tensor.dtype.name})" for name, tensor in tensors.items())
-        raise ValueError(f"the data has no features that this model can use: it needs float32, and there is {features}")
+        raise ValueError(f"the data has no features that this model can use: it needs float32, but they are {features}")
     return concatenated(flat)
 
 
