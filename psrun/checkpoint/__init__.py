@@ -1,1 +1,1 @@
-"""Checkpoints: what one holds (`manifest`), the folder of them (`store`), and writing and restoring (`checkpoints`)."""
+"""Checkpoints: their content (`manifest`), their folder (`store`), saving and restoring (`checkpoints`)."""

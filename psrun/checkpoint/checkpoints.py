@@ -1,4 +1,4 @@
-"""Writing and restoring the checkpoints of a program, when no step runs."""
+"""Saves and restores the checkpoints of a program, when no step runs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from psrun.tf_internals import messages
 
 
 class Checkpoints:
-    """Keeps checkpoints of a program in a store. The optimizer must be built already.
+    """The checkpoints of a program in a store. The optimizer must be built already.
 
     Args:
-      keep: which ones.
+      keep: the configured retention.
       warn: prints warnings.
 
     Raises:
-      ConfigError: the metric of the best one is none that the program has.
+      ConfigError: the program has no metric `best_metric`.
     """
 
     def __init__(
@@ -39,20 +39,20 @@ class Checkpoints:
         self._config_sha256 = manifest.digest(program.config.raw)
         if keep.best_metric is not None:
             check_metric("checkpoint.best_metric", keep.best_metric, program)
-        # Traced once, before the training. TensorFlow's own managers trace anew for every checkpoint; each trace is
-        # sent to all workers with Python's lock held: a hung worker would stop every thread of this process.
+        # Traced once, before the training. TensorFlow's managers trace for every checkpoint; each trace is sent to all
+        # workers under Python's GIL: a hung worker would stop every thread of this process.
         self._write = tf.function(self._checkpoint.write).get_concrete_function(tf.TensorSpec([], tf.string))
 
     def save(self, step: int, position: Position) -> list[int]:
-        """Writes a checkpoint named after `step`. Call after a join: while steps run it would be torn.
+        """Writes a checkpoint named after `step`. Call after a join: while steps run it would be inconsistent.
 
-        Only when all of it is on disk is it the latest one, and are older ones removed.
+        It becomes the latest one, and older ones are removed, when all of it is on disk.
 
         Returns:
-          The steps of the checkpoints that there are now, the newest first.
+          The steps of the existing checkpoints, the newest first.
 
         Raises:
-          CheckpointError: the disk is full or the folder cannot be written to; what was complete before still is.
+          CheckpointError: the disk is full or the folder cannot be written to; earlier checkpoints remain complete.
           tf.errors.OpError: a task was lost.
         """
         store = self.store
@@ -63,9 +63,9 @@ class Checkpoints:
             store.complete(held)
         except (tf.errors.OpError, OSError) as error:
             if isinstance(error, tf.errors.OpError) and messages.task_lost(error):
-                raise  # not the disk
+                raise  # not an error of the disk
             with contextlib.suppress(OSError):
-                store.make_room(step)  # a full disk is not left fuller
+                store.make_room(step)  # frees the disk space
             raise CheckpointError(f"no checkpoint could be written at step {step}: {error}") from error
         try:
             self._point_to(step, store.steps())
@@ -75,24 +75,24 @@ class Checkpoints:
         return store.steps()
 
     def _point_to(self, newest: int, steps: list[int]) -> None:
-        """Makes `newest` the latest for TensorFlow's own tools too."""
+        """Makes `newest` the latest checkpoint also for TensorFlow's tools."""
         names = [f"{PREFIX}-{step}" for step in (newest, *(step for step in steps if step != newest))]
-        # Names only: the folder may be moved.
+        # Only names, so that the folder may be moved.
         tf.compat.v1.train.update_checkpoint_state(str(self.store.folder.resolve()), names[0], names[::-1])
 
     def restore(self, store: Store) -> Manifest | None:
-        """Restores the newest good checkpoint in `store`; None where there never was any.
+        """Restores the newest good checkpoint in `store`; None if there never was one.
 
-        All of it is read before any variable is touched; a damaged one is passed over with a warning.
+        It reads all of a checkpoint before it assigns any variable, and skips a damaged one with a warning.
 
         Raises:
-          CheckpointError: there are checkpoints and none is good.
-          ConfigError: the newest good one is of another model or optimizer.
+          CheckpointError: all checkpoints are damaged.
+          ConfigError: the newest good checkpoint has another model or optimizer.
         """
-        found = store.choose("latest", self._warn)
-        if found is not None:
-            path = store.prefix(found.step)
-            found.contents.check(path, self._contents)
+        checkpoint = store.choose("latest", self._warn)
+        if checkpoint is not None:
+            path = store.prefix(checkpoint.step)
+            checkpoint.contents.check(path, self._contents)
             try:
                 self._checkpoint.read(path).assert_consumed()
             except (tf.errors.NotFoundError, tf.errors.DataLossError, tf.errors.OutOfRangeError) as error:
@@ -103,10 +103,10 @@ class Checkpoints:
             except AssertionError as error:
                 message = f"does not match the checkpoint {path}: {str(error).splitlines()[0]}"
                 raise ConfigError([Problem("optimizer", message)]) from error
-            if self._learning_rate not in (None, found.learning_rate):
+            if self._learning_rate not in (None, checkpoint.learning_rate):
                 # Keras keeps it in a variable, which was just restored; the current configuration takes precedence.
                 self._optimizer.learning_rate = self._learning_rate
-        return found
+        return checkpoint
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Records the metrics of a checkpoint; returns whether it is the best so far by `best_metric`.
@@ -124,13 +124,13 @@ class Checkpoints:
 
 
 def learning_rate(program: Program) -> float | None:
-    """As configured; None where it is a schedule, which has no variable, or left to the optimizer."""
+    """The configured learning rate; None for a schedule, which has no variable, or for the optimizer's default."""
     configured = program.config.optimizer.options.get("learning_rate")
     return float(configured) if isinstance(configured, int | float) else None
 
 
 def contents(program: Program) -> Contents:
-    """What checkpoints of the program hold."""
+    """The content of checkpoints of the program."""
     placed = [
         *placement.observed("model", program.network.variables),
         *placement.observed("optimizer", program.optimizer.variables()),

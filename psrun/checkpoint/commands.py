@@ -1,4 +1,4 @@
-"""`psrun checkpoint inspect|verify|diff`: what checkpoints hold and whether they are good, without a cluster."""
+"""`psrun checkpoint inspect|verify|diff`: content and health of checkpoints, without a cluster."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PATH = "a run folder, its checkpoints folder, or a checkpoint, such as runs/RUN
 
 
 def main(arguments: list[str]) -> ExitCode:
-    """Does what `psrun checkpoint ARGUMENTS` asks for.
+    """Runs `psrun checkpoint ARGUMENTS`.
 
     Raises:
       ConfigError: there is no checkpoint at a path.
-      SystemExit: as argparse ends: help, or arguments that it does not know.
+      SystemExit: from argparse, for --help and for invalid arguments.
     """
     parser = argparse.ArgumentParser(prog="psrun checkpoint", description=__doc__.partition(": ")[2])
     subcommands = parser.add_subparsers(dest="subcommand", required=True, metavar="inspect|verify|diff")
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> ExitCode:
 
 
 def find(path: Path) -> tuple[Store, int | None]:
-    """The store that a path is in, and the step that it names; None where it names all of them.
+    """The store of a path, and the step that it names; None if it names a folder.
 
     Raises:
       ConfigError: there is no checkpoint.
@@ -85,14 +85,14 @@ def _inspect(console: Console, path: Path) -> ExitCode:
 def _verify(console: Console, path: Path) -> ExitCode:
     store, only = find(path)
     steps = store.steps() if only is None else [only]
-    found = {
+    damages = {
         step: store.damage(step)
         for step in track(steps, "verifying", console=console, transient=True, disable=not console.is_terminal)
     }
-    left = store.steps()  # a running run removes some
-    found = {step: damage for step, damage in found.items() if step in left}
-    console.print(_overview(store, found))
-    return ExitCode.FAILED if any(found.values()) else ExitCode.DONE
+    left = store.steps()  # a running run removes checkpoints
+    damages = {step: damage for step, damage in damages.items() if step in left}
+    console.print(_overview(store, damages))
+    return ExitCode.FAILED if any(damages.values()) else ExitCode.DONE
 
 
 def _diff(console: Console, path: Path, other: Path) -> ExitCode:
@@ -104,8 +104,8 @@ def _diff(console: Console, path: Path, other: Path) -> ExitCode:
         if damage:
             raise ConfigError(f"{store.prefix(chosen)} is damaged: {damage}")
         prefixes.append(store.prefix(chosen))
-    with process.silent_stderr():  # what TensorFlow finds out about this machine is of no interest here
-        compare = importlib.import_module("psrun.checkpoint.compare")  # the one subcommand that needs it
+    with process.silent_stderr():  # hides TensorFlow's messages about this machine
+        compare = importlib.import_module("psrun.checkpoint.compare")  # only this command needs TensorFlow
         rows = compare.compare(*prefixes)
     table = _table(f"{prefixes[0]} and {prefixes[1]}", "variable", "", "difference")
     for row in rows:
@@ -119,7 +119,7 @@ def _diff(console: Console, path: Path, other: Path) -> ExitCode:
 
 
 def _overview(store: Store, damages: dict[int, str | None]) -> Table:
-    """A row a checkpoint, the newest first."""
+    """One row per checkpoint, the newest first."""
     table = _table(str(store.folder), "step", "", "saved", "epochs", "+ steps", "bytes", "files", "health")
     best = store.best() or {}
     for step, damage in damages.items():
@@ -179,5 +179,5 @@ def _table(title: str, *headings: str) -> Table:
 
 
 def _when(held: Manifest) -> str:
-    """In the time zone of the reader."""
+    """In the local time zone."""
     return datetime.fromisoformat(held.saved_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")

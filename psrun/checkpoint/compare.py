@@ -1,6 +1,6 @@
-"""Comparing two checkpoints value by value, a piece at a time.
+"""Compares two checkpoints value by value, in pieces.
 
-TensorFlow reads, and holds, all of a stored shard for each piece of it: pieces are as large as they may be.
+TensorFlow reads the whole stored shard for each piece of it: pieces are as large as memory allows.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Comparison:
     """One variable in two checkpoints.
 
     Attributes:
-      shape: as in the first, or in the only one that has it.
-      differs: what is different, for a person; empty where every bit is the same.
+      shape: in the first checkpoint, or in the only one with this variable.
+      differs: a description of the difference; empty if all bits are equal.
     """
 
     name: str
@@ -39,7 +39,7 @@ def compare(one: str, other: str) -> list[Comparison]:
     """Compares all variables of the checkpoints with these prefixes, whatever their shards.
 
     Raises:
-      tf.errors.OpError: one cannot be read.
+      tf.errors.OpError: a checkpoint cannot be read.
     """
     readers = [tf.train.load_checkpoint(prefix) for prefix in (one, other)]
     shapes = [reader.get_variable_to_shape_map() for reader in readers]
@@ -73,7 +73,7 @@ def _values(one: str, other: str, key: str, shape: list[int], dtype: tf.DType) -
         if np.asarray(left).tobytes() == np.asarray(right).tobytes():
             continue
         unequal = np.asarray(left != right)
-        count += int(np.sum(unequal)) or 1  # NaN, or zeros of another sign
+        count += int(np.sum(unequal)) or 1  # NaN, or zeros with another sign
         if dtype.is_floating or dtype.is_integer:
             distance = np.abs(np.asarray(left, np.float64) - np.asarray(right, np.float64))
             largest = max(largest, float(np.max(distance, initial=0.0)))
@@ -81,7 +81,7 @@ def _values(one: str, other: str, key: str, shape: list[int], dtype: tf.DType) -
 
 
 def _pieces(shape: list[int], dtype: tf.DType) -> Iterator[str]:
-    """Slices along the first axis, as `RestoreV2` wants them: 'full shape' and 'start,length' an axis."""
+    """Slices along the first axis, as for `RestoreV2`: 'full shape' and 'start,length' per axis."""
     if not shape or dtype == tf.string:
         yield ""
         return

@@ -1,4 +1,4 @@
-"""Writing a trained model as a SavedModel that takes raw features and loads where there is no psrun."""
+"""Writes a trained model as a SavedModel that takes raw features and does not need psrun."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _ABOUT = "psrun.json"
 
 
 def write(trained: LoadedModel, folder: Path) -> Path:
-    """Writes `folder`/STEP, the layout that TensorFlow Serving wants; one of the same step is replaced.
+    """Writes `folder`/STEP, the layout for TensorFlow Serving; replaces an export of the same step.
 
     The signature `serving_default` takes a batch of raw features by name, strings included, and returns `prediction`
-    (or what the model's outputs are called). Where classes have names and the prediction is one probability a class, it
+    (or the names of the model's outputs). If classes have names and the prediction is one probability per class, it
     also returns `class`, the name of the most probable one. assets.extra/psrun.json has all names, in order.
 
     Raises:
-      ExportError: the model holds something that TensorFlow cannot save, or the disk is full or cannot be written to.
+      ExportError: TensorFlow cannot save the model, or the disk is full or cannot be written to.
     """
     root = tf.Module()
-    # Also what the preprocessing refers to, such as lookup tables, must be found from the root to be saved.
+    # Objects of the preprocessing, such as lookup tables, are saved only if the root refers to them.
     parts = (trained.model.network, trained.model.preprocessing)
     root.parts = [part for part in parts if isinstance(part, tf.Module)]
 
     def serve(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        found = predict(trained.model, trained.source, features)
-        if isinstance(found, dict):
-            return found
+        outputs = predict(trained.model, trained.source, features)
+        if isinstance(outputs, dict):
+            return outputs
         names = trained.class_names
-        if names is None or found.shape.as_list()[1:] != [len(names)]:
-            return {"prediction": found}
-        return {"prediction": found, "class": tf.gather(tf.constant(names), tf.argmax(found, axis=1))}
+        if names is None or outputs.shape.as_list()[1:] != [len(names)]:
+            return {"prediction": outputs}
+        return {"prediction": outputs, "class": tf.gather(tf.constant(names), tf.argmax(outputs, axis=1))}
 
     root.serve = tf.function(serve, input_signature=[signature(trained.source)])
     final = folder / str(trained.checkpoint.step)
@@ -62,7 +62,7 @@ def _about(trained: LoadedModel) -> dict[str, object]:
 
 
 def _replace(final: Path, part: Path) -> None:
-    """Puts `part` where `final` is; readers see the one or the other, but for a moment none."""
+    """Replaces `final` by `part`; for a moment, readers see neither."""
     old = final.with_name(f"{part.name}.old")
     if final.exists():
         final.rename(old)

@@ -1,4 +1,4 @@
-"""A model as a run left it, whole and in this process, whatever cluster and sharding it was trained with."""
+"""Loads the trained model of a run into this process, whatever its cluster and sharding."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ DEVICE = "/CPU:0"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model whose variables are those of a checkpoint, with the data that it is made for.
+    """A model with the variables of a checkpoint, and its data.
 
     Attributes:
-      checkpoint: where it came from.
-      class_names: of the classes 0, 1, ...; None where they have none.
+      checkpoint: the path of the checkpoint.
+      class_names: of the classes 0, 1, ...; None without names.
     """
 
     model: Model
@@ -39,13 +39,13 @@ class LoadedModel:
 
 
 def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str], None]) -> LoadedModel:
-    """Builds the model of the run and restores the checkpoint that the configuration names.
+    """Builds the model of the run and restores the configured checkpoint.
 
     Raises:
-      ConfigError: there is no such checkpoint, or it is of another model.
-      CheckpointError: it is damaged.
+      ConfigError: the checkpoint does not exist, or has another model.
+      CheckpointError: the checkpoint is damaged.
     """
-    tf_keras.backend.reset_uids()  # layers get the names that they had, whatever was built before in this process
+    tf_keras.backend.reset_uids()  # gives layers their original names, whatever was built before
     with tf.device(DEVICE):
         model = make_model(run, source)
         specs = signature(source)
@@ -55,26 +55,26 @@ def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str],
 
 
 def restore(network: tf_keras.Model, which: str, store: Store, warn: Callable[[str], None]) -> Manifest:
-    """Gives the variables of a network that is built the values of a checkpoint; raises as `load`.
+    """Restores the variables of a built network from a checkpoint; raises as `load`.
 
     Args:
       which: as in `Store.choose`.
     """
     here = Contents.of("", placement.observed("model", network.variables))
     while True:
-        found = store.choose(which, warn)
-        if found is None:
+        checkpoint = store.choose(which, warn)
+        if checkpoint is None:
             raise ConfigError([Problem("resume", f"there is no checkpoint in {store.folder} yet")])
-        path = store.prefix(found.step)
-        found.contents.check_model(path, here)
+        path = store.prefix(checkpoint.step)
+        checkpoint.contents.check_model(path, here)
         try:
             tf.train.Checkpoint(model=network).read(path).assert_existing_objects_matched().expect_partial()
-            return found
+            return checkpoint
         except (tf.errors.OpError, AssertionError) as error:
             if isinstance(error, tf.errors.OpError) and messages.task_lost(error):
                 raise
-            # A running run may have removed it after saving newer ones; each is tried once.
-            if found.step in store.steps() or which.isdigit():
+            # A running run may have removed it after saving newer ones; try each checkpoint once.
+            if checkpoint.step in store.steps() or which.isdigit():
                 raise CheckpointError(f"{path} could not be restored: {error}") from error
 
 

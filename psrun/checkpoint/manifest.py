@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as a JSON file beside it, written last: without one a checkpoint was never complete."""
+"""The content of a checkpoint as a JSON file, written last: a checkpoint without a manifest is incomplete."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from psrun.cluster.placement import Placed
 from psrun.errors import ConfigError, Problem
 
 _MOST = 8
-_OWN = "sha256"  # of the manifest's other keys
+_OWN = "sha256"  # checksum of the manifest's other keys
 _CHUNK_BYTES = 1 << 20
 
-Variables = Mapping[str, Mapping[str, Any]]  # shape and dtype of whole variables, whatever their shards, by name
+Variables = Mapping[str, Mapping[str, Any]]  # shape and dtype of whole variables by name
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far a training is.
+    """The position of a training.
 
     Attributes:
-      epochs, steps: whole epochs, and steps into the one after them.
-      scheduled: steps that were scheduled so far, over all epochs, however long they were.
-      stream: the step at which the stream of training batches began that the training reads from; None where there
-        is no one stream, as each worker has its own.
-      batch: the number of the next batch, where batches are numbered.
-      order: by what they are: examples, batch size and block; None where they are not.
+      epochs, steps: completed epochs, and steps of the next one.
+      scheduled: steps scheduled so far, over all epochs.
+      stream: the step at which the stream of training batches began; None if each worker has a separate stream.
+      batch: the number of the next batch, if batches are numbered.
+      order: the geometry of numbered batches: examples, batch size and block; None otherwise.
     """
 
     epochs: int = 0
@@ -43,12 +42,12 @@ class Position:
 
 @dataclass(frozen=True)
 class Contents:
-    """What all checkpoints of a program hold.
+    """The content of all checkpoints of a program.
 
     Attributes:
       optimizer: the name of its class.
       model, slots: the variables of the model and of the optimizer.
-      shards: which of them lies on which task, and bytes.
+      shards: the shards with their tasks and bytes.
     """
 
     optimizer: str
@@ -58,13 +57,13 @@ class Contents:
 
     @classmethod
     def of(cls, optimizer: str, placed: list[Placed]) -> Contents:
-        found: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}}
+        variables: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}}
         for shard in placed:
-            found[shard.kind][shard.variable] = {"shape": list(shard.variable_shape), "dtype": shard.dtype}
+            variables[shard.kind][shard.variable] = {"shape": list(shard.variable_shape), "dtype": shard.dtype}
         shards = [
             {"variable": each.variable, "shard": each.shard, "task": each.task, "bytes": each.bytes} for each in placed
         ]
-        return cls(optimizer, found["model"], found["optimizer"], shards)
+        return cls(optimizer, variables["model"], variables["optimizer"], shards)
 
     def check(self, path: str, here: Contents) -> None:
         """Raises ConfigError with the differences if `here` cannot resume from the checkpoint at `path`."""
@@ -72,16 +71,16 @@ class Contents:
         problem = None
         if self.optimizer != here.optimizer:
             problem = f"is {here.optimizer}, but the checkpoint {path} has {self.optimizer}"
-        elif found := differences(self.slots, here.slots):
-            problem = f"differs from the optimizer of the checkpoint {path}: {found}"
+        elif difference := differences(self.slots, here.slots):
+            problem = f"differs from the optimizer of the checkpoint {path}: {difference}"
         if problem:
             raise ConfigError([Problem("optimizer", problem)])
 
     def check_model(self, path: str, here: Contents) -> None:
-        """As `check`, whatever the optimizer."""
-        found = differences(self.model, here.model)
-        if found:
-            raise ConfigError([Problem("model", f"differs from the model of the checkpoint {path}: {found}")])
+        """As `check`, without the optimizer."""
+        difference = differences(self.model, here.model)
+        if difference:
+            raise ConfigError([Problem("model", f"differs from the model of the checkpoint {path}: {difference}")])
 
 
 @dataclass(frozen=True)
@@ -90,10 +89,10 @@ class Manifest:
 
     Attributes:
       step: the optimizer's.
-      config_sha256: of the configuration that the run had.
-      saved_at: when it was complete, UTC, as in ISO 8601.
+      config_sha256: of the configuration of the run.
+      saved_at: completion time, UTC, ISO 8601.
       files: size and checksum of each file, by name.
-      learning_rate: as the configuration had it, where that was a number.
+      learning_rate: as configured, if that was a number.
       psrun: the version that wrote it.
     """
 
@@ -112,18 +111,18 @@ class Manifest:
 
 
 def path(checkpoint: str) -> Path:
-    """Where the manifest of a checkpoint is."""
+    """The path of the manifest of a checkpoint."""
     return Path(f"{checkpoint}.manifest.json")
 
 
 def write(checkpoint: str, manifest: Manifest) -> None:
-    """Writes it to disk, whole. Raises OSError where it cannot be written."""
+    """Writes the manifest atomically. Raises OSError."""
     plain = asdict(manifest)
     files.write_atomic(path(checkpoint), json.dumps({**plain, _OWN: digest(plain)}, indent=1) + "\n", durable=True)
 
 
 def read(checkpoint: str) -> Manifest:
-    """Raises OSError where it cannot be read, ValueError where it is not what was written."""
+    """Raises OSError if the file cannot be read, ValueError if its content is damaged."""
     try:
         plain = json.loads(path(checkpoint).read_text(encoding="utf-8"))
         if plain.pop(_OWN) != digest(plain):
@@ -136,21 +135,21 @@ def read(checkpoint: str) -> Manifest:
 
 
 def digest(plain: Any) -> str:
-    """SHA-256 of plain values, whatever the order of their keys."""
+    """SHA-256 of plain values, independent of the order of keys."""
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def file_digest(file: Path) -> str:
     """SHA-256 of a file, read in pieces. Raises OSError."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with file.open("rb") as stream:
         while piece := stream.read(_CHUNK_BYTES):
-            found.update(piece)
-    return found.hexdigest()
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def differences(there: Variables, here: Variables) -> str:
-    """What keeps variables from being the same, for a person; empty where nothing does."""
+    """A description of the differences between variables; empty if there are none."""
     found = [f"no {name} here" for name in there if name not in here]
     found += [f"no {name} there" for name in here if name not in there]
     found += [

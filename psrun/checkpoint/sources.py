@@ -1,4 +1,4 @@
-"""Where the evaluator task finds the checkpoints that it evaluates: those that psrun takes, or others."""
+"""The checkpoints that the evaluator task evaluates: those of psrun, of Keras or of TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _INDEX, _NUMBER = ".index", re.compile(r"(\d+)$")
 
 @dataclass(frozen=True)
 class Restored:
-    """The checkpoint that a network was given the values of.
+    """A checkpoint that was restored into a network.
 
     Attributes:
       step: steps applied when it was taken.
       digest: of its files.
-      manifest: None where psrun did not take it.
+      manifest: None if psrun did not write it.
     """
 
     step: int
@@ -36,34 +36,34 @@ class Restored:
 
 
 class Source(Protocol):
-    """The checkpoints in a folder, each by a name of the source's own."""
+    """The checkpoints in a folder, by name."""
 
     folder: Path
 
     def names(self) -> list[Any]:
-        """Of all that are complete, the oldest first."""
+        """The names of all complete checkpoints, the oldest first."""
         ...
 
     def title(self, name: Any) -> str:
-        """What a message calls a checkpoint."""
+        """The name of a checkpoint in messages."""
         ...
 
     def digest(self, name: Any) -> str:
-        """Identifies a checkpoint among those of the same name. Raises OSError or ValueError."""
+        """Identifies the content of a checkpoint. Raises OSError or ValueError."""
         ...
 
     def restore(self, network: tf_keras.Model, name: Any) -> Restored:
-        """Gives a network the values of a checkpoint.
+        """Restores a network from a checkpoint.
 
         Raises:
-          CheckpointError: it is damaged, or was removed meanwhile.
-          ConfigError: it is of another model.
+          CheckpointError: the checkpoint is damaged, or was removed.
+          ConfigError: the checkpoint has another model.
         """
         ...
 
 
 class RunCheckpoints:
-    """Those that psrun takes, by their steps."""
+    """psrun's checkpoints, by step."""
 
     def __init__(self, store: Store) -> None:
         self._store, self.folder = store, store.folder
@@ -83,26 +83,26 @@ class RunCheckpoints:
 
 
 class KerasCheckpoints:
-    """Those of Keras' ModelCheckpoint with `save_weights_only`, or of a tf.train.CheckpointManager, by file names.
+    """Checkpoints of Keras' ModelCheckpoint with `save_weights_only`, or of a tf.train.CheckpointManager, by file name.
 
     Args:
       steps_per_epoch: of the training, for files that do not hold the optimizer's iterations: the number at the end of
-        their name is then taken for an epoch.
+        their name is then the epoch.
     """
 
     def __init__(self, folder: Path, steps_per_epoch: int) -> None:
         self.folder, self._steps_per_epoch = folder, steps_per_epoch
 
     def names(self) -> list[str]:
-        found = []
+        checkpoints = []
         for index in self.folder.glob(f"*{_INDEX}"):
             name = index.name.removesuffix(_INDEX)
             try:
                 if not name.endswith("_temp") and any(self.folder.glob(f"{_escaped(name)}.data-*")):
-                    found.append((index.stat().st_mtime_ns, _number(name), name))
-            except FileNotFoundError:  # removed meanwhile
+                    checkpoints.append((index.stat().st_mtime_ns, _number(name), name))
+            except FileNotFoundError:  # removed by another process
                 continue
-        return [name for *_, name in sorted(found)]
+        return [name for *_, name in sorted(checkpoints)]
 
     def title(self, name: str) -> str:
         return f"the checkpoint {name}"
@@ -126,7 +126,7 @@ class KerasCheckpoints:
             raise CheckpointError(f"{path} could not be restored: {error}") from error
         except ValueError as error:  # shapes differ
             raise _of_another_model(path, str(error)) from error
-        # Keras silently keeps the value of a variable that is not in the file.
+        # Keras silently keeps the value of a variable that is missing in the file.
         missing = [each.name for each in weights if bool(tf.reduce_all(tf.math.is_nan(each)))]
         if missing:
             raise _of_another_model(path, f"it has no value, or only NaN, for {', '.join(missing)}")
@@ -139,9 +139,9 @@ def _of_another_model(path: str, reason: str) -> ConfigError:
 
 
 def _number(name: str) -> int:
-    """The number that a file's name ends with; 0 where there is none."""
-    found = _NUMBER.search(name)
-    return int(found[1]) if found else 0
+    """The number at the end of a file name; 0 if there is none."""
+    match = _NUMBER.search(name)
+    return int(match[1]) if match else 0
 
 
 def _escaped(name: str) -> str:

@@ -1,7 +1,7 @@
-"""The folder that checkpoints are in: which are there and good, which one to take, which ones to keep. No TensorFlow.
+"""The folder of checkpoints: verifies, selects and removes them. Does not import TensorFlow.
 
-A checkpoint `ckpt-N` is what TensorFlow wrote (`ckpt-N.index`, `ckpt-N.data-...`) and `ckpt-N.manifest.json`, written
-last, with the size and checksum of each. Without a manifest it was never complete.
+A checkpoint `ckpt-N` consists of TensorFlow's files (`ckpt-N.index`, `ckpt-N.data-...`) and of `ckpt-N.manifest.json`,
+written last, with their sizes and checksums. Without a manifest it is incomplete.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ _ALONE_WITHIN_S = 5.0
 
 
 class Store:
-    """The checkpoints in `folder`, which need not be there yet. One process at a time may write."""
+    """The checkpoints in `folder`, which need not exist yet. Only one process at a time may write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._passed_over: set[int] = set()
 
     def prefix(self, step: int) -> str:
-        """What TensorFlow calls the path of the checkpoint of `step`."""
+        """TensorFlow's path of the checkpoint of `step`."""
         return str(self.folder / f"{PREFIX}-{step}")
 
     def steps(self) -> list[int]:
-        """Of all checkpoints that were complete once, the newest first."""
+        """The steps of all checkpoints with a manifest, the newest first."""
         return sorted((step for step, file, rest in self._files() if rest == _MANIFEST), reverse=True)
 
     def damage(self, step: int, *, thorough: bool = True) -> str | None:
-        """What is wrong with the checkpoint of `step`; None where nothing is.
+        """The damage of the checkpoint of `step`; None if it is good.
 
         Args:
-          thorough: whether to read all of it, in pieces, or to look at the sizes of its files only.
+          thorough: whether to read all of it, in pieces, or only the sizes of its files.
 
         Raises:
-          CheckpointError: it cannot be read now.
+          CheckpointError: the checkpoint cannot be read now.
         """
         try:
-            found = self.manifest(step)
-            for name, recorded in found.files.items():
+            complete = self.manifest(step)
+            for name, recorded in complete.files.items():
                 file = self.folder / name
                 size = file.stat().st_size
                 if size != recorded["bytes"]:
@@ -68,25 +68,25 @@ class Store:
                     return f"{name} has a checksum mismatch"
         except FileNotFoundError as error:
             return f"{Path(error.filename).name} is missing"
-        except OSError as error:  # perhaps only now: nothing is passed over or set aside for it
+        except OSError as error:  # perhaps temporarily: not a reason to skip or set aside a checkpoint
             raise CheckpointError(f"{self.prefix(step)} cannot be read: {error}") from error
         except ValueError as error:
             return f"its manifest is damaged ({error})"
         return None
 
     def manifest(self, step: int) -> Manifest:
-        """Raises OSError or ValueError where it cannot be read."""
+        """Raises OSError or ValueError if the manifest cannot be read."""
         return manifest.read(self.prefix(step))
 
     def choose(self, which: str, warn: Callable[[str], None]) -> Manifest | None:
         """The newest good checkpoint, completely verified; None if there has never been one.
 
         Args:
-          which: 'latest' (a damaged one is passed over, with a warning, for the one before), 'best', or a step.
+          which: 'latest' (skips damaged ones with a warning), 'best', or a step.
 
         Raises:
-          CheckpointError: there are checkpoints and none is good, or the one that was named is not.
-          ConfigError: there is no such checkpoint.
+          CheckpointError: all checkpoints, or the named one, are damaged.
+          ConfigError: the checkpoint does not exist.
         """
         if which != _LATEST:
             return self._named(which)
@@ -104,17 +104,17 @@ class Store:
         return None
 
     def _newest_first(self) -> Iterator[int]:
-        """Of all checkpoints, also of those that are taken meanwhile."""
+        """The steps of all checkpoints, including new ones of a running run."""
         tried: set[int] = set()
         while left := [step for step in self.steps() if step not in tried]:
             tried.add(left[0])
             yield left[0]
 
     def _named(self, which: str) -> Manifest:
-        found, best = self.steps(), self.best()
+        steps, best = self.steps(), self.best()
         step = best["step"] if best and which == _BEST_ONE else which
-        if str(step) not in map(str, found):
-            there = ", ".join(map(str, found)) or "none"
+        if str(step) not in map(str, steps):
+            there = ", ".join(map(str, steps)) or "none"
             message = f"there is no checkpoint '{which}' in {self.folder} (there: {there})"
             raise ConfigError([Problem("restore", message)])
         damage = self.damage(int(step))
@@ -123,9 +123,9 @@ class Store:
         return self.manifest(int(step))
 
     def make_room(self, step: int) -> None:
-        """Removes what saves that were cut short left behind, and a checkpoint of the same step. Raises OSError."""
+        """Removes the remains of interrupted saves, and a checkpoint of the same step. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        manifest.path(self.prefix(step)).unlink(missing_ok=True)  # now it is one of those
+        manifest.path(self.prefix(step)).unlink(missing_ok=True)  # now it is incomplete, too
         complete = set(self.steps())
         for of, file, _ in self._files():
             if of not in complete:
@@ -134,10 +134,10 @@ class Store:
             _delete(file)
 
     def complete(self, held: Manifest) -> Manifest:
-        """Makes a checkpoint whose files TensorFlow has written complete: all on disk, and a manifest beside them.
+        """Completes a checkpoint after TensorFlow has written its files: syncs them to disk and writes the manifest.
 
         Raises:
-          OSError: something cannot be written, or is missing.
+          OSError: a file cannot be written, or is missing.
         """
         named = {rest: file for step, file, rest in self._files() if step == held.step and rest != _MANIFEST}
         data = [match for match in map(_DATA.fullmatch, named) if match]
@@ -157,7 +157,7 @@ class Store:
         return whole
 
     def prune(self, newest: int, max_to_keep: int) -> list[int]:
-        """Removes all but `newest`, those that came before it, `max_to_keep` in all, and the best one.
+        """Removes all checkpoints but the last `max_to_keep` up to `newest`, and the best one.
 
         Returns:
           The steps kept, the newest first. Raises OSError.
@@ -165,7 +165,7 @@ class Store:
         others = [step for step in self.steps() if step != newest]
         kept = [newest, *others[: max_to_keep - 1]]
         for step in others[max_to_keep - 1 :]:
-            with self._alone():  # an evaluator may change meanwhile which one is the best
+            with self._alone():  # an evaluator may change the best one concurrently
                 if step == (self.best() or {}).get("step"):
                     kept.append(step)
                 else:
@@ -173,7 +173,7 @@ class Store:
         return kept
 
     def set_aside(self) -> list[int]:
-        """Moves the checkpoints that `choose` passed over where they are in nobody's way. Raises OSError."""
+        """Moves the checkpoints that `choose` skipped to a subfolder. Raises OSError."""
         steps, self._passed_over = sorted(self._passed_over), set()
         for of, file, _ in self._files():
             if of in steps:
@@ -182,23 +182,23 @@ class Store:
         return steps
 
     def best(self) -> dict | None:
-        """The best checkpoint: `step`, `metric`, `mode` and `value`; None where none was compared or it is gone."""
+        """The best checkpoint: `step`, `metric`, `mode` and `value`; None if none was compared or it was removed."""
         try:
-            found = json.loads((self.folder / _BEST).read_text(encoding="utf-8"))
-            best = {name: found[name] for name in ("step", "metric", "mode", "value")}
-            # There may be another one of the same step: the one that was compared was damaged and set aside.
-            return best if self.manifest(found["step"]).files == found["files"] else None
+            record = json.loads((self.folder / _BEST).read_text(encoding="utf-8"))
+            best = {name: record[name] for name in ("step", "metric", "mode", "value")}
+            # It may be a new checkpoint of the same step, after the compared one was damaged and set aside.
+            return best if self.manifest(record["step"]).files == record["files"] else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def compare(self, step: int, metric: str, value: float, *, mode: str) -> bool:
-        """Whether the checkpoint of `step` is the best so far by `metric`; then it is the one kept.
+        """Whether the checkpoint of `step` is the best so far by `metric`; if so, records it.
 
         Args:
-          mode: 'max' where more is better, else 'min'.
+          mode: 'max' if more is better, else 'min'.
 
         Raises:
-          OSError, ValueError: it is not there, or the folder cannot be written to.
+          OSError, ValueError: the checkpoint does not exist, or the folder cannot be written to.
         """
         with self._alone():
             before = self.best()
@@ -206,14 +206,14 @@ class Store:
             better = is_better(value, before["value"] if before and contest else None, mode)
             if better:
                 listed = self.manifest(step).files
-                found = {"step": step, "metric": metric, "mode": mode, "value": value, "files": listed}
-                files.write_atomic(self.folder / _BEST, json.dumps(found) + "\n", durable=True)
+                record = {"step": step, "metric": metric, "mode": mode, "value": value, "files": listed}
+                files.write_atomic(self.folder / _BEST, json.dumps(record) + "\n", durable=True)
         return better
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """While no other process looks which checkpoint is the best, or removes one; waits a bounded time for that."""
-        # Not the folder itself: where locks are emulated, as on NFS, only what is open for writing can be locked.
+        """Locks the record of the best checkpoint and removals; waits a bounded time for the lock."""
+        # Not the folder itself: emulated locks, as on NFS, need a file that is open for writing.
         descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
             deadline_s = time.monotonic() + _ALONE_WITHIN_S
@@ -224,14 +224,14 @@ class Store:
             os.close(descriptor)
 
     def _files(self) -> Iterator[tuple[int, Path, str]]:
-        """Step, path and ending of everything that belongs to a checkpoint, whole or not."""
+        """Step, path and suffix of every file of checkpoints, complete or not."""
         for file in sorted(self.folder.glob(f"{PREFIX}-*")):
             match = _FILE.fullmatch(file.name)
             if match:
                 yield int(match["step"]), file, match["rest"]
 
     def _remove(self, step: int) -> None:
-        """The manifest first: a checkpoint of which a part is gone must not look complete."""
+        """Removes the manifest first, so that a partly removed checkpoint does not look complete."""
         manifest.path(self.prefix(step)).unlink(missing_ok=True)
         for of, file, _ in self._files():
             if of == step:
@@ -239,14 +239,14 @@ class Store:
 
 
 def is_better(value: float, best: float | None, mode: str) -> bool:
-    """Whether a metric is better than the best so far (None: there is none), by the mode 'max' or 'min'."""
+    """Whether a metric is better than the best so far (None: there is none) by the mode 'max' or 'min'."""
     if best is None:
         return math.isfinite(value)
     return value > best if mode == "max" else value < best
 
 
 def _locked(descriptor: int) -> bool:
-    """Whether there is nothing to wait for: the lock is ours, or the file system has none."""
+    """Whether to stop waiting: the lock was acquired, or the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

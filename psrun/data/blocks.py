@@ -1,8 +1,8 @@
-"""Examples of files, prepared once so that any of them can be read without the others: columns, in blocks of 128 rows.
+"""Prepared examples of files: columns in blocks of 128 rows, with random access.
 
-A prepared set is a folder: `examples.tfrecord`, whose records are tf.train.Examples with the values of 128 rows a
-feature (the last one is filled up); `offsets.npy`, where each of them begins; and `prepared.json`, written last, what
-it was made of.
+A prepared set is a folder: `examples.tfrecord`, with records of tf.train.Examples with the values of 128 rows per
+feature (the last one is padded); `offsets.npy`, the start of each record; and `prepared.json`, written last, which
+describes the source.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Blocks:
     Attributes:
       path: of the records, for workers to read.
       offsets: where each record begins, in bytes, and the end of the last one.
-      num_bad: rows left out; `bad`: what is wrong with the first of them.
+      num_bad: number of skipped rows; `bad`: the problems of the first of them.
       scales: of float columns, by name.
     """
 
@@ -66,12 +66,12 @@ class Blocks:
                  for name, column in self.columns.items()}  # fmt: skip
 
         def record(index: tf.Tensor) -> tf.Tensor:
-            # In one operation, with nothing called: a dataset made for each record would take fifty times as long.
+            # One operation without function calls: a dataset per record would take fifty times as long.
             place, size = offsets[index], offsets[index + 1] - offsets[index]
-            found = tf.raw_ops.TFRecordDatasetV2(
+            records = tf.raw_ops.TFRecordDatasetV2(
                 filenames=[self.path], compression_type="", buffer_size=size, byte_offsets=[place]
             )
-            return tf.data.experimental.from_variant(found, tf.TensorSpec([], tf.string)).take(1).get_single_element()
+            return tf.data.experimental.from_variant(records, tf.TensorSpec([], tf.string)).take(1).get_single_element()
 
         def columns(number: tf.Tensor, numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
             of = numbers // ROWS
@@ -89,7 +89,7 @@ class Blocks:
         return batches.map(columns, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
     def in_order(self, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> Batches:
-        """All examples once, as `read` gives them; of a shard only its batches."""
+        """All examples once, as from `read`; with a shard, only its batches."""
         num_batches = -(-self.num_examples // batch_size)
         batches = tf.data.Dataset.range(*((0, num_batches) if shard is None else shard_of(num_batches, shard)))
 

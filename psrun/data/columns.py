@@ -41,12 +41,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a file, as they stand there.
+    """Some unconverted rows of a file.
 
     Attributes:
       numbers: of the rows in the file.
       columns: by name, rows along the first axis: numbers, or objects (text, bytes, numbers, several of them, None).
-      bad: rows that are not in the columns: their numbers, and what is wrong with each.
+      bad: malformed rows, which are not in the columns: number and problem of each.
     """
 
     numbers: Sequence[int]
@@ -60,7 +60,7 @@ class Piece:
 
     Attributes:
       columns: by name, of shape (rows, width).
-      bad: rows left out: their numbers in the file, from 1 on, and what is wrong with each.
+      bad: skipped rows: number in the file, from 1, and problem of each.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -68,7 +68,7 @@ class Piece:
 
 
 def checked(rows: Rows, wanted: Mapping[str, Wanted]) -> Piece:
-    """The rows as what is wanted, by name, without those that cannot be that."""
+    """Converts rows to the required columns, without malformed rows."""
     made, problems = {}, dict[int, str]()
     for name, want in wanted.items():
         made[name], wrong = _converted(rows.columns[want.column], want)
@@ -81,7 +81,7 @@ def checked(rows: Rows, wanted: Mapping[str, Wanted]) -> Piece:
 
 
 def objects(values: Sequence[Any]) -> np.ndarray:
-    """An array of just these objects: NumPy would make lists of one length an array of two axes."""
+    """An array of these objects: NumPy would convert lists of equal length to an array with two axes."""
     made: np.ndarray = np.empty(len(values), object)
     for index, value in enumerate(values):
         made[index] = value
@@ -89,7 +89,7 @@ def objects(values: Sequence[Any]) -> np.ndarray:
 
 
 def _converted(values: np.ndarray, want: Wanted) -> tuple[np.ndarray, dict[int, str]]:
-    """The column, (rows, width), and what is wrong with rows by their index."""
+    """The column, (rows, width), and the problems of rows by index."""
     values = values.reshape(len(values), -1) if values.ndim > 1 else values
     made, todo = _numbers(values, want)
     convert, wrong = _conversion(want), dict[int, str]()
@@ -106,7 +106,7 @@ def _converted(values: np.ndarray, want: Wanted) -> tuple[np.ndarray, dict[int, 
 
 
 def _numbers(values: np.ndarray, want: Wanted) -> tuple[np.ndarray, Sequence[int]]:
-    """The column as far as it can be had at once, and the indices of the rows that are to be looked at one by one."""
+    """The column as converted by NumPy at once, and the indices of rows to convert one by one."""
     made: np.ndarray = np.full((len(values), want.width), b"" if want.dtype == "string" else 0, _TYPES[want.dtype])
     table = values[:, np.newaxis] if values.ndim == 1 else values
     by_value = want.dtype == "string" or want.vocabulary is not None
@@ -115,7 +115,7 @@ def _numbers(values: np.ndarray, want: Wanted) -> tuple[np.ndarray, Sequence[int
     with np.errstate(over="ignore", invalid="ignore"):
         cast: np.ndarray = table.astype(_TYPES[want.dtype])
     fine = np.isfinite(cast) if want.dtype == "float32" else cast == table
-    if want.dtype == "int64":  # the limit itself is no int64, but as a float the same as the largest one
+    if want.dtype == "int64":  # the limit is no int64, but equals the largest one as a float
         fine &= table < _INT64
     if want.weight:
         fine &= table >= 0
@@ -143,7 +143,7 @@ def _conversion(want: Wanted) -> Callable[[Any], Any]:
 
 
 def _class_number(vocabulary: Sequence[str] | Sequence[int]) -> Callable[[Any], int]:
-    """A function from a value of the vocabulary to its place there; it raises ValueError for any other value."""
+    """A function from a value of the vocabulary to its index; it raises ValueError for other values."""
     kind = _text if isinstance(vocabulary[0], str) else _integer
     numbers = {kind(value): number for number, value in enumerate(vocabulary)}
     shown = f"[{', '.join(map(str, vocabulary))}]"
@@ -174,7 +174,7 @@ def _value(item: Any, want: Wanted, convert: Callable[[Any], Any]) -> Any:
     """One value.
 
     Raises:
-      ValueError: it cannot be what is wanted.
+      ValueError: the value cannot be converted.
     """
     item = item.item() if isinstance(item, np.generic) else item
     not_a_number = isinstance(item, float | np.floating) and math.isnan(item)
@@ -191,7 +191,7 @@ def number(item: Any) -> float:
     """A float32.
 
     Raises:
-      ValueError: it is none.
+      ValueError: it is no number.
     """
     try:
         value = math.nan if _grouped(item) else float(item)
@@ -226,7 +226,7 @@ def _integer(item: Any) -> int:
 
 
 def _grouped(item: Any) -> bool:
-    """Whether it is a number in Python's own notation, such as 1_000."""
+    """Whether it is a number only in Python's notation, such as 1_000."""
     return isinstance(item, str | bytes) and ("_" in item if isinstance(item, str) else b"_" in item)
 
 

@@ -1,4 +1,4 @@
-"""`psrun data inspect|synthesize|vocabulary`: what files hold, made-up files, and the values of their categories."""
+"""`psrun data inspect|synthesize|vocabulary`: describe files, generate files, count values of categories."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from psrun.errors import ConfigError, DataError, ExitCode
 
 
 def main(arguments: list[str]) -> ExitCode:
-    """Does what `psrun data ARGUMENTS` asks for.
+    """Runs `psrun data ARGUMENTS`.
 
     Raises:
-      ConfigError: an argument is out of its range, or there is something in the folder to write to.
-      DataError: files are not there or cannot be read, or the folder cannot be written.
-      SystemExit: as argparse ends: help, or arguments that it does not know.
+      ConfigError: an argument is out of range, or the target folder is not empty.
+      DataError: files do not exist or cannot be read, or the folder cannot be written.
+      SystemExit: from argparse, for --help and for invalid arguments.
     """
     parser = argparse.ArgumentParser(prog="psrun data", description=__doc__.partition(": ")[2])
     shown = argparse.ArgumentDefaultsHelpFormatter
@@ -77,7 +77,7 @@ def _inspect(console: Console, **given: Any) -> ExitCode:
 
 @contextlib.contextmanager
 def _new_folder(folder: Path) -> Iterator[None]:
-    """A folder with nothing in it, to write to. Raises ConfigError where there is something, DataError as `main`."""
+    """Creates an empty folder. Raises ConfigError if it is not empty, DataError as `main`."""
     try:
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty; choose a new folder")

@@ -1,4 +1,4 @@
-"""Display advertising as Criteo published it (Kaggle 2014): a label, 13 counts and 26 categories a row, with tabs."""
+"""Display advertising as Criteo published it (Kaggle 2014): rows of a label, 13 counts and 26 categories with tabs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from psrun.errors import ConfigError, DataError, Problem
 
 CATEGORIES = tuple(f"C{number}" for number in range(1, NUM_CATEGORIES + 1))
 NUM_FIELDS = 1 + NUM_COUNTS + len(CATEGORIES)
-# What TensorFlow takes for a number, but what is infinite, or would be.
+# TensorFlow's numbers, except infinite and very large ones.
 _NUMBER = r"(\s*[-+]?(\d{1,30}(\.\d*)?|\.\d+)([eE][-+]?\d)?\s*)?"
 _PROBLEMS = (
     "",
@@ -35,23 +35,23 @@ _COLUMNS = {
 
 
 class Criteo(PreparedSource):
-    """Rows of text files, gzipped where their names end in .gz.
+    """Rows of text files, gzipped if their names end in .gz.
 
-    Features are `counts` (13 numbers, 0 where a field is empty) and `C1` to `C26` (strings, empty where the field is).
+    Features are `counts` (13 numbers, 0 for an empty field) and `C1` to `C26` (strings, also empty ones).
 
     Args:
-      path: files to train on: one, a folder, or a pattern with * ? and [].
-      eval_path: the same to evaluate on; None for none.
-      vocabulary: a folder that `psrun data vocabulary` has written; None to hash the categories.
-      num_buckets: ids of each category, where there is no vocabulary.
+      path: training files: one, a folder, or a pattern with * ? and [].
+      eval_path: the same for evaluation; None for none.
+      vocabulary: a folder written by `psrun data vocabulary`; None to hash the categories.
+      num_buckets: ids per category without a vocabulary.
       max_bad_rows: number of malformed rows (fields, label or counts) to skip, with a report; one more is an error.
       cache: the folder for prepared sets, which all workers must see; None for one in the home folder.
       tell: called repeatedly during preparation with the progress.
 
     Raises:
-      ConfigError: `num_buckets` is below 1, `max_bad_rows` below 0, the folder has no vocabulary in it, or a file is
-        both to train on and to evaluate on.
-      DataError: there are no such files, one cannot be read to its end, or there are more bad rows.
+      ConfigError: `num_buckets` is below 1, `max_bad_rows` below 0, the folder has no vocabulary, or a file is used
+        for training and evaluation.
+      DataError: a file does not exist or cannot be read to its end, or there are more malformed rows.
     """
 
     task: Task = "binary"
@@ -88,7 +88,7 @@ class Criteo(PreparedSource):
 
 
 def prepared(names: Sequence[str]) -> blocks.Blocks:
-    """The rows of such files.
+    """The prepared rows of files.
 
     Raises:
       DataError: as `preparation.prepared`, or there is no row in them.
@@ -109,7 +109,7 @@ def _pieces(name: str) -> Iterator[Piece]:
 
 
 def _checked(text: bytes) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """What is wrong with each line (an index of _PROBLEMS), and the columns of those with which nothing is."""
+    """The problem of each line (an index of _PROBLEMS), and the columns of the well-formed lines."""
     try:
         good, columns = _read(text)
         if good:
@@ -125,7 +125,7 @@ def _read(text: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     """Whether all lines are well-formed, and the columns. Three times as fast as the check that finds the errors.
 
     Raises:
-      tf.errors.InvalidArgumentError: one has not 40 fields, or a count is no number.
+      tf.errors.InvalidArgumentError: a line does not have 40 fields, or a count is no number.
     """
     defaults = [[], *[[0.0]] * NUM_COUNTS, *[[""]] * NUM_CATEGORIES]
     types = [tf.string, *[tf.float32] * NUM_COUNTS, *[tf.string] * NUM_CATEGORIES]

@@ -27,7 +27,7 @@ class FashionMnist(ArraySource):
         None for Keras' download.
 
     Raises:
-      DataError: the files are not there, not whole, or hold something else.
+      DataError: the files do not exist, are truncated, or have other content.
     """
 
     def __init__(self, *, path: str | None = None) -> None:

@@ -13,7 +13,7 @@ from psrun.config import schema
 from psrun.data.columns import CONVERSIONS, Wanted
 from psrun.errors import ConfigError, Problem
 
-_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # what Keras and TensorFlow take for the name of a layer
+_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # valid names of layers in Keras and TensorFlow
 
 
 @dataclass(frozen=True)
@@ -98,21 +98,21 @@ def _vocabulary(dtype: str, vocabulary: Any) -> Iterable[str]:
 
 
 def name_of(column: str) -> str:
-    """The name of the feature that is a column; empty where it cannot be one."""
+    """The feature name for a column; empty if there is no valid name."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", column).lstrip("_-")
 
 
 def options(feature: FeatureSpec) -> dict[str, Any]:
-    """What stands under `data.features.NAME` for such a feature: what is not as it is by default."""
+    """The value of `data.features.NAME` for a feature: the options that differ from their defaults."""
     held = dataclasses.asdict(feature)
     return {field.name: held[field.name] for field in dataclasses.fields(feature) if held[field.name] != field.default}
 
 
 def recorded(facts: Mapping[str, Any], columns: Iterable[str]) -> dict[str, FeatureSpec]:
-    """The features that a run was begun with, by what it recorded of its data; empty where they were given.
+    """The inferred features that a run recorded; empty if the configuration had them.
 
     Args:
-      columns: of the files, for runs that recorded no more than names and types ("age float32, work string").
+      columns: of the files, for runs that recorded only names and types ("age float32, work string").
     """
     if "features" in facts:
         return {name: FeatureSpec(**held) for name, held in facts["features"].items()}

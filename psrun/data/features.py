@@ -12,7 +12,7 @@ NAMES_PER_EXAMPLE = 3
 
 
 class HeroFeatures(ArraySource):
-    """Three hero names an example, drawn with replacement; the label is 1 where one of them is 'avenger'."""
+    """Three hero names per example, drawn with replacement; the label is 1 if one of them is 'avenger'."""
 
     def __init__(self, *, num_train_examples: int = 10000, num_eval_examples: int = 2000, seed: int = 1) -> None:
         rng = np.random.default_rng(seed)

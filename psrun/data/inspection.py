@@ -1,4 +1,4 @@
-"""`psrun data inspect`: what the columns of files hold, and the features that they may be, as YAML to edit."""
+"""`psrun data inspect`: the content of columns of files, and proposed features, as YAML to edit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from psrun.files import write_atomic
 from psrun.results.console import warner
 from psrun.results.tables import feature_table
 
-_CLASSES = 100  # integers from 0 on, up to which a label is more likely a class than a number
+_CLASSES = 100  # largest integer label that is more likely a class than a number
 
 
 def run(
@@ -33,7 +33,7 @@ def run(
     delimiter: str | None,
     encoding: str,
 ) -> None:
-    """Shows a row a column, and writes a choice of the group `data` where it is asked for.
+    """Shows one row per column, and optionally writes a choice of the group `data`.
 
     Args:
       names: files, folders or patterns.
@@ -125,7 +125,7 @@ def _task(label: Profile) -> dict[str, Any]:
 
 
 def _how(layout: formats.Layout, format: str | None) -> dict[str, Any]:
-    """The options of `data` without which the files are read in another way."""
+    """The options of `data` that are needed to read the files."""
     held = {"format": format} if format else {}
     if layout.format in formats.TEXT and layout.delimiter != formats.TEXT[layout.format]:
         held["delimiter"] = layout.delimiter
@@ -133,7 +133,7 @@ def _how(layout: formats.Layout, format: str | None) -> dict[str, Any]:
 
 
 def _pattern(names: Sequence[str], found: Sequence[str]) -> str:
-    """What names just the files that were `found` under these names; "???", to be given, where nothing does."""
+    """A name or pattern for exactly these `found` files; "???", a required value, if there is none."""
     if len(names) == 1:
         return names[0]
     folder, name = os.path.split(found[0])
@@ -148,7 +148,7 @@ def _write(path: Path, proposed: Mapping[str, Proposal], keys: Mapping[str, Any]
     lines.append("features:")
     for name, each in proposed.items():
         notes = (f"{each.profile.num_values:,} values", each.examples, f"{each.missing} missing" * bool(each.missing))
-        comment = " ".join("; ".join(filter(None, (*notes, each.note))).split())  # a line feed would end it
+        comment = " ".join("; ".join(filter(None, (*notes, each.note))).split())  # a line feed would end the comment
         if each.feature is None:
             lines.append(f"  # {_flow(name)}: omitted: {each.note}")
         else:
@@ -164,13 +164,13 @@ def _write(path: Path, proposed: Mapping[str, Proposal], keys: Mapping[str, Any]
 
 
 def _flow(value: Any) -> str:
-    """YAML on one line; what OmegaConf would take for a reference is text."""
+    """YAML on one line; text that looks like a reference of OmegaConf is escaped."""
     text = yaml.safe_dump(value, default_flow_style=True, width=2**20, allow_unicode=True, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...").replace("${", r"\${")
 
 
 def _advice(path: Path) -> str:
-    """The command that takes what was written."""
+    """The command that uses the written file."""
     if path.parent.name == "data" and path.suffix == ".yaml":
         return f"written to {path}: psrun --config-dir {path.parent.parent} data={path.stem} model=wide_deep"
     named = Path("FOLDER", "data", f"{path.stem}.yaml")

@@ -1,4 +1,4 @@
-"""Labels that are other values than class numbers: class k is the k-th value of a vocabulary."""
+"""Labels that are not class numbers: class k is the k-th value of a vocabulary."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _BUCKETS = 2**63 - 1
 
 def own_vocabulary(source: DataSource) -> Vocabulary | None:
     """The vocabulary that a source itself uses to convert labels to class numbers; None if it declares none."""
-    found = getattr(source, "label_vocabulary", None)
-    return None if found is None else tuple(found)
+    vocabulary = getattr(source, "label_vocabulary", None)
+    return None if vocabulary is None else tuple(vocabulary)
 
 
 def class_names(source: DataSource, vocabulary: Vocabulary | None) -> tuple[str, ...] | None:
-    """The names of the classes 0, 1, ...; None where they have none.
+    """The names of the classes 0, 1, ...; None without names.
 
     Args:
       vocabulary: of the configuration.
@@ -33,7 +33,7 @@ def class_names(source: DataSource, vocabulary: Vocabulary | None) -> tuple[str,
 
 
 def problems(source: DataSource, vocabulary: Vocabulary | None) -> list[Problem]:
-    """What keeps the vocabulary of the configuration from being that of the source's labels."""
+    """Contradictions between the configured vocabulary and the labels of the source."""
     if vocabulary is None:
         return []
     own = own_vocabulary(source)
@@ -43,7 +43,7 @@ def problems(source: DataSource, vocabulary: Vocabulary | None) -> list[Problem]
 
 
 def fitting(task: str, num_classes: int | None, vocabulary: Sequence[Any]) -> list[Problem]:
-    """Whether a task can have labels with this vocabulary.
+    """Contradictions between a task and a vocabulary of labels.
 
     Args:
       num_classes: of a multiclass task; None: the size of the vocabulary.
@@ -59,13 +59,13 @@ def fitting(task: str, num_classes: int | None, vocabulary: Sequence[Any]) -> li
 
 
 def to_class_numbers(source: DataSource, vocabulary: Vocabulary | None) -> Callable[[tf.Tensor], tf.Tensor] | None:
-    """A function from a batch of the source's labels to class numbers, as `DataSource.task` has them.
+    """A function from a batch of the source's labels to class numbers.
 
-    It holds no lookup table: the chief of a cluster would have to make one on each worker. Where a label is not in the
-    vocabulary, the function raises InvalidArgumentError, which names the label.
+    It uses no lookup table, which the chief would have to create on each worker. It raises InvalidArgumentError with
+    the label if a label is not in the vocabulary.
 
     Returns:
-      None where the source gives class numbers itself.
+      None if the source returns class numbers.
 
     Raises:
       ConfigError: the labels have another type than the vocabulary.
@@ -94,21 +94,21 @@ def _lookup(vocabulary: Vocabulary, *, multiclass: bool) -> Callable[[tf.Tensor]
     keys = _keys(tf.constant(vocabulary)).numpy()
     order = np.argsort(keys)
 
-    def numbers(label: tf.Tensor) -> tf.Tensor:
+    def convert(label: tf.Tensor) -> tf.Tensor:
         label = tf.reshape(label, [-1])
         places = tf.minimum(tf.searchsorted(keys[order], _keys(label)), len(order) - 1)
-        found = tf.gather(order, places)
-        known = tf.equal(tf.cast(tf.gather(words, found), label.dtype), label)
+        numbers = tf.gather(order, places)
+        known = tf.equal(tf.cast(tf.gather(words, numbers), label.dtype), label)
         unknown = tf.boolean_mask(label, tf.logical_not(known))
         message = f"a label is not in {KEY}={shown}:"
         with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(known), [message, unknown[:1]])]):
-            return tf.identity(found) if multiclass else tf.cast(found, tf.float32)[:, tf.newaxis]
+            return tf.identity(numbers) if multiclass else tf.cast(numbers, tf.float32)[:, tf.newaxis]
 
-    return numbers
+    return convert
 
 
 def _keys(values: tf.Tensor) -> tf.Tensor:
-    """Numbers to search values by. Of two values with the same one, no more than one is found to be equal."""
+    """Keys for the binary search of values. Of two values with the same key, at most one is found."""
     return tf.strings.to_hash_bucket_fast(values, _BUCKETS) if values.dtype == tf.string else tf.cast(values, tf.int64)
 
 

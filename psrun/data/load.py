@@ -1,4 +1,4 @@
-"""The data of a run, looked at before anything is built on it."""
+"""Loads and checks the data of a run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def load_source(
 
     Args:
       tell: called repeatedly during preparation with the progress.
-      folder: of the run, which may have begun; None: that of `resume`, where it is given.
+      folder: of the run, which may have started before; None: that of `resume`, if any.
 
     Raises:
-      ConfigError: it does not fit the configuration.
-      DataError: it cannot be read.
+      ConfigError: the data does not fit the configuration.
+      DataError: the data cannot be read.
     """
     before = RunFolder(Path(run.resume)).stored().get("data") if run.resume is not None else None
     recorded = before if folder is None else folder.stored().get("data")
@@ -67,10 +67,10 @@ def load_source(
 
 
 def _checked(made: Any, name: str) -> DataSource:
-    """What the target made, if it has what data must have.
+    """The object that the target returned, checked for the members of a data source.
 
     Raises:
-      ConfigError: it lacks some of it.
+      ConfigError: members are missing.
     """
     lacks = [member for member in MEMBERS if not hasattr(made, member)]
     if lacks:
@@ -80,18 +80,17 @@ def _checked(made: Any, name: str) -> DataSource:
 
 
 def facts(run: RunConfig, source: DataSource) -> dict[str, Any]:
-    """What run.json holds of the data."""
+    """The facts about the data for run.json."""
     sizes = {"num_train_examples": source.num_train_examples, "num_eval_examples": source.num_eval_examples}
     names = labels.class_names(source, run.data.label_vocabulary)
     return {**sizes, **source.facts, **({"label_vocabulary": list(names)} if names else {})}
 
 
 def _of_the_vocabulary(run: RunConfig, source: DataSource, before: dict[str, Any]) -> list[Problem]:
-    """Rows of tables belong to values: with another vocabulary of the same size they would be those of other values.
-    So do the classes of predictions.
+    """Refuses another vocabulary: rows of tables, and classes of predictions, would belong to other values.
 
     Args:
-      before: what was recorded of the data of the run that is resumed.
+      before: the recorded facts of the resumed run.
     """
     now = facts(run, source)
     message = f"differs from the vocabulary that the run in {run.resume} was trained with"
@@ -103,7 +102,7 @@ def _of_the_vocabulary(run: RunConfig, source: DataSource, before: dict[str, Any
 
 
 def _listed(vocabulary: Any) -> str:
-    """The recorded values; empty where a digest was recorded."""
+    """The recorded values; empty if only a digest was recorded."""
     return f", [{', '.join(map(str, vocabulary))}]" if isinstance(vocabulary, list) else ""
 
 
@@ -111,7 +110,7 @@ def planned(run: RunConfig, source: DataSource) -> RunConfig:
     """The run with the number of steps per epoch; by default one pass over the examples.
 
     Raises:
-      ConfigError: something else does not fit epochs as short as these.
+      ConfigError: another key does not fit such short epochs.
     """
     trainer = run.trainer
     if trainer.steps_per_epoch is not None:
@@ -120,7 +119,7 @@ def planned(run: RunConfig, source: DataSource) -> RunConfig:
     steps = Order(source.num_train_examples, run.data.global_batch_size).batches_per_pass
     packed = trainer.steps_per_execution
     packed = min(packed, steps) if isinstance(packed, int) else packed
-    found = replace(run, trainer=replace(trainer, steps_per_epoch=steps, steps_per_execution=packed))
-    if problems := rules.problems(found):
+    completed = replace(run, trainer=replace(trainer, steps_per_epoch=steps, steps_per_execution=packed))
+    if problems := rules.problems(completed):
         raise ConfigError(problems)
-    return found
+    return completed

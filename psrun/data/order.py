@@ -1,4 +1,4 @@
-"""The order in which examples come: numbers of examples, batch after batch, of which nothing has to be remembered."""
+"""The order of examples: computes the numbers of the examples of any batch, without state."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-# Of the block cipher. With TensorFlow's default, 4, neighbouring seeds may give the same order.
+# Rounds of the block cipher. With TensorFlow's default, 4, adjacent seeds may have the same order.
 _ROUNDS = 12
 
 
 @dataclass(frozen=True)
 class Order:
-    """Pass after pass each example once, each time in another order, which follows from the seed and the pass alone.
+    """Each example once per pass, in an order that depends only on the seed and the pass.
 
     Attributes:
       num_examples: numbered from 0.
       batch_size: examples of a batch.
-      block: so many examples with consecutive numbers stay together, as it costs less to read them at once. What does
-        not fill a block comes last in each pass.
-      whole_passes: whether the last batch of a pass is smaller; else it is filled up from the next pass.
+      block: number of consecutive examples that stay together, because reading them at once is faster. An incomplete
+        block is the last of each pass.
+      whole_passes: whether the last batch of a pass is smaller; else it is filled from the next pass.
     """
 
     num_examples: int
@@ -39,7 +39,7 @@ class Order:
         A pass that started with another geometry cannot be resumed: the next pass begins.
 
         Args:
-          batch: the next one in the order before; before: the `geometry` of that one, None for none.
+          batch: the next batch in the previous order; before: the `geometry` of that order, None for none.
         """
         if before is None or list(before) == self.geometry:
             return batch, 0
@@ -66,20 +66,20 @@ class Order:
         places = self._places(batch)
         within, number = places % self.num_examples, places // self.num_examples
         num_blocks = self.num_examples // self.block
-        if num_blocks < 2:  # one after the other, then
+        if num_blocks < 2:  # then passes follow one another
             return within
         last = tf.constant(num_blocks - 1, tf.int64)
         block = tf.minimum(within // self.block, last)
         if self.block == 1:
             return self._shuffled(block, number, last, seed)
-        # The cipher takes its time: once for each block.
+        # The cipher is slow: once per block.
         firsts, which = runs((block[1:] != block[:-1]) | (number[1:] != number[:-1]))
         shuffled = self._shuffled(tf.gather(block, firsts), tf.gather(number, firsts), last, seed)
         block = tf.gather(shuffled, which)
         return tf.where(within < num_blocks * self.block, block * self.block + within % self.block, within)
 
     def _shuffled(self, blocks: tf.Tensor, number: tf.Tensor, last: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Which blocks stand in the places of `blocks`, each in the pass of that number."""
+        """The shuffled blocks at the positions `blocks`, each in the pass of that number."""
         low, high = tf.cast(seed % 2**31, tf.int32), tf.cast(seed // 2**31 % 2**31, tf.int32)
         number = tf.cast(number % 2**31, tf.int32)
         keys = tf.stack([tf.fill(tf.shape(number), low), tf.fill(tf.shape(number), high), number], axis=1)
@@ -88,7 +88,7 @@ class Order:
         return tf.raw_ops.RandomIndexShuffle(index=blocks, seed=keys, max_index=last, rounds=_ROUNDS)
 
     def _places(self, batch: tf.Tensor) -> tf.Tensor:
-        """Where the examples of a batch stand in the endless row of passes."""
+        """The positions of the examples of a batch in the endless sequence of passes."""
         if not self.whole_passes or self.num_examples % self.batch_size == 0:
             return batch * self.batch_size + tf.range(self.batch_size, dtype=tf.int64)
         first = batch % self.batches_per_pass * self.batch_size
@@ -97,7 +97,7 @@ class Order:
 
 
 def runs(begins: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Where runs of n values that belong together begin, and of each value, which run it is in; int64.
+    """The starts of runs of n values, and the run of each value; int64.
 
     Args:
       begins: of each value but the first, whether a run begins with it; bool, shape (n - 1,).

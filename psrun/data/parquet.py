@@ -16,7 +16,7 @@ _ROWS_AT_ONCE = 1000
 
 
 def _parquet() -> Any:
-    """pyarrow's module. Raises ConfigError where it is not installed."""
+    """pyarrow's module. Raises ConfigError if it is not installed."""
     if importlib.util.find_spec("pyarrow") is None:
         raise ConfigError([Problem("data", "Parquet files need the parquet extra: pip install 'psrun[parquet]'")])
     from pyarrow import parquet  # an optional extra: only this format needs it
@@ -25,14 +25,14 @@ def _parquet() -> Any:
 
 
 def columns(name: str) -> tuple[str, ...]:
-    """The names of a file's columns. Raises ConfigError where pyarrow is not installed."""
+    """The names of a file's columns. Raises ConfigError if pyarrow is not installed."""
     parquet = _parquet()
     with files.opened(name) as stream:
         return tuple(parquet.ParquetFile(stream).schema_arrow.names)
 
 
 def rows(name: str, wanted: Sequence[str]) -> Iterator[Rows]:
-    """The wanted columns of a file's rows, in order, some at a time.
+    """The required columns of a file's rows, in order, in pieces.
 
     Raises:
       ConfigError: pyarrow is not installed.
@@ -47,7 +47,7 @@ def rows(name: str, wanted: Sequence[str]) -> Iterator[Rows]:
 
 
 def _array(column: Any) -> np.ndarray:
-    """A column of Parquet; a string that is null is empty, as in text."""
+    """Converts a column of Parquet; null strings become empty, as in text."""
     from pyarrow import compute, types
 
     kind = column.type

@@ -1,4 +1,4 @@
-"""Writes prepared sets (see `psrun.data.blocks`), each once: the next run on the same files finds it."""
+"""Writes prepared sets (see `psrun.data.blocks`) once: the next run on the same files reuses them."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ def prepared(
     layout: str,
     how: Preparing,
 ) -> Blocks:
-    """Examples of files, prepared now or, while the files have not changed since, at an earlier time.
+    """The prepared examples of files; reuses an earlier set if the files have not changed.
 
     Args:
       pieces: reads a file.
       layout: how the files are read; part of the key of the set.
 
     Raises:
-      ConfigError: `how.cache` is no folder.
-      DataError: a file cannot be read to its end, there are more bad rows, no rows at all, or the folder cannot be
+      ConfigError: `how.cache` is not a folder.
+      DataError: a file cannot be read to its end, there are more malformed rows, no rows, or the folder cannot be
         written.
     """
     if how.cache and "://" in how.cache:
@@ -73,19 +73,19 @@ def prepared(
     )
     digest = hashlib.sha256(key.encode()).hexdigest()[:32]
     folder = (Path(how.cache).expanduser() if how.cache else cache()).absolute() / digest
-    found = _whole(folder, columns)
-    if found is None:
+    prepared = _whole(folder, columns)
+    if prepared is None:
         with _writes(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             with _alone(folder.with_suffix(".lock"), how.tell) as alone:
-                found = _whole(folder, columns) or _write(folder, names, columns, pieces, how, alone=alone)
-    _check(found.num_bad, found.bad, how.max_bad_rows)
-    return found
+                prepared = _whole(folder, columns) or _write(folder, names, columns, pieces, how, alone=alone)
+    _check(prepared.num_bad, prepared.bad, how.max_bad_rows)
+    return prepared
 
 
 @contextlib.contextmanager
 def _writes(folder: Path) -> Iterator[None]:
-    """Raises what goes wrong while a set is written as a DataError."""
+    """Raises errors of writing a set as DataError."""
     try:
         with os_errors():
             yield
@@ -111,13 +111,13 @@ def _write(
     *,
     alone: bool,
 ) -> Blocks:
-    """Writes a set whose folder appears once it is whole.
+    """Writes a set; its folder appears when the set is complete.
 
     Args:
-      alone: whether nobody else can be writing it.
+      alone: whether no other process can be writing it.
     """
     if alone:
-        for left in folder.parent.glob(f".{folder.name}.{socket.gethostname()}.*"):  # by a process that was killed
+        for left in folder.parent.glob(f".{folder.name}.{socket.gethostname()}.*"):  # of a killed process
             shutil.rmtree(left)
     temporary = folder.with_name(f".{folder.name}.{socket.gethostname()}.{os.getpid()}")
     temporary.mkdir()
@@ -140,10 +140,10 @@ def _write(
             "scales": {name: asdict(scaling.scale()) for name, scaling in writing.scalings.items()},
         }
         write_atomic(temporary / "prepared.json", json.dumps(manifest, indent=2) + "\n", durable=True)
-        if not alone and (found := _whole(folder, columns)):  # somebody was quicker
+        if not alone and (other := _whole(folder, columns)):  # another process was faster
             shutil.rmtree(temporary)
-            return found
-        shutil.rmtree(folder, ignore_errors=True)  # one that is not whole any more
+            return other
+        shutil.rmtree(folder, ignore_errors=True)  # an incomplete set
         temporary.rename(folder)
         return opened(folder, columns)
     except BaseException:
@@ -157,7 +157,7 @@ def _read(name: str, pieces: Callable[[str], Iterator[Piece]]) -> Iterator[Piece
 
 
 class _Writing:
-    """Cuts pieces into records; what is left of one stands before the next."""
+    """Splits pieces into records; the rest of a piece precedes the next one."""
 
     def __init__(self, columns: Mapping[str, Column], max_bad: int) -> None:
         self._columns, self._max_bad = columns, max_bad
@@ -213,7 +213,7 @@ def _check(num_bad: int, bad: Sequence[str], max_bad: int) -> None:
 
 @contextlib.contextmanager
 def _alone(path: Path, tell: Callable[[str], None]) -> Iterator[bool]:
-    """One process at a time, where the file system can do that (True); elsewhere several do the same at once."""
+    """Locks out other processes (True); without locks on the file system several processes do the same work (False)."""
     with path.open("w") as file:
         while True:
             try:

@@ -1,4 +1,4 @@
-"""What all sources share whose examples are rows of files, prepared once."""
+"""The base of sources with prepared rows of files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psrun.errors import ConfigError, DataError, Problem
 class PreparedSource(ByNumber):
     """Base of sources that read, check and prepare the rows of files once (see `psrun.data.blocks`).
 
-    A run on files that were prepared before begins at once. What is left to a source are its features and its task.
+    A run on prepared files starts immediately. A subclass defines its features and its task.
 
     Args:
       train, evaluation: the names of files, as `found` gives them.
@@ -26,7 +26,7 @@ class PreparedSource(ByNumber):
       prepare_evaluation: `prepare` for the evaluation files, where it differs; its sets may lack the weights.
 
     Raises:
-      DataError: there is no row in the files, or what `prepare` raises.
+      DataError: the files have no rows, or `prepare` fails.
     """
 
     facts: Mapping[str, Any]
@@ -76,11 +76,11 @@ class PreparedSource(ByNumber):
 
 
 def found(path: str, eval_path: str | None, max_bad_rows: int) -> tuple[list[str], list[str]]:
-    """The files to train on and those to evaluate on.
+    """The training files and the evaluation files.
 
     Raises:
-      ConfigError: one of them is both, or `max_bad_rows` is below 0.
-      DataError: there are none.
+      ConfigError: a file is in both, or `max_bad_rows` is below 0.
+      DataError: there are no files.
     """
     if max_bad_rows < 0:
         raise ConfigError([Problem("data.max_bad_rows", f"is {max_bad_rows}, must be 0 or more")])
@@ -92,10 +92,10 @@ def found(path: str, eval_path: str | None, max_bad_rows: int) -> tuple[list[str
 
 
 def with_rows(names: Sequence[str], prepare: Callable[[Sequence[str]], Blocks]) -> Blocks:
-    """The set of such files.
+    """The prepared set of files.
 
     Raises:
-      DataError: there is no row in them, or what `prepare` raises.
+      DataError: the files have no rows, or `prepare` fails.
     """
     made = prepare(names)
     if not made.num_examples:

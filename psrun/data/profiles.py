@@ -1,4 +1,4 @@
-"""What the columns of files hold: how many different values, how many missing ones, and of what kind. No TensorFlow."""
+"""Profiles of columns of files: numbers of distinct and missing values, kinds. Does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from psrun.data.columns import CONVERSIONS, Rows
 from psrun.files import write_atomic
 
 FEW = 256  # values that a profile lists
-_COUNTED = 100_000  # different values up to which they are counted; beyond, their number is estimated
+_COUNTED = 100_000  # distinct values that are counted exactly; above, their number is estimated
 _VERSION = 2
-_LEADING_ZERO = re.compile(r"\s*[-+]?0\d+\s*")  # of a code, such as that of a place
+_LEADING_ZERO = re.compile(r"\s*[-+]?0\d+\s*")  # of a code, such as a postal code
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A column.
+    """The profile of a column.
 
     Attributes:
       kind: integers, numbers, strings, other (none of these) or empty (no value at all).
@@ -37,11 +37,11 @@ class Profile:
       whole: of numbers, whether none has a fraction.
       width: values of a row.
       num_rows, num_missing: rows, and values among them that are missing.
-      num_bad, first_bad: rows of the files that cannot be read and are not counted, and what is wrong with the first.
-      num_values: different values; beyond 100,000 an estimate.
-      least, most, middle: of numbers; the middle is that of the different values.
-      values: all of them, in order, where they are few.
-      odd: of strings that are numbers but for a few, those few.
+      num_bad, first_bad: number of malformed rows, which are not counted, and the problem of the first.
+      num_values: number of distinct values; an estimate above 100,000.
+      least, most, middle: of numbers; the middle is the median of the distinct values.
+      values: all of them, in order, if they are few.
+      odd: the exceptions in a column of strings that are almost all numbers.
     """
 
     column: str
@@ -62,7 +62,7 @@ class Profile:
 
     @property
     def repeats(self) -> float:
-        """How often a value comes, on average."""
+        """The mean number of rows per value."""
         return (self.num_rows * self.width - self.num_missing) / max(1, self.num_values)
 
 
@@ -76,7 +76,7 @@ def of_files(
     """The profile of each column of files, over all of their rows that have as many fields as the first.
 
     Args:
-      cache: the folder in which it is kept for as long as the files do not change; None: nowhere.
+      cache: the folder that stores profiles until the files change; None for none.
       tell: called repeatedly with the progress.
 
     Raises:
@@ -101,12 +101,12 @@ def of_files(
             if rows.bad and not first_bad:
                 first_bad = f"{name}, row {rows.bad[0][0]}: {rows.bad[0][1]}"
             tell(f"inspecting the columns of {name} ({number} of {len(names)} files): {num_rows:,} rows so far")
-    found = {column: replace(each.profile(), num_bad=num_bad, first_bad=first_bad) for column, each in seen.items()}
+    profiles = {column: replace(each.profile(), num_bad=num_bad, first_bad=first_bad) for column, each in seen.items()}
     if kept is not None:
         with contextlib.suppress(OSError):
             kept.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(kept, json.dumps([asdict(each) for each in found.values()]))
-    return found
+            write_atomic(kept, json.dumps([asdict(each) for each in profiles.values()]))
+    return profiles
 
 
 def _add(seen: dict[str, _Seen], rows: Rows) -> None:
@@ -115,13 +115,13 @@ def _add(seen: dict[str, _Seen], rows: Rows) -> None:
 
 
 class _Seen:
-    """The values of a column so far; of too many, a sample: those with a hash that ends in zeros."""
+    """The values of a column so far; of too many, a sample of those with a hash that ends in zeros."""
 
     def __init__(self, column: str) -> None:
         self._column, self._width = column, 0
         self._values, self._zeros = set[Any](), 0
         self._num_rows = self._num_missing = 0
-        self._text = self._plain = self._other = False  # text, numbers as such, and what is neither
+        self._text = self._plain = self._other = False  # whether there is text, numbers, and anything else
         self._whole = self._numbers = self._integers = True
         self._odd = set[str]()
         self._least, self._most = math.inf, -math.inf
@@ -144,7 +144,7 @@ class _Seen:
         self._take(self._present(items))
 
     def _present(self, items: Sequence[Any]) -> Iterable[Any]:
-        """The different values but for those that are missing, which are counted."""
+        """The distinct values without missing ones, which are counted."""
         for value, count in Counter(map(_plain, items)).items():
             if value is None or value != value or (isinstance(value, str) and (not value or value.isspace())):
                 self._num_missing += count
@@ -162,13 +162,13 @@ class _Seen:
         return not zlib.crc32(str(value).encode("utf-8", "surrogateescape")) & ((1 << self._zeros) - 1)
 
     def _look(self) -> list[float]:
-        """Finds out of what kind the values are; returns those that are numbers."""
+        """Determines the kind of the values; returns the numbers."""
         numbers = []
         for value in self._values:
             self._text |= isinstance(value, str)
             self._plain |= isinstance(value, int | float)
             self._other |= not isinstance(value, str | int | float)
-            if len(self._odd) > FEW:  # words: no more need be known of them
+            if len(self._odd) > FEW:  # words: nothing else is needed
                 continue
             number = _number(value)
             if number is None:
@@ -206,7 +206,7 @@ class _Seen:
 
 
 def _plain(item: Any) -> Any:
-    """A value that can be counted: text as str, bytes that are none with surrogates in it."""
+    """A value as a key: text as str, with surrogates for undecodable bytes."""
     if isinstance(item, bytes):
         return item.decode("utf-8", "surrogateescape")
     return item if isinstance(item, str | int | float) or item is None else repr(type(item)).encode()

@@ -1,4 +1,4 @@
-"""Features of a table, proposed from profiles of its columns: for runs that are given none, and for people to edit."""
+"""Proposes features of a table from profiles of its columns."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _ID_WORDS = {
     "product", "movie", "store", "shop", "category", "type", "device", "campaign", "advertiser", "publisher",
 }  # fmt: skip
 _TIME_WORDS = {"time", "timestamp", "date", "datetime", "ts", "unix", "epoch"}
-_MIN_REPEATS = 10  # of a value, on average, for integers without the name of an id to be taken for ids
-_EXACT = 2**24  # integers beyond are not exact as float32
+_MIN_REPEATS = 10  # mean rows per value from which integers without the name of an id count as ids
+_EXACT = 2**24  # larger integers are not exact as float32
 _INT64 = 2**63
-_BUCKETS_PER_VALUE = 8  # so that about one value of eight shares its id
-_MANY_BUCKETS = 100_000  # beyond, two a value are enough
+_BUCKETS_PER_VALUE = 8  # about one value in eight shares its id
+_MANY_BUCKETS = 100_000  # above, two buckets per value are enough
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Proposal:
 
     @property
     def ids(self) -> str:
-        """How values become rows of a table; empty of numbers."""
+        """How values become rows of a table; empty for numbers."""
         if self.feature is None or self.feature.dtype == "float32":
             return ""
         return "vocabulary" if self.feature.num_buckets is None else f"{self.feature.num_buckets:,} buckets"
@@ -50,7 +50,7 @@ class Proposal:
 
     @property
     def missing(self) -> str:
-        """How many values are missing, and what stands for them."""
+        """The number of missing values, and their replacement."""
         count = self.profile.num_missing
         if not count:
             return ""
@@ -58,7 +58,7 @@ class Proposal:
         return f"{count:,}" if default is None else f"{count:,} as {default:g}"
 
     def row(self, name: str) -> dict[str, Any]:
-        """As it is shown, and stands in events."""
+        """The row for display and events."""
         dtype = "omitted" if self.feature is None else self.feature.dtype
         details = {"ids": self.ids, "missing": self.missing, "examples": self.examples, "note": self.note}
         return {"feature": name, "dtype": dtype, "values": self.profile.num_values, **details}
@@ -72,7 +72,7 @@ def of(profiles: Iterable[Profile], no_features: Collection[str | None], *, name
       name: of the file, for the messages.
 
     Raises:
-      ConfigError: what a column holds cannot be a feature.
+      ConfigError: the content of a column cannot be a feature.
     """
     proposals: dict[str, Proposal] = {}
     for number, profile in enumerate(profiles, 1):
@@ -89,23 +89,23 @@ def of(profiles: Iterable[Profile], no_features: Collection[str | None], *, name
 
 
 def _unused_name(column: str, number: int, taken: Container[str]) -> str:
-    """The name of the feature of a column, which is the `number`-th; a suffix keeps it apart from those `taken`."""
+    """The feature name of the `number`-th column; a suffix distinguishes it from `taken` names."""
     name = name_of(column) or f"column_{number}"
     names = itertools.chain([name], (f"{name}_{suffix}" for suffix in itertools.count(2)))
     return next(each for each in names if each not in taken)
 
 
 def features(proposals: Mapping[str, Proposal], num_buckets: int | None = None) -> dict[str, FeatureSpec]:
-    """Those of the proposals that are features.
+    """The features among the proposals.
 
     Args:
-      num_buckets: ids of those that are hashed; None for as many as fit their values.
+      num_buckets: ids of hashed features; None: by their number of values.
     """
-    found = {name: each.feature for name, each in proposals.items() if each.feature is not None}
+    features = {name: each.feature for name, each in proposals.items() if each.feature is not None}
     if num_buckets is not None:
-        hashed = [name for name, each in found.items() if each.num_buckets is not None]
-        found |= {name: dataclasses.replace(found[name], num_buckets=num_buckets) for name in hashed}
-    return found
+        hashed = [name for name, each in features.items() if each.num_buckets is not None]
+        features |= {name: dataclasses.replace(features[name], num_buckets=num_buckets) for name in hashed}
+    return features
 
 
 def _proposed(profile: Profile) -> Proposal:
@@ -138,7 +138,7 @@ def _strings(profile: Profile) -> Proposal:
 
 
 def _are_ids(profile: Profile) -> bool:
-    """Whether integers without the name of an id are more likely ids than amounts: few, dense, or too large."""
+    """Whether integers without the name of an id are more likely ids than amounts: few, dense, or very large."""
     if profile.repeats < _MIN_REPEATS or _TIME_WORDS.intersection(_words(profile.column)):
         return False
     least, most = profile.least or 0, profile.most or 0
@@ -148,7 +148,7 @@ def _are_ids(profile: Profile) -> bool:
 def _ids(profile: Profile, dtype: str, note: str = "") -> Proposal:
     default = None
     if dtype == "int64" and profile.num_missing:
-        default = int(profile.least or 0) - 1  # none of the values that there are
+        default = int(profile.least or 0) - 1  # none of the values in the column
     values: list[Any] = [str(each) if dtype == "string" else int(each) for each in profile.values]
     known = values if values and profile.repeats >= 2 else None
     buckets = None if known else _buckets(profile.num_values)
@@ -157,12 +157,12 @@ def _ids(profile: Profile, dtype: str, note: str = "") -> Proposal:
 
 
 def _buckets(num_values: int) -> int:
-    """How many ids fit so many values that are hashed: a number that is easy to read."""
+    """A round number of hash buckets for a number of values."""
     wanted = min(_BUCKETS_PER_VALUE * num_values, max(_MANY_BUCKETS, 2 * num_values))
     unit = 10 ** max(0, len(str(wanted)) - 2)
     return -(-wanted // unit) * unit
 
 
 def _words(column: str) -> list[str]:
-    """The words of a name, of any spelling: 'movieId', 'movie_id', 'Movie ID'."""
+    """The words of a name, in any spelling: 'movieId', 'movie_id', 'Movie ID'."""
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", column)]

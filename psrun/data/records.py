@@ -19,10 +19,10 @@ _KINDS = {"float_list": tf.float32, "int64_list": tf.int64, "bytes_list": tf.str
 
 
 def rows(name: str, wanted: Sequence[str]) -> Iterator[Rows]:
-    """The rows of a file, in order, some at a time.
+    """The rows of a file, in order, in pieces.
 
     Raises:
-      DataError: it cannot be read to its end.
+      DataError: the file cannot be read to its end.
     """
     records = _records(name)
     while part := list(itertools.islice(records, _AT_ONCE)):
@@ -38,8 +38,8 @@ def columns(name: str) -> list[str]:
 
 
 def _at_once(records: Sequence[bytes], wanted: Sequence[str]) -> dict[str, np.ndarray] | None:
-    """The columns of records, in a tenth of the time that Python takes; None where the first lacks one, or another one
-    is no Example or holds a column of another kind.
+    """The columns of records, ten times as fast as in Python; None if the first record lacks a column, or another one
+    is no Example or has a column of another kind.
     """
     first = tf.train.Example()
     if not _parsed(first, records[0]):
@@ -50,7 +50,7 @@ def _at_once(records: Sequence[bytes], wanted: Sequence[str]) -> dict[str, np.nd
         return None
     try:
         parsed = tf.io.parse_example(tf.constant(records), specs)
-    except (tf.errors.InvalidArgumentError, UnicodeDecodeError):  # of its own message, which cites the record
+    except (tf.errors.InvalidArgumentError, UnicodeDecodeError):  # decoding its message, which contains the record
         return None
     return {column: _array(values) for column, values in parsed.items()}
 
@@ -77,13 +77,13 @@ def _one_at_a_time(part: Sequence[tuple[int, bytes]], wanted: Sequence[str]) -> 
 def _parsed(example: Any, record: bytes) -> bool:
     try:
         example.ParseFromString(record)
-    except Exception:  # of protobuf, which is no dependency by itself
+    except Exception:  # of protobuf, which is an indirect dependency
         return False
     return True
 
 
 def _values(feature: Any) -> list[Any] | None:
-    """None also for a feature that was not there: protobuf makes one when it is asked for."""
+    """None also for a missing feature: protobuf creates one on access."""
     kind = feature.WhichOneof("kind")
     return list(getattr(feature, kind).value) if kind else None
 
@@ -91,8 +91,8 @@ def _values(feature: Any) -> list[Any] | None:
 def _records(name: str) -> Iterator[tuple[int, bytes]]:
     """The records of a TFRecord file, numbered from 1.
 
-    TensorFlow takes a file for one that ends there when it is cut within the first 12 bytes of a record, or, gzipped,
-    at many places: so what has been read is compared with what there is.
+    TensorFlow reports no error for a file that is truncated within the first 12 bytes of a record, or, gzipped, at many
+    places: so the number of bytes read is compared with the size.
     """
     size, read, number = _size(name), 0, 0
     records = tf.data.TFRecordDataset(name, "GZIP" if files.zipped(name) else "")
@@ -107,7 +107,7 @@ def _records(name: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _one_by_one(records: tf.data.Dataset) -> Iterator[bytes]:
-    """The records as TensorFlow reads many at once, and where it cannot, those before the one that it cannot read."""
+    """The records as TensorFlow reads many at once; on an error, those before the unreadable record."""
     number = 0
     try:
         for batch in records.batch(_AT_ONCE).as_numpy_iterator():

@@ -12,7 +12,7 @@ class Regression(ArraySource):
     """y = x . w + sin(3 x_0) + noise, with x uniform in [-1, 1) and w drawn once from the seed.
 
     Args:
-      noise: standard deviation of the Gaussian noise; its square is the lowest mean squared error there is.
+      noise: standard deviation of the Gaussian noise; its square is the lowest possible mean squared error.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Files of the file systems that TensorFlow knows, such as gs:// and hdfs://, with the errors of local files."""
+"""Files on TensorFlow's file systems, such as gs:// and hdfs://, with the errors of local files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def os_errors() -> Iterator[None]:
 
 
 class _Raw(io.RawIOBase):
-    """A file as Python's own readers want it."""
+    """A file with the interface of Python's file objects."""
 
     def __init__(self, name: str) -> None:
         self._file = tf.io.gfile.GFile(name, "rb")

@@ -1,4 +1,4 @@
-"""What a source of examples must offer. Any class with these members can be named by `data._target_`."""
+"""The interface of a data source. `data._target_` can name any class with these members."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Task = Literal["binary", "multiclass", "regression"]
 
 @dataclass(frozen=True)
 class Feature:
-    """One named input, as it comes from the outside: what is done to it before a network sees it is the model's part.
+    """One named raw input; the model does the preprocessing.
 
     Attributes:
       shape, dtype: of one example's value.
-      vocabulary: the values it can take, where they are known; or a file with one of them a line, for long ones.
-      num_buckets: of strings without a vocabulary: how many ids they are hashed to.
-      logarithm: of counts, whether models take log(1 + x) of them, and 0 of those below 0.
-      mean, deviation: of floats (of their logarithms, where models take those), over the training examples; models
-        standardise by them.
+      vocabulary: the possible values, if known; or a file with one value per line.
+      num_buckets: number of hash buckets of strings without a vocabulary.
+      logarithm: for counts, whether models use log(1 + x), and 0 for negative values.
+      mean, deviation: of floats (or of their logarithms, if models use them) over the training examples; models
+        standardize with them.
     """
 
     shape: tuple[int, ...]
@@ -41,26 +41,26 @@ class Feature:
 
 
 def task_of(source: DataSource) -> str | None:
-    """The source's task; None where it has none, and `model.loss` and `model.metrics` take its place."""
+    """The source's task; None if it has none, with `model.loss` and `model.metrics` instead."""
     return getattr(source, "task", None)
 
 
 class DataSource(Protocol):
-    """Examples to train on and to evaluate.
+    """Examples for training and evaluation.
 
     Attributes:
       features: the inputs by name; the model is built from them.
       task: what the label is: 'binary' (float 0 or 1, shape (1,)), 'multiclass' (int64, shape ()), or
-        'regression' (float, shape (1,)). Decides loss and metrics where the model does not, and what the model
-        returns: a probability, one a class, or a number. With `model.loss` and `model.metrics` a source may lack
-        this, or have another one.
-      num_classes: with 'multiclass', how many there are; 1 otherwise.
-      num_train_examples: how many there are to train on, or None where they never end.
-      num_eval_examples: how many `evaluation` yields.
-      facts: numbers about the data that belong in the run's result.
-      warnings: what a person should know of it; a source may lack this.
-      label_vocabulary: what the classes 0, 1, ... are called where labels are such numbers; a source may lack this. One
-        whose labels are other values, strings or integers, leaves it out: `data.label_vocabulary` names those.
+        'regression' (float, shape (1,)). Determines loss and metrics, unless the model does, and the outputs of the
+        model: a probability, one per class, or a number. With `model.loss` and `model.metrics` a source may omit
+        this, or have another task.
+      num_classes: number of classes of 'multiclass'; 1 otherwise.
+      num_train_examples: number of training examples, or None if they never end.
+      num_eval_examples: number of examples from `evaluation`.
+      facts: numbers about the data for run.json.
+      warnings: messages for the user; optional.
+      label_vocabulary: the names of the classes 0, 1, ... if labels are class numbers; optional. A source with other
+        labels, strings or integers, omits it: `data.label_vocabulary` lists those.
     """
 
     features: Mapping[str, Feature]
@@ -73,22 +73,22 @@ class DataSource(Protocol):
     def train(self, *, batch_size: int, seed: tf.Tensor) -> tf.data.Dataset:
         """Endless shuffled batches ({name: (batch_size, *shape)}, label), without Python: the pipeline runs on workers.
 
-        A third element are weights of the examples, (batch_size,). Where a model has several outputs, label and weights
-        are dicts by output.
+        A third element may be the weights of the examples, (batch_size,). If a model has several outputs, label and
+        weights are dicts by output.
 
         Args:
-          batch_size: examples a batch; every batch is full.
-          seed: int64 scalar; another one on each worker.
+          batch_size: examples per batch; every batch is full.
+          seed: int64 scalar; different on each worker.
         """
         ...
 
     def evaluation(self, *, batch_size: int) -> tf.data.Dataset:
         """Every evaluation example once, in an order that never changes; the last batch may be smaller.
 
-        A source may take an optional argument `shard`, the index of a shard (an int64 scalar) and how many there are:
-        then only the batches of that shard come. Shards are consecutive: all of them, one after the other, are what
-        comes without the argument (`shard_of` returns their range). Where a source does not take it, all
-        examples are read for each shard.
+        A source may have an optional argument `shard`, the index of a shard (an int64 scalar) and the number of shards:
+        then it returns only the batches of that shard. Shards are consecutive: their concatenation is the result
+        without the argument (`shard_of` returns their range). Without this argument, all examples are read for each
+        shard.
         """
         ...
 
@@ -97,7 +97,7 @@ MEMBERS = ("features", "num_train_examples", "num_eval_examples", "facts", "trai
 
 
 def checked_dataset(made: Any, source: DataSource, method: str) -> tf.data.Dataset:
-    """What `source` returned when its batches were asked for by `method`.
+    """The dataset that the source's `method` returns, checked.
 
     Raises:
       ConfigError: it is not a dataset.
@@ -109,13 +109,13 @@ def checked_dataset(made: Any, source: DataSource, method: str) -> tf.data.Datas
 
 
 def shard_of(num_batches: int, shard: tuple[tf.Tensor, int]) -> tuple[tf.Tensor, tf.Tensor]:
-    """The numbers of the first batch of a shard (index, count) and of the first one after it."""
+    """The number of the first batch of a shard (index, count), and of the first batch after it."""
     index, count = shard
     return index * num_batches // count, (index + 1) * num_batches // count
 
 
 def reads_shards(source: DataSource) -> bool:
-    """Whether a source reads a shard of its evaluation examples without the others."""
+    """Whether a source can read a shard of its evaluation examples alone."""
     return "shard" in inspect.signature(source.evaluation).parameters
 
 
@@ -134,7 +134,7 @@ def evaluation_batches(
     if shard is None:
         return whole
     first, last = shard_of(-(-source.num_eval_examples // batch_size), shard)
-    # The last shard takes one batch more: a source that yields more than it reports is found by the count.
+    # The last shard reads one more batch, to detect a source that yields more examples than it reports.
     return whole.skip(first).take(last - first + tf.cast(shard[0] == shard[1] - 1, tf.int64))
 
 
@@ -151,7 +151,7 @@ class ByNumber(abc.ABC):
     num_train_examples: int
 
     def block(self, batch_size: int) -> int:
-        """How many examples with consecutive numbers are best read together, for batches of that size."""
+        """The best number of consecutive examples to read together, for batches of that size."""
         return 1
 
     @abc.abstractmethod
@@ -183,7 +183,7 @@ Arrays: TypeAlias = tuple[Any, ...]
 
 
 class ArraySource(ByNumber):
-    """Base of sources whose examples are arrays in memory: batches are gathered by their numbers."""
+    """Base of sources with arrays in memory; batches are gathered by number."""
 
     def __init__(
         self,
