@@ -173,7 +173,11 @@ def _table(title: str, *headings: str) -> Table:
     for heading in headings:
         right = heading in ("step", "epochs", "+ steps", "bytes", "files")
         table.add_column(
-            heading, justify="right" if right else "left", overflow="fold", no_wrap=heading in ("", "saved", "bytes")
+            heading,
+            justify="right" if right else "left",
+            overflow="fold",
+            no_wrap=right or heading == "saved",
+            min_width=len("damaged") if heading == "health" else None,
         )
     return table
 
