@@ -60,7 +60,7 @@ DECAY = (
     "optimizer.learning_rate={_target_: tf_keras.optimizers.schedules.ExponentialDecay, "
     "initial_learning_rate: 0.01, decay_steps: 5, decay_rate: 0.7}"
 )
-WARM_UP = "optimizer.learning_rate={_target_: test_beside_keras.WarmUp, peak: 0.05, steps: 9}"
+WARM_UP = "optimizer.learning_rate={_target_: test_keras_equivalence.WarmUp, peak: 0.05, steps: 9}"
 
 
 def decay() -> tf_keras.optimizers.schedules.LearningRateSchedule:
@@ -92,9 +92,10 @@ def test_one_worker_trains_as_keras_alone(train, tmp_path, trainer, pieces, opti
     expected = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if "GRAPH" not in name}
 
     result, folder = train(
-        "model=dense", "~model.hidden_units", "model._target_=test_beside_keras.network", "evaluation=none",
+        "model=dense", "~model.hidden_units", "model._target_=test_keras_equivalence.network", "evaluation=none",
         "~data.num_features", "~data.num_train_examples", "~data.num_eval_examples", "~data.noise",
-        "data._target_=test_beside_keras.InOrder", f"data.global_batch_size={BATCH}", f"trainer={trainer}", *pieces,
+        "data._target_=test_keras_equivalence.InOrder", f"data.global_batch_size={BATCH}", f"trainer={trainer}",
+        *pieces,
         num_workers=1,
     )  # fmt: skip
     held = variables(folder)

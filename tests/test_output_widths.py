@@ -50,7 +50,7 @@ def built(task: str, units: int, *more: str) -> compiled_model.Program:
     data = {"binary": 1, "multiclass": 10, "regression": 1}
     run = run_config(
         "cluster=none", "data=regression", *SMALL["regression"], "model=dense", "~model.hidden_units",
-        "model._target_=test_widths.layered", f"+model.units={units}", *more,
+        "model._target_=test_output_widths.layered", f"+model.units={units}", *more,
     )  # fmt: skip
     compiled_model.start_afresh(1)
     made = compiled_model.build(run, Labelled(task, data[task]), Distribution(tf.distribute.get_strategy()))
