@@ -52,7 +52,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "clicks").mkdir()
     for name in ("clicks/train-0.csv.gz", "clicks/eval.csv.gz"):
         (tmp_path / name).write_bytes(gzip.compress(text.getvalue().encode()))
-    for name in ("train.csv", "eval.csv"):
+    for name in ("train.csv", "eval.csv", "clicks.csv"):
         (tmp_path / name).write_text(text.getvalue())
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
