@@ -5,7 +5,7 @@
 Each repetition is one `psrun cluster=local` of one worker and two parameter servers with a table of N x 16 float32
 (1 GiB) and an Adagrad accumulator of the same size, which takes a few checkpoints; then the same run resumed; then
 `psrun checkpoint verify`. Between them the files of a checkpoint are copied on the same disk. The chief's memory is
-read every 20 ms; what is told is the most while it saves or restores less what it was right before. The training
+read every 20 ms; it reports the most while it saves or restores less what it was right before. The training
 pauses for as long as a save takes.
 """
 

@@ -63,7 +63,7 @@ def show(axis: str, found: Curve, console: Console) -> None:
     table = Table(*columns, box=None, pad_edge=False)
     for value, row in found.items():
         shown = f"{value:g}" if axis == "skew" else f"{value:,.0f}"
-        table.add_row(f"{axis} {shown}", row["psrun"].told(1), row["packed"].told(1), str(row["ratio"]))
+        table.add_row(f"{axis} {shown}", row["psrun"].text(1), row["packed"].text(1), str(row["ratio"]))
     console.print(table)
 
 

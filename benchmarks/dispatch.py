@@ -86,16 +86,16 @@ def measure(workers: int, options: argparse.Namespace) -> Windows:
 def show(found: dict[int, Windows], console: Console) -> dict[str, object]:
     """Prints what was found by number of workers; returns it as values that JSON knows."""
     columns = ("workers", "psrun, closures/s: median (least to most)", "by hand", "ratio", "goal: at least 1,000")
-    table, told = Table(*columns, box=None, pad_edge=False), {}
+    table, summary = Table(*columns, box=None, pad_edge=False), {}
     for workers, windows in found.items():
         ours, theirs = (Summary.of(windows[kind]) for kind in KINDS)
         ratio = Summary.of([a / b for a, b in zip(*(windows[kind] for kind in KINDS))])
         verdict = "met" if ours.median >= LEAST_PER_S else "missed"
-        table.add_row(str(workers), ours.told(0), theirs.told(0), str(ratio), verdict)
+        table.add_row(str(workers), ours.text(0), theirs.text(0), str(ratio), verdict)
         summaries = {"psrun": asdict(ours), "by hand": asdict(theirs), "ratio": asdict(ratio)}
-        told[str(workers)] = {"windows": windows, "summaries": summaries, "verdict": verdict}
+        summary[str(workers)] = {"windows": windows, "summaries": summaries, "verdict": verdict}
     console.print(table)
-    return told
+    return summary
 
 
 def main() -> None:
@@ -117,10 +117,10 @@ def main() -> None:
         for workers in sizes:
             for kind, rates in measure(workers, options).items():
                 found[workers][kind] += rates
-                console.print(f"{workers} workers, {kind}: {Summary.of(rates).told(0)} closures/s")
-    told = show(found, console)
+                console.print(f"{workers} workers, {kind}: {Summary.of(rates).text(0)} closures/s")
+    summary = show(found, console)
     if options.json:
-        options.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
 
 
 def end_at_once() -> None:

@@ -4,7 +4,7 @@
 
 Each repetition runs wide and deep on the generated features, in turn on `cluster=local` of two workers and two
 parameter servers with evaluation=exact, distributed and direct, and on `cluster=none`; each evaluates after each of its
-epochs. What is told is the median time between an epoch's report and the evaluation's, of all but the first, which
+epochs. It reports the median time between an epoch's report and the evaluation's, of all but the first, which
 traces. A last run with evaluation=exact loses a worker in the middle of an evaluation.
 """
 

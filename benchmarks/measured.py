@@ -34,9 +34,9 @@ class Summary:
         return cls(statistics.median(values), min(values), max(values))
 
     def __str__(self) -> str:
-        return self.told(2)
+        return self.text(2)
 
-    def told(self, digits: int) -> str:
+    def text(self, digits: int) -> str:
         """With so many digits after the point."""
         return f"{self.median:,.{digits}f} ({self.least:,.{digits}f} to {self.most:,.{digits}f})"
 
@@ -128,15 +128,15 @@ class Goal:
 def show_goals(goals: Sequence[Goal], rounds: Sequence[Rates], console: Console) -> dict[str, object]:
     """Prints what became of those goals that were measured; returns it as values that JSON knows."""
     table = Table("ratio within a round", "median (least to most)", "goal", "", box=None, pad_edge=False)
-    told: dict[str, object] = {}
+    reached: dict[str, object] = {}
     for goal in goals:
         ratio = goal.ratio(rounds)
         if ratio is not None:
             table.add_row(goal.name, str(ratio), f"at least {goal.at_least:g}", goal.verdict(ratio))
-            told[goal.name] = {**vars(ratio), "goal": goal.at_least, "verdict": goal.verdict(ratio)}
-    if told:
+            reached[goal.name] = {**vars(ratio), "goal": goal.at_least, "verdict": goal.verdict(ratio)}
+    if reached:
         console.print(table)
-    return told
+    return reached
 
 
 def drawn(path: Path, draw: Callable[..., None], *arguments: object, height: float = 4.0) -> None:
@@ -149,7 +149,7 @@ def drawn(path: Path, draw: Callable[..., None], *arguments: object, height: flo
 
 
 def plot_problem() -> str | None:
-    """Why nothing can be drawn: told before anything is measured."""
+    """The reason why nothing can be drawn, for a message before the measurement."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:

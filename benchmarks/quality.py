@@ -2,7 +2,7 @@
 
     python benchmarks/quality.py [--repetitions N] [--data NAME ...] [--json FILE]
 
-Each round runs everything once with one seed, 2 workers and 2 parameter servers, in fresh processes. What is told is
+Each round runs everything once with one seed, 2 workers and 2 parameter servers, in fresh processes. It reports
 the difference within a round. The goal: its median is at most 0.002 to either side.
 """
 
@@ -60,17 +60,17 @@ def measure(data: str, repetitions: int, console: Console) -> list[_Aucs]:
 def show(data: str, rounds: list[_Aucs], console: Console) -> dict[str, object]:
     """Prints what was found; returns it as values that JSON knows."""
     columns = (data, "AUC: median (least to most)", "difference within a round", f"goal: at most {MOST} to either side")
-    table, told = Table(*columns, box=None, pad_edge=False), {}
+    table, by_optimizer = Table(*columns, box=None, pad_edge=False), {}
     for name in DENSE:
-        table.add_row(name, Summary.of([each[name] for each in rounds]).told(4))
+        table.add_row(name, Summary.of([each[name] for each in rounds]).text(4))
     for name, (dense, _) in SPARSE.items():
         difference = Summary.of([each[name] - each[dense] for each in rounds])
         verdict = "met" if abs(difference.median) <= MOST else "missed"
         own = Summary.of([each[name] for each in rounds])
-        table.add_row(name, own.told(4), f"to {dense}: {difference.told(4)}", verdict)
-        told[name] = {"auc": asdict(own), "difference": asdict(difference), "beside": dense, "verdict": verdict}
+        table.add_row(name, own.text(4), f"to {dense}: {difference.text(4)}", verdict)
+        by_optimizer[name] = {"auc": asdict(own), "difference": asdict(difference), "beside": dense, "verdict": verdict}
     console.print(table)
-    return {"rounds": rounds, "optimizers": told}
+    return {"rounds": rounds, "optimizers": by_optimizer}
 
 
 def main() -> None:

@@ -160,10 +160,10 @@ def show(rates: Rates, waits_s: Sequence[float], console: Console) -> None:
     table = Table("workers", "closures/s", "processor ms of one", *shares, box=None, pad_edge=False)
     for workers, found in rates.items():
         nothing = [Summary.of(values) for values in zip(*found["0.0"])]
-        told = [nothing[0].told(0), Summary(*(1000 * value for value in vars(nothing[1]).values())).told(2)]
+        cells = [nothing[0].text(0), Summary(*(1000 * value for value in vars(nothing[1]).values())).text(2)]
         for wait_s in waits_s:
-            told.append(Summary.of([rate[0] * wait_s / workers for rate in found[str(wait_s)]]).told(2))
-        table.add_row(str(workers), *told)
+            cells.append(Summary.of([rate[0] * wait_s / workers for rate in found[str(wait_s)]]).text(2))
+        table.add_row(str(workers), *cells)
     console.print(table)
     cpu_s = max(statistics.median(rate[1] for rate in found["0.0"]) for found in rates.values())
     console.print(f"\nsteps per execution, a closure taking {1000 * cpu_s:.2f} ms and the coordinator {LOAD:.0%} busy")
@@ -175,8 +175,8 @@ def show(rates: Rates, waits_s: Sequence[float], console: Console) -> None:
 
 def show_bandwidth(bytes_per_s: float, traffic: dict[str, float], name: str, console: Console) -> None:
     moved = max(traffic["read_bytes"], traffic["pushed_bytes"])
-    told = f"a step of {name} reads {traffic['read_bytes']:,} bytes and pushes {traffic['pushed_bytes']:,}"
-    console.print(f"\none ps sends {bytes_per_s / 1e9:.2f} GB/s; {told}: ps needed for the wider direction")
+    traffic_text = f"a step of {name} reads {traffic['read_bytes']:,} bytes and pushes {traffic['pushed_bytes']:,}"
+    console.print(f"\none ps sends {bytes_per_s / 1e9:.2f} GB/s; {traffic_text}: ps needed for the wider direction")
     table = Table(*_OF_STEPS, box=None, pad_edge=False)
     for workers in WANTED:
         table.add_row(str(workers), *(f"{workers * moved / step_s / bytes_per_s:,.2f}" for step_s in STEPS_S))
@@ -215,8 +215,8 @@ def main() -> None:
     show(rates, options.waits, console)
     show_bandwidth(statistics.median(sent), traffic, options.experiment, console)
     if options.json:
-        told = {"rates": rates, "sent_bytes_per_s": sent, "bytes_per_step": traffic}
-        options.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        report = {"rates": rates, "sent_bytes_per_s": sent, "bytes_per_step": traffic}
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 def end_at_once() -> None:

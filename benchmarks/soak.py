@@ -83,7 +83,7 @@ def _faults(cluster: Cluster, file: Path) -> list[tuple[str, Callable[[], object
         ("ps-1 hangs", lambda: cluster.stop("ps-1"), 1),
         ("chief-0 hangs", lambda: cluster.stop("chief-0"), 1),
         ("both workers are killed", both_workers, 2),
-        ("chief-0 is told to end", lambda: cluster.task("chief-0").send_signal(signal.SIGTERM), 1),
+        ("chief-0 gets SIGTERM", lambda: cluster.task("chief-0").send_signal(signal.SIGTERM), 1),
     ]
 
 

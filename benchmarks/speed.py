@@ -76,7 +76,7 @@ def _short(rows: int) -> str:
 
 
 def possible(asked: list[Way], console: Console) -> list[Way]:
-    """Those of which all files are there; the others are told."""
+    """The ways with all their files; prints the others."""
     found = []
     for way in asked:
         missing = way.missing if isinstance(way, Psrun) else None

@@ -23,7 +23,7 @@ from torch.distributed import rpc
 
 @dataclass(frozen=True)
 class Plan:
-    """What every process is told; `sizes` are those of the dense layers, from the input to the output."""
+    """The options of every process; `sizes` are those of the dense layers, from the input to the output."""
 
     rows: int
     dim: int

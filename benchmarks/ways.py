@@ -180,7 +180,7 @@ class Measurements:
         table = Table("", "steps/s: median (least to most)", box=None, pad_edge=False)
         summaries, failures = self.summaries(), Counter(each.name for each in self.failed)
         for name in dict.fromkeys(way.name for way in self.ways):
-            row = [summaries[name].told(1)] if name in summaries else []
+            row = [summaries[name].text(1)] if name in summaries else []
             row += [f"failed in {_times(failures[name])}"] if name in failures else []
             if row:
                 table.add_row(name, ", ".join(row))

@@ -195,9 +195,9 @@ def spec_of(kwargs: Mapping[str, Any]) -> tuple[tf.TensorShape, tf.DType]:
 
 def _existing(device: str) -> str:
     known = [
-        f"/{device.device_type}:{index}"
+        f"/{physical.device_type}:{index}"
         for kind in ("CPU", "GPU")
-        for index, device in enumerate(tf.config.list_physical_devices(kind))
+        for index, physical in enumerate(tf.config.list_physical_devices(kind))
     ]
     if device.upper() not in known:
         raise ConfigError(

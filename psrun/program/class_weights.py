@@ -59,7 +59,7 @@ def weight_of(weights: list[float], label: Any, weight: tf.Tensor | None = None)
         classes = tf.argmax(label, axis=-1)
     if classes.dtype.is_floating:
         classes = tf.round(classes)
-    by_class = tf.gather(tf.constant(weights), tf.cast(classes, tf.int64))
+    by_example = tf.gather(tf.constant(weights), tf.cast(classes, tf.int64))
     if weight is None:
-        return by_class
-    return weight * tf.reshape(tf.cast(by_class, weight.dtype), tf.shape(weight))
+        return by_example
+    return weight * tf.reshape(tf.cast(by_example, weight.dtype), tf.shape(weight))
