@@ -178,10 +178,8 @@ def test_a_port_that_is_taken_is_told(psrun, tmp_path):
     assert done.result["error"] == {**done.result["error"], "type": "ServerStartError", "task": "worker-0"}
 
 
-@pytest.mark.parametrize(
-    ("signum", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 175, marks=pytest.mark.thorough)]
-)
-def test_an_interrupted_run_says_so_and_leaves_no_process(tmp_path, signum, code):
+def test_an_interrupted_run_says_so_and_leaves_no_process(tmp_path):
+    """By Ctrl-C; SIGTERM ends runs in the tests of clusters."""
     short = ["cluster.num_workers=1", "trainer.epochs=10000", "trainer.steps_per_epoch=50"]
     command = [sys.executable, "-m", "psrun", *short, f"hydra.run.dir={tmp_path / 'run'}"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -189,25 +187,25 @@ def test_an_interrupted_run_says_so_and_leaves_no_process(tmp_path, signum, code
         for line in process.stdout:
             if line.startswith("epoch 2/"):
                 break
-        process.send_signal(signum)
+        process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert process.returncode == code
-    assert f"interrupted by {signal.Signals(signum).name}" in errors
+    assert process.returncode == 130
+    assert "interrupted by SIGINT" in errors
     assert '"status": "interrupted"' in (tmp_path / "run" / "run.json").read_text()
     assert not psutil.pid_exists(process.pid)
 
 
 def test_a_sweep_runs_every_job_in_a_process_of_its_own(psrun, tmp_path):
     sweep = f"hydra.sweep.dir='{tmp_path / 'my sweep'}'"
-    done = psrun("-m", "cluster.num_workers=1,2", *QUICK[:2], "trainer.epochs=1", "trainer.steps_per_epoch=10",
-                 sweep)  # fmt: skip
+    done = psrun("-m", "seed=1,2", "cluster=none", "model=dense", *QUICK[:2], "trainer.epochs=1",
+                 "trainer.steps_per_epoch=10", sweep)  # fmt: skip
     assert done.code == 0, done.stderr
     found = [json.loads((tmp_path / "my sweep" / str(job) / "run.json").read_text()) for job in (0, 1)]
-    assert [result["cluster"]["num_workers"] for result in found] == [1, 2]
+    assert [result["steps"]["applied"] for result in found] == [10, 10]
     assert len({result["pid"] for result in found}) == 2
-    assert "cluster.num_workers=2" in found[1]["overrides"]
+    assert "seed=2" in found[1]["overrides"]
 
 
 MINE = """
@@ -294,7 +292,7 @@ def test_keras_callbacks_do_what_they_say(train, tmp_path):
 
 EXPERIMENTS = {path.stem: path.read_text() for path in Path(__file__).parents[1].glob("experiments/*.yaml")}
 SWEEPS = {name: text for name, text in EXPERIMENTS.items() if "sweeper:" in text}
-BY_DEFAULT = ("smoke", "flights")
+BY_DEFAULT = ("smoke",)
 
 
 @pytest.mark.parametrize(

@@ -114,9 +114,11 @@ OPTIMIZERS = ["adagrad", "adam", "ftrl", "rowwise_adagrad", "sparse_sgd"]
 
 
 def planned() -> Iterator[Any]:
-    """By default each way to place and each optimizer once."""
+    """By default each way to place and each optimizer once; then what is cut, with slots that are cut otherwise."""
     for (w, way), (o, optimizer) in itertools.product(enumerate(PIECES), enumerate(OPTIMIZERS)):
         default = o == 2 * w % len(OPTIMIZERS)
+        if not default and (w not in (1, 2, 3) or optimizer not in ("ftrl", "rowwise_adagrad")):
+            continue
         yield pytest.param(way, optimizer, id=f"{w}-{optimizer}", marks=() if default else pytest.mark.thorough)
 
 

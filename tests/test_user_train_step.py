@@ -27,10 +27,9 @@ def cases() -> Iterator[Any]:
         ("cluster=none", "trainer.run_eagerly=true"),
     ]
     for index, case in enumerate(pieces):
-        for trainer in ("custom_loop", "fit"):
-            default = (index, trainer) in ((0, "custom_loop"), (1, "fit"))
-            workers = 2 if index == 0 else 1
-            yield pytest.param(trainer, case, workers, marks=() if default else pytest.mark.thorough)
+        trainer = ("custom_loop", "fit")[index % 2]
+        workers = 2 if index == 0 else 1
+        yield pytest.param(trainer, case, workers, marks=() if index < 2 else pytest.mark.thorough)
 
 
 @pytest.mark.inprocess

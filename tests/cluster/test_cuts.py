@@ -21,11 +21,10 @@ LONG = [
 WRITTEN_OUT = 12
 
 
-@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
-def test_a_worker_that_is_cut_off_is_left_behind_and_taken_back(tasks, network, trainer):
+def test_a_worker_that_is_cut_off_is_left_behind_and_taken_back(tasks, network):
     for name in ("ps-0", "worker-0", "worker-1"):
         tasks(name)
-    chief = tasks("chief-0", *LONG, f"trainer={trainer}")
+    chief = tasks("chief-0", *LONG, "trainer=fit")
     chief.wait_for("epoch", WRITTEN_OUT)
     network.cut(network.hosts[TASKS["worker-1"]])
     failure = chief.wait_for("failure")
@@ -73,8 +72,7 @@ def test_no_worker_left_is_an_end_and_not_a_hang(tasks, network):
     assert "no worker (worker-0, worker-1) has answered for 10 s" in chief.stderr
 
 
-@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
-def test_a_worker_that_hangs_is_left_behind_and_taken_back(start, trainer):
+def test_a_worker_that_hangs_is_left_behind_and_taken_back(start):
     where = {job: [f"localhost:{portpicker.pick_unused_port()}" for _ in range(n)]
              for job, n in (("chief", 1), ("ps", 1), ("worker", 2))}  # fmt: skip
 
@@ -83,7 +81,7 @@ def test_a_worker_that_hangs_is_left_behind_and_taken_back(start, trainer):
         return start("cluster=tf_config", *arguments, TF_CONFIG=text)
 
     servers = [task("ps", 0), task("worker", 0), task("worker", 1)]
-    chief = task("chief", 0, *LONG, f"trainer={trainer}")
+    chief = task("chief", 0, *LONG, "trainer=custom_loop")
     chief.wait_for("epoch", WRITTEN_OUT)
     servers[1].stop("worker-0")
     assert chief.wait_for("failure")["task"] == "worker-0"

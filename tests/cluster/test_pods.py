@@ -128,7 +128,7 @@ SERVERS = [Task("worker", 0), Task("worker", 1), Task("ps", 0)]
 CHIEF = Task("chief", 0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {"indexed_jobs"}))  # which the last of these tests trains
 def test_what_a_manifest_says_trains(started, kind):
     started.describe(f"kubernetes.kind={kind}", *CLUSTER)
     servers = [started.start(task) for task in SERVERS]
@@ -187,7 +187,10 @@ def test_a_ps_that_comes_back_at_another_address(started):
     assert [server.wait(timeout=20) for server in servers.values()] == [0, 0, 0]
     events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["event"] == "restored"] == [saved]
-    assert json.loads((folder / "run.json").read_text())["steps"]["applied"] >= 800
+    result = json.loads((folder / "run.json").read_text())
+    assert (result["status"], result["cluster"]["topology"]) == ("completed", "kubernetes")
+    assert result["steps"]["applied"] >= 800
+    assert folder.stat().st_uid == USER
 
 
 def checkpoints(folder: Path) -> list[int]:

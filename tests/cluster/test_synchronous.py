@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cluster
 
 RUN = ["trainer=fit", "evaluation=validation", "data.num_train_examples=2000", "data.num_eval_examples=210"]
 LONG = [
-    "cluster=multi_worker_mirrored", *RUN, "trainer.epochs=20", "trainer.steps_per_epoch=20", "evaluation.every=20",
+    "cluster=multi_worker_mirrored", *RUN, "trainer.epochs=12", "trainer.steps_per_epoch=20", "evaluation.every=20",
     "cluster.restart.heartbeat_timeout_s=6", "checkpoint.every_steps=10",
 ]  # fmt: skip
 
@@ -23,7 +23,7 @@ LONG = [
 def whole(cluster) -> None:
     """Every step was applied, once; the loss has fallen; nothing is left running."""
     assert cluster.end() == 0, cluster.stderr
-    assert cluster.result["steps"]["applied"] == 400
+    assert cluster.result["steps"]["applied"] == 240
     losses = [event["metrics"]["loss"] for event in cluster.events("epoch")]
     assert losses[-1] < 0.5 * losses[0]
     assert cluster.left() == []
@@ -46,11 +46,11 @@ def test_it_does_the_steps_of_one_process(start):
     assert both[0].left() == []
 
 
-@pytest.mark.parametrize("task", ["worker-0", "chief-0"])
-def test_a_task_is_killed_and_all_go_on_from_the_checkpoint(start, task):
+def test_the_chief_is_killed_and_all_go_on_from_the_checkpoint(start):
+    """As when a worker is lost, which `test_a_task_hangs` has: all tasks start again together."""
     cluster = start(*LONG)
     cluster.wait_for("checkpoint", 3)
-    cluster.kill(task)
+    cluster.kill("chief-0")
     cluster.wait_for("recovery")
     whole(cluster)
     assert cluster.events("restored")[0]["step"] >= 30  # there is one every 10 steps
@@ -111,17 +111,16 @@ def passes(steps: list[list[list[int]]], num_steps: int) -> list[Counter[int]]:
     ]
 
 
-@pytest.mark.parametrize("sharding", ["null", "data"])
-def test_each_example_of_a_pass_is_trained_on_once_by_one_worker(seen, sharding):
-    """In batches of 16, of which the last one of a pass has 8."""
-    cluster, steps = seen("Numbered", "data.visitation=once", "data.global_batch_size=16", f"data.sharding={sharding}")
+def test_each_example_of_a_pass_is_trained_on_once_by_one_worker(seen):
+    """In batches of 16, of which the last one of a pass has 8. Without `data.sharding` that is `data`."""
+    cluster, steps = seen("Numbered", "data.visitation=once", "data.global_batch_size=16")
     assert passes(steps, 13) == [Counter(range(200))] * 2
     assert [len(own) for own in steps] == [26, 26]
     assert [Counter(map(len, own)) for own in steps] == [{8: 24, 4: 2}] * 2  # all have the same part of the work
     assert cluster.result["data"]["sharding"] == "data"
 
 
-@pytest.mark.parametrize("sharding", ["auto", "data", "file"])
+@pytest.mark.parametrize("sharding", ["auto", "data"])  # what `file` does: see the next test
 def test_workers_have_files_or_parts_of_batches(seen, tmp_path, sharding):
     cluster, steps = seen(
         "InFiles", f"+data.folder={tmp_path}", "data.global_batch_size=20", f"data.sharding={sharding}"
