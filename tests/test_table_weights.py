@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from sample_weights import NUM_EVAL, NUM_TRAIN, one_output
 from support import run_config
-from weighted import NUM_EVAL, NUM_TRAIN, one_output
 
 from psrun.config.topology import Task
 from psrun.errors import ConfigError, DataError
@@ -191,7 +191,7 @@ def files(tmp_path):
         "data.weight=w",
     )
     run = (
-        "model=dense", "~model.hidden_units", "model._target_=weighted.one_output", "data=table",
+        "model=dense", "~model.hidden_units", "model._target_=sample_weights.one_output", "data=table",
         "data._target_=psrun.data.table.Table", "data.features={x: {width: 4}}", f"data.global_batch_size={BATCH}",
         "optimizer=sgd", "optimizer.learning_rate=0.1", "trainer.steps_per_execution=4", f"trainer.epochs={EPOCHS}",
         f"trainer.steps_per_epoch={STEPS}", f"seed={SEED}", *keys,
