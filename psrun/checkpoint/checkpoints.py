@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 import tensorflow as tf
 
 from psrun.checkpoint import manifest
+from psrun.checkpoint.logical import LogicalCheckpoint
 from psrun.checkpoint.manifest import Contents, Manifest, Position
 from psrun.checkpoint.store import PREFIX, Store
-from psrun.cluster import placement
 from psrun.config import choices
 from psrun.errors import CheckpointError, ConfigError, Problem
+from psrun.program import inventory
 from psrun.program.compiled_model import Program
 from psrun.program.monitored import check_metric
 from psrun.tf_internals import messages
@@ -34,8 +35,8 @@ class Checkpoints:
     ) -> None:
         self.store, self._keep, self._warn = store, keep, warn
         self._optimizer, self._learning_rate = program.optimizer, learning_rate(program)
-        self._checkpoint = tf.train.Checkpoint(model=program.network, optimizer=program.optimizer)
-        self._contents = contents(program)
+        self._checkpoint = LogicalCheckpoint(program.network, program.optimizer)
+        self._contents = contents(program, self._checkpoint.keys)
         self._config_sha256 = manifest.digest(program.config.raw)
         if keep.best_metric is not None:
             check_metric("checkpoint.best_metric", keep.best_metric, program)
@@ -94,13 +95,13 @@ class Checkpoints:
             path = store.prefix(checkpoint.step)
             checkpoint.contents.check(path, self._contents)
             try:
-                self._checkpoint.read(path).assert_consumed()
+                self._checkpoint.restore(path, checkpoint.contents)
             except (tf.errors.NotFoundError, tf.errors.DataLossError, tf.errors.OutOfRangeError) as error:
                 raise CheckpointError(
                     f"the chief can read {path}, but another task cannot ({error}); mount the same run folder in all "
                     "tasks"
                 ) from error
-            except AssertionError as error:
+            except (AssertionError, KeyError) as error:
                 message = f"does not match the checkpoint {path}: {str(error).splitlines()[0]}"
                 raise ConfigError([Problem("optimizer", message)]) from error
             if self._learning_rate not in (None, checkpoint.learning_rate):
@@ -129,10 +130,7 @@ def learning_rate(program: Program) -> float | None:
     return float(configured) if isinstance(configured, int | float) else None
 
 
-def contents(program: Program) -> Contents:
-    """The content of checkpoints of the program."""
-    placed = [
-        *placement.observed("model", program.network.variables),
-        *placement.observed("optimizer", program.optimizer.variables()),
-    ]
-    return Contents.of(type(program.optimizer).__name__, placed)
+def contents(program: Program, keys: Mapping[str, str]) -> Contents:
+    """The content of checkpoints of the program, with its keys."""
+    placed = [each for each in inventory.observe(program) if each.kind in ("model", "optimizer")]
+    return Contents.of(type(program.optimizer).__name__, placed, keys)

@@ -8,10 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from psrun.checkpoint import keys as keys_of
+from psrun.checkpoint import manifest
+from psrun.checkpoint.manifest import Contents
 from psrun.tf_internals.checkpoints import values_in_checkpoint
 
 _PIECE_BYTES = 512 << 20
@@ -44,31 +48,60 @@ def compare(one: str, other: str) -> list[Comparison]:
     readers = [tf.train.load_checkpoint(prefix) for prefix in (one, other)]
     shapes = [reader.get_variable_to_shape_map() for reader in readers]
     dtypes = [reader.get_variable_to_dtype_map() for reader in readers]
-    names = {**values_in_checkpoint(readers[1]), **values_in_checkpoint(readers[0])}
+    keys = _by_name((one, other), readers)
     rows = []
-    for key, name in sorted(names.items(), key=lambda item: item[1]):
-        kinds = [f"{_shape(shape[key])} {dtype[key].name}" if key in shape else None
-                 for shape, dtype in zip(shapes, dtypes)]  # fmt: skip
+    for name in sorted({*keys[0], *keys[1]}):
+        found = [(prefix, each[name]) for prefix, each in zip((one, other), keys) if name in each]
+        kinds = [f"{_shape(shape[each[name]])} {dtype[each[name]].name}" if name in each else None
+                 for each, shape, dtype in zip(keys, shapes, dtypes)]  # fmt: skip
         if None in kinds:
             rows.append(Comparison(name, kinds[0] or kinds[1] or "", f"only in {one if kinds[0] else other}"))
         elif kinds[0] != kinds[1]:
             rows.append(Comparison(name, kinds[0] or "", f"is {kinds[1]} in {other}"))
         else:
-            differs = _values(one, other, key, shapes[0][key], dtypes[0][key])
+            differs = _values(found, shapes[0][keys[0][name]], dtypes[0][keys[0][name]])
             rows.append(Comparison(name, kinds[0] or "", differs))
     return rows
+
+
+def _by_name(prefixes: tuple[str, str], readers: list[Any]) -> list[dict[str, str]]:
+    """The keys of all values in two checkpoints by names that both use."""
+    recorded = [_contents(prefix) for prefix in prefixes]
+    comparable = all(each is not None for each in recorded)
+    return [_names(contents if comparable else None, reader) for contents, reader in zip(recorded, readers)]
+
+
+def _contents(prefix: str) -> Contents | None:
+    """What psrun recorded of a checkpoint; None where it did not write it."""
+    try:
+        return manifest.read(prefix).contents
+    except (OSError, ValueError):
+        return None
+
+
+def _names(contents: Contents | None, reader: Any) -> dict[str, str]:
+    names = {name: key for key, name in values_in_checkpoint(reader).items()}
+    if contents is None:
+        return names
+    try:
+        recorded = contents.keys or keys_of.of_earlier(contents, reader.get_variable_to_shape_map())
+    except KeyError:  # not a functional model
+        return names
+    by_key = {key: name for name, key in recorded.items()}
+    return {by_key.get(key, name): key for name, key in names.items()}
 
 
 def _shape(shape: list[int]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
-def _values(one: str, other: str, key: str, shape: list[int], dtype: tf.DType) -> str:
+def _values(places: list[tuple[str, str]], shape: list[int], dtype: tf.DType) -> str:
+    """How two values differ, each given by the prefix of its checkpoint and its key."""
     count, largest = 0, 0.0
     for spec in _pieces(shape, dtype):
         left, right = (
             tf.raw_ops.RestoreV2(prefix=prefix, tensor_names=[key], shape_and_slices=[spec], dtypes=[dtype])[0].numpy()
-            for prefix in (one, other)
+            for prefix, key in places
         )
         if np.asarray(left).tobytes() == np.asarray(right).tobytes():
             continue

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 import tf_keras
 
+from psrun.checkpoint.logical import LogicalCheckpoint
 from psrun.checkpoint.manifest import Contents, Manifest
 from psrun.checkpoint.store import Store
 from psrun.cluster import placement
@@ -15,6 +16,7 @@ from psrun.config.run_config import RunConfig
 from psrun.data import labels
 from psrun.data.source import DataSource, task_of
 from psrun.errors import CheckpointError, ConfigError, Problem
+from psrun.layers import stacks
 from psrun.models.model import Model
 from psrun.program import compiled_model, objective
 from psrun.program.make_model import make_model
@@ -47,7 +49,8 @@ def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str],
     """
     tf_keras.backend.reset_uids()  # gives layers their original names, whatever was built before
     with tf.device(DEVICE):
-        model = make_model(run, source)
+        with stacks.stored_alone():  # what is written names the tables
+            model = make_model(run, source)
         specs = signature(source)
         predict(model, source, {name: compiled_model.zeros(spec) for name, spec in specs.items()})  # builds the rest
         checkpoint = restore(model.network, run.restore, store, warn)
@@ -60,7 +63,8 @@ def restore(network: tf_keras.Model, which: str, store: Store, warn: Callable[[s
     Args:
       which: as in `Store.choose`.
     """
-    here = Contents.of("", placement.observed("model", network.variables))
+    values = LogicalCheckpoint(network)
+    here = Contents.of("", stacks.by_table(placement.observed("model", network.variables), network), values.keys)
     while True:
         checkpoint = store.choose(which, warn)
         if checkpoint is None:
@@ -68,9 +72,9 @@ def restore(network: tf_keras.Model, which: str, store: Store, warn: Callable[[s
         path = store.prefix(checkpoint.step)
         checkpoint.contents.check_model(path, here)
         try:
-            tf.train.Checkpoint(model=network).read(path).assert_existing_objects_matched().expect_partial()
+            values.restore(path, checkpoint.contents)
             return checkpoint
-        except (tf.errors.OpError, AssertionError) as error:
+        except (tf.errors.OpError, AssertionError, KeyError) as error:
             if isinstance(error, tf.errors.OpError) and messages.task_lost(error):
                 raise
             # A running run may have removed it after saving newer ones; try each checkpoint once.

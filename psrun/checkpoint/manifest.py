@@ -48,22 +48,24 @@ class Contents:
       optimizer: the name of its class.
       model, slots: the variables of the model and of the optimizer.
       shards: the shards with their tasks and bytes.
+      keys: by name, the key of each value in the checkpoint; empty in checkpoints of psrun 0.1.0.
     """
 
     optimizer: str
     model: Variables
     slots: Variables
     shards: list[dict[str, Any]]
+    keys: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, optimizer: str, placed: list[Placed]) -> Contents:
-        variables: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}}
+    def of(cls, optimizer: str, placed: list[Placed], keys: Mapping[str, str]) -> Contents:
+        found: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}}
         for shard in placed:
             variables[shard.kind][shard.variable] = {"shape": list(shard.variable_shape), "dtype": shard.dtype}
         shards = [
             {"variable": each.variable, "shard": each.shard, "task": each.task, "bytes": each.bytes} for each in placed
         ]
-        return cls(optimizer, variables["model"], variables["optimizer"], shards)
+        return cls(optimizer, found["model"], found["optimizer"], shards, keys)
 
     def check(self, path: str, here: Contents) -> None:
         """Raises ConfigError with the differences if `here` cannot resume from the checkpoint at `path`."""

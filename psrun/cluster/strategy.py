@@ -160,7 +160,7 @@ def parameter_servers(
 def _guide(strategy: tf.distribute.ParameterServerStrategy, rule: placement.Rule) -> None:
     """Makes the strategy place each variable by `rule`; colocated variables are only counted."""
     creation = internals.VariableCreation(strategy)
-    create, partition = creation.create, creation.partitioner
+    create = creation.create
     servers = placement.Servers(creation.num_ps, rule)
 
     def placed(next_creator: Any, **kwargs: Any) -> Any:
@@ -174,6 +174,7 @@ def _guide(strategy: tf.distribute.ParameterServerStrategy, rule: placement.Rule
             return made
         shape, dtype = spec_of(kwargs)
         shape = shape if shape.is_fully_defined() else tf.TensorShape(())  # unknown size: counted as one value
+        partition = creation.partitioner
         num_shards = partition(shape=shape, dtype=dtype)[0] if partition and shape.rank else 1
         creation.set_next_server(servers.take(placement.shard_bytes(tuple(shape), dtype.size, num_shards)))
         return create(next_creator, **kwargs)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 import tf_keras
 
-from psrun import layers
 from psrun.data.source import DataSource
 from psrun.errors import ConfigError, Problem
+from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
 from psrun.models import tables
 from psrun.models.model import Model, concatenated, floats, head, hidden, network_inputs, prepared
 
@@ -21,6 +21,8 @@ def dlrm(
     shared_tables: Mapping[str, Sequence[str]] | None = None,
     bottom_units: Sequence[int] = (64,),
     top_units: Sequence[int] = (64, 32),
+    stack: bool | str = "auto",
+    max_stacked_table_bytes: int = MAX_STACKED_TABLE_BYTES,
     deduplicate: bool | str = "auto",
     wire: str = "float32",
 ) -> Model:
@@ -32,7 +34,7 @@ def dlrm(
 
     Args:
       shared_tables: see `psrun.models.tables.of`.
-      deduplicate, wire: of the tables, see `psrun.layers.Embedding`.
+      stack, max_stacked_table_bytes, deduplicate, wire: see `psrun.layers.EmbeddingCollection`.
 
     Raises:
       ConfigError: the data has no features with ids.
@@ -43,17 +45,17 @@ def dlrm(
             [Problem("model", f"dlrm requires features with ids; the data has {', '.join(source.features)}")]
         )
     tensors = network_inputs(source, num_ids)
-    by_feature = tables.rows(
+    rows = tables.vectors(
         tables.of(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared_tables),
-        tensors,
-        lambda table: layers.Embedding(
-            table.num_ids, table.dim, deduplicate=deduplicate, wire=wire, name=f"{table.name}_rows"
-        ),
+        *(tensors, list(num_ids)),
+        suffix="rows",
+        stack=stack,
+        max_stacked_table_bytes=max_stacked_table_bytes,
+        deduplicate=deduplicate,
+        wire=wire,
     )
-    add = {"axis": 1, "keepdims": True}
-    rows = [tf_keras.layers.Lambda(tf.reduce_sum, arguments=add)(by_feature[name]) for name in num_ids]
     numbers = hidden(floats(tensors), [*bottom_units, embedding_dim])
-    vectors = tf_keras.layers.Concatenate(axis=1)([tf_keras.layers.Reshape((1, embedding_dim))(numbers), *rows])
+    vectors = tf_keras.layers.Concatenate(axis=1)([tf_keras.layers.Reshape((1, embedding_dim))(numbers), rows])
     top = hidden(concatenated([numbers, Interactions()(vectors)]), top_units)
     return Model(tf_keras.Model(tensors, head(top, source)), preprocessing)
 

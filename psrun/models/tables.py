@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import filecmp
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +15,11 @@ import tf_keras
 from psrun.config.schema import did_you_mean
 from psrun.data.source import DataSource, Feature
 from psrun.errors import ConfigError, Problem
+from psrun.layers import EmbeddingCollection, Table
+from psrun.models.model import concatenated
 
 _KEY = "model.shared_tables"
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # valid names of variables in TensorFlow
-
-
-@dataclass(frozen=True)
-class Table:
-    """An embedding table.
-
-    Attributes:
-      name: the name of its feature, or of the shared table.
-      features: the features with ids in it.
-      num_ids: number of ids; ids start at 0.
-      dim: numbers per row.
-    """
-
-    name: str
-    features: tuple[str, ...]
-    num_ids: int
-    dim: int
 
 
 def of(
@@ -69,27 +54,55 @@ def of(
     return [Table(name, tuple(each), num_ids[each[0]], dims[each[0]]) for name, each in by_name.items()]
 
 
-def rows(
-    tables: Iterable[Table], ids: Mapping[str, tf.Tensor], make: Callable[[Table], tf_keras.layers.Layer]
-) -> dict[str, tf.Tensor]:
-    """The rows of each feature's ids, with the shape of the ids and a last axis of the table's `dim`.
+def rows(tables: Iterable[Table], ids: Mapping[str, tf.Tensor], *, suffix: str, **options: Any) -> dict[str, tf.Tensor]:
+    """The rows of each feature's ids: of the shape of these and, as the last axis, the table's `dim`.
 
     Args:
-      ids: (batch, *shape) of each feature.
-      make: creates the layer of a table.
+      ids: (batch, *shape) by feature.
+      suffix: appended to the names of the tables.
+      options: of `EmbeddingCollection`.
     """
-    by_feature = {}
-    for table in tables:
-        layer, own = make(table), [ids[name] for name in table.features]
-        if len(own) == 1:
-            by_feature[table.features[0]] = layer(own[0])
-            continue
-        # One call: a row that several features use is sent once, and its gradients are summed first.
-        flat = [tf_keras.layers.Flatten()(tensor) for tensor in own]
-        parts = tf.split(layer(tf_keras.layers.Concatenate()(flat)), [tensor.shape[1] for tensor in flat], axis=1)
-        for name, part in zip(table.features, parts):
-            by_feature[name] = tf_keras.layers.Reshape((*ids[name].shape[1:], table.dim))(part)
-    return by_feature
+    return _collection(tables, suffix, options)(_of(tables, ids))
+
+
+def side_by_side(
+    tables: Sequence[Table], ids: Mapping[str, tf.Tensor], order: Iterable[str], *, suffix: str, **options: Any
+) -> tf.Tensor:
+    """As `rows`, of all features as one vector an example: (batch, sum of sizes), features in `order`."""
+    if _in_one_tensor(tables, order):
+        return tf_keras.layers.Flatten()(
+            _collection(tables, suffix, {**options, "concatenate": True})(_of(tables, ids))
+        )
+    found = rows(tables, ids, suffix=suffix, **options)
+    return concatenated([tf_keras.layers.Flatten()(found[name]) for name in order])
+
+
+def vectors(
+    tables: Sequence[Table], ids: Mapping[str, tf.Tensor], order: Sequence[str], *, suffix: str, **options: Any
+) -> tf.Tensor:
+    """One vector a feature, the sum of the rows of its ids: (batch, features, dim), features in `order`."""
+    single = all(ids[name].shape[1:].num_elements() == 1 for name in order)
+    if single and _in_one_tensor(tables, order):
+        return _collection(tables, suffix, {**options, "concatenate": True})(_of(tables, ids))
+    found = rows(tables, ids, suffix=suffix, **options)
+    add = {"axis": 1, "keepdims": True}
+    summed = [tf_keras.layers.Lambda(tf.reduce_sum, arguments=add)(found[name]) for name in order]
+    return summed[0] if len(summed) == 1 else tf_keras.layers.Concatenate(axis=1)(summed)
+
+
+def _collection(tables: Iterable[Table], suffix: str, options: Mapping[str, Any]) -> EmbeddingCollection:
+    named = [replace(table, name=f"{table.name}_{suffix}") for table in tables]
+    return EmbeddingCollection(named, name=f"tables_{suffix}", **options)
+
+
+def _of(tables: Iterable[Table], ids: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    return {name: ids[name] for table in tables for name in table.features}
+
+
+def _in_one_tensor(tables: Sequence[Table], order: Iterable[str]) -> bool:
+    """Whether a collection can return the rows of all features as one tensor, in this order."""
+    features = [name for table in tables for name in table.features]
+    return features == list(order) and len({table.dim for table in tables}) == 1
 
 
 def _dims(embedding_dim: int | Mapping[str, int], num_ids: Mapping[str, int]) -> dict[str, int]:

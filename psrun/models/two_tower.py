@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 import tf_keras
 
-from psrun import layers
 from psrun.data.source import DataSource
 from psrun.errors import ConfigError, Problem
+from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
 from psrun.models import tables
 from psrun.models.model import Model, concatenated, hidden, network_inputs, prepared
 
@@ -21,6 +21,9 @@ def two_tower(
     embedding_dim: int | Mapping[str, int] = 16,
     shared_tables: Mapping[str, Sequence[str]] | None = None,
     hidden_units: Sequence[int] = (64, 32),
+    stack: bool | str = "auto",
+    max_stacked_table_bytes: int = MAX_STACKED_TABLE_BYTES,
+    deduplicate: bool | str = "auto",
 ) -> Model:
     """A tower of ReLU layers on the features of the query and one on all others; their dot product is the logit.
 
@@ -29,6 +32,7 @@ def two_tower(
 
     Args:
       embedding_dim, shared_tables: see `psrun.models.tables.of`.
+      stack, max_stacked_table_bytes, deduplicate: see `psrun.layers.EmbeddingCollection`.
 
     Raises:
       ConfigError: `query_features` names an unknown feature, repeats one, or leaves a tower without features; there are
@@ -52,9 +56,8 @@ def two_tower(
         raise ConfigError([Problem("model.query_features", f"{problem}; the data has {', '.join(tensors)}")])
 
     shared = tables.of(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared_tables)
-    rows = tables.rows(
-        shared, tensors, lambda table: layers.Embedding(table.num_ids, table.dim, name=f"{table.name}_rows")
-    )
+    stored = {"stack": stack, "max_stacked_table_bytes": max_stacked_table_bytes, "deduplicate": deduplicate}
+    rows = tables.rows(shared, tensors, suffix="rows", **stored) if num_ids else {}
 
     def tower(names: Sequence[str]) -> tf.Tensor:
         flat = tf_keras.layers.Flatten()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import tensorflow as tf
 import tf_keras
 
 from psrun.data.source import DataSource
+from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
+from psrun.layers.layout import Table
 from psrun.models import tables
 from psrun.models.model import Model, concatenated, head, hidden, network_inputs, prepared
 
@@ -19,6 +22,9 @@ def wide_deep(
     shared_tables: Mapping[str, Sequence[str]] | None = None,
     hidden_units: Sequence[int] = (64, 32),
     dropout: float = 0.0,
+    stack: bool | str = "auto",
+    max_stacked_table_bytes: int = MAX_STACKED_TABLE_BYTES,
+    deduplicate: bool | str = "auto",
 ) -> Model:
     """The sum of a linear model (one weight per value of a categorical feature) and an MLP on embeddings and floats.
 
@@ -28,19 +34,17 @@ def wide_deep(
 
     Args:
       embedding_dim, shared_tables: see `psrun.models.tables.of`.
+      stack, max_stacked_table_bytes, deduplicate: see `psrun.layers.EmbeddingCollection`.
     """
     preprocessing, num_ids = prepared(source)
     shared = tables.of(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared_tables)
     tensors = network_inputs(source, num_ids)
-    layers = tf_keras.layers
-    wide = []
-    for name, size in num_ids.items():
-        table = layers.Embedding(size, 1, embeddings_initializer="zeros", name=f"{name}_wide")
-        wide.append(layers.Flatten()(table(tensors[name])))
-    rows = tables.rows(
-        shared, tensors, lambda table: layers.Embedding(table.num_ids, table.dim, name=f"{table.name}_deep")
-    )
-    deep = [layers.Flatten()(rows[name]) for name in num_ids]
-    numbers = [layers.Flatten()(tensor) for tensor in tensors.values() if tensor.dtype == tf.float32]
+    stored = {"stack": stack, "max_stacked_table_bytes": max_stacked_table_bytes, "deduplicate": deduplicate}
+    # Rows by id, as in checkpoints of psrun 0.1.0.
+    linear = [Table(name, (name,), size, 1, "zeros", spread=False) for name, size in num_ids.items()]
+    shared = [replace(table, spread=False) for table in shared]
+    wide = [tables.side_by_side(linear, tensors, num_ids, suffix="wide", **stored)] if num_ids else []
+    deep = [tables.side_by_side(shared, tensors, num_ids, suffix="deep", **stored)] if num_ids else []
+    numbers = [tf_keras.layers.Flatten()(tensor) for tensor in tensors.values() if tensor.dtype == tf.float32]
     top = [*wide, *numbers, hidden(concatenated([*deep, *numbers]), hidden_units, dropout)]
     return Model(tf_keras.Model(tensors, head(concatenated(top), source)), preprocessing)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from psrun.layers.stack import Held, held_by
 from psrun.tf_internals.tracing import not_inlined
 
 NOT_FINITE = "not finite: the gradient of"
@@ -42,7 +43,8 @@ def replace(
     summed = tf.math.unsorted_segment_sum(gradient.values, position, tf.size(rows))
     # A bad weight that all examples use shows in the next loss; a bad row that is rarely used would go unnoticed.
     # Checking each number would cost 2 % of a step, checking their sum costs nothing.
-    with tf.control_dependencies([tf.debugging.check_numerics(tf.reduce_sum(summed), f"{NOT_FINITE} {label}")]):
+    check = _finite(summed, rows, label, held_by(variables[0]))
+    with tf.control_dependencies([] if check is None else [check]):
         summed = tf.identity(summed)
 
     def put() -> tf.Tensor:
@@ -55,6 +57,18 @@ def replace(
         put()
     else:
         lock.execute(put)
+
+
+def _finite(summed: tf.Tensor, rows: tf.Tensor, label: str, held: Held | None) -> tf.Operation | None:
+    """The check that gradients are finite; of a stack it names the table of the first row that is not."""
+    if held is None:
+        return tf.debugging.check_numerics(tf.reduce_sum(summed), f"{NOT_FINITE} {label}")
+    by_row = tf.reduce_sum(summed, axis=-1)
+    row = tf.gather(rows, tf.argmax(tf.cast(~tf.math.is_finite(by_row), tf.int32)))
+    table = tf.searchsorted(tf.constant(held.offsets, tf.int32), [tf.cast(row, tf.int32)], side="right") - 1
+    data = [f"{NOT_FINITE} table", tf.gather(tf.constant(held.names), table)]
+    # tf.debugging.Assert would be a branch, and so another function to call.
+    return tf.raw_ops.Assert(condition=tf.math.is_finite(tf.reduce_sum(by_row)), data=data)
 
 
 def replacing(variables: Sequence[tf.Variable], formula: Formula, *, label: str, locking: bool) -> Callable[..., None]:

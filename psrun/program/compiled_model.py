@@ -10,7 +10,6 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from psrun import layers
 from psrun.cluster import variable_creation
 from psrun.cluster.strategy import Distribution
 from psrun.config import targets
@@ -19,6 +18,7 @@ from psrun.data import autoshard, labels
 from psrun.data.order import Order
 from psrun.data.source import ByNumber, DataSource, checked_dataset, evaluation_batches, task_of
 from psrun.errors import ConfigError, Problem
+from psrun.layers import lookups
 from psrun.models.model import Model, refuse_single_files
 from psrun.program import class_weights, losses, objective, output_widths
 from psrun.program.evaluation_sizes import eval_batch_size, num_eval_shards
@@ -263,13 +263,13 @@ def metric_variables(program: Program) -> list[tf.Variable]:
     return [variable for metric in (*program.network.metrics, *own) for variable in metric.variables]
 
 
-def decide_lookups(program: Program) -> list[layers.Decided]:
+def decide_lookups(program: Program) -> list[lookups.Decided]:
     """Decides `deduplicate='auto'` of embedding layers by the first training batch, if a layer has it."""
     if program.distribution.coordinator is None or all(
-        layer.deduplicate != "auto" for layer in layers.of(program.network)
+        layer.deduplicate != "auto" for layer in lookups.of(program.network)
     ):
         return []
-    return layers.decide(program.network, next(iter(program.train_dataset()))[0])
+    return lookups.decide(program.network, next(iter(program.train_dataset()))[0])
 
 
 def traced_forward(program: Program) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from psrun.cluster import placement
+from psrun.layers import stacks
 from psrun.optimizers import cost
 from psrun.program import compiled_model
 from psrun.program.compiled_model import Program
@@ -45,9 +46,10 @@ def _report_placement(program: Program, reporter: Reporter) -> None:
 
 
 def observe(program: Program) -> list[placement.Placed]:
-    """The placement of every variable of the program."""
-    return [
+    """The placement of every variable of the program; tables in place of the stacks that hold them."""
+    placed = [
         *placement.observed("model", program.network.variables),
         *placement.observed("optimizer", program.optimizer.variables()),
-        *placement.observed("metric", compiled_model.metric_variables(program)),
     ]
+    metrics = placement.observed("metric", compiled_model.metric_variables(program))
+    return [*stacks.by_table(placed, program.network), *metrics]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from psrun.cluster.placement import Placed, Planned
 from psrun.config import choices, topology
 from psrun.config.run_config import RunConfig
 from psrun.data import load
+from psrun.layers import stacks
 from psrun.optimizers import cost
 from psrun.program import compiled_model
 from psrun.results.console import warner
@@ -92,7 +94,8 @@ def make(
     """
     recorder = _Recorder()
     compiled_model.start_afresh(run_config.seed)
-    with tf.variable_creator_scope(recorder.create):
+    _, num_ps = _size(run_config)
+    with tf.variable_creator_scope(recorder.create), stacks.arranged_for(max(1, num_ps)):
         built = compiled_model.build(run_config, source, strategy.Distribution(tf.distribute.get_strategy()))
         gradients: dict[str, Traffic] = {}
 
@@ -144,13 +147,20 @@ def _place(
     _, num_ps = _size(run_config)
     partition = partitioners.make(run_config.partitioner) if num_ps else None
 
+    stacked = {stack.variable_name for stack in stacks.of(built.network)}
+
     def num_shards(variable: Planned) -> int:
-        assert partition is not None
-        return partition(shape=tf.TensorShape(variable.shape), dtype=tf.as_dtype(variable.dtype))[0]
+        if variable.name in stacked:
+            return num_ps
+        return (
+            1
+            if partition is None
+            else partition(shape=tf.TensorShape(variable.shape), dtype=tf.as_dtype(variable.dtype))[0]
+        )
 
     rule = rule or placement.RULES[run_config.cluster.placement]
-    placed = placement.predicted(planned, num_ps=num_ps, num_shards=num_shards if partition else None, rule=rule)
-    return [shard for shard in placed if shard.kind != "other"]
+    placed = placement.predicted(planned, num_ps=num_ps, num_shards=num_shards, rule=rule)
+    return stacks.by_table([shard for shard in placed if shard.kind != "other"], built.network)
 
 
 def _traffic(built: compiled_model.Program) -> dict[str, Traffic]:
@@ -174,7 +184,22 @@ def _traffic(built: compiled_model.Program) -> dict[str, Traffic]:
             ids = math.prod(gradient.indices.shape) * _INDEX_BYTES
             traffic = Traffic(rows + ids, rows + ids)
         found[placement.split_name(variable.name)[0]] = traffic
-    return found
+    return dict(_by_table(found, built))
+
+
+def _by_table(found: dict[str, Traffic], built: compiled_model.Program) -> Iterator[tuple[str, Traffic]]:
+    """The traffic of a stack by table, in proportion to the features that are looked up in each."""
+    of_variable = {stack.variable_name: stack for stack in stacks.of(built.network)}
+    for name, traffic in found.items():
+        if name not in of_variable:
+            yield name, traffic
+            continue
+        tables = of_variable[name].tables
+        num_features = sum(len(table.features) for table in tables)
+        for table in tables:
+            share = len(table.features)
+            read, pushed = traffic.read_bytes * share // num_features, traffic.pushed_bytes * share // num_features
+            yield name.replace(of_variable[name].name, table.name), Traffic(read, pushed)
 
 
 def _by_task(gradients: dict[str, Traffic], placed: list[Placed], run_config: RunConfig) -> dict[str, Traffic]:

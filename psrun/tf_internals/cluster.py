@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -81,7 +82,6 @@ class VariableCreation:
 
     Attributes:
       create: takes the next creator and the arguments of a variable; returns the variable.
-      partitioner: takes shape and dtype of a variable, returns its number of shards on each axis; None for no shards.
       num_ps: how many parameter servers there are.
     """
 
@@ -89,8 +89,12 @@ class VariableCreation:
         self._extended = strategy.extended
         require(self._extended, "_create_variable", "_variable_count")
         self.create = self._extended._create_variable
-        self.partitioner = self._extended._variable_partitioner
         self.num_ps: int = self._extended._num_ps
+
+    @property
+    def partitioner(self) -> Callable[..., list[int]] | None:
+        """Takes shape and dtype of a variable, returns its number of shards on each axis; None where none is cut."""
+        return self._extended._variable_partitioner
 
     def set_next_server(self, index: int) -> None:
         """Puts the next shard, or variable without shards, on that server; those after it on the servers after it."""
@@ -99,6 +103,31 @@ class VariableCreation:
     def replace(self, create: Callable[..., tf.Variable]) -> None:
         """Makes the strategy create its variables by `create`, which takes what the one of before takes."""
         self._extended._create_variable = create
+
+
+def num_parameter_servers() -> int:
+    """Parameter servers of the current strategy; 1 where it has none."""
+    extended = tf.distribute.get_strategy().extended
+    return extended._num_ps if isinstance(extended, ParameterServerStrategyV2Extended) else 1
+
+
+@contextlib.contextmanager
+def cut_over_all_servers() -> Iterator[None]:
+    """Cuts variables that are created within it in one shard for each parameter server, whatever the partitioner.
+
+    The partitioner is an argument of the strategy, for all variables (TensorFlow 2.21).
+    """
+    extended = tf.distribute.get_strategy().extended
+    if not isinstance(extended, ParameterServerStrategyV2Extended):
+        yield
+        return
+    require(extended, "_variable_partitioner")
+    before = extended._variable_partitioner
+    extended._variable_partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(extended._num_ps)
+    try:
+        yield
+    finally:
+        extended._variable_partitioner = before
 
 
 def renew_iterators(coordinator: tf.distribute.coordinator.ClusterCoordinator) -> None:

@@ -11,6 +11,7 @@ import tf_keras
 from tf_keras.src.engine import compile_utils
 
 from psrun.tf_internals.required import require
+from psrun.tf_internals.table_views import Views
 
 
 def built_metrics(weighted: Any, network: Any, prediction: Any, label: Any, names: Sequence[str]) -> Any:
@@ -131,3 +132,28 @@ def give_unread_logs(callback: tf_keras.callbacks.Callback) -> None:
     """Makes `fit` pass logs to a callback as they are: reading them would wait for the step (tf-keras 2.21)."""
     require(callback, "_supports_tf_logs")
     callback._supports_tf_logs = True
+
+
+class LayerWithTables(tf_keras.layers.Layer):
+    """A layer whose checkpoints, Keras' own among them, hold the tables within its variables rather than these.
+
+    tf-keras asks a layer for its part of checkpoints and of SavedModels by the same method; a SavedModel takes the
+    variables as they are (tf-keras 2.21).
+    """
+
+    def tables_by_variable(self) -> Sequence[tuple[tf.Variable, Views]]:
+        """The layer's variables, each with the tables in it; the same objects in each call."""
+        raise NotImplementedError
+
+    def untracked(self, value: Any) -> Any:
+        """A value that can be an attribute without becoming part of checkpoints."""
+        return self._no_dependency(value)
+
+    def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> dict[str, Any]:
+        children = super()._trackable_children(save_type, **options)
+        if save_type != "checkpoint":
+            return children
+        held = self.tables_by_variable()
+        own = {id(variable) for variable, _ in held}
+        others = {name: child for name, child in children.items() if id(child) not in own}
+        return {**others, **{name: child for _, views in held for name, child in views.children.items()}}

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from psrun import layers
 from psrun.errors import ConfigError, Problem
+from psrun.layers import lookups
 from psrun.program.compiled_model import Program
 
 
@@ -30,7 +30,7 @@ class RowPrefetch:
                 [Problem("trainer.prefetch_rows", "is not supported with a custom train_step or several replicas per "
                          "worker; set it to false")]
             )  # fmt: skip
-        self._lookups = [lookup for layer in layers.of(network) if (lookup := layers.Lookup.of(network, layer))]
+        self._lookups = [lookup for layer in lookups.of(network) if (lookup := lookups.Lookup.of(network, layer))]
         if not self._lookups:
             raise ConfigError(
                 [Problem("trainer.prefetch_rows", "requires a psrun.layers.Embedding that is called once, on inputs of "
@@ -55,7 +55,7 @@ class RowPrefetch:
             batch = take()
             features, _, _ = tf_keras.utils.unpack_x_y_sample_weight(batch)
             for lookup in self._lookups:
-                lookup.ask(features)
+                lookup.fetch_ahead(features)
             waiting.append(batch)
 
         @tf.autograph.experimental.do_not_convert

@@ -1,0 +1,74 @@
+"""What embedding layers have in common: rows that are fetched before the layer is called, and choices left open."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """A variable whose `deduplicate='auto'` is not decided yet.
+
+    Attributes:
+      name: of the layer, or of a stack within it.
+      positions: int32 (n,), the rows that a batch asks for.
+      decide: called with the decision.
+    """
+
+    name: str
+    positions: tf.Tensor
+    decide: Callable[[bool], None]
+
+
+class EmbeddingLayer(tf_keras.layers.Layer):
+    """A layer that looks ids up in tables."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"autocast": False, **kwargs})  # half precision cannot represent ids
+        self._ahead: Any = _Waiting()
+
+    @abc.abstractmethod
+    def fetch(self, ids: Any) -> Any:
+        """Asks for the rows of ids: what `fetched` takes. Outside of any gradient."""
+
+    @property
+    @abc.abstractmethod
+    def has_undecided(self) -> bool:
+        """Whether `deduplicate='auto'` leaves anything open."""
+
+    @abc.abstractmethod
+    def undecided(self, ids: Any) -> list[Undecided]:
+        """What `deduplicate='auto'` leaves open, with the rows that ids ask for."""
+
+    def fetch_ahead(self, ids: Any) -> None:
+        """Requests the rows that a later call for the same ids returns, in the order of the calls."""
+        self._ahead.append(self.fetch(ids))
+
+    def fetched(self, ids: Any) -> Any:
+        """What was asked for ahead, or is asked for now."""
+        return self._ahead.pop(0) if self._ahead else self.fetch(ids)
+
+    @property
+    def num_ahead(self) -> int:
+        """How many calls were asked for ahead and not made yet."""
+        return len(self._ahead)
+
+    def drop_ahead(self) -> None:
+        """Forgets what was asked for ahead."""
+        self._ahead.clear()
+
+    def title(self) -> str:
+        """The name of the layer, with the names of its features in a functional model."""
+        called_on = tf.nest.flatten([node.keras_inputs for node in self.inbound_nodes])
+        features = {source.name for ids in called_on for source in tf_keras.utils.get_source_inputs(ids)}
+        return f"{self.name} of {', '.join(sorted(features))}" if features else self.name
+
+
+class _Waiting(list):
+    """A list that Keras does not track: its tensors belong to a function that is being traced."""

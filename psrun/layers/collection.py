@@ -1,0 +1,221 @@
+"""Several embedding tables behind one layer, stored in as few variables as their widths allow."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from psrun.layers.base import EmbeddingLayer, Undecided
+from psrun.layers.fetch import Fetch, check_options
+from psrun.layers.layout import Table
+from psrun.layers.stack import EMBEDDINGS, Stack, grouped
+from psrun.tf_internals import cluster, keras
+from psrun.tf_internals.table_views import Views
+from psrun.tf_internals.tracing import stop_recording
+
+MAX_STACKED_TABLE_BYTES = 512 << 20
+_STACK = (True, False, "auto")
+
+
+@tf_keras.utils.register_keras_serializable(package="psrun")
+class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
+    """Rows of several tables by feature, with one look-up, one deduplication and one update for all tables of a width.
+
+    Tables that are stored together are called a stack. Under parameter servers a stack is cut in one shard for each
+    parameter server, whatever the partitioner, and each of its tables is spread over all of them. A table that is
+    stored alone is cut as by the partitioner. Checkpoints hold the tables one by one: they fit every way to store them.
+
+    Source: table batched embedding (Mudigere et al., ISCA 2022) and the EmbeddingBagCollection of TorchRec.
+
+    Args:
+      tables: their names must differ; no feature may be in two of them.
+      stack: true to store all tables of the same dim together, false for each alone; 'auto': as true, but a table of
+        more than `max_stacked_table_bytes` stays alone.
+      deduplicate, wire, oov: as in `psrun.layers.Embedding`; deduplication is decided for each stack.
+      concatenate: whether the layer returns one tensor for all features, side by side; all tables have the same dim
+        then.
+
+    Call arguments:
+      inputs: ids by feature, (batch, ...) of int.
+
+    Returns:
+      By feature, rows of the shape of its ids and, as the last axis, the dim of its table. With `concatenate` one
+      tensor, (batch, ids of an example over all features, dim), features in the order of the tables.
+
+    Raises:
+      ValueError: an argument is none of these.
+      tf.errors.InvalidArgumentError: when called: an id is outside of its table; names the layer, the features, their
+        tables and ids.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table | Mapping[str, Any]],
+        *,
+        stack: bool | str = "auto",
+        max_stacked_table_bytes: int = MAX_STACKED_TABLE_BYTES,
+        deduplicate: bool | str = "auto",
+        wire: str = "float32",
+        oov: str = "error",
+        concatenate: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_options(deduplicate, wire, oov)
+        if stack not in _STACK:
+            raise ValueError(f"stack is {stack!r}, must be true, false or auto")
+        given = [table if isinstance(table, Table) else Table(**table) for table in tables]
+        self.tables: tuple[Table, ...] = self.untracked(tuple(given))
+        _check(self.tables, concatenate)
+        self.stack, self.max_stacked_table_bytes = stack, max_stacked_table_bytes
+        self.deduplicate, self.wire, self.oov, self.concatenate = deduplicate, wire, oov, concatenate
+        groups = grouped(self.tables, stack=stack, max_table_bytes=max_stacked_table_bytes)
+        stacks = [Stack(self._name_of(group), group, oov, deduplicate) for group in groups]
+        self.stacks: tuple[Stack, ...] = self.untracked(tuple(stacks))
+        self._views: Sequence[tuple[Any, Views]] = self.untracked(())
+
+    def _name_of(self, tables: Sequence[Table]) -> str:
+        return tables[0].name if len(tables) == 1 else f"{self.name}/stack_{tables[0].dim}_of_{tables[0].name}"
+
+    def build(self, input_shape: Any) -> None:
+        for stack in self.stacks:
+            stack.arrange()
+            whole = cluster.cut_over_all_servers() if stack.layout is not None else contextlib.nullcontext()
+            # A name that ends in a slash is taken as it is: without the layer's, as of a table that is a layer.
+            with whole, tf.name_scope(f"{stack.name}/"):
+                variable = self.add_weight(
+                    name=EMBEDDINGS,
+                    shape=(stack.num_rows, stack.dim),
+                    initializer=stack.initializer(),
+                    experimental_autocast=False,
+                )
+            stack.attach(variable)
+        views = [(stack.variable, stack.views(stack.variable, stack.variable_name)) for stack in self.stacks]
+        self._views = self.untracked(tuple(views))
+        super().build(input_shape)
+
+    def tables_by_variable(self) -> Sequence[tuple[Any, Views]]:
+        return self._views
+
+    # -- rows
+
+    def call(self, inputs: Mapping[str, tf.Tensor]) -> Any:
+        rows: dict[str, tf.Tensor] = {}
+        for fetch in self.fetched(inputs):
+            if self.concatenate and len(self.stacks) == 1 and fetch.widths is not None:
+                return tf.cast(fetch.block(), self.compute_dtype)
+            rows.update(fetch.by_feature(inputs))
+        rows = {name: tf.cast(rows[name], self.compute_dtype) for name in self.features}
+        if not self.concatenate:
+            return rows
+        return tf.concat([_block(each) for each in rows.values()], 1)
+
+    def fetch(self, ids: Mapping[str, tf.Tensor]) -> list[_StackFetch]:
+        missing = [name for name in self.features if name not in ids]
+        if missing:
+            raise ValueError(f"{self.name}: the inputs lack the features {', '.join(missing)}")
+        fetches = []
+        for stack in self.stacks:
+            with stop_recording():
+                positions, widths = stack.positions(ids, self.name)
+            fetch = Fetch(stack.variable, positions, deduplicate=stack.deduplicate is True, wire=self.wire)
+            fetches.append(_StackFetch(stack, fetch, widths))
+        return fetches
+
+    @property
+    def features(self) -> list[str]:
+        """In the order of the tables."""
+        return [feature for table in self.tables for feature in table.features]
+
+    @property
+    def has_undecided(self) -> bool:
+        return any(stack.deduplicate == "auto" for stack in self.stacks)
+
+    def undecided(self, ids: Mapping[str, tf.Tensor]) -> list[Undecided]:
+        return [
+            Undecided(stack.name, stack.positions(ids, self.name)[0], functools.partial(setattr, stack, "deduplicate"))
+            for stack in self.stacks
+            if stack.deduplicate == "auto"
+        ]
+
+    def get_config(self) -> dict[str, Any]:
+        serialize = tf_keras.initializers.serialize
+        tables = [
+            {**asdict(table), "initializer": serialize(tf_keras.initializers.get(table.initializer))}
+            for table in self.tables
+        ]
+        return {
+            **super().get_config(),
+            "tables": tables,
+            "stack": self.stack,
+            "max_stacked_table_bytes": self.max_stacked_table_bytes,
+            "deduplicate": self.deduplicate,
+            "wire": self.wire,
+            "oov": self.oov,
+            "concatenate": self.concatenate,
+        }
+
+
+def _block(rows: tf.Tensor) -> tf.Tensor:
+    """(batch, ..., dim) as (batch, n, dim)."""
+    num_ids = rows.shape[1:-1].num_elements()
+    return tf.reshape(rows, [-1, num_ids, rows.shape[-1]] if num_ids else [tf.shape(rows)[0], -1, rows.shape[-1]])
+
+
+@dataclass(frozen=True)
+class _StackFetch:
+    """Rows of a stack that were asked for.
+
+    Attributes:
+      widths: as `Stack.positions` returns them.
+    """
+
+    stack: Stack
+    fetch: Fetch
+    widths: list[int] | None
+
+    def block(self) -> tf.Tensor:
+        """(batch, ids of an example over all features, dim)."""
+        assert self.widths is not None
+        return tf.reshape(self.fetch.rows(), [-1, sum(self.widths), self.stack.dim])
+
+    def by_feature(self, ids: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Rows of the shape of each feature's ids and, as the last axis, dim."""
+        names = [name for table in self.stack.tables for name in table.features]
+        if self.widths is None:
+            parts = tf.split(self.fetch.rows(), [tf.size(ids[name]) for name in names])
+        else:
+            parts = tf.split(self.block(), self.widths, axis=1)
+        return {name: self._shaped(part, ids[name]) for name, part in zip(names, parts, strict=True)}
+
+    def _shaped(self, rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+        rows = tf.reshape(rows, tf.concat([tf.shape(ids), [self.stack.dim]], 0))
+        rows.set_shape([*ids.shape, self.stack.dim])
+        return rows
+
+
+def _check(tables: Sequence[Table], concatenate: bool) -> None:
+    """Raises ValueError where tables cannot be in one collection."""
+    if not tables:
+        raise ValueError("tables is empty; a collection requires at least one table")
+    features: dict[str, str] = {}
+    names = [table.name for table in tables]
+    for table in tables:
+        if names.count(table.name) > 1:
+            raise ValueError(f"two tables are called {table.name!r}; rename one")
+        if not 0 < table.num_ids < 2**31 - 1024 or table.dim < 1:
+            raise ValueError(f"table {table.name}: {table.num_ids} ids of {table.dim} numbers; both must be positive, "
+                             "the ids below 2**31 - 1024")  # fmt: skip
+        for feature in table.features:
+            if feature in features:
+                raise ValueError(f"feature {feature!r} is in the tables {features[feature]} and {table.name}; "
+                                 "a feature has one table")  # fmt: skip
+            features[feature] = table.name
+    if concatenate and len({table.dim for table in tables}) > 1:
+        raise ValueError(f"concatenate=True requires tables of one dim; these have {sorted({t.dim for t in tables})}")

@@ -1,0 +1,131 @@
+"""The embedding layer: one table that may be cut in shards."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from psrun.layers.base import EmbeddingLayer, Undecided
+from psrun.layers.fetch import Fetch, check_options
+from psrun.layers.layout import RowOrder
+from psrun.tf_internals.tracing import stop_recording
+
+
+@tf_keras.utils.register_keras_serializable(package="psrun")
+class Embedding(EmbeddingLayer):
+    """Rows of a table by id: Keras' Embedding for sharded tables, without masks. Several calls share the table.
+
+    Row `position(id)` of the variable `embeddings` is the row of an id. Ids are placed as in a matrix that is written
+    row by row and read column by column: adjacent ids, which are often similarly frequent, are far apart, evenly over
+    contiguous shards. The position of an id does not depend on the number of shards: a checkpoint of one sharding fits
+    every other.
+
+    Args:
+      input_dim: number of ids; ids start at 0.
+      output_dim: numbers per row.
+      embeddings_initializer, embeddings_regularizer: as in Keras; a regularizer makes each step read the whole table.
+      deduplicate: whether an id that occurs several times in a batch is fetched once, and its gradients summed before
+        they are sent. 'auto': decided by the ids of the first batch (see `lookups.decide`); false until then.
+      wire: 'float32', or 'bfloat16' to send rows and gradients rounded to 8 significant bits. The table keeps float32.
+      oov: for ids below 0 or from `input_dim` on: 'error', or 'row' for one row that they share.
+
+    Raises:
+      ValueError: an argument is invalid.
+      tf.errors.InvalidArgumentError: when called: an id is outside the table; names the layer, its features and
+        the ids.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        *,
+        embeddings_initializer: Any = "uniform",
+        embeddings_regularizer: Any = None,
+        deduplicate: bool | str = "auto",
+        wire: str = "float32",
+        oov: str = "error",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not 0 < input_dim < 2**31 - 1024 or output_dim < 1:
+            raise ValueError(
+                f"a table of {input_dim} x {output_dim}: both must be positive, the rows below 2**31 - 1024"
+            )
+        check_options(deduplicate, wire, oov)
+        self.input_dim, self.output_dim = input_dim, output_dim
+        self.embeddings_initializer = tf_keras.initializers.get(embeddings_initializer)
+        self.embeddings_regularizer = tf_keras.regularizers.get(embeddings_regularizer)
+        self.deduplicate, self.wire, self.oov = deduplicate, wire, oov
+        self._order = RowOrder.of(input_dim + (oov == "row"))
+        self.num_rows = self._order.num_rows
+
+    def build(self, input_shape: Any) -> None:
+        self.embeddings = self.add_weight(
+            name="embeddings",
+            shape=(self.num_rows, self.output_dim),
+            initializer=self.embeddings_initializer,
+            regularizer=self.embeddings_regularizer,
+            experimental_autocast=False,
+        )
+        super().build(input_shape)
+
+    def position(self, ids: tf.Tensor) -> tf.Tensor:
+        """The rows of ids in the table; int32, of the same shape.
+
+        Raises:
+          tf.errors.InvalidArgumentError: an id is outside of the table and `oov` is 'error'.
+        """
+        ids = tf.cast(ids, tf.int64)
+        if self.oov == "row":
+            ids = tf.where((ids >= 0) & (ids < self.input_dim), ids, tf.cast(self.input_dim, ids.dtype))
+        else:
+            least, greatest = tf.reduce_min(ids), tf.reduce_max(ids)
+            message = f"{self.title()}: ids must be from 0 to {self.input_dim - 1}; the minimum and the maximum are"
+            inside = (tf.size(ids) == 0) | ((least >= 0) & (greatest < self.input_dim))
+            # tf.debugging.Assert would add a branch, and so another function call.
+            check = tf.raw_ops.Assert(condition=inside, data=[message, least, greatest])
+            with tf.control_dependencies([] if check is None else [check]):
+                ids = tf.identity(ids)
+        ids = tf.cast(ids, tf.int32)
+        bits, column_rows = self._order.column_bits, self._order.column_rows
+        return tf.bitwise.bitwise_and(ids, (1 << bits) - 1) * column_rows + tf.bitwise.right_shift(ids, bits)
+
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
+        """Rows of ids, with the shape of the ids and a last axis of `output_dim`."""
+        if isinstance(ids, tf.RaggedTensor | tf.SparseTensor):
+            raise ValueError(f"{self.name} requires dense ids, not a {type(ids).__name__}; convert them with to_tensor")
+        rows = tf.reshape(self.fetched(ids).rows(), tf.concat([tf.shape(ids), [self.output_dim]], 0))
+        rows.set_shape([*ids.shape, self.output_dim])
+        return tf.cast(rows, self.compute_dtype)
+
+    def fetch(self, ids: tf.Tensor) -> Fetch:
+        with stop_recording():
+            positions = tf.reshape(self.position(ids), [-1])
+        return Fetch(self.embeddings, positions, deduplicate=self.deduplicate is True, wire=self.wire)
+
+    @property
+    def has_undecided(self) -> bool:
+        return self.deduplicate == "auto"
+
+    def undecided(self, ids: tf.Tensor) -> list[Undecided]:
+        decide = functools.partial(setattr, self, "deduplicate")
+        return [Undecided(self.name, tf.reshape(self.position(ids), [-1]), decide)]
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "input_dim": self.input_dim,
+            "output_dim": self.output_dim,
+            "embeddings_initializer": tf_keras.initializers.serialize(self.embeddings_initializer),
+            "embeddings_regularizer": tf_keras.regularizers.serialize(self.embeddings_regularizer),
+            "deduplicate": self.deduplicate,
+            "wire": self.wire,
+            "oov": self.oov,
+        }
+
+    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
+        return tf.TensorShape([*input_shape, self.output_dim])

@@ -1,0 +1,51 @@
+"""The stacks of a network, for those who show or store its tables."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import tf_keras
+
+from psrun.cluster.placement import Placed
+from psrun.layers import lookups
+from psrun.layers.collection import EmbeddingCollection
+from psrun.layers.stack import Stack, arranged_for, stored_alone
+
+__all__ = ["arranged_for", "by_table", "of", "stored_alone"]
+
+
+def of(network: tf_keras.Model) -> list[Stack]:
+    """The stacks of several tables in a network."""
+    collections = [layer for layer in lookups.of(network) if isinstance(layer, EmbeddingCollection)]
+    return [stack for layer in collections for stack in layer.stacks if stack.layout is not None]
+
+
+def by_table(placed: Iterable[Placed], network: tf_keras.Model) -> list[Placed]:
+    """Where variables are, with the tables of each stack in place of the stack and of its slots.
+
+    Rows of a stack that belong to no table are left out.
+    """
+    stacks = of(network)
+    found: list[Placed] = []
+    for (name, _), shards in itertools.groupby(placed, key=lambda each: (each.variable, each.kind)):
+        whole = list(shards)
+        stack = next((each for each in stacks if each.holds(name, whole[0].variable_shape)), None)
+        found += whole if stack is None else _tables(stack, whole)
+    return found
+
+
+def _tables(stack: Stack, shards: list[Placed]) -> Iterator[Placed]:
+    layout = stack.layout
+    assert layout is not None
+    for index, table in enumerate(stack.tables):
+        for number, block in enumerate(layout.blocks(index)):
+            held = shards[block.shard]
+            yield replace(
+                held,
+                variable=held.variable.replace(stack.name, table.name),
+                shard=number,
+                bytes=held.bytes // layout.shard_rows * block.num_rows,
+                variable_shape=(layout.table_rows[index], *held.variable_shape[1:]),
+            )
