@@ -150,3 +150,44 @@ def of_one_category(source: Any) -> Model:
     tensors = network_inputs(source, num_ids)
     rows = layers.Embedding(num_ids["C1"], DIM)(tensors["C1"])
     return Model(tf_keras.Model(tensors, head(tf_keras.layers.Flatten()(rows), source)), preprocessing)
+
+
+class Basket(ArraySource):
+    """Four features with ids, one of them three times an example.
+
+    Args:
+      outside: whether one shop has an id that its table has no row for.
+    """
+
+    SIZES = {"item": (300, 1), "shop": (7, 1), "city": (40, 3), "brand": (12, 1)}  # ids, and how many an example
+
+    def __init__(self, *, outside: bool = False) -> None:
+        rng = np.random.default_rng(7)
+
+        def examples(count: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+            ids = {name: rng.integers(size, size=(count, width)) for name, (size, width) in self.SIZES.items()}
+            if outside:
+                ids["shop"][:] = 7
+            return ids, rng.normal(size=(count, 1)).astype(np.float32)
+
+        features = {name: Feature((width,), tf.int64) for name, (_, width) in self.SIZES.items()}
+        super().__init__(features=features, task="regression", train=examples(64), evaluation=examples(16))
+
+
+def basket(source: Basket, *, root: bool = False, **options: Any) -> tf_keras.Model:
+    """A linear model of rows of two widths.
+
+    Args:
+      root: whether rows begin with zeros and the model takes their root, whose gradient is not finite.
+      options: of the collection.
+    """
+    inputs = {name: tf_keras.Input((width,), dtype=tf.int64, name=name) for name, (_, width) in source.SIZES.items()}
+    first = "zeros" if root else "ones"  # shards draw other random numbers than whole tables do
+    tables = [
+        layers.Table(name, (name,), size, 2 if name == "brand" else DIM, first)
+        for name, (size, _) in source.SIZES.items()
+    ]
+    rows = layers.EmbeddingCollection(tables, name="tables", **options)(inputs)
+    flat = tf_keras.layers.Concatenate()([tf_keras.layers.Flatten()(rows[name]) for name in source.SIZES])
+    flat = tf_keras.layers.Lambda(tf.sqrt)(flat) if root else flat
+    return tf_keras.Model(inputs, tf_keras.layers.Dense(1, kernel_initializer="ones")(flat))

@@ -30,7 +30,9 @@ def model_of(name: str, **options: Any) -> Any:
 
     tf_keras.backend.clear_session()  # which numbers the layers
     own = {"query_features": ["clicked", "price"]} if name == "two_tower" else {}
-    return getattr(importlib.import_module(f"psrun.models.{name}"), name)(Pairs(), embedding_dim=4, **own, **options)
+    return getattr(importlib.import_module(f"psrun.models.{name}"), name)(
+        Pairs(), embedding_dim=4, stack=False, **own, **options
+    )
 
 
 @pytest.mark.parametrize(("name", "deduplicate"), [*((name, None) for name in MODELS), ("dlrm", True), ("dlrm", False)])
@@ -149,15 +151,16 @@ def test_an_id_outside_of_the_table_is_told_with_its_features():
     import tensorflow as tf
     import tf_keras
 
-    from psrun.layers import Embedding
+    from psrun.layers import Table
     from psrun.models import tables
 
     ids = {name: tf_keras.Input((width,), dtype=tf.int64, name=name) for name, width in (("clicked", 2), ("bought", 1))}
-    table = tables.Table("word", ("clicked", "bought"), 5, 3)
-    rows = tables.rows([table], ids, lambda table: Embedding(table.num_ids, table.dim, name="word_rows"))
+    rows = tables.rows([Table("word", ("clicked", "bought"), 5, 3)], ids, suffix="rows")
     assert [tuple(rows[name].shape) for name in ids] == [(None, 2, 3), (None, 1, 3)]
     network = tf_keras.Model(ids, rows)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"word_rows of bought, clicked: ids must be from 0 to 4"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"\[bought \(table word_rows, ids from 0 to 4\)\] \[7\] \[7\]"
+    ):
         network({"clicked": tf.constant([[1, 2]]), "bought": tf.constant([[7]])})
 
 

@@ -34,7 +34,7 @@ class LogicalCheckpoint:
                 if stack.holds(name, slot.shape):
                     replaced[id(slot)] = stack.views(slot, name)
         self._slots = slots  # `replaced` holds only their ids
-        self._stacked = bool(stacks.of(network))
+        self._stacked, self._collected = bool(stacks.of(network)), bool(stacks.collections(network))
         self._plain = tf.train.Checkpoint(**held)
         self._checkpoint = table_views.NamedCheckpoint(self._plain, replaced)
         known = {id(shard) for shard in shards_of([*network.variables, *slots])}
@@ -66,7 +66,7 @@ class LogicalCheckpoint:
         # TensorFlow's way, by the places of objects, also finds what has no name; it does not know the tables in slots.
         there = contents.keys
         same = {name: there[name] for name in self.keys if name in there} == self.keys
-        if not self._stacked and (same or not there):
+        if not self._stacked and (same or not (there or self._collected)):
             status = self._plain.read(prefix)
             status.assert_consumed() if self._whole else status.assert_existing_objects_matched().expect_partial()
             return

@@ -141,12 +141,14 @@ class Stack:
         if self.layout is None:
             return Views({self.tables[0].name: variable})
         shards = shards_of([variable])
+        whole = len(shards) == 1  # in a plan, which has a layout for servers that are not there
         children = {}
         for index, table in enumerate(self.tables):
-            parts = [
-                Part(shards[block.shard], block.first, block.num_rows, block.offset)
-                for block in self.layout.blocks(index)
-            ]
+            parts = []
+            for block in self.layout.blocks(index):
+                before = block.shard * self.layout.shard_rows if whole else 0
+                shard = shards[0 if whole else block.shard]
+                parts.append(Part(shard, block.first, block.num_rows, before + block.offset))
             children[table.name] = TableView(name.replace(self.name, table.name), parts)
         return Views(children)
 

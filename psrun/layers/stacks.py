@@ -13,13 +13,17 @@ from psrun.layers import lookups
 from psrun.layers.collection import EmbeddingCollection
 from psrun.layers.stack import Stack, arranged_for, stored_alone
 
-__all__ = ["arranged_for", "by_table", "of", "stored_alone"]
+__all__ = ["arranged_for", "by_table", "collections", "of", "stored_alone"]
 
 
 def of(network: tf_keras.Model) -> list[Stack]:
     """The stacks of several tables in a network."""
-    collections = [layer for layer in lookups.of(network) if isinstance(layer, EmbeddingCollection)]
-    return [stack for layer in collections for stack in layer.stacks if stack.layout is not None]
+    return [stack for layer in collections(network) for stack in layer.stacks if stack.layout is not None]
+
+
+def collections(network: tf_keras.Model) -> list[EmbeddingCollection]:
+    """The embedding collections in a network."""
+    return [layer for layer in lookups.of(network) if isinstance(layer, EmbeddingCollection)]
 
 
 def by_table(placed: Iterable[Placed], network: tf_keras.Model) -> list[Placed]:

@@ -1,0 +1,311 @@
+"""Embedding tables that are stored as one variable: the same numbers, checkpoints and messages as of single tables."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import SAME, run_config
+
+from psrun.errors import ConfigError, NonFiniteLossError, PsrunError
+from psrun.layers.layout import RowOrder, StackLayout
+
+MODEL = (
+    "~model.embedding_dim", "~data.num_train_examples", "~data.num_eval_examples", "data._target_=embeddings.Basket",
+    "data.global_batch_size=8", "evaluation=none", "model._target_=embeddings.basket", "optimizer=lazy_adam",
+)  # fmt: skip
+TABLES = {"item", "shop", "city", "brand"}
+TESTS = Path(__file__).parent
+OF_EARLIER = TESTS / "data" / "checkpoints_0_1_0"
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 5, 17])
+def test_every_row_of_every_table_has_its_own_place_in_a_stack(num_shards):
+    rows = (RowOrder.of(1000).num_rows, 1, 2, 7, RowOrder.of(37).num_rows)
+    layout = StackLayout(rows, num_shards)
+    taken = np.zeros((num_shards, layout.shard_rows), int)
+    for table, num_rows in enumerate(rows):
+        blocks = list(layout.blocks(table))
+        assert [block.first for block in blocks] == list(np.cumsum([0, *(block.num_rows for block in blocks)])[:-1])
+        assert sum(block.num_rows for block in blocks) == num_rows
+        for block in blocks:
+            taken[block.shard, block.offset : block.offset + block.num_rows] += 1
+    assert taken.max() == 1
+    assert taken.sum() == sum(rows)
+    assert taken.sum(axis=1).max() <= sum(rows) / num_shards + len(rows)
+    # A table that is added moves no row of the others within their shards.
+    more = StackLayout((*rows, 50), num_shards)
+    assert all(list(more.blocks(table)) == list(layout.blocks(table)) for table in range(len(rows)))
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("num_servers", [1, 3, 20])
+def test_positions_are_those_of_the_layout(num_servers):
+    import tensorflow as tf
+
+    from psrun.layers import Table
+    from psrun.layers.stack import Stack, arranged_for
+
+    tables = (Table("a", ("x", "y"), 100, 4), Table("b", ("z",), 37, 4, spread=False), Table("c", ("w",), 3, 4))
+    stack = Stack("s", tables, "error", False)
+    with arranged_for(num_servers):
+        stack.arrange()
+    ids = {"x": tf.range(99)[:, None], "y": tf.range(1, 100)[:, None]}
+    ids |= {"z": tf.range(99)[:, None] % 37, "w": tf.repeat(tf.range(99)[:, None] % 3, 2, axis=1)}
+    positions, widths = stack.positions(ids, "layer")
+    assert widths == [1, 1, 1, 2]
+    by_table: dict[str, set[int]] = {}
+    for column, name in enumerate("aabcc"):
+        by_table.setdefault(name, set()).update(np.reshape(positions, (99, 5))[:, column].tolist())
+    for index, table in enumerate(tables):
+        rows = {
+            block.shard * stack.layout.shard_rows + block.offset + row
+            for block in stack.layout.blocks(index)
+            for row in range(block.num_rows)
+        }
+        assert len(by_table[table.name]) == table.num_ids
+        assert by_table[table.name] <= rows
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("deduplicate", [True, False])
+@pytest.mark.parametrize("oov", ["error", "row"])
+def test_rows_and_gradients_are_those_of_single_tables(deduplicate, oov):
+    import tensorflow as tf
+
+    from psrun.layers import EmbeddingCollection, Table
+
+    rng = np.random.default_rng(1)
+    tables = [Table("a", ("x", "y"), 20, 4), Table("b", ("z",), 9, 4), Table("c", ("w",), 9, 2)]
+    ids = {"x": rng.integers(20, size=(6, 1)), "y": rng.integers(20, size=(6, 3)), "z": rng.integers(9, size=(6, 1))}
+    ids = {name: tf.constant(value) for name, value in {**ids, "w": rng.integers(9, size=(6, 2))}.items()}
+    found = {}
+    for stack in (True, False):
+        layer = EmbeddingCollection(tables, stack=stack, deduplicate=deduplicate, oov=oov)
+        layer.build(None)
+        for index, table in enumerate(tables):
+            values = np.random.default_rng(index).normal(size=(RowOrder.of(table.num_ids + 1).num_rows, table.dim))
+            _assign(layer, table.name, values)
+        with tf.GradientTape() as tape:
+            rows = layer(ids)
+            loss = tf.add_n([tf.reduce_sum(each**2) for each in rows.values()])
+        gradients = [tf.convert_to_tensor(each) for each in tape.gradient(loss, layer.trainable_variables)]
+        found[stack] = rows, sum(float(tf.reduce_sum(each)) for each in gradients)
+        assert len(gradients) == (2 if stack else 3)
+        clone = EmbeddingCollection.from_config(layer.get_config())
+        assert clone.get_config() == layer.get_config()
+    assert {name: each.shape for name, each in found[True][0].items()} == {
+        name: (*value.shape, 2 if name == "w" else 4) for name, value in ids.items()
+    }
+    for name, rows in found[True][0].items():
+        np.testing.assert_array_equal(rows, found[False][0][name])
+    assert found[True][1] == pytest.approx(found[False][1], rel=1e-5)
+
+
+def _assign(layer: Any, name: str, values: np.ndarray) -> None:
+    """Gives the first rows of a table the first of these values, however it is stored."""
+    for stack in layer.stacks:
+        for index, table in enumerate(stack.tables):
+            if table.name != name:
+                continue
+            blocks = [(0, 0, stack.num_rows)] if stack.layout is None else [
+                (block.offset, block.first, block.num_rows) for block in stack.layout.blocks(index)
+            ]  # fmt: skip
+            for offset, first, count in blocks:
+                stack.variable[offset : offset + count].assign(values[first : first + count].astype(np.float32))
+
+
+def test_a_cluster_trains_stacks_as_one_process_trains_single_tables(train):
+    """One worker applies the same steps in the same order; the checkpoints compare by table, slots included."""
+    from psrun.checkpoint.compare import compare
+
+    folders = []
+    for stack, pieces in (("false", ["cluster=none"]), ("auto", ["cluster=inprocess", "partitioner=none"])):
+        result, folder = train(*MODEL, f"+model.stack={stack}", *pieces, num_workers=1)
+        folders.append(folder)
+    rows = {row["variable"]: set() for row in result["placement"]}
+    for row in result["placement"]:
+        rows[row["variable"]].add(row["task"])
+    assert {name.rpartition("/")[0] for name in rows if name.endswith("/embeddings")} >= TABLES
+    assert all(rows[f"{name}/embeddings"] == {"ps-0", "ps-1"} for name in TABLES - {"brand"})  # brand is alone
+    assert rows["brand/embeddings"] == {"ps-0"} or rows["brand/embeddings"] == {"ps-1"}
+    assert not any("stack" in name for name in rows)
+    prefixes = [next(str(file)[: -len(".index")] for file in each.checkpoints.glob("*.index")) for each in folders]
+    comparison = {row.name: row for row in compare(*prefixes)}
+    assert {f"{slot}{name}/embeddings" for slot in ("", "m/", "v/") for name in TABLES} < set(comparison)
+    assert not any("only in" in row.differs or " is " in row.differs for row in comparison.values())
+    held = [_values(folder) for folder in folders]
+    for name, values in held[0].items():
+        np.testing.assert_allclose(held[1][name], values, **SAME, err_msg=name)
+
+
+def _values(folder: Any) -> dict[str, np.ndarray]:
+    """All values in the newest checkpoint of a run, by name."""
+    import tensorflow as tf
+
+    from psrun.checkpoint.store import Store
+
+    store = Store(folder.checkpoints)
+    held, reader = store.manifest(store.steps()[0]), tf.train.load_checkpoint(store.prefix(store.steps()[0]))
+    return {name: reader.get_tensor(key) for name, key in held.contents.keys.items()}
+
+
+def test_every_layout_restores_every_other_bit_by_bit(cluster_spec, tmp_path):
+    """From one layout to the next and back to the first, with all slots; each then takes the same step."""
+    import contextlib
+
+    import tensorflow as tf
+    import tf_keras
+    from embeddings import Basket, basket
+
+    from psrun.checkpoint.logical import LogicalCheckpoint
+    from psrun.checkpoint.manifest import Contents
+    from psrun.cluster import strategy
+    from psrun.layers.stacks import arranged_for
+    from psrun.optimizers.sparse import LazyAdam
+
+    batch = next(iter(Basket().train(batch_size=32, seed=tf.constant(1, tf.int64))))
+    sharded = strategy.parameter_servers(cluster_spec[1], run_config("partitioner=fixed_shards").partitioner).strategy
+    before: tuple[str, Contents] | None = None
+    values: dict[str, np.ndarray] = {}
+    chain = [
+        (None, False, 1),
+        (sharded, True, 2),
+        (None, True, 1),
+        (sharded, False, 2),
+        (None, True, 3),
+        (None, False, 1),
+    ]
+    for number, (on, stack, num_shards) in enumerate(chain):
+        tf_keras.backend.clear_session()
+        with arranged_for(num_shards), on.scope() if on else contextlib.nullcontext():
+            network, optimizer = basket(Basket(), stack=stack), LazyAdam(0.1)
+            optimizer.build(network.trainable_variables)
+        checkpoint = LogicalCheckpoint(network, optimizer)
+
+        @tf.function
+        def step(network: Any = network, optimizer: Any = optimizer) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((network(batch[0]) - batch[1]) ** 2)
+            gradients = tape.gradient(loss, network.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, network.trainable_variables))
+
+        if before is None:
+            step()
+        else:
+            checkpoint.restore(*before)
+        path = str(tmp_path / str(number))
+        checkpoint.write(tf.constant(path))
+        reader = tf.train.load_checkpoint(path)
+        held = {name: reader.get_tensor(key) for name, key in checkpoint.keys.items()}
+        assert {f"{slot}{name}/embeddings" for slot in ("", "m/", "v/") for name in TABLES} < set(held)
+        assert np.abs(held["m/item/embeddings"]).max() > 0
+        for name, value in (values or held).items():
+            np.testing.assert_array_equal(held[name], value, err_msg=f"{name} after {chain[number]}")
+        values, before = held, (path, Contents.of("LazyAdam", [], checkpoint.keys))
+
+
+@pytest.mark.parametrize("cluster", ["none", "inprocess"])
+def test_a_run_of_psrun_0_1_0_is_resumed_bit_by_bit(train, tmp_path, cluster):
+    """It wrote a checkpoint after 6 steps with two shards a table, and resumed from it until step 12."""
+    from psrun.checkpoint.compare import compare
+    from psrun.results.run_folder import RunFolder
+
+    folder = RunFolder.create(tmp_path / "earlier", raw={})
+    folder.checkpoints.mkdir(parents=True)
+    for file in OF_EARLIER.glob("ckpt-6.*"):
+        shutil.copy(file, folder.checkpoints)
+    result, _ = train(
+        "model=wide_deep", "data=features", "~data.num_train_examples", "~data.num_eval_examples",
+        "data._target_=embeddings.Pairs", "model.embedding_dim=3", "model.hidden_units=[4]", "data.global_batch_size=8",
+        "optimizer=lazy_adam", "trainer.steps_per_epoch=6", f"cluster={cluster}", num_workers=1, into=folder,
+    )  # fmt: skip
+    assert result["steps"]["applied"] == 12
+    rows = compare(str(folder.checkpoints / "ckpt-12"), str(OF_EARLIER / "ckpt-12"))
+    assert len(rows) == 26
+    assert [row for row in rows if not row.equal] == []
+
+
+@pytest.mark.parametrize(("cluster", "trainer"), [("none", "fit"), ("inprocess", "custom_loop")])
+def test_an_id_outside_of_its_table_is_an_error_with_feature_table_and_ids(train, cluster, trainer):
+    with pytest.raises(PsrunError, match=r"\[shop \(table shop, ids from 0 to 6\)\] \[7\] \[7\]"):
+        train(*MODEL, f"cluster={cluster}", f"trainer={trainer}", "+data.outside=true")
+
+
+@pytest.mark.parametrize(("cluster", "trainer"), [("none", "custom_loop"), ("inprocess", "fit")])
+def test_a_gradient_that_is_not_finite_names_the_table(train, cluster, trainer):
+    with pytest.raises(NonFiniteLossError, match=r"not finite: the gradient of.*(item|shop|city|brand).*learning_rate"):
+        train(*MODEL, f"cluster={cluster}", f"trainer={trainer}", "+model.root=true")
+
+
+def test_stacks_train_with_rows_fetched_ahead(train):
+    pieces = ("optimizer=rowwise_adagrad", "partitioner=fixed_shards", "trainer.prefetch_rows=true")
+    result, folder = train(*MODEL, *pieces)
+    assert result["steps"]["applied"] == 24
+    held = _values(folder)
+    assert held["accumulator/item/embeddings"].shape == (len(held["item/embeddings"]), 1)
+
+
+@pytest.mark.thorough
+@pytest.mark.command
+def test_stacks_train_on_replicas_as_in_one_process(psrun):
+    """Two halves of a batch on two parts of the CPU, and the whole batch on one."""
+    found = []
+    for number, pieces in enumerate([("cluster=none",), ("cluster=mirrored", "cluster.num_replicas=2")]):
+        done = psrun(*MODEL, *pieces, "trainer.epochs=1", "trainer.steps_per_epoch=6", PYTHONPATH=str(TESTS),
+                     folder=str(number))  # fmt: skip
+        assert done.code == 0, done.stderr
+        found.append(done.result)
+    assert found[0]["metrics"]["loss"] == pytest.approx(found[1]["metrics"]["loss"], rel=1e-4)
+
+
+def test_a_plan_names_tables_and_counts_as_a_run_does(train):
+    from psrun.data import load
+    from psrun.roles import planner
+
+    pieces = (*MODEL, "cluster=inprocess", "partitioner=fixed_shards")
+    result, _ = train(*pieces)
+    run = run_config(*pieces, "trainer.epochs=2", "trainer.steps_per_epoch=12")
+    plan = planner.make(run, load.load_source(run))
+
+    def rows(placed: Any) -> set[tuple[Any, ...]]:
+        kept = [each if isinstance(each, dict) else vars(each) for each in placed]
+        return {(e["variable"], e["shard"], e["task"], e["bytes"]) for e in kept if e["kind"] != "metric"}
+
+    assert rows(plan.placed) == rows(result["placement"])
+    assert {f"{name}/embeddings" for name in TABLES} < set(plan.traffic_by_variable)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stack": "maybe"}, "stack is 'maybe', must be true, false or auto"),
+        ({"deduplicate": 3}, "deduplicate is 3"),
+        ({"tables": [("a", ("x",)), ("a", ("y",))]}, "two tables are called 'a'; rename one"),
+        ({"tables": [("a", ("x",)), ("b", ("x",))]}, "feature 'x' is in the tables a and b; a feature has one table"),
+        ({"tables": []}, "tables is empty"),
+    ],
+)
+def test_a_collection_that_cannot_be_is_refused(change, message):
+    from psrun.layers import EmbeddingCollection, Table
+
+    options = {"tables": [("a", ("x",))], **change}
+    tables = [Table(name, features, 5, 2) for name, features in options.pop("tables")]
+    with pytest.raises(ValueError, match=message):
+        EmbeddingCollection(tables, **options)
+
+
+def test_a_stack_that_is_no_choice_is_an_error_of_the_configuration(train):
+    with pytest.raises(ConfigError, match="stack is 'maybe', must be true, false or auto"):
+        train("model=wide_deep", "data=features", "model.stack=maybe")
+
+
+def test_tables_above_the_limit_stay_alone(tmp_path):
+    from psrun.layers import EmbeddingCollection, Table
+
+    tables = [Table(name, (name,), size, 4) for name, size in (("a", 10), ("b", 100), ("c", 20))]
+    layer = EmbeddingCollection(tables, max_stacked_table_bytes=100 * 4 * 4 - 1)
+    assert [[table.name for table in stack.tables] for stack in layer.stacks] == [["a", "c"], ["b"]]
