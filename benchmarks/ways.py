@@ -75,6 +75,7 @@ class Psrun:
 
     Attributes:
       overrides: besides those that the setting says.
+      cluster: 'none' for one process.
     """
 
     name: str
@@ -83,16 +84,19 @@ class Psrun:
     optimizer: str = "sparse_adagrad"
     trainer: str = "custom_loop"
     overrides: Sequence[str] = ()
+    cluster: str = "inprocess"
 
     def command(self, folder: Path) -> list[str]:
         setting = self.setting
+        tasks = [] if self.cluster == "none" else [
+            f"cluster.num_workers={setting.workers}", f"cluster.num_ps={setting.ps}", "partitioner=min_size",
+            f"partitioner.max_shards={setting.ps}",
+        ]  # fmt: skip
         return [
-            "-m", "psrun", "--config-dir", str(CONF), "cluster=inprocess", "partitioner=min_size", "evaluation=none",
-            "checkpoint=none", f"model={self.model}", f"optimizer={self.optimizer}", f"trainer={self.trainer}",
-            f"cluster.num_workers={setting.workers}", f"cluster.num_ps={setting.ps}",
-            f"partitioner.max_shards={setting.ps}", f"data.rows={setting.rows}", f"data.skew={setting.skew}",
-            f"data.global_batch_size={setting.batch}", f"trainer.epochs={setting.windows + 1}",
-            f"trainer.steps_per_epoch={setting.whole_steps}",
+            "-m", "psrun", "--config-dir", str(CONF), f"cluster={self.cluster}", "evaluation=none", "checkpoint=none",
+            f"model={self.model}", f"optimizer={self.optimizer}", f"trainer={self.trainer}", *tasks,
+            f"data.rows={setting.rows}", f"data.skew={setting.skew}", f"data.global_batch_size={setting.batch}",
+            f"trainer.epochs={setting.windows + 1}", f"trainer.steps_per_epoch={setting.whole_steps}",
             *self.overrides, f"hydra.run.dir={folder / 'run'}",
         ]  # fmt: skip
 

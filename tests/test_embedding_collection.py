@@ -309,3 +309,32 @@ def test_tables_above_the_limit_stay_alone(tmp_path):
     tables = [Table(name, (name,), size, 4) for name, size in (("a", 10), ("b", 100), ("c", 20))]
     layer = EmbeddingCollection(tables, max_stacked_table_bytes=100 * 4 * 4 - 1)
     assert [[table.name for table in stack.tables] for stack in layer.stacks] == [["a", "c"], ["b"]]
+
+
+def test_weights_that_keras_saves_fit_every_layout(cluster_spec, tmp_path):
+    """A callback of Keras saves by its own way, and a network of another layout loads that."""
+    from embeddings import Basket, basket
+
+    from psrun.cluster import strategy
+    from psrun.layers.stacks import collections
+
+    sharded = strategy.parameter_servers(cluster_spec[1], run_config("partitioner=none").partitioner).strategy
+    with sharded.scope():
+        network = basket(Basket(), stack=True)
+    (layer,) = collections(network)
+    values = np.random.default_rng(2).normal(size=(RowOrder.of(300).num_rows, 3)).astype(np.float32)
+    rows = layer.stacks[0].layout.blocks(0)
+    for block in rows:
+        shard = layer.stacks[0].variable.variables[block.shard]
+        part = values[block.first : block.first + block.num_rows]
+        shard.scatter_update(_slices(part, block.offset))
+    network.save_weights(str(tmp_path / "weights"))
+    alone = basket(Basket(), stack=False)
+    alone.load_weights(str(tmp_path / "weights")).assert_existing_objects_matched()
+    np.testing.assert_array_equal(collections(alone)[0].stacks[0].variable, values)
+
+
+def _slices(values: np.ndarray, offset: int) -> Any:
+    import tensorflow as tf
+
+    return tf.IndexedSlices(tf.constant(values), tf.range(offset, offset + len(values)))

@@ -18,7 +18,7 @@ from psrun.data import autoshard, labels
 from psrun.data.order import Order
 from psrun.data.source import ByNumber, DataSource, checked_dataset, evaluation_batches, task_of
 from psrun.errors import ConfigError, Problem
-from psrun.layers import lookups
+from psrun.layers import lookups, stacks
 from psrun.models.model import Model, refuse_single_files
 from psrun.program import class_weights, losses, objective, output_widths
 from psrun.program.evaluation_sizes import eval_batch_size, num_eval_shards
@@ -217,7 +217,7 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
     """
     with variable_creation.in_place(), distribution.strategy.scope():
         model = make_model(run, source)
-        if run.cluster.has_parameter_servers and run.partitioner.splits:
+        if run.cluster.has_parameter_servers and (run.partitioner.splits or stacks.of(model.network)):
             refuse_single_files(model.network)
         by_fit = run.evaluation.runs_on == "fit"
         made = objective.metrics_of(model, task_of(source))

@@ -1,0 +1,70 @@
+"""Steps a second of models with many tables, stored as stacks and one by one.
+
+    python benchmarks/dlrm.py [--repetitions N] [--num-tables N] [--skew X] [--only PATTERN ...] [--json FILE]
+
+DLRM and wide and deep over 26 categories of 20,000 values each, with two workers and two parameter servers in one
+process and without parameter servers. Rounds and ratios are those of benchmarks/speed.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from measured import Goal, show_goals
+from rich.console import Console
+from ways import Measurements, Psrun, Setting
+
+GOALS = (
+    Goal("dlrm stacked", "dlrm", 2.5),
+    Goal("wide_deep stacked", "wide_deep", 3.5),
+    Goal("dlrm stacked", "dlrm one process", 0.85),
+    Goal("dlrm one process stacked", "dlrm one process", 1.15),
+)
+
+
+def ways(options: argparse.Namespace) -> list[Psrun]:
+    setting = Setting(rows=options.rows, steps=options.steps, windows=options.windows, skew=options.skew)
+    size = f"data.num_tables={options.num_tables}"
+    found = []
+    for model in ("dlrm", "wide_deep"):
+        alone = Psrun(model, setting, model=f"{model}_tables", overrides=(size, "model.stack=false"))
+        stacked = replace(alone, name=f"{model} stacked", overrides=(size, "model.stack=true"))
+        found += [alone, stacked]
+        for way in (alone, stacked) if model == "dlrm" else ():
+            name = way.name.replace(model, f"{model} one process")
+            found.append(replace(way, name=name, cluster="none"))
+    return [way for way in found if any(fnmatch.fnmatchcase(way.name, pattern) for pattern in options.only)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=5, help="rounds")
+    parser.add_argument("--steps", type=int, default=400, help="of each window that is timed")
+    parser.add_argument("--windows", type=int, default=3, help="that are timed in each process")
+    parser.add_argument("--num-tables", type=int, default=26)
+    parser.add_argument("--rows", type=int, default=20_000, help="of each table")
+    parser.add_argument("--skew", type=float, default=0.0, help="exponent of Zipf's law; 0: uniform ids")
+    parser.add_argument("--only", default=["*"], nargs="+", metavar="PATTERN", help="only ways of such names")
+    parser.add_argument("--json", type=Path, help="file for every measurement and the medians")
+    options = parser.parse_args()
+    console, load_average = Console(highlight=False, width=120), os.getloadavg()
+    measurements = Measurements(ways(options))
+    try:
+        measurements.measure(options.repetitions, console)
+    finally:
+        measurements.show(console)
+        goals = show_goals(GOALS, measurements.rounds(), console)
+    if options.json:
+        record = {"load_average_before": load_average, **measurements.plain(), "goals": goals}
+        options.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    sys.exit(1 if measurements.failed else 0)
+
+
+if __name__ == "__main__":
+    main()
