@@ -59,13 +59,13 @@ class Contents:
 
     @classmethod
     def of(cls, optimizer: str, placed: list[Placed], keys: Mapping[str, str]) -> Contents:
-        found: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}}
+        variables: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}}
         for shard in placed:
             variables[shard.kind][shard.variable] = {"shape": list(shard.variable_shape), "dtype": shard.dtype}
         shards = [
             {"variable": each.variable, "shard": each.shard, "task": each.task, "bytes": each.bytes} for each in placed
         ]
-        return cls(optimizer, found["model"], found["optimizer"], shards, keys)
+        return cls(optimizer, variables["model"], variables["optimizer"], shards, keys)
 
     def check(self, path: str, here: Contents) -> None:
         """Raises ConfigError with the differences if `here` cannot resume from the checkpoint at `path`."""
