@@ -18,7 +18,6 @@ from psrun.cluster import strategy
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.data import load
-from psrun.evaluation import meters, modes
 from psrun.process import Stop
 from psrun.program import inventory
 from psrun.program.compiled_model import Program
@@ -30,6 +29,7 @@ from psrun.roles.chief import Chief
 from psrun.roles.task_context import TaskContext
 from psrun.training import custom_loop, fit, own_loop, resume
 from psrun.training.checkpoint_schedule import CheckpointSchedule
+from psrun.training.evaluation import meters, modes
 from psrun.training.hooks import Hooks
 from psrun.training.metric_policies import MetricPolicies
 from psrun.training.session import Session

@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 from psrun.checkpoint import manifest
 from psrun.config.run_config import RunConfig
-from psrun.evaluation import modes
 from psrun.roles.restored import restored
 from psrun.roles.task_context import TaskContext
+from psrun.training.evaluation import modes
 
 
 def run(run_config: RunConfig, context: TaskContext) -> None:

@@ -16,8 +16,6 @@ from psrun.config.run_config import PredictKeys, RunConfig
 from psrun.data import labels, load
 from psrun.data.source import DataSource, evaluation_batches, reads_shards, task_of
 from psrun.errors import ConfigError, DataError, Problem
-from psrun.evaluation import prediction_files
-from psrun.evaluation.shards import SHARDS_PER_WORKER, Shards
 from psrun.program import objective
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import eval_batch_size, num_eval_batches
@@ -26,6 +24,8 @@ from psrun.results.run_folder import RunFolder
 from psrun.roles.chief import Chief
 from psrun.roles.restored import restored
 from psrun.roles.task_context import TaskContext
+from psrun.training.evaluation import prediction_files
+from psrun.training.evaluation.shards import SHARDS_PER_WORKER, Shards
 
 # For each shard a worker builds a data pipeline, at the cost of a few batches. The predictions of a shard are in memory
 # as a whole.

@@ -24,10 +24,6 @@ from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task
 from psrun.data import load
 from psrun.errors import CheckpointError, ChiefGoneError, ConfigError
-from psrun.evaluation import meters
-from psrun.evaluation.direct import DirectEvaluation
-from psrun.evaluation.meters import Evaluation
-from psrun.evaluation.plateau import Plateau
 from psrun.process import Stop
 from psrun.program import compiled_model
 from psrun.results import task_files
@@ -35,6 +31,10 @@ from psrun.results.events import Reporter, Sink
 from psrun.results.run_folder import RunFolder, is_over
 from psrun.results.trackers import choosing
 from psrun.training import callbacks
+from psrun.training.evaluation import meters
+from psrun.training.evaluation.direct import DirectEvaluation
+from psrun.training.evaluation.meters import Evaluation
+from psrun.training.evaluation.plateau import Plateau
 
 _POLL_S = 0.5
 _STOP_WITHIN_S = 20.0

@@ -9,12 +9,12 @@ from typing import Any
 
 from psrun import files
 from psrun.errors import ConfigError, Problem
-from psrun.evaluation import meters
-from psrun.evaluation.plateau import Plateau
 from psrun.program.compiled_model import Program
 from psrun.program.monitored import check_metric
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
+from psrun.training.evaluation import meters
+from psrun.training.evaluation.plateau import Plateau
 
 _FILE = "following.json"
 _RECORDS_KEPT = 100  # one per epoch: more than anybody keeps checkpoints

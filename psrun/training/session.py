@@ -11,8 +11,6 @@ import tensorflow as tf
 
 from psrun.checkpoint.manifest import Position
 from psrun.errors import DataExhaustedError, NonFiniteLossError
-from psrun.evaluation.meters import Evaluation
-from psrun.evaluation.modes import Evaluator
 from psrun.process import Stop
 from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
@@ -20,6 +18,8 @@ from psrun.results.run_folder import RunFolder
 from psrun.training.audit import Audit
 from psrun.training.checkpoint_schedule import CheckpointSchedule
 from psrun.training.epoch_clock import Clock
+from psrun.training.evaluation.meters import Evaluation
+from psrun.training.evaluation.modes import Evaluator
 from psrun.training.first_batch import FirstBatch
 from psrun.training.hooks import Hooks
 from psrun.training.input_position import InputPosition

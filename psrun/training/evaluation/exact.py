@@ -1,7 +1,8 @@
 """Evaluation on the workers in which every example counts exactly once, also if workers are lost.
 
-The evaluation data is split into shards (see `psrun.evaluation.shards`). A closure returns labels, predictions, weights
-and losses of one shard as plain values; the coordinator has the only metrics, and updates them once with each shard.
+The evaluation data is split into shards (see `psrun.training.evaluation.shards`). A closure returns labels,
+predictions, weights and losses of one shard as plain values; the coordinator has the only metrics, and updates them
+once with each shard.
 So any Keras metric works, also one that cannot be merged.
 """
 
@@ -12,10 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.evaluation.meters import Evaluation, Measured, Meters
-from psrun.evaluation.shards import SHARDS_PER_WORKER, Shards
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import num_eval_batches
+from psrun.training.evaluation.meters import Evaluation, Measured, Meters
+from psrun.training.evaluation.shards import SHARDS_PER_WORKER, Shards
 
 
 class ExactEvaluation:

@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.cluster.inflight_closures import InFlightClosures
-from psrun.evaluation.meters import Evaluation, Meters
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import num_eval_batches
 from psrun.tf_internals.cluster import iterator_spec
+from psrun.training.evaluation.meters import Evaluation, Meters
 
 
 class DistributedEvaluation:

@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from psrun.evaluation.meters import Evaluation, Meters
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import num_eval_batches
+from psrun.training.evaluation.meters import Evaluation, Meters
 
 
 class DirectEvaluation:

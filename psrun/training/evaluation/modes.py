@@ -10,11 +10,11 @@ import tf_keras
 
 from psrun.config import choices
 from psrun.errors import ConfigError, Problem
-from psrun.evaluation.direct import DirectEvaluation
-from psrun.evaluation.distributed import DistributedEvaluation
-from psrun.evaluation.exact import ExactEvaluation
-from psrun.evaluation.meters import Evaluation, metrics_like
 from psrun.program.compiled_model import Program, zeros
+from psrun.training.evaluation.direct import DirectEvaluation
+from psrun.training.evaluation.distributed import DistributedEvaluation
+from psrun.training.evaluation.exact import ExactEvaluation
+from psrun.training.evaluation.meters import Evaluation, metrics_like
 
 
 class Evaluator(Protocol):
