@@ -191,3 +191,10 @@ def basket(source: Basket, *, root: bool = False, **options: Any) -> tf_keras.Mo
     flat = tf_keras.layers.Concatenate()([tf_keras.layers.Flatten()(rows[name]) for name in source.SIZES])
     flat = tf_keras.layers.Lambda(tf.sqrt)(flat) if root else flat
     return tf_keras.Model(inputs, tf_keras.layers.Dense(1, kernel_initializer="ones")(flat))
+
+
+def baskets(source: Basket) -> tf_keras.Model:
+    """Two collections with tables of the same names."""
+    one = basket(source)
+    two = tf_keras.models.clone_model(one)
+    return tf_keras.Model(one.inputs, tf_keras.layers.Add()([one.output, two(one.inputs)]))

@@ -303,7 +303,35 @@ def test_a_stack_that_is_no_choice_is_an_error_of_the_configuration(train):
         train("model=wide_deep", "data=features", "model.stack=maybe")
 
 
-def test_tables_above_the_limit_stay_alone(tmp_path):
+def test_two_collections_with_a_table_of_the_same_name_are_refused(train):
+    with pytest.raises(ConfigError, match="model: two embedding collections have a table called 'item'; rename one"):
+        train(*MODEL, "model._target_=embeddings.baskets")
+
+
+def test_ids_of_a_stack_fit_in_int32():
+    from psrun.layers import EmbeddingCollection, Table
+
+    tables = [Table(name, (name,), 900_000_000, 1) for name in "abcd"]
+    layer = EmbeddingCollection(tables, stack=True)
+    assert [[table.name for table in stack.tables] for stack in layer.stacks] == [["a", "b"], ["c", "d"]]
+
+
+def test_a_stack_is_not_taken_for_one_with_a_longer_name():
+    from psrun.layers import EmbeddingCollection, Table
+    from psrun.layers.stack import arranged_for
+
+    tables = [Table("a", ("x",), 8, 2), Table("b", ("y",), 8, 2)]
+    with arranged_for(1):
+        (stack,) = EmbeddingCollection(tables, name="t").stacks
+        stack.arrange()
+    shape = (stack.num_rows, 2)
+    for name in ("t/stack_2_of_a/embeddings", "m/t/stack_2_of_a/embeddings", "Adam/t/stack_2_of_a/embeddings/m"):
+        assert stack.holds(name, shape)
+    assert not stack.holds("m/other_t/stack_2_of_a/embeddings", shape)
+    assert not stack.holds("m/t/stack_2_of_a/embeddings", ())
+
+
+def test_tables_above_the_limit_stay_alone():
     from psrun.layers import EmbeddingCollection, Table
 
     tables = [Table(name, (name,), size, 4) for name, size in (("a", 10), ("b", 100), ("c", 20))]

@@ -19,7 +19,8 @@ from psrun.tf_internals import cluster, keras
 from psrun.tf_internals.table_views import Views
 from psrun.tf_internals.tracing import stop_recording
 
-MAX_STACKED_TABLE_BYTES = 512 << 20
+# Larger tables gain little from a stack, and a checkpoint copies the tables of a stack while it is written.
+MAX_STACKED_TABLE_BYTES = 64 << 20
 _STACK = (True, False, "auto")
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from psrun.tf_internals.variables import shards_of
 EMBEDDINGS = "embeddings"
 # Compared with each boundary up to so many shards: comparing is much faster than dividing.
 _FEW_SHARDS = 16
+# Of a stack: positions are int32, and each table may have some rows without an id in each shard.
+_MAX_IDS = 2**31 - 2**24
 # Their values do not depend on the shape of the table, so that one call makes those of several.
 _ALIKE = ("Constant", "Ones", "RandomNormal", "RandomUniform", "TruncatedNormal", "Zeros")
 
@@ -56,10 +60,15 @@ def grouped(tables: Sequence[Table], *, stack: bool | str, max_table_bytes: int)
       stack, max_table_bytes: as in `EmbeddingCollection`.
     """
     groups: dict[Any, list[Table]] = {}
+    rows: Counter[tuple[int, int]] = Counter()
     for table in tables:
         large = stack == "auto" and table.num_ids * table.dim * tf.float32.size > max_table_bytes
-        alone = _alone.get() or large or stack is False
-        groups.setdefault(table.name if alone else table.dim, []).append(table)
+        if _alone.get() or large or stack is False:
+            groups[table.name] = [table]
+            continue
+        number = next(number for number in count() if rows[table.dim, number] + table.num_ids <= _MAX_IDS)
+        rows[table.dim, number] += table.num_ids
+        groups.setdefault((table.dim, number), []).append(table)
     return [tuple(group) for group in groups.values()]
 
 
@@ -106,7 +115,7 @@ class Stack:
 
     def holds(self, name: str, shape: Sequence[int]) -> bool:
         """Whether a variable of this name and shape is the stack, or a slot of it with a row for each of its rows."""
-        return self.variable_name in name and bool(len(shape)) and shape[0] == self.num_rows
+        return f"/{self.variable_name}/" in f"/{name}/" and bool(len(shape)) and shape[0] == self.num_rows
 
     def initializer(self) -> Any:
         """What makes the first values of the variable or of one of its shards, as Keras calls an initializer."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import tf_keras
 
 from psrun.cluster.placement import Placed
+from psrun.errors import ConfigError, Problem
 from psrun.layers import lookups
 from psrun.layers.collection import EmbeddingCollection
 from psrun.layers.stack import Stack, arranged_for, stored_alone
 
-__all__ = ["arranged_for", "by_table", "collections", "of", "stored_alone"]
+__all__ = ["arranged_for", "by_table", "check_names", "collections", "of", "stored_alone"]
 
 
 def of(network: tf_keras.Model) -> list[Stack]:
@@ -53,3 +55,17 @@ def _tables(stack: Stack, shards: list[Placed]) -> Iterator[Placed]:
                 bytes=held.bytes // layout.shard_rows * block.num_rows,
                 variable_shape=(layout.table_rows[index], *held.variable_shape[1:]),
             )
+
+
+def check_names(network: tf_keras.Model) -> None:
+    """Checks that checkpoints can tell the tables of a network apart.
+
+    Raises:
+      ConfigError: two tables have the same name.
+    """
+    names = Counter(table.name for layer in collections(network) for table in layer.tables)
+    if twice := [name for name, number in names.items() if number > 1]:
+        message = (
+            f"two embedding collections have a table called {twice[0]!r}; rename one: checkpoints go by these names"
+        )
+        raise ConfigError([Problem("model", message)])
