@@ -59,7 +59,7 @@ def test_the_help_has_commands_to_copy_and_every_group_and_command(psrun):
         ("psrun report --c", ["--columns", "--csv"]),
         ("psrun data synthesize --sk", ["--skew"]),
         ("psrun data ins", ["inspect"]),
-        ("psrun data inspect --w", ["--write"]),
+        ("psrun data inspect --w", ["--weight", "--write"]),
         ("psrun resume=ru", ["resume=runs/"]),
         ("psrun --config-dir runs model=m", ["model=mine"]),
         ("psrun --multi", ["--multirun"]),

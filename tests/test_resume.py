@@ -240,7 +240,7 @@ def test_another_model_or_optimizer_is_refused_with_what_differs(train):
     _, folder = train("cluster=none", "trainer.epochs=1")
     for change, said in (
         ("model.embedding_dim=5", "embedding/embeddings is 8x5 float32 here and 8x20 float32 there"),
-        ("checkpoint=none", "checkpoint: is 'none', but resume needs checkpoints"),
+        ("checkpoint=none", "checkpoint: is 'none', but resume needs a checkpoint"),
     ):
         with pytest.raises(ConfigError, match=said):
             train("cluster=none", f"resume='{folder.path}'", change, into=folder)
