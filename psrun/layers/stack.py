@@ -203,7 +203,7 @@ class Stack:
             block = rows // _numbers(size)
             moved = np.array([np.cumsum([layout.base(table), *self._steps(table)]) for table in tables])
             first = tf.range(len(tables)) * num_shards
-            return rows + tf.gather(_numbers(np.ravel(moved)), first + block)
+            return rows + tf.gather(tf.constant(np.ravel(moved), tf.int32), first + block)
         rows_there = rows + _numbers([layout.base(table) for table in tables])
         for block in range(1, num_shards):
             beyond = tf.cast(rows >= _numbers([block * each for each in size]), tf.int32)
@@ -242,7 +242,9 @@ def _width(ids: tf.Tensor) -> int | None:
 
 
 def _numbers(values: Any) -> tf.Tensor:
-    return tf.constant(np.asarray(values, np.int32))
+    """The numbers of columns as one of int32 where all are equal: broadcasting a vector takes several times as long."""
+    numbers = np.asarray(values, np.int32)
+    return tf.constant(numbers[0] if (numbers == numbers[0]).all() else numbers)
 
 
 class _Initializer:
