@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -15,7 +14,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from psrun.layers.layout import Block, RowOrder, StackLayout, Table
+from psrun.layers import first_values
+from psrun.layers.layout import RowOrder, StackLayout, Table
 from psrun.tf_internals import cluster
 from psrun.tf_internals.table_views import Part, TableView, Views
 from psrun.tf_internals.variables import shards_of
@@ -25,8 +25,6 @@ EMBEDDINGS = "embeddings"
 _FEW_SHARDS = 16
 # Of a stack: positions are int32, and each table may have some rows without an id in each shard.
 _MAX_IDS = 2**31 - 2**24
-# Their values do not depend on the shape of the table, so that one call makes those of several.
-_ALIKE = ("Constant", "Ones", "RandomNormal", "RandomUniform", "TruncatedNormal", "Zeros")
 
 
 _alone: ContextVar[bool] = ContextVar("alone", default=False)
@@ -120,10 +118,7 @@ class Stack:
     def initializer(self) -> Any:
         """What makes the first values of the variable or of one of its shards, as Keras calls an initializer."""
         own = [tf_keras.initializers.get(table.initializer) for table in self.tables]
-        alike = len({repr(tf_keras.initializers.serialize(each)) for each in own}) == 1
-        if self.layout is None or (alike and type(own[0]).__name__ in _ALIKE):
-            return own[0]
-        return _Initializer(self.layout, own)
+        return own[0] if self.layout is None else first_values.of(self.layout, own)
 
     def attach(self, variable: Any) -> None:
         """Takes the variable, and notes at each shard which tables it holds."""
@@ -245,43 +240,6 @@ def _numbers(values: Any) -> tf.Tensor:
     """The numbers of columns as one of int32 where all are equal: broadcasting a vector takes several times as long."""
     numbers = np.asarray(values, np.int32)
     return tf.constant(numbers[0] if (numbers == numbers[0]).all() else numbers)
-
-
-class _Initializer:
-    """First values of a stack whose tables begin in different ways.
-
-    Called as Keras' initializers are; for one shard with `partition_shape` and `partition_offset`.
-    """
-
-    def __init__(self, layout: StackLayout, own: Sequence[Any]) -> None:
-        self._layout, self._own = layout, own
-
-    def __call__(self, shape: Any, dtype: Any = None, **options: Any) -> tf.Tensor:
-        layout = self._layout
-        offset = options.get("partition_offset")
-        only = None if offset is None else int(offset[0]) // layout.shard_rows
-        shards = range(layout.num_shards) if only is None else [only]
-        return tf.concat([self._shard(index, int(shape[1]), dtype) for index in shards], 0)
-
-    def _shard(self, index: int, dim: int, dtype: Any) -> tf.Tensor:
-        parts = []
-        for table, initializer in enumerate(self._own):
-            block = next((each for each in self._layout.blocks(table) if each.shard == index), None)
-            num_rows = 0 if block is None else block.num_rows
-            if block is not None:
-                parts.append(_part(initializer, (self._layout.table_rows[table], dim), dtype, block))
-            unused = self._layout.block_rows(table) - num_rows
-            if unused:
-                parts.append(tf.zeros([unused, dim], dtype or tf.float32))
-        return tf.concat(parts, 0)
-
-
-def _part(initializer: Any, shape: tuple[int, int], dtype: Any, block: Block) -> tf.Tensor:
-    """The first values of a block of a table of this shape."""
-    if any(each.kind is each.VAR_KEYWORD for each in inspect.signature(initializer.__call__).parameters.values()):
-        part = {"partition_shape": (block.num_rows, shape[1]), "partition_offset": (block.first, 0)}
-        return initializer(shape, dtype, **part)
-    return initializer(shape, dtype)[block.first : block.first + block.num_rows]
 
 
 # -- what a shard of a stack holds, for those who see only the variable

@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import tf_keras
 
@@ -14,8 +15,9 @@ from psrun.errors import ConfigError, Problem
 from psrun.layers import lookups
 from psrun.layers.collection import EmbeddingCollection
 from psrun.layers.stack import Stack, arranged_for, stored_alone
+from psrun.tf_internals import optimizers
 
-__all__ = ["arranged_for", "by_table", "check_names", "collections", "of", "stored_alone"]
+__all__ = ["arranged_for", "by_table", "check_names", "check_optimizer", "collections", "of", "stored_alone"]
 
 
 def of(network: tf_keras.Model) -> list[Stack]:
@@ -69,3 +71,18 @@ def check_names(network: tf_keras.Model) -> None:
             f"two embedding collections have a table called {twice[0]!r}; rename one: checkpoints go by these names"
         )
         raise ConfigError([Problem("model", message)])
+
+
+def check_optimizer(network: tf_keras.Model, optimizer: Any) -> None:
+    """Checks that checkpoints can hold the slots of a network's stacks by table.
+
+    Raises:
+      ConfigError: the optimizer is one of before Keras 2.11: its checkpoints find slots by the variable, in the place
+        of which they hold tables.
+    """
+    stacked = [stack for layer in collections(network) for stack in layer.stacks if len(stack.tables) > 1]
+    if stacked and optimizers.is_legacy(getattr(optimizer, "inner_optimizer", optimizer)):
+        tables = ", ".join(table.name for table in stacked[0].tables)
+        kind = type(getattr(optimizer, "inner_optimizer", optimizer)).__name__
+        message = f"legacy.{kind} loses its slots of tables that are stored together ({tables}) in checkpoints"
+        raise ConfigError([Problem("optimizer", f"{message}; use tf_keras.optimizers.{kind}, or stack=false")])

@@ -64,8 +64,9 @@ def _finite(summed: tf.Tensor, rows: tf.Tensor, label: str, held: Held | None) -
     if held is None:
         return tf.debugging.check_numerics(tf.reduce_sum(summed), f"{NOT_FINITE} {label}")
     by_row = tf.reduce_sum(summed, axis=-1)
-    row = tf.gather(rows, tf.argmax(tf.cast(~tf.math.is_finite(by_row), tf.int32)))
-    table = tf.searchsorted(tf.constant(held.offsets, tf.int32), [tf.cast(row, tf.int32)], side="right") - 1
+    # At most one row, mostly none: a batch need not use a row of each shard, so that there may be no first row at all.
+    first = tf.gather(rows, tf.where(~tf.math.is_finite(by_row))[:1, 0])
+    table = tf.searchsorted(tf.constant(held.offsets, tf.int32), tf.cast(first, tf.int32), side="right") - 1
     data = [f"{NOT_FINITE} table", tf.gather(tf.constant(held.names), table)]
     # tf.debugging.Assert would be a branch, and so another function to call.
     return tf.raw_ops.Assert(condition=tf.math.is_finite(tf.reduce_sum(by_row)), data=data)

@@ -234,6 +234,7 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
             run_eagerly=run.trainer.run_eagerly,
             pss_evaluation_shards=num_eval_shards(run, source, distribution.num_workers) if exact else 0,
         )
+        stacks.check_optimizer(model.network, model.network.optimizer)
     if distribution.strategy.num_replicas_in_sync > 1 and exact:
         # Keras splits each batch, and would sum the labels and predictions of the parts for the metrics.
         model.network.distribute_reduction_method = "concat"
@@ -265,8 +266,8 @@ def metric_variables(program: Program) -> list[tf.Variable]:
 
 def decide_lookups(program: Program) -> list[lookups.Decided]:
     """Decides `deduplicate='auto'` of embedding layers by the first training batch, if a layer has it."""
-    if program.distribution.coordinator is None or all(
-        layer.deduplicate != "auto" for layer in lookups.of(program.network)
+    if program.distribution.coordinator is None or not any(
+        layer.has_undecided for layer in lookups.of(program.network)
     ):
         return []
     return lookups.decide(program.network, next(iter(program.train_dataset()))[0])
