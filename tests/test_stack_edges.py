@@ -113,3 +113,62 @@ def test_a_plan_refuses_a_legacy_optimizer_for_stacks():
         planner.make(run, load.load_source(run))
     run = run_config(*pieces, "+model.stack=false")
     planner.make(run, load.load_source(run))
+
+
+def test_a_checkpoint_without_a_value_of_an_object_does_not_restore(tmp_path):
+    """Also where only its key, not a name, tells it: here the learning rate, which a schedule does not store."""
+    import tensorflow as tf
+    import tf_keras
+
+    from psrun.checkpoint.logical import LogicalCheckpoint
+    from psrun.checkpoint.manifest import Contents
+
+    kinds = tf_keras.optimizers
+    made = {}
+    for name, rate in (("schedule", kinds.schedules.ExponentialDecay(0.1, 2, 0.5)), ("number", 0.1)):
+        network, optimizer = _network("a", "b", stack=True), kinds.Adam(rate)
+        optimizer.build(network.trainable_variables)
+        made[name] = LogicalCheckpoint(network, optimizer)
+    path = str(tmp_path / "written")
+    made["schedule"].write(tf.constant(path))
+    with pytest.raises(KeyError, match="no value for optimizer/_learning_rate"):
+        made["number"].restore(path, Contents.of("Adam", [], made["schedule"].keys))
+
+
+@pytest.mark.parametrize("stack", [True, False])
+def test_weights_of_keras_without_a_table_are_those_of_another_model(tmp_path, stack):
+    from psrun.checkpoint.sources import KerasCheckpoints
+
+    _network("a", stack=stack).save_weights(str(tmp_path / "ckpt-1"))
+    with pytest.raises(ConfigError, match="it has no value, or only NaN, for b/embeddings"):
+        KerasCheckpoints(tmp_path, 1).restore(_network("a", "b", stack=stack), "ckpt-1")
+    _network("a", "b", stack=False).save_weights(str(tmp_path / "ckpt-2"))
+    network = _network("a", "b", stack=stack)
+    KerasCheckpoints(tmp_path, 1).restore(network, "ckpt-2")
+    prediction = network({name: np.ones((1, 1), np.int64) for name in "ab"})
+    assert np.isfinite(prediction).all()
+
+
+def test_the_network_alone_restores_from_an_earlier_checkpoint_with_a_legacy_optimizer(tmp_path):
+    """psrun 0.1.0 did not store keys, and a legacy optimizer has other keys for its slots."""
+    import tensorflow as tf
+    import tf_keras
+
+    from psrun import layers
+    from psrun.checkpoint.logical import LogicalCheckpoint, name_of
+    from psrun.checkpoint.manifest import Contents
+
+    tf_keras.backend.clear_session()
+    inputs = {name: tf_keras.Input((1,), dtype=tf.int64, name=f"{name}_ids") for name in "ab"}
+    rows = [layers.Embedding(10 + 3 * index, 4, name=name)(inputs[name]) for index, name in enumerate("ab")]
+    output = tf_keras.layers.Dense(1)(tf_keras.layers.Flatten()(tf_keras.layers.Add()(rows)))
+    network, optimizer = tf_keras.Model(inputs, output), tf_keras.optimizers.legacy.Adam(0.1)
+    optimizer.apply_gradients([(tf.ones(each.shape), each) for each in network.trainable_variables])
+    path = str(tmp_path / "written")
+    tf.train.Checkpoint(model=network, optimizer=optimizer).write(path)
+    slots = {name_of(slot): {} for slot in optimizer.variables()}
+    contents = Contents("Adam", {name_of(each): {} for each in network.variables}, slots, [])
+    ids = {name: np.arange(6)[:, np.newaxis] for name in "ab"}
+    expected, network = network(ids), _network("a", "b", stack=True)
+    LogicalCheckpoint(network).restore(path, contents)
+    np.testing.assert_array_equal(network(ids), expected)

@@ -10,9 +10,10 @@ from psrun.checkpoint.manifest import Contents
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _LAYER = re.compile(r"model/layer_with_weights-(?P<number>\d+)/(?P<rest>.+)")
 _ITERATION = "optimizer/_iterations"
+_SLOT = "/.OPTIMIZER_SLOT/"  # of an optimizer of before Keras 2.11, beside the variable
 
 
-def of_earlier(contents: Contents, stored: Iterable[str]) -> dict[str, str]:
+def of_earlier(contents: Contents, stored: Iterable[str], *, slots: bool = True) -> dict[str, str]:
     """By name, the key of each variable of a functional model and of an optimizer of tf-keras.
 
     TensorFlow does not store the names of variables in shards. Manifests list variables in the order in which the model
@@ -20,13 +21,14 @@ def of_earlier(contents: Contents, stored: Iterable[str]) -> dict[str, str]:
 
     Args:
       stored: the keys in the checkpoint.
+      slots: whether those of the optimizer must be found.
 
     Raises:
       KeyError: names and keys do not match.
     """
     known = {key.removesuffix(_VALUE) for key in stored if key.endswith(_VALUE)}
     keys = dict(_of_model(list(contents.model), known))
-    for number, name in enumerate(contents.slots):
+    for number, name in enumerate(contents.slots if slots else ()):
         keys[name] = _ITERATION if number == 0 else f"optimizer/_variables/{number}"
         if keys[name] not in known:
             raise KeyError(f"no value for {name}")
@@ -39,7 +41,8 @@ def of_earlier(contents: Contents, stored: Iterable[str]) -> dict[str, str]:
 def _of_model(names: list[str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
     by_layer: dict[int, dict[str, str]] = {}
     for key in known:
-        if match := _LAYER.fullmatch(key):
+        match = _LAYER.fullmatch(key)
+        if match and _SLOT not in key:
             by_layer.setdefault(int(match["number"]), {})[match["rest"].rpartition("/")[2]] = key
     left = list(names)
     for _, attributes in sorted(by_layer.items()):

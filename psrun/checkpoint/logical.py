@@ -70,13 +70,12 @@ class LogicalCheckpoint:
             status = self._plain.read(prefix)
             status.assert_consumed() if self._whole else status.assert_existing_objects_matched().expect_partial()
             return
-        there = there or keys.of_earlier(contents, tf.train.load_checkpoint(prefix).get_variable_to_shape_map())
-        missing = [name for name, (key, _) in self._objects.items() if name not in there and name != key]
-        if missing:
+        if not there:
+            stored = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
+            there = keys.of_earlier(contents, stored, slots=self._whole)
+        if missing := [name for name in self._objects if name not in there]:
             raise KeyError(f"no value for {', '.join(missing)}")
-        table_views.restore(
-            prefix, {there[name]: holder for name, (_, holder) in self._objects.items() if name in there}
-        )
+        table_views.restore(prefix, {there[name]: holder for name, (_, holder) in self._objects.items()})
 
 
 def name_of(holder: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from psrun.checkpoint import load_model, manifest
 from psrun.checkpoint.manifest import Manifest
 from psrun.checkpoint.store import Store
 from psrun.errors import CheckpointError, ConfigError, Problem
+from psrun.layers import stacks
 from psrun.tf_internals.checkpoints import iterations_in_checkpoint
 
 _INDEX, _NUMBER = ".index", re.compile(r"(\d+)$")
@@ -127,11 +129,22 @@ class KerasCheckpoints:
         except ValueError as error:  # shapes differ
             raise _of_another_model(path, str(error)) from error
         # Keras silently keeps the value of a variable that is missing in the file.
-        missing = [each.name for each in weights if bool(tf.reduce_all(tf.math.is_nan(each)))]
+        missing = [name for name, values in _by_name(network, weights) if bool(tf.reduce_all(tf.math.is_nan(values)))]
         if missing:
             raise _of_another_model(path, f"it has no value, or only NaN, for {', '.join(missing)}")
         step = iterations if iterations is not None else _number(name) * self._steps_per_epoch
         return Restored(step, digest)
+
+
+def _by_name(network: tf_keras.Model, weights: Iterable[tf.Variable]) -> Iterator[tuple[str, tf.Tensor]]:
+    """The values of weights, of a stack table by table."""
+    views = {id(stack.variable): stack.views(stack.variable, stack.variable_name) for stack in stacks.of(network)}
+    for variable in weights:
+        if id(variable) not in views:
+            yield variable.name, variable
+            continue
+        for view in views[id(variable)].children.values():
+            yield view.name, view.read()
 
 
 def _of_another_model(path: str, reason: str) -> ConfigError:

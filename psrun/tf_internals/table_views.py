@@ -47,6 +47,11 @@ class TableView(Trackable):
         self.shape = tf.TensorShape([num_rows, *parts[0].variable.shape[1:]])
         self.dtype = parts[0].variable.dtype
 
+    def read(self) -> tf.Tensor:
+        """The rows, copied."""
+        full = self.shape.as_list()
+        return tf.concat([_PartSaveable(part, full, self.name).read() for part in self._parts], 0)
+
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
         full = self.shape.as_list()
 
@@ -65,9 +70,10 @@ class _PartSaveable(SaveableObject):
         first, variable = self._copies[0], part.variable
         extent = [f"{part.first},{part.num_rows}", *(f"0,{size}" for size in full_shape[1:])]
         spec = f"{' '.join(map(str, full_shape))} {':'.join(extent)}"
-        super().__init__(part.variable, [SaveSpec(self._read, spec, name, variable.dtype, first.device)], name)
+        # Without a variable: TensorFlow would refuse several tables of one as the same value with two names.
+        super().__init__(None, [SaveSpec(self.read, spec, name, variable.dtype, first.device)], name)
 
-    def _read(self) -> tf.Tensor:
+    def read(self) -> tf.Tensor:
         # `variable[a:b]` would copy the whole variable for each table.
         with tf.device(self._copies[0].device):
             rows = tf.gather(self._copies[0], self._rows())
