@@ -266,7 +266,7 @@ def test_a_checkpoint_that_is_removed_under_the_sidecar_is_not_missed(train, sid
 def test_a_sidecar_without_checkpoints_or_with_another_model_says_so(train, sidecar, tmp_path, monkeypatch):
     from psrun.roles import sidecar as role
 
-    monkeypatch.setattr(role, "_SAID_AFTER_S", 0.0)
+    monkeypatch.setattr(role, "_REPORT_AFTER_S", 0.0)
     empty = RunFolder.create(tmp_path / "empty", raw={})
     (empty.path / "metrics.jsonl").touch()
     with pytest.raises(ChiefGoneError, match=r"no checkpoint in .* and no chief for 1 s"):
