@@ -88,9 +88,9 @@ def counting(coordinator: Any, feed: Stream, seconds: float) -> Callable[[], flo
     """What measures for some seconds how many examples a second a worker counts."""
     iterator = feed.iterator(coordinator)
 
-    def steps(source: Any, *told: tf.Tensor) -> tf.Tensor:
-        feed.begin(STEPS, *told)
-        take, count = feed.taker(source, 0, *told), tf.constant(0)
+    def steps(source: Any, *arguments: tf.Tensor) -> tf.Tensor:
+        feed.begin(STEPS, *arguments)
+        take, count = feed.taker(source, 0, *arguments), tf.constant(0)
         for _ in range(STEPS):
             features, label = take()
             # The size of each, so that none of them is left out of the graph.
@@ -103,7 +103,7 @@ def counting(coordinator: Any, feed: Stream, seconds: float) -> Callable[[], flo
     def rate() -> float:
         began_s, count = time.monotonic(), 0
         while time.monotonic() - began_s < seconds:
-            results = [coordinator.schedule(closure, args=(iterator, *feed.told(STEPS))) for _ in range(4)]
+            results = [coordinator.schedule(closure, args=(iterator, *feed.arguments(STEPS))) for _ in range(4)]
             coordinator.join()
             count += sum(int(result.fetch()) for result in results)
         return count / (time.monotonic() - began_s)

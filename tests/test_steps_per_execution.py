@@ -82,7 +82,7 @@ def test_short_steps_are_measured_again_with_ten(before, step_s, least, wanted):
         pytest.param("fit", "ftrl", marks=pytest.mark.thorough),
     ],
 )
-def test_written_out_steps_give_the_numbers_of_one_process(train, unrolled, trainer, optimizer):
+def test_unrolled_steps_give_the_numbers_of_one_process(train, unrolled, trainer, optimizer):
     """With a learning rate that follows the steps, and metrics: all of them are kept on the worker."""
     schedule = (
         "optimizer.learning_rate={_target_: tf_keras.optimizers.schedules.ExponentialDecay, "
@@ -111,8 +111,8 @@ def test_a_metric_that_branches_and_assigns_counts_every_example(train, unrolled
     assert found["metrics"]["branching"] == pytest.approx(STEPS * 8 * (1e6 + 1))
 
 
-@pytest.mark.parametrize(("slow_s", "written_out"), [(0.0, 0), (1e9, 1)])
-def test_slow_steps_are_not_written_out(train, monkeypatch, slow_s, written_out):
+@pytest.mark.parametrize(("slow_s", "unrolled"), [(0.0, 0), (1e9, 1)])
+def test_slow_steps_are_not_unrolled(train, monkeypatch, slow_s, unrolled):
     from psrun.training.parameter_server import closure_tracing, steps_per_execution
 
     monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
@@ -126,7 +126,7 @@ def test_slow_steps_are_not_written_out(train, monkeypatch, slow_s, written_out)
     monkeypatch.setattr(closure_tracing, "packed", packed)
     found, _ = train("trainer.epochs=3", "evaluation=none", "checkpoint=none", num_workers=1)
     assert found["steps"]["applied"] == 3 * STEPS
-    assert traced == [None] + [3] * written_out
+    assert traced == [None] + [3] * unrolled
 
 
 @pytest.mark.parametrize("steps_per_epoch", [7, pytest.param(20, marks=pytest.mark.thorough)])

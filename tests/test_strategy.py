@@ -57,7 +57,7 @@ def test_a_worker_whose_step_was_cancelled_reads_on(cluster_spec, monkeypatch, m
         return total
 
     closure = steps.get_concrete_function(iterator._values[0]._type_spec, *feed.specs)
-    coordinator.schedule(closure, args=(iterator, *feed.told(50)))
+    coordinator.schedule(closure, args=(iterator, *feed.arguments(50)))
     coordinator.join()
     execute, tries = cluster_coordinator.Closure.execute_on, []
 
@@ -74,8 +74,8 @@ def test_a_worker_whose_step_was_cancelled_reads_on(cluster_spec, monkeypatch, m
             self._function = function
 
     monkeypatch.setattr(cluster_coordinator.Closure, "execute_on", execute_on)
-    found = coordinator.schedule(closure, args=(iterator, *feed.told(50)))
-    after = coordinator.schedule(closure, args=(iterator, *feed.told(50)))
+    found = coordinator.schedule(closure, args=(iterator, *feed.arguments(50)))
+    after = coordinator.schedule(closure, args=(iterator, *feed.arguments(50)))
     coordinator.join()
     assert tries[:2] == ["Closure", "ResourceClosure"]  # the data is made anew
     assert sorted(tries[2:]) == ["Closure", "Closure"]

@@ -49,7 +49,7 @@ def test_without_whole_passes_every_batch_is_full():
 
 
 @pytest.mark.parametrize(
-    ("trainer", "num_workers", "written_out"),
+    ("trainer", "num_workers", "unrolled"),
     [
         ("fit", 2, False),
         ("custom_loop", 2, True),
@@ -57,11 +57,11 @@ def test_without_whole_passes_every_batch_is_full():
         pytest.param("custom_loop", 1, False, marks=pytest.mark.thorough),
     ],
 )
-def test_each_example_of_an_epoch_is_trained_on_once(train, monkeypatch, trainer, num_workers, written_out):
+def test_each_example_of_an_epoch_is_trained_on_once(train, monkeypatch, trainer, num_workers, unrolled):
     """200 examples in batches of 16: the last one of a pass is smaller."""
     from psrun.training.parameter_server import steps_per_execution
 
-    monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1 if written_out else 4000)
+    monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1 if unrolled else 4000)
     result, _ = train(
         *COUNTED, f"trainer={trainer}", "data.visitation=once", "data.audit=true", "trainer.epochs=3",
         "trainer.steps_per_epoch=null", "data.global_batch_size=16", num_workers=num_workers,

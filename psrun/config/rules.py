@@ -104,13 +104,13 @@ def _of_training(config: RunConfig) -> list[Problem]:
                 f"is {packed}, must be at most trainer.steps_per_epoch={trainer.steps_per_epoch}",
             )
         )
-    written_out = min(choices.MOST_WRITTEN_OUT, trainer.num_steps_packed)
-    if trainer.dense_sync_every > written_out:
+    unrolled = min(choices.MAX_UNROLLED_STEPS, trainer.num_steps_packed)
+    if trainer.dense_sync_every > unrolled:
         problems.append(
             Problem(
                 "trainer.dense_sync_every",
-                f"is {trainer.dense_sync_every}, must be at most {written_out}: the steps of an execution, "
-                f"up to {choices.MOST_WRITTEN_OUT}",
+                f"is {trainer.dense_sync_every}, must be at most {unrolled}: the steps of an execution, "
+                f"up to {choices.MAX_UNROLLED_STEPS}",
             )
         )
     return problems

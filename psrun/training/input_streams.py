@@ -44,16 +44,16 @@ class Stream:
     def _numbers(self) -> Callable[[], tf.data.Dataset] | None:
         return tf.data.Dataset.counter if self._audit else None
 
-    def told(self, num_steps: int) -> tuple[tf.Tensor, ...]:
+    def arguments(self, num_steps: int) -> tuple[tf.Tensor, ...]:
         """The input arguments of a closure of `num_steps` steps."""
         return ()
 
     @tf.autograph.experimental.do_not_convert
-    def begin(self, num_steps: tf.Tensor | int, *told: tf.Tensor) -> None:
+    def begin(self, num_steps: tf.Tensor | int, *arguments: tf.Tensor) -> None:
         """Call in the closure, before any step."""
 
     @tf.autograph.experimental.do_not_convert
-    def taker(self, iterator: Any, place: tf.Tensor | int, *told: tf.Tensor) -> Callable[[], Any]:
+    def taker(self, iterator: Any, place: tf.Tensor | int, *arguments: tf.Tensor) -> Callable[[], Any]:
         """A function that returns the next batch of a closure at each call.
 
         Args:
@@ -90,19 +90,19 @@ class DealtInput(Stream):
         self._next_number = first
         self._name = f"psrun-{uuid.uuid4().hex}"  # workers outlive a chief and keep its queue
 
-    def told(self, num_steps: int) -> tuple[tf.Tensor, ...]:
+    def arguments(self, num_steps: int) -> tuple[tf.Tensor, ...]:
         first = self._next_number
         self._next_number += num_steps
         return (tf.constant(first, tf.int64),)
 
     @tf.autograph.experimental.do_not_convert
-    def begin(self, num_steps: tf.Tensor | int, *told: tf.Tensor) -> None:
-        piece = tf.stack([told[0], tf.cast(num_steps, tf.int64)])
+    def begin(self, num_steps: tf.Tensor | int, *arguments: tf.Tensor) -> None:
+        piece = tf.stack([arguments[0], tf.cast(num_steps, tf.int64)])
         tf.raw_ops.QueueEnqueueV2(handle=self._queue(), components=[piece])
 
     @tf.autograph.experimental.do_not_convert
-    def taker(self, iterator: Any, place: tf.Tensor | int, *told: tf.Tensor) -> Callable[[], Any]:
-        first, steps = told[0] + tf.cast(place, tf.int64), itertools.count()
+    def taker(self, iterator: Any, place: tf.Tensor | int, *arguments: tf.Tensor) -> Callable[[], Any]:
+        first, steps = arguments[0] + tf.cast(place, tf.int64), itertools.count()
 
         @tf.autograph.experimental.do_not_convert
         def take() -> Any:

@@ -42,7 +42,7 @@ from psrun.config.choices.results import (
     Validation,
 )
 from psrun.config.choices.training import (
-    MOST_WRITTEN_OUT,
+    MAX_UNROLLED_STEPS,
     CustomLoop,
     Fit,
     FixedShards,
@@ -58,7 +58,7 @@ from psrun.config.choices.training import (
 
 __all__ = [
     "KINDS",
-    "MOST_WRITTEN_OUT",
+    "MAX_UNROLLED_STEPS",
     "SUBMISSIONS",
     "AgentRestart",
     "CentralStorage",

@@ -67,7 +67,7 @@ Partitioner = NoPartitioner | FixedShards | MinSize | MaxSize | OwnPartitioner
 
 
 # Steps unrolled in the graph of an execution: more gain little.
-MOST_WRITTEN_OUT = 10
+MAX_UNROLLED_STEPS = 10
 
 
 @dataclass(frozen=True)

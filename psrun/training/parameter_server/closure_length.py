@@ -56,7 +56,7 @@ def after(num_steps: int, step_s: float, steps_per_epoch: int, num_workers: int,
     Args:
       least: as in `Stream`.
     """
-    ten = min(choices.MOST_WRITTEN_OUT, steps_per_epoch)
+    ten = min(choices.MAX_UNROLLED_STEPS, steps_per_epoch)
     wanted = max(chosen(step_s, steps_per_epoch, num_workers), min(least, steps_per_epoch))
     # A closure of one step takes much more than the step: whether ten are enough is measured with ten.
     return ten if (num_steps == 1 and step_s < _CLOSURE_S) or ten / 2 <= wanted <= ten else wanted
@@ -70,6 +70,6 @@ def chosen(step_s: float, steps_per_epoch: int, num_workers: int) -> int:
     """
     closure_s = max(_CLOSURE_S, _CLOSURE_PER_WORKER_S * num_workers)
     most = min(max(1, round(closure_s / max(step_s, 1e-6))), _MOST_CHOSEN, steps_per_epoch)
-    possible = [n for n in range(1, most + 1) if n <= choices.MOST_WRITTEN_OUT or n % choices.MOST_WRITTEN_OUT == 0]
+    possible = [n for n in range(1, most + 1) if n <= choices.MAX_UNROLLED_STEPS or n % choices.MAX_UNROLLED_STEPS == 0]
     even = [n for n in possible if steps_per_epoch % n == 0 and 2 * n > possible[-1]]
     return max(even or possible)

@@ -87,20 +87,21 @@ def packed(
     unrolled: int = 1,
     num_steps: int | None = None,
 ) -> Any:
-    """A function of an iterator, a number of steps, which it does, whether to measure them, and what `feed` tells;
-    without the number where that is known.
+    """The function of a closure. Its arguments: iterator, number of steps (absent if `num_steps` is given), whether to
+    measure the stages, and those of `feed`.
 
-    Without a `step` it is the network's own `train_step`, as in Keras. What the last one returned beside metrics is
-    returned, and what a `step` returns never: results of a closure travel to the chief.
+    It returns what the network's `train_step` returned in the last step, without metrics. The return value of `step`
+    is dropped: results of a closure are sent to the chief.
 
     Args:
-      unrolled: how many steps are written out; what is more is done in a loop over so many.
-      num_steps: how many there are; None for a number given in each call, which needs `unrolled` to be 1.
+      step: trains on one batch; None for the network's `train_step`, as in Keras.
+      unrolled: number of unrolled steps; a loop over them does the others.
+      num_steps: number of steps; None if each call passes it, which requires `unrolled` 1.
     """
     train_step, replicas = step or program.network.train_step, Replicas(program)
     own = program.own_step if step is None else None
 
-    def written_out(take: Callable[[], Any], count: int, spent: tf.Tensor) -> Any:
+    def unrolled_steps(take: Callable[[], Any], count: int, spent: tf.Tensor) -> Any:
         outputs, steps = None, stages.steps()
         with in_closure(count, steps.timed(take)) as next_batch:
             for _ in range(count):
@@ -109,28 +110,28 @@ def packed(
         return spent, None if own is None else own.plain(outputs)
 
     if num_steps is None:
-        steps = _given(written_out, feed, stages, returns=own is not None)
+        steps = _given(unrolled_steps, feed, stages, returns=own is not None)
     else:
-        steps = _known(written_out, feed, stages, unrolled, num_steps)
+        steps = _known(unrolled_steps, feed, stages, unrolled, num_steps)
     return steps if program.config.trainer.run_eagerly else tf.function(steps)
 
 
-# Traces some steps: takes what gives their batches, how many they are, and what was spent before; returns what was
-# spent then, and what the last of them returned.
-WrittenOut = Callable[[Callable[[], Any], int, tf.Tensor], Any]
+# Traces some steps. Arguments: function that returns the next batch, number of steps, time spent so far. Returns the
+# time spent and the result of the last step.
+Unrolled = Callable[[Callable[[], Any], int, tf.Tensor], Any]
 
 
-def _known(written_out: WrittenOut, feed: Stream, stages: Unmeasured, unrolled: int, num_steps: int) -> Any:
+def _known(unrolled_steps: Unrolled, feed: Stream, stages: Unmeasured, unrolled: int, num_steps: int) -> Any:
     rounds, rest = divmod(num_steps, unrolled)
     rest = rest or unrolled
 
-    def known(iterator: Any, measured: tf.Tensor, *told: tf.Tensor) -> Any:
-        feed.begin(num_steps, *told)
+    def known(iterator: Any, measured: tf.Tensor, *arguments: tf.Tensor) -> Any:
+        feed.begin(num_steps, *arguments)
         spent = stages.begin()
         if num_steps > rest:
             for number in tf.range(rounds - (rest == unrolled)):
-                spent, _ = written_out(feed.taker(iterator, number * unrolled, *told), unrolled, spent)
-        spent, outputs = written_out(feed.taker(iterator, num_steps - rest, *told), rest, spent)
+                spent, _ = unrolled_steps(feed.taker(iterator, number * unrolled, *arguments), unrolled, spent)
+        spent, outputs = unrolled_steps(feed.taker(iterator, num_steps - rest, *arguments), rest, spent)
         if measured:
             stages.end(spent)
         return outputs
@@ -138,17 +139,17 @@ def _known(written_out: WrittenOut, feed: Stream, stages: Unmeasured, unrolled: 
     return known
 
 
-def _given(written_out: WrittenOut, feed: Stream, stages: Unmeasured, *, returns: bool) -> Any:
-    def given(iterator: Any, count: tf.Tensor, measured: tf.Tensor, *told: tf.Tensor) -> Any:
-        feed.begin(count, *told)
+def _given(unrolled_steps: Unrolled, feed: Stream, stages: Unmeasured, *, returns: bool) -> Any:
+    def given(iterator: Any, count: tf.Tensor, measured: tf.Tensor, *arguments: tf.Tensor) -> Any:
+        feed.begin(count, *arguments)
         outputs, spent = None, stages.begin()
         if returns:  # otherwise one trace of the step less
             for number in tf.range(count - 1):
-                spent, _ = written_out(feed.taker(iterator, number, *told), 1, spent)
-            spent, outputs = written_out(feed.taker(iterator, count - 1, *told), 1, spent)
+                spent, _ = unrolled_steps(feed.taker(iterator, number, *arguments), 1, spent)
+            spent, outputs = unrolled_steps(feed.taker(iterator, count - 1, *arguments), 1, spent)
         else:
             for number in tf.range(count):
-                spent, _ = written_out(feed.taker(iterator, number, *told), 1, spent)
+                spent, _ = unrolled_steps(feed.taker(iterator, number, *arguments), 1, spent)
         if measured:
             stages.end(spent)
         return outputs

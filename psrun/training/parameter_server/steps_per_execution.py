@@ -30,10 +30,10 @@ class Packed:
     """How steps are packed.
 
     Attributes:
-      num_steps: of a closure.
-      step_s: seconds of a step on a worker, by which that was chosen; None where it was given.
-      rows_late: how many of its own steps a worker's rows of tables lack at most.
-      weights_late: the same of the weights that are read as a whole.
+      num_steps: number of steps of a closure.
+      step_s: the measured seconds per step that determined `num_steps`; None if it is configured.
+      rows_late: by how many of its own updates the table rows that a worker reads can be stale.
+      weights_late: the same for dense variables.
     """
 
     num_steps: int
@@ -46,16 +46,16 @@ class Packing:
     """Schedules steps on the workers of a coordinator, several in a closure.
 
     Args:
-      feed: where the steps get their batches.
-      stages: measure where the time of steps goes.
-      planned: how many steps are to come, in all.
-      told: called with what is to be known of the packing, once it is.
-      step: of one batch, in place of the network's own; what it returns is left out.
+      feed: the input of the steps.
+      stages: measures the stages of a step.
+      planned: total number of steps to schedule.
+      on_packed: called when the length of closures is decided, and when it changes.
+      step: trains on one batch, instead of the network's `train_step`; its return value is dropped.
 
     Attributes:
-      num_steps: of a closure; may change after the first ones.
-      logs: what the network's own `train_step` returned beside metrics in the last step scheduled, as a value on its
-        way. Where there is nothing, the names of the metrics with zeros: these are read once all is joined.
+      num_steps: number of steps of a closure; may change after the first ones.
+      logs: the remote value of what the network's `train_step` returned in the last scheduled step, without metrics;
+        zeros by name of metric if it returned nothing else. Metrics are read after a join.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Packing:
         program: Program,
         feed: Stream,
         stages: StepProfiler,
-        told: Callable[[Packed], None],
+        on_packed: Callable[[Packed], None],
         *,
         planned: int,
         step: Step | None = None,
@@ -74,29 +74,31 @@ class Packing:
         self._in_flight, self._stages = InFlightClosures(distribution), stages
         self._feed, self._iterator = feed, feed.iterator(distribution.coordinator)
         self._tracer = ClosureTracer(program, feed, self._iterator, stages, step)
-        self._late = trainer.prefetch_rows or trainer.dense_sync_every > 1  # only steps that are written out can be
-        self._unrolled_steps = choices.MOST_WRITTEN_OUT if self._late or planned >= _STEPS_TO_UNROLL_FOR else 1
+        self._late = trainer.prefetch_rows or trainer.dense_sync_every > 1  # only unrolled steps can be
+        self._unrolled_steps = choices.MAX_UNROLLED_STEPS if self._late or planned >= _STEPS_TO_UNROLL_FOR else 1
         self._looped, self._unrolled = self._tracer.trace(1, num_steps=None), None
         self._timer = (
             ClosureTimer(self._in_flight, distribution.num_workers) if trainer.steps_per_execution == "auto" else None
         )
         self._num_closures, self._began_s = 0, 0.0
-        self._told = told
+        self._on_packed = on_packed
         self.num_steps = 1 if self._timer else trainer.num_steps_packed
         self.logs: Any = dict.fromkeys((metric.name for metric in program.network.metrics), 0.0)
         if self._timer is None:
-            self._tell(None)
+            self._report(None)
 
     def schedule(self, most: int) -> int:
-        """Schedules `num_steps` steps, or `most` where those are fewer; returns how many."""
+        """Schedules a closure of `num_steps` steps, at most `most`. Returns its number of steps."""
         num_steps = min(self.num_steps, most)
         if self._timer is not None:
             self._timer.resume()
-        told = (tf.constant(self._stages.wanted()), *self._feed.told(num_steps))
+        arguments = (tf.constant(self._stages.wanted()), *self._feed.arguments(num_steps))
         if num_steps == self.num_steps and self._unrolled is not None:
-            scheduled = self._coordinator.schedule(self._unrolled, args=(self._iterator, *told))
+            scheduled = self._coordinator.schedule(self._unrolled, args=(self._iterator, *arguments))
         else:
-            scheduled = self._coordinator.schedule(self._looped, args=(self._iterator, tf.constant(num_steps), *told))
+            scheduled = self._coordinator.schedule(
+                self._looped, args=(self._iterator, tf.constant(num_steps), *arguments)
+            )
         self._in_flight.add(scheduled)
         if self._looped.structured_outputs is not None:
             self.logs = scheduled
@@ -107,30 +109,30 @@ class Packing:
             if num_steps == self.num_steps:
                 self._choose(self._timer)
         elif self._num_closures == 2 * self._in_flight.most and self._unrolled is None and not self._slow():
-            self._unroll()  # while the workers have something to do: the first step does not wait for it
+            self._unroll()  # while the workers are busy: the first step does not wait for the trace
         return num_steps
 
     def _slow(self) -> bool:
-        """Whether the steps done so far were too slow for it: half of the closures scheduled are done at least."""
+        """Whether steps are so slow that unrolling gains nothing. At least half of the scheduled closures are done."""
         if self._late:
             return False
         done = self._num_closures * self.num_steps / 2 / self._program.distribution.num_workers
         return time.monotonic() - self._began_s > _SLOW_STEP_S * done
 
     def join(self) -> None:
-        """Waits for all that was scheduled; raises what one of the steps raised."""
+        """Waits for all scheduled closures; raises the exception of a failed one."""
         self._in_flight.join()
         if self._timer is not None:
             self._timer.pause()
 
-    def _tell(self, step_s: float | None) -> None:
+    def _report(self, step_s: float | None) -> None:
         trainer = self._program.config.trainer
         unrolled = max(1, min(self.num_steps, self._unrolled_steps))
         late = min(trainer.dense_sync_every, unrolled) - 1
-        self._told(Packed(self.num_steps, step_s, int(trainer.prefetch_rows and unrolled > 1), late))
+        self._on_packed(Packed(self.num_steps, step_s, int(trainer.prefetch_rows and unrolled > 1), late))
 
     def _choose(self, timer: ClosureTimer) -> None:
-        """Chooses the number of steps: by closures of one step, and where those are short by closures of ten."""
+        """Chooses the number of steps from timed closures of one step, and if those are short, of ten."""
         closure_s = timer.closure_s()
         if closure_s is None:
             return
@@ -141,7 +143,7 @@ class Packing:
             self._unroll()
         if before != 1 or self.num_steps == 1:
             self._timer = None
-            self._tell(step_s)
+            self._report(step_s)
 
     def _unroll(self) -> None:
         unrolled = min(self.num_steps, self._unrolled_steps)
