@@ -39,10 +39,16 @@ class LogicalCheckpoint:
         self._checkpoint = table_views.NamedCheckpoint(self._plain, replaced)
         known = {id(shard) for shard in shards_of([*network.variables, *slots])}
         self._objects: dict[str, tuple[str, Any]] = {}
+        self._optional = set[
+            str
+        ]()  # what a network alone tracks beside, such as its optimizer
         for key, holder in self._checkpoint.objects().items():
             named = isinstance(holder, TableView) or all(id(each) in known for each in shards_of([holder]))
             name = name_of(holder) if named else key
-            self._objects[key if name in self._objects else name] = (key, holder)
+            name = key if name in self._objects else name
+            self._objects[name] = (key, holder)
+            if not (named or self._whole):
+                self._optional.add(name)
 
     @property
     def keys(self) -> dict[str, str]:
@@ -73,9 +79,10 @@ class LogicalCheckpoint:
         if not there:
             stored = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
             there = keys.of_earlier(contents, stored, slots=self._whole)
-        if missing := [name for name in self._objects if name not in there]:
+        if missing := [name for name in self._objects if name not in there and name not in self._optional]:
             raise KeyError(f"no value for {', '.join(missing)}")
-        table_views.restore(prefix, {there[name]: holder for name, (_, holder) in self._objects.items()})
+        found = {there[name]: holder for name, (_, holder) in self._objects.items() if name in there}
+        table_views.restore(prefix, found)
 
 
 def name_of(holder: Any) -> str:
