@@ -283,7 +283,11 @@ def test_a_plan_names_tables_and_counts_as_a_run_does(train):
     ("change", "message"),
     [
         ({"stack": "maybe"}, "stack is 'maybe', must be true, false or auto"),
+        ({"stack": 0}, "stack is 0, must be true, false or auto"),
         ({"deduplicate": 3}, "deduplicate is 3"),
+        ({"deduplicate": 1}, "deduplicate is 1, must be true, false or auto"),
+        ({"tables": [("a", "item")]}, "table a: features is 'item', must be a tuple of names"),
+        ({"tables": [("a", ())]}, r"table a: features is \(\), must be a tuple"),
         ({"tables": [("a", ("x",)), ("a", ("y",))]}, "two tables are called 'a'; rename one"),
         ({"tables": [("a", ("x",)), ("b", ("x",))]}, "feature 'x' is in the tables a and b; a feature has one table"),
         ({"tables": []}, "tables is empty"),

@@ -172,3 +172,78 @@ def test_the_network_alone_restores_from_an_earlier_checkpoint_with_a_legacy_opt
     expected, network = network(ids), _network("a", "b", stack=True)
     LogicalCheckpoint(network).restore(path, contents)
     np.testing.assert_array_equal(network(ids), expected)
+
+
+def test_a_collection_that_is_stored_alone_says_so_in_its_configuration():
+    from psrun.layers import EmbeddingCollection
+    from psrun.layers.stacks import stored_alone
+
+    with stored_alone():
+        layer = EmbeddingCollection(_tables("a", "b"), stack=True)
+    clone = EmbeddingCollection.from_config(layer.get_config())
+    assert [len(each.stacks) for each in (layer, clone)] == [2, 2]
+
+
+@pytest.mark.parametrize("stack", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("ragged", "t: the feature a must have dense ids, not a RaggedTensor; convert them with to_tensor"),
+        ("sparse", "t: the feature a must have dense ids, not a SparseTensor; convert them with to_tensor"),
+        ("float", "t: the feature a must have ids of an integer type, not of float32"),
+        ("string", "t: the feature a must have ids of an integer type, not of string"),
+    ],
+)
+def test_ids_of_another_kind_are_refused_by_name(stack, kind, message):
+    import tensorflow as tf
+
+    from psrun.layers import EmbeddingCollection
+
+    ids = {
+        "ragged": tf.ragged.constant([[1], [2, 3]]), "sparse": tf.sparse.from_dense([[1, 0], [2, 3]]),
+        "float": tf.constant([[1.7], [2.2]]), "string": tf.constant([["x"], ["y"]]),
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        EmbeddingCollection(_tables("a", "b"), stack=stack, name="t")({"a": ids[kind], "b": tf.constant([[1], [2]])})
+
+
+def test_a_plan_counts_the_traffic_of_a_table_by_its_ids():
+    from psrun.data import load
+    from psrun.roles import planner
+
+    found = {}
+    for stack in ("true", "false"):
+        run = run_config(*MODEL, "optimizer=lazy_adam", f"+model.stack={stack}")
+        found[stack] = planner.make(run, load.load_source(run)).traffic_by_variable
+    assert found["true"] == found["false"]
+    assert found["true"]["city/embeddings"].read_bytes == 3 * found["true"]["shop/embeddings"].read_bytes
+
+
+def test_a_partitioner_is_not_asked_for_more_rows_of_stacked_tables():
+    from psrun.cluster import placement
+    from psrun.cluster.placement import Placed
+
+    placed = [Placed(f"{name}/embeddings", 0, "ps-0", 10, "model", (3, 1), "float32") for name in "ab"]
+    with pytest.raises(ConfigError, match="is 4, more than the 3 rows of a/embeddings"):
+        placement.check_rows(placed, 4, stacked={"b/embeddings"})
+    placement.check_rows(placed, 4, stacked={"a/embeddings"})
+    assert placement.with_fewer_rows(placed, 4, stacked={"a/embeddings"}) == ["b/embeddings"]
+
+
+def test_the_tables_in_stacks_are_those_that_share_a_variable():
+    from psrun.layers import stacks
+
+    assert stacks.tables_in(_network("a", "b", stack=True)) == {"a/embeddings", "b/embeddings"}
+    assert stacks.tables_in(_network("a", "b", stack=False)) == set()
+
+
+def test_no_batch_is_read_once_every_stack_is_decided():
+    from types import SimpleNamespace
+
+    from psrun.layers.stacks import of
+    from psrun.program.compiled_model import decide_lookups
+
+    program: Any = SimpleNamespace(network=_network("a", "b", stack=True), distribution=SimpleNamespace(coordinator=1))
+    (stack,) = of(program.network)
+    stack.deduplicate = True
+    assert decide_lookups(program) == []

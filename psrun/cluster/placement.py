@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from psrun.errors import ConfigError, Problem
@@ -53,15 +53,19 @@ def balance(placed: Iterable[Placed], tasks: Sequence[str] = ()) -> Balance:
     return Balance(dict(sorted(by_task.items())), max(by_task.values()) * len(by_task) / total if total else 1.0)
 
 
-def check_rows(placed: Iterable[Placed], num_shards: int) -> None:
-    """Raises ConfigError if the largest variable has fewer rows than `num_shards`: sharding would be useless."""
+def check_rows(placed: Iterable[Placed], num_shards: int, *, stacked: Container[str] = ()) -> None:
+    """Raises ConfigError if the largest variable has fewer rows than `num_shards`: sharding would be useless.
+
+    Args:
+      stacked: variables that are cut in another way, whatever `num_shards` is.
+    """
     sizes: dict[Placed, int] = {}
     for shard in placed:
         if shard.kind == "model" and shard.variable_shape:
             whole = replace(shard, shard=0, task="", bytes=0)
             sizes[whole] = sizes.get(whole, 0) + shard.bytes
     largest = max(sizes, key=lambda variable: sizes[variable], default=None)
-    if largest and largest.variable_shape[0] < num_shards:
+    if largest and largest.variable not in stacked and largest.variable_shape[0] < num_shards:
         message = f"is {num_shards}, more than the {largest.variable_shape[0]} rows of {largest.variable}"
         raise ConfigError([Problem("partitioner.num_shards", f"{message}, the largest variable; use fewer shards")])
 
@@ -86,10 +90,10 @@ def check_memory(placed: Iterable[Placed], memory_bytes: int) -> None:
     raise ConfigError([Problem("model", message)])
 
 
-def with_fewer_rows(placed: Iterable[Placed], num_shards: int) -> list[str]:
-    """Model variables with rows, but fewer than `num_shards`."""
+def with_fewer_rows(placed: Iterable[Placed], num_shards: int, *, stacked: Container[str] = ()) -> list[str]:
+    """Model variables with rows, but fewer than `num_shards`; without those that are cut in another way."""
     model = {shard.variable: shard.variable_shape for shard in placed if shard.kind == "model"}
-    return [name for name, shape in model.items() if shape and shape[0] < num_shards]
+    return [name for name, shape in model.items() if shape and shape[0] < num_shards and name not in stacked]
 
 
 def observed(kind: str, variables: Iterable) -> list[Placed]:

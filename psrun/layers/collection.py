@@ -14,14 +14,13 @@ import tf_keras
 from psrun.layers.base import EmbeddingLayer, Undecided
 from psrun.layers.fetch import Fetch, check_options
 from psrun.layers.layout import Table
-from psrun.layers.stack import EMBEDDINGS, Stack, grouped
+from psrun.layers.stack import EMBEDDINGS, Stack, grouped, is_alone
 from psrun.tf_internals import cluster, keras
 from psrun.tf_internals.table_views import Views
 from psrun.tf_internals.tracing import stop_recording
 
 # Larger tables gain little from a stack, and a checkpoint copies the tables of a stack while it is written.
 MAX_STACKED_TABLE_BYTES = 64 << 20
-_STACK = (True, False, "auto")
 
 
 @tf_keras.utils.register_keras_serializable(package="psrun")
@@ -69,11 +68,12 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
     ) -> None:
         super().__init__(**kwargs)
         check_options(deduplicate, wire, oov)
-        if stack not in _STACK:
+        if not isinstance(stack, bool) and stack != "auto":
             raise ValueError(f"stack is {stack!r}, must be true, false or auto")
         given = [table if isinstance(table, Table) else Table(**table) for table in tables]
         self.tables: tuple[Table, ...] = self.untracked(tuple(given))
         _check(self.tables, concatenate)
+        stack = stack if not is_alone() else False
         self.stack, self.max_stacked_table_bytes = stack, max_stacked_table_bytes
         self.deduplicate, self.wire, self.oov, self.concatenate = deduplicate, wire, oov, concatenate
         groups = grouped(self.tables, stack=stack, max_table_bytes=max_stacked_table_bytes)
@@ -121,6 +121,8 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
         missing = [name for name in self.features if name not in ids]
         if missing:
             raise ValueError(f"{self.name}: the inputs lack the features {', '.join(missing)}")
+        for name in self.features:
+            _check_ids(ids[name], f"{self.name}: the feature {name}")
         fetches = []
         for stack in self.stacks:
             with stop_recording():
@@ -201,6 +203,14 @@ class _StackFetch:
         return rows
 
 
+def _check_ids(ids: Any, title: str) -> None:
+    """Raises ValueError where these are no ids."""
+    if isinstance(ids, tf.RaggedTensor | tf.SparseTensor):
+        raise ValueError(f"{title} must have dense ids, not a {type(ids).__name__}; convert them with to_tensor")
+    if not tf.as_dtype(ids.dtype).is_integer:
+        raise ValueError(f"{title} must have ids of an integer type, not of {tf.as_dtype(ids.dtype).name}")
+
+
 def _check(tables: Sequence[Table], concatenate: bool) -> None:
     """Raises ValueError where tables cannot be in one collection."""
     if not tables:
@@ -210,6 +220,8 @@ def _check(tables: Sequence[Table], concatenate: bool) -> None:
     for table in tables:
         if names.count(table.name) > 1:
             raise ValueError(f"two tables are called {table.name!r}; rename one")
+        if isinstance(table.features, str) or not table.features:
+            raise ValueError(f"table {table.name}: features is {table.features!r}, must be a tuple of names")
         if not 0 < table.num_ids < 2**31 - 1024 or table.dim < 1:
             raise ValueError(f"table {table.name}: {table.num_ids} ids of {table.dim} numbers; both must be positive, "
                              "the ids below 2**31 - 1024")  # fmt: skip

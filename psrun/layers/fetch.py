@@ -92,7 +92,7 @@ def _by_shard(positions: tf.Tensor, sizes: list[int]) -> tuple[list[tf.Tensor], 
 
 def check_options(deduplicate: bool | str, wire: str, oov: str) -> None:
     """Raises ValueError where an embedding layer cannot have these options."""
-    if deduplicate not in (True, False, "auto"):
+    if not isinstance(deduplicate, bool) and deduplicate != "auto":
         raise ValueError(f"deduplicate is {deduplicate!r}, must be true, false or auto")
     if wire not in WIRES:
         raise ValueError(f"wire is {wire!r}, must be one of {', '.join(WIRES)}")

@@ -26,7 +26,6 @@ _FEW_SHARDS = 16
 # Of a stack: positions are int32, and each table may have some rows without an id in each shard.
 _MAX_IDS = 2**31 - 2**24
 
-
 _alone: ContextVar[bool] = ContextVar("alone", default=False)
 _num_servers: ContextVar[int | None] = ContextVar("num_servers", default=None)
 
@@ -39,6 +38,11 @@ def stored_alone() -> Iterator[None]:
         yield
     finally:
         _alone.reset(token)
+
+
+def is_alone() -> bool:
+    """Whether a new collection is within `stored_alone`."""
+    return _alone.get()
 
 
 @contextlib.contextmanager
@@ -61,7 +65,7 @@ def grouped(tables: Sequence[Table], *, stack: bool | str, max_table_bytes: int)
     rows: Counter[tuple[int, int]] = Counter()
     for table in tables:
         large = stack == "auto" and table.num_ids * table.dim * tf.float32.size > max_table_bytes
-        if _alone.get() or large or stack is False:
+        if large or stack is False:
             groups[table.name] = [table]
             continue
         number = next(number for number in count() if rows[table.dim, number] + table.num_ids <= _MAX_IDS)

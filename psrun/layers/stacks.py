@@ -14,10 +14,20 @@ from psrun.cluster.placement import Placed
 from psrun.errors import ConfigError, Problem
 from psrun.layers import lookups
 from psrun.layers.collection import EmbeddingCollection
-from psrun.layers.stack import Stack, arranged_for, stored_alone
+from psrun.layers.stack import EMBEDDINGS, Stack, arranged_for, stored_alone
 from psrun.tf_internals import optimizers
 
-__all__ = ["arranged_for", "by_table", "check_names", "check_optimizer", "collections", "of", "stored_alone"]
+__all__ = [
+    "arranged_for",
+    "by_table",
+    "check_names",
+    "check_optimizer",
+    "collections",
+    "ids_per_example",
+    "of",
+    "stored_alone",
+    "tables_in",
+]
 
 
 def of(network: tf_keras.Model) -> list[Stack]:
@@ -25,9 +35,28 @@ def of(network: tf_keras.Model) -> list[Stack]:
     return [stack for layer in collections(network) for stack in layer.stacks if stack.layout is not None]
 
 
+def tables_in(network: tf_keras.Model) -> set[str]:
+    """The names of the variables that the tables in stacks would be alone."""
+    return {f"{table.name}/{EMBEDDINGS}" for stack in of(network) for table in stack.tables}
+
+
 def collections(network: tf_keras.Model) -> list[EmbeddingCollection]:
     """The embedding collections in a network."""
     return [layer for layer in lookups.of(network) if isinstance(layer, EmbeddingCollection)]
+
+
+def ids_per_example(network: tf_keras.Model) -> Counter[str]:
+    """By table of a collection, how many ids of an example are looked up in it.
+
+    Only functional models know what their layers are called on; else, each feature counts as one id.
+    """
+    number: Counter[str] = Counter()
+    for layer in collections(network):
+        calls = [layer.get_input_at(index) for index in range(len(layer.inbound_nodes))]
+        for table in layer.tables:
+            for name in table.features:
+                number[table.name] += sum(ids[name].shape[1:].num_elements() or 1 for ids in calls) if calls else 1
+    return number
 
 
 def by_table(placed: Iterable[Placed], network: tf_keras.Model) -> list[Placed]:

@@ -40,8 +40,9 @@ def _report_placement(program: Program, reporter: Reporter) -> None:
         reporter.warn(text)
     num_shards = program.config.partitioner.num_shards
     if program.config.cluster.has_parameter_servers and num_shards is not None:
-        placement.check_rows(placed, num_shards)
-        if short := placement.with_fewer_rows(placed, num_shards):
+        stacked = stacks.tables_in(program.network)
+        placement.check_rows(placed, num_shards, stacked=stacked)
+        if short := placement.with_fewer_rows(placed, num_shards, stacked=stacked):
             reporter.warn(f"fewer than {num_shards} shards, one per row: {', '.join(short)}")
 
 

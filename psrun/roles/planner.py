@@ -108,7 +108,7 @@ def make(
         tf.function(state).get_concrete_function()
     placed = _place(recorder, built, run_config, rule)
     if run_config.cluster.has_parameter_servers and run_config.partitioner.num_shards is not None:
-        placement.check_rows(placed, run_config.partitioner.num_shards)
+        placement.check_rows(placed, run_config.partitioner.num_shards, stacked=stacks.tables_in(built.network))
     if run_config.cluster.has_parameter_servers and not run_config.cluster.spans_machines:
         placement.check_memory(placed, psutil.virtual_memory().total if memory_bytes is None else memory_bytes)
     total = sum(gradients.values(), Traffic())
@@ -188,17 +188,18 @@ def _traffic(built: compiled_model.Program) -> dict[str, Traffic]:
 
 
 def _by_table(found: dict[str, Traffic], built: compiled_model.Program) -> Iterator[tuple[str, Traffic]]:
-    """The traffic of a stack by table, in proportion to the features that are looked up in each."""
+    """The traffic of a stack by table, in proportion to the ids that are looked up in each."""
     of_variable = {stack.variable_name: stack for stack in stacks.of(built.network)}
+    num_ids = stacks.ids_per_example(built.network)
     for name, traffic in found.items():
         if name not in of_variable:
             yield name, traffic
             continue
         tables = of_variable[name].tables
-        num_features = sum(len(table.features) for table in tables)
+        together = sum(num_ids[table.name] for table in tables)
         for table in tables:
-            share = len(table.features)
-            read, pushed = traffic.read_bytes * share // num_features, traffic.pushed_bytes * share // num_features
+            share = num_ids[table.name]
+            read, pushed = traffic.read_bytes * share // together, traffic.pushed_bytes * share // together
             yield name.replace(of_variable[name].name, table.name), Traffic(read, pushed)
 
 
