@@ -135,6 +135,22 @@ def test_a_checkpoint_without_a_value_of_an_object_does_not_restore(tmp_path):
         made["number"].restore(path, Contents.of("Adam", [], made["schedule"].keys))
 
 
+def test_a_compiled_network_restores_from_a_checkpoint_with_another_optimizer(tmp_path):
+    """A network tracks the optimizer that it was compiled with, which its evaluation does not need."""
+    import tensorflow as tf
+
+    from psrun.checkpoint.logical import LogicalCheckpoint
+    from psrun.checkpoint.manifest import Contents
+
+    networks = [_network("a", "b", stack=stack) for stack in (False, True)]
+    written, path = LogicalCheckpoint(networks[0]), str(tmp_path / "written")
+    written.write(tf.constant(path))
+    networks[1].compile(optimizer="adam", loss="mse")
+    LogicalCheckpoint(networks[1]).restore(path, Contents.of("", [], written.keys))
+    ids = {name: np.arange(6)[:, np.newaxis] for name in "ab"}
+    np.testing.assert_array_equal(networks[0](ids), networks[1](ids))
+
+
 @pytest.mark.parametrize("stack", [True, False])
 def test_weights_of_keras_without_a_table_are_those_of_another_model(tmp_path, stack):
     from psrun.checkpoint.sources import KerasCheckpoints

@@ -39,9 +39,7 @@ class LogicalCheckpoint:
         self._checkpoint = table_views.NamedCheckpoint(self._plain, replaced)
         known = {id(shard) for shard in shards_of([*network.variables, *slots])}
         self._objects: dict[str, tuple[str, Any]] = {}
-        self._optional = set[
-            str
-        ]()  # what a network alone tracks beside, such as its optimizer
+        self._optional: set[str] = set()  # what a network alone tracks besides, such as the optimizer of `compile`
         for key, holder in self._checkpoint.objects().items():
             named = isinstance(holder, TableView) or all(id(each) in known for each in shards_of([holder]))
             name = name_of(holder) if named else key
