@@ -396,6 +396,7 @@ def test_a_reader_that_leaves_does_not_end_the_training(tmp_path):
     assert (done.returncode, done.stderr) == (0, message)
 
 
+@pytest.mark.thorough
 def test_what_was_planned_or_refused_leaves_no_folder_but_where_one_was_named(psrun, tmp_path):
     quick = ["model=dense", "cluster=none"]
     assert psrun("mode=plan", "--config-dir", ".", *quick).code == 0  # an option keeps the fixture from naming a folder

@@ -207,6 +207,7 @@ def test_a_vocabulary_is_counted_and_used(tmp_path, capsys):
     assert ids.tolist() == [known.get(value, 0) for value in features["C3"][:, 0]]
 
 
+@pytest.mark.thorough
 def test_a_vocabulary_belongs_to_the_run(train, tmp_path):
     """An export has it within; a run does not go on with another one."""
     import tensorflow as tf

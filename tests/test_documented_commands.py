@@ -25,6 +25,7 @@ from psrun.cli import hydra_app
 from psrun.cli.main import COMMANDS
 from psrun.config import compose, parse
 from psrun.errors import ConfigError, ExitCode
+from psrun.results import sweep_state
 
 # Executed by test_init.py, test_completion.py (-sc), test_command.py (GROUP=?), and below (checkpoint).
 ELSEWHERE = ("init", "-sc", "model=?", "--version", "checkpoint")
@@ -54,6 +55,7 @@ def folder(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(gzip.compress(text.getvalue().encode()))
     for name in ("train.csv", "eval.csv", "clicks.csv"):
         (tmp_path / name).write_text(text.getvalue())
+    monkeypatch.setattr(sweep_state, "BETWEEN_JOBS_S", 0.0)  # `a_sweep` writes no sweep.json
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     before = signal.getsignal(signal.SIGTERM)
@@ -132,7 +134,7 @@ def _first(argument: str) -> str:
     return f"{override.key_or_group}={override.value().start}"
 
 
-@pytest.mark.thorough
+@pytest.mark.packaging
 def test_readme_can_be_followed_in_a_new_folder(shell, tmp_path):
     """Each command as it is written, at a small size; then what the guides do with a run that was trained."""
     text = (ROOT / "README.md").read_text()

@@ -56,7 +56,7 @@ def test_the_commands_of_a_new_project_run_as_its_readme_has_them(shell, tmp_pat
     assert last_metrics(run)["val_auc"] > 0.95
 
 
-@pytest.mark.thorough
+@pytest.mark.packaging
 def test_the_commands_of_the_tutorial_run_as_written(shell, tmp_path):
     text = (ROOT / "docs" / "tutorials" / "your-csv.md").read_text()
     for title, script in blocks(text, "python"):

@@ -336,7 +336,7 @@ TINY = ["model=dense", "optimizer=sgd", "cluster=none", "evaluation=none", "trai
         "data.num_train_examples=500"]  # fmt: skip
 
 
-@pytest.mark.command
+@pytest.mark.thorough
 def test_plans_of_a_sweep_are_made_in_one_process(psrun, tmp_path):
     sweep = f"hydra.sweep.dir={tmp_path / 'sweep'}"
     done = psrun(

@@ -419,6 +419,15 @@ def test_a_job_that_is_gone_is_told_and_the_sweep_ends(tmp_path, capfd):
     assert " gone  " in capfd.readouterr().out
 
 
+def test_a_killed_sweep_is_over_although_jobs_wait(tmp_path, capfd):
+    listed = [{"number": n, "folder": str(n), "overrides": []} for n in range(2)]
+    record = {"status": "running", "host": process.place()["host"], "jobs": listed}
+    (tmp_path / "sweep.json").write_text(json.dumps(record))
+    a_run(tmp_path / "0")
+    assert main([str(tmp_path)]) == ExitCode.FAILED
+    assert "1 completed, 1 waiting" in capfd.readouterr().out
+
+
 def test_a_sweep_that_is_called_off_or_deleted_is_told(tmp_path):
     for name, said in (("sweep.json", "no run is left"), ("", "moved or deleted")):
         folder = tmp_path / f"sweep{name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from psrun import files
 from psrun.errors import PsrunError
 from psrun.results import folders, reading, run_state
 from psrun.results.events import Progress
@@ -65,7 +67,7 @@ class SweepState:
 
     Attributes:
       jobs: in the order of their numbers; without sweep.json in that of their names.
-      status: of the sweep, as in sweep.json; None without one.
+      status: of the sweep, as in sweep.json, or gone (its process was killed); None without sweep.json.
       metric: the metric that ranks the jobs; None while there is none.
       mode: 'min' or 'max'.
     """
@@ -90,7 +92,7 @@ class SweepState:
     @property
     def is_over(self) -> bool:
         """Whether no job runs and none will start."""
-        if self.status not in (None, "running"):  # an interrupted sweep leaves jobs behind that never started
+        if self.status not in (None, "running"):  # jobs that had not started when it ended never start
             return not any(job.has_started and not job.is_over for job in self.jobs)
         if not self.jobs:  # they are not known yet
             return self.status is None
@@ -136,7 +138,18 @@ class SweepReader:
         apart = distinguishing([job.overrides for job in jobs])
         jobs = [replace(job, apart=text) for job, text in zip(jobs, apart)]
         status = self._record.get("status")
+        if record is None and status == "running" and self._is_gone():
+            status = "gone"
         return SweepState(jobs, None if status is None else str(status), *self._ranked_by(jobs))
+
+    def _is_gone(self) -> bool:
+        """Whether the process of a sweep that is recorded as running was killed."""
+        if self._record.get("host") != socket.gethostname():  # a shared file system may keep locks local
+            return False
+        try:
+            return not files.is_locked(self._path) and self._read().get("status") == "running"
+        except OSError:  # a file system without locks
+            return False
 
     def _read(self) -> Mapping[str, Any]:
         record, problem = reading.loaded(self._path / RECORD)
