@@ -103,7 +103,7 @@ def _vocabulary(console: Console, path: str, folder: Path, min_count: int, num_b
     with _new_folder(folder):
         with process.silent_stderr():  # hides TensorFlow's messages about this machine
             vocabulary = importlib.import_module("psrun.data.vocabulary")  # only this command needs TensorFlow
-        counts = vocabulary.write(path, folder, min_count=min_count, num_buckets=num_buckets, seed=seed)
+            counts = vocabulary.write(path, folder, min_count=min_count, num_buckets=num_buckets, seed=seed)
     table = Table(box=None, pad_edge=False)
     for name in ("category", "values", "omitted", f"share a bucket of {num_buckets:,}"):
         table.add_column(name, justify="left" if name == "category" else "right")

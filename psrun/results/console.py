@@ -182,9 +182,12 @@ class ConsoleSink:
         first = "" if first_s is None else f" (first step after {first_s:.1f} s)"
         last, own = "", event.data.get("this_process")  # earlier versions did not record it
         if own is not None and own["steps"] < (event.step or 0):
-            last = f", the last {own['steps']} of them by this process in {own['seconds']:.1f} s"
+            number = f"the last {own['steps']}" if own["steps"] else "none"
+            last = f", {number} of them by this process in {own['seconds']:.1f} s"
         done = f" {event.step} steps in {event.wall_s:.1f} s{first}{last}  {numbers(event.data['metrics'])}"
         self._print(("completed", "green"), done)
+        if own is not None and not own["steps"]:
+            self._print(("hint:", "yellow"), " the run was complete; to train on, set trainer.epochs higher")
         if _at_chance(event.data["metrics"]):
             self._print(("hint:", "yellow"), f" {_AT_CHANCE}")
 
