@@ -14,7 +14,7 @@ from psrun.program.compiled_model import Program
 from psrun.training.audit import Audit
 from psrun.training.input_streams import Stream
 
-# Batches requested by a worker and not yet used: lost with the worker; a resumed run may repeat or skip so many.
+# Batches that a worker has requested and not yet used. A lost worker loses them; a resumed run repeats or skips them.
 MAX_OUTSTANDING = 4
 
 
@@ -39,16 +39,16 @@ class DataServiceInput(Stream):
             "element_spec": read.element_spec,
             "job_name": f"psrun-{uuid.uuid4().hex}",  # one for all workers of this chief, which share its batches
         }
-        super().__init__(self._handed_out, audit)
+        super().__init__(self._assigned, audit)
 
-    def _handed_out(self, context: Any = None, numbers: Callable[[], tf.data.Dataset] | None = None) -> tf.data.Dataset:
-        handed_out = service.from_dataset_id(
+    def _assigned(self, context: Any = None, numbers: Callable[[], tf.data.Dataset] | None = None) -> tf.data.Dataset:
+        assigned = service.from_dataset_id(
             service.ShardingPolicy.DYNAMIC,
             max_outstanding_requests=MAX_OUTSTANDING,
             **self._of_service,
         )
         if numbers is None:
-            return handed_out.map(lambda number, examples, batch: batch).prefetch(1)
+            return assigned.map(lambda number, examples, batch: batch).prefetch(1)
         worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
         first = worker * self._num_examples
-        return handed_out.map(lambda number, examples, batch: (number, first + examples, batch)).prefetch(1)
+        return assigned.map(lambda number, examples, batch: (number, first + examples, batch)).prefetch(1)

@@ -13,7 +13,7 @@ from psrun.training.audit import Audit
 from psrun.training.data_service_input import DataServiceInput
 from psrun.training.input_streams import DealtInput, Stream
 
-# Skipping to a position in a stream of data takes time: some 10 s for so many batches of data in memory.
+# Skipping this many batches of in-memory data takes about 10 s.
 _MAX_SKIPPED_BATCHES = 50_000
 
 

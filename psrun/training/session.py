@@ -37,19 +37,19 @@ class Session:
     It does not drive the trainer as a generator of epochs: Keras' `fit` and loops of users call it from within.
 
     Args:
-      evaluation: None where nothing is evaluated here.
-      saving: None where no checkpoints are taken.
+      evaluation: None if this process evaluates nothing.
+      saving: None if no checkpoints are saved.
       following: receives the metrics of epochs and evaluations.
-      folder: takes what belongs in the run's result.
-      start: where the training goes on from; the program's variables are those of that moment.
-      hooks: what a person has called while the run trains.
-      stop: asked between executions whether to end early.
-      lockstep: where other processes do the same steps.
+      folder: the run folder, which records the results.
+      start: the position from which the training continues; the program's variables have the values of that position.
+      hooks: callbacks of the user.
+      stop: called between executions; returns whether to stop early.
+      lockstep: set if other processes apply the same steps.
 
     Attributes:
-      scheduled: steps scheduled in this process.
-      left: steps that were to be done when it began.
-      step_time: where the time of steps went, up to the last join; None where it was not measured.
+      scheduled: number of steps scheduled by this process.
+      left: number of steps to apply when the session began.
+      step_time: the stages of a step up to the last join; None if they are not measured.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Session:
 
     @property
     def steps(self) -> dict[str, int]:
-        """Of the whole run, as far as is known: what was applied before this process may hold steps run twice."""
+        """Steps of the whole run. Those that earlier processes applied may include repeated ones."""
         applied = self.monitor.last_step
         scheduled = self.start.scheduled + self.scheduled
         return {"applied": applied, "scheduled": scheduled, "repeated": max(0, applied - scheduled)}
@@ -227,13 +227,13 @@ class Session:
     @property
     def ends_early(self) -> bool:
         """Whether an evaluation has requested to stop before the next epoch."""
-        return self.lockstep is None and self._folder.whole.ends_early()  # else not all would see it at once
+        return self.lockstep is None and self._folder.whole.ends_early()  # else processes would stop at different steps
 
     def training_ends(self) -> None:
-        """Call when the trainer is done, perhaps before the last epoch: what was trained is in a checkpoint.
+        """Saves the last checkpoint. Call when the trainer is done, perhaps before the last epoch.
 
         Raises:
-          Interrupted: it is done early because the process is to end.
+          Interrupted: the trainer stopped early because of a signal.
         """
         step = iterations(self.program)
         if step != self.first_step:
