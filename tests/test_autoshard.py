@@ -43,14 +43,14 @@ def test_what_is_not_chosen_is_as_tensorflow_does_it(tmp_path):
     assert policy(files, None, run_config("cluster=local", "model=dense")) is None
 
 
-def test_data_that_does_not_begin_with_files_is_told():
+def test_data_that_does_not_begin_with_files_is_reported():
     from example_ids import Numbered
 
     with pytest.raises(ConfigError, match=r"data\.sharding: is file, but .* does not start from files.*choose data"):
         policy(Numbered(), "file")
 
 
-def test_a_plan_tells_it_too():
+def test_a_plan_reports_it_too():
     from psrun.data import load
     from psrun.roles import planner
 
@@ -59,7 +59,7 @@ def test_a_plan_tells_it_too():
         planner.make(run, load.load_source(run))
 
 
-def test_what_tensorflow_says_of_too_few_files_is_understood(tmp_path):
+def test_tensorflows_message_about_too_few_files_is_understood(tmp_path):
     """It has no other way to tell."""
     import tensorflow as tf
     from example_ids import InFiles
@@ -99,7 +99,7 @@ def test_what_tensorflow_says_of_too_few_files_is_understood(tmp_path):
         ((*TOGETHER, "data.sharding=files"), r"is 'files', must be one of auto, file, data, off, None"),
     ],
 )
-def test_what_cannot_be_is_told(pieces, said):
+def test_what_cannot_be_is_reported(pieces, said):
     with pytest.raises(ConfigError, match=said):
         run_config("data.sharding=data", *pieces)
 

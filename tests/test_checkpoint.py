@@ -202,7 +202,7 @@ def test_a_manifest_of_another_shape_is_damage(store):
     assert "manifest" in store.damage(300)
 
 
-def test_inspect_tells_all_and_each(store, capsys, monkeypatch):
+def test_inspect_describes_all_and_each(store, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     store.compare(200, "val_auc", 0.75, mode="max")
     truncated(Path(store.prefix(100) + ".index"))
@@ -235,14 +235,14 @@ def test_verify_reads_everything(store, capsys, monkeypatch):
     ("name", "said"),
     [("no/such", "no such folder"), ("", "there is no checkpoint in"), ("checkpoints/ckpt-7", "there: 300, 200, 100")],
 )
-def test_a_path_without_a_checkpoint_is_told(store, name, said):
+def test_a_path_without_a_checkpoint_is_reported(store, name, said):
     (store.folder.parent / "empty").mkdir()
     path = store.folder.parent / (name or "empty")
     with pytest.raises(ConfigError, match=said):
         commands.main(["inspect", str(path)])
 
 
-def test_a_command_line_that_makes_no_sense_is_told(capsys):
+def test_a_command_line_that_makes_no_sense_is_reported(capsys):
     for arguments in ([], ["look", "x"], ["verify"], ["diff", "one"]):
         with pytest.raises(SystemExit, match="2"):
             commands.main(arguments)

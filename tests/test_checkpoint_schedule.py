@@ -193,7 +193,7 @@ def test_a_disk_that_becomes_read_only_costs_nothing_that_was_complete(train, di
 
 @pytest.mark.thorough
 @pytest.mark.tensorflow
-def test_checkpoints_that_are_deleted_under_the_run_are_missed_when_it_is_to_go_on(train, monkeypatch):
+def test_checkpoints_deleted_during_the_run_are_missed_at_resume(train, monkeypatch):
     from psrun.training.session import Session
 
     after = Session._evaluated
@@ -329,7 +329,7 @@ def test_what_is_not_finite_is_not_saved(train, trainer, monkeypatch, tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_a_run_goes_on_in_epochs_of_another_length(train, trainer):
+def test_a_run_resumes_with_epochs_of_another_length(train, trainer):
     pieces = ("cluster=none", f"trainer={trainer}", "trainer.steps_per_execution=1", "checkpoint.max_to_keep=9")
     _, folder = train(*pieces, "checkpoint.every_steps=8", "trainer.epochs=1")
     for steps_per_epoch in (8, 6, 20):

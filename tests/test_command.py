@@ -146,7 +146,7 @@ def test_a_mistake_is_one_clear_message_and_exit_code_2(psrun, arguments, said):
         (["data=fashion_mnist", "data.path=/no/such"], ["data.path: '/no/such' does not exist"]),
     ],
 )
-def test_all_mistakes_are_told_at_once(psrun, arguments, said):
+def test_all_mistakes_are_reported_at_once(psrun, arguments, said):
     done = psrun(*arguments)
     for each in said:
         assert each in done.stderr
@@ -163,7 +163,7 @@ def test_a_failure_has_its_traceback_in_the_log_only(psrun):
     assert done.result["error"]["type"] == "NonFiniteLossError"
 
 
-def test_a_port_that_is_taken_is_told(psrun, tmp_path):
+def test_a_port_that_is_taken_is_reported(psrun, tmp_path):
     """A module of the person's own stands in for the picking of ports; the server that cannot start is real."""
     (tmp_path / "sitecustomize.py").write_text(
         textwrap.dedent("""
@@ -235,7 +235,7 @@ class Told(tf_keras.callbacks.Callback):
 
 
 @pytest.fixture
-def own_pieces(tmp_path) -> Path:
+def own_components(tmp_path) -> Path:
     (tmp_path / "mine.py").write_text(MINE)
     for group, text in {"model": "_target_: mine.line\nwidth: 4\n",
                         "data": "_target_: mine.Doubled\nglobal_batch_size: 16\n"}.items():  # fmt: skip
@@ -250,18 +250,18 @@ def own(psrun, *arguments: str, root: Path):
                  "trainer.epochs=2", "trainer.steps_per_epoch=20", *arguments)  # fmt: skip
 
 
-def test_a_persons_own_model_data_and_callbacks_train_without_touching_psrun(psrun, own_pieces):
+def test_a_persons_own_model_data_and_callbacks_train_without_touching_psrun(psrun, own_components):
     written = "{_target_: tf_keras.callbacks.CSVLogger, filename: '${hydra:runtime.output_dir}/epochs.csv'}"
     callbacks = f"trainer.callbacks=[{{_target_: mine.Told}},{written}]"
-    done = own(psrun, "model.width=8", "trainer=fit", callbacks, root=own_pieces)
+    done = own(psrun, "model.width=8", "trainer=fit", callbacks, root=own_components)
     assert done.code == 0, done.stderr
     assert "told of epoch 1 ['loss', 'mae', 'val_loss', 'val_mae']" in done.stdout
     assert done.result["metrics"]["val_loss"] < 0.5
     assert len((done.folder / "epochs.csv").read_text().splitlines()) == 3
 
 
-def test_mistakes_in_a_persons_own_pieces_are_told(psrun, own_pieces):
-    done = own(psrun, "+model.widht=8", root=own_pieces)
+def test_mistakes_in_user_components_are_reported(psrun, own_components):
+    done = own(psrun, "+model.widht=8", root=own_components)
     assert (done.code, "Did you mean 'width'?" in done.stderr) == (2, True)
 
 

@@ -69,7 +69,7 @@ def test_the_help_has_commands_to_copy_and_every_group_and_command(psrun):
         ("psrun seed.nonsense", []),
     ],
 )
-def test_an_answer_is_all_that_is_told(monkeypatch, capfd, tmp_path, line, answers):
+def test_completion_prints_only_the_answers(monkeypatch, capfd, tmp_path, line, answers):
     (tmp_path / "runs" / "model").mkdir(parents=True)
     (tmp_path / "runs" / "model" / "mine.yaml").write_text("_target_: mine.line\n")
     monkeypatch.chdir(tmp_path)

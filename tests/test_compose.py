@@ -95,7 +95,7 @@ def test_a_yaml_file_that_cannot_be_read_is_named_with_the_line(refused, held, s
          "model: there is no model named 'denes', which a YAML file selects. Did you mean 'dense'?"),
     ],
 )  # fmt: skip
-def test_mistakes_in_an_own_experiment_are_told_by_what_to_write(refused, held, said):
+def test_mistakes_in_a_users_experiment_are_reported_with_the_fix(refused, held, said):
     assert said in refused("experiment=tried", files={"experiment/tried": held})
 
 
@@ -110,7 +110,7 @@ def test_mistakes_in_an_own_experiment_are_told_by_what_to_write(refused, held, 
         ("trainer._target_=mine.loop", "To use your own callable, set trainer=own_loop."),
     ],
 )  # fmt: skip
-def test_a_choice_that_is_not_there_is_told_with_the_next_move(refused, argument, said):
+def test_an_unknown_choice_is_reported_with_the_next_move(refused, argument, said):
     assert said in refused(argument)
 
 
@@ -128,13 +128,13 @@ def test_an_experiment_may_set_what_belongs_to_no_group(tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["afile", "afile/run", "/proc/run"])
-def test_a_run_folder_that_cannot_be_made_is_told_by_its_key(tmp_path, refused, folder):
+def test_a_run_folder_that_cannot_be_made_is_reported_by_its_key(tmp_path, refused, folder):
     (tmp_path / "afile").touch()
     path = tmp_path / folder
     assert refused(f"hydra.run.dir={folder}").startswith(f"hydra.run.dir: {path} cannot be created or written to: ")
 
 
-def test_a_disk_that_is_full_before_the_run_begins_is_told_with_the_folder(tmp_path, monkeypatch):
+def test_a_disk_that_is_full_before_the_run_begins_is_reported_with_the_folder(tmp_path, monkeypatch):
     (tmp_path / "run" / ".hydra").mkdir(parents=True)
     (tmp_path / "run" / ".hydra" / "config.yaml").symlink_to("/dev/full")
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as the command does

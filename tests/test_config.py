@@ -32,7 +32,7 @@ def changed(*path: str, value, overrides: tuple[str, ...] = ()):
     return raw
 
 
-def test_data_files_that_are_missing_are_told_together(tmp_path):
+def test_data_files_that_are_missing_are_reported_together(tmp_path):
     """Before TensorFlow is imported, patterns too; files of other file systems are not looked for."""
     (tmp_path / "rows.csv").touch()
     table = ("data=table", "data.label=label", "evaluation=none")
@@ -95,13 +95,13 @@ def test_every_choice_of_every_group_loads(group):
         (("seed",), "x", "must be an integer"),
     ],
 )  # fmt: skip
-def test_a_problem_is_told_by_its_key(path, value, said):
+def test_a_problem_is_reported_by_its_key(path, value, said):
     found = problems(changed(*path, value=value))
     wanted = ".".join(path) if path[-1] != "_target_" or value != 3 else path[0]
     assert said in found[wanted]
 
 
-def test_all_problems_are_told_at_once():
+def test_all_problems_are_reported_at_once():
     raw = raw_config()
     raw["trainer"]["epochs"], raw["cluster"]["num_workers"], raw["model"]["unit"] = "x", 0, 1
     assert set(problems(raw)) == {"trainer.epochs", "cluster.num_workers", "model.unit"}

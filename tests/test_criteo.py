@@ -115,7 +115,7 @@ def test_rows_are_the_same_whether_others_are_bad(tmp_path):
         assert values.tolist() == bad[name].tolist()
 
 
-def test_files_that_cannot_be_used_are_told(tmp_path):
+def test_files_that_cannot_be_used_are_reported(tmp_path):
     with pytest.raises(DataError, match=r"nothing-\*: no such file"):
         criteo(tmp_path / "nothing-*")
     (tmp_path / "folder").mkdir()
@@ -236,7 +236,7 @@ def test_a_vocabulary_belongs_to_the_run(train, tmp_path):
 
 
 @pytest.mark.thorough
-def test_what_is_made_has_the_truth_that_it_tells(tmp_path):
+def test_synthesized_data_has_the_recorded_truth(tmp_path):
     """The told AUC is that of the true probabilities, as another library counts it."""
     from sklearn import metrics
 
@@ -272,7 +272,7 @@ def test_the_same_seed_makes_the_same_files(tmp_path, capsys):
         (["--num-files", "0"], "num-files is 0"),
     ],
 )
-def test_what_cannot_be_made_is_told(tmp_path, arguments, said):
+def test_what_cannot_be_made_is_reported(tmp_path, arguments, said):
     with pytest.raises(ConfigError, match=said):
         commands.main(["synthesize", str(tmp_path / "made"), *arguments])
     assert not (tmp_path / "made").exists()
@@ -328,7 +328,7 @@ def test_models_learn_from_it_on_a_cluster(train, tmp_path, model):
         (("model=two_tower", "data=regression"), "got task=regression"),
     ],
 )
-def test_data_that_a_model_cannot_use_is_told(train, tmp_path, pieces, said):
+def test_data_that_a_model_cannot_use_is_reported(train, tmp_path, pieces, said):
     file = tmp_path / "rows.tsv"
     file.write_text(f"{GOOD}\n" * 99)
     own = () if "data=regression" in pieces else (f"data.path={file}", *READ)

@@ -74,7 +74,7 @@ def test_fashion_mnist_reads_idx_and_npz_alike(idx_folder, tmp_path_factory):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "garbage"])
-def test_fashion_mnist_that_is_damaged_is_told(idx_folder, damage):
+def test_fashion_mnist_that_is_damaged_is_reported(idx_folder, damage):
     path = idx_folder / "t10k-images-idx3-ubyte.gz"
     if damage == "missing":
         path.unlink()
@@ -84,7 +84,7 @@ def test_fashion_mnist_that_is_damaged_is_told(idx_folder, damage):
         FashionMnist(path=str(idx_folder))
 
 
-def test_an_npz_without_the_arrays_is_told(tmp_path):
+def test_an_npz_without_the_arrays_is_reported(tmp_path):
     np.savez(tmp_path / "f.npz", x=np.zeros(3))
     with pytest.raises(DataError, match="x_train"):
         FashionMnist(path=str(tmp_path / "f.npz"))

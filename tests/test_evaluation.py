@@ -65,7 +65,7 @@ def test_exact_counts_every_example_once_and_agrees_with_one_process(
 
 
 @pytest.mark.thorough
-def test_distributed_sees_as_many_examples_as_it_says(train):
+def test_distributed_sees_as_many_examples_as_it_reports(train):
     result, _ = train(*counted(num_examples=200, batch=10), "evaluation=distributed", "trainer.epochs=2")
     found = result["evaluation"]
     assert (found["mode"], found["examples_seen"]) == ("distributed", 200)
@@ -101,7 +101,7 @@ def test_all_ways_give_the_same_metrics(train, trainer):
         ("+data.wide=true", r"evaluation examples have .*\(2,\)"),
     ],
 )
-def test_evaluation_data_that_will_not_do_is_told_before_training(train, option, said):
+def test_evaluation_data_that_will_not_do_is_reported_before_training(train, option, said):
     with pytest.raises(ConfigError, match=said):
         train(*counted(data="AsOthersHaveIt"), option, "evaluation=exact")
 
@@ -280,7 +280,7 @@ def test_a_sidecar_without_checkpoints_or_with_another_model_says_so(train, side
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("trainer", ["custom_loop", pytest.param("fit", marks=pytest.mark.thorough)])
-def test_a_training_that_is_told_to_end_early_does(train, trainer, monkeypatch):
+def test_a_training_stops_early_on_request(train, trainer, monkeypatch):
     from psrun.training.session import Session
 
     begins = Session.epoch_begins
@@ -327,7 +327,7 @@ def test_a_training_that_is_told_to_end_early_does(train, trainer, monkeypatch):
         (["evaluation=sidecar", "cluster=local", "evaluation.every=2"], "must be one of each, latest"),
     ],
 )
-def test_modes_that_cannot_be_are_told_before_anything_starts(overrides, said):
+def test_modes_that_cannot_be_are_reported_before_anything_starts(overrides, said):
     with pytest.raises(ConfigError, match=said):
         run_config(*overrides)
 
@@ -378,7 +378,7 @@ def test_early_stopping_and_learning_rate_follow_every_way_to_evaluate(train, tr
 
 
 @pytest.mark.tensorflow
-def test_a_run_that_goes_on_keeps_its_learning_rate_and_its_patience(train, monkeypatch):
+def test_a_resumed_run_keeps_its_learning_rate_and_its_patience(train, monkeypatch):
     from psrun.training.metric_policies import MetricPolicies
 
     ended = MetricPolicies.epoch_ended
@@ -413,7 +413,7 @@ def test_a_run_that_goes_on_keeps_its_learning_rate_and_its_patience(train, monk
         ),
     ],
 )
-def test_a_metric_to_follow_that_the_run_has_not_got_is_told(train, overrides, said):
+def test_a_followed_metric_that_the_run_lacks_is_reported(train, overrides, said):
     with pytest.raises(ConfigError, match=said):
         train("cluster=none", "early_stopping.mode=max", *overrides)
 

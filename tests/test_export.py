@@ -68,7 +68,7 @@ def test_single_files_of_sharded_models_are_refused(train, tmp_path, monkeypatch
 
 
 @pytest.mark.tensorflow
-def test_what_cannot_be_saved_is_told(tmp_path):
+def test_what_cannot_be_saved_is_reported(tmp_path):
     import tensorflow as tf
     import tf_keras
 
@@ -190,7 +190,7 @@ def test_a_run_can_be_exported_and_used_later_and_stays_as_it_was(trained):
         (["mode=predict", "resume=run", "predict.fromat=csv"], 2, "Did you mean 'format'?"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_done_is_told(trained, arguments, code, said):
+def test_what_cannot_be_done_is_reported(trained, arguments, code, said):
     done = command(trained.parent, *arguments)
     assert (done.returncode, said in done.stderr) == (code, True), done.stderr
 

@@ -54,7 +54,7 @@ COLUMNS = {
 }
 
 
-def test_ids_are_told_from_amounts(tmp_path, capsys):
+def test_ids_are_distinguished_from_amounts(tmp_path, capsys):
     written = proposed(write(tmp_path / "rows.csv", COLUMNS), "--label", "liked")
     assert written["label"] == "liked"
     assert (written["task"], written["path"]) == ("binary", str(tmp_path / "rows.csv"))
@@ -108,7 +108,7 @@ def test_what_is_written_is_a_choice_of_data_and_takes_no_tensorflow(psrun, tmp_
         (["a", "b", "c"], {"task": "multiclass", "num_classes": 3, "label_vocabulary": ["a", "b", "c"]}),
     ],
 )
-def test_the_label_says_what_the_task_is(tmp_path, label, keys):
+def test_the_label_determines_the_task(tmp_path, label, keys):
     written = proposed(write(tmp_path / "rows.csv", {"x": [0.5] * 60, "y": label * 20}), "--label", "y")
     assert {key: written[key] for key in keys} == keys
     assert ("num_classes" in written) == ("num_classes" in keys)
@@ -157,7 +157,7 @@ def test_weights_are_no_feature(tmp_path, capsys):
     assert "column w has 6 missing weights and negative weights; a run fails at such rows" in shown
 
 
-def test_mistakes_are_told(tmp_path):
+def test_mistakes_are_reported(tmp_path):
     semicolons = str(write(tmp_path / "rows.csv", {"a": [1, 2], "liked": [0, 1]}, delimiter=";"))
     weighted = str(write(tmp_path / "weighted.csv", {"w": [1, 2], "word": ["a", "b"]}))
     for arguments, said in (

@@ -219,7 +219,7 @@ def test_pieces_of_ones_own_and_options_that_there_are_not(tmp_path):
     assert "unrecognized arguments: --dryrun" in done.stderr
 
 
-def test_what_is_shown_can_be_asked_for_again(tmp_path):
+def test_what_is_shown_can_be_requested_again(tmp_path):
     first = submitted(tmp_path, "--dry-run", *GIVEN[:2]).stdout
     name = re.search(r"kubernetes\.name=(psrun-[0-9a-f]{4})$", first.splitlines()[0])[1]
     again = submitted(tmp_path, "--dry-run", *GIVEN[:2], f"kubernetes.name={name}").stdout
@@ -266,7 +266,7 @@ def test_bad_input_is_named_before_anything_is_shown(monkeypatch, capsys, argume
         assert each in str(told.value)
 
 
-def test_without_kubectl_it_is_said_how_to_go_on(tmp_path):
+def test_without_kubectl_the_message_has_the_next_step(tmp_path):
     done = submitted(tmp_path, *GIVEN, PATH=str(tmp_path), PYTHONPATH=os.pathsep.join(sys.path))
     assert done.returncode == 1
     assert "there is no kubectl in PATH" in done.stderr
@@ -283,7 +283,7 @@ def test_without_kubectl_it_is_said_how_to_go_on(tmp_path):
         ({"PSRUN_JOB": "worker", "JOB_COMPLETION_INDEX": "7"}, "is 7, must be one of [0, 1] as in cluster.worker"),
     ],
 )
-def test_who_is_no_pod_is_told(environment, said):
+def test_a_process_outside_of_a_pod_is_an_error(environment, said):
     run = run_config("cluster=kubernetes", "kubernetes.name=run-1")
     with pytest.raises(ConfigError, match=re.escape(said)):
         task_assignment.identify(run, environment)
@@ -403,7 +403,7 @@ def test_a_run_is_followed_over_a_restart_to_its_end(tmp_path, monkeypatch):
     assert "a exited with code 175; Kubernetes restarts it" in out
 
 
-def test_a_log_that_cannot_be_read_is_told_once(tmp_path, monkeypatch):
+def test_a_log_that_cannot_be_read_is_reported_once(tmp_path, monkeypatch):
     running, ended = pod({"running": {}}), pod({"terminated": {"exitCode": 0}})
     stand_in = VariableProxy(tmp_path, *[([running], False)] * 3, ([ended], True), log=None)
     code, out = followed(stand_in, monkeypatch)
@@ -412,7 +412,7 @@ def test_a_log_that_cannot_be_read_is_told_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("silent", [1, 9])
-def test_answers_that_do_not_come_are_asked_for_again(monkeypatch, silent):
+def test_requests_without_an_answer_are_repeated(monkeypatch, silent):
     asked = []
 
     def run(command, **how):
@@ -432,7 +432,7 @@ def test_answers_that_do_not_come_are_asked_for_again(monkeypatch, silent):
 
 
 @pytest.mark.parametrize("over", [False, True])
-def test_a_run_that_was_there_before_is_said_to_be(tmp_path, monkeypatch, capsys, over):
+def test_an_existing_run_is_reported(tmp_path, monkeypatch, capsys, over):
     def run(self, verb, *arguments, given=None):
         object_ = {"status": {"conditions": [{"type": "Completed", "status": "True"}] if over else []}}
         said = "networkpolicy.networking.k8s.io/run-1 unchanged\njobset.jobset.x-k8s.io/run-1 unchanged\n"

@@ -94,13 +94,13 @@ def test_whether_duplicates_are_sent_once_is_decided_by_the_first_batch(train, d
 
 
 @pytest.mark.parametrize(("cluster", "trainer"), [("none", "fit"), ("inprocess", "custom_loop")])
-def test_an_id_outside_of_the_table_is_an_error_that_tells_it(train, cluster, trainer):
+def test_an_id_outside_of_the_table_is_an_error_that_names_it(train, cluster, trainer):
     with pytest.raises(PsrunError, match=r"embedding of ids: ids must be from 0 to 49.*\[\d\d\]"):
         train(*MODEL, f"cluster={cluster}", f"trainer={trainer}", "+data.highest=100", "+data.distinct=100")
 
 
 @pytest.mark.parametrize(("cluster", "trainer"), [("none", "custom_loop"), ("inprocess", "fit")])
-def test_a_gradient_that_is_not_finite_ends_the_run_and_tells_the_table(train, cluster, trainer):
+def test_a_gradient_that_is_not_finite_ends_the_run_and_names_the_table(train, cluster, trainer):
     """A row that is seldom asked for would stay spoilt without a loss that shows it."""
     with pytest.raises(NonFiniteLossError, match=r"not finite: the gradient of .*embeddings.*learning_rate"):
         train(*MODEL, "model._target_=embeddings.rooted", f"cluster={cluster}", f"trainer={trainer}")
@@ -131,7 +131,7 @@ def test_what_is_no_argument_of_it_is_refused(options, told):
         Embedding(**{"input_dim": 5, "output_dim": 3, **options})
 
 
-def test_a_table_of_two_shards_goes_on_in_three_and_in_one_process(train):
+def test_a_table_of_two_shards_resumes_in_three_and_in_one_process(train):
     _, folder = train(*MODEL)
     before = variables(folder)
     for pieces in (("partitioner.num_shards=3",), ("cluster=none", "partitioner=none")):

@@ -91,7 +91,7 @@ def test_jobs_run_beside_each_other_and_failed_ones_stop_nobody(start, launcher)
         pytest.param(SUBMITIT, *TERM, id="submitit-TERM", marks=[needs_submitit, pytest.mark.thorough]),
     ],
 )
-def test_a_signal_ends_all_jobs_in_good_order_and_the_sweep_goes_on_later(start, tmp_path, launcher, signum, code):
+def test_a_signal_stops_all_jobs_cleanly_and_the_sweep_can_be_resumed(start, tmp_path, launcher, signum, code):
     sweep = start("seed=1,2,3", LONG, "sweep.max_parallel=2", *launcher)
     sweep.wait_for_running(2)
     sweep.send(signum)
@@ -159,7 +159,7 @@ def test_what_is_completed_is_not_run_again_and_what_failed_is(start):
 
 
 @pytest.mark.command
-def test_a_job_that_asks_to_be_started_again_goes_on_within_its_sweep_but_not_for_ever(start):
+def test_a_job_that_requests_a_restart_continues_within_its_sweep_but_not_for_ever(start):
     sweep = start("seed=17,18", "checkpoint=epoch,none")  # 17 asks twice, 18 each time
     assert sweep.end() == 1, sweep.said
     told = {n: (result["status"], result["times"]) for n, result in sweep.results().items()}
@@ -244,7 +244,7 @@ def test_a_folder_of_a_sweep_is_not_used_twice(start):
 
 
 @pytest.mark.thorough
-def test_a_metric_that_no_job_has_is_told(start):
+def test_a_metric_that_no_job_has_is_reported(start):
     sweep = start("seed=1,2", "sweep.metric=val_acu", "sweep.mode=max")
     assert sweep.end() == 2
     assert "sweep.metric: no job has a metric 'val_acu'. Did you mean 'val_auc'?" in sweep.said
@@ -272,7 +272,7 @@ def test_a_search_goes_over_failed_trials_and_improves_any_metric(start):
 
 @pytest.mark.thorough
 @needs_optuna
-def test_a_search_that_was_interrupted_goes_on_where_it_was(start):
+def test_an_interrupted_search_is_resumed(start):
     sweep = start(*SEARCH, LONG, "sweep.metric=loss", "sweep.mode=min", "sweep.max_parallel=2")
     sweep.wait_for_running(2)
     sweep.send(signal.SIGINT)
@@ -297,7 +297,7 @@ def test_a_search_in_which_all_trials_fail_is_no_crash(start):
 
 @pytest.mark.thorough
 @needs_optuna
-def test_mistakes_in_a_search_are_told(start):
+def test_mistakes_in_a_search_are_reported(start):
     sweep = start(*SEARCH)
     assert sweep.end() == 2
     assert "sweep.metric: a search requires an objective" in sweep.said

@@ -112,7 +112,7 @@ def test_dense_gradients_are_updated_as_by_keras(name):
 
 
 @pytest.mark.tensorflow
-def test_what_an_optimizer_cannot_do_is_told():
+def test_what_an_optimizer_cannot_do_is_reported():
     from psrun.optimizers import sparse
 
     with pytest.raises(ValueError, match="does not support momentum"):
@@ -161,7 +161,7 @@ def test_no_update_of_a_row_is_lost_where_two_workers_meet(cluster_spec):
 @pytest.mark.parametrize(
     ("optimizer", "told"), [("adam", True), ("sgd", True), ("adagrad", False), ("lazy_adam", False)]
 )
-def test_an_optimizer_that_updates_all_of_a_large_table_is_told(optimizer, told):
+def test_an_optimizer_that_updates_all_of_a_large_table_is_reported(optimizer, told):
     import tf_keras
 
     from psrun.cluster.placement import Placed

@@ -76,7 +76,7 @@ def test_workers_predict_each_example_once_and_in_order(train, predict, num_exam
 
 
 @pytest.mark.inprocess
-def test_a_source_that_miscounts_its_examples_is_told_and_nothing_is_written(train, predict):
+def test_a_source_that_miscounts_its_examples_is_reported_and_nothing_is_written(train, predict):
     pieces = counted(24, "AsOthersHaveIt")
     _, folder = train(*pieces)
     with pytest.raises(DataError, match=r"predicted 27 examples, but the data source reports 24"):

@@ -40,7 +40,7 @@ from psrun.roles import task_assignment
         ("cluster.restart.budget", -1, "must be 0 or more"),
     ],
 )
-def test_a_problem_is_told_by_its_key(key, value, said):
+def test_a_problem_is_reported_by_its_key(key, value, said):
     with pytest.raises(ConfigError) as raised:
         run_config("cluster=ray", f"++{key}='{value}'" if isinstance(value, str) else f"++{key}={value}")
     found = {problem.key: problem.message for problem in raised.value.problems}

@@ -118,7 +118,7 @@ def test_one_row_a_run_for_programs(tmp_path, report):
     assert list(csv.DictReader((tmp_path / "out.csv").open())) == lines
 
 
-def test_folding_seeds_tells_mean_deviation_and_number(tmp_path, report):
+def test_folded_seeds_have_mean_deviation_and_number(tmp_path, report):
     for seed, auc in ((1, 0.7), (2, 0.8), (3, 0.9)):
         a_run(tmp_path / "runs" / f"same{seed}", seed=seed, auc=auc)
     a_run(tmp_path / "runs" / "other", partitioner="fixed_shards")
@@ -191,7 +191,7 @@ def test_a_mistake_is_one_clear_message(tmp_path, arguments, said):
     assert said in str(error.value)
 
 
-def test_what_was_said_differs_even_where_it_follows_from_something_else(tmp_path):
+def test_explicit_values_differ_even_where_they_follow_from_others(tmp_path):
     a_run(tmp_path / "runs" / "a", workers=1, partitioner="none")
     a_run(tmp_path / "runs" / "b", workers=2, partitioner="fixed_shards")
     assert rows.axes(runs.find([tmp_path / "runs"])) == ["cluster.num_workers", "partitioner"]
@@ -289,7 +289,7 @@ def test_rows_of_many_seeds_name_the_first_of_them(tmp_path, report):
     assert row["run"] == "0, 1, 2, 3, 4, 5, 6"
 
 
-def test_a_run_that_nobody_writes_to_any_more_says_so(tmp_path, report):
+def test_an_abandoned_run_is_marked(tmp_path, report):
     folder = a_run(tmp_path / "run", status="running", error=None)
     assert listed(report, folder)[0]["error"] == ""
     for name in ("run.json", "metrics.jsonl"):

@@ -143,7 +143,7 @@ def test_names_are_text_whatever_is_in_them(opened, tmp_path):
     assert hostile.replace("/", "") in page.locator("#diffs").inner_text()
 
 
-def test_runs_that_tell_nothing_are_a_page_that_says_so(opened, tmp_path):
+def test_runs_without_metrics_are_a_page_that_says_so(opened, tmp_path):
     folder = a_run(tmp_path / "run", status="failed", metrics=None, placement=None, recoveries=None, step_time=None,
                    wall_s=None, examples_per_s=None)  # fmt: skip
     (folder / "metrics.jsonl").unlink()

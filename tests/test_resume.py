@@ -52,7 +52,7 @@ def test_options_may_stand_anywhere():
     ("arguments", "said"),
     [(["resume=/no/such"], "there is no run in /no/such"), (["resume={}", "hydra.run.dir=x"], "remove hydra.run.dir")],
 )
-def test_what_cannot_be_resumed_is_told(tmp_path, arguments, said):
+def test_what_cannot_be_resumed_is_reported(tmp_path, arguments, said):
     folder = recorded(tmp_path / "run")
     with pytest.raises(ConfigError, match=said):
         hydra_app.resumed([argument.format(folder) for argument in arguments])
@@ -191,7 +191,7 @@ def test_a_refused_resume_rewrites_nothing(composed, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_run_of_ones_own_pieces_goes_on_without_them_being_named_again(psrun, tmp_path):
+def test_a_run_of_ones_own_components_continues_without_them_being_named_again(psrun, tmp_path):
     (tmp_path / "own" / "model").mkdir(parents=True)
     mine = tmp_path / "own" / "model" / "mine.yaml"
     mine.write_text("_target_: psrun.models.embedding.embedding\nembedding_dim: 5\n")
@@ -213,7 +213,7 @@ def test_a_run_of_ones_own_pieces_goes_on_without_them_being_named_again(psrun, 
         pytest.param(["cluster=inprocess", "cluster.num_ps=3", "partitioner=none"], marks=pytest.mark.cluster),
     ],
 )
-def test_a_run_goes_on_elsewhere(psrun, then):
+def test_a_run_resumes_on_another_cluster(psrun, then):
     first = psrun("partitioner=fixed_shards", "optimizer=adam", *QUICK, "trainer.epochs=1")
     assert first.code == 0, first.stderr
     assert re.search(r"completed 20 steps in [\d.]+ s \(first step after [\d.]+ s\)  loss", first.stdout)

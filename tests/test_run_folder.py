@@ -31,13 +31,13 @@ def test_a_folder_with_a_run_in_it_is_refused(tmp_path):
         RunFolder.create(tmp_path, raw={})
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be created or written to: Not a directory"):
         RunFolder.create(tmp_path / "file" / "run", raw={})
 
 
-def test_a_full_disk_is_told_with_the_folder_and_passes_for_an_os_error(tmp_path):
+def test_a_full_disk_is_reported_with_the_folder_and_passes_for_an_os_error(tmp_path):
     folder = RunFolder.create(tmp_path, raw={})
     folder.metrics.symlink_to("/dev/full")
     with pytest.raises(
@@ -88,7 +88,7 @@ def test_the_console_shows_progress_and_epochs(terminal):
     assert ("\x1b[" in text) is terminal
 
 
-def test_many_lookups_are_told_in_two_lines():
+def test_many_lookups_are_reported_in_two_lines():
     text = io.StringIO()
     found = [{"layer": f"C{n}", "deduplicate": n < 25, "distinct": n / 100} for n in range(3, 29)]
     ConsoleSink(Console(file=text, width=120)).event(Event("lookups", None, 0.0, {"lookups": found}))

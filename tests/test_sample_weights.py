@@ -200,7 +200,7 @@ def test_losses_metrics_and_weights_that_cannot_be_are_refused_by_key(key, value
         (("model.metrics=[mae, mae]", "+data.weights=none"), r"model\.metrics: .*same name: mae"),
     ],
 )
-def test_what_only_keras_can_tell_of_losses_and_metrics_is_told_by_key_too(train, pieces, said):
+def test_what_only_keras_detects_in_losses_and_metrics_is_reported_by_key_too(train, pieces, said):
     with pytest.raises(ConfigError, match=said):
         train(*own_data("cluster=none", *pieces))
 

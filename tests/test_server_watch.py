@@ -137,7 +137,7 @@ def test_a_chief_that_was_stopped_and_continued_takes_nobody_for_lost(monkeypatc
     assert (watched.events.seen, watched.severed, watched.given_up) == ([], [], [])
 
 
-def test_the_watch_goes_on_when_nothing_can_be_written(watched):
+def test_the_watch_continues_when_nothing_can_be_written(watched):
     watched.events.fails = True
     watched.silent.add("w1:1")
     watched.wait(lambda: watched.events.failed > 3)

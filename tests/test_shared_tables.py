@@ -118,7 +118,7 @@ def _exports(result: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("model", ["two_tower", pytest.param("wide_deep", marks=pytest.mark.thorough)])
-def test_rows_asked_for_ahead_and_other_models_train_too(train, model):
+def test_prefetched_rows_and_other_models_train_too(train, model):
     """The layer is called once a step, for both features."""
     own = ("model.query_features=[clicked,price]", "trainer.prefetch_rows=true") if model == "two_tower" else ()
     result, folder = train(*PIECES, f"model={model}", "partitioner=fixed_shards", "trainer=fit", *own)
@@ -147,7 +147,7 @@ def test_a_plan_counts_the_table_once_and_the_rows_of_all_features():
     assert one.traffic == two.traffic
 
 
-def test_an_id_outside_of_the_table_is_told_with_its_features():
+def test_an_id_outside_of_the_table_is_reported_with_its_features():
     import tensorflow as tf
     import tf_keras
 
@@ -190,7 +190,7 @@ def test_an_id_outside_of_the_table_is_told_with_its_features():
         ({"word": ["clicked", "wide"]}, "clicked and wide .*the rows of 4 and of 2 numbers that model.embedding_dim"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_shared_is_told(tmp_path, shared, said):
+def test_what_cannot_be_shared_is_reported(tmp_path, shared, said):
     import tensorflow as tf
 
     from psrun.data.source import Feature

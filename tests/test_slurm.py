@@ -95,12 +95,12 @@ def test_a_run_of_a_slurm_job_has_a_cluster_of_its_own_choice():
         ({**STEP, "SLURM_PROCID": "x"}, "variables are inconsistent"),
     ],
 )
-def test_a_task_that_cannot_be_told(environment, said):
+def test_a_task_that_cannot_be_determined(environment, said):
     with pytest.raises(ConfigError, match=said):
         identify(run_config("cluster=slurm"), environment)
 
 
-def test_one_task_says_for_all_that_the_step_has_another_size():
+def test_one_task_reports_for_all_that_the_step_has_another_size():
     with pytest.raises(SystemExit) as raised:
         identify(run_config("cluster=slurm"), {**STEP, "SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2"})
     assert raised.value.code == ExitCode.USAGE
@@ -219,7 +219,7 @@ def test_a_dry_run_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_goes_on_has_the_tasks_that_it_had(tmp_path, monkeypatch, capsys):
+def test_a_resumed_run_has_the_same_tasks(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.json").write_text('{"overrides": ["cluster=local", "cluster.num_workers=4", "model=dense"]}')
     text = submitted("--dry-run", f"resume={tmp_path}", "slurm.time=5", capsys=capsys)
@@ -272,7 +272,7 @@ def fake(tmp_path, monkeypatch):
     return make
 
 
-def test_what_slurm_says_of_a_job(fake):
+def test_the_states_of_a_slurm_job(fake):
     fake("scontrol", "echo 'JobId=7 JobName=a JobState=PENDING Reason=Priority ExitCode=0:0'")
     assert commands.look("7") == commands.JobState("PENDING", "Priority", "0:0")
     fake("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
@@ -283,7 +283,7 @@ def test_what_slurm_says_of_a_job(fake):
         commands.look("7")
 
 
-def test_a_job_that_was_handed_over_and_is_not_followed(fake, tmp_path, monkeypatch, capsys):
+def test_a_submitted_job_that_is_not_followed(fake, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     fake("sbatch", "grep -q ntasks=5 \"$2\" && echo '12;cluster'")
     fake("scontrol", "exit 1")
@@ -351,7 +351,7 @@ def test_an_evaluation_is_followed_where_it_is_written(fake, tmp_path, monkeypat
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_run_that_was_put_back_did_not_go_on(fake, tmp_path):
+def test_a_run_that_was_restored_did_not_continue(fake, tmp_path):
     """As a configuration does that the checkpoint does not fit: run.json is then as it was before the job."""
     ended(tmp_path, status="interrupted", exit_code=175)
     before = (tmp_path / "run.json").read_bytes()

@@ -167,7 +167,7 @@ def test_a_chief_agent_that_was_given_up_leaves_the_next_start_alone(agents, tmp
     ("code", "comes_to", "requeued"),
     [(0, ExitCode.DONE, []), (1, ExitCode.FAILED, []), (175, ExitCode.RESTART, ["7"]), (-9, ExitCode.RESTART, ["7"])],
 )
-def test_before_the_time_limit_the_job_is_requeued_where_the_run_goes_on(agents, code, comes_to, requeued):
+def test_before_the_time_limit_the_job_is_requeued_and_the_run_resumes(agents, code, comes_to, requeued):
     agents.managed._ends = lambda process: setattr(process, "code", code)
 
     def limit_is_near() -> None:
@@ -210,7 +210,7 @@ def test_the_process_ends_though_what_it_would_end_is_gone(monkeypatch):
     assert codes == [175]
 
 
-def test_each_task_says_what_is_wrong_though_another_was_first_to_record_it(monkeypatch, tmp_path):
+def test_each_task_reports_the_error_though_another_recorded_it_first(monkeypatch, tmp_path):
     """All tasks of a step are given the same configuration at the same time."""
     create = RunFolder.create
 
@@ -242,7 +242,7 @@ def test_who_is_started_again_waits_as_long_as_the_chief_may_wait_for_the_folder
     assert 1 + longer_s <= time.monotonic() - began_s < 2 + longer_s
 
 
-def test_a_parameter_server_says_that_it_started_again_with_the_chief(tmp_path, monkeypatch):
+def test_a_parameter_server_reports_its_restart_with_the_chief(tmp_path, monkeypatch):
     monkeypatch.setattr(task_agent, "_ROUND_S", 0.01)
     managed = Scripted([dies, lives], lambda process: None)
     monkeypatch.setattr(task_agent, "ManagedTask", lambda *arguments: managed)

@@ -77,7 +77,7 @@ def test_computing_is_found_wherever_it_is(train, monkeypatch, model, more):
     assert longest(found["step_time"]) == "compute", found["step_time"]
 
 
-def test_what_the_first_batch_takes_is_told_as_the_time_to_the_first_step(train, monkeypatch):
+def test_the_time_of_the_first_batch_counts_as_time_to_the_first_step(train, monkeypatch):
     from psrun.training.parameter_server import step_profiler
 
     monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
@@ -89,7 +89,7 @@ def test_what_the_first_batch_takes_is_told_as_the_time_to_the_first_step(train,
     assert found["step_time"]["input_s"] < 1 / found["steps_per_s"]
 
 
-def test_what_takes_the_most_is_told_in_one_line():
+def test_the_bottleneck_is_reported_in_one_line():
     from psrun.results.console import step_time_line
     from psrun.training.parameter_server.step_profiler import step_time
 
@@ -103,6 +103,6 @@ def test_what_takes_the_most_is_told_in_one_line():
     )
 
 
-def test_without_parameter_servers_nothing_is_told(train):
+def test_without_parameter_servers_nothing_is_reported(train):
     found, _ = train("cluster=none", "trainer.epochs=1", "evaluation=none", "checkpoint=none")
     assert found["step_time"] is None

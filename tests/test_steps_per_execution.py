@@ -136,7 +136,7 @@ def test_a_rest_of_steps_is_done_too(train, unrolled, steps_per_epoch):
     assert found["steps"]["applied"] == 5 * steps_per_epoch
 
 
-def test_late_rows_and_weights_are_as_late_as_told(train, unrolled):
+def test_late_rows_and_weights_are_as_late_as_configured(train, unrolled):
     """Two steps that do not see each other are one step of both batches at twice the rate, on the same examples."""
     run = (*TABLED, "model._target_=embeddings.model", "optimizer=sparse_sgd", "trainer.epochs=9")
     two = ("trainer.steps_per_epoch=2", "trainer.steps_per_execution=2")
@@ -159,13 +159,13 @@ def test_what_is_late_is_in_the_result(train):
     assert found["steps_per_execution"] == {"num_steps": 3, "step_s": None, "rows_late": 1, "weights_late": 2}
 
 
-def test_rows_cannot_be_asked_ahead_where_the_model_has_no_such_table(train):
+def test_rows_cannot_be_prefetched_if_the_model_has_no_such_table(train):
     with pytest.raises(ConfigError, match=r"trainer\.prefetch_rows.*psrun\.layers\.Embedding"):
         train("model=embedding", "trainer.prefetch_rows=true")
 
 
 @pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
-def test_the_number_of_steps_is_chosen_and_told(train, trainer):
+def test_the_number_of_steps_is_chosen_and_reported(train, trainer):
     short = ("trainer.steps_per_epoch=60", "evaluation=none", "checkpoint=none")
     found, folder = train(f"trainer={trainer}", "trainer.steps_per_execution=auto", *short)
     assert found["steps"]["applied"] == 120
@@ -210,7 +210,7 @@ def test_moving_averages_of_weights_are_of_those_just_updated(train, unrolled, a
         np.testing.assert_allclose(held[name], values, **SAME, err_msg=name)
 
 
-def test_rows_are_not_asked_ahead_for_a_train_step_that_may_look_up_others(train):
+def test_rows_are_not_prefetched_for_a_train_step_that_may_look_up_others(train):
     with pytest.raises(ConfigError, match=r"trainer\.prefetch_rows.*custom train_step"):
         train(*TABLED, "model._target_=embeddings.own_step", "trainer.prefetch_rows=true")
 

@@ -89,7 +89,7 @@ def test_an_event_of_another_kind_changes_nothing():
     assert fold({"status": "running"}, Event("preparing", 7, 1.0, {"status": "odd"})) == {"status": "running"}
 
 
-def test_the_folder_folds_what_it_is_told_and_its_events_fold_to_the_same(tmp_path):
+def test_the_folder_folds_events_and_stored_events_fold_to_the_same(tmp_path):
     folder = RunFolder.create(tmp_path, raw={})
     reporter = Reporter([folder], started_s=0.0)
     reporter.emit("epoch", step=7, metrics={"loss": 1.0}, steps={"applied": 7})

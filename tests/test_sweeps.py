@@ -102,14 +102,14 @@ def test_a_sweep_is_read_as_it_was_written(tmp_path):
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"jobs": []}', '{"psrun": "9", "jobs": [{}]}'])
-def test_what_is_no_sweep_is_told(tmp_path, text):
+def test_a_folder_without_a_sweep_is_reported(tmp_path, text):
     if text is not None:
         (tmp_path / "sweep.json").write_text(text)
     with pytest.raises(ConfigError, match="resume: there is no sweep in"):
         hydra_sweeps.resumed(["-m", f"resume={tmp_path}"])
 
 
-def test_a_full_disk_is_told(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported(tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -163,7 +163,7 @@ def test_how_a_job_is_by_its_folder(tmp_path):
     assert states(search=True)["failed"] == "failed"
 
 
-def test_jobs_are_told_apart_by_what_not_all_have(tmp_path):
+def test_jobs_are_distinguished_by_overrides_that_not_all_have(tmp_path):
     assert distinguishing([["a=1", "b=1"], ["a=1", "b=2"]]) == ["b=1", "b=2"]
     assert distinguishing([["a=1", "b=1"]]) == ["a=1 b=1"]
     sweep = Sweep(tmp_path, [], metric="val_auc", mode="max", started_s=0.0)
@@ -216,7 +216,7 @@ def test_elsewhere_lines_say_what_is_new(tmp_path):
     ]
 
 
-def test_a_search_is_made_to_go_on():
+def test_a_search_is_continued():
     given = {"direction": "minimize", "max_failure_rate": 0.0, "sampler": {"seed": None}}
     sweeper = OmegaConf.create(given)
     added = hydra_sweeps._settle(sweeper, set(), "max")

@@ -146,7 +146,7 @@ def test_a_guess_holds_for_as_long_as_the_run(tmp_path):
     assert table(path, features={"work": {"dtype": "string"}}, recorded=first.facts).features.keys() == {"work"}
 
 
-def test_ids_of_a_guess_are_hashed_to_as_many_as_fit_or_are_asked_for(tmp_path):
+def test_inferred_ids_are_hashed_to_as_many_as_fit_or_are_requested(tmp_path):
     path = write(tmp_path / "rows.csv", {"work": [f"w{n % 400}" for n in range(900)], "label": [0, 1, 1] * 300})
     assert table(path).features["work"].num_buckets == 3200
     assert table(path, num_buckets=7).features["work"].num_buckets == 7
@@ -160,7 +160,7 @@ def test_columns_with_names_that_are_no_layers_get_others(tmp_path):
         table(path, features={"fixed acidity": {}})
 
 
-def test_floats_are_told_with_their_mean_and_deviation(tmp_path):
+def test_floats_are_reported_with_mean_and_deviation(tmp_path):
     """Over all files to train on, and of logarithms as the model takes them."""
     first, second = {"x": [-1.0, 0.0, 5.0], "label": [0, 1, 1]}, {"x": [100.0], "label": [1]}
     write(tmp_path / "a.csv", first)
@@ -292,7 +292,7 @@ def test_a_default_stands_for_what_is_missing(tmp_path):
     assert found["day"].tolist() == [[7], [3]]
 
 
-def test_vocabularies_are_lists_or_files_and_integers_without_are_told(tmp_path):
+def test_vocabularies_are_lists_or_files_and_integers_without_are_reported(tmp_path):
     from psrun.models.model import prepared
 
     path = write(
@@ -385,7 +385,7 @@ def test_a_flipped_bit_is_an_error(tmp_path, ending):
         table(path, features=FEATURES)
 
 
-def test_the_record_that_is_broken_is_told_by_its_number(tmp_path):
+def test_the_record_that_is_broken_is_reported_by_its_number(tmp_path):
     path = write(tmp_path / "rows.tfrecord", {"age": [1] * 1300, "label": [1] * 1300})
     held = bytearray(path.read_bytes())
     held[1234 * len(held) // 1300 + 20] ^= 1
@@ -395,7 +395,7 @@ def test_the_record_that_is_broken_is_told_by_its_number(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["csv", "npz", pytest.param("parquet", marks=needs_pyarrow)])
-def test_other_columns_in_one_of_the_files_are_told(tmp_path, ending):
+def test_other_columns_in_one_of_the_files_are_reported(tmp_path, ending):
     write(tmp_path / f"a.{ending}", {"age": [1.5, 2.0], "work": ["a", "b"], "label": [0, 1]})
     turned = {"label": [1, 0], "work": ["c", "d"], "age": [3.5, 4.0]}
     write(tmp_path / f"b.{ending}", turned)
@@ -443,7 +443,7 @@ def test_bytes_of_another_encoding_are_bad_rows_unless_it_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("delimiter", [";", "|", "\t"])
-def test_a_header_that_looks_like_another_delimiter_is_told_with_the_key_to_set(tmp_path, delimiter):
+def test_a_header_that_looks_like_another_delimiter_is_reported_with_the_key_to_set(tmp_path, delimiter):
     path = tmp_path / "rows.csv"
     path.write_text('"age";"work, or none";"label"\n1;a;0\n'.replace(";", delimiter))
     key = {"\t": "data.format=tsv"}.get(delimiter, f"'data.delimiter=\"{delimiter}\"'")
@@ -458,7 +458,7 @@ def problems(path: Path, **options) -> str:
     return str(error.value)
 
 
-def test_options_that_cannot_be_are_told(tmp_path):
+def test_options_that_cannot_be_are_reported(tmp_path):
     path = write(tmp_path / "rows.csv", rows(10))
     for options, said in (
         ({"task": "ranking"}, "data.task: is 'ranking'"),
@@ -507,7 +507,7 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     assert "pip install 'psrun[parquet]'" in problems(tmp_path / "rows.parquet")
 
 
-def test_arrays_of_different_lengths_are_told(tmp_path):
+def test_arrays_of_different_lengths_are_reported(tmp_path):
     np.savez(tmp_path / "rows.npz", age=np.arange(3.0), label=np.arange(2))
     with pytest.raises(DataError, match=r"rows\.npz: the arrays' first axes must be equal"):
         table(tmp_path / "rows.npz")
@@ -537,7 +537,7 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_disk_that_is_full_while_rows_are_prepared_is_told(small_disk, tmp_path):
+def test_a_disk_that_is_full_while_rows_are_prepared_is_reported(small_disk, tmp_path):
     """With what to do, and nothing of the set is left."""
     path = write(tmp_path / "rows.csv", rows(20_000))
     said = (
@@ -549,7 +549,7 @@ def test_a_disk_that_is_full_while_rows_are_prepared_is_told(small_disk, tmp_pat
     assert table(path, features=FEATURES, cache=str(tmp_path)).num_train_examples == 20_000
 
 
-def test_a_model_tells_of_categories_that_it_does_not_use(train, tmp_path):
+def test_a_model_reports_categories_that_it_does_not_use(train, tmp_path):
     path = write(tmp_path / "rows.csv", rows(100))
     _, folder = train(*READ, f"data.path={path}", "model=dense", "evaluation=none", "cluster=none",
                            "data.global_batch_size=32", "trainer.epochs=1", "checkpoint=none")  # fmt: skip
@@ -558,7 +558,7 @@ def test_a_model_tells_of_categories_that_it_does_not_use(train, tmp_path):
     assert any(text.startswith("this model does not use categorical features: work; choose") for text in told), told
 
 
-def test_models_learn_from_a_guess_that_is_told_once_and_holds_when_the_run_goes_on(train, tmp_path):
+def test_models_learn_from_inferred_features_which_are_reported_once_and_kept_at_resume(train, tmp_path):
     """Numbers that are ids: as floats nothing could be learned from them."""
     rng = np.random.default_rng(3)
     likes = rng.integers(2, size=300)

@@ -50,7 +50,7 @@ def test_good_options_pass_without_an_import(module):
         ({"width": 1, "rate": "fast"}, "model.rate: is 'fast', must be a number"),
     ],
 )
-def test_wrong_options_are_told(module, options, said):
+def test_wrong_options_are_reported(module, options, said):
     assert any(said in problem for problem in found({"_target_": "mine.model", **options}))
 
 
@@ -110,7 +110,7 @@ def test_what_a_module_may_have_is_not_denied(tmp_path, monkeypatch):
         assert found({"_target_": name}) == []
 
 
-def test_an_error_in_a_persons_own_code_is_told_with_its_line(tmp_path, monkeypatch):
+def test_an_error_in_a_persons_own_code_is_reported_with_its_line(tmp_path, monkeypatch):
     (tmp_path / "fails.py").write_text("def model():\n    return inner()\n\ndef inner():\n    return 1 / 0\n")
     (tmp_path / "fails_at_once.py").write_text("import math\nmath.sqrt(-1)\n")
     monkeypatch.syspath_prepend(str(tmp_path))

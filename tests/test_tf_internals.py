@@ -122,7 +122,7 @@ def test_a_variable_without_a_value_has_shape_and_type_only():
 
 
 @inprocess
-def test_variables_that_replicas_write_can_be_told_how_to_aggregate(replicated_spec):
+def test_variables_that_replicas_write_have_a_configurable_aggregation(replicated_spec):
     import tensorflow as tf
 
     from psrun.cluster import strategy
@@ -263,7 +263,7 @@ def test_a_gradient_can_be_recorded_that_no_operation_has():
 
 
 @tensorflow
-def test_the_graphs_of_functions_and_of_branches_are_told_apart():
+def test_the_graphs_of_functions_and_of_branches_are_reported_apart():
     import tensorflow as tf
 
     from psrun.tf_internals import tracing
@@ -465,7 +465,7 @@ def test_layers_within_models_and_the_kind_of_a_network_are_known():
 
 
 @tensorflow
-def test_fit_calls_the_train_function_and_counts_steps_as_it_is_told():
+def test_fit_calls_the_train_function_and_counts_steps_as_it_is_reported():
     import tensorflow as tf
     import tf_keras
 
@@ -572,7 +572,7 @@ def test_texts_of_errors_are_those_of_this_tensorflow():
 
 
 @tensorflow
-def test_the_errors_of_lost_tasks_and_cancelled_steps_are_told_apart():
+def test_the_errors_of_lost_tasks_and_cancelled_steps_are_reported_apart():
     import tensorflow as tf
 
     from psrun.tf_internals import messages

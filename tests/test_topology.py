@@ -79,7 +79,7 @@ def test_round_trip():
         (json.dumps({"cluster": {"worker": ["w:1"]}, "task": {"type": "worker"}}), "ps: is missing"),
     ],
 )
-def test_what_is_malformed_is_told(text, said):
+def test_what_is_malformed_is_reported(text, said):
     with pytest.raises(ConfigError, match=said.replace("[", r"\[")):
         topology.from_tf_config(text)
 
@@ -96,7 +96,7 @@ def test_what_is_malformed_is_told(text, said):
         ),
     ],
 )
-def test_what_is_wrong_with_the_tasks_of_the_data_service_is_told(cluster, job, said):
+def test_what_is_wrong_with_the_tasks_of_the_data_service_is_reported(cluster, job, said):
     whole = {"chief": ["c:1"], "worker": ["w:1"], "ps": ["p:1"], **cluster}
     job, _, index = job.partition(":")
     with pytest.raises(ConfigError) as raised:
@@ -104,7 +104,7 @@ def test_what_is_wrong_with_the_tasks_of_the_data_service_is_told(cluster, job, 
     assert said in str(raised.value)
 
 
-def test_tensorflow_is_not_told_of_the_tasks_of_the_data_service():
+def test_tensorflow_does_not_see_the_tasks_of_the_data_service():
     whole = {"chief": ["c:1"], "worker": ["w:1"], "ps": ["p:1"], "data_dispatcher": ["d:1"], "data_worker": ["e:1"]}
     found = make(whole, "data_worker", 0, key="cluster", task_key="task")
     assert set(found.spec()) == {"chief", "worker", "ps"}

@@ -39,7 +39,7 @@ def test_tensorboard_has_metrics_text_and_hyperparameters(train):
     assert values["cluster.kind"].string_value == "inprocess"
 
 
-def test_nobody_is_told(train):
+def test_nothing_is_reported(train):
     _, folder = train("tracker=none", "cluster=none", "trainer.epochs=1")
     assert not list(folder.tensorboard.iterdir())
 
@@ -99,7 +99,7 @@ def test_a_store_that_cannot_be_written_costs_a_warning_and_no_training(train, t
     assert len([text for text in told if "the run continues without tracking" in text]) == 1
 
 
-def test_without_mlflow_it_is_told_how_to_get_it(train, monkeypatch):
+def test_without_mlflow_the_message_says_how_to_install_it(train, monkeypatch):
     from psrun.errors import ConfigError
 
     monkeypatch.setitem(sys.modules, "mlflow", None)

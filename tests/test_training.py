@@ -159,7 +159,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run(train, trainer):
 
 @pytest.mark.inprocess
 @pytest.mark.parametrize(("cluster", "trainer"), [("none", "fit"), ("inprocess", "custom_loop")])
-def test_data_that_ends_is_told_before_or_when_it_does(train, cluster, trainer, monkeypatch):
+def test_data_that_ends_is_reported_before_or_when_it_does(train, cluster, trainer, monkeypatch):
     from psrun.data.features import HeroFeatures
 
     endless = HeroFeatures.train
@@ -175,7 +175,7 @@ def test_data_that_ends_is_told_before_or_when_it_does(train, cluster, trainer, 
 
 @pytest.mark.inprocess
 @pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
-def test_a_step_that_fails_is_told_with_its_reason(train, trainer, monkeypatch):
+def test_a_step_that_fails_is_reported_with_its_reason(train, trainer, monkeypatch):
     import tensorflow as tf
 
     from psrun.data.features import HeroFeatures
@@ -193,7 +193,7 @@ def test_a_step_that_fails_is_told_with_its_reason(train, trainer, monkeypatch):
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("raised", ["End of sequence", "Function was cancelled before it was started"])
-def test_the_first_of_several_errors_is_told(raised):
+def test_the_first_of_several_errors_is_reported(raised):
     """A dataset that failed says that it is at its end when it is asked once more, and an error cancels other steps."""
     import tensorflow as tf
 
@@ -234,7 +234,7 @@ def test_a_server_that_a_hook_found_lost_is_a_lost_task():
     "other", ["CANCELLED:  EagerClusterFunctionLibraryRuntime::Run", "OUT_OF_RANGE:  End of sequence"]
 )
 @pytest.mark.parametrize("turned", [False, True])
-def test_of_errors_at_several_places_of_a_step_the_cause_is_told(other, turned):
+def test_of_errors_at_several_places_of_a_step_the_cause_is_reported(other, turned):
     import tensorflow as tf
 
     from psrun.training import failures
@@ -267,7 +267,7 @@ def test_of_errors_at_several_places_of_a_step_the_cause_is_told(other, turned):
         (["cluster=one_device", "cluster.device=/GPU:7"], "this machine has /CPU:0"),
     ],
 )
-def test_what_only_tensorflow_can_tell_is_told_by_key_too(overrides, said, tmp_path):
+def test_what_only_tensorflow_detects_is_reported_by_key_too(overrides, said, tmp_path):
     from psrun.roles import coordinator
     from psrun.roles.task_context import TaskContext
 
@@ -300,7 +300,7 @@ def test_a_parameter_server_that_is_lost_in_a_save_asks_for_another_start(train,
 
 
 @pytest.mark.inprocess
-def test_an_evaluation_that_is_done_is_told_also_by_a_run_that_is_to_end(train, monkeypatch, tmp_path):
+def test_a_finished_evaluation_is_reported_also_by_a_run_that_stops(train, monkeypatch, tmp_path):
     from psrun.training.session import Session
 
     monkeypatch.setattr(Session, "_save", lambda self, step, position: self.stop.follow())

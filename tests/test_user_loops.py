@@ -88,7 +88,7 @@ def test_an_own_loop_on_workers_saves_within_epochs_and_resumes(train, loop, mon
         (["trainer._target_=user_code.plain", "optimizer.learning_rate=1e30"], NonFiniteLossError, "the loss became"),
     ],
 )
-def test_a_loop_that_goes_wrong_is_told(train, overrides, error, said):
+def test_a_loop_that_goes_wrong_is_reported(train, overrides, error, said):
     with pytest.raises(error, match=said):
         train("cluster=none", *LOOP, *overrides)
 
@@ -165,5 +165,5 @@ def problems(*overrides):
         (["trainer.hooks=[{_target_: user_code.raises, every_steps: 0}]"], "trainer.hooks[0].every_steps", "1 or more"),
     ],
 )
-def test_mistakes_in_loops_and_hooks_are_told_by_key(overrides, key, said):
+def test_mistakes_in_loops_and_hooks_are_reported_by_key(overrides, key, said):
     assert said in problems(*overrides)[key]

@@ -42,6 +42,6 @@ def test_the_only_feature_is_passed_as_itself_to_a_model_of_one_input(train, pie
          "data._target_: user_models.dataset returned _RangeDataset, which has no features, .*no evaluation"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_trained_is_told_by_key(train, overrides, message):
+def test_what_cannot_be_trained_is_reported_by_key(train, overrides, message):
     with pytest.raises(ConfigError, match=message):
         train(*overrides, *SHIFTED)

@@ -75,7 +75,7 @@ def test_each_example_of_an_epoch_is_trained_on_once(train, monkeypatch, trainer
 
 
 @pytest.mark.parametrize("trainer", ["custom_loop", pytest.param("fit", marks=pytest.mark.thorough)])
-def test_what_the_data_service_hands_out_is_trained_on_once_but_for_what_is_on_its_way(train, trainer):
+def test_batches_of_the_data_service_are_trained_on_once_except_outstanding_ones(train, trainer):
     from psrun.training.data_service_input import MAX_OUTSTANDING
 
     result, _ = train(
@@ -90,7 +90,7 @@ def test_what_the_data_service_hands_out_is_trained_on_once_but_for_what_is_on_i
         assert trained_on(row) == 200
 
 
-def test_a_run_that_goes_on_asks_the_data_service_for_what_is_left_of_the_pass(train):
+def test_a_resumed_run_requests_the_rest_of_the_pass_from_the_data_service(train):
     pieces = (*COUNTED, "data.visitation=dynamic", "data.audit=true", "data.global_batch_size=4")
     _, folder = train(*pieces, "trainer.epochs=1", "trainer.steps_per_epoch=25")
     result, _ = train(*pieces, "trainer.epochs=2", "trainer.steps_per_epoch=25", into=folder)
@@ -126,7 +126,7 @@ def test_a_pass_of_one_process_is_an_epoch_too(train, cluster):
     assert result["steps"]["applied"] == 2 * 13
 
 
-def test_a_run_that_goes_on_takes_up_the_pass_where_it_was(train):
+def test_a_resumed_run_continues_the_pass(train):
     pieces = (*COUNTED, "data.visitation=once", "data.audit=true", "data.global_batch_size=16")
     _, folder = train(*pieces, "trainer.epochs=1", "trainer.steps_per_epoch=8")
     result, _ = train(*pieces, "trainer.epochs=2", "trainer.steps_per_epoch=8", into=folder)
@@ -205,6 +205,6 @@ def cut_short(folder: RunFolder, steps: int) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_told(train, pieces, said):
+def test_what_cannot_be_is_reported(train, pieces, said):
     with pytest.raises(ConfigError, match=said):
         train(*COUNTED, *pieces)

@@ -153,7 +153,7 @@ def test_a_tail_takes_whole_lines_only_and_begins_again_where_the_file_is_anothe
     assert ([event.kind for event in tail.read()], tail.begun_again) == (["d", "e"], 2)
 
 
-def test_a_metric_that_was_nan_is_told(tmp_path):
+def test_a_metric_that_was_nan_is_reported(tmp_path):
     """JSON has null for it: the supervisor reads its chief's events back from there."""
     text = io.StringIO()
     (tmp_path / "metrics.jsonl").write_text(epoch(1, loss=None))
@@ -165,7 +165,7 @@ def test_a_metric_that_was_nan_is_told(tmp_path):
 # -- one run
 
 
-def test_a_run_that_goes_on_is_followed_to_its_end(running):
+def test_a_run_that_continues_is_followed_to_its_end(running):
     watching = Watching(running)
     watching.until("epoch 1/20  step 100")
     append(running, epoch(2)[:20])
@@ -228,7 +228,7 @@ def test_after_the_fact_it_ends_at_once_with_the_code_of_the_run(tmp_path, capfd
         ("it's a run", "local", "psrun {}"),
     ],
 )
-def test_what_goes_on_with_an_interrupted_run_can_be_pasted(tmp_path, capfd, name, topology, said):
+def test_the_command_that_resumes_an_interrupted_run_can_be_pasted(tmp_path, capfd, name, topology, said):
     folder = a_run(tmp_path / name, status="interrupted", exit_code=175, cluster={"topology": topology})
     assert main([str(folder)]) == ExitCode.RESTART
     command = capfd.readouterr().out.partition("to resume: ")[2].strip()
@@ -238,7 +238,7 @@ def test_what_goes_on_with_an_interrupted_run_can_be_pasted(tmp_path, capfd, nam
         assert command == said.format(folder)
 
 
-def test_an_event_of_another_version_is_told_by_its_name(tmp_path, capfd):
+def test_an_event_of_another_version_is_reported_by_its_name(tmp_path, capfd):
     folder = a_run(tmp_path / "run")
     (folder / "metrics.jsonl").write_text(line("epoch", 7, epoch=1) + line("warning", 8, message="[/odd]"))
     assert main([str(folder)]) == ExitCode.DONE
@@ -258,7 +258,7 @@ def test_events_that_are_replaced_or_removed_are_followed_again(running):
     watching.end()
 
 
-def test_a_folder_that_is_deleted_is_told(running):
+def test_a_folder_that_is_deleted_is_reported(running):
     watching = Watching(running)
     watching.until("epoch 1/20")
     running.rename(running.with_name("elsewhere"))
@@ -266,14 +266,14 @@ def test_a_folder_that_is_deleted_is_told(running):
     assert "moved or deleted" in str(watching.error)
 
 
-def test_a_process_that_is_gone_without_a_word_is_told(running):
+def test_a_killed_process_is_reported(running):
     changed(running, process={**process.place(), "pid": dead_pid()})
     aged(running, 20)
     with pytest.raises(PsrunError, match=r"exited without recording a status.* psrun resume="):
         main([str(running)])
 
 
-def test_tasks_that_are_not_heard_of_are_told_where_processes_cannot_be_seen(running):
+def test_tasks_without_heartbeats_are_reported_where_processes_cannot_be_seen(running):
     changed(running, process={"host": "elsewhere", "pid_namespace": 1, "pid": 1})
     beat(running, "chief-0", at_s=time.time() - 100)
     assert run_state.look(running).gone == ""  # run.json was just written
@@ -292,7 +292,7 @@ def test_another_process_with_the_number_of_the_run_is_not_taken_for_it(running)
 
 
 @pytest.mark.parametrize(("text", "said"), [('{"status": "run', "is damaged"), (None, "no run.json")])
-def test_a_result_that_cannot_be_read_is_told_after_the_events(running, capfd, text, said):
+def test_a_result_that_cannot_be_read_is_reported_after_the_events(running, capfd, text, said):
     (running / "run.json").unlink()
     if text:
         (running / "run.json").write_text(text)
@@ -361,7 +361,7 @@ def test_a_finished_sweep_is_a_table_with_the_best(tmp_path, capfd):
     assert out.splitlines()[-1].startswith("12 jobs: 10 completed, 1 failed, 1 unknown; best: val_auc 0.9, job 10")
 
 
-def test_the_best_is_the_smallest_of_a_loss_unless_said_otherwise(tmp_path, capfd):
+def test_the_best_loss_is_the_smallest_by_default(tmp_path, capfd):
     for number, loss in enumerate((0.3, 0.1, 0.2)):
         a_run(tmp_path / str(number), metrics={"val_loss": loss})
     aged(tmp_path, 60)
@@ -373,7 +373,7 @@ def test_the_best_is_the_smallest_of_a_loss_unless_said_otherwise(tmp_path, capf
         main([str(tmp_path), "--metric", "val_acu"])
 
 
-def test_a_sweep_that_goes_on_shows_each_job_and_ends_with_the_last(tmp_path):
+def test_a_running_sweep_shows_each_job_and_ends_with_the_last(tmp_path):
     """With the record of a sweep, which knows of jobs that have not begun."""
     listed = [{"number": n, "folder": str(n), "overrides": [f"seed={n}", "model=dense"]} for n in range(4)]
     record = {"status": "running", "metric": "val_auc", "mode": "max", "jobs": listed}
@@ -411,7 +411,7 @@ def test_elsewhere_than_on_a_terminal_a_sweep_is_a_line_a_change(tmp_path):
     assert (watching.code, watching.text.count("running")) == (ExitCode.DONE, 2)  # the line, and the first summary
 
 
-def test_a_job_that_is_gone_is_told_and_the_sweep_ends(tmp_path, capfd):
+def test_a_job_that_is_gone_is_reported_and_the_sweep_ends(tmp_path, capfd):
     folder = a_run(tmp_path / "0", status="running")
     changed(folder, process={**process.place(), "pid": dead_pid()})
     aged(tmp_path, 60)
@@ -428,7 +428,7 @@ def test_a_killed_sweep_is_over_although_jobs_wait(tmp_path, capfd):
     assert "1 completed, 1 waiting" in capfd.readouterr().out
 
 
-def test_a_sweep_that_is_called_off_or_deleted_is_told(tmp_path):
+def test_a_sweep_that_is_called_off_or_deleted_is_reported(tmp_path):
     for name, said in (("sweep.json", "no run is left"), ("", "moved or deleted")):
         folder = tmp_path / f"sweep{name}"
         folder.mkdir()

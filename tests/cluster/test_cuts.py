@@ -41,7 +41,7 @@ def test_a_worker_that_is_cut_off_is_left_behind_and_taken_back(tasks, network):
     assert chief.result["steps"]["applied"] >= chief.result["steps"]["scheduled"]
 
 
-def test_a_parameter_server_that_is_cut_off_ends_the_attempt_and_the_next_one_goes_on(tasks, network):
+def test_a_parameter_server_that_is_cut_off_ends_the_attempt_and_the_next_one_resumes(tasks, network):
     servers = [tasks(name) for name in ("ps-0", "worker-0", "worker-1")]
     chief = tasks("chief-0", *LONG)
     chief.wait_for("checkpoint", WRITTEN_OUT)

@@ -129,7 +129,7 @@ CHIEF = Task("chief", 0)
 
 
 @pytest.mark.parametrize("kind", sorted({*KINDS} - {"indexed_jobs"}))  # which the last of these tests trains
-def test_what_a_manifest_says_trains(started, kind):
+def test_a_job_of_a_manifest_trains(started, kind):
     started.describe(f"kubernetes.kind={kind}", *CLUSTER)
     servers = [started.start(task) for task in SERVERS]
     chief = started.start(CHIEF)

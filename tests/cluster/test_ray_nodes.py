@@ -129,7 +129,7 @@ def test_training_on_four_nodes_with_an_evaluator_and_the_data_service(run):
     assert "pid=" not in cluster.stdout  # as Ray would show what its actors print
 
 
-def test_a_worker_and_then_an_actor_is_killed_and_the_training_goes_on(run):
+def test_a_worker_and_then_an_actor_is_killed_and_the_training_continues(run):
     cluster = run(*LONG)
     under_way(cluster)
     cluster.kill("worker-1")
@@ -146,7 +146,7 @@ def test_a_worker_and_then_an_actor_is_killed_and_the_training_goes_on(run):
     assert not cluster.events("restored")
 
 
-def test_a_parameter_server_is_killed_and_the_run_goes_on_from_its_checkpoint(run):
+def test_a_parameter_server_is_killed_and_the_run_resumes_from_its_checkpoint(run):
     cluster = run(*LONG, "trainer.epochs=12")
     under_way(cluster)
     cluster.kill("ps-0")
@@ -160,7 +160,7 @@ def test_a_parameter_server_is_killed_and_the_run_goes_on_from_its_checkpoint(ru
     assert cluster.events("failure")[0]["restarted"] == ["ps-0", "ps-1", "chief-0"]
 
 
-def test_a_node_is_lost_and_all_goes_on_on_those_left(run, nodes):
+def test_a_node_is_lost_and_the_run_continues_on_the_others(run, nodes):
     cluster = run(*LONG)
     under_way(cluster)
     before = placed(cluster)
@@ -200,7 +200,7 @@ def test_no_task_outlives_a_driver_that_is_killed(run):
     cluster.wait(lambda: not cluster.left(), "end of all tasks", within_s=30)
 
 
-def test_more_than_the_nodes_have_is_told_at_once(run):
+def test_more_than_the_nodes_have_is_reported_at_once(run):
     began_s = time.monotonic()
     cluster = run("cluster.resources.ps.num_cpus=3")
     assert cluster.end(within_s=30) == 2
@@ -263,7 +263,7 @@ def test_a_cluster_of_the_runs_own_ends_with_it(start, monkeypatch):
     assert (Path.home() / ".ray").exists() == home
 
 
-def test_ray_ends_with_a_driver_that_is_killed_or_told_twice(start):
+def test_ray_ends_with_a_driver_that_is_killed_or_signalled_twice(start):
     before = own_folders()
     killed = start("cluster=ray", *LONG, "trainer.epochs=2000")
     killed.wait_for("epoch", 1)
@@ -293,7 +293,7 @@ def test_ray_ends_with_a_driver_that_is_killed_or_told_twice(start):
         ("127.0.0.1:{other}", 1, "did not answer as a Ray cluster within 5 s (cluster.connect_timeout_s)"),
     ],
 )
-def test_no_ray_where_the_address_says(start, tmp_path, address, code, said):
+def test_no_ray_at_the_address(start, tmp_path, address, code, said):
     with socket.socket() as closed, socket.create_server(("", 0)) as other:
         closed.bind(("", 0))
         ports = {"closed": closed.getsockname()[1], "other": other.getsockname()[1]}

@@ -40,7 +40,7 @@ def test_an_evaluator_that_is_killed_is_started_again(start):
     assert steps == sorted(set(steps))
 
 
-def test_it_tells_a_training_that_no_longer_learns_to_end(start):
+def test_it_stops_a_training_that_no_longer_learns(start):
     cluster = start(*RUN, "trainer.epochs=10000", "early_stopping.metric=val_loss", "early_stopping.mode=min",
                     "optimizer.learning_rate=0", "reduce_lr.metric=val_loss", "reduce_lr.mode=min")  # fmt: skip
     assert cluster.end() == 0, cluster.stderr

@@ -46,7 +46,7 @@ def test_it_does_the_steps_of_one_process(start):
     assert both[0].left() == []
 
 
-def test_the_chief_is_killed_and_all_go_on_from_the_checkpoint(start):
+def test_the_chief_is_killed_and_all_resume_from_the_checkpoint(start):
     """As when a worker is lost, which `test_a_task_hangs` has: all tasks start again together."""
     cluster = start(*LONG)
     cluster.wait_for("checkpoint", 3)
@@ -151,7 +151,7 @@ def test_without_sharding_each_worker_reads_all_in_an_order_of_its_own(seen, tmp
     assert steps[0] != steps[1]
 
 
-def test_fewer_files_than_workers_are_told(seen, tmp_path):
+def test_fewer_files_than_workers_are_reported(seen, tmp_path):
     cluster, _ = seen("InFiles", f"+data.folder={tmp_path}", "+data.num_files=1", "data.global_batch_size=20")
     assert cluster.process.returncode == 2
     assert "shards by file, but there are fewer files than the 2 workers; choose data" in cluster.stderr

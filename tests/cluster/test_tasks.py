@@ -180,7 +180,7 @@ def test_a_server_without_a_chief_gives_up(start):
         (["cluster=static", "task.type=boss"], {}, "task.type: is 'boss'"),
     ],
 )
-def test_a_task_that_cannot_be_told(start, arguments, environment, said):
+def test_a_task_that_cannot_be_determined(start, arguments, environment, said):
     """By the command; all that can be wrong is in `test_topology`."""
     process = start(*arguments, **environment)
     assert process.end() == 2

@@ -80,7 +80,7 @@ def test_a_data_worker_and_a_dispatcher_that_are_killed_come_back(start, run):
     assert cluster.left() == []
 
 
-def test_a_run_that_is_stopped_takes_up_the_pass_where_it_was(start, run):
+def test_a_stopped_run_continues_the_pass(start, run):
     cluster = start(*run, "trainer.epochs=400")
     cluster.wait_for("epoch", 2)
     cluster.process.send_signal(signal.SIGTERM)
