@@ -58,14 +58,14 @@ def psrun(tmp_path: Path):
     def run(*arguments: str, timeout_s: float = 120, folder: str = "run", **environment_: str) -> Command:
         began_s = time.monotonic()
         here = tmp_path / folder
-        said = (
+        overrides = (
             [*arguments]
             if any(a.startswith(("-", "resume=")) for a in arguments)
             else [*arguments, f"hydra.run.dir={here}"]
         )
         inherited = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
         ended = subprocess.run(
-            [sys.executable, "-m", "psrun", *said],
+            [sys.executable, "-m", "psrun", *overrides],
             cwd=tmp_path, capture_output=True, text=True, timeout=timeout_s, env={**inherited, **environment_},
             check=False,
         )  # fmt: skip

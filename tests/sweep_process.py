@@ -86,7 +86,7 @@ class Sweep:
         self.seen: set[psutil.Process] = set()
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.out.read_text()
 
     @property
@@ -107,11 +107,11 @@ class Sweep:
             if value:
                 return value
             time.sleep(0.05)
-        raise AssertionError(f"no {what} within {within_s} s\n{self.said}")
+        raise AssertionError(f"no {what} within {within_s} s\n{self.output}")
 
     def wait_for_running(self, count: int) -> None:
         def running() -> bool:
-            assert self.process.poll() is None, self.said
+            assert self.process.poll() is None, self.output
             return sum(result["status"] == "running" for result in self.results().values()) >= count
 
         self.wait(running, f"{count} jobs that run")

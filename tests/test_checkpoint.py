@@ -180,14 +180,14 @@ def test_damaged_ones_are_set_aside_and_can_be_looked_at(store):
 def test_another_model_or_optimizer_is_refused_with_what_differs():
     wide = {"table": {"shape": [8, 3], "dtype": "float32"}}
     half = {"table": {"shape": [8, 2], "dtype": "float16"}}
-    for other, said in (
+    for other, message in (
         (Contents("Adagrad", wide, CONTENTS.slots, []), "model: .*table is 8x3 float32 here and 8x2 float32 there"),
         (Contents("Adagrad", half, CONTENTS.slots, []), "model: .*table is 8x2 float16 here and 8x2 float32 there"),
         (Contents("Adagrad", {**TABLE, "b": TABLE["table"]}, {}, []), "model: .*no b there"),
         (Contents("Adam", TABLE, CONTENTS.slots, []), "optimizer: is Adam, but the checkpoint ckpt-1 has Adagrad"),
         (Contents("Adagrad", TABLE, {}, []), "optimizer: .*no table/accumulator here"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             CONTENTS.check("ckpt-1", other)
     CONTENTS.check("ckpt-1", Contents("Adagrad", TABLE, CONTENTS.slots, []))  # shards may lie elsewhere
 
@@ -215,11 +215,11 @@ def test_inspect_describes_all_and_each(store, capsys, monkeypatch):
         assert "damaged: ckpt-100.index has" in rows[4]
     for name in ("ckpt-300", "ckpt-300.index", "ckpt-300.data-00000-of-00002"):
         assert commands.main(["inspect", str(store.folder / name)]) == ExitCode.DONE
-        said = capsys.readouterr().out
-        assert "3 epochs and 0 steps" in said
-        assert "8x2 float32" in said
-        assert "ps-0 ps-1" in said
-        assert "ckpt-300.data-00001-of-00002" in said
+        message = capsys.readouterr().out
+        assert "3 epochs and 0 steps" in message
+        assert "8x2 float32" in message
+        assert "ps-0 ps-1" in message
+        assert "ckpt-300.data-00001-of-00002" in message
 
 
 def test_verify_reads_everything(store, capsys, monkeypatch):
@@ -232,13 +232,13 @@ def test_verify_reads_everything(store, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("no/such", "no such folder"), ("", "there is no checkpoint in"), ("checkpoints/ckpt-7", "there: 300, 200, 100")],
 )
-def test_a_path_without_a_checkpoint_is_reported(store, name, said):
+def test_a_path_without_a_checkpoint_is_reported(store, name, message):
     (store.folder.parent / "empty").mkdir()
     path = store.folder.parent / (name or "empty")
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         commands.main(["inspect", str(path)])
 
 

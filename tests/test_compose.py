@@ -71,7 +71,7 @@ def refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("held", "said"),
+    ("held", "message"),
     [
         (b"_target_: mine.line\n  width: 4: 5\n", "mine.yaml, line 2, column 8: mapping values are not allowed"),
         (b"_target_: 'mine.line\nwidth: 4\n", "found unexpected end of stream while scanning a quoted scalar (line 1)"),
@@ -80,14 +80,14 @@ def refused(tmp_path, monkeypatch):
         (b"_target_: mine.line\nwidth: ${nope.x}\n", "model.width: Interpolation key 'nope.x' not found"),
     ],
 )  # fmt: skip
-def test_a_yaml_file_that_cannot_be_read_is_named_with_the_line(refused, held, said):
+def test_a_yaml_file_that_cannot_be_read_is_named_with_the_line(refused, held, message):
     text = refused("model=mine", files={"model/mine": held})
-    assert said in text
+    assert message in text
     assert len(text.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("held", "said"),
+    ("held", "message"),
     [
         (b"defaults:\n  - override /model: dense\n", "tried.yaml must begin with the line '# @package _global_'"),
         (b"trainer: {epochs: 1}\n", "the experiment file must begin with the line '# @package _global_'"),
@@ -95,12 +95,12 @@ def test_a_yaml_file_that_cannot_be_read_is_named_with_the_line(refused, held, s
          "model: there is no model named 'denes', which a YAML file selects. Did you mean 'dense'?"),
     ],
 )  # fmt: skip
-def test_mistakes_in_a_users_experiment_are_reported_with_the_fix(refused, held, said):
-    assert said in refused("experiment=tried", files={"experiment/tried": held})
+def test_mistakes_in_a_users_experiment_are_reported_with_the_fix(refused, held, message):
+    assert message in refused("experiment=tried", files={"experiment/tried": held})
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "message"),
     [
         ("model=mine", "no model named 'mine'. Valid names: cnn, dense, dlrm, embedding, two_tower, wide_deep. "
                        "For your own choices, add --config-dir FOLDER."),
@@ -110,8 +110,8 @@ def test_mistakes_in_a_users_experiment_are_reported_with_the_fix(refused, held,
         ("trainer._target_=mine.loop", "To use your own callable, set trainer=own_loop."),
     ],
 )  # fmt: skip
-def test_an_unknown_choice_is_reported_with_the_next_move(refused, argument, said):
-    assert said in refused(argument)
+def test_an_unknown_choice_is_reported_with_the_next_move(refused, argument, message):
+    assert message in refused(argument)
 
 
 def test_a_mistyped_choice_is_not_taken_for_an_own_one(refused):

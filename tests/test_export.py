@@ -178,7 +178,7 @@ def test_a_run_can_be_exported_and_used_later_and_stays_as_it_was(trained):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["mode=export"], 2, "resume: is required with mode=export; set resume=RUN_FOLDER"),
         (["mode=export", "resume=run", "restore=7"], 2, "there is no checkpoint '7' in"),
@@ -190,9 +190,9 @@ def test_a_run_can_be_exported_and_used_later_and_stays_as_it_was(trained):
         (["mode=predict", "resume=run", "predict.fromat=csv"], 2, "Did you mean 'format'?"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_done_is_reported(trained, arguments, code, said):
+def test_what_cannot_be_done_is_reported(trained, arguments, code, message):
     done = command(trained.parent, *arguments)
-    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
 
 
 @pytest.mark.thorough

@@ -1,4 +1,4 @@
-"""Private names and texts of Hydra that psrun depends on: each is there, and does what is said."""
+"""Private names and texts of Hydra that psrun depends on: each exists and works as psrun expects."""
 
 from __future__ import annotations
 

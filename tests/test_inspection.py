@@ -160,7 +160,7 @@ def test_weights_are_no_feature(tmp_path, capsys):
 def test_mistakes_are_reported(tmp_path):
     semicolons = str(write(tmp_path / "rows.csv", {"a": [1, 2], "liked": [0, 1]}, delimiter=";"))
     weighted = str(write(tmp_path / "weighted.csv", {"w": [1, 2], "word": ["a", "b"]}))
-    for arguments, said in (
+    for arguments, message in (
         ([semicolons], "seems to be ';'; set --delimiter ';'"),
         ([semicolons, "--label", "liked"], "--delimiter ';'"),
         ([semicolons, "--delimiter", ";", "--label", "like"], "has no column 'like'. Did you mean 'liked'?"),
@@ -172,7 +172,7 @@ def test_mistakes_are_reported(tmp_path):
         ([str(tmp_path / "rows.tfrecord")], "TFRecord files have no schema"),
     ):
         (tmp_path / "rows.tfrecord").write_text("x")
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             main(["inspect", *arguments])
     with pytest.raises(DataError, match="no such file"):
         main(["inspect", str(tmp_path / "none.csv")])

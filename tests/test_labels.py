@@ -24,15 +24,15 @@ OWN = ("model=dense", "model.hidden_units=[4]", "data._target_=word_labels.Label
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ("[]", "with at least 2 values"), ("no", "with at least 2 values"), ("[yes]", "with at least 2 values"),
         ("[no,1]", "a list of strings or of integers"), ("[0.5,1.5]", "a list of strings or of integers"),
         ("[a,b,a]", "lists 'a' more than once"),
     ],
 )  # fmt: skip
-def test_vocabularies_that_cannot_be_are_refused(value, said):
-    with pytest.raises(ConfigError, match=rf"data.label_vocabulary: .*{said}"):
+def test_vocabularies_that_cannot_be_are_refused(value, message):
+    with pytest.raises(ConfigError, match=rf"data.label_vocabulary: .*{message}"):
         run_config("+data.label_vocabulary=" + value)
 
 
@@ -44,7 +44,7 @@ def test_yaml_reads_an_unquoted_no_as_false():
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
-    ("pieces", "said"),
+    ("pieces", "message"),
     [
         (["+data.label_vocabulary=[a,b,c]"], "has 3 values; a binary task has 2"),
         (["+data.label_vocabulary=[a,b]", "+data.num_classes=3"], "has 2 values, but num_classes is 3"),
@@ -52,8 +52,8 @@ def test_yaml_reads_an_unquoted_no_as_false():
         (["+data.values=[no,yes]"], "is null, but the labels are strings"),
     ],
 )
-def test_vocabularies_that_do_not_fit_the_source_are_refused(train, pieces, said):
-    with pytest.raises(ConfigError, match=rf"data.label_vocabulary: .*{said}"):
+def test_vocabularies_that_do_not_fit_the_source_are_refused(train, pieces, message):
+    with pytest.raises(ConfigError, match=rf"data.label_vocabulary: .*{message}"):
         train(*OWN, *pieces, "cluster=none")
 
 

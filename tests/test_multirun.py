@@ -61,23 +61,23 @@ def start(tmp_path):
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_jobs_run_beside_each_other_and_failed_ones_stop_nobody(start, launcher):
     sweep = start("seed=1,13,99,2,3", "sweep.max_parallel=2", "sweep.metric=val_auc", "sweep.mode=max", *launcher)
-    assert sweep.end() == 1, sweep.said
+    assert sweep.end() == 1, sweep.output
     results = sweep.results()
     assert [results[n]["status"] for n in range(5)] == ["completed", "failed", "failed", "completed", "completed"]
     begins, ends = ({n: result.get(key) for n, result in results.items()} for key in ("began_s", "ended_s"))
     for n in (0, 3, 4):
         others = [m for m in (0, 3, 4) if m != n and begins[m] <= begins[n] < ends[m]]
         assert len(others) <= 1
-    assert "unlucky" in sweep.said
-    assert "was killed by SIGKILL" in sweep.said
-    assert "and more" not in sweep.said  # the error line, not all of it
-    assert "said to the terminal" not in sweep.said
+    assert "unlucky" in sweep.output
+    assert "was killed by SIGKILL" in sweep.output
+    assert "and more" not in sweep.output  # the error line, not all of it
+    assert "said to the terminal" not in sweep.output
     assert "said to the terminal" in (sweep.folder / "0" / "logs" / "console.log").read_text()
-    assert "Error executing job" not in sweep.said
-    assert "Traceback" not in sweep.said
+    assert "Error executing job" not in sweep.output
+    assert "Traceback" not in sweep.output
     record = sweep.record
     assert (record["status"], record["jobs"][4]["metric"]) == ("failed", 0.03)
-    assert "0.03 best" in sweep.said
+    assert "0.03 best" in sweep.output
     sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=10)
 
 
@@ -95,15 +95,15 @@ def test_a_signal_stops_all_jobs_cleanly_and_the_sweep_can_be_resumed(start, tmp
     sweep = start("seed=1,2,3", LONG, "sweep.max_parallel=2", *launcher)
     sweep.wait_for_running(2)
     sweep.send(signum)
-    assert sweep.end() == code, sweep.said
+    assert sweep.end() == code, sweep.output
     results = sweep.results()
     assert [results[n]["status"] for n in sorted(results)] == ["interrupted", "interrupted"]
     assert sweep.record["status"] == "interrupted"
-    assert "psrun -m resume=" in sweep.said
+    assert "psrun -m resume=" in sweep.output
     sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=10)
     (sweep.folder / "go").touch()
     again = start(f"resume={sweep.folder}")
-    assert again.end() == 0, again.said
+    assert again.end() == 0, again.output
     after = again.results()
     for number in range(3):  # which two were begun first is the launcher's matter
         goes_on = number in results
@@ -121,7 +121,7 @@ def test_nothing_outlives_a_sweep_that_is_killed(start, launcher):
     sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=20)
     (sweep.folder / "go").touch()
     again = start(f"resume={sweep.folder}")
-    assert again.end() == 0, again.said
+    assert again.end() == 0, again.output
     assert [result["times"] for result in again.results().values()] == [2, 2]
 
 
@@ -132,7 +132,7 @@ def test_a_second_signal_ends_all_at_once(start):
     for result in sweep.results().values():
         os.kill(result["pid"], signal.SIGSTOP)  # they will not end in good order
     sweep.send(signal.SIGINT)
-    sweep.wait(lambda: "repeat to exit immediately" in sweep.said, "answer")
+    sweep.wait(lambda: "repeat to exit immediately" in sweep.output, "answer")
     sweep.send(signal.SIGINT)
     assert sweep.end(within_s=15) == 130
     sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=10)
@@ -141,27 +141,27 @@ def test_a_second_signal_ends_all_at_once(start):
 @pytest.mark.command
 def test_what_is_completed_is_not_run_again_and_what_failed_is(start):
     sweep = start("seed=1,13,2")
-    assert sweep.end() == 1, sweep.said
+    assert sweep.end() == 1, sweep.output
     again = start(f"resume={sweep.folder}", "sweep.max_parallel=1")
-    assert again.end() == 1, again.said
+    assert again.end() == 1, again.output
     assert again.record["max_parallel"] == 1
     assert {n: result["times"] for n, result in again.results().items()} == {0: 1, 1: 2, 2: 1}
     shutil.rmtree(sweep.folder / "2")
     (sweep.folder / "1" / "run.json").write_text(json.dumps({**again.results()[1], "status": "completed"}))
     third = start(f"resume={sweep.folder}")
-    assert third.end() == 0, third.said
-    assert "job 2 was completed, but" in third.said
+    assert third.end() == 0, third.output
+    assert "job 2 was completed, but" in third.output
     assert {n: result["times"] for n, result in third.results().items()} == {0: 1, 1: 2, 2: 1}
     fourth = start(f"resume={sweep.folder}")
     assert fourth.end() == 0
-    assert "nothing to do" in fourth.said
+    assert "nothing to do" in fourth.output
     assert fourth.results() == third.results()
 
 
 @pytest.mark.command
 def test_a_job_that_requests_a_restart_continues_within_its_sweep_but_not_for_ever(start):
     sweep = start("seed=17,18", "checkpoint=epoch,none")  # 17 asks twice, 18 each time
-    assert sweep.end() == 1, sweep.said
+    assert sweep.end() == 1, sweep.output
     told = {n: (result["status"], result["times"]) for n, result in sweep.results().items()}
     assert told == {0: ("completed", 3), 1: ("interrupted", 1), 2: ("interrupted", 5), 3: ("interrupted", 1)}
     resumed = {n: result["resume"] for n, result in sweep.results().items()}
@@ -178,11 +178,11 @@ def test_what_a_sweep_has_not_begun_is_run_as_it_was_checked_at_its_start(start,
     sweep = start(*chosen, "seed=1,2")
     sweep.wait_for_running(1)
     sweep.send(signal.SIGINT)
-    assert sweep.end() == 130, sweep.said
+    assert sweep.end() == 130, sweep.output
     (mine / "tried.yaml").write_text(said.format(0.5))
     (sweep.folder / "go").touch()
     again = start(f"resume={sweep.folder}")
-    assert again.end() == 0, again.said
+    assert again.end() == 0, again.output
     rates = [OmegaConf.load(sweep.folder / n / "config.yaml").optimizer.learning_rate for n in ("0", "1")]
     assert rates == [0.125, 0.125]
 
@@ -191,23 +191,23 @@ def test_what_a_sweep_has_not_begun_is_run_as_it_was_checked_at_its_start(start,
 def test_all_jobs_are_checked_before_the_first_one_starts(start, tmp_path):
     sweep = start("trainer.steps_per_epoch=20,30,5", "trainer.epochs=1,0", "trainer.steps_per_execution=10")
     assert sweep.end() == 2
-    assert "trainer.epochs: is 0, must be 1 or more [job 1 (" in sweep.said
-    assert "is 10, must be at most trainer.steps_per_epoch=5 [job 4 (" in sweep.said
+    assert "trainer.epochs: is 0, must be 1 or more [job 1 (" in sweep.output
+    assert "is 10, must be at most trainer.steps_per_epoch=5 [job 4 (" in sweep.output
     assert not sweep.folder.exists()
     sweep = start("trainer.epochs=1,2", "partitioner=none,nosuch", "modle=x")
     assert sweep.end() == 2
-    assert "partitioner: there is no partitioner named 'nosuch'" in sweep.said
-    assert "modle: no such key or group (value 'x'). Did you mean 'model'?" in sweep.said
-    assert "Ambiguous" not in sweep.said
+    assert "partitioner: there is no partitioner named 'nosuch'" in sweep.output
+    assert "modle: no such key or group (value 'x'). Did you mean 'model'?" in sweep.output
+    assert "Ambiguous" not in sweep.output
     sweep = start("seed=1,2", "sweep.metric=val_auc")
     assert sweep.end() == 2
-    assert "sweep.mode: is required with sweep.metric" in sweep.said
+    assert "sweep.mode: is required with sweep.metric" in sweep.output
     sweep = start("seed=1,2", "hydra.sweep.subdir=same")
     assert sweep.end() == 2
-    assert "for jobs 0 and 1; give each job its own folder" in sweep.said
+    assert "for jobs 0 and 1; give each job its own folder" in sweep.output
     sweep = start("seed=1,2", "sweep.max_parallel=0")
     assert sweep.end() == 2
-    assert "sweep.max_parallel: is 0, must be 1 or more" in sweep.said
+    assert "sweep.max_parallel: is 0, must be 1 or more" in sweep.output
 
 
 @pytest.mark.command
@@ -218,7 +218,7 @@ def test_all_jobs_are_checked_before_the_first_one_starts(start, tmp_path):
 def test_a_sweep_of_tasks_that_somebody_else_starts_is_refused(start, cluster):
     sweep = start(f"cluster={cluster}", "seed=1,2")
     assert sweep.end() == 2
-    assert f"cluster: is {cluster}, whose tasks are started separately" in sweep.said
+    assert f"cluster: is {cluster}, whose tasks are started separately" in sweep.output
     assert not sweep.folder.exists()
 
 
@@ -239,7 +239,7 @@ def test_a_folder_of_a_sweep_is_not_used_twice(start):
     assert start("seed=1").end() == 0
     again = start("seed=2")
     assert again.end() == 2
-    assert "holds a sweep already" in again.said
+    assert "holds a sweep already" in again.output
     assert again.results()[0]["times"] == 1
 
 
@@ -247,7 +247,7 @@ def test_a_folder_of_a_sweep_is_not_used_twice(start):
 def test_a_metric_that_no_job_has_is_reported(start):
     sweep = start("seed=1,2", "sweep.metric=val_acu", "sweep.mode=max")
     assert sweep.end() == 2
-    assert "sweep.metric: no job has a metric 'val_acu'. Did you mean 'val_auc'?" in sweep.said
+    assert "sweep.metric: no job has a metric 'val_acu'. Did you mean 'val_auc'?" in sweep.output
 
 
 SEARCH = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=2", "seed=choice(2,3,13)"]
@@ -258,16 +258,16 @@ SEARCH = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.n_j
 def test_a_search_goes_over_failed_trials_and_improves_any_metric(start):
     sweep = start(*SEARCH, "hydra.sweeper.n_trials=8", "hydra.sweeper.sampler.seed=1", "sweep.metric=val_auc",
                   "sweep.mode=max")  # fmt: skip
-    assert sweep.end() == 1, sweep.said
+    assert sweep.end() == 1, sweep.output
     results = sweep.results()
     assert len(results) == 8
     assert {result["status"] for result in results.values()} == {"completed", "failed"}
     found = OmegaConf.load(sweep.folder / "optimization_results.yaml")
     assert (found.best_params.seed, found.best_value) == (3, 0.03)
-    assert "Traceback" not in sweep.said
+    assert "Traceback" not in sweep.output
     again = start(f"resume={sweep.folder}")
     assert again.end() == 0
-    assert "nothing to do" in again.said
+    assert "nothing to do" in again.output
 
 
 @pytest.mark.thorough
@@ -276,11 +276,11 @@ def test_an_interrupted_search_is_resumed(start):
     sweep = start(*SEARCH, LONG, "sweep.metric=loss", "sweep.mode=min", "sweep.max_parallel=2")
     sweep.wait_for_running(2)
     sweep.send(signal.SIGINT)
-    assert sweep.end() == 130, sweep.said
+    assert sweep.end() == 130, sweep.output
     (sweep.folder / "go").touch()
     before = {job["number"]: job["overrides"] for job in sweep.record["jobs"]}
     again = start(f"resume={sweep.folder}")
-    assert again.end() in (0, 1), again.said
+    assert again.end() in (0, 1), again.output
     assert {job["number"]: job["overrides"] for job in again.record["jobs"][:2]} == before
     assert {n: result["times"] for n, result in again.results().items()} == {0: 2, 1: 2, 2: 1, 3: 1}
 
@@ -290,9 +290,9 @@ def test_an_interrupted_search_is_resumed(start):
 def test_a_search_in_which_all_trials_fail_is_no_crash(start):
     sweep = start("hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "seed=choice(13,99)", "sweep.metric=loss",
                   "sweep.mode=min")  # fmt: skip
-    assert sweep.end() == 1, sweep.said
+    assert sweep.end() == 1, sweep.output
     assert [result["status"] for result in sweep.results().values()] == ["failed", "failed"]
-    assert "Traceback" not in sweep.said
+    assert "Traceback" not in sweep.output
 
 
 @pytest.mark.thorough
@@ -300,12 +300,12 @@ def test_a_search_in_which_all_trials_fail_is_no_crash(start):
 def test_mistakes_in_a_search_are_reported(start):
     sweep = start(*SEARCH)
     assert sweep.end() == 2
-    assert "sweep.metric: a search requires an objective" in sweep.said
+    assert "sweep.metric: a search requires an objective" in sweep.output
     assert not sweep.folder.exists()
     none_fails = [*SEARCH[:-1], "seed=choice(2,3)"]  # of two that have failed it is not known what metrics they had
     sweep = start(*none_fails, "sweep.metric=auc", "sweep.mode=max", folder="other")
     assert sweep.end() == 2
-    assert "no job has a metric 'auc'" in sweep.said
+    assert "no job has a metric 'auc'" in sweep.output
     assert len(sweep.results()) == 2  # and not all four
 
 
@@ -363,12 +363,12 @@ def test_six_jobs_two_failures_and_an_interruption_end_complete(start):
 
     sweep.wait(lambda: over() >= 2, "two jobs that are over", within_s=300)
     sweep.send(signal.SIGINT)
-    assert sweep.end() == 130, sweep.said
+    assert sweep.end() == 130, sweep.output
     before = sweep.results()
     assert len(before) < 6
     sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=10)
     again = start(f"resume={sweep.folder}", real=True)
-    assert again.end(within_s=600) == 1, again.said
+    assert again.end(within_s=600) == 1, again.output
     after = again.results()
     assert [after[n]["status"] for n in range(6)] == ["completed"] * 2 + ["failed"] * 2 + ["completed"] * 2
     assert {after[n]["error"]["type"] for n in (2, 3)} == {"NonFiniteLossError"}
@@ -377,7 +377,7 @@ def test_six_jobs_two_failures_and_an_interruption_end_complete(start):
             assert after[number] == result
     assert {result["steps"]["applied"] for n, result in after.items() if n not in (2, 3)} == {20}
     assert [job["status"] for job in again.record["jobs"]] == [after[n]["status"] for n in range(6)]
-    table = again.said[again.said.rindex("job  overrides") :].partition("6 jobs:")[0]
+    table = again.output[again.output.rindex("job  overrides") :].partition("6 jobs:")[0]
     assert table.count("completed") == 4
     assert "the loss became" in " ".join(table.split())
     told = subprocess.run(

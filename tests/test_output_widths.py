@@ -59,7 +59,7 @@ def built(task: str, units: int, *more: str) -> compiled_model.Program:
 
 
 @pytest.mark.parametrize(
-    ("task", "units", "said"),
+    ("task", "units", "message"),
     [
         ("multiclass", 3, r"shape \(batch, 3\), but the data has 10 classes .*: end the model with Dense\(10\)"),
         ("multiclass", 1, r"end the model with Dense\(10\)"),
@@ -67,8 +67,8 @@ def built(task: str, units: int, *more: str) -> compiled_model.Program:
         ("regression", 3, r"labels have shape \(batch, 1\) \(task=regression\): end the model with Dense\(1\)"),
     ],
 )
-def test_a_model_of_another_width_is_refused_by_what_it_must_end_with(task, units, said):
-    with pytest.raises(ConfigError, match=f"model: returns predictions of .*{said}"):
+def test_a_model_of_another_width_is_refused_by_what_it_must_end_with(task, units, message):
+    with pytest.raises(ConfigError, match=f"model: returns predictions of .*{message}"):
         built(task, units)
 
 

@@ -90,8 +90,8 @@ def test_the_lines_of_the_containerfile_make_a_psrun(tmp_path):
             )  # what it needs is installed here already
     (python,) = installed.glob("bin/python")
     needed = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
-    said = ran(str(python), "-m", "psrun", "--version", cwd=tmp_path, PYTHONPATH=needed)
-    assert said.startswith("psrun ")
+    message = ran(str(python), "-m", "psrun", "--version", cwd=tmp_path, PYTHONPATH=needed)
+    assert message.startswith("psrun ")
     where = ran(str(python), "-c", "import psrun; print(psrun.__file__)", cwd=tmp_path, PYTHONPATH=needed)
     assert where.startswith(str(installed))
     entry = json.loads(re.search(r"ENTRYPOINT (.*)", last)[1])

@@ -1,4 +1,4 @@
-"""`psrun report`: which runs are found, what of them is told, and what is said of those that are not whole."""
+"""`psrun report`: which runs are found, what is shown of them, and how incomplete ones are marked."""
 
 from __future__ import annotations
 
@@ -70,17 +70,17 @@ def test_runs_are_found_in_sweeps_and_folders_of_them_each_once_and_in_the_order
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("nowhere", "there is no folder"),
         ("empty", "there is no run in"),
         ("file", "is a file; name the run folder"),
     ],
 )
-def test_folders_without_runs_are_named(tmp_path, name, said):
+def test_folders_without_runs_are_named(tmp_path, name, message):
     (tmp_path / "empty" / "inner").mkdir(parents=True)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=said) as error:
+    with pytest.raises(ConfigError, match=message) as error:
         main([str(tmp_path / name)])
     assert name in str(error.value)
 
@@ -174,7 +174,7 @@ def test_columns_may_be_any_key(tmp_path, report):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--where", "val_auc"], "'val_auc' is not a condition"),
         (["--where", "val_acu>0.7"], "no run has 'val_acu'. Did you mean 'val_auc'?"),
@@ -185,10 +185,10 @@ def test_columns_may_be_any_key(tmp_path, report):
         (["--columns", "kind"], "'kind' is ambiguous: cluster.kind or partitioner.kind; use the full name"),
     ],
 )
-def test_a_mistake_is_one_clear_message(tmp_path, arguments, said):
+def test_a_mistake_is_one_clear_message(tmp_path, arguments, message):
     with pytest.raises(ConfigError) as error:
         main([str(a_sweep(tmp_path / "s")), *arguments])
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_explicit_values_differ_even_where_they_follow_from_others(tmp_path):
@@ -334,8 +334,8 @@ def test_standard_output_that_cannot_be_written_is_a_named_error(tmp_path, optio
     command = [sys.executable, "-m", "psrun", "report", str(a_run(tmp_path / "run")), *option]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    said = "psrun: the report cannot be written to standard output: No space left on device\n"
-    assert (done.returncode, done.stderr) == (1, said)
+    message = "psrun: the report cannot be written to standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, message)
 
 
 def test_without_plotly_the_page_names_what_to_install(tmp_path, monkeypatch):

@@ -49,12 +49,12 @@ def test_options_may_stand_anywhere():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [(["resume=/no/such"], "there is no run in /no/such"), (["resume={}", "hydra.run.dir=x"], "remove hydra.run.dir")],
 )
-def test_what_cannot_be_resumed_is_reported(tmp_path, arguments, said):
+def test_what_cannot_be_resumed_is_reported(tmp_path, arguments, message):
     folder = recorded(tmp_path / "run")
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         hydra_app.resumed([argument.format(folder) for argument in arguments])
 
 
@@ -79,9 +79,9 @@ def test_what_was_recorded_holds_whatever_the_files_say_today(tmp_path):
         "trainer": {"kind": "fit", "epochs": 9, "folder": f"{tmp_path}/x"},
         "evaluation": {"kind": "direct", "every": 1},
     }
-    said = ["cluster=none", "trainer.epochs=9", "data.global_batch_size=64", "--config-dir", "conf", "~model.depth"]
+    message = ["cluster=none", "trainer.epochs=9", "data.global_batch_size=64", "--config-dir", "conf", "~model.depth"]
     refers = {**today, "trainer": {**today["trainer"], "folder": "${hydra:runtime.output_dir}/x"}}
-    assert as_recorded(today, refers, tmp_path, said) == {
+    assert as_recorded(today, refers, tmp_path, message) == {
         "mode": "train",
         "seed": 7,
         "model": {"_target_": "mine.model", "width": 4, "new": True},
@@ -238,11 +238,11 @@ def test_a_run_resumes_on_another_cluster(psrun, then):
 @pytest.mark.tensorflow
 def test_another_model_or_optimizer_is_refused_with_what_differs(train):
     _, folder = train("cluster=none", "trainer.epochs=1")
-    for change, said in (
+    for change, message in (
         ("model.embedding_dim=5", "embedding/embeddings is 8x5 float32 here and 8x20 float32 there"),
         ("checkpoint=none", "checkpoint: is 'none', but resume needs a checkpoint"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             train("cluster=none", f"resume='{folder.path}'", change, into=folder)
     result, _ = train("cluster=none", f"resume='{folder.path}'", into=folder)  # nothing of it was harmed
     assert result["steps"]["applied"] == 2 * STEPS

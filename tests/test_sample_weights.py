@@ -165,7 +165,7 @@ def test_weights_may_come_with_the_one_part_of_the_data_alone(train, weights):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("loss", "mse_", r"model\.loss: is 'mse_', .* Did you mean 'mse'"),
         ("loss", "own.loss", r"model\.loss: .*_target_"),
@@ -178,16 +178,16 @@ def test_weights_may_come_with_the_one_part_of_the_data_alone(train, weights):
         ("class_weight", {0: 1, 1: "much"}, r"model\.class_weight\.1: is 'much'"),
     ],
 )
-def test_losses_metrics_and_weights_that_cannot_be_are_refused_by_key(key, value, said):
+def test_losses_metrics_and_weights_that_cannot_be_are_refused_by_key(key, value, message):
     raw = raw_config("model=dense")
     raw["model"][key] = value
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         parse.load(raw)
 
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
-    ("pieces", "said"),
+    ("pieces", "message"),
     [
         (
             ("model.class_weight={0: 1}",),
@@ -200,8 +200,8 @@ def test_losses_metrics_and_weights_that_cannot_be_are_refused_by_key(key, value
         (("model.metrics=[mae, mae]", "+data.weights=none"), r"model\.metrics: .*same name: mae"),
     ],
 )
-def test_what_only_keras_detects_in_losses_and_metrics_is_reported_by_key_too(train, pieces, said):
-    with pytest.raises(ConfigError, match=said):
+def test_what_only_keras_detects_in_losses_and_metrics_is_reported_by_key_too(train, pieces, message):
+    with pytest.raises(ConfigError, match=message):
         train(*own_data("cluster=none", *pieces))
 
 

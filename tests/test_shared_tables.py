@@ -165,7 +165,7 @@ def test_an_id_outside_of_the_table_is_reported_with_its_features():
 
 
 @pytest.mark.parametrize(
-    ("shared", "said"),
+    ("shared", "message"),
     [
         ([["clicked", "bought"]], r"shared_tables: is \[\['clicked', 'bought'\]\], must map table names .*\{item: \["),
         ({"word": "clicked"}, "shared_tables.word: is 'clicked'; .*must map table names"),
@@ -190,7 +190,7 @@ def test_an_id_outside_of_the_table_is_reported_with_its_features():
         ({"word": ["clicked", "wide"]}, "clicked and wide .*the rows of 4 and of 2 numbers that model.embedding_dim"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_shared_is_reported(tmp_path, shared, said):
+def test_what_cannot_be_shared_is_reported(tmp_path, shared, message):
     import tensorflow as tf
 
     from psrun.data.source import Feature
@@ -211,5 +211,5 @@ def test_what_cannot_be_shared_is_reported(tmp_path, shared, said):
     source: Any = SimpleNamespace(features=features)
     dims = {"default": 4, "wide": 2}
     tables.of(source, num_ids, embedding_dim=dims, shared_tables={"a": ["clicked", "bought"], "b": ["filed", "same"]})
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         tables.of(source, num_ids, embedding_dim=dims, shared_tables=shared)

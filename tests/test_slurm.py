@@ -83,7 +83,7 @@ def test_a_run_of_a_slurm_job_has_a_cluster_of_its_own_choice():
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "message"),
     [
         (
             {},
@@ -95,8 +95,8 @@ def test_a_run_of_a_slurm_job_has_a_cluster_of_its_own_choice():
         ({**STEP, "SLURM_PROCID": "x"}, "variables are inconsistent"),
     ],
 )
-def test_a_task_that_cannot_be_determined(environment, said):
-    with pytest.raises(ConfigError, match=said):
+def test_a_task_that_cannot_be_determined(environment, message):
+    with pytest.raises(ConfigError, match=message):
         identify(run_config("cluster=slurm"), environment)
 
 
@@ -132,8 +132,8 @@ def test_settings_of_the_job_are_checked_by_key():
 
 def rendered(*overrides: str, folder: Path = Path("/shared/a run")) -> str:
     run = run_config("cluster=slurm", *overrides)
-    said = ["cluster=slurm", f"hydra.run.dir='{folder}'"]
-    return script.render(run, said, where=Path("/home/me"), folder=folder, name="psrun-a")
+    message = ["cluster=slurm", f"hydra.run.dir='{folder}'"]
+    return script.render(run, message, where=Path("/home/me"), folder=folder, name="psrun-a")
 
 
 def test_the_script():
@@ -165,8 +165,8 @@ def test_an_option_is_one_line_and_a_name_is_no_pattern():
 def test_a_folder_of_any_name_arrives_where_it_is_read(path):
     """As sbatch reads its comments (get_argument of its opt.c), and as the shell and Hydra read the command."""
     folder = Path("/shared") / path
-    said = [f"hydra.run.dir={recorded_config.quoted(folder)}"]
-    text = script.render(run_config("cluster=slurm"), said, where=folder, folder=folder, name=path)
+    message = [f"hydra.run.dir={recorded_config.quoted(folder)}"]
+    text = script.render(run_config("cluster=slurm"), message, where=folder, folder=folder, name=path)
     given = dict(_as_sbatch(line).partition("=")[::2] for line in text.splitlines() if line.startswith("#SBATCH "))
     assert (given["--chdir"], given["--job-name"]) == (str(folder), path)
     assert given["--output"] == f"{folder}/logs/slurm.log"
@@ -228,7 +228,7 @@ def test_a_resumed_run_has_the_same_tasks(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["cluster=local"], "cluster=local contradicts submit slurm"),
         (["mode=plan"], "mode: is plan, which runs in one process"),
@@ -241,12 +241,12 @@ def test_a_resumed_run_has_the_same_tasks(tmp_path, monkeypatch, capsys):
         (["-m", "seed=1,2"], "submit takes one run; .*submitit_slurm"),
     ],
 )
-def test_what_cannot_be_submitted(arguments, said, tmp_path, monkeypatch):
+def test_what_cannot_be_submitted(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("there", "it's"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text("{}")
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         submit.main(["slurm", *arguments])
 
 
@@ -260,7 +260,7 @@ def test_slurm_is_not_installed(tmp_path, monkeypatch):
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """Makes a command of Slurm's that does what is said, in shell."""
+    """Replaces a command of Slurm with a shell script."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -370,19 +370,19 @@ def test_a_run_that_was_restored_did_not_continue(fake, tmp_path):
 
 @pytest.mark.usefixtures("soon")
 def test_slurm_may_be_silent_for_a_while(fake, tmp_path, monkeypatch):
-    said = io.StringIO()
+    message = io.StringIO()
     ended(tmp_path)
     fake(
         "scontrol",
         f"cd {tmp_path}; echo x >> asked; if [ $(wc -l < asked) -lt 4 ]; then echo 'Socket timed out' >&2; exit 1; fi; "
         "echo 'JobState=COMPLETED ExitCode=0:0'",
     )
-    assert submission.Following(tmp_path, "7", Console(file=said, width=200), None).follow() == ExitCode.DONE
-    assert said.getvalue().count("did not report the state of job 7: Socket timed out") == 1
+    assert submission.Following(tmp_path, "7", Console(file=message, width=200), None).follow() == ExitCode.DONE
+    assert message.getvalue().count("did not report the state of job 7: Socket timed out") == 1
     monkeypatch.setattr(submission, "_SLURM_SILENT_S", 0.2)
     fake("scontrol", "echo 'Socket timed out' >&2; exit 1")
     with pytest.raises(ClusterError, match=f"Socket timed out; the job may continue: psrun watch {tmp_path}"):
-        submission.Following(tmp_path, "7", Console(file=said), None).follow()
+        submission.Following(tmp_path, "7", Console(file=message), None).follow()
 
 
 # -- what nodes tell each other
@@ -467,7 +467,7 @@ def test_all_are_there_but_one_clock_is_wrong(tmp_path):
         door.close()
     assert set(found) == {"chief-0", "worker-0", "worker-1"}
     assert len(warned) == 1
-    assert re.search(r"n2 by \+(3599|3600) s", warned[0])
+    assert re.search(r"n2 by \+(359\d|3600) s", warned[0])
 
 
 def test_one_is_not_heard_of(tmp_path):

@@ -41,7 +41,7 @@ def test_good_options_pass_without_an_import(module):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({}, "model.width: is missing"),
         ({"width": "x"}, "model.width: is 'x', must be an integer"),
@@ -50,8 +50,8 @@ def test_good_options_pass_without_an_import(module):
         ({"width": 1, "rate": "fast"}, "model.rate: is 'fast', must be a number"),
     ],
 )
-def test_wrong_options_are_reported(module, options, said):
-    assert any(said in problem for problem in found({"_target_": "mine.model", **options}))
+def test_wrong_options_are_reported(module, options, message):
+    assert any(message in problem for problem in found({"_target_": "mine.model", **options}))
 
 
 def test_what_cannot_be_known_is_left_to_the_call(module):
@@ -83,7 +83,7 @@ def test_names_that_are_not_there(module):
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         (b"def model(source):\n    return (\n", "theirs.py, line 2: SyntaxError: '(' was never closed: return ("),
         (b"def model(source):\n\tx = 1\n        y = 2\n", "theirs.py, line 3: TabError: "),
@@ -92,12 +92,12 @@ def test_names_that_are_not_there(module):
         (b"x = '\0'\n", "source code string cannot contain null bytes"),
     ],
 )  # fmt: skip
-def test_a_module_that_python_cannot_read_is_named_with_the_line(tmp_path, monkeypatch, source, said):
+def test_a_module_that_python_cannot_read_is_named_with_the_line(tmp_path, monkeypatch, source, message):
     (tmp_path / "theirs.py").write_bytes(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     (told,) = found({"_target_": "theirs.model"})
     assert told.startswith("model._target_: theirs.model cannot be imported: ")
-    assert said in told
+    assert message in told
     assert len(told.splitlines()) == 1
 
 

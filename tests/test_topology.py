@@ -59,7 +59,7 @@ def test_round_trip():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, "is not set"),
         ("{cluster", "is not JSON"),
@@ -79,13 +79,13 @@ def test_round_trip():
         (json.dumps({"cluster": {"worker": ["w:1"]}, "task": {"type": "worker"}}), "ps: is missing"),
     ],
 )
-def test_what_is_malformed_is_reported(text, said):
-    with pytest.raises(ConfigError, match=said.replace("[", r"\[")):
+def test_what_is_malformed_is_reported(text, message):
+    with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
         topology.from_tf_config(text)
 
 
 @pytest.mark.parametrize(
-    ("cluster", "job", "said"),
+    ("cluster", "job", "message"),
     [
         ({"data_worker": ["d:1"]}, "chief", "data_dispatcher: is missing: data.visitation=dynamic needs at least one"),
         ({"data_dispatcher": ["d:1", "d:2"], "data_worker": ["e:1"]}, "chief", "must have one"),
@@ -96,12 +96,12 @@ def test_what_is_malformed_is_reported(text, said):
         ),
     ],
 )
-def test_what_is_wrong_with_the_tasks_of_the_data_service_is_reported(cluster, job, said):
+def test_what_is_wrong_with_the_tasks_of_the_data_service_is_reported(cluster, job, message):
     whole = {"chief": ["c:1"], "worker": ["w:1"], "ps": ["p:1"], **cluster}
     job, _, index = job.partition(":")
     with pytest.raises(ConfigError) as raised:
         make(whole, job, int(index or 0), key="cluster", task_key="task", needed=("worker", "ps", *DATA_JOBS))
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_tensorflow_does_not_see_the_tasks_of_the_data_service():

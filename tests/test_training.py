@@ -257,7 +257,7 @@ def test_of_errors_at_several_places_of_a_step_the_cause_is_reported(other, turn
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["data.global_batch_size=501"], "must be at most 500"),
         (["data.num_eval_examples=0"], "choose evaluation=none"),
@@ -267,14 +267,14 @@ def test_of_errors_at_several_places_of_a_step_the_cause_is_reported(other, turn
         (["cluster=one_device", "cluster.device=/GPU:7"], "this machine has /CPU:0"),
     ],
 )
-def test_what_only_tensorflow_detects_is_reported_by_key_too(overrides, said, tmp_path):
+def test_what_only_tensorflow_detects_is_reported_by_key_too(overrides, message, tmp_path):
     from psrun.roles import coordinator
     from psrun.roles.task_context import TaskContext
 
     small = [] if "data=features" in overrides else SMALL["features"]
     config = run_config("cluster=none", *small, *overrides)
     folder = RunFolder.create(tmp_path, raw={})
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         coordinator.run(config, TaskContext(folder, ConsoleSink(Console(file=io.StringIO())), 0), Stop())
 
 

@@ -183,7 +183,7 @@ def cut_short(folder: RunFolder, steps: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pieces", "said"),
+    ("pieces", "message"),
     [
         (
             ("data._target_=example_ids.AsOthersHaveIt", "data.visitation=once"),
@@ -205,6 +205,6 @@ def cut_short(folder: RunFolder, steps: int) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_reported(train, pieces, said):
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_is_reported(train, pieces, message):
+    with pytest.raises(ConfigError, match=message):
         train(*COUNTED, *pieces)

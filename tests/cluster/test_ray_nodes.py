@@ -286,14 +286,14 @@ def test_ray_ends_with_a_driver_that_is_killed_or_signalled_twice(start):
 
 
 @pytest.mark.parametrize(
-    ("address", "code", "said"),
+    ("address", "code", "message"),
     [
         ("127.0.0.1:{closed}", 2, "cluster.address: nothing listens at 127.0.0.1:"),
         ("auto", 2, "cluster.address: is auto, but no Ray cluster runs on this machine"),
         ("127.0.0.1:{other}", 1, "did not answer as a Ray cluster within 5 s (cluster.connect_timeout_s)"),
     ],
 )
-def test_no_ray_at_the_address(start, tmp_path, address, code, said):
+def test_no_ray_at_the_address(start, tmp_path, address, code, message):
     with socket.socket() as closed, socket.create_server(("", 0)) as other:
         closed.bind(("", 0))
         ports = {"closed": closed.getsockname()[1], "other": other.getsockname()[1]}
@@ -304,5 +304,5 @@ def test_no_ray_at_the_address(start, tmp_path, address, code, said):
             pytest.skip("a process space of its own needs root")
         cluster = start("cluster=ray", where, "cluster.connect_timeout_s=5", prefix=alone, RAY_TMPDIR=str(tmp_path))
         assert cluster.end(within_s=30) == code, cluster.stderr
-    assert said in cluster.stderr
+    assert message in cluster.stderr
     assert json.loads((cluster.folder / "run.json").read_text())["status"] == "failed"
