@@ -1,9 +1,10 @@
 """Steps a second of models with many tables, stored as stacks and one by one.
 
-    python benchmarks/dlrm.py [--repetitions N] [--num-tables N] [--skew X] [--only PATTERN ...] [--json FILE]
+    python benchmarks/dlrm.py [--repetitions N] [--torch] [--num-tables N] [--skew X] [--only PATTERN ...] [--json FILE]
 
 DLRM and wide and deep over 26 categories of 20,000 values each, with two workers and two parameter servers in one
-process and without parameter servers. Rounds and ratios are those of benchmarks/speed.py.
+process and without parameter servers. DLRM also with one stacked table in plain TensorFlow (limit_by_hand.py), and in
+PyTorch with an EmbeddingBag for each category (torch_by_hand.py). Rounds and ratios are those of benchmarks/speed.py.
 """
 
 from __future__ import annotations
@@ -16,22 +17,25 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from click_examples import NUM_FEATURES
 from measured import Goal, show_goals
 from rich.console import Console
-from ways import Measurements, Psrun, Setting
+from ways import ByHand, Measurements, Psrun, Setting, Way
 
 GOALS = (
     Goal("dlrm stacked", "dlrm", 2.5),
     Goal("wide_deep stacked", "wide_deep", 3.5),
     Goal("dlrm stacked", "dlrm one process", 0.85),
     Goal("dlrm one process stacked", "dlrm one process", 1.15),
+    Goal("dlrm stacked", "dlrm by hand", 0.85),
+    Goal("dlrm stacked", "dlrm torch", 0.9),
 )
 
 
-def ways(options: argparse.Namespace) -> list[Psrun]:
+def ways(options: argparse.Namespace) -> list[Way]:
     setting = Setting(rows=options.rows, steps=options.steps, windows=options.windows, skew=options.skew)
     size = f"data.num_tables={options.num_tables}"
-    found = []
+    found: list[Way] = []
     for model in ("dlrm", "wide_deep"):
         alone = Psrun(model, setting, model=f"{model}_tables", overrides=(size, "model.stack=false"))
         stacked = replace(alone, name=f"{model} stacked", overrides=(size, "model.stack=true"))
@@ -39,6 +43,9 @@ def ways(options: argparse.Namespace) -> list[Psrun]:
         for way in (alone, stacked) if model == "dlrm" else ():
             name = way.name.replace(model, f"{model} one process")
             found.append(replace(way, name=name, cluster="none"))
+    if options.num_tables == NUM_FEATURES:
+        found.append(ByHand("dlrm by hand", "dlrm", replace(setting, rows=options.rows * NUM_FEATURES)))
+        found += [ByHand("dlrm torch", "torch_dlrm", setting)] if options.torch else []
     return [way for way in found if any(fnmatch.fnmatchcase(way.name, pattern) for pattern in options.only)]
 
 
@@ -47,6 +54,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5, help="rounds")
     parser.add_argument("--steps", type=int, default=400, help="of each window that is timed")
     parser.add_argument("--windows", type=int, default=3, help="that are timed in each process")
+    parser.add_argument("--torch", action="store_true", help="also PyTorch (pip install 'psrun[benchmarks]')")
     parser.add_argument("--num-tables", type=int, default=26)
     parser.add_argument("--rows", type=int, default=20_000, help="of each table")
     parser.add_argument("--skew", type=float, default=0.0, help="exponent of Zipf's law; 0: uniform ids")

@@ -1,6 +1,7 @@
-"""The clicks model in plain TensorFlow with all that is known to help: kinds `limit` and `local_limit` by hand.
+"""The clicks model, and DLRM, in plain TensorFlow with all that is known to help: kinds `limit`, `local_limit`, `dlrm`.
 
-Rows are gathered and put back by vectorised kernels, under a lock; all dense weights are one flat variable.
+DLRM has one stacked table: ids are rows of the stack already. Rows are gathered and put back by vectorised kernels,
+under a lock; all dense weights are one flat variable.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 from click_examples import (
     ADAM_RATE,
+    DLRM_BOTTOM_UNITS,
+    DLRM_TOP_UNITS,
     EPSILON,
     HIDDEN_UNITS,
     INITIAL_ACCUMULATOR,
@@ -85,9 +88,8 @@ def initial_weights(layers: Layers) -> tf.Tensor:
     return tf.concat(parts, 0)
 
 
-def logits(hidden: tf.Tensor, layers: Layers, flat: tf.Tensor) -> tf.Tensor:
-    """The perceptron with the weights `flat`, as `initial_weights` orders them."""
-    at = 0
+def logits(hidden: tf.Tensor, layers: Layers, flat: tf.Tensor, at: int = 0) -> tf.Tensor:
+    """The perceptron with the weights `flat` from `at` on, as `initial_weights` orders them."""
     for index, (fan_in, fan_out) in enumerate(layers):
         kernel = tf.reshape(flat[at : at + fan_in * fan_out], [fan_in, fan_out])
         at += fan_in * fan_out
@@ -97,6 +99,42 @@ def logits(hidden: tf.Tensor, layers: Layers, flat: tf.Tensor) -> tf.Tensor:
     return hidden
 
 
+class Network(Protocol):
+    """Dense layers over the rows of an example, (batch, NUM_FEATURES, dim), and its numbers."""
+
+    layers: Layers
+
+    def logits(self, rows: tf.Tensor, numbers: tf.Tensor, flat: tf.Tensor) -> tf.Tensor: ...
+
+
+class Perceptron:
+    def __init__(self, dim: int) -> None:
+        self._width = NUM_FEATURES * dim
+        self.layers: Layers = list(itertools.pairwise([self._width + NUM_NUMBERS, *HIDDEN_UNITS, 1]))
+
+    def logits(self, rows: tf.Tensor, numbers: tf.Tensor, flat: tf.Tensor) -> tf.Tensor:
+        return logits(tf.concat([tf.reshape(rows, [-1, self._width]), numbers], 1), self.layers, flat)
+
+
+class Dlrm:
+    """See `psrun.models.dlrm`, with its default layers."""
+
+    def __init__(self, dim: int) -> None:
+        self._vectors = NUM_FEATURES + 1
+        pairs = [(row, column) for row in range(self._vectors) for column in range(row)]
+        self._below = [row * self._vectors + column for row, column in pairs]
+        self._bottom = list(itertools.pairwise([NUM_NUMBERS, *DLRM_BOTTOM_UNITS, dim]))
+        self._top = list(itertools.pairwise([dim + len(pairs), *DLRM_TOP_UNITS, 1]))
+        self.layers: Layers = [*self._bottom, *self._top]
+
+    def logits(self, rows: tf.Tensor, numbers: tf.Tensor, flat: tf.Tensor) -> tf.Tensor:
+        bottom = tf.nn.relu(logits(numbers, self._bottom, flat))
+        vectors = tf.concat([bottom[:, None], rows], 1)
+        products = tf.reshape(tf.matmul(vectors, vectors, transpose_b=True), [-1, self._vectors**2])
+        top = tf.concat([bottom, tf.gather(products, self._below, axis=1)], 1)
+        return logits(top, self._top, flat, sum((before + 1) * after for before, after in self._bottom))
+
+
 class Limit:
     """Variables of the model, and its steps.
 
@@ -104,14 +142,13 @@ class Limit:
       remote: whether there are parameter servers; else all lies in this process.
     """
 
-    def __init__(self, options: argparse.Namespace, *, remote: bool) -> None:
+    def __init__(self, options: argparse.Namespace, network: Network, *, remote: bool) -> None:
         self._remote = remote
         self._num_ps = options.num_ps if remote else 1
         self._share = -(-options.rows // self._num_ps)
         self._rule: Rule = RULES[options.optimizer]()
-        self._width = NUM_FEATURES * options.dim
-        self._layers = list(itertools.pairwise([self._width + NUM_NUMBERS, *HIDDEN_UNITS, 1]))
-        weights = initial_weights(self._layers)
+        self._network, self._dim = network, options.dim
+        weights = initial_weights(network.layers)
         self._shards = [self._shard(ps, options.dim) for ps in range(self._num_ps)]
         with self._on(0):
             self._dense = [tf.Variable(weights), *self._slots(weights.shape)]
@@ -142,8 +179,8 @@ class Limit:
         with tf.GradientTape() as tape:
             tape.watch([found, flat])
             rows = tf.dynamic_stitch(places, found) if self._num_ps > 1 else found[0]
-            hidden = tf.concat([tf.reshape(rows, [-1, self._width]), features["numbers"]], 1)
-            logit = logits(hidden, self._layers, flat)
+            rows = tf.reshape(rows, [-1, NUM_FEATURES, self._dim])
+            logit = self._network.logits(rows, features["numbers"], flat)
             loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logit))
         by_shard, by_weight = tape.gradient(loss, [found, flat])
         for ps, update in enumerate(self._updaters):

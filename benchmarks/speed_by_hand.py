@@ -4,8 +4,8 @@
 
 Kinds: `tutorial` (parameter servers, custom loop, one step a call), `packed` (the same, 20 steps a call), `fit` (Keras
 fit, 20 steps an execution), `local` (no distribution, 20 steps a call), `limit` (parameter servers, everything that is
-known to help written out by hand) and `local_limit` (the same without distribution). Those of PyTorch are kinds of
-torch_by_hand.py.
+known to help written out by hand), `local_limit` (the same without distribution) and `dlrm` (DLRM in the way of
+`limit`, for benchmarks/dlrm.py). Those of PyTorch are kinds of torch_by_hand.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from by_hand import Steps, parsed, report, timed
 from click_examples import ADAM_RATE, INITIAL_ACCUMULATOR, LEARNING_RATE
 from tensorflow.python.eager import context
 
-KINDS = ("tutorial", "packed", "fit", "local", "limit", "local_limit")
+KINDS = ("tutorial", "packed", "fit", "local", "limit", "local_limit", "dlrm")
 NUM_INTER_OP_THREADS = 16
 
 
@@ -41,7 +41,7 @@ def start_cluster(options: argparse.Namespace) -> tf.distribute.ParameterServerS
         {job: [f"localhost:{portpicker.pick_unused_port()}" for _ in range(n)] for job, n in jobs.items()}
     )
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=NUM_INTER_OP_THREADS)
-    if options.kind == "limit":
+    if options.kind in ("limit", "dlrm"):
         config.intra_op_parallelism_threads = 1
         calm = tf.compat.v1.ConfigProto.Experimental(disable_thread_spinning=True)
         context.context()._config = tf.compat.v1.ConfigProto(experimental=calm)
@@ -151,17 +151,18 @@ def keras_fit(options: argparse.Namespace, source: clicks.Clicks) -> tuple[Steps
 
 def limit(options: argparse.Namespace, source: clicks.Clicks, strategy: Any) -> tuple[Steps, Any]:
     """All in plain TensorFlow (limit_by_hand.py)."""
-    steps = limit_by_hand.Limit(options, remote=strategy is not None).steps()
+    network = limit_by_hand.Dlrm if options.kind == "dlrm" else limit_by_hand.Perceptron
+    steps = limit_by_hand.Limit(options, network(options.dim), remote=strategy is not None).steps()
     return scheduled(options, source, strategy, steps, limit_by_hand.UNROLLED)
 
 
 def ready(options: argparse.Namespace) -> tuple[Steps, Any]:
     """A function that does a number of steps of the kind; with it what must be kept alive."""
     source = clicks.Clicks(rows=options.rows, skew=options.skew)
-    remote = start_cluster(options) if options.kind in ("tutorial", "packed", "limit") else None
+    remote = start_cluster(options) if options.kind in ("tutorial", "packed", "limit", "dlrm") else None
     if options.kind == "fit":
         return keras_fit(options, source)
-    if options.kind in ("limit", "local_limit"):
+    if options.kind in ("limit", "local_limit", "dlrm"):
         return limit(options, source, remote)
     return keras_loop(options, source, remote, 1 if options.kind == "tutorial" else options.steps_per_execution)
 

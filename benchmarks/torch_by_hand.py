@@ -2,8 +2,9 @@
 
     python benchmarks/torch_by_hand.py KIND [--rows N] [--optimizer adagrad|adam] [--report FILE]
 
-Kinds: `torch` (one process) and `torch_ps` (parameter servers in PyTorch RPC, a process each). Gradients of the table
-are sparse. Metrics are left out, as PyTorch has none of its own; that is to its favour.
+Kinds: `torch` (one process), `torch_ps` (parameter servers in PyTorch RPC, a process each) and `torch_dlrm` (DLRM in
+one process, an EmbeddingBag of `--rows` for each category; see benchmarks/dlrm.py). Gradients of tables are sparse.
+Metrics are left out, as PyTorch has none; that is in its favour.
 
 None of these processes imports TensorFlow: PyTorch's triton and TensorFlow each bring an LLVM, and a process that loads
 both ends with "inconsistency in registered CommandLine options".
@@ -23,7 +24,7 @@ import torch_rpc_by_hand
 from by_hand import Steps, parsed, report, timed
 from click_examples import ADAM_RATE, EPSILON, INITIAL_ACCUMULATOR, LEARNING_RATE
 
-KINDS = ("torch", "torch_ps")
+KINDS = ("torch", "torch_ps", "torch_dlrm")
 ADAGRAD = {"lr": LEARNING_RATE, "initial_accumulator_value": INITIAL_ACCUMULATOR, "eps": EPSILON}
 
 
@@ -38,12 +39,37 @@ class Model(torch.nn.Module):
         return self.dense(torch.cat([self.table(ids).flatten(1), numbers], 1))
 
 
+class Dlrm(torch.nn.Module):
+    """See `psrun.models.dlrm`, with its default layers."""
+
+    def __init__(self, rows: int, dim: int) -> None:
+        super().__init__()
+        num_vectors = click_examples.NUM_FEATURES + 1
+        self.table = torch.nn.ModuleList(
+            torch.nn.EmbeddingBag(rows, dim, mode="sum", sparse=True) for _ in range(num_vectors - 1)
+        )
+        for table in self.table:
+            torch.nn.init.uniform_(table.weight, -0.05, 0.05)
+        self.register_buffer("below", torch.tril_indices(num_vectors, num_vectors, -1), persistent=False)
+        bottom = torch_rpc_by_hand.dense_layers((click_examples.NUM_NUMBERS, *click_examples.DLRM_BOTTOM_UNITS, dim))
+        pairs = num_vectors * (num_vectors - 1) // 2
+        top = torch_rpc_by_hand.dense_layers((dim + pairs, *click_examples.DLRM_TOP_UNITS, 1))
+        self.dense = torch.nn.ModuleList([bottom, top])
+
+    def forward(self, ids: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        bottom = torch.relu(self.dense[0](numbers))
+        vectors = [bottom, *(table(ids[:, [column]]) for column, table in enumerate(self.table))]
+        stacked = torch.stack(vectors, 1)
+        products = torch.bmm(stacked, stacked.transpose(1, 2))[:, self.below[0], self.below[1]]
+        return self.dense[1](torch.cat([bottom, products], 1))
+
+
 def sizes(dim: int) -> tuple[int, ...]:
     """Of the dense layers, from the input to the output."""
     return (click_examples.NUM_FEATURES * dim + click_examples.NUM_NUMBERS, *click_examples.HIDDEN_UNITS, 1)
 
 
-def make_optimizers(name: str, model: Model) -> list[torch.optim.Optimizer]:
+def make_optimizers(name: str, model: Model | Dlrm) -> list[torch.optim.Optimizer]:
     table, dense = model.table.parameters(), model.dense.parameters()
     if name == "adam":
         return [torch.optim.SparseAdam(list(table), lr=ADAM_RATE), torch.optim.Adam(dense, lr=ADAM_RATE)]
@@ -68,7 +94,8 @@ def batches(options: argparse.Namespace) -> Iterator[tuple[torch.Tensor, ...]]:
 def loop(options: argparse.Namespace) -> Steps:
     """In one process."""
     torch.manual_seed(1)
-    model, data = Model(options.rows, options.dim), batches(options)
+    network = Dlrm if options.kind == "torch_dlrm" else Model
+    model, data = network(options.rows, options.dim), batches(options)
     optimizers = make_optimizers(options.optimizer, model)
     loss_function = torch.nn.BCEWithLogitsLoss()
 
@@ -99,7 +126,7 @@ def free_port() -> int:
 
 def main() -> None:
     options = parsed(__doc__, KINDS)
-    train = loop(options) if options.kind == "torch" else loop_on_parameter_servers(options)
+    train = loop_on_parameter_servers(options) if options.kind == "torch_ps" else loop(options)
     report(timed(train, options), options)
     os._exit(0)  # the group of torch_rpc_by_hand.py cannot be left in order
 
