@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import time
 
@@ -64,3 +65,25 @@ def test_a_chief_that_exits_after_a_run_longer_than_the_limit_for_its_start_is_n
     supervisor = Supervisor(run, wanted, tasks, {}, folder, ConsoleSink(Console(file=io.StringIO())), time.time())
     assert supervisor.run(Stop()) == ExitCode.DONE
     assert {str(task.task): task.restarts for task in tasks.values() if task.restarts} == {}
+
+
+class Losing(Sleeping):
+    """The chief exits at first, since it has lost a worker that still runs, and trains after its restart."""
+
+    def start(self) -> None:
+        lost = self.task == CHIEF and not self.restarts
+        self.process = subprocess.Popen(["sh", "-c", f"exit {ExitCode.RESTART:d}"] if lost else ["sleep", "1"])
+        self.start_at_s = None
+
+
+def test_a_chief_that_exits_because_of_a_lost_worker_reports_the_worker(tmp_path):
+    run = run_config("cluster=multi_worker_mirrored", "trainer=fit", "evaluation=none")
+    wanted, folder = task_plan.of(run), RunFolder.create(tmp_path / "run", raw={})
+    error = {"type": "TaskLostError", "message": "worker-0 was lost: no heartbeat", "task": "worker-0"}
+    folder.record("ended", status="failed", exit_code=ExitCode.RESTART, error=error)
+    tasks = {task: Losing(task, {}, folder.path) for task in wanted.tasks()}
+    supervisor = Supervisor(run, wanted, tasks, {}, folder, ConsoleSink(Console(file=io.StringIO())), time.time())
+    assert supervisor.run(Stop()) == ExitCode.DONE
+    (failure,) = [json.loads(line) for line in folder.metrics.read_text().splitlines() if '"failure"' in line]
+    assert (failure["task"], failure["cause"]) == ("worker-0", error["message"])
+    assert failure["restarted"] == ["worker-0", "chief-0"]

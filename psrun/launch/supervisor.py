@@ -168,9 +168,18 @@ class Supervisor:
             if task.code != ExitCode.DONE:
                 self._continue_without(task, task.how_it_ended)
         elif not task.running:
-            self._failed(task, task.how_it_ended)
+            self._failed(task, *self._cause_of_exit(task))
         elif cause := self._hangs(task):
-            self._failed(task, cause)
+            self._failed(task, task.task, cause)
+
+    def _cause_of_exit(self, task: TaskHandle) -> tuple[Task, str]:
+        """The lost task and the cause. A chief that lost another task exits and names it in run.json."""
+        if task.task == CHIEF and task.code == ExitCode.RESTART:
+            error = self._folder.stored().get("error") or {}
+            lost = next((each for each in self._tasks.values() if str(each.task) == error.get("task")), task)
+            if lost is not task:
+                return lost.task, str(error.get("message")) if lost.running else lost.how_it_ended
+        return task.task, task.how_it_ended
 
     def _continue_without(self, evaluator: TaskHandle, cause: str) -> None:
         """Reports that the evaluator is not restarted; the training does not depend on it."""
@@ -194,7 +203,8 @@ class Supervisor:
         silent = [str(task) for task in asked if task not in up]
         return f"; no answer from {', '.join(silent)}" if silent else ""
 
-    def _failed(self, task: TaskHandle, cause: str) -> None:
+    def _failed(self, task: TaskHandle, lost: Task, cause: str) -> None:
+        """Restarts a task that failed because `lost`, itself or another task, was lost."""
         task.kill()
         is_evaluator = task.task == self._evaluator
         may_restart = self._policy.allows(task.restarts if is_evaluator else self._num_restarts)
@@ -203,10 +213,10 @@ class Supervisor:
             return
         group = self._restarted_with(task)
         attempt = any(member.task == CHIEF for member in group)
-        self._recoveries.failed(task.task, cause, step=self._step, attempt=attempt)
+        self._recoveries.failed(lost, cause, step=self._step, attempt=attempt)
         if not may_restart:
-            self._reporter.emit("failure", step=self._step, task=str(task.task), cause=cause, action="the run ends")
-            raise self._policy.exhausted(task.task, cause)
+            self._reporter.emit("failure", step=self._step, task=str(lost), cause=cause, action="the run ends")
+            raise self._policy.exhausted(lost, cause)
         self._num_restarts += not is_evaluator
         due_s = self._policy.due_s(task.restarts, time.monotonic())
         for member in group:
@@ -215,7 +225,7 @@ class Supervisor:
             member.start_at_s = due_s
         restarted = [str(member.task) for member in group]
         facts = {"cause": cause, "action": f"restarting {', '.join(restarted)}", "restarted": restarted}
-        self._reporter.emit("failure", step=self._step, task=str(task.task), **facts)
+        self._reporter.emit("failure", step=self._step, task=str(lost), **facts)
 
     def _restarted_with(self, lost: TaskHandle) -> list[TaskHandle]:
         """The tasks to restart if this one is lost, including itself."""

@@ -66,6 +66,7 @@ def nodes() -> Iterator[Nodes]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # other tests run beside these
         patch.setenv("RAY_TMPDIR", str(folder))
         made = Nodes()
         yield made

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cluster
 RUN = ["trainer=fit", "evaluation=validation", "data.num_train_examples=2000", "data.num_eval_examples=210"]
 LONG = [
     "cluster=multi_worker_mirrored", *RUN, "trainer.epochs=12", "trainer.steps_per_epoch=20", "evaluation.every=20",
-    "cluster.restart.heartbeat_timeout_s=10", "checkpoint.every_steps=10",
+    "cluster.restart.heartbeat_timeout_s=6", "checkpoint.every_steps=10",
 ]  # fmt: skip
 
 
@@ -62,7 +62,8 @@ def test_a_task_hangs(start):
     cluster.stop("worker-0")
     failure = cluster.wait_for("failure")
     assert failure["task"] == "worker-0", failure
-    assert "hangs" in failure["cause"]
+    # Whoever notices first: psrun, by the heartbeat, or TensorFlow, by its own.
+    assert "hangs" in failure["cause"] or "stopped sending heartbeats" in failure["cause"]
     whole(cluster)
 
 

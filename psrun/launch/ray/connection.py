@@ -66,9 +66,9 @@ def _own_cluster(num_cpus: float) -> dict[str, Any]:
     _own.append(own)
     files.lock(own)  # until the process exits
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # otherwise Ray stores one in the home directory
-    os.environ.setdefault(
-        "RAY_gcs_rpc_server_reconnect_timeout_s", "5"
-    )  # otherwise its agents outlive a killed driver by 60 s
+    # Otherwise its agents outlive a killed driver by 60 s.
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves tasks beside other processes
     cpus = math.ceil(max(num_cpus, os.cpu_count() or 1))
     options = {"address": "local", "num_cpus": cpus, "include_dashboard": False, "_temp_dir": str(own)}
     return options | {"_node_ip_address": "127.0.0.1", "object_store_memory": _STORE_BYTES}
