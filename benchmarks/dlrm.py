@@ -52,7 +52,7 @@ def ways(options: argparse.Namespace) -> list[Way]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=5, help="rounds")
-    parser.add_argument("--steps", type=int, default=400, help="of each window that is timed")
+    parser.add_argument("--steps", type=int, default=1000, help="of each window that is timed")
     parser.add_argument("--windows", type=int, default=3, help="that are timed in each process")
     parser.add_argument("--torch", action="store_true", help="also PyTorch (pip install 'psrun[benchmarks]')")
     parser.add_argument("--num-tables", type=int, default=26)

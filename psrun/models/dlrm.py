@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 import tf_keras
@@ -65,7 +65,26 @@ class Interactions(tf_keras.layers.Layer):
     """Dot products of each vector with each other: (batch, n, d) to (batch, n (n - 1) / 2)."""
 
     def call(self, vectors: tf.Tensor) -> tf.Tensor:
-        num_vectors = vectors.shape[1]
-        products = tf.reshape(tf.matmul(vectors, vectors, transpose_b=True), [-1, num_vectors**2])
-        below = [row * num_vectors + column for row in range(num_vectors) for column in range(row)]
-        return tf.gather(products, below, axis=1)
+        products = tf.matmul(vectors, vectors, transpose_b=True)
+        return _below_diagonal(tf.reshape(products, [-1, vectors.shape[1] ** 2]), vectors.shape[1])
+
+
+def _below_diagonal(matrices: tf.Tensor, size: int) -> tf.Tensor:
+    """The elements below the diagonal of each matrix, row by row: (batch, n * n) to (batch, n (n - 1) / 2).
+
+    `tf.gather` along the last axis copies element by element, in its gradient after two transpositions.
+    """
+    rows = range(1, size)
+
+    @tf.custom_gradient
+    def select(matrices: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        widths = [size, *(width for row in rows for width in (row, size - row))]
+
+        def gradient(selected: tf.Tensor) -> tf.Tensor:
+            zeros = tf.zeros([tf.shape(selected)[0], size], selected.dtype)
+            parts = [(part, zeros[:, : size - row]) for row, part in zip(rows, tf.split(selected, [*rows], axis=1))]
+            return tf.concat([zeros, *(each for pair in parts for each in pair)], 1)
+
+        return tf.concat(tf.split(matrices, widths, axis=1)[1::2], 1), gradient
+
+    return select(matrices)
