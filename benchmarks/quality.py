@@ -1,4 +1,5 @@
-"""AUC after equal steps of psrun's optimizers beside Keras' dense ones, on late flights and on generated clicks.
+"""AUC after equal steps of psrun's optimizers beside Keras' dense ones, on late flights and on generated clicks; and of
+tables in stacks beside tables one by one, on late flights.
 
     python benchmarks/quality.py [--repetitions N] [--data NAME ...] [--json FILE]
 
@@ -36,7 +37,19 @@ SPARSE = {
     "rowwise_adagrad": ("adagrad", ("optimizer=rowwise_adagrad",)),
     "lazy_adam": ("adam", ("optimizer=lazy_adam", "optimizer.learning_rate=0.001")),
 }
-_Aucs = dict[str, float]  # of one round, by optimizer
+_ALONE = "tables one by one"
+STACKS = {"stacks": (_ALONE, ("optimizer=sparse_adagrad", "model.stack=true"))}
+_Aucs = dict[str, float]  # of one round, by name
+
+
+def bases(data: str) -> Mapping[str, tuple[str, ...]]:
+    """What others are compared with: overrides by name."""
+    return {**DENSE, _ALONE: ("optimizer=sparse_adagrad", "model.stack=false")} if data == "flights" else DENSE
+
+
+def compared(data: str) -> Mapping[str, tuple[str, tuple[str, ...]]]:
+    """By name, what each is compared with, and its overrides."""
+    return {**SPARSE, **STACKS} if data == "flights" else SPARSE
 
 
 def auc(data: str, overrides: tuple[str, ...], seed: int) -> float:
@@ -49,7 +62,7 @@ def auc(data: str, overrides: tuple[str, ...], seed: int) -> float:
 
 
 def measure(data: str, repetitions: int, console: Console) -> list[_Aucs]:
-    ways: Mapping[str, tuple[str, ...]] = {**DENSE, **{name: overrides for name, (_, overrides) in SPARSE.items()}}
+    ways = {**bases(data), **{name: overrides for name, (_, overrides) in compared(data).items()}}
     rounds = []
     for seed in range(1, repetitions + 1):
         rounds.append({name: auc(data, overrides, seed) for name, overrides in ways.items()})
@@ -60,17 +73,17 @@ def measure(data: str, repetitions: int, console: Console) -> list[_Aucs]:
 def show(data: str, rounds: list[_Aucs], console: Console) -> dict[str, object]:
     """Prints what was found; returns it as values that JSON knows."""
     columns = (data, "AUC: median (least to most)", "difference within a round", f"goal: at most {MOST} to either side")
-    table, by_optimizer = Table(*columns, box=None, pad_edge=False), {}
-    for name in DENSE:
+    table, by_name = Table(*columns, box=None, pad_edge=False), {}
+    for name in bases(data):
         table.add_row(name, Summary.of([each[name] for each in rounds]).text(4))
-    for name, (dense, _) in SPARSE.items():
-        difference = Summary.of([each[name] - each[dense] for each in rounds])
+    for name, (base, _) in compared(data).items():
+        difference = Summary.of([each[name] - each[base] for each in rounds])
         verdict = "met" if abs(difference.median) <= MOST else "missed"
         own = Summary.of([each[name] for each in rounds])
-        table.add_row(name, own.text(4), f"to {dense}: {difference.text(4)}", verdict)
-        by_optimizer[name] = {"auc": asdict(own), "difference": asdict(difference), "beside": dense, "verdict": verdict}
+        table.add_row(name, own.text(4), f"to {base}: {difference.text(4)}", verdict)
+        by_name[name] = {"auc": asdict(own), "difference": asdict(difference), "beside": base, "verdict": verdict}
     console.print(table)
-    return {"rounds": rounds, "optimizers": by_optimizer}
+    return {"rounds": rounds, "compared": by_name}
 
 
 def main() -> None:
