@@ -82,10 +82,13 @@ def restore(network: tf_keras.Model, which: str, store: Store, warn: Callable[[s
                 raise CheckpointError(f"{path} could not be restored: {error}") from error
 
 
-def signature(source: DataSource) -> dict[str, tf.TensorSpec]:
+def signature(source: DataSource) -> dict[str, tf.TensorSpec | tf.RaggedTensorSpec]:
     """A batch of raw features."""
     return {
-        name: tf.TensorSpec([None, *feature.shape], feature.dtype, name) for name, feature in source.features.items()
+        name: tf.RaggedTensorSpec([None, None], feature.dtype, ragged_rank=1)
+        if feature.is_list
+        else tf.TensorSpec([None, *feature.shape], feature.dtype, name)
+        for name, feature in source.features.items()
     }
 
 

@@ -1,8 +1,8 @@
 """Prepared examples of files: columns in blocks of 128 rows, with random access.
 
 A prepared set is a folder: `examples.tfrecord`, with records of tf.train.Examples with the values of 128 rows per
-feature (the last one is padded); `offsets.npy`, the start of each record; and `prepared.json`, written last, which
-describes the source.
+feature (the last one is padded) and, of lists, also their lengths; `offsets.npy`, the start of each record; and
+`prepared.json`, written last, which describes the source.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -27,10 +28,11 @@ TYPES = {"float32": tf.float32, "int64": tf.int64, "string": tf.string}
 
 @dataclass(frozen=True)
 class Column:
-    """`dtype`: float32, int64 or string; `width`: values of a row."""
+    """`dtype`: float32, int64 or string; `width`: values of a row; `max_values`: of lists, None for no lists."""
 
     dtype: str
     width: int = 1
+    max_values: int | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Blocks:
       offsets: where each record begins, in bytes, and the end of the last one.
       num_bad: number of skipped rows; `bad`: the problems of the first of them.
       scales: of float columns, by name.
+      num_truncated: number of truncated lists, by name.
     """
 
     path: str
@@ -51,6 +54,7 @@ class Blocks:
     num_bad: int
     bad: Sequence[str]
     scales: Mapping[str, Scale]
+    num_truncated: Mapping[str, int]
 
     def block(self, batch_size: int) -> int:
         """The number of consecutive examples to read together; smaller for small batches and data sets, so that a batch
@@ -60,10 +64,11 @@ class Blocks:
         return 1 << max(0, most.bit_length() - 1)
 
     def read(self, batches: Batches) -> Batches:
-        """Columns of batches: (number, numbers, {name: (n, width)}) of each."""
+        """Columns of batches: (number, numbers, {name: (n, width), or for lists a RaggedTensor (n, None)}) of each."""
         offsets = tf.constant(self.offsets)
-        specs = {name: tf.io.FixedLenFeature([ROWS * column.width], TYPES[column.dtype])
-                 for name, column in self.columns.items()}  # fmt: skip
+        specs: dict[str, Any] = {}
+        for name, column in self.columns.items():
+            specs |= _specs(name, column)
 
         def record(index: tf.Tensor) -> tf.Tensor:
             # One operation without function calls: a dataset per record would take fifty times as long.
@@ -82,8 +87,7 @@ class Blocks:
             rows = which * ROWS + numbers % ROWS
             parsed = tf.io.parse_example(records, specs)
             return number, numbers, {
-                name: tf.gather(tf.reshape(parsed[name], [-1, column.width]), rows)
-                for name, column in self.columns.items()
+                name: tf.gather(_rows(name, column, parsed), rows) for name, column in self.columns.items()
             }  # fmt: skip
 
         return batches.map(columns, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -100,6 +104,26 @@ class Blocks:
         return self.read(batches.map(numbers))
 
 
+def lengths_of(name: str) -> str:
+    """The name of the lengths of lists in a record; no feature has such a name."""
+    return f"{name}:lengths"
+
+
+def _specs(name: str, column: Column) -> dict[str, Any]:
+    if column.max_values is None:
+        return {name: tf.io.FixedLenFeature([ROWS * column.width], TYPES[column.dtype])}
+    values = tf.io.RaggedFeature(TYPES[column.dtype], row_splits_dtype=tf.int64)
+    return {name: values, lengths_of(name): tf.io.FixedLenFeature([ROWS], tf.int64)}
+
+
+def _rows(name: str, column: Column, parsed: Mapping[str, Any]) -> Any:
+    """All rows of some parsed records."""
+    if column.max_values is None:
+        return tf.reshape(parsed[name], [-1, column.width])
+    lengths = tf.reshape(parsed[lengths_of(name)], [-1])
+    return tf.RaggedTensor.from_row_lengths(parsed[name].flat_values, lengths, validate=False)
+
+
 def opened(folder: Path, columns: Mapping[str, Column]) -> Blocks:
     """Opens the prepared set in a folder.
 
@@ -112,4 +136,5 @@ def opened(folder: Path, columns: Mapping[str, Column]) -> Blocks:
         raise ValueError(f"{path} does not have {offsets[-1]} bytes")
     scales = {name: Scale(**scale) for name, scale in manifest["scales"].items()}
     num_examples, num_bad, bad = manifest["num_examples"], manifest["num_bad"], manifest["bad"]
-    return Blocks(str(path), columns, num_examples, offsets, num_bad, bad, scales)
+    truncated = manifest.get("num_truncated", {})  # sets without lists may lack it
+    return Blocks(str(path), columns, num_examples, offsets, num_bad, bad, scales, truncated)

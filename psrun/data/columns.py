@@ -1,4 +1,4 @@
-"""Converts columns of files to the columns of a prepared set, and reports malformed rows."""
+"""Converts the values of columns of files, and reports malformed ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from psrun.data.lists import Lists
 
 _TYPES = {"float32": np.float32, "int64": np.int64, "string": object}
 _INT64 = 2**63
@@ -27,7 +29,10 @@ class Wanted:
       default: replaces a missing value; None: such a row is malformed, except for an empty string.
       num_classes: for a label, which must be in 0 to num_classes - 1.
       vocabulary: for a label, the valid values, all strings or all integers; converted to class numbers.
-      weight: whether it is the weight of an example, which must be 0 or more.
+      weight: whether it is a weight, which must be 0 or more.
+      max_values: for lists, the length to which they are truncated; None: rows have `width` values.
+      separator: of the values of a list in a text; None: a text is one value.
+      weights_of: for the weights of the values of a list, the name of that list.
     """
 
     column: str
@@ -37,6 +42,9 @@ class Wanted:
     num_classes: int | None = None
     vocabulary: tuple[str, ...] | tuple[int, ...] | None = None
     weight: bool = False
+    max_values: int | None = None
+    separator: str | None = None
+    weights_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -45,51 +53,18 @@ class Rows:
 
     Attributes:
       numbers: of the rows in the file.
-      columns: by name, rows along the first axis: numbers, or objects (text, bytes, numbers, several of them, None).
+      columns: by name, rows along the first axis: numbers, or objects (text, bytes, numbers, several of them, None);
+        or lists of such values.
       bad: malformed rows, which are not in the columns: number and problem of each.
     """
 
     numbers: Sequence[int]
-    columns: Mapping[str, np.ndarray]
+    columns: Mapping[str, np.ndarray | Lists]
     bad: Sequence[tuple[int, str]] = ()
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Some rows of a file.
-
-    Attributes:
-      columns: by name, of shape (rows, width).
-      bad: skipped rows: number in the file, from 1, and problem of each.
-    """
-
-    columns: Mapping[str, np.ndarray]
-    bad: Sequence[tuple[int, str]] = ()
-
-
-def checked(rows: Rows, wanted: Mapping[str, Wanted]) -> Piece:
-    """Converts rows to the required columns, without malformed rows."""
-    made, problems = {}, dict[int, str]()
-    for name, want in wanted.items():
-        made[name], wrong = _converted(rows.columns[want.column], want)
-        for index, problem in wrong.items():
-            problems.setdefault(index, f"column {want.column}: {problem}")
-    good: np.ndarray = np.ones(len(rows.numbers), bool)
-    good[list(problems)] = False
-    bad = sorted([*rows.bad, *((rows.numbers[index], problem) for index, problem in problems.items())])
-    return Piece({name: values[good] for name, values in made.items()}, bad)
-
-
-def objects(values: Sequence[Any]) -> np.ndarray:
-    """An array of these objects: NumPy would convert lists of equal length to an array with two axes."""
-    made: np.ndarray = np.empty(len(values), object)
-    for index, value in enumerate(values):
-        made[index] = value
-    return made
-
-
-def _converted(values: np.ndarray, want: Wanted) -> tuple[np.ndarray, dict[int, str]]:
-    """The column, (rows, width), and the problems of rows by index."""
+def converted(values: np.ndarray, want: Wanted) -> tuple[np.ndarray, dict[int, str]]:
+    """The column of a file as (rows, width), and the problems of rows by index."""
     values = values.reshape(len(values), -1) if values.ndim > 1 else values
     made, todo = _numbers(values, want)
     convert, wrong = _conversion(want), dict[int, str]()

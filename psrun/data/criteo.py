@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from psrun.data import blocks, files, preparation
-from psrun.data.columns import Piece
+from psrun.data.pieces import Piece
 from psrun.data.prepared_source import PreparedSource, found, with_rows
 from psrun.data.source import Feature, Task
 from psrun.data.synthesis import NUM_CATEGORIES, NUM_COUNTS

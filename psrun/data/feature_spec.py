@@ -11,6 +11,7 @@ from typing import Any
 
 from psrun.config import schema
 from psrun.data.columns import CONVERSIONS, Wanted
+from psrun.data.lists import COMBINERS, weights_name
 from psrun.errors import ConfigError, Problem
 
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # valid names of layers in Keras and TensorFlow
@@ -26,7 +27,12 @@ class FeatureSpec:
       num_buckets: hash buckets of values without a vocabulary; None for strings: data.num_buckets.
       vocabulary: a list of values, or a file with one value per line; None for none.
       logarithm: whether models use log(1 + x).
-      default: replaces a missing value; None: such a row is malformed.
+      default: replaces a missing value; None: such a row is malformed. An empty list is not a missing value.
+      max_values: makes the feature a list; longer lists are truncated to their first values.
+      separator: of the values of a list in a text; None: | in text files, and none in others.
+      weights: the column with the weights of the values of a list; None for none.
+      combiner: how models pool the rows of the values of a list; None: they keep the sequence.
+      table: the name of the embedding table, which several features may share; None: a table of its own.
     """
 
     dtype: str = schema.one_of("float32", "int64", "string", default="float32")
@@ -36,9 +42,28 @@ class FeatureSpec:
     vocabulary: Any = None
     logarithm: bool = False
     default: Any = None
+    max_values: int | None = dataclasses.field(default=None, metadata={"at_least": 1, "or_else": None})
+    separator: str | None = None
+    weights: str | None = None
+    combiner: str | None = schema.one_of(*COMBINERS, None, default="mean")
+    table: str | None = None
 
-    def wanted(self, name: str) -> Wanted:
-        return Wanted(self.column or name, self.dtype, self.width, self.default)
+    def wanted(self, name: str, separator: str | None = None) -> dict[str, Wanted]:
+        """The columns that the feature is read from: its own and, by another name, that of the weights.
+
+        Args:
+          separator: the default of the format.
+        """
+        held = Wanted(self.column or name, self.dtype, self.width, self.default)
+        if self.max_values is None:
+            return {name: held}
+        held = dataclasses.replace(held, max_values=self.max_values, separator=self.separator or separator)
+        if self.weights is None:
+            return {name: held}
+        weights = dataclasses.replace(
+            held, column=self.weights, dtype="float32", default=None, weight=True, weights_of=name
+        )
+        return {name: held, weights_name(name): weights}
 
 
 def read(node: Mapping[str, Any]) -> dict[str, FeatureSpec]:
@@ -60,6 +85,10 @@ def read(node: Mapping[str, Any]) -> dict[str, FeatureSpec]:
         if described is not None:
             features[str(name)] = described
             problems += [Problem(f"{key}.{option}", message) for option, message in _wrong(described)]
+    for name, described in features.items():
+        if described.weights is not None and weights_name(name) in features:
+            message = f"is the name of the weights of {name}; rename it"
+            problems.append(Problem(f"data.features.{weights_name(name)}", message))
     if problems:
         raise ConfigError(problems)
     return features
@@ -73,6 +102,7 @@ def _wrong(feature: FeatureSpec) -> Iterable[tuple[str, str]]:
         yield "num_buckets", "contradicts vocabulary; remove one of them"
     if feature.logarithm and feature.dtype != "float32":
         yield "logarithm", "requires dtype: float32"
+    yield from _wrong_list(feature)
     if feature.default is not None:
         try:
             CONVERSIONS[feature.dtype](feature.default)
@@ -80,6 +110,24 @@ def _wrong(feature: FeatureSpec) -> Iterable[tuple[str, str]]:
             yield "default", str(error)
     if feature.vocabulary is not None:
         yield from (("vocabulary", message) for message in _vocabulary(feature.dtype, feature.vocabulary))
+
+
+def _wrong_list(feature: FeatureSpec) -> Iterable[tuple[str, str]]:
+    """Invalid combinations of options of lists."""
+    if feature.max_values is None:
+        for option in ("separator", "weights", "combiner"):
+            if getattr(feature, option) != FeatureSpec.__dataclass_fields__[option].default:
+                yield option, "requires max_values, which makes the feature a list; add it, or remove this option"
+    elif feature.width != 1:
+        yield "width", "contradicts max_values; remove one of them"
+    if feature.separator == "":
+        yield "separator", "is empty; set it to the text between two values, such as '|'"
+    if feature.max_values is not None and feature.logarithm:
+        yield "logarithm", "is not supported for lists; remove it"
+    if feature.table is not None and feature.dtype == "float32":
+        yield "table", "requires dtype: string or int64; remove it, or set dtype"
+    elif feature.table is not None and not _NAME.fullmatch(feature.table):
+        yield "table", "is not a valid variable name; use letters, digits and _ . -"
 
 
 def _vocabulary(dtype: str, vocabulary: Any) -> Iterable[str]:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from psrun.data import files, parquet
-from psrun.data.columns import Rows, objects
+from psrun.data.columns import Rows
+from psrun.data.lists import objects
 from psrun.errors import ConfigError, DataError, Problem
 
 TAB = "\t"

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from psrun.data import files
-from psrun.data.columns import Rows, objects
+from psrun.data.columns import Rows
+from psrun.data.lists import Lists, objects, of_lengths
 from psrun.errors import ConfigError, Problem
 
 _ROWS_AT_ONCE = 1000
@@ -46,9 +47,9 @@ def rows(name: str, wanted: Sequence[str]) -> Iterator[Rows]:
             first += batch.num_rows
 
 
-def _array(column: Any) -> np.ndarray:
-    """Converts a column of Parquet; null strings become empty, as in text."""
-    from pyarrow import compute, types
+def _array(column: Any) -> np.ndarray | Lists:
+    """Converts a column of Parquet; null strings become empty, as in text, and null lists empty lists."""
+    from pyarrow import types
 
     kind = column.type
     if types.is_dictionary(kind):
@@ -58,8 +59,19 @@ def _array(column: Any) -> np.ndarray:
     numeric = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
     if numeric and not column.null_count:
         return column.to_numpy(zero_copy_only=False)
-    if (types.is_list(kind) or types.is_fixed_size_list(kind)) and len(column) and not column.null_count:
-        inner, widths = column.flatten(), compute.list_value_length(column).to_numpy(zero_copy_only=False)
-        if not inner.null_count and (widths == widths[0]).all():
-            return _array(inner).reshape(len(column), int(widths[0]))
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _lists(column)
     return objects(column.to_pylist())
+
+
+def _lists(column: Any) -> np.ndarray | Lists:
+    """Lists of equal lengths become an array with two axes."""
+    from pyarrow import compute
+
+    lengths = compute.fill_null(compute.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    values = _array(column.flatten())
+    if isinstance(values, Lists) or values.ndim > 1:  # lists of lists
+        return objects(column.to_pylist())
+    if len(lengths) and lengths[0] and (lengths == lengths[0]).all():
+        return values.reshape(len(lengths), -1)
+    return of_lengths(values, lengths)

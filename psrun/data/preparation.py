@@ -14,14 +14,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from psrun.data import files
-from psrun.data.blocks import ROWS, Blocks, Column, opened
-from psrun.data.columns import Piece
+from psrun.data import files, lists
+from psrun.data.blocks import ROWS, Blocks, Column, lengths_of, opened
 from psrun.data.files import cache
+from psrun.data.lists import Lists
+from psrun.data.pieces import Piece
 from psrun.data.remote import os_errors
 from psrun.data.statistics import Scaling
 from psrun.errors import ConfigError, DataError, Problem
@@ -69,7 +71,7 @@ def prepared(
     if how.cache and "://" in how.cache:
         raise ConfigError([Problem("data.cache", f"is {how.cache!r}, must be a folder on a mounted disk")])
     key = json.dumps(
-        [_VERSION, layout, [files.stamp(name) for name in names], {n: asdict(c) for n, c in columns.items()}]
+        [_VERSION, layout, [files.stamp(name) for name in names], {n: _key(c) for n, c in columns.items()}]
     )
     digest = hashlib.sha256(key.encode()).hexdigest()[:32]
     folder = (Path(how.cache).expanduser() if how.cache else cache()).absolute() / digest
@@ -81,6 +83,11 @@ def prepared(
                 prepared = _whole(folder, columns) or _write(folder, names, columns, pieces, how, alone=alone)
     _check(prepared.num_bad, prepared.bad, how.max_bad_rows)
     return prepared
+
+
+def _key(column: Column) -> dict[str, Any]:
+    """Sets without lists keep the keys that they had before there were lists."""
+    return {key: value for key, value in asdict(column).items() if key != "max_values" or value is not None}
 
 
 @contextlib.contextmanager
@@ -137,6 +144,7 @@ def _write(
             "num_examples": writing.num_examples,
             "num_bad": writing.num_bad,
             "bad": writing.bad,
+            "num_truncated": writing.num_truncated,
             "scales": {name: asdict(scaling.scale()) for name, scaling in writing.scalings.items()},
         }
         write_atomic(temporary / "prepared.json", json.dumps(manifest, indent=2) + "\n", durable=True)
@@ -161,8 +169,12 @@ class _Writing:
 
     def __init__(self, columns: Mapping[str, Column], max_bad: int) -> None:
         self._columns, self._max_bad = columns, max_bad
-        self._left = {name: np.zeros((0, column.width)) for name, column in columns.items()}
+        self._left: dict[str, np.ndarray | Lists] = {
+            name: np.zeros((0, column.width)) if column.max_values is None else lists.empty(0)
+            for name, column in columns.items()
+        }
         self.offsets, self.num_examples, self.num_bad, self.bad = [0], 0, 0, list[str]()
+        self.num_truncated: dict[str, int] = {}
         self.scalings = {name: Scaling() for name, column in columns.items() if column.dtype == "float32"}
 
     def add(self, writer: tf.io.TFRecordWriter, name: str, piece: Piece) -> None:
@@ -170,37 +182,57 @@ class _Writing:
         room = _FIRST_BAD - len(self.bad)
         self.bad += [f"{name}, row {row}: {problem}" for row, problem in piece.bad[: max(0, room)]]
         _check(self.num_bad, self.bad, self._max_bad)
+        for key, count in piece.num_truncated.items():
+            self.num_truncated[key] = self.num_truncated.get(key, 0) + count
         for key, scaling in self.scalings.items():
-            scaling.add(piece.columns[key])
-        rows = {
-            key: np.concatenate([left, piece.columns[key]]) if len(left) else piece.columns[key]
-            for key, left in self._left.items()
-        }
+            scaling.add(_values(piece.columns[key]))
+        rows = {key: _joined(left, piece.columns[key]) for key, left in self._left.items()}
         count = len(next(iter(rows.values())))
         whole = count - count % ROWS
         for first in range(0, whole, ROWS):
-            self._record(writer, {key: values[first : first + ROWS] for key, values in rows.items()})
-        self._left = {key: values[whole:] for key, values in rows.items()}
+            self._record(writer, {key: _part(values, first, first + ROWS) for key, values in rows.items()})
+        self._left = {key: _part(values, whole, count) for key, values in rows.items()}
 
     def rest(self, writer: tf.io.TFRecordWriter) -> None:
         count = len(next(iter(self._left.values())))
         if count:
-            filled: dict[str, np.ndarray] = {
-                key: np.resize(values, (ROWS, values.shape[1])) for key, values in self._left.items()
-            }
-            self._record(writer, filled)
+            self._record(writer, {key: _padded(values) for key, values in self._left.items()})
             self.num_examples += count - ROWS
 
-    def _record(self, writer: tf.io.TFRecordWriter, rows: Mapping[str, np.ndarray]) -> None:
+    def _record(self, writer: tf.io.TFRecordWriter, rows: Mapping[str, np.ndarray | Lists]) -> None:
         example = tf.train.Example()
         for name, column in self._columns.items():
-            feature, values = example.features.feature[name], rows[name].ravel().tolist()
+            feature, held = example.features.feature[name], rows[name]
             kind = {"float32": feature.float_list, "int64": feature.int64_list, "string": feature.bytes_list}
-            kind[column.dtype].value.extend(values)
+            kind[column.dtype].value.extend(_values(held).ravel().tolist())
+            if isinstance(held, Lists):
+                lengths = example.features.feature[lengths_of(name)]
+                lengths.int64_list.value.extend(held.lengths.tolist())
         record = example.SerializeToString()
         writer.write(record)
         self.offsets.append(self.offsets[-1] + files.RECORD_BYTES + len(record))
         self.num_examples += ROWS
+
+
+def _values(rows: np.ndarray | Lists) -> np.ndarray:
+    return rows.values if isinstance(rows, Lists) else rows
+
+
+def _joined(left: np.ndarray | Lists, more: np.ndarray | Lists) -> np.ndarray | Lists:
+    if isinstance(left, Lists) and isinstance(more, Lists):
+        return left.followed_by(more)
+    return np.concatenate([left, more]) if len(left) else more
+
+
+def _part(rows: np.ndarray | Lists, first: int, last: int) -> np.ndarray | Lists:
+    return rows.part(first, last) if isinstance(rows, Lists) else rows[first:last]
+
+
+def _padded(rows: np.ndarray | Lists) -> np.ndarray | Lists:
+    """As many rows as a record has."""
+    if isinstance(rows, Lists):
+        return rows.followed_by(lists.empty(ROWS - len(rows)))
+    return np.resize(rows, (ROWS, rows.shape[1]))
 
 
 def _check(num_bad: int, bad: Sequence[str], max_bad: int) -> None:

@@ -55,6 +55,15 @@ class PreparedSource(ByNumber):
         self.warnings = tuple(
             f"{each.num_bad:,} malformed rows skipped, the first: {each.bad[0]}" for each in sets if each.num_bad
         )
+        truncated = {name: sum(each.num_truncated.get(name, 0) for each in sets) for name in self._train.num_truncated}
+        if truncated:  # of the features that are lists
+            self.facts = {**self.facts, "num_truncated_rows": truncated}
+        self.warnings += tuple(
+            f"{name}: {count:,} rows have more than max_values={self._train.columns[name].max_values} values; "
+            "the first values are kept"
+            for name, count in truncated.items()
+            if count
+        )
 
     def block(self, batch_size: int) -> int:
         return self._train.block(batch_size)

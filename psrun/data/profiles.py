@@ -17,13 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from psrun.data import files, formats
+from psrun.data import files, formats, lists
 from psrun.data.columns import CONVERSIONS, Rows
+from psrun.data.lists import Lists
 from psrun.files import write_atomic
 
 FEW = 256  # values that a profile lists
 _COUNTED = 100_000  # distinct values that are counted exactly; above, their number is estimated
-_VERSION = 2
+LONG = 100  # values of a list; longer ones are counted
+_VERSION = 3
 _LEADING_ZERO = re.compile(r"\s*[-+]?0\d+\s*")  # of a code, such as a postal code
 
 
@@ -35,8 +37,10 @@ class Profile:
       kind: integers, numbers, strings, other (none of these) or empty (no value at all).
       text: whether numbers are written as text.
       whole: of numbers, whether none has a fraction.
-      width: values of a row.
-      num_rows, num_missing: rows, and values among them that are missing.
+      width: values of the first row that has any; `longest`: the most values of a row.
+      varies: whether rows that are not empty lists have different numbers of values.
+      num_empty, num_long: rows that are empty lists, and rows with more than 100 values.
+      num_rows, num_items, num_missing: rows, their values, and those of them that are missing; an empty list has none.
       num_bad, first_bad: number of malformed rows, which are not counted, and the problem of the first.
       num_values: number of distinct values; an estimate above 100,000.
       least, most, middle: of numbers; the middle is the median of the distinct values.
@@ -49,7 +53,12 @@ class Profile:
     text: bool = False
     whole: bool = False
     width: int = 1
+    longest: int = 1
+    varies: bool = False
+    num_empty: int = 0
+    num_long: int = 0
     num_rows: int = 0
+    num_items: int = 0
     num_missing: int = 0
     num_bad: int = 0
     first_bad: str = ""
@@ -62,8 +71,8 @@ class Profile:
 
     @property
     def repeats(self) -> float:
-        """The mean number of rows per value."""
-        return (self.num_rows * self.width - self.num_missing) / max(1, self.num_values)
+        """How often a value occurs in the mean."""
+        return (self.num_items - self.num_missing) / max(1, self.num_values)
 
 
 def of_files(
@@ -118,7 +127,9 @@ class _Seen:
     """The values of a column so far; of too many, a sample of those with a hash that ends in zeros."""
 
     def __init__(self, column: str) -> None:
-        self._column, self._width = column, 0
+        self._column, self._width, self._longest = column, 0, 0
+        self._num_long = self._num_items = self._num_empty = 0
+        self._varies = False
         self._values, self._zeros = set[Any](), 0
         self._num_rows = self._num_missing = 0
         self._text = self._plain = self._other = False  # whether there is text, numbers, and anything else
@@ -126,22 +137,33 @@ class _Seen:
         self._odd = set[str]()
         self._least, self._most = math.inf, -math.inf
 
-    def add(self, values: np.ndarray) -> None:
+    def add(self, values: np.ndarray | Lists) -> None:
         self._num_rows += len(values)
+        if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind == "O":
+            several = any(isinstance(item, list | tuple | np.ndarray) for item in values)
+            values = lists.of_rows(values, None) if several else values
+        if isinstance(values, Lists):
+            self._add_lengths(values.lengths)
+            values = values.values
+        else:
+            self._add_lengths(np.full(len(values), int(np.prod(values.shape[1:]))))
+        self._num_items += values.size
         if values.dtype.kind in "fiub":
-            self._width = self._width or int(np.prod(values.shape[1:]))
             flat = values.ravel()
             held = flat[~np.isnan(flat)] if values.dtype.kind == "f" else flat
             self._num_missing += len(flat) - len(held)
             self._take(np.unique(held.astype(np.int64) if values.dtype.kind == "b" else held).tolist())
-            return
-        items = values.tolist()
-        if values.ndim > 1 or any(isinstance(item, list | tuple | np.ndarray) for item in items):
-            lists = values.reshape(len(values), -1).tolist() if values.ndim > 1 else items
-            self._width = self._width or max(1, next((len(item) for item in lists if item is not None), 1))
-            items = [inner for item in lists for inner in (item if item is not None else [None])]
-        self._width = self._width or 1
-        self._take(self._present(items))
+        else:
+            self._take(self._present(values.ravel().tolist()))
+
+    def _add_lengths(self, lengths: np.ndarray) -> None:
+        some = lengths[lengths > 0]
+        self._num_empty += len(lengths) - len(some)
+        if len(some):
+            self._width = self._width or int(some[0])
+            self._longest = max(self._longest, int(some.max()))
+            self._varies |= bool((some != self._width).any())
+            self._num_long += int((some > LONG).sum())
 
     def _present(self, items: Sequence[Any]) -> Iterable[Any]:
         """The distinct values without missing ones, which are counted."""
@@ -189,7 +211,9 @@ class _Seen:
         count = len(self._values) << self._zeros
         counts: dict[str, Any] = {
             "column": self._column, "text": self._text, "width": self._width or 1, "num_rows": self._num_rows,
-            "num_missing": self._num_missing, "num_values": count,
+            "longest": max(1, self._longest), "varies": self._varies, "num_empty": self._num_empty,
+            "num_long": self._num_long, "num_items": self._num_items, "num_missing": self._num_missing,
+            "num_values": count,
         }  # fmt: skip
         other = self._other or (self._text and self._plain and not self._numbers)
         if not self._values or other:

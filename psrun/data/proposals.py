@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psrun.data.feature_spec import FeatureSpec, name_of
-from psrun.data.profiles import FEW, Profile
+from psrun.data.profiles import FEW, LONG, Profile
 from psrun.errors import ConfigError, Problem
 
 _ID_WORDS = {
@@ -51,10 +51,10 @@ class Proposal:
     @property
     def missing(self) -> str:
         """The number of missing values, and their replacement."""
-        count = self.profile.num_missing
+        default = self.feature.default if self.feature is not None else None
+        count = self.profile.num_missing + (0 if default is None else self.profile.num_empty)
         if not count:
             return ""
-        default = self.feature.default if self.feature is not None else None
         return f"{count:,}" if default is None else f"{count:,} as {default:g}"
 
     def row(self, name: str) -> dict[str, Any]:
@@ -121,7 +121,9 @@ def _proposed(profile: Profile) -> Proposal:
         return _ids(profile, "int64" if max(abs(profile.least or 0), abs(profile.most or 0)) < _INT64 else "string")
     if named and profile.whole:
         return _ids(profile, "string" if profile.text else "int64")
-    default = profile.middle if profile.num_missing else None
+    if profile.varies:
+        return Proposal(profile, None, "numbers in lists of different lengths; they may be the weights of a list")
+    default = profile.middle if profile.num_missing or profile.num_empty else None
     note = (
         "rounded: beyond 2^24"
         if profile.whole and max(abs(profile.least or 0), abs(profile.most or 0)) > _EXACT
@@ -153,7 +155,17 @@ def _ids(profile: Profile, dtype: str, note: str = "") -> Proposal:
     known = values if values and profile.repeats >= 2 else None
     buckets = None if known else _buckets(profile.num_values)
     feature = FeatureSpec(dtype, profile.column, profile.width, buckets, known, default=default)
+    if profile.varies or profile.num_empty:
+        most = min(profile.longest, LONG)
+        feature = dataclasses.replace(feature, width=1, max_values=most)
+        note = "; ".join(filter(None, (note, _lengths(profile))))
     return Proposal(profile, feature, note)
+
+
+def _lengths(profile: Profile) -> str:
+    """The lengths of lists, and how many are longer than proposed."""
+    truncated = f"; {profile.num_long:,} rows truncated to {LONG}" if profile.num_long else ""
+    return f"lists of up to {profile.longest:,} values{truncated}"
 
 
 def _buckets(num_values: int) -> int:

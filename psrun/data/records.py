@@ -10,11 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from psrun.data import files
-from psrun.data.columns import Rows, objects
+from psrun.data.columns import Rows
+from psrun.data.lists import Lists, objects
 from psrun.errors import DataError
 from psrun.tf_internals.messages import reason_of
 
 _AT_ONCE = 1000
+_FIRST = 16  # records in which the types of the columns are looked for
 _KINDS = {"float_list": tf.float32, "int64_list": tf.int64, "bytes_list": tf.string}
 
 
@@ -37,17 +39,22 @@ def columns(name: str) -> list[str]:
     return sorted(example.features.feature) if first and _parsed(example, first[1]) else []
 
 
-def _at_once(records: Sequence[bytes], wanted: Sequence[str]) -> dict[str, np.ndarray] | None:
-    """The columns of records, ten times as fast as in Python; None if the first record lacks a column, or another one
-    is no Example or has a column of another kind.
+def _at_once(records: Sequence[bytes], wanted: Sequence[str]) -> dict[str, np.ndarray | Lists] | None:
+    """The columns of records, ten times as fast as in Python; None if the first records lack a column, or one is no
+    Example or has a column of another kind.
     """
-    first = tf.train.Example()
-    if not _parsed(first, records[0]):
+    kinds: dict[str, str] = {}
+    for record in records[:_FIRST]:
+        first = tf.train.Example()
+        if not _parsed(first, record):
+            return None
+        held = first.features.feature
+        kinds |= {name: kind for name in wanted if name in held and (kind := held[name].WhichOneof("kind"))}
+        if len(kinds) == len(wanted):
+            break
+    else:
         return None
-    kinds = {column: first.features.feature[column].WhichOneof("kind") for column in wanted}
-    specs = {column: tf.io.RaggedFeature(_KINDS[kind]) for column, kind in kinds.items() if kind}
-    if len(specs) < len(wanted):
-        return None
+    specs = {column: tf.io.RaggedFeature(_KINDS[kinds[column]]) for column in wanted}
     try:
         parsed = tf.io.parse_example(tf.constant(records), specs)
     except (tf.errors.InvalidArgumentError, UnicodeDecodeError):  # decoding its message, which contains the record
@@ -55,11 +62,11 @@ def _at_once(records: Sequence[bytes], wanted: Sequence[str]) -> dict[str, np.nd
     return {column: _array(values) for column, values in parsed.items()}
 
 
-def _array(values: tf.RaggedTensor) -> np.ndarray:
+def _array(values: tf.RaggedTensor) -> np.ndarray | Lists:
     lengths = values.row_lengths().numpy()
     if lengths[0] and (lengths == lengths[0]).all():
         return values.flat_values.numpy().reshape(len(lengths), -1)
-    return objects(values.to_list())
+    return Lists(values.flat_values.numpy(), values.row_splits.numpy())
 
 
 def _one_at_a_time(part: Sequence[tuple[int, bytes]], wanted: Sequence[str]) -> Rows:

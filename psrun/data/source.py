@@ -22,6 +22,9 @@ Task = Literal["binary", "multiclass", "regression"]
 class Feature:
     """One named raw input; the model does the preprocessing.
 
+    A feature with `max_values` is a list: batches have a `tf.RaggedTensor` of shape (batch, None), and `shape` is
+    (None,).
+
     Attributes:
       shape, dtype: of one example's value.
       vocabulary: the possible values, if known; or a file with one value per line.
@@ -29,15 +32,27 @@ class Feature:
       logarithm: for counts, whether models use log(1 + x), and 0 for negative values.
       mean, deviation: of floats (or of their logarithms, if models use them) over the training examples; models
         standardize with them.
+      max_values: of lists, the largest number of values of an example; None for other features.
+      combiner: how models pool the rows of the values of a list: sum, mean, sqrtn or max; None: they keep the sequence.
+      weights: of a list, the name of another list feature, of float32 and the same lengths: the weights of the values.
+      table: the name of the embedding table, which several features may share; None: a table of its own.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...]
     dtype: tf.DType
     vocabulary: tuple[str, ...] | tuple[int, ...] | Path | None = None
     num_buckets: int | None = None
     logarithm: bool = False
     mean: float = 0.0
     deviation: float = 1.0
+    max_values: int | None = None
+    combiner: str | None = "mean"
+    weights: str | None = None
+    table: str | None = None
+
+    @property
+    def is_list(self) -> bool:
+        return self.max_values is not None
 
 
 def task_of(source: DataSource) -> str | None:
@@ -73,8 +88,8 @@ class DataSource(Protocol):
     def train(self, *, batch_size: int, seed: tf.Tensor) -> tf.data.Dataset:
         """Endless shuffled batches ({name: (batch_size, *shape)}, label), without Python: the pipeline runs on workers.
 
-        A third element may be the weights of the examples, (batch_size,). If a model has several outputs, label and
-        weights are dicts by output.
+        Lists are RaggedTensors, (batch_size, None). A third element may be the weights of the examples, (batch_size,).
+        If a model has several outputs, label and weights are dicts by output.
 
         Args:
           batch_size: examples per batch; every batch is full.
@@ -177,8 +192,8 @@ class ByNumber(abc.ABC):
         return read.map(lambda number, numbers, examples: examples)
 
 
-# Features by name, label and, where examples have them, weights; examples along the first axis. Labels and weights may
-# be dicts by output.
+# Features by name, label and, where examples have them, weights; examples along the first axis. Lists are
+# RaggedTensors. Labels and weights may be dicts by output.
 Arrays: TypeAlias = tuple[Any, ...]
 
 
@@ -222,12 +237,14 @@ def _gathering(arrays: Arrays) -> Callable[[tf.Tensor], Any]:
     return lambda numbers: tf.nest.map_structure(lambda column: column(numbers), columns)
 
 
-def _column(array: np.ndarray) -> Callable[[tf.Tensor], tf.Tensor]:
+def _column(array: np.ndarray | tf.RaggedTensor) -> Callable[[tf.Tensor], Any]:
     """A function of row numbers to those rows of `array`.
 
     The arrays travel to every worker inside the pipeline's graph. Strings are slow there: they go as numbers and a
     list of the distinct ones.
     """
+    if isinstance(array, tf.RaggedTensor):
+        return lambda numbers: tf.gather(array, numbers)
     if array.dtype.kind != "S":
         values = tf.constant(array)
         return lambda numbers: tf.gather(values, numbers)

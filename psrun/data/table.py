@@ -12,14 +12,14 @@ from typing import Any, get_args
 import tensorflow as tf
 
 from psrun.config.schema import did_you_mean
-from psrun.data import blocks, feature_spec, formats, labels, preparation, profiles, proposals, weights
-from psrun.data.columns import Piece, Wanted, checked
+from psrun.data import blocks, feature_spec, formats, labels, preparation, profiles, proposals, table_features, weights
+from psrun.data.columns import Wanted
+from psrun.data.pieces import Piece, checked
 from psrun.data.prepared_source import PreparedSource, found
 from psrun.data.source import Feature, Task
-from psrun.data.statistics import Scale
 from psrun.errors import ConfigError, DataError, Problem
 
-_NUM_BUCKETS = 100_000  # of strings whose number of values nobody has counted
+LIST_SEPARATOR = "|"  # of the values of a list in a field of text
 
 
 class Table(PreparedSource):
@@ -98,7 +98,9 @@ class Table(PreparedSource):
         if not own:
             keep = Path(cache).expanduser() if cache else preparation.cache()
             own, self.guessed = _guessed(train, known, label, weight, layout, num_buckets, keep, tell)
-        wanted = {name: feature.wanted(name) for name, feature in own.items()}
+        wanted: dict[str, Wanted] = {}
+        for name, feature in own.items():
+            wanted |= feature.wanted(name, LIST_SEPARATOR if form in formats.TEXT else None)
         _check_columns(wanted, label, weight, known, layout, train[0])
         self.task, self.num_classes = task, (num_classes or 1) if task == "multiclass" else 1
         classes = {"binary": 2, "multiclass": num_classes, "regression": None}[task]
@@ -112,34 +114,18 @@ class Table(PreparedSource):
             prepare_evaluation=unweighted.ignoring(weight).prepared if predicting else None,
         )  # fmt: skip
         scales = self._train.scales
-        self.features: Mapping[str, Feature] = {
-            name: _feature(each, num_buckets or _NUM_BUCKETS, scales.get(name)) for name, each in own.items()
-        }
+        self.features: Mapping[str, Feature] = table_features.made(own, num_buckets, scales)
         if features is None:
             self.facts = {**self.facts, "features": {name: feature_spec.options(each) for name, each in own.items()}}
         if weight is not None:
             evaluated = self._evaluation.scales if self._evaluation else {}
             self.warnings += tuple(weights.check_means(scales[weight], evaluated.get(weight)))
             self.facts = {**self.facts, "mean_weight": scales[weight].mean}
-        self.warnings += tuple(_unused(self.features))
+        self.warnings += tuple(table_features.unused(self.features))
 
     def _example(self, columns: dict[str, tf.Tensor]) -> tuple[Any, ...]:
         features, label, *weight = super()._example(columns)
         return features, label[:, 0] if self.task == "multiclass" else label, *weight
-
-
-def _feature(each: feature_spec.FeatureSpec, num_buckets: int, scale: Scale | None) -> Feature:
-    """The features for models; floats have their scale."""
-    shape, dtype = (each.width,), blocks.TYPES[each.dtype]
-    if each.vocabulary is not None:
-        file = isinstance(each.vocabulary, str)
-        known = Path(each.vocabulary).expanduser().absolute() if file else tuple(each.vocabulary)
-        return Feature(shape, dtype, known)
-    if scale is None:
-        buckets = num_buckets if each.dtype == "string" else None
-        return Feature(shape, dtype, num_buckets=each.num_buckets or buckets)
-    mean, deviation = (scale.log_mean, scale.log_deviation) if each.logarithm else (scale.mean, scale.deviation)
-    return Feature(shape, dtype, logarithm=each.logarithm, mean=mean, deviation=deviation)
 
 
 def _check(
@@ -208,7 +194,8 @@ def _check_columns(
     layout: formats.Layout,
     name: str,
 ) -> None:
-    places = {"data.label": label, **{f"data.features.{feature}": want.column for feature, want in wanted.items()}}
+    keys = {feature: weights.key_of(feature, want) for feature, want in wanted.items()}
+    places = {"data.label": label, **{keys[feature]: want.column for feature, want in wanted.items()}}
     problems = [] if weight is None else list(weights.problems(weight, label, wanted))
     if weight is not None:
         places[weights.KEY] = weight
@@ -216,15 +203,26 @@ def _check_columns(
         if known is not None and column not in known:
             hint = formats.delimiter_hint(name, layout, column) or did_you_mean(column, known)
             problems.append(Problem(key, f"{name} has no column {column!r}.{hint}"))
-        elif key.startswith("data.features.") and label in (column, key.removeprefix("data.features.")):
+        elif key != "data.label" and (label == column or key == keys.get(label)):
             problems.append(Problem(key, f"{label!r} is the label; choose another column"))
-    for feature, want in wanted.items():
-        if layout.format in formats.TEXT and want.width != 1:
-            problems.append(
-                Problem(f"data.features.{feature}.width", f"is {want.width}, must be 1: a text field holds one value")
-            )
+    problems += _of_text(wanted, layout) if layout.format in formats.TEXT else []
     if problems:
         raise ConfigError(problems)
+
+
+def _of_text(wanted: Mapping[str, Wanted], layout: formats.Layout) -> Iterator[Problem]:
+    """Features that a field of text cannot hold."""
+    for feature, want in wanted.items():
+        key = f"data.features.{want.weights_of or feature}"
+        if want.width != 1:
+            message = f"is {want.width}, must be 1: a text field holds one value; set max_values for a list"
+            yield Problem(f"{key}.width", message)
+        if want.max_values is not None and want.separator == layout.delimiter and not layout.quoted:
+            message = f"is {want.separator!r}, as is the delimiter of the fields; choose another one"
+            yield Problem(f"{key}.separator", message)
+
+
+_ADDED = ("weight", "max_values", "separator", "weights_of")  # options that keys of prepared sets have only if set
 
 
 @dataclass(frozen=True)
@@ -252,10 +250,10 @@ class _Reader:
         return self if column is None else replace(self, ignored=(column,))
 
     def prepared(self, names: Sequence[str]) -> blocks.Blocks:
-        columns = {name: blocks.Column(want.dtype, want.width) for name, want in self.wanted.items()}
+        columns = {name: blocks.Column(want.dtype, want.width, want.max_values) for name, want in self.wanted.items()}
         # Options that a file was read without do not change the key of its prepared set.
         options = {
-            name: {key: value for key, value in asdict(want).items() if key != "weight" or value}
+            name: {key: value for key, value in asdict(want).items() if key not in _ADDED or value}
             for name, want in self.wanted.items()
         }
         how = [asdict(self.layout), sorted(set(self.columns or ()).difference(self.ignored)), options]
@@ -271,10 +269,3 @@ class _Reader:
                 weights.check_column(unchecked, name, rows.columns[unchecked], known)
                 unchecked = None
             yield checked(rows, self.wanted)
-
-
-def _unused(features: Mapping[str, Feature]) -> Iterator[str]:
-    """Warnings about features that psrun's models ignore."""
-    raw = [n for n, f in features.items() if f.dtype == tf.int64 and f.vocabulary is None and f.num_buckets is None]
-    if raw:
-        yield f"{', '.join(raw)}: integers without vocabulary and num_buckets; psrun's models ignore them"

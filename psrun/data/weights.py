@@ -10,10 +10,16 @@ import numpy as np
 
 from psrun.config.schema import did_you_mean
 from psrun.data.columns import Wanted
+from psrun.data.lists import Lists
 from psrun.data.statistics import Scale
 from psrun.errors import ConfigError, Problem
 
 KEY = "data.weight"
+
+
+def key_of(name: str, want: Wanted) -> str:
+    """The key of the configuration that names a column."""
+    return f"data.features.{name}" if want.weights_of is None else f"data.features.{want.weights_of}.weights"
 
 
 def problems(weight: str, label: str, features: Mapping[str, Wanted]) -> Iterator[Problem]:
@@ -22,11 +28,11 @@ def problems(weight: str, label: str, features: Mapping[str, Wanted]) -> Iterato
         yield Problem(KEY, f"{weight!r} is the label; choose another column")
     for name, want in features.items():
         if weight in (name, want.column):
-            message = f"{weight!r} is also data.features.{name}; choose another column, or remove the feature"
+            message = f"{weight!r} is also {key_of(name, want)}; choose another column, or remove the feature"
             yield Problem(KEY, message)
 
 
-def check_column(weight: str, name: str, values: np.ndarray, known: Callable[[], Sequence[str]]) -> None:
+def check_column(weight: str, name: str, values: np.ndarray | Lists, known: Callable[[], Sequence[str]]) -> None:
     """Checks the first values of the column in a file.
 
     Args:
@@ -36,7 +42,7 @@ def check_column(weight: str, name: str, values: np.ndarray, known: Callable[[],
     Raises:
       ConfigError: all of them are missing, or none of them is a number.
     """
-    if values.dtype.kind in "fiub":
+    if isinstance(values, Lists) or values.dtype.kind in "fiub":  # lists are bad rows
         return
     items = [value for value in values.ravel().tolist() if not _is_empty(value)]
     if not items and len(values):

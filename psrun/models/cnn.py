@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import tf_keras
 
 from psrun.data.source import DataSource
-from psrun.models.model import Model, head, hidden, inputs
+from psrun.models.model import Model, head, hidden, inputs, refuse_lists
 
 
 def cnn(source: DataSource, *, filters: Sequence[int] = (16, 32), hidden_units: Sequence[int] = (64,)) -> Model:
     """3 x 3 convolutions, each followed by max pooling, then ReLU layers, on the only image feature of the data."""
+    refuse_lists(source, "cnn")
     tensors = inputs(dict(source.features))
     (tensor,) = tensors.values()
     for channels in filters:

@@ -11,8 +11,9 @@ from psrun.models.model import Model, floats, head, hidden, network_inputs, prep
 
 
 def dense(source: DataSource, *, hidden_units: Sequence[int] = (64, 32)) -> Model:
-    """ReLU layers of `hidden_units` on all float features."""
+    """ReLU layers of `hidden_units` on all float features but lists."""
     preprocessing, num_ids = prepared(source)
     tensors = network_inputs(source, num_ids)
     network = tf_keras.Model(tensors, head(hidden(floats(tensors), hidden_units), source))
-    return Model(network, preprocessing, unused=tuple(num_ids))
+    unused = [name for name, feature in source.features.items() if name in num_ids or feature.is_list]
+    return Model(network, preprocessing, unused=unused)

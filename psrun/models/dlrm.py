@@ -11,7 +11,7 @@ from psrun.data.source import DataSource
 from psrun.errors import ConfigError, Problem
 from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
 from psrun.models import tables
-from psrun.models.model import Model, concatenated, floats, head, hidden, network_inputs, prepared
+from psrun.models.model import Model, concatenated, floats, head, hidden, network_inputs, prepared, refuse_lists
 
 
 def dlrm(
@@ -39,6 +39,7 @@ def dlrm(
     Raises:
       ConfigError: the data has no features with ids.
     """
+    refuse_lists(source, "dlrm")
     preprocessing, num_ids = prepared(source)
     if not num_ids:
         raise ConfigError(

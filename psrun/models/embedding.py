@@ -5,7 +5,7 @@ from __future__ import annotations
 import tf_keras
 
 from psrun.data.source import DataSource
-from psrun.models.model import Model, concatenated, head, network_inputs, prepared
+from psrun.models.model import Model, concatenated, head, network_inputs, prepared, refuse_lists
 
 
 def embedding(source: DataSource, *, embedding_dim: int = 20) -> Model:
@@ -13,6 +13,7 @@ def embedding(source: DataSource, *, embedding_dim: int = 20) -> Model:
 
     The tables have shape (ids, embedding_dim); with a vocabulary, row 0 is for values outside of it.
     """
+    refuse_lists(source, "embedding")
     preprocessing, num_ids = prepared(source)
     tensors = network_inputs(source, num_ids)
     averaged = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.data.source import DataSource, Feature
-from psrun.errors import ExportError
+from psrun.errors import ConfigError, ExportError, Problem
 
 Preprocessing = Callable[[dict[str, tf.Tensor]], Any]
 
@@ -43,8 +43,19 @@ class Model:
 
 
 def inputs(features: dict[str, Feature]) -> dict[str, tf_keras.Input]:
-    """A Keras input for each feature, (batch, *shape)."""
-    return {name: tf_keras.Input(feature.shape, dtype=feature.dtype, name=name) for name, feature in features.items()}
+    """A Keras input for each feature, (batch, *shape); ragged for lists."""
+    return {
+        name: tf_keras.Input(feature.shape, dtype=feature.dtype, name=name, ragged=feature.is_list)
+        for name, feature in features.items()
+    }
+
+
+def refuse_lists(source: DataSource, model: str) -> None:
+    """Raises ConfigError if the data has lists, which the model does not accept."""
+    names = [name for name, feature in source.features.items() if feature.is_list]
+    if names:
+        message = f"{model} requires one value per example; the data has lists: {', '.join(names)}"
+        raise ConfigError([Problem("model", f"{message}; remove them from the features, or choose another model")])
 
 
 def prepared(source: DataSource) -> tuple[tf_keras.Model | None, dict[str, int]]:
@@ -87,7 +98,7 @@ def _looked_up(name: str, feature: Feature, tensor: tf.Tensor) -> tuple[tf.Tenso
 def network_inputs(source: DataSource, num_ids: dict[str, int]) -> dict[str, tf_keras.Input]:
     """Keras inputs for the result of `prepared`: int64 ids for the features with ids."""
     features = {
-        name: Feature(feature.shape, tf.int64) if name in num_ids else feature
+        name: replace(feature, dtype=tf.int64) if name in num_ids else feature
         for name, feature in source.features.items()
     }
     return inputs(features)
@@ -109,16 +120,22 @@ def head(tensor: tf.Tensor, source: DataSource) -> tf.Tensor:
 
 
 def floats(tensors: dict[str, tf.Tensor]) -> tf.Tensor:
-    """All float inputs, flattened and concatenated: (batch, sum of sizes).
+    """All float inputs but lists, flattened and concatenated: (batch, sum of sizes).
 
     Raises:
       ValueError: there are no float inputs.
     """
-    flat = [tf_keras.layers.Flatten()(tensor) for tensor in tensors.values() if tensor.dtype == tf.float32]
+    numbers = [tensor for tensor in tensors.values() if tensor.dtype == tf.float32]
+    flat = [tf_keras.layers.Flatten()(tensor) for tensor in numbers if not is_ragged(tensor)]
     if not flat:
         features = ", ".join(f"{name} ({tensor.dtype.name})" for name, tensor in tensors.items())
         raise ValueError(f"the data has no features that this model can use: it needs float32, but they are {features}")
     return concatenated(flat)
+
+
+def is_ragged(tensor: Any) -> bool:
+    """Whether an input of a network takes RaggedTensors."""
+    return isinstance(tensor.type_spec, tf.RaggedTensorSpec)
 
 
 def concatenated(tensors: list[tf.Tensor]) -> tf.Tensor:

@@ -11,7 +11,7 @@ from psrun.data.source import DataSource
 from psrun.errors import ConfigError, Problem
 from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
 from psrun.models import tables
-from psrun.models.model import Model, concatenated, hidden, network_inputs, prepared
+from psrun.models.model import Model, concatenated, hidden, network_inputs, prepared, refuse_lists
 
 
 def two_tower(
@@ -44,6 +44,7 @@ def two_tower(
         )
     if source.task != "binary":
         raise ConfigError([Problem("model", f"two_tower requires binary labels (task=binary); got task={source.task}")])
+    refuse_lists(source, "two_tower")
     preprocessing, num_ids = prepared(source)
     tensors = network_inputs(source, num_ids)
     unknown = [name for name in query_features if name not in tensors]

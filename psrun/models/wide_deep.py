@@ -12,7 +12,7 @@ from psrun.data.source import DataSource
 from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
 from psrun.layers.layout import Table
 from psrun.models import tables
-from psrun.models.model import Model, concatenated, head, hidden, network_inputs, prepared
+from psrun.models.model import Model, concatenated, head, hidden, network_inputs, prepared, refuse_lists
 
 
 def wide_deep(
@@ -36,6 +36,7 @@ def wide_deep(
       embedding_dim, shared_tables: see `psrun.models.tables.of`.
       stack, max_stacked_table_bytes, deduplicate: see `psrun.layers.EmbeddingCollection`.
     """
+    refuse_lists(source, "wide_deep")
     preprocessing, num_ids = prepared(source)
     shared = tables.of(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared_tables)
     tensors = network_inputs(source, num_ids)

@@ -20,7 +20,7 @@ from psrun.data.source import ByNumber, DataSource, checked_dataset, evaluation_
 from psrun.errors import ConfigError, Problem
 from psrun.layers import lookups, stacks
 from psrun.models.model import Model, refuse_single_files
-from psrun.program import class_weights, losses, objective, output_widths
+from psrun.program import class_weights, list_inputs, losses, objective, output_widths
 from psrun.program.evaluation_sizes import eval_batch_size, num_eval_shards
 from psrun.program.example_counter import ExamplesSeen
 from psrun.program.make_model import make_model
@@ -121,10 +121,12 @@ class Program:
         ready = self._ready if self.class_weight is None else self._by_class
         if not once and numbers is None:
             batches = checked_dataset(self.source.train(batch_size=batch_size, seed=own), self.source, "train")
+            list_inputs.check_features(self.source.features, batches.element_spec)
             return self._preprocessed(batches.skip(num_batches_done) if num_batches_done else batches, ready)
         assert isinstance(self.source, ByNumber)
         wanted = tf.data.Dataset.counter(num_batches_done) if numbers is None else numbers()
         read = self.source.batches(wanted, self.order or self.source.order(batch_size), own)
+        list_inputs.check_features(self.source.features, read.element_spec[2])
         if numbers is None:
             return self._preprocessed(read.map(lambda number, examples, batch: batch), ready)
         first = worker * self.source.num_train_examples
@@ -249,6 +251,7 @@ def build_state(program: Program) -> None:
     """
     network = program.network
     with variable_creation.in_place(), program.distribution.strategy.scope():
+        list_inputs.check(network, program.batch_spec[0])
         label = tf.nest.map_structure(zeros, program.batch_spec[1])
         prediction = tf.nest.map_structure(zeros, program.prediction_spec)
         output_widths.check(program.prediction_spec, program.batch_spec[1], program.model, program.source)
@@ -282,7 +285,10 @@ def traced_forward(program: Program) -> Any:
     )
 
 
-def zeros(spec: tf.TensorSpec, batch_size: int = 1) -> tf.Tensor:
-    """Zeros, or empty strings, for a spec with the batch as first axis."""
+def zeros(spec: tf.TensorSpec | tf.RaggedTensorSpec, batch_size: int = 1) -> tf.Tensor | tf.RaggedTensor:
+    """Zeros, or empty strings, for a spec with the batch as first axis; lists have one value."""
+    if isinstance(spec, tf.RaggedTensorSpec):
+        values = zeros(tf.TensorSpec([None, *spec.shape[2:]], spec.dtype), batch_size)
+        return tf.RaggedTensor.from_row_splits(values, tf.range(batch_size + 1, dtype=spec.row_splits_dtype))
     shape = [batch_size, *spec.shape[1:]]
     return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)

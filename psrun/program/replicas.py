@@ -136,6 +136,8 @@ def _assigning(variable: Any, assign: Callable[..., Any]) -> Callable[..., Any]:
 def _num_examples(batch: Any) -> Any:
     """An int if the shape is static, else a tensor."""
     value = next(value for value in tf.nest.flatten(batch) if value.shape.rank != 0)
+    if isinstance(value, tf.RaggedTensor):
+        return value.nrows() if value.shape[0] is None else value.shape[0]
     return tf.shape(value)[0] if value.shape[0] is None else value.shape[0]
 
 

@@ -1,0 +1,71 @@
+"""The features of a table as models see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import tensorflow as tf
+
+from psrun.data import blocks
+from psrun.data.feature_spec import FeatureSpec
+from psrun.data.lists import weights_name
+from psrun.data.source import Feature
+from psrun.data.statistics import Scale
+
+_NUM_BUCKETS = 100_000  # of strings whose number of values nobody has counted
+
+
+def made(specs: Mapping[str, FeatureSpec], num_buckets: int | None, scales: Mapping[str, Scale]) -> dict[str, Feature]:
+    """The features by name; weights of the values of lists are features of their own.
+
+    Args:
+      num_buckets: of strings without a vocabulary and their own number; None for 100,000.
+      scales: of float features.
+    """
+    features: dict[str, Feature] = {}
+    for name, spec in specs.items():
+        features |= dict(_with_weights(name, spec, _feature(spec, num_buckets or _NUM_BUCKETS, scales.get(name))))
+    return features
+
+
+def unused(features: Mapping[str, Feature]) -> Iterator[str]:
+    """Warnings about features that psrun's models ignore."""
+    raw = [n for n, f in features.items() if f.dtype == tf.int64 and f.vocabulary is None and f.num_buckets is None]
+    if raw:
+        yield f"{', '.join(raw)}: integers without vocabulary and num_buckets; psrun's models ignore them"
+
+
+def _with_weights(name: str, spec: FeatureSpec, feature: Feature) -> Iterator[tuple[str, Feature]]:
+    if spec.max_values is None:
+        yield name, replace(feature, table=spec.table)
+        return
+    weights = None if spec.weights is None else weights_name(name)
+    yield (
+        name,
+        replace(
+            feature,
+            shape=(None,),
+            max_values=spec.max_values,
+            combiner=spec.combiner,
+            weights=weights,
+            table=spec.table,
+        ),
+    )
+    if weights is not None:
+        yield weights, Feature((None,), tf.float32, max_values=spec.max_values)
+
+
+def _feature(spec: FeatureSpec, num_buckets: int, scale: Scale | None) -> Feature:
+    """The features for models; floats have their scale."""
+    shape, dtype = (spec.width,), blocks.TYPES[spec.dtype]
+    if spec.vocabulary is not None:
+        file = isinstance(spec.vocabulary, str)
+        known = Path(spec.vocabulary).expanduser().absolute() if file else tuple(spec.vocabulary)
+        return Feature(shape, dtype, known)
+    if scale is None:
+        buckets = num_buckets if spec.dtype == "string" else None
+        return Feature(shape, dtype, num_buckets=spec.num_buckets or buckets)
+    mean, deviation = (scale.log_mean, scale.log_deviation) if spec.logarithm else (scale.mean, scale.deviation)
+    return Feature(shape, dtype, logarithm=spec.logarithm, mean=mean, deviation=deviation)

@@ -1,0 +1,80 @@
+"""Checks that lists among the features of a batch, which are RaggedTensors, reach inputs that take them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from psrun.data.lists import COMBINERS
+from psrun.data.source import Feature
+from psrun.errors import ConfigError, Problem
+from psrun.models.model import is_ragged
+from psrun.tf_internals import keras
+
+
+def check(network: tf_keras.Model, features: Any) -> None:
+    """Checks the inputs of a functional network; others have no declared inputs.
+
+    Args:
+      features: the specs of a batch, as the network gets it.
+
+    Raises:
+      ConfigError: a list is for an input that takes one value per example, or the other way round.
+    """
+    if not keras.is_functional(network):
+        return
+    problems = []
+    inputs = dict(zip(network.input_names, network.inputs))
+    if not isinstance(features, Mapping):
+        flat = tf.nest.flatten(features)
+        features = dict(zip(inputs, flat)) if len(flat) == len(inputs) else {}
+    for name in inputs.keys() & features.keys():
+        takes_lists = is_ragged(inputs[name])
+        if isinstance(features[name], tf.RaggedTensorSpec) and not takes_lists:
+            message = f"its input {name} takes one value per example, but the data has lists (RaggedTensor)"
+            problems.append(Problem("model", f"{message}; use tf_keras.Input((None,), ragged=True), or remove {name}"))
+        elif takes_lists and not isinstance(features[name], tf.RaggedTensorSpec):
+            message = f"its input {name} takes lists (RaggedTensor), but the data has {features[name].shape}"
+            problems.append(Problem("model", f"{message}; declare the feature with max_values"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def check_features(features: Mapping[str, Feature], batch: Any) -> None:
+    """Checks the lists that a data source declares.
+
+    Args:
+      batch: its spec, as the source yields it.
+
+    Raises:
+      ConfigError: a list is not a RaggedTensor, or its options contradict each other.
+    """
+    specs = batch[0] if isinstance(batch, tuple) and isinstance(batch[0], Mapping) else {}
+    problems = [
+        Problem("data", f"feature {name} of the data source {message}")
+        for name, feature in features.items()
+        for message in _wrong(feature, features, specs.get(name))
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _wrong(feature: Feature, features: Mapping[str, Feature], spec: Any) -> Iterator[str]:
+    ragged = isinstance(spec, tf.RaggedTensorSpec)
+    if not feature.is_list:
+        if ragged:
+            yield "is a RaggedTensor; declare it as Feature((None,), dtype, max_values=...)"
+        return
+    if spec is not None and not ragged:
+        yield f"has max_values={feature.max_values}, but is a {type(spec).__name__}; yield a tf.RaggedTensor"
+    if feature.shape != (None,):
+        yield f"has max_values={feature.max_values} and the shape {feature.shape}; the shape of lists is (None,)"
+    if feature.combiner is not None and feature.combiner not in COMBINERS:
+        yield f"has the combiner {feature.combiner!r}; choose one of {', '.join(COMBINERS)}, or None"
+    if feature.weights is not None:
+        weights = features.get(feature.weights)
+        if weights is None or not weights.is_list or weights.dtype != tf.float32:
+            yield f"has the weights {feature.weights!r}; these must be a feature of float32 with max_values"

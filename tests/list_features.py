@@ -1,0 +1,112 @@
+"""Data with lists, and models for it that need no layers for lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+from psrun.data.source import ArraySource, Feature
+
+NUM_TRAIN, NUM_EVAL = 200, 53  # the last batch of an evaluation is a small one
+MAX_VALUES = 6
+
+
+def ragged(rng: np.random.Generator, count: int) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+    """Lists of 0 to 6 ids, some of them empty, and the weights of these."""
+    lengths = rng.integers(0, MAX_VALUES + 1, size=count)
+    ids = rng.integers(0, 50, size=lengths.sum())
+    weights = rng.random(lengths.sum()).astype(np.float32)
+    return tf.RaggedTensor.from_row_lengths(ids, lengths), tf.RaggedTensor.from_row_lengths(weights, lengths)
+
+
+class Histories(ArraySource):
+    """The label is the sum of the ids times their weights; evaluation examples have other lists.
+
+    Args:
+      declared: whether the features say that they are lists.
+      sample_weights: whether examples have weights.
+    """
+
+    def __init__(self, *, declared: bool = True, sample_weights: bool = False) -> None:
+        rng = np.random.default_rng(7)
+
+        def examples(count: int) -> Any:
+            ids, weights = ragged(rng, count)
+            label = tf.reduce_sum(tf.cast(ids, tf.float32) / 50 * weights, axis=1, keepdims=True).numpy()
+            x = rng.normal(size=(count, 2)).astype(np.float32)
+            features = {"history": ids, "history_weights": weights, "x": x}
+            return (features, label, np.ones(count, np.float32)) if sample_weights else (features, label)
+
+        most = MAX_VALUES if declared else None
+        super().__init__(
+            features={
+                "history": Feature((None,), tf.int64, max_values=most, weights="history_weights" if declared else None),
+                "history_weights": Feature((None,), tf.float32, max_values=most),
+                "x": Feature((2,), tf.float32),
+            },
+            task="regression",
+            train=examples(NUM_TRAIN),
+            evaluation=examples(NUM_EVAL),
+        )
+
+
+class _Ids(tf_keras.layers.Layer):
+    """Sums of ids times their weights, sums of ids, and numbers of ids: (batch, 3)."""
+
+    def call(self, ids: tf.RaggedTensor, weights: tf.RaggedTensor) -> tf.Tensor:
+        values = tf.cast(ids, tf.float32) / 50
+        return tf.stack(
+            [
+                tf.reduce_sum(values * weights, axis=1),
+                tf.reduce_sum(values.to_tensor(), axis=1),
+                tf.cast(ids.row_lengths(), tf.float32),
+            ],
+            axis=1,
+        )
+
+
+def sums(source: Any, *, own_class: bool = False) -> tf_keras.Model:
+    """A linear model on sums of the values of a list and its weights, and on the other features."""
+    inputs = {
+        name: tf_keras.Input(feature.shape, dtype=feature.dtype, name=name, ragged=feature.is_list)
+        for name, feature in source.features.items()
+    }
+    held = [_Ids()(inputs["history"], inputs["history_weights"])]
+    held += [inputs[name] for name in ("x", "age") if name in inputs]
+    output = tf_keras.layers.Dense(1)(tf.concat(held, 1))
+    return tf_keras.Model(inputs, output)
+
+
+class Called(tf_keras.Model):
+    """As `sums`, without declared inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids, self.top = _Ids(), tf_keras.layers.Dense(1)
+
+    def call(self, features: Any) -> tf.Tensor:
+        return self.top(self.ids(features["history"], features["history_weights"]))
+
+
+def called(source: Any) -> tf_keras.Model:
+    return Called()
+
+
+def dense_inputs(source: Any) -> tf_keras.Model:
+    """A model that takes one value of each feature."""
+    inputs = {name: tf_keras.Input((1,), dtype=feature.dtype, name=name) for name, feature in source.features.items()}
+    values = [tf.cast(tensor, tf.float32) for tensor in inputs.values()]
+    return tf_keras.Model(inputs, tf_keras.layers.Dense(1)(tf.concat(values, 1)))
+
+
+def own_data(*pieces: str, model: str = "sums") -> tuple[str, ...]:
+    """A run on `Histories`, without options of the data or model that it is chosen in place of."""
+    return (
+        "model=dense", "~model.hidden_units", f"model._target_=list_features.{model}",
+        "data._target_=list_features.Histories", "~data.num_train_examples", "~data.num_eval_examples",
+        "~data.noise", "~data.num_features", "data.global_batch_size=16", "optimizer=sgd",
+        "optimizer.learning_rate=0.01", *pieces,
+    )  # fmt: skip
