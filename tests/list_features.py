@@ -8,18 +8,19 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from psrun.data.lists import Lists, of_lengths
 from psrun.data.source import ArraySource, Feature
 
 NUM_TRAIN, NUM_EVAL = 200, 53  # the last batch of an evaluation is a small one
 MAX_VALUES = 6
 
 
-def ragged(rng: np.random.Generator, count: int) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+def drawn(rng: np.random.Generator, count: int) -> tuple[Lists, Lists]:
     """Lists of 0 to 6 ids, some of them empty, and the weights of these."""
     lengths = rng.integers(0, MAX_VALUES + 1, size=count)
     ids = rng.integers(0, 50, size=lengths.sum())
     weights = rng.random(lengths.sum()).astype(np.float32)
-    return tf.RaggedTensor.from_row_lengths(ids, lengths), tf.RaggedTensor.from_row_lengths(weights, lengths)
+    return of_lengths(ids, lengths), of_lengths(weights, lengths)
 
 
 class Histories(ArraySource):
@@ -34,8 +35,9 @@ class Histories(ArraySource):
         rng = np.random.default_rng(7)
 
         def examples(count: int) -> Any:
-            ids, weights = ragged(rng, count)
-            label = tf.reduce_sum(tf.cast(ids, tf.float32) / 50 * weights, axis=1, keepdims=True).numpy()
+            ids, weights = drawn(rng, count)
+            label = np.bincount(ids.row_of, ids.values / 50 * weights.values, minlength=count)
+            label = label.astype(np.float32)[:, np.newaxis]
             x = rng.normal(size=(count, 2)).astype(np.float32)
             features = {"history": ids, "history_weights": weights, "x": x}
             return (features, label, np.ones(count, np.float32)) if sample_weights else (features, label)

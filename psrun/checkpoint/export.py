@@ -10,6 +10,8 @@ from pathlib import Path
 import tensorflow as tf
 
 from psrun.checkpoint.load_model import DEVICE, LoadedModel, predict, signature
+from psrun.data.lists import length_name
+from psrun.data.source import DataSource
 from psrun.errors import ExportError
 
 _ABOUT = "psrun.json"
@@ -20,7 +22,8 @@ def write(trained: LoadedModel, folder: Path) -> Path:
 
     The signature `serving_default` takes a batch of raw features by name, strings included, and returns `prediction`
     (or the names of the model's outputs). If classes have names and the prediction is one probability per class, it
-    also returns `class`, the name of the most probable one. assets.extra/psrun.json has all names, in order.
+    also returns `class`, the name of the most probable one. assets.extra/psrun.json has all names, in order. A list is
+    a padded matrix, (batch, any width), and an input NAME_length with the number of its values, (batch,).
 
     Raises:
       ExportError: TensorFlow cannot save the model, or the disk is full or cannot be written to.
@@ -31,7 +34,7 @@ def write(trained: LoadedModel, folder: Path) -> Path:
     root.parts = [part for part in parts if isinstance(part, tf.Module)]
 
     def serve(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        outputs = predict(trained.model, trained.source, features)
+        outputs = predict(trained.model, trained.source, _without_padding(trained.source, features))
         if isinstance(outputs, dict):
             return outputs
         names = trained.class_names
@@ -39,7 +42,7 @@ def write(trained: LoadedModel, folder: Path) -> Path:
             return {"prediction": outputs}
         return {"prediction": outputs, "class": tf.gather(tf.constant(names), tf.argmax(outputs, axis=1))}
 
-    root.serve = tf.function(serve, input_signature=[signature(trained.source)])
+    root.serve = tf.function(serve, input_signature=[_padded(trained.source)])
     final = folder / str(trained.checkpoint.step)
     part = folder / f".{final.name}.{os.getpid()}"
     try:
@@ -53,6 +56,26 @@ def write(trained: LoadedModel, folder: Path) -> Path:
         shutil.rmtree(part, ignore_errors=True)
         raise ExportError(f"the model could not be exported to {final}: {error}") from error
     return final
+
+
+def _padded(source: DataSource) -> dict[str, tf.TensorSpec]:
+    """The signature of a batch of raw features without RaggedTensors, which have no names in a SavedModel."""
+    specs = {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in signature(source).items()}
+    lengths = {length_name(name) for name in _lists(source).values()}
+    return {**specs, **{name: tf.TensorSpec([None], tf.int64, name) for name in lengths}}
+
+
+def _without_padding(source: DataSource, features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor | tf.RaggedTensor]:
+    held: dict[str, tf.Tensor | tf.RaggedTensor] = {name: features[name] for name in source.features}
+    for name, of in _lists(source).items():
+        held[name] = tf.RaggedTensor.from_tensor(features[name], lengths=features[length_name(of)])
+    return held
+
+
+def _lists(source: DataSource) -> dict[str, str]:
+    """The lists by name, each with the list whose lengths it has: weights have those of their values."""
+    owners = {feature.weights: name for name, feature in source.features.items() if feature.weights is not None}
+    return {name: owners.get(name, name) for name, feature in source.features.items() if feature.is_list}
 
 
 def _about(trained: LoadedModel) -> dict[str, object]:

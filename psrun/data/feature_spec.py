@@ -11,7 +11,7 @@ from typing import Any
 
 from psrun.config import schema
 from psrun.data.columns import CONVERSIONS, Wanted
-from psrun.data.lists import COMBINERS, weights_name
+from psrun.data.lists import COMBINERS, length_name, weights_name
 from psrun.errors import ConfigError, Problem
 
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # valid names of layers in Keras and TensorFlow
@@ -86,9 +86,13 @@ def read(node: Mapping[str, Any]) -> dict[str, FeatureSpec]:
             features[str(name)] = described
             problems += [Problem(f"{key}.{option}", message) for option, message in _wrong(described)]
     for name, described in features.items():
-        if described.weights is not None and weights_name(name) in features:
-            message = f"is the name of the weights of {name}; rename it"
-            problems.append(Problem(f"data.features.{weights_name(name)}", message))
+        reserved = {weights_name(name): "weights"} if described.weights is not None else {}
+        reserved |= {length_name(name): "lengths, in exports,"} if described.max_values is not None else {}
+        problems += [
+            Problem(f"data.features.{other}", f"is the name of the {what} of {name}; rename it")
+            for other, what in reserved.items()
+            if other in features
+        ]
     if problems:
         raise ConfigError(problems)
     return features

@@ -17,6 +17,11 @@ def weights_name(feature: str) -> str:
     return f"{feature}_weights"
 
 
+def length_name(feature: str) -> str:
+    """The name of the lengths of a list feature among the inputs of an exported model, which are padded."""
+    return f"{feature}_length"
+
+
 @dataclass(frozen=True)
 class Lists:
     """A list per row, of any length.

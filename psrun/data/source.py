@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from psrun.data.lists import Lists
 from psrun.data.order import Order
 from psrun.errors import ConfigError, Problem
 
@@ -193,7 +194,8 @@ class ByNumber(abc.ABC):
 
 
 # Features by name, label and, where examples have them, weights; examples along the first axis. Lists are
-# RaggedTensors. Labels and weights may be dicts by output.
+# `psrun.data.lists.Lists`, or RaggedTensors, which start TensorFlow before psrun has configured its devices. Labels and
+# weights may be dicts by output.
 Arrays: TypeAlias = tuple[Any, ...]
 
 
@@ -237,12 +239,14 @@ def _gathering(arrays: Arrays) -> Callable[[tf.Tensor], Any]:
     return lambda numbers: tf.nest.map_structure(lambda column: column(numbers), columns)
 
 
-def _column(array: np.ndarray | tf.RaggedTensor) -> Callable[[tf.Tensor], Any]:
+def _column(array: np.ndarray | Lists | tf.RaggedTensor) -> Callable[[tf.Tensor], Any]:
     """A function of row numbers to those rows of `array`.
 
     The arrays travel to every worker inside the pipeline's graph. Strings are slow there: they go as numbers and a
     list of the distinct ones.
     """
+    if isinstance(array, Lists):
+        array = tf.RaggedTensor.from_row_splits(array.values, array.splits, validate=False)
     if isinstance(array, tf.RaggedTensor):
         return lambda numbers: tf.gather(array, numbers)
     if array.dtype.kind != "S":

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from psrun.data.lists import COMBINERS
+from psrun.data.lists import COMBINERS, length_name
 from psrun.data.source import Feature
 from psrun.errors import ConfigError, Problem
 from psrun.models.model import is_ragged
@@ -56,13 +56,13 @@ def check_features(features: Mapping[str, Feature], batch: Any) -> None:
     problems = [
         Problem("data", f"feature {name} of the data source {message}")
         for name, feature in features.items()
-        for message in _wrong(feature, features, specs.get(name))
+        for message in _wrong(name, feature, features, specs.get(name))
     ]
     if problems:
         raise ConfigError(problems)
 
 
-def _wrong(feature: Feature, features: Mapping[str, Feature], spec: Any) -> Iterator[str]:
+def _wrong(name: str, feature: Feature, features: Mapping[str, Feature], spec: Any) -> Iterator[str]:
     ragged = isinstance(spec, tf.RaggedTensorSpec)
     if not feature.is_list:
         if ragged:
@@ -70,6 +70,8 @@ def _wrong(feature: Feature, features: Mapping[str, Feature], spec: Any) -> Iter
         return
     if spec is not None and not ragged:
         yield f"has max_values={feature.max_values}, but is a {type(spec).__name__}; yield a tf.RaggedTensor"
+    if length_name(name) in features:
+        yield f"is a list, and {length_name(name)} is the name of its lengths in exports; rename that feature"
     if feature.shape != (None,):
         yield f"has max_values={feature.max_values} and the shape {feature.shape}; the shape of lists is (None,)"
     if feature.combiner is not None and feature.combiner not in COMBINERS:

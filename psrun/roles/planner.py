@@ -98,11 +98,12 @@ def make(
     with tf.variable_creator_scope(recorder.create), stacks.arranged_for(max(1, num_ps)):
         built = compiled_model.build(run_config, source, strategy.Distribution(tf.distribute.get_strategy()))
         gradients: dict[str, Traffic] = {}
+        lengths = _lengths(built)
 
         def state() -> tf.Tensor:
             # Within a function everything is symbolic: zeros of slots and the step take no memory either.
             compiled_model.build_state(built)
-            gradients.update(_traffic(built))
+            gradients.update(_traffic(built, lengths))
             return tf.constant(0)
 
         tf.function(state).get_concrete_function()
@@ -163,10 +164,28 @@ def _place(
     return stacks.by_table([shard for shard in placed if shard.kind != "other"], built.network)
 
 
-def _traffic(built: compiled_model.Program) -> dict[str, Traffic]:
-    """Bytes a step by variable, from the shapes of one step's gradients."""
+def _lengths(built: compiled_model.Program) -> Any:
+    """The mean number of values of the lists in the first batch; 1 for other tensors."""
+    if not any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(built.batch_spec)):
+        return tf.nest.map_structure(lambda spec: 1, built.batch_spec)
+
+    def length(value: Any) -> int:
+        is_list = isinstance(value, tf.RaggedTensor)
+        return max(1, round(float(tf.reduce_mean(tf.cast(value.row_lengths(), tf.float32))))) if is_list else 1
+
+    return tf.nest.map_structure(length, next(iter(built.train_dataset())))
+
+
+def _traffic(built: compiled_model.Program, lengths: Any) -> dict[str, Traffic]:
+    """Bytes a step by variable, from the shapes of one step's gradients.
+
+    Args:
+      lengths: as from `_lengths`.
+    """
     batch_size = built.config.data.global_batch_size
-    batch = tf.nest.map_structure(lambda spec: compiled_model.zeros(spec, batch_size), built.batch_spec)
+    batch = tf.nest.map_structure(
+        lambda spec, length: compiled_model.zeros(spec, batch_size, length), built.batch_spec, lengths
+    )
     features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(batch)
     with tf.GradientTape() as tape:
         prediction = built.network(features, training=True)
