@@ -117,7 +117,7 @@ def _proposed(profile: Profile) -> Proposal:
     named = words[-1] in _ID_WORDS or words[0] == "id"
     if named and profile.whole and profile.repeats == 1 and profile.num_rows > _MIN_REPEATS:
         return Proposal(profile, None, "different in each row")
-    if profile.kind == "integers" and (named or _are_ids(profile)):
+    if profile.kind == "integers" and (named or profile.varies or _are_ids(profile)):
         return _ids(profile, "int64" if max(abs(profile.least or 0), abs(profile.most or 0)) < _INT64 else "string")
     if named and profile.whole:
         return _ids(profile, "string" if profile.text else "int64")

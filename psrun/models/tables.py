@@ -31,6 +31,9 @@ def of(
 ) -> list[Table]:
     """The tables of all features with ids, in the order of the features.
 
+    Features share a table if the data names the same one for them (`Feature.table`). The name of a feature without
+    such a name is its own table.
+
     Args:
       num_ids: as from `prepared`.
       embedding_dim: of all features; or by name of the feature, and 'default' for the others.
@@ -42,7 +45,9 @@ def of(
     """
     dims = _dims(embedding_dim, num_ids)
     shared = _listed(shared_tables)
-    problems = [*_of_names(shared, num_ids, source.features)]
+    declared = _declared(source.features, num_ids)
+    problems = [*_of_names(shared, num_ids, source.features), *_of_both(shared, declared, source.features, num_ids)]
+    shared |= declared
     if not problems:
         problems += _of_pairs(shared, source.features, dims)
     if problems:
@@ -134,6 +139,38 @@ def _listed(shared_tables: Any) -> dict[str, list[str]]:
     return {str(name): list(features) for name, features in shared_tables.items()}
 
 
+def _declared(features: Mapping[str, Feature], num_ids: Mapping[str, int]) -> dict[str, list[str]]:
+    """The tables that the data names, with their features."""
+    named = {feature.table for feature in features.values()}
+    tables: dict[str, list[str]] = {}
+    for name in num_ids:
+        if table := features[name].table or (name if name in named else None):
+            tables.setdefault(table, []).append(name)
+    return tables
+
+
+def _of_both(
+    shared: Mapping[str, Sequence[str]],
+    declared: Mapping[str, Sequence[str]],
+    known: Mapping[str, Feature],
+    num_ids: Mapping[str, int],
+) -> Iterable[Problem]:
+    """Tables that the data and the model name, and those of features without ids."""
+    listed = {name: table for table, names in shared.items() for name in names}
+    for name, feature in known.items():
+        if feature.table is not None and name not in num_ids:
+            message = f"is {feature.table!r}, but {name} has no ids; set num_buckets or vocabulary"
+            yield Problem(f"data.features.{name}.table", message)
+    for table, names in declared.items():
+        if table in num_ids and table not in names:
+            message = f"is {table!r}, but the feature {table} has the table {known[table].table!r}; use one name"
+            yield Problem(f"data.features.{names[0]}.table", message)
+        for name in names:
+            if table in shared or name in listed:
+                which = table if table in shared else listed[name]
+                yield Problem(f"data.features.{name}.table", f"contradicts {_KEY}.{which}; remove one of them")
+
+
 def _of_names(
     shared: Mapping[str, Sequence[str]], num_ids: Mapping[str, int], known: Mapping[str, Feature]
 ) -> Iterable[Problem]:
@@ -171,7 +208,9 @@ def _of_pairs(
                     or f"the rows of {dims[first]} and of {dims[other]} numbers that model.embedding_dim gives them"
                 )
             if difference:
-                yield Problem(f"{_KEY}.{table}", f"{first} and {other} cannot share a table: they have {difference}")
+                declared = next((name for name in (other, first) if known[name].table is not None), None)
+                key = f"{_KEY}.{table}" if declared is None else f"data.features.{declared}.table"
+                yield Problem(key, f"{first} and {other} cannot share a table: they have {difference}")
 
 
 def _difference(one: Feature, other: Feature) -> str | None:

@@ -1,8 +1,8 @@
-"""Checks that lists among the features of a batch, which are RaggedTensors, reach inputs that take them."""
+"""Lists among the features of a batch, which are RaggedTensors: their checks, and their lengths."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -41,6 +41,24 @@ def check(network: tf_keras.Model, features: Any) -> None:
             problems.append(Problem("model", f"{message}; declare the feature with max_values"))
     if problems:
         raise ConfigError(problems)
+
+
+def mean_lengths(batch: Any, dataset: Callable[[], tf.data.Dataset]) -> Any:
+    """The mean number of values of the lists in a batch, at least 1; 1 for other tensors.
+
+    Args:
+      batch: its spec.
+      dataset: called if there are lists, for the first batch.
+    """
+    if not any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(batch)):
+        return tf.nest.map_structure(lambda spec: 1, batch)
+
+    def length(value: Any) -> int:
+        if not isinstance(value, tf.RaggedTensor):
+            return 1
+        return max(1, round(float(tf.reduce_mean(tf.cast(value.row_lengths(), tf.float32)))))
+
+    return tf.nest.map_structure(length, next(iter(dataset())))
 
 
 def check_features(features: Mapping[str, Feature], batch: Any) -> None:

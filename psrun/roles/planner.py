@@ -22,7 +22,7 @@ from psrun.config.run_config import RunConfig
 from psrun.data import load
 from psrun.layers import stacks
 from psrun.optimizers import cost
-from psrun.program import compiled_model
+from psrun.program import compiled_model, list_inputs
 from psrun.results.console import warner
 from psrun.results.run_folder import RunFolder
 from psrun.results.tables import features_guessed, placement_table
@@ -98,7 +98,7 @@ def make(
     with tf.variable_creator_scope(recorder.create), stacks.arranged_for(max(1, num_ps)):
         built = compiled_model.build(run_config, source, strategy.Distribution(tf.distribute.get_strategy()))
         gradients: dict[str, Traffic] = {}
-        lengths = _lengths(built)
+        lengths = list_inputs.mean_lengths(built.batch_spec, built.train_dataset)
 
         def state() -> tf.Tensor:
             # Within a function everything is symbolic: zeros of slots and the step take no memory either.
@@ -164,23 +164,11 @@ def _place(
     return stacks.by_table([shard for shard in placed if shard.kind != "other"], built.network)
 
 
-def _lengths(built: compiled_model.Program) -> Any:
-    """The mean number of values of the lists in the first batch; 1 for other tensors."""
-    if not any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(built.batch_spec)):
-        return tf.nest.map_structure(lambda spec: 1, built.batch_spec)
-
-    def length(value: Any) -> int:
-        is_list = isinstance(value, tf.RaggedTensor)
-        return max(1, round(float(tf.reduce_mean(tf.cast(value.row_lengths(), tf.float32))))) if is_list else 1
-
-    return tf.nest.map_structure(length, next(iter(built.train_dataset())))
-
-
 def _traffic(built: compiled_model.Program, lengths: Any) -> dict[str, Traffic]:
     """Bytes a step by variable, from the shapes of one step's gradients.
 
     Args:
-      lengths: as from `_lengths`.
+      lengths: of lists in a batch.
     """
     batch_size = built.config.data.global_batch_size
     batch = tf.nest.map_structure(
