@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import tf_keras
 
 from psrun.data.lists import Lists, of_lengths
 from psrun.data.source import ArraySource, Feature
+from psrun.models.model import Model, head, inputs, network_inputs, prepared
 
 NUM_TRAIN, NUM_EVAL = 200, 53  # the last batch of an evaluation is a small one
 MAX_VALUES = 6
@@ -29,9 +31,13 @@ class Histories(ArraySource):
     Args:
       declared: whether the features say that they are lists.
       sample_weights: whether examples have weights.
+      combiner: of the ids.
+      spoiled: the evaluation examples have no lists.
     """
 
-    def __init__(self, *, declared: bool = True, sample_weights: bool = False) -> None:
+    def __init__(
+        self, *, declared: bool = True, sample_weights: bool = False, combiner: str = "mean", spoiled: bool = False
+    ) -> None:
         rng = np.random.default_rng(7)
 
         def examples(count: int) -> Any:
@@ -39,13 +45,15 @@ class Histories(ArraySource):
             label = np.bincount(ids.row_of, ids.values / 50 * weights.values, minlength=count)
             label = label.astype(np.float32)[:, np.newaxis]
             x = rng.normal(size=(count, 2)).astype(np.float32)
-            features = {"history": ids, "history_weights": weights, "x": x}
+            features: dict[str, Any] = {"history": ids, "history_weights": weights, "x": x}
+            if spoiled and count == NUM_EVAL:
+                features["history"] = np.zeros((count, 2), np.int64)
             return (features, label, np.ones(count, np.float32)) if sample_weights else (features, label)
 
         most = MAX_VALUES if declared else None
         super().__init__(
             features={
-                "history": Feature((None,), tf.int64, max_values=most, weights="history_weights" if declared else None),
+                "history": Feature((None,), tf.int64, max_values=most, combiner=combiner, weights="history_weights"),
                 "history_weights": Feature((None,), tf.float32, max_values=most),
                 "x": Feature((2,), tf.float32),
             },
@@ -70,16 +78,20 @@ class _Ids(tf_keras.layers.Layer):
         )
 
 
-def sums(source: Any, *, own_class: bool = False) -> tf_keras.Model:
-    """A linear model on sums of the values of a list and its weights, and on the other features."""
-    inputs = {
-        name: tf_keras.Input(feature.shape, dtype=feature.dtype, name=name, ragged=feature.is_list)
-        for name, feature in source.features.items()
-    }
-    held = [_Ids()(inputs["history"], inputs["history_weights"])]
-    held += [inputs[name] for name in ("x", "age") if name in inputs]
-    output = tf_keras.layers.Dense(1)(tf.concat(held, 1))
-    return tf_keras.Model(inputs, output)
+def sums(source: Any) -> tf_keras.Model:
+    """A linear model on sums of the values of a list and its weights, and on other numbers."""
+    tensors = inputs(dict(source.features))
+    held = [_Ids()(tensors["history"], tensors["history_weights"])]
+    held += [tensors[name] for name in ("x", "age") if name in tensors]
+    return tf_keras.Model(tensors, tf_keras.layers.Dense(1)(tf.concat(held, 1)))
+
+
+def embedded(source: Any) -> Model:
+    """The means of the rows of ids, also of lists of strings, by Keras' own layers."""
+    preprocessing, num_ids = prepared(source)
+    tensors = network_inputs(source, num_ids)
+    means = [tf.reduce_sum(tf_keras.layers.Embedding(size, 4)(tensors[name]), axis=1) for name, size in num_ids.items()]
+    return Model(tf_keras.Model(tensors, head(tf.concat(means, 1), source)), preprocessing)
 
 
 class Called(tf_keras.Model):
@@ -99,9 +111,9 @@ def called(source: Any) -> tf_keras.Model:
 
 def dense_inputs(source: Any) -> tf_keras.Model:
     """A model that takes one value of each feature."""
-    inputs = {name: tf_keras.Input((1,), dtype=feature.dtype, name=name) for name, feature in source.features.items()}
-    values = [tf.cast(tensor, tf.float32) for tensor in inputs.values()]
-    return tf_keras.Model(inputs, tf_keras.layers.Dense(1)(tf.concat(values, 1)))
+    tensors = {name: tf_keras.Input((1,), dtype=feature.dtype, name=name) for name, feature in source.features.items()}
+    values = [tf.cast(tensor, tf.float32) for tensor in tensors.values()]
+    return tf_keras.Model(tensors, tf_keras.layers.Dense(1)(tf.concat(values, 1)))
 
 
 def own_data(*pieces: str, model: str = "sums") -> tuple[str, ...]:
@@ -112,3 +124,21 @@ def own_data(*pieces: str, model: str = "sums") -> tuple[str, ...]:
         "~data.noise", "~data.num_features", "data.global_batch_size=16", "optimizer=sgd",
         "optimizer.learning_rate=0.01", *pieces,
     )  # fmt: skip
+
+
+def started(source: Any) -> tf_keras.Model:
+    """As `sums`, from the same weights in every run."""
+    tensors = inputs(dict(source.features))
+    held = tf.concat([_Ids()(tensors["history"], tensors["history_weights"]), tensors["x"]], 1)
+    initial = tf_keras.initializers.Constant(0.1)
+    return tf_keras.Model(tensors, tf_keras.layers.Dense(1, kernel_initializer=initial)(held))
+
+
+def write_csv(path: Path, count: int, *, seed: int) -> tuple[list[list[str]], list[float]]:
+    """Lists of 0 to 4 words a to e, 2 in the mean; the label is 1 where one of them is a."""
+    rng = np.random.default_rng(seed)
+    words = [rng.choice([*"abcde"], size=index % 5).tolist() for index in range(count)]
+    labels = [float("a" in each) for each in words]
+    lines = [f"{'|'.join(each)},{label:.0f}\n" for each, label in zip(words, labels)]
+    path.write_text("".join(["words,label\n", *lines]))
+    return words, labels

@@ -1,30 +1,183 @@
-"""Features that are lists: from files, in batches, and through training and evaluation."""
+"""Features that are lists, in training, evaluation, exports and predictions, and models that cannot take them."""
 
 from __future__ import annotations
 
+import io
+
+import numpy as np
 import pytest
-from list_features import NUM_EVAL, own_data
+from list_features import NUM_EVAL, NUM_TRAIN, Histories, own_data, sums
+from rich.console import Console
+from support import run_config
+
+from psrun.errors import ConfigError
+from psrun.results.console import ConsoleSink
+
+pytestmark = pytest.mark.inprocess
 
 thorough = pytest.mark.thorough
-ONCE = ("trainer.epochs=2", "trainer.steps_per_epoch=null")
+PASSES = ("data.visitation=once", "trainer.epochs=2", "trainer.steps_per_epoch=null", "trainer.steps_per_execution=3")
+MODES = [
+    ("trainer=custom_loop", "evaluation=exact"),
+    pytest.param(("trainer=fit", "evaluation=validation"), marks=thorough),
+    pytest.param(("trainer=fit", "evaluation=direct", "trainer.steps_per_execution=auto"), marks=thorough),
+    pytest.param(("cluster=none", "trainer=fit", "evaluation=validation"), marks=thorough),
+    ("cluster=none", "trainer=custom_loop", "evaluation=direct"),
+    pytest.param(("cluster=mirrored", "trainer=fit", "evaluation=validation"), marks=thorough),
+    pytest.param(("model._target_=list_features.called", "evaluation=exact"), marks=thorough),
+]
 
 
-@pytest.mark.inprocess
+def by_keras() -> tuple[float, float]:
+    """Losses of the last epoch and of an evaluation after it, by Keras in one process."""
+    import tensorflow as tf
+    import tf_keras
+
+    from psrun.data.order import Order
+    from psrun.program.compiled_model import _SEED_STRIDE
+
+    source = Histories()
+    network = sums(source)
+    start(network)
+    network.compile(tf_keras.optimizers.SGD(0.01), "mse")
+    order, seed = Order(NUM_TRAIN, 16, whole_passes=True), tf.constant(run_config(*own_data()).seed * _SEED_STRIDE)
+    losses = []
+    for epoch in range(2):
+        numbers = tf.data.Dataset.range(epoch * 13, (epoch + 1) * 13)
+        batches = source.batches(numbers, order, tf.cast(seed, tf.int64)).map(lambda number, examples, batch: batch)
+        losses.append(network.fit(batches, verbose=0).history["loss"][-1])
+    return losses[-1], network.evaluate(source.evaluation(batch_size=16), verbose=0)
+
+
+def start(network) -> None:
+    network.layers[-1].set_weights([np.full((5, 1), 0.1, np.float32), np.zeros(1, np.float32)])
+
+
+@pytest.mark.parametrize("pieces", MODES)
+def test_training_and_evaluation_are_those_of_keras(train, pieces):
+    model = () if any("_target_" in piece for piece in pieces) else ("model._target_=list_features.started",)
+    result, _ = train(*own_data(*PASSES, *model), *pieces, num_workers=1)
+    assert result["evaluation"]["examples_seen"] == NUM_EVAL
+    assert result["steps"]["applied"] == 2 * 13
+    if model:
+        expected = by_keras()
+        assert (result["metrics"]["loss"], result["metrics"]["val_loss"]) == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     "pieces",
     [
-        ("trainer=custom_loop", "evaluation=exact", "data.audit=true"),
-        ("trainer=fit", "evaluation=validation", "data.visitation=dynamic"),
-        ("cluster=none", "trainer=fit", "evaluation=validation"),
-        ("trainer=custom_loop", "evaluation=direct", "data.visitation=every_worker"),
-        ("trainer=fit", "evaluation=distributed", "data.visitation=once"),
-        ("cluster=none", "trainer=custom_loop", "evaluation=exact"),
-        ("cluster=mirrored", "trainer=custom_loop", "evaluation=direct"),
-        ("trainer=custom_loop", "evaluation=exact", "data.visitation=dynamic", "trainer.steps_per_execution=auto"),
-        ("+data.sample_weights=true", "evaluation=exact"),
+        ("trainer=custom_loop", "data.visitation=once"),
+        pytest.param(("trainer=fit", "data.visitation=once"), marks=thorough),
+        ("trainer=fit", "data.visitation=dynamic", "trainer.epochs=5", "data.global_batch_size=4"),
+        pytest.param(("trainer=custom_loop", "data.visitation=every_worker"), marks=thorough),
+        pytest.param(("+data.sample_weights=true", "evaluation=exact"), marks=thorough),
+        pytest.param(("evaluation=distributed",), marks=thorough),
     ],
 )
-def test_lists_pass_through_training_and_evaluation(train, pieces):
-    result, _ = train(*own_data(*ONCE, "data.visitation=once"), *pieces)
-    assert result["metrics"]["loss"] < 10
-    assert result["evaluation"]["examples_seen"] == NUM_EVAL
+def test_batches_of_lists_reach_two_workers_and_are_counted(train, pieces):
+    result, _ = train(*own_data(*PASSES, "data.audit=true", "evaluation=none"), *pieces)
+    rows = [row["seen"] for row in result["visitation"]]
+    if "data.visitation=every_worker" in pieces:  # each batch is full
+        assert all(sum(int(times[0]) * number for times, number in row.items()) <= 13 * 16 for row in rows)
+    elif "data.visitation=dynamic" in pieces:
+        assert [sum(int(times[0]) * number for times, number in row.items()) for row in rows] == [NUM_TRAIN] * 5
+    else:
+        assert [row["1"] for row in rows] == [NUM_TRAIN] * 2
+
+
+@thorough
+def test_replicas_of_a_worker_share_a_batch_of_lists(train):
+    one, _ = train(*own_data(*PASSES, "model._target_=list_features.started", "evaluation=exact"), num_workers=1)
+    two, _ = train(
+        *own_data(*PASSES, "model._target_=list_features.started", "evaluation=exact"),
+        "cluster.replicas_per_worker=3",
+        num_workers=1,
+    )
+    assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-5)
+
+
+def test_lists_of_strings_are_looked_up_in_the_input_and_served(train, tmp_path):
+    """From files: predictions by workers, in one process, and of the export for padded lists are equal."""
+    import tensorflow as tf
+    from list_features import write_csv
+
+    from psrun.roles import predictor
+    from psrun.roles.task_context import TaskContext
+
+    words, labels = write_csv(tmp_path / "train.csv", 200, seed=1)
+    words, labels = write_csv(tmp_path / "eval.csv", 53, seed=2)
+    pieces = (
+        "model=embedding", "~model.embedding_dim", "model._target_=list_features.embedded", "data=table",
+        "data._target_=psrun.data.table.Table", f"data.path={tmp_path}/train.csv", "data.label=label",
+        f"data.eval_path={tmp_path}/eval.csv",
+        "data.features={words: {dtype: string, max_values: 3, vocabulary: [a, b, c, d]}}",
+        "data.global_batch_size=16",
+    )  # fmt: skip
+    result, folder = train(*pieces, *PASSES[1:], "evaluation=exact", "export.at_end=true", "data.audit=true")
+    assert result["evaluation"]["examples_seen"] == 53
+    assert result["data"]["num_truncated_rows"]["words"] > 0
+    assert [row["seen"]["1"] for row in result["visitation"]] == [200, 200]
+
+    (exported,) = (folder.path / "export").iterdir()
+    served = tf.saved_model.load(str(exported)).signatures["serving_default"]
+    assert set(served.structured_input_signature[1]) == {"words", "words_length"}
+    padded = np.array([[*each[:3], "padding", "padding"][:4] for each in words if len(each) >= 2], object)
+    lengths = [min(len(each), 3) for each in words if len(each) >= 2]
+    found = served(words=tf.constant(padded), words_length=tf.constant(lengths, tf.int64))["prediction"]
+
+    context = TaskContext(folder, ConsoleSink(Console(file=io.StringIO(), width=200)), 0)
+    predictor.run(run_config(*pieces, f"resume={folder.path}", "cluster=none", "mode=predict"), context)
+    (predictions,) = (folder.path / "predictions").iterdir()
+    rows = [line.split(",") for line in predictions.read_text().splitlines()[1:]]
+    assert [float(row[0]) for row in rows] == labels
+    expected = [float(row[-1]) for row, each in zip(rows, words) if len(each) >= 2]
+    assert found[:, 0].numpy().tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_plan_knows_the_model_and_the_number_of_values(tmp_path):
+    from list_features import write_csv
+
+    from psrun.data.table import Table
+    from psrun.roles import planner
+
+    write_csv(tmp_path / "train.csv", 200, seed=1)
+    source = Table(
+        path=f"{tmp_path}/train.csv", label="label",
+        features={"words": {"dtype": "string", "max_values": 3, "num_buckets": 10}},
+    )  # fmt: skip
+    made = planner.make(
+        run_config("model=embedding", "~model.embedding_dim", "model._target_=list_features.embedded", "mode=plan",
+                   "data.global_batch_size=16"), source,
+    )  # fmt: skip
+    (rows,) = [traffic for name, traffic in made.traffic_by_variable.items() if "embeddings" in name]
+    assert rows.read_bytes == 16 * 2 * (4 * 4 + 8)  # two values a list in the mean, of 4 floats and an index
+
+
+WRONG = [
+    (("model._target_=list_features.dense_inputs",), r"its input history takes one value per example"),
+    (
+        ("+data.declared=false", "model._target_=list_features.called"),
+        r"feature history of the data source is a RaggedTensor; declare it as Feature",
+    ),
+    (("+data.combiner=median",), r"feature history .* has the combiner 'median'; choose one of sum, mean"),
+    (("+data.spoiled=true", "evaluation=exact"), r"evaluation examples have the spec .*int64.*make them equal"),
+]
+
+
+@pytest.mark.parametrize(("pieces", "message"), WRONG)
+def test_what_cannot_be_is_an_error_before_training(train, pieces, message):
+    with pytest.raises(ConfigError, match=message):
+        train(*own_data(*PASSES, "evaluation=none"), *pieces)
+
+
+@pytest.mark.parametrize("model", ["wide_deep", "dlrm", "two_tower", "embedding", "cnn"])
+def test_models_that_take_one_value_name_the_lists(model):
+    import importlib
+
+    made = getattr(importlib.import_module(f"psrun.models.{model}"), model)
+    options = {"query_features": ["x"]} if model == "two_tower" else {}
+    source = Histories()
+    source.task = "binary"
+    with pytest.raises(ConfigError, match=rf"model: {model} requires one value .* lists: history, history_weights"):
+        made(source, **options)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from psrun import process
+from psrun.data import histories as recipes
 from psrun.data import inspection, synthesis
 from psrun.errors import ConfigError, DataError, ExitCode
 
@@ -29,16 +30,21 @@ def main(arguments: list[str]) -> ExitCode:
     shown = argparse.ArgumentDefaultsHelpFormatter
     subcommands = parser.add_subparsers(dest="subcommand", required=True, metavar="inspect|synthesize|vocabulary")
     _add_inspect(subcommands)
-    text = "write synthetic rows in Criteo's layout, and the metrics of the true model (truth.json)"
+    text = "write synthetic rows, in Criteo's layout or with histories, and the metrics of the true model (truth.json)"
     part = subcommands.add_parser("synthesize", help=text, description=text, formatter_class=shown)
     part.set_defaults(function=_synthesize)
     part.add_argument("folder", type=Path, help="new folder of the files")
     part.add_argument("--num-examples", type=int, metavar="N", default=200_000, help="training rows")
     part.add_argument("--num-eval-examples", type=int, metavar="N", default=50_000, help="evaluation rows")
-    part.add_argument("--num-values", type=int, metavar="N", default=1000, help="values of each of the 26 categories")
+    part.add_argument(
+        "--num-values", type=int, metavar="N", default=1000, help="values of each of the 26 categories, or items"
+    )
     part.add_argument("--skew", type=float, metavar="X", default=1.1, help="exponent of Zipf's law; 0: uniform")
-    part.add_argument("--empty", type=float, metavar="X", default=0.1, help="share of empty fields")
+    part.add_argument("--empty", type=float, metavar="X", default=0.1, help="share of empty fields or histories")
     part.add_argument("--signal", type=float, metavar="X", default=1.5, help="standard deviation of the true logit")
+    part.add_argument("--histories", action="store_true", help="write an item and a history of items per row")
+    part.add_argument("--num-groups", type=int, metavar="N", default=20, help="groups of items, with --histories")
+    part.add_argument("--max-values", type=int, metavar="N", default=50, help="longest history, with --histories")
     part.add_argument("--num-files", type=int, metavar="N", default=4, help="number of training files")
     part.add_argument("--gzip", action="store_true", help="compress the files")
     part.add_argument("--seed", type=int, metavar="N", default=1, help="seed of the random numbers")
@@ -86,16 +92,34 @@ def _new_folder(folder: Path) -> Iterator[None]:
         raise DataError(f"{folder} cannot be written: {error}") from error
 
 
-def _synthesize(console: Console, folder: Path, num_files: int, gzip: bool, **recipe: float) -> ExitCode:
-    if not 1 <= num_files <= recipe["num_examples"]:
+def _synthesize(
+    console: Console,
+    folder: Path,
+    num_files: int,
+    gzip: bool,
+    histories: bool,
+    num_groups: int,
+    max_values: int,
+    **given: float,
+) -> ExitCode:
+    if not 1 <= num_files <= given["num_examples"]:
         raise ConfigError(f"num-files is {num_files}, must be from 1 to the number of examples")
-    made = synthesis.Recipe(**recipe)  # type: ignore[arg-type]
+    made: Any
+    if histories:
+        made = recipes.Recipe(num_groups=num_groups, max_values=max_values, **given)  # type: ignore[arg-type]
+    else:
+        made = synthesis.Recipe(**given)  # type: ignore[arg-type]
+    truth_of = recipes.Truth if histories else synthesis.CriteoTruth
     with _new_folder(folder):
-        bayes = synthesis.write(folder, made, num_files=num_files, zipped=gzip)
+        bayes = synthesis.write(folder, made, num_files=num_files, zipped=gzip, truth_of=truth_of)
+        if histories:
+            recipes.write_config(folder, made, next(folder.glob("eval.*"), None))
     console.print(f"{folder}: {made.num_examples:,} rows to train on, {made.num_eval_examples:,} to evaluate on")
     if bayes:
         optimum = {name: "none" if value is None else f"{value:.4f}" for name, value in bayes.items()}
         console.print(f"metrics of the true model: AUC {optimum['auc']}, log loss {optimum['loss']}")
+    if histories:
+        console.print(f"features: psrun --config-dir {folder} data=histories model=...", soft_wrap=True)
     return ExitCode.DONE
 
 

@@ -1,14 +1,14 @@
-"""Generated rows in the layout of `psrun.data.criteo`, with a truth that is known."""
+"""Generated rows with a known truth, and those in the layout of `psrun.data.criteo`."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
@@ -41,35 +41,72 @@ class Recipe:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name.replace('_', '-')} is {value}, must be {wanted}"
-            for name, value, good, wanted in (
-                ("num_examples", self.num_examples, self.num_examples >= 1, "1 or more"),
-                ("num_eval_examples", self.num_eval_examples, self.num_eval_examples >= 0, "0 or more"),
-                ("num_values", self.num_values, 1 <= self.num_values < 2**26, "from 1 to 67,108,863"),
-                ("skew", self.skew, self.skew >= 0, "0 or more"),
-                ("empty", self.empty, 0 <= self.empty < 1, "at least 0 and below 1"),
-                ("signal", self.signal, self.signal >= 0, "0 or more"),
-                ("seed", self.seed, self.seed >= 0, "0 or more"),
-            )
-            if not good
-        ]
-        if problems:
-            raise ConfigError("; ".join(problems))
+        check(self)
 
 
-class _Truth:
+def check(recipe: Any) -> None:
+    """Raises ConfigError for options out of their ranges."""
+    problems = [
+        f"{name.replace('_', '-')} is {value}, must be {wanted}"
+        for name, value, good, wanted in (
+            ("num_examples", recipe.num_examples, recipe.num_examples >= 1, "1 or more"),
+            ("num_eval_examples", recipe.num_eval_examples, recipe.num_eval_examples >= 0, "0 or more"),
+            ("num_values", recipe.num_values, 1 <= recipe.num_values < 2**26, "from 1 to 67,108,863"),
+            ("skew", recipe.skew, recipe.skew >= 0, "0 or more"),
+            ("empty", recipe.empty, 0 <= recipe.empty < 1, "at least 0 and below 1"),
+            ("signal", recipe.signal, recipe.signal >= 0, "0 or more"),
+            ("seed", recipe.seed, recipe.seed >= 0, "0 or more"),
+        )
+        if not good
+    ]
+    if problems:
+        raise ConfigError("; ".join(problems))
+
+
+def zipf(num_values: int, skew: float) -> np.ndarray:
+    """The cumulated probabilities of values by Zipf's law."""
+    frequencies = np.arange(1, num_values + 1, dtype=np.float64) ** -skew
+    return np.cumsum(frequencies / frequencies.sum())
+
+
+def name_of(numbers: np.ndarray) -> np.ndarray:
+    """32 bits for each of different numbers that look like hashes, all of them different."""
+    return (numbers + 1) * _ODD % 2**32
+
+
+class Truth(Protocol):
+    """A known model that generates rows.
+
+    Attributes:
+      ending: of the names of the files.
+      header: their first line; empty for none.
+    """
+
+    ending: str
+    header: str
+
+    def draw(self, rng: np.random.Generator, size: int) -> tuple[Any, np.ndarray]:
+        """Rows, and the probability of a click (size,)."""
+        ...
+
+    def lines(self, labels: np.ndarray, rows: Any) -> Iterator[str]:
+        """The rows as text."""
+        ...
+
+
+class CriteoTruth:
     """A logistic model: a weight for each value of each category, and a slope for the logarithm of each count."""
+
+    ending, header = "tsv", ""
 
     def __init__(self, recipe: Recipe, rng: np.random.Generator) -> None:
         self._recipe = recipe
-        frequencies = np.arange(1, recipe.num_values + 1, dtype=np.float64) ** -recipe.skew
-        self._cumulated = np.cumsum(frequencies / frequencies.sum())
+        self._cumulated = zipf(recipe.num_values, recipe.skew)
         # Of the two halves of the variance one is the categories' and one the counts'.
         self._weights = rng.normal(size=(NUM_CATEGORIES, recipe.num_values)) / np.sqrt(2 * NUM_CATEGORIES)
         self._slopes = rng.normal(size=NUM_COUNTS) / np.sqrt(2 * NUM_COUNTS)
 
-    def draw(self, rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def draw(self, rng: np.random.Generator, size: int) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
         """Counts (size, 13) and values (size, 26), -1 where empty, and the probability of a click (size,)."""
         recipe = self._recipe
         counts = np.floor(np.exp(rng.normal(1.0, 1.0, size=(size, NUM_COUNTS)))).astype(np.int64)
@@ -79,11 +116,29 @@ class _Truth:
         values[rng.random(values.shape) < recipe.empty] = -1
         weights = np.where(values < 0, 0.0, self._weights[np.arange(NUM_CATEGORIES), values])
         logit = weights.sum(1) + (np.log1p(np.maximum(counts, 0)) - 1.1) @ self._slopes
-        return counts, values, 1 / (1 + np.exp(-recipe.signal * logit))
+        return (counts, values), 1 / (1 + np.exp(-recipe.signal * logit))
+
+    def lines(self, labels: np.ndarray, rows: tuple[np.ndarray, np.ndarray]) -> Iterator[str]:
+        counts, values = rows
+        names = name_of(np.arange(NUM_CATEGORIES) * 2**26 + values)
+        for label, of_counts, of_values, of_names in zip(labels, counts.tolist(), values.tolist(), names.tolist()):
+            fields = [str(label), *("" if count < 0 else str(count) for count in of_counts)]
+            fields += ["" if value < 0 else f"{name:08x}" for value, name in zip(of_values, of_names)]
+            yield "\t".join(fields) + "\n"
 
 
-def write(folder: Path, recipe: Recipe, *, num_files: int = 1, zipped: bool = False) -> dict[str, float | None]:
-    """Writes files `train-*`, `eval.tsv` and, last, `truth.json`, into a new folder.
+def write(
+    folder: Path,
+    recipe: Any,
+    *,
+    num_files: int = 1,
+    zipped: bool = False,
+    truth_of: Callable[[Any, np.random.Generator], Truth] = CriteoTruth,
+) -> dict[str, float | None]:
+    """Writes files `train-*`, `eval.*` and, last, `truth.json`, into a new folder.
+
+    Args:
+      truth_of: makes the model of a recipe.
 
     Returns:
       What `truth.json` holds under `bayes`: AUC and log loss of the true probabilities on the rows to evaluate on. No
@@ -94,14 +149,14 @@ def write(folder: Path, recipe: Recipe, *, num_files: int = 1, zipped: bool = Fa
     """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(recipe.seed)
-    truth = _Truth(recipe, rng)
+    truth = truth_of(recipe, rng)
     least, more = divmod(recipe.num_examples, num_files)
     for index in range(num_files):
         size = least + (index < more)
-        _write(folder / f"train-{index:05}-of-{num_files:05}.tsv", truth, rng, size, zipped)
+        _write(folder / f"train-{index:05}-of-{num_files:05}.{truth.ending}", truth, rng, size, zipped)
     bayes: dict[str, float | None] = {}
     if recipe.num_eval_examples:
-        probability, label = _write(folder / "eval.tsv", truth, rng, recipe.num_eval_examples, zipped)
+        probability, label = _write(folder / f"eval.{truth.ending}", truth, rng, recipe.num_eval_examples, zipped)
         bayes = {"auc": auc(label, probability), "loss": log_loss(label, probability)}
     content = {"recipe": asdict(recipe), "bayes": bayes}
     files.write_atomic(folder / "truth.json", json.dumps(content, indent=2) + "\n")
@@ -109,31 +164,24 @@ def write(folder: Path, recipe: Recipe, *, num_files: int = 1, zipped: bool = Fa
 
 
 def _write(
-    path: Path, truth: _Truth, rng: np.random.Generator, size: int, zipped: bool
+    path: Path, truth: Truth, rng: np.random.Generator, size: int, zipped: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Writes one file; returns the probabilities and labels of its rows."""
     drawn = []
     path = path.with_name(path.name + ".gz") if zipped else path
     with path.open("wb") as raw, _zipping(raw) if zipped else contextlib.nullcontext(raw) as file:
+        file.write(truth.header.encode())
         for begin in range(0, size, _ROWS_AT_ONCE):
-            counts, values, probability = truth.draw(rng, min(_ROWS_AT_ONCE, size - begin))
+            rows, probability = truth.draw(rng, min(_ROWS_AT_ONCE, size - begin))
             label = (rng.random(len(probability)) < probability).astype(np.int64)
             drawn.append((probability, label))
-            file.write("".join(_lines(label, counts, values)).encode())
+            file.write("".join(truth.lines(label, rows)).encode())
     return np.concatenate([each[0] for each in drawn]), np.concatenate([each[1] for each in drawn])
 
 
 def _zipping(raw: BinaryIO) -> gzip.GzipFile:
     """Without name and time in it: the same rows make the same file."""
     return gzip.GzipFile("", "wb", compresslevel=4, fileobj=raw, mtime=0)
-
-
-def _lines(labels: np.ndarray, counts: np.ndarray, values: np.ndarray) -> Iterator[str]:
-    names = (np.arange(NUM_CATEGORIES) * 2**26 + values + 1) * _ODD % 2**32
-    for label, of_counts, of_values, of_names in zip(labels, counts.tolist(), values.tolist(), names.tolist()):
-        fields = [str(label), *("" if count < 0 else str(count) for count in of_counts)]
-        fields += ["" if value < 0 else f"{name:08x}" for value, name in zip(of_values, of_names)]
-        yield "\t".join(fields) + "\n"
 
 
 def auc(label: np.ndarray, score: np.ndarray) -> float | None:

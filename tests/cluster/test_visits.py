@@ -56,6 +56,31 @@ def test_a_worker_that_is_killed_costs_no_row_and_repeats_no_more_than_one_execu
     assert cluster.result["steps"]["repeated"] <= PACKED
 
 
+def test_a_worker_that_is_killed_costs_no_row_of_lists(start, tmp_path):
+    """Of five lists one is empty and two are truncated."""
+    rows = (f"{'|'.join(map(str, range(n % 5)))},{'|'.join(['0.5'] * (n % 5))},{n % 2}" for n in range(NUM_EXAMPLES))
+    (tmp_path / "rows.csv").write_text("\n".join(["history,seconds,label", *rows]) + "\n")
+    history = "{dtype: int64, num_buckets: 5, max_values: 2, weights: seconds}"
+    cluster = start(
+        "cluster=local", "model=dense", "~model.hidden_units", "model._target_=list_features.sums", "data=table",
+        f"data.path={tmp_path}/rows.csv", "data.label=label", f"data.features={{history: {history}}}",
+        f"data.cache='{tmp_path}/cache'", "data.audit=true", f"data.global_batch_size={BATCH}",
+        "trainer.steps_per_epoch=null", "evaluation=none", f"trainer.steps_per_execution={PACKED}",
+        "trainer=custom_loop", "trainer.epochs=40", "cluster.restart.heartbeat_timeout_s=6",
+        "optimizer.learning_rate=0.01", "model.from_logits=true", PYTHONPATH=str(Path(__file__).parents[1]),
+    )  # fmt: skip
+    cluster.wait_for("epoch", 3)
+    cluster.kill("worker-1")
+    cluster.wait_for("recovery")
+    assert cluster.end() == 0
+    assert cluster.result["data"]["num_truncated_rows"] == {"history": 400}
+    seen = [row["seen"] for row in cluster.result["visitation"]]
+    assert len(seen) == 40
+    assert {row["0"] for row in seen} == {0}
+    assert sum(row["2"] + row["3+"] for row in seen) <= BATCH * PACKED
+    assert sum(row != ONCE for row in seen) <= 1
+
+
 def test_a_data_worker_and_a_dispatcher_that_are_killed_come_back(start, run):
     """What they had begun to hand out is lost, and told; what comes after is handed out once."""
     cluster = start(
