@@ -8,7 +8,7 @@ feature (the last one is padded) and, of lists, also their lengths; `offsets.npy
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,13 @@ class Blocks:
         most = min(ROWS, batch_size // _PLACES, self.num_examples // _PLACES**2)
         return 1 << max(0, most.bit_length() - 1)
 
-    def read(self, batches: Batches) -> Batches:
-        """Columns of batches: (number, numbers, {name: (n, width), or for lists a RaggedTensor (n, None)}) of each."""
+    def read(self, batches: Batches, example: Callable[[dict[str, Any]], Any] = lambda columns: columns) -> Batches:
+        """Examples of batches: (number, numbers, example) of each.
+
+        Args:
+          example: converts columns by name, of shape (n, width) or, of lists, RaggedTensors (n, None). Called here and
+            not in another `map`, because each `map` packs and unpacks RaggedTensors.
+        """
         offsets = tf.constant(self.offsets)
         specs: dict[str, Any] = {}
         for name, column in self.columns.items():
@@ -78,7 +83,7 @@ class Blocks:
             )
             return tf.data.experimental.from_variant(records, tf.TensorSpec([], tf.string)).take(1).get_single_element()
 
-        def columns(number: tf.Tensor, numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
+        def columns(number: tf.Tensor, numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Any]:
             of = numbers // ROWS
             firsts, which = runs(of[1:] != of[:-1])
             records = tf.map_fn(
@@ -86,9 +91,8 @@ class Blocks:
             )
             rows = which * ROWS + numbers % ROWS
             parsed = tf.io.parse_example(records, specs)
-            return number, numbers, {
-                name: tf.gather(_rows(name, column, parsed), rows) for name, column in self.columns.items()
-            }  # fmt: skip
+            made = {name: tf.gather(_rows(name, column, parsed), rows) for name, column in self.columns.items()}
+            return number, numbers, example(made)
 
         return batches.map(columns, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 

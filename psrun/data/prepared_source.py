@@ -69,7 +69,7 @@ class PreparedSource(ByNumber):
         return self._train.block(batch_size)
 
     def read(self, batches: Batches) -> Batches:
-        return self._train.read(batches).map(lambda number, numbers, columns: (number, numbers, self._example(columns)))
+        return self._train.read(batches, self._example)
 
     def evaluation(self, *, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
         assert self._evaluation is not None
