@@ -200,6 +200,7 @@ WRONG = [
     ({"weights": "seconds"}, "weights: requires max_values"),
     ({"separator": ";"}, "separator: requires max_values"),
     ({"combiner": "sum"}, "combiner: requires max_values"),
+    ({"max_values": 3, "weights": "seconds", "combiner": "max"}, "weights: contradicts combiner: max"),
     ({"max_values": 3, "separator": ""}, "separator: is empty"),
     ({"max_values": 3, "weights": "second"}, "weights: .* has no column 'second'. Did you mean 'seconds'"),
     ({"max_values": 3, "dtype": "float32", "logarithm": True}, "logarithm: is not supported for lists"),

@@ -124,6 +124,8 @@ def _wrong_list(feature: FeatureSpec) -> Iterable[tuple[str, str]]:
                 yield option, "requires max_values, which makes the feature a list; add it, or remove this option"
     elif feature.width != 1:
         yield "width", "contradicts max_values; remove one of them"
+    if feature.weights is not None and feature.combiner == "max":
+        yield "weights", "contradicts combiner: max, which has no weights; remove one of them"
     if feature.separator == "":
         yield "separator", "is empty; set it to the text between two values, such as '|'"
     if feature.max_values is not None and feature.logarithm:

@@ -98,3 +98,5 @@ def _wrong(name: str, feature: Feature, features: Mapping[str, Feature], spec: A
         weights = features.get(feature.weights)
         if weights is None or not weights.is_list or weights.dtype != tf.float32:
             yield f"has the weights {feature.weights!r}; these must be a feature of float32 with max_values"
+        if feature.combiner == "max":
+            yield "has weights and the combiner 'max', which has no weights; remove one of them"
