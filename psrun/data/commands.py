@@ -30,24 +30,7 @@ def main(arguments: list[str]) -> ExitCode:
     shown = argparse.ArgumentDefaultsHelpFormatter
     subcommands = parser.add_subparsers(dest="subcommand", required=True, metavar="inspect|synthesize|vocabulary")
     _add_inspect(subcommands)
-    text = "write synthetic rows, in Criteo's layout or with histories, and the metrics of the true model (truth.json)"
-    part = subcommands.add_parser("synthesize", help=text, description=text, formatter_class=shown)
-    part.set_defaults(function=_synthesize)
-    part.add_argument("folder", type=Path, help="new folder of the files")
-    part.add_argument("--num-examples", type=int, metavar="N", default=200_000, help="training rows")
-    part.add_argument("--num-eval-examples", type=int, metavar="N", default=50_000, help="evaluation rows")
-    part.add_argument(
-        "--num-values", type=int, metavar="N", default=1000, help="values of each of the 26 categories, or items"
-    )
-    part.add_argument("--skew", type=float, metavar="X", default=1.1, help="exponent of Zipf's law; 0: uniform")
-    part.add_argument("--empty", type=float, metavar="X", default=0.1, help="share of empty fields or histories")
-    part.add_argument("--signal", type=float, metavar="X", default=1.5, help="standard deviation of the true logit")
-    part.add_argument("--histories", action="store_true", help="write an item and a history of items per row")
-    part.add_argument("--num-groups", type=int, metavar="N", default=20, help="groups of items, with --histories")
-    part.add_argument("--max-values", type=int, metavar="N", default=50, help="longest history, with --histories")
-    part.add_argument("--num-files", type=int, metavar="N", default=4, help="number of training files")
-    part.add_argument("--gzip", action="store_true", help="compress the files")
-    part.add_argument("--seed", type=int, metavar="N", default=1, help="seed of the random numbers")
+    _add_synthesize(subcommands, shown)
     text = "write the values of each category in random order, for data.vocabulary=FOLDER"
     part = subcommands.add_parser("vocabulary", help=text, description=text, formatter_class=shown)
     part.set_defaults(function=_vocabulary)
@@ -76,6 +59,27 @@ def _add_inspect(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
     part.add_argument("--encoding", metavar="NAME", default="utf-8", help="encoding of text, such as latin-1")
 
 
+def _add_synthesize(subcommands: argparse._SubParsersAction[argparse.ArgumentParser], shown: Any) -> None:
+    text = "write synthetic rows in Criteo's layout, and the metrics of the true model"
+    usage = "psrun data synthesize [OPTIONS] folder"
+    part = subcommands.add_parser("synthesize", help=text, description=text, formatter_class=shown, usage=usage)
+    part.set_defaults(function=_synthesize)
+    part.add_argument("folder", type=Path, help="new folder of the files")
+    part.add_argument("--num-examples", type=int, metavar="N", default=200_000, help="training rows")
+    part.add_argument("--num-eval-examples", type=int, metavar="N", default=50_000, help="evaluation rows")
+    part.add_argument("--num-values", type=int, metavar="N", default=1000, help="values of each category, or items")
+    part.add_argument("--skew", type=float, metavar="X", default=1.1, help="exponent of Zipf's law; 0: uniform")
+    part.add_argument("--empty", type=float, metavar="X", default=0.1, help="share of empty fields or histories")
+    part.add_argument("--signal", type=float, metavar="X", default=1.5, help="standard deviation of the true logit")
+    text = "an item and a list of items per row"
+    part.add_argument("--histories", action="store_true", default=argparse.SUPPRESS, help=text)
+    part.add_argument("--num-groups", type=int, metavar="N", default=20, help="groups of items")
+    part.add_argument("--max-values", type=int, metavar="N", default=50, help="longest list")
+    part.add_argument("--num-files", type=int, metavar="N", default=4, help="number of training files")
+    part.add_argument("--gzip", action="store_true", help="compress the files")
+    part.add_argument("--seed", type=int, metavar="N", default=1, help="seed of the random numbers")
+
+
 def _inspect(console: Console, **given: Any) -> ExitCode:
     inspection.run(console, **given)
     return ExitCode.DONE
@@ -97,9 +101,9 @@ def _synthesize(
     folder: Path,
     num_files: int,
     gzip: bool,
-    histories: bool,
     num_groups: int,
     max_values: int,
+    histories: bool = False,
     **given: float,
 ) -> ExitCode:
     if not 1 <= num_files <= given["num_examples"]:
