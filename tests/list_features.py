@@ -105,6 +105,21 @@ class Called(tf_keras.Model):
         return self.top(self.ids(features["history"], features["history_weights"]))
 
 
+class Flat(tf_keras.Model):
+    """Takes one value of each feature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top = tf_keras.layers.Dense(1)
+
+    def call(self, features: Any) -> tf.Tensor:
+        return self.top(tf.concat([tf.cast(features["history"], tf.float32), features["x"]], axis=1))
+
+
+def flat(source: Any) -> tf_keras.Model:
+    return Flat()
+
+
 def called(source: Any) -> tf_keras.Model:
     return Called()
 

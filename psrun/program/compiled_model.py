@@ -253,7 +253,8 @@ def build_state(program: Program) -> None:
     with variable_creation.in_place(), program.distribution.strategy.scope():
         list_inputs.check(network, program.batch_spec[0])
         label = tf.nest.map_structure(zeros, program.batch_spec[1])
-        prediction = tf.nest.map_structure(zeros, program.prediction_spec)
+        with list_inputs.named_in_errors(program.batch_spec[0]):
+            prediction = tf.nest.map_structure(zeros, program.prediction_spec)
         output_widths.check(program.prediction_spec, program.batch_spec[1], program.model, program.source)
         optimizers.build(network.optimizer, network.trainable_variables)
         with losses.named("loss"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -41,6 +42,24 @@ def check(network: tf_keras.Model, features: Any) -> None:
             problems.append(Problem("model", f"{message}; declare the feature with max_values"))
     if problems:
         raise ConfigError(problems)
+
+
+@contextlib.contextmanager
+def named_in_errors(features: Any) -> Iterator[None]:
+    """Raises errors of a model that is called on lists as ConfigError that names them.
+
+    Args:
+      features: the specs of a batch, as the network gets it.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
+        specs = features.items() if isinstance(features, Mapping) else [("its input", features)]
+        lists = [name for name, spec in specs if isinstance(spec, tf.RaggedTensorSpec)]
+        if not lists:
+            raise
+        message = f"cannot be called on the features, of which {', '.join(lists)} are lists (RaggedTensor)"
+        raise ConfigError([Problem("model", f"{message}: {type(error).__name__}: {error}")]) from error
 
 
 def mean_lengths(batch: Any, dataset: Callable[[], tf.data.Dataset]) -> Any:
