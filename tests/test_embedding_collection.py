@@ -55,11 +55,11 @@ def test_positions_are_those_of_the_layout(num_servers):
         stack.arrange()
     ids = {"x": tf.range(99)[:, None], "y": tf.range(1, 100)[:, None]}
     ids |= {"z": tf.range(99)[:, None] % 37, "w": tf.repeat(tf.range(99)[:, None] % 3, 2, axis=1)}
-    positions, widths = stack.positions(ids, "layer")
-    assert widths == [1, 1, 1, 2]
+    found = stack.positions(ids, "layer")
+    assert list(found.columns.values()) == [1, 1, 1, 2]
     by_table: dict[str, set[int]] = {}
     for column, name in enumerate("aabcc"):
-        by_table.setdefault(name, set()).update(np.reshape(positions, (99, 5))[:, column].tolist())
+        by_table.setdefault(name, set()).update(np.reshape(found.positions, (99, 5))[:, column].tolist())
     for index, table in enumerate(tables):
         rows = {
             block.shard * stack.layout.shard_rows + block.offset + row

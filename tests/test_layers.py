@@ -159,5 +159,5 @@ def test_ids_of_other_kinds():
     np.testing.assert_array_equal(layer(tf.constant([[2999.0, 0.0]])), wanted)
     assert layer(tf.zeros([0, 2], tf.int64)).shape == (0, 2, 2)
     assert Embedding(300, 2)(tf.constant([255], tf.uint8)).shape == (1, 2)
-    with pytest.raises(ValueError, match="dense ids, not a RaggedTensor"):
-        layer(tf.ragged.constant([[1], [2, 3]]))
+    with pytest.raises(ValueError, match=r"must have lists of ids, \(batch, None\), not a RaggedTensor of \(2, N"):
+        layer(tf.ragged.constant([[[1]], [[2, 3]]]))

@@ -204,8 +204,8 @@ def test_a_collection_that_is_stored_alone_says_so_in_its_configuration():
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("ragged", "t: the feature a must have dense ids, not a RaggedTensor; convert them with to_tensor"),
-        ("sparse", "t: the feature a must have dense ids, not a SparseTensor; convert them with to_tensor"),
+        ("ragged", r"t: the feature a must have lists of ids, \(batch, None\), not a RaggedTensor of \(1, None, None"),
+        ("sparse", r"t: the feature a must have lists of ids, \(batch, None\), not a SparseTensor of \(1, 1, 2"),
         ("float", "t: the feature a must have ids of an integer type, not of float32"),
         ("string", "t: the feature a must have ids of an integer type, not of string"),
     ],
@@ -216,7 +216,7 @@ def test_ids_of_another_kind_are_refused_by_name(stack, kind, message):
     from psrun.layers import EmbeddingCollection
 
     ids = {
-        "ragged": tf.ragged.constant([[1], [2, 3]]), "sparse": tf.sparse.from_dense([[1, 0], [2, 3]]),
+        "ragged": tf.ragged.constant([[[1], [2, 3]]]), "sparse": tf.sparse.from_dense([[[1, 0]]]),
         "float": tf.constant([[1.7], [2.2]]), "string": tf.constant([["x"], ["y"]]),
     }  # fmt: skip
     with pytest.raises(ValueError, match=message):

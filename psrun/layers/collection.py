@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
+from psrun.layers import pooling
 from psrun.layers.base import EmbeddingLayer, Undecided
 from psrun.layers.fetch import Fetch, check_options
 from psrun.layers.layout import Table
 from psrun.layers.stack import EMBEDDINGS, Stack, grouped, is_alone
+from psrun.layers.stack_fetch import StackFetch
 from psrun.tf_internals import cluster, keras
 from psrun.tf_internals.table_views import Views
 from psrun.tf_internals.tracing import stop_recording
@@ -39,14 +41,17 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
         more than `max_stacked_table_bytes` stays alone.
       deduplicate, wire, oov: as in `psrun.layers.Embedding`; deduplication is decided for each stack.
       concatenate: whether the layer returns one tensor for all features, side by side; all tables have the same dim
-        then.
+        then, and features with lists have a combiner.
+      combiner: as in `psrun.layers.Embedding`, for all features or by feature.
 
     Call arguments:
-      inputs: ids by feature, (batch, ...) of int.
+      inputs: ids by feature, (batch, ...) of int; RaggedTensors and SparseTensors are lists.
+      weights: of ids, by feature; as in `psrun.layers.Embedding`.
 
     Returns:
-      By feature, rows of the shape of its ids and, as the last axis, the dim of its table. With `concatenate` one
-      tensor, (batch, ids of an example over all features, dim), features in the order of the tables.
+      By feature, as `psrun.layers.Embedding` returns them, also the masks of lists without a combiner. With
+      `concatenate` one tensor, (batch, ids of an example over all features, dim), features in the order of the tables;
+      a feature with a combiner counts as one id.
 
     Raises:
       ValueError: an argument is none of these.
@@ -64,6 +69,7 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
         wire: str = "float32",
         oov: str = "error",
         concatenate: bool = False,
+        combiner: str | Mapping[str, str | None] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -77,7 +83,8 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
         self.stack, self.max_stacked_table_bytes = stack, max_stacked_table_bytes
         self.deduplicate, self.wire, self.oov, self.concatenate = deduplicate, wire, oov, concatenate
         groups = grouped(self.tables, stack=stack, max_table_bytes=max_stacked_table_bytes)
-        stacks = [Stack(self._name_of(group), group, oov, deduplicate) for group in groups]
+        self.combiners: Mapping[str, str] = self.untracked(_by_feature(combiner, self.features))
+        stacks = [Stack(self._name_of(group), group, oov, deduplicate, self.combiners) for group in groups]
         self.stacks: tuple[Stack, ...] = self.untracked(tuple(stacks))
         self._views: Sequence[tuple[Any, Views]] = self.untracked(())
 
@@ -106,29 +113,55 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
 
     # -- rows
 
-    def call(self, inputs: Mapping[str, tf.Tensor]) -> Any:
-        rows: dict[str, tf.Tensor] = {}
-        for fetch in self.fetched(inputs):
-            if self.concatenate and len(self.stacks) == 1 and fetch.widths is not None:
-                return tf.cast(fetch.block(), self.compute_dtype)
-            rows.update(fetch.by_feature(inputs))
-        rows = {name: tf.cast(rows[name], self.compute_dtype) for name in self.features}
+    def call(self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> Any:
+        fetches, checked = self.fetched(inputs), self._checked(inputs, weights or {})
+        block = fetches[0].block(inputs, checked) if self.concatenate and len(fetches) == 1 else None
+        if block is not None:
+            return tf.cast(block, self.compute_dtype)
+        found = dict(pair for fetch in fetches for pair in fetch.by_feature(inputs, checked))
+        rows = {name: tf.cast(found[name], self.compute_dtype) for name in self.features}
         if not self.concatenate:
             return rows
         return tf.concat([_block(each) for each in rows.values()], 1)
 
-    def fetch(self, ids: Mapping[str, tf.Tensor]) -> list[_StackFetch]:
+    def _checked(self, ids: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, tf.Tensor | None]:
+        """The weights of each feature's ids, as `pooling.pooled` takes them."""
+        if unknown := [name for name in weights if name not in self.features]:
+            raise ValueError(f"{self.name}: there are weights for {unknown[0]}, which is in no table")
+        return {
+            name: pooling.checked_weights(ids[name], each, self.combiners.get(name), self._title(name))
+            for name, each in weights.items()
+        }
+
+    def _check_ids(self, feature: str, ids: Any) -> None:
+        title, dtype = self._title(feature), tf.as_dtype(ids.dtype)
+        if not dtype.is_integer:
+            raise ValueError(f"{title} must have ids of an integer type, not of {dtype.name}")
+        pooling.check_lists(ids, title)
+        if self.concatenate and pooling.is_list(ids) and feature not in self.combiners:
+            raise ValueError(f"{title} has lists; with concatenate=True it requires a combiner")
+
+    def _title(self, feature: str) -> str:
+        return f"{self.name}: the feature {feature}"
+
+    def compute_mask(self, inputs: Mapping[str, Any], mask: Any = None) -> Any:
+        if self.concatenate:
+            return None
+        masks = {name: None if name in self.combiners else pooling.mask(inputs[name]) for name in self.features}
+        return masks if any(each is not None for each in masks.values()) else None
+
+    def fetch(self, ids: Mapping[str, Any]) -> list[StackFetch]:
         missing = [name for name in self.features if name not in ids]
         if missing:
             raise ValueError(f"{self.name}: the inputs lack the features {', '.join(missing)}")
         for name in self.features:
-            _check_ids(ids[name], f"{self.name}: the feature {name}")
+            self._check_ids(name, ids[name])
         fetches = []
         for stack in self.stacks:
             with stop_recording():
-                positions, widths = stack.positions(ids, self.name)
-            fetch = Fetch(stack.variable, positions, deduplicate=stack.deduplicate is True, wire=self.wire)
-            fetches.append(_StackFetch(stack, fetch, widths))
+                wanted = stack.positions(ids, self.name)
+            fetch = Fetch(stack.variable, wanted.positions, deduplicate=stack.deduplicate is True, wire=self.wire)
+            fetches.append(StackFetch(stack, fetch, wanted))
         return fetches
 
     @property
@@ -142,7 +175,7 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
 
     def undecided(self, ids: Mapping[str, tf.Tensor]) -> list[Undecided]:
         return [
-            Undecided(stack.name, stack.positions(ids, self.name)[0], functools.partial(setattr, stack, "deduplicate"))
+            Undecided(stack.name, stack.positions(ids, self.name).positions, _setting(stack))
             for stack in self.stacks
             if stack.deduplicate == "auto"
         ]
@@ -162,7 +195,12 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
             "wire": self.wire,
             "oov": self.oov,
             "concatenate": self.concatenate,
+            "combiner": dict(self.combiners),
         }
+
+
+def _setting(stack: Stack) -> Callable[[bool], None]:
+    return functools.partial(setattr, stack, "deduplicate")
 
 
 def _block(rows: tf.Tensor) -> tf.Tensor:
@@ -171,44 +209,20 @@ def _block(rows: tf.Tensor) -> tf.Tensor:
     return tf.reshape(rows, [-1, num_ids, rows.shape[-1]] if num_ids else [tf.shape(rows)[0], -1, rows.shape[-1]])
 
 
-@dataclass(frozen=True)
-class _StackFetch:
-    """Rows of a stack that were asked for.
+def _by_feature(combiner: str | Mapping[str, str | None] | None, features: Sequence[str]) -> dict[str, str]:
+    """The combiners of the features that are pooled.
 
-    Attributes:
-      widths: as `Stack.positions` returns them.
+    Raises:
+      ValueError: a combiner does not exist, or is of an unknown feature.
     """
-
-    stack: Stack
-    fetch: Fetch
-    widths: list[int] | None
-
-    def block(self) -> tf.Tensor:
-        """(batch, ids of an example over all features, dim)."""
-        assert self.widths is not None
-        return tf.reshape(self.fetch.rows(), [-1, sum(self.widths), self.stack.dim])
-
-    def by_feature(self, ids: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Rows of the shape of each feature's ids and, as the last axis, dim."""
-        names = [name for table in self.stack.tables for name in table.features]
-        if self.widths is None:
-            parts = tf.split(self.fetch.rows(), [tf.size(ids[name]) for name in names])
-        else:
-            parts = tf.split(self.block(), self.widths, axis=1)
-        return {name: self._shaped(part, ids[name]) for name, part in zip(names, parts, strict=True)}
-
-    def _shaped(self, rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-        rows = tf.reshape(rows, tf.concat([tf.shape(ids), [self.stack.dim]], 0))
-        rows.set_shape([*ids.shape, self.stack.dim])
-        return rows
-
-
-def _check_ids(ids: Any, title: str) -> None:
-    """Raises ValueError where these are no ids."""
-    if isinstance(ids, tf.RaggedTensor | tf.SparseTensor):
-        raise ValueError(f"{title} must have dense ids, not a {type(ids).__name__}; convert them with to_tensor")
-    if not tf.as_dtype(ids.dtype).is_integer:
-        raise ValueError(f"{title} must have ids of an integer type, not of {tf.as_dtype(ids.dtype).name}")
+    if not isinstance(combiner, Mapping):
+        pooling.check_combiner(combiner, "combiner")
+        return {} if combiner is None else dict.fromkeys(features, combiner)
+    for name, each in combiner.items():
+        if name not in features:
+            raise ValueError(f"combiner names {name!r}, which is in no table; the features are {', '.join(features)}")
+        pooling.check_combiner(each, f"combiner of {name}")
+    return {name: each for name, each in combiner.items() if each is not None}
 
 
 def _check(tables: Sequence[Table], concatenate: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from psrun.layers import pooling
 from psrun.layers.base import EmbeddingLayer, Undecided
 from psrun.layers.fetch import Fetch, check_options
 from psrun.layers.layout import RowOrder
@@ -16,7 +17,7 @@ from psrun.tf_internals.tracing import stop_recording
 
 @tf_keras.utils.register_keras_serializable(package="psrun")
 class Embedding(EmbeddingLayer):
-    """Rows of a table by id: Keras' Embedding for sharded tables, without masks. Several calls share the table.
+    """Rows of a table by id: Keras' Embedding for sharded tables. Several calls share the table.
 
     Row `position(id)` of the variable `embeddings` is the row of an id. Ids are placed as in a matrix that is written
     row by row and read column by column: adjacent ids, which are often similarly frequent, are far apart, evenly over
@@ -31,6 +32,17 @@ class Embedding(EmbeddingLayer):
         they are sent. 'auto': decided by the ids of the first batch (see `lookups.decide`); false until then.
       wire: 'float32', or 'bfloat16' to send rows and gradients rounded to 8 significant bits. The table keeps float32.
       oov: for ids below 0 or from `input_dim` on: 'error', or 'row' for one row that they share.
+      combiner: how the rows of an example's ids are pooled: 'sum', 'mean', 'sqrtn' or 'max'; None: they are not.
+
+    Call arguments:
+      ids: (batch, ...) of int. RaggedTensors and SparseTensors, (batch, None), are lists.
+      weights: of the ids, in a tensor of the same kind and shape; with the combiners sum, mean and sqrtn. Ids without a
+        positive weight are ignored except in sums, as by `tf.nn.safe_embedding_lookup_sparse`.
+
+    Returns:
+      With a combiner, (batch, output_dim), with zeros for examples without ids. Without one, the shape of the ids and a
+      last axis of `output_dim`; lists are padded with zeros to the longest, and have a Keras mask, which layers get as
+      their argument `mask`, and `compute_mask(ids)` returns.
 
     Raises:
       ValueError: an argument is invalid.
@@ -48,6 +60,7 @@ class Embedding(EmbeddingLayer):
         deduplicate: bool | str = "auto",
         wire: str = "float32",
         oov: str = "error",
+        combiner: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -56,10 +69,11 @@ class Embedding(EmbeddingLayer):
                 f"a table of {input_dim} x {output_dim}: both must be positive, the rows below 2**31 - 1024"
             )
         check_options(deduplicate, wire, oov)
+        pooling.check_combiner(combiner, "combiner")
         self.input_dim, self.output_dim = input_dim, output_dim
         self.embeddings_initializer = tf_keras.initializers.get(embeddings_initializer)
         self.embeddings_regularizer = tf_keras.regularizers.get(embeddings_regularizer)
-        self.deduplicate, self.wire, self.oov = deduplicate, wire, oov
+        self.deduplicate, self.wire, self.oov, self.combiner = deduplicate, wire, oov, combiner
         self._order = RowOrder.of(input_dim + (oov == "row"))
         self.num_rows = self._order.num_rows
 
@@ -94,26 +108,31 @@ class Embedding(EmbeddingLayer):
         bits, column_rows = self._order.column_bits, self._order.column_rows
         return tf.bitwise.bitwise_and(ids, (1 << bits) - 1) * column_rows + tf.bitwise.right_shift(ids, bits)
 
-    def call(self, ids: tf.Tensor) -> tf.Tensor:
-        """Rows of ids, with the shape of the ids and a last axis of `output_dim`."""
-        if isinstance(ids, tf.RaggedTensor | tf.SparseTensor):
-            raise ValueError(f"{self.name} requires dense ids, not a {type(ids).__name__}; convert them with to_tensor")
-        rows = tf.reshape(self.fetched(ids).rows(), tf.concat([tf.shape(ids), [self.output_dim]], 0))
-        rows.set_shape([*ids.shape, self.output_dim])
-        return tf.cast(rows, self.compute_dtype)
+    def call(self, ids: Any, weights: Any = None) -> tf.Tensor:
+        given = pooling.checked_weights(ids, weights, self.combiner, f"{self.name}: the input")
+        rows = self.fetched(ids).rows()
+        if self.combiner is None:
+            made = pooling.shaped(rows.gathered(), ids)
+        else:
+            made = pooling.pooled(rows, [ids], self.combiner, [given])[0]
+        return tf.cast(made, self.compute_dtype)
 
-    def fetch(self, ids: tf.Tensor) -> Fetch:
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        return pooling.mask(inputs) if self.combiner is None else None
+
+    def fetch(self, ids: Any) -> Fetch:
+        pooling.check_lists(ids, f"{self.name}: the input")
         with stop_recording():
-            positions = tf.reshape(self.position(ids), [-1])
+            positions = self.position(pooling.values_of(ids))
         return Fetch(self.embeddings, positions, deduplicate=self.deduplicate is True, wire=self.wire)
 
     @property
     def has_undecided(self) -> bool:
         return self.deduplicate == "auto"
 
-    def undecided(self, ids: tf.Tensor) -> list[Undecided]:
+    def undecided(self, ids: Any) -> list[Undecided]:
         decide = functools.partial(setattr, self, "deduplicate")
-        return [Undecided(self.name, tf.reshape(self.position(ids), [-1]), decide)]
+        return [Undecided(self.name, self.position(pooling.values_of(ids)), decide)]
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -125,7 +144,8 @@ class Embedding(EmbeddingLayer):
             "deduplicate": self.deduplicate,
             "wire": self.wire,
             "oov": self.oov,
+            "combiner": self.combiner,
         }
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
-        return tf.TensorShape([*input_shape, self.output_dim])
+        return tf.TensorShape([*(input_shape if self.combiner is None else input_shape[:1]), self.output_dim])

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from psrun.layers.pooling import Rows
 from psrun.tf_internals.tracing import record_operation, stop_recording, variable_accessed
 from psrun.tf_internals.variables import shards_of
 
@@ -40,15 +41,15 @@ class Fetch:
                 self._places, asked = _by_shard(positions, [shard.shape[0] for shard in shards])
                 self._parts = [_Part(shard, wanted, wire) for shard, wanted in zip(shards, asked)]
 
-    def rows(self) -> tf.Tensor:
-        """The rows: (n, dim)."""
+    def rows(self) -> Rows:
+        """The rows, to be called once."""
         if not self._parts:
             rows = tf.gather(self._variable, self._positions)
         elif len(self._parts) == 1:
             rows = self._parts[0].rows()
         else:
             rows = tf.dynamic_stitch(self._places, [part.rows() for part in self._parts])
-        return rows if self._inverse is None else tf.gather(rows, self._inverse)
+        return Rows(rows, self._inverse)
 
 
 class _Part:

@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from psrun.layers import first_values
+from psrun.data.lists import COMBINERS
+from psrun.layers import first_values, pooling, positions
 from psrun.layers.layout import RowOrder, StackLayout, Table
+from psrun.layers.positions import Place
 from psrun.tf_internals import cluster
 from psrun.tf_internals.table_views import Part, TableView, Views
 from psrun.tf_internals.variables import shards_of
 
 EMBEDDINGS = "embeddings"
-# Compared with each boundary up to so many shards: comparing is much faster than dividing.
-_FEW_SHARDS = 16
 # Of a stack: positions are int32, and each table may have some rows without an id in each shard.
 _MAX_IDS = 2**31 - 2**24
+_POOLED = (None, *COMBINERS)
 
 _alone: ContextVar[bool] = ContextVar("alone", default=False)
 _num_servers: ContextVar[int | None] = ContextVar("num_servers", default=None)
@@ -83,6 +83,7 @@ class Stack:
       tables: in the order in which they are stored.
       oov: see `psrun.layers.Embedding`.
       deduplicate: true, false or 'auto'.
+      combiners: of the features that are pooled.
       layout: of several tables; None of a single one.
       variable: (rows, dim), perhaps in shards.
     """
@@ -91,6 +92,7 @@ class Stack:
     tables: tuple[Table, ...]
     oov: str
     deduplicate: bool | str
+    combiners: Mapping[str, str | None] = field(default_factory=dict)
     layout: StackLayout | None = None
     variable: Any = None
     orders: tuple[RowOrder, ...] = field(init=False)
@@ -162,88 +164,73 @@ class Stack:
 
     # -- ids
 
-    def positions(self, ids: Mapping[str, tf.Tensor], title: str) -> tuple[tf.Tensor, list[int] | None]:
+    def positions(self, ids: Mapping[str, Any], title: str) -> StackIds:
         """Where in the variable the rows of the ids of all features are.
-
-        Returns:
-          int32 (n,), and how many ids an example has of each feature, by which they are ordered: example by example.
-          None where that is not known; then they are ordered feature by feature.
 
         Raises:
           tf.errors.InvalidArgumentError: an id is outside of its table, and `oov` is 'error'.
         """
-        features = [(name, table) for table, each in enumerate(self.tables) for name in each.features]
-        tensors = [ids[name] for name, _ in features]
-        widths = [_width(tensor) for tensor in tensors]
-        if None in widths:
-            flat = [
-                self._rows(tf.reshape(tensor, [-1, 1]), [name], [table], title)
-                for tensor, (name, table) in zip(tensors, features)
-            ]
-            return tf.concat([tf.reshape(rows, [-1]) for rows in flat], 0), None
-        columns = tf.concat([tf.reshape(tf.cast(ids, tf.int64), [-1, width]) for ids, width in zip(tensors, widths)], 1)
-        names = [name for (name, _), width in zip(features, widths) for _ in range(width or 0)]
-        tables = [table for (_, table), width in zip(features, widths) for _ in range(width or 0)]
-        return tf.reshape(self._rows(columns, names, tables, title), [-1]), [width or 0 for width in widths]
-
-    def _rows(self, ids: tf.Tensor, features: Sequence[str], tables: Sequence[int], title: str) -> tf.Tensor:
-        """Rows of the variable for ids of shape (n, columns), each column of a feature and its table."""
-        ids = self._within(tf.cast(ids, tf.int64), features, tables, title)
-        orders = [self.orders[table] for table in tables]
-        bits = _numbers([order.column_bits for order in orders])
-        mask = _numbers([(1 << order.column_bits) - 1 for order in orders])
-        column_rows = _numbers([order.column_rows for order in orders])
-        rows = tf.bitwise.bitwise_and(ids, mask) * column_rows + tf.bitwise.right_shift(ids, bits)
-        if self.layout is None:
-            return rows
-        layout, num_shards = self.layout, self.layout.num_shards
-        size = [layout.block_rows(table) for table in tables]
-        if num_shards > _FEW_SHARDS:
-            block = rows // _numbers(size)
-            moved = np.array([np.cumsum([layout.base(table), *self._steps(table)]) for table in tables])
-            first = tf.range(len(tables)) * num_shards
-            return rows + tf.gather(tf.constant(np.ravel(moved), tf.int32), first + block)
-        rows_there = rows + _numbers([layout.base(table) for table in tables])
-        for block in range(1, num_shards):
-            beyond = tf.cast(rows >= _numbers([block * each for each in size]), tf.int32)
-            rows_there += beyond * _numbers([layout.step(table, block) for table in tables])
-        return rows_there
-
-    def _steps(self, table: int) -> list[int]:
-        assert self.layout is not None
-        return [self.layout.step(table, block) for block in range(1, self.layout.num_shards)]
-
-    def _within(self, ids: tf.Tensor, features: Sequence[str], tables: Sequence[int], title: str) -> tf.Tensor:
-        """The ids as int32, once it is certain that each has a row."""
-        limits = np.array([self.tables[table].num_ids for table in tables])
-        if self.oov == "row":
-            bound = tf.constant(limits, tf.int64)
-            return tf.cast(tf.where((ids >= 0) & (ids < bound), ids, bound), tf.int32)
-        least, greatest = tf.reduce_min(ids, 0), tf.reduce_max(ids, 0)
-        inside = (least >= 0) & (greatest < limits)
-        empty = tf.equal(tf.size(ids), 0)
-        named = [
-            f"{feature} (table {self.tables[table].name}, ids from 0 to {limits[column] - 1})"
-            for column, (feature, table) in enumerate(zip(features, tables))
+        places = [
+            Place(feature, table.name, index, table.num_ids, self.orders[index])
+            for index, table in enumerate(self.tables)
+            for feature in table.features
         ]
-        bad = tf.reshape(tf.where(~inside), [-1])
-        message = f"{title}: ids must be within their tables; the features, their minimum and maximum ids are"
-        data = [message, tf.gather(tf.constant(named), bad), tf.gather(least, bad), tf.gather(greatest, bad)]
-        # tf.debugging.Assert would be a branch, and so another function to call.
-        check = tf.raw_ops.Assert(condition=empty | tf.reduce_all(inside), data=data)
-        with tf.control_dependencies([] if check is None else [check]):
-            return tf.cast(ids, tf.int32)
+        widths = {place.feature: self._width(place.feature, ids[place.feature]) for place in places}
+        in_columns = [place for place in places if widths[place.feature] is not None]
+        others = [place for place in places if widths[place.feature] is None]
+        # Those that are pooled alike are next to each other.
+        others.sort(key=lambda place: _POOLED.index(self.combiners.get(place.feature)))
+        found = [self._of_columns(in_columns, ids, title)] if in_columns else []
+        found += [self._of_lists(others, ids, title)] if others else []
+        return StackIds(
+            found[0] if len(found) == 1 else tf.concat(found, 0),
+            {place.feature: widths[place.feature] or 0 for place in in_columns},
+            {place.feature: pooling.num_values(ids[place.feature]) for place in others},
+        )
+
+    def _width(self, feature: str, ids: Any) -> int | None:
+        """Ids of one example; None where that is not known before it is run, and where they are pooled."""
+        if pooling.is_list(ids) or self.combiners.get(feature) is not None:
+            return None
+        return ids.shape[1:].num_elements() if ids.shape.rank else None
+
+    def _of_columns(self, places: Sequence[Place], ids: Mapping[str, tf.Tensor], title: str) -> tf.Tensor:
+        tensors = [ids[place.feature] for place in places]
+        wide = [place for place, tensor in zip(places, tensors) for _ in range(tensor.shape[1:].num_elements())]
+        flat = [tf.reshape(tf.cast(each, tf.int64), [-1, each.shape[1:].num_elements()]) for each in tensors]
+        columns, per_id = tf.concat(flat, 1), positions.of_columns
+        inside = (
+            positions.or_last_row(columns, wide, per_id)
+            if self.oov == "row"
+            else positions.checked_columns(columns, wide, title)
+        )
+        return tf.reshape(positions.rows_of(inside, wide, self.layout, per_id), [-1])
+
+    def _of_lists(self, places: Sequence[Place], ids: Mapping[str, Any], title: str) -> tf.Tensor:
+        tensors = [ids[place.feature] for place in places]
+        values = tf.concat([tf.cast(pooling.values_of(each), tf.int64) for each in tensors], 0)
+        per_id = positions.of_parts([pooling.num_values(each) for each in tensors])
+        inside = (
+            positions.or_last_row(values, places, per_id)
+            if self.oov == "row"
+            else positions.checked_parts(values, places, per_id, title)
+        )
+        return positions.rows_of(inside, places, self.layout, per_id)
 
 
-def _width(ids: tf.Tensor) -> int | None:
-    """Ids of one example; None where that is not known before it is run."""
-    return ids.shape[1:].num_elements() if ids.shape.rank else None
+@dataclass(frozen=True)
+class StackIds:
+    """Where in the variable of a stack the rows of a batch are.
 
+    Attributes:
+      positions: int32 (n,): first those of `columns`, example by example; then those of `lists`, feature by feature.
+      columns: features whose examples all have the same number of ids, with that number; in the order of the tables.
+      lists: the other features, with the number of ids of the batch, by their combiner.
+    """
 
-def _numbers(values: Any) -> tf.Tensor:
-    """The numbers of columns as one of int32 where all are equal: broadcasting a vector takes several times as long."""
-    numbers = np.asarray(values, np.int32)
-    return tf.constant(numbers[0] if (numbers == numbers[0]).all() else numbers)
+    positions: tf.Tensor
+    columns: Mapping[str, int]
+    lists: Mapping[str, int | tf.Tensor]
 
 
 # -- what a shard of a stack holds, for those who see only the variable

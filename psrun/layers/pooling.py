@@ -1,0 +1,178 @@
+"""Lists of ids as RaggedTensors and SparseTensors: their checks, and one row for each list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from psrun.data.lists import COMBINERS
+from psrun.layers import positions
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a table for some ids.
+
+    Attributes:
+      rows: (m, dim).
+      indices: int32 (n,), which of them each id has; None if they are in the order of the ids.
+    """
+
+    rows: tf.Tensor
+    indices: tf.Tensor | None = None
+
+    def gathered(self) -> tf.Tensor:
+        """(n, dim)."""
+        return self.rows if self.indices is None else tf.gather(self.rows, self.indices)
+
+    def split(self, sizes: Sequence[int | tf.Tensor]) -> list[Rows]:
+        """The rows of the first ids, of the next ones, and so on."""
+        if len(sizes) == 1:
+            return [self]
+        if self.indices is None:
+            return [Rows(part) for part in tf.split(self.rows, sizes)]
+        return [Rows(self.rows, part) for part in tf.split(self.indices, sizes)]
+
+
+def check_combiner(combiner: str | None, title: str) -> None:
+    """Raises ValueError for an unknown combiner."""
+    if combiner is not None and combiner not in COMBINERS:
+        raise ValueError(f"{title} is {combiner!r}, must be one of {', '.join(COMBINERS)}, or None")
+
+
+def is_list(ids: Any) -> bool:
+    """Whether examples may have different numbers of ids."""
+    return isinstance(ids, tf.RaggedTensor | tf.SparseTensor)
+
+
+def check_lists(ids: Any, title: str) -> None:
+    """Raises ValueError for lists of lists."""
+    nested = isinstance(ids, tf.RaggedTensor) and (ids.ragged_rank != 1 or ids.flat_values.shape.rank != 1)
+    if nested or (isinstance(ids, tf.SparseTensor) and ids.shape.rank not in (2, None)):
+        raise ValueError(f"{title} must have lists of ids, (batch, None), not a {type(ids).__name__} of {ids.shape}")
+
+
+def ragged(ids: Any) -> tf.RaggedTensor:
+    """Ids or weights as lists; the indices of a SparseTensor must be in their canonical order."""
+    if isinstance(ids, tf.RaggedTensor):
+        return ids
+    if isinstance(ids, tf.SparseTensor):
+        rows, num_rows = ids.indices[:, 0], ids.dense_shape[0]
+        return tf.RaggedTensor.from_value_rowids(ids.values, rows, nrows=num_rows, validate=False)
+    batch_size = ids.shape[0] or tf.shape(ids)[0]
+    flat = tf.reshape(ids, [batch_size, -1])
+    return tf.RaggedTensor.from_uniform_row_length(tf.reshape(ids, [-1]), tf.shape(flat)[1], nrows=batch_size)
+
+
+def values_of(ids: Any) -> tf.Tensor:
+    """The ids of a batch: (n,)."""
+    return ids.values if is_list(ids) else tf.reshape(ids, [-1])
+
+
+def num_values(ids: Any) -> int | tf.Tensor:
+    """The number of ids in a batch, as an int if it is static."""
+    values = ids.values if is_list(ids) else ids
+    static = values.shape.num_elements()
+    return tf.size(values) if static is None else static
+
+
+def mask(ids: Any) -> tf.Tensor | None:
+    """Which places of padded lists have ids: bool (batch, longest); None for tensors, which are not padded."""
+    return tf.sequence_mask(ragged(ids).row_lengths()) if is_list(ids) else None
+
+
+def shaped(rows: tf.Tensor, ids: Any) -> tf.Tensor:
+    """A row per id: of the shape of the ids, lists padded with zeros, and `dim` as the last axis."""
+    dim = rows.shape[-1]
+    if is_list(ids):
+        lists = ragged(ids)
+        padded = tf.RaggedTensor.from_row_splits(rows, lists.row_splits, validate=False).to_tensor()
+        padded.set_shape([lists.shape[0], None, dim])
+        return padded
+    rows = tf.reshape(rows, tf.concat([tf.shape(ids), [dim]], 0))
+    rows.set_shape([*ids.shape, dim])
+    return rows
+
+
+def pooled(rows: Rows, ids: Sequence[Any], combiner: str, weights: Sequence[tf.Tensor | None]) -> tf.Tensor:
+    """A row for each list of several features: (features, batch, dim); zeros for empty lists.
+
+    As `tf.nn.safe_embedding_lookup_sparse`, which ignores values without a positive weight except in sums, and 'max'.
+
+    Args:
+      rows: of the ids of one feature after the other.
+      ids: of each feature.
+      weights: as `checked_weights` returns them.
+    """
+    lists = [ragged(each) for each in ids]
+    lengths = tf.concat([tf.cast(each.row_lengths(), tf.int32) for each in lists], 0)
+    num_lists, count = tf.size(lengths), sum(num_values(each) for each in lists)
+    which = positions.parts(lengths, count)
+    if combiner == "max":
+        made = tf.math.unsorted_segment_max(rows.gathered(), which, num_lists)
+        made = tf.where((lengths > 0)[:, tf.newaxis], made, 0)
+    elif any(each is not None for each in weights):
+        flat = [
+            tf.ones([num_values(each)], tf.float32) if given is None else given for each, given in zip(lists, weights)
+        ]
+        made = _weighted(rows.gathered(), tf.concat(flat, 0), which, num_lists, combiner)
+    else:
+        indices = tf.range(count) if rows.indices is None else rows.indices
+        made = _SEGMENTS[combiner](rows.rows, indices, which, num_segments=num_lists)
+    return tf.reshape(made, [len(ids), lists[0].shape[0] or -1, rows.rows.shape[-1]])
+
+
+_SEGMENTS = {
+    "sum": tf.sparse.segment_sum,
+    "mean": tf.sparse.segment_mean,
+    "sqrtn": tf.sparse.segment_sqrt_n,
+}
+
+
+def _weighted(rows: tf.Tensor, weights: tf.Tensor, which: tf.Tensor, num_lists: tf.Tensor, combiner: str) -> tf.Tensor:
+    if combiner != "sum":
+        weights = tf.where(weights > 0, weights, 0)
+    weights = tf.cast(weights, rows.dtype)[:, tf.newaxis]
+    total = tf.math.unsorted_segment_sum(rows * weights, which, num_lists)
+    if combiner == "sum":
+        return total
+    squared = combiner == "sqrtn"
+    norm = tf.math.unsorted_segment_sum(weights**2 if squared else weights, which, num_lists)
+    norm = tf.where(norm > 0, norm, 1)  # before the root, whose gradient at 0 is not finite
+    return total / (tf.sqrt(norm) if squared else norm)
+
+
+def checked_weights(ids: Any, weights: Any, combiner: str | None, title: str) -> tf.Tensor | None:
+    """The weights of the ids of a feature: float32 (n,); None if there are none.
+
+    Raises:
+      ValueError: the ids are not pooled, or their maximum is taken; the weights are of another kind, type or length.
+      tf.errors.InvalidArgumentError: when run: they have other lengths.
+    """
+    if weights is None:
+        return None
+    if combiner in (None, "max"):
+        how = "are not pooled" if combiner is None else "are pooled by 'max'"
+        raise ValueError(f"{title} has weights, but its rows {how}; choose the combiner sum, mean or sqrtn")
+    if not tf.as_dtype(weights.dtype).is_floating:
+        raise ValueError(f"{title} must have weights of a floating point type, not of {weights.dtype.name}")
+    if is_list(ids) != is_list(weights) or not weights.shape.is_compatible_with(ids.shape):
+        kinds = f"a {type(weights).__name__} of {weights.shape} for ids in a {type(ids).__name__} of {ids.shape}"
+        raise ValueError(f"{title} has weights of another shape than its ids: {kinds}")
+    values, flat = values_of(ids), values_of(weights)
+    message = f"{title} must have as many weights as ids"
+    if not flat.shape.is_compatible_with(values.shape):
+        raise ValueError(f"{message}; it has {flat.shape[0]} and {values.shape[0]}")
+    if not is_list(ids) or ragged(ids).row_splits is ragged(weights).row_splits:
+        return tf.cast(flat, tf.float32)
+    ends, of_weights = (tf.cast(ragged(each).row_splits, tf.int64) for each in (ids, weights))
+    same = tf.reduce_all(tf.equal(tf.shape(ends), tf.shape(of_weights)))
+    same &= tf.reduce_all(tf.raw_ops.Equal(x=ends, y=of_weights, incompatible_shape_error=False))
+    data = [f"{message} in each example; ids and weights of the batch:", tf.size(values), tf.size(flat)]
+    # tf.debugging.Assert would be a branch, and so another function to call.
+    check = tf.raw_ops.Assert(condition=same, data=data)
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.identity(tf.cast(flat, tf.float32))

@@ -1,0 +1,151 @@
+"""Where in the variable of a stack the rows of ids are: for ids in columns, and for lists of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from psrun.layers.layout import RowOrder, StackLayout
+
+# Compared with each boundary up to so many shards: comparing is much faster than dividing.
+_FEW_SHARDS = 16
+
+# Numbers of features, for their ids.
+PerId = Callable[[Any], tf.Tensor]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The table of a feature in a stack.
+
+    Attributes:
+      feature, table: their names.
+      index: of the table in the stack.
+      num_ids: of the table.
+      order: of its rows.
+    """
+
+    feature: str
+    table: str
+    index: int
+    num_ids: int
+    order: RowOrder
+
+    def __str__(self) -> str:
+        return f"{self.feature} (table {self.table}, ids from 0 to {self.num_ids - 1})"
+
+
+def rows_of(ids: tf.Tensor, places: Sequence[Place], layout: StackLayout | None, per_id: PerId) -> tf.Tensor:
+    """Rows of the variable.
+
+    Args:
+      ids: int32, each within its table.
+      places: of the features.
+      layout: None for a single table.
+    """
+    orders = [place.order for place in places]
+    mask = per_id([(1 << order.column_bits) - 1 for order in orders])
+    rows = tf.bitwise.bitwise_and(ids, mask) * per_id([order.column_rows for order in orders])
+    rows += tf.bitwise.right_shift(ids, per_id([order.column_bits for order in orders]))
+    if layout is None:
+        return rows
+    num_shards = layout.num_shards
+    size = [layout.block_rows(place.index) for place in places]
+    base = [layout.base(place.index) for place in places]
+    steps = [[layout.step(place.index, block) for block in range(1, num_shards)] for place in places]
+    if num_shards > _FEW_SHARDS:
+        moved = np.cumsum(np.concatenate([np.transpose([base]), steps], 1), 1)
+        first = per_id(np.arange(len(places)) * num_shards)
+        return rows + tf.gather(tf.constant(np.ravel(moved), tf.int32), first + rows // per_id(size))
+    rows_there = rows + per_id(base)
+    for block in range(1, num_shards):
+        beyond = tf.cast(rows >= per_id([block * each for each in size]), tf.int32)
+        rows_there += beyond * per_id([step[block - 1] for step in steps])
+    return rows_there
+
+
+def or_last_row(ids: tf.Tensor, places: Sequence[Place], per_id: PerId) -> tf.Tensor:
+    """The ids as int32, those outside of their tables as the number of ids."""
+    bound = tf.cast(per_id([place.num_ids for place in places]), tf.int64)
+    return tf.cast(tf.where((ids >= 0) & (ids < bound), ids, bound), tf.int32)
+
+
+# -- ids in columns
+
+
+def of_columns(values: Any) -> tf.Tensor:
+    """`PerId` for ids of shape (n, features)."""
+    return _numbers(values)
+
+
+def checked_columns(ids: tf.Tensor, places: Sequence[Place], title: str) -> tf.Tensor:
+    """The ids, (n, features), as int32, once it is certain that each has a row."""
+    least, greatest = tf.reduce_min(ids, 0), tf.reduce_max(ids, 0)
+    inside = (least >= 0) & (greatest < np.array([place.num_ids for place in places]))
+    bad = tf.reshape(tf.where(~inside), [-1])
+    named = tf.gather(tf.constant([str(place) for place in places]), bad)
+    empty = tf.equal(tf.size(ids), 0)
+    check = _assert(empty | tf.reduce_all(inside), title, [named, tf.gather(least, bad), tf.gather(greatest, bad)])
+    with tf.control_dependencies(check):
+        return tf.cast(ids, tf.int32)
+
+
+# -- ids of one feature after the other
+
+
+def of_parts(sizes: Sequence[int | tf.Tensor]) -> PerId:
+    """`PerId` for ids of shape (n,), so many of each feature."""
+    if len(sizes) == 1:
+        return _numbers
+    index = parts(tf.stack(sizes), sum(sizes))
+
+    def per_id(values: Any) -> tf.Tensor:
+        numbers = _numbers(values)
+        return numbers if numbers.shape.rank == 0 else tf.gather(numbers, index)
+
+    return per_id
+
+
+def parts(sizes: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
+    """The index of the part that each of `count` values is in: int32 (count,). `tf.repeat` takes much longer.
+
+    Args:
+      sizes: int32, of the parts; some may be 0.
+    """
+    # As many parts end at or before a value as there are parts before its own.
+    return tf.cumsum(tf.raw_ops.Bincount(arr=tf.cumsum(sizes), size=count, weights=tf.zeros([0], tf.int32)))
+
+
+def checked_parts(ids: tf.Tensor, places: Sequence[Place], per_id: PerId, title: str) -> tf.Tensor:
+    """The ids, (n,), as int32, once it is certain that each has a row."""
+    inside = (ids >= 0) & (ids < tf.cast(per_id([place.num_ids for place in places]), tf.int64))
+    bad = tf.reshape(tf.where(~inside), [-1])
+    feature = per_id(np.arange(len(places)))
+    of_bad = tf.zeros_like(bad, tf.int32) if feature.shape.rank == 0 else tf.gather(feature, bad)
+    which, group = tf.unique(of_bad)
+    ids_of_bad, num_features = tf.gather(ids, bad), tf.size(which)
+    data = [
+        tf.gather(tf.constant([str(place) for place in places]), which),
+        tf.math.unsorted_segment_min(ids_of_bad, group, num_features),
+        tf.math.unsorted_segment_max(ids_of_bad, group, num_features),
+    ]
+    with tf.control_dependencies(_assert(tf.reduce_all(inside), title, data)):
+        return tf.cast(ids, tf.int32)
+
+
+def _assert(condition: tf.Tensor, title: str, data: list[tf.Tensor]) -> list[tf.Operation]:
+    """The check of a graph; eagerly it is done at once."""
+    message = f"{title}: ids must be within their tables; the features, their minimum and maximum ids are"
+    # tf.debugging.Assert would be a branch, and so another function to call.
+    check = tf.raw_ops.Assert(condition=condition, data=[message, *data])
+    return [] if check is None else [check]
+
+
+def _numbers(values: Any) -> tf.Tensor:
+    """The numbers of columns as one where all are equal: broadcasting a vector takes several times as long."""
+    numbers = np.asarray(values, np.int32)
+    return tf.constant(numbers[0] if (numbers == numbers[0]).all() else numbers)

@@ -1,0 +1,300 @@
+"""Embedding layers on lists of ids: the same rows and gradients as of TensorFlow's look-ups, and refusals by name."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+from support import run_config
+
+pytestmark = pytest.mark.tensorflow
+
+ROWS, DIM, BATCH = 30, 4, 9
+COMBINERS = ("sum", "mean", "sqrtn", "max")
+EXACT = {"rtol": 0, "atol": 1e-6}
+
+
+def _lists(seed: int, rows: int = ROWS) -> tuple[Any, Any]:
+    """Lists of ids, the first, the last and another one empty, and weights, some of which are 0."""
+    import tensorflow as tf
+
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 6, size=BATCH)
+    lengths[[0, 4, -1]] = 0
+    ids, weights = rng.integers(rows, size=lengths.sum()), rng.random(lengths.sum()).astype(np.float32)
+    weights[::4] = 0
+    return tuple(tf.RaggedTensor.from_row_lengths(each, lengths) for each in (ids, weights))
+
+
+def _expected(table: Any, ids: Any, weights: Any, combiner: str | None) -> Any:
+    """The rows of lists by TensorFlow, (batch, dim), or padded; by hand for 'max'."""
+    import tensorflow as tf
+
+    if combiner is None:
+        return tf.RaggedTensor.from_row_splits(tf.gather(table, ids.values), ids.row_splits).to_tensor()
+    if combiner == "max":
+        held = [tf.reduce_max(tf.gather(table, row), 0) if len(row) else tf.zeros(DIM) for row in ids]
+        return tf.stack(held)
+    sparse = ids.to_sparse(), None if weights is None else weights.to_sparse()
+    return tf.nn.safe_embedding_lookup_sparse(table, *sparse, combiner=combiner)
+
+
+@contextlib.contextmanager
+def _shards(cluster_spec: Any, num_shards: int) -> Any:
+    """Where variables are in one piece, or in two or three on two parameter servers."""
+    from psrun.cluster import strategy
+
+    if num_shards == 1:
+        yield
+        return
+    rule = run_config("partitioner=fixed_shards", f"partitioner.num_shards={num_shards}").partitioner
+    with strategy.parameter_servers(cluster_spec[1], rule).strategy.scope():
+        yield
+
+
+def _by_id(layer: Any, gradient: Any) -> np.ndarray:
+    """Rows of a layer's variable, or of its gradient, by id."""
+    import tensorflow as tf
+
+    parts = [tf.convert_to_tensor(each) for each in gradient]
+    return tf.gather(tf.concat(parts, 0), layer.position(tf.range(ROWS))).numpy()
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "combiner", "weighted", "deduplicate", "kind"),
+    [
+        (1, "sum", False, False, "ragged"), (1, "mean", True, True, "sparse"), (1, "sqrtn", True, False, "ragged"),
+        (1, "max", False, True, "ragged"), (1, None, False, True, "ragged"), (1, "sqrtn", False, True, "sparse"),
+        (2, "sum", True, True, "ragged"), (2, "mean", False, False, "ragged"), (2, "max", False, False, "sparse"),
+        (2, None, False, False, "sparse"), (2, "sqrtn", True, True, "ragged"),
+        (3, "sum", False, True, "sparse"), (3, "mean", True, False, "ragged"), (3, "sqrtn", False, False, "ragged"),
+        (3, "max", False, True, "ragged"), (3, None, False, True, "ragged"),
+    ],
+)  # fmt: skip
+def test_rows_and_gradients_are_those_of_tensorflow(cluster_spec, num_shards, combiner, weighted, deduplicate, kind):
+    import tensorflow as tf
+
+    from psrun.layers import Embedding
+
+    with _shards(cluster_spec, num_shards):
+        layer = Embedding(ROWS, DIM, combiner=combiner, deduplicate=deduplicate, embeddings_initializer="normal")
+        layer.build(None)
+    shards = list(getattr(layer.embeddings, "variables", [layer.embeddings]))
+    assert len(shards) == num_shards
+    ids, weights = _lists(num_shards)
+    weights = weights if weighted else None
+    given = [each if kind == "ragged" else each.to_sparse() for each in (ids, weights) if each is not None]
+
+    @tf.function
+    def found() -> Any:
+        with tf.GradientTape() as tape:
+            rows = layer(*given)
+            loss = tf.reduce_sum(rows**3)
+        return rows, [tf.convert_to_tensor(each) for each in tape.gradient(loss, shards)]
+
+    rows, gradient = found()
+    table = tf.Variable(_by_id(layer, shards))
+    with tf.GradientTape() as tape:
+        expected = _expected(table, ids, weights, combiner)
+        loss = tf.reduce_sum(expected**3)
+    np.testing.assert_allclose(rows, expected, **EXACT)
+    np.testing.assert_allclose(_by_id(layer, gradient), tf.convert_to_tensor(tape.gradient(loss, table)), **EXACT)
+    if combiner is None:
+        np.testing.assert_array_equal(layer.compute_mask(ids), tf.sequence_mask(ids.row_lengths()))
+    else:
+        np.testing.assert_array_equal(rows[0], np.zeros(DIM))
+
+
+def _features() -> tuple[dict[str, Any], dict[str, Any], dict[str, str | None]]:
+    """Ids of seven features, the weights of some, and their combiners; the sizes of their tables are 20, 9 and 9."""
+    import tensorflow as tf
+
+    rng = np.random.default_rng(3)
+    ids: dict[str, Any] = {"one": tf.constant(rng.integers(20, size=(BATCH, 1)))}
+    ids["two"] = tf.constant(rng.integers(9, size=(BATCH, 2)))
+    weights = {}
+    combiners = dict(zip(("sum", "mean", "sqrtn", "max", "weighted"), (*COMBINERS, "mean")))
+    for number, name in enumerate((*combiners, "sequence")):
+        ids[name], held = _lists(number, 20 if name in ("sum", "mean") else 9)
+        if name == "weighted":
+            weights[name] = held
+    combiners |= {"two": "sum"}
+    ids["sqrtn"] = ids["sqrtn"].to_sparse()
+    return ids, weights, combiners
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3])
+@pytest.mark.parametrize("deduplicate", [True, False])
+@pytest.mark.parametrize("stack", [True, False])
+def test_features_of_a_collection_are_pooled_as_those_of_single_layers(num_shards, deduplicate, stack):
+    import tensorflow as tf
+
+    from psrun.layers import Embedding, EmbeddingCollection, Table
+    from psrun.layers.stack import arranged_for
+
+    ids, weights, combiners = _features()
+    tables = [
+        Table("a", ("one", "sum", "mean"), 20, DIM), Table("b", ("two", "max"), 9, DIM),
+        Table("c", ("sqrtn", "sequence", "weighted"), 9, DIM),
+    ]  # fmt: skip
+    with arranged_for(num_shards):
+        layer = EmbeddingCollection(tables, stack=stack, deduplicate=deduplicate, combiner=combiners)
+        layer.build(None)
+    clone = EmbeddingCollection.from_config(layer.get_config())
+    assert clone.get_config() == layer.get_config()
+    with tf.GradientTape() as tape:
+        rows = layer(ids, weights=weights)
+        loss = tf.add_n([tf.reduce_sum(each**3) for each in rows.values()])
+    gradient = tape.gradient(loss, layer.trainable_variables)
+    total = sum(float(tf.reduce_sum(tf.convert_to_tensor(each))) for each in gradient)
+    assert rows["sequence"]._keras_mask.shape == rows["sequence"].shape[:2]
+    assert [name for name, each in rows.items() if each._keras_mask is not None] == ["sequence"]
+
+    expected_total = 0.0
+    for table in tables:
+        (held,) = [each for each in layer.stacks if table in each.tables]
+        values = _rows_of(held, table)
+        for name in table.features:
+            single = Embedding(table.num_ids, DIM, combiner=combiners.get(name))
+            single.build(None)
+            single.embeddings.assign(values)
+            with tf.GradientTape() as tape:
+                expected = single(ids[name], weights=weights.get(name))
+                loss = tf.reduce_sum(expected**3)
+            np.testing.assert_allclose(rows[name], expected, **EXACT, err_msg=name)
+            expected_total += float(tf.reduce_sum(tf.convert_to_tensor(tape.gradient(loss, single.embeddings))))
+    assert total == pytest.approx(expected_total, rel=1e-5)
+
+
+def _rows_of(stack: Any, table: Any) -> np.ndarray:
+    index = stack.tables.index(table)
+    if stack.layout is None:
+        return stack.variable.numpy()
+    shard_rows, values = stack.layout.shard_rows, stack.variable.numpy()
+    blocks = stack.layout.blocks(index)
+    first = [(block.shard * shard_rows + block.offset, block.num_rows) for block in blocks]
+    return np.concatenate([values[start : start + count] for start, count in first])
+
+
+@pytest.mark.parametrize("names", [("one", "sum"), ("sum", "mean"), ("sum", "max", "one")])
+def test_a_pooled_feature_is_one_column_of_a_concatenation(names):
+    import tensorflow as tf
+
+    from psrun.layers import EmbeddingCollection, Table
+
+    ids, _, combiners = _features()
+    chosen = {name: combiners.get(name) for name in names}
+    for combiner in (chosen, {name: each and "mean" for name, each in chosen.items()}):
+        tables = [Table(name, (name,), 20, DIM) for name in names]
+        layer = EmbeddingCollection(tables, stack=True, concatenate=True, combiner=combiner)
+        block = layer({name: ids[name] for name in names})
+        by_feature = EmbeddingCollection(tables, stack=True, combiner=combiner)
+        by_feature.build(None)
+        by_feature.set_weights(layer.get_weights())
+        rows = by_feature({name: ids[name] for name in names})
+        expected = tf.concat([tf.reshape(rows[name], [BATCH, 1, DIM]) for name in names], 1)
+        np.testing.assert_array_equal(block, expected)
+
+
+def test_ids_outside_of_their_tables_are_named_or_share_a_row():
+    import tensorflow as tf
+
+    from psrun.layers import Embedding, EmbeddingCollection, Table
+
+    ids = {"x": tf.ragged.constant([[0, 4], [], [7, -2]]), "y": tf.ragged.constant([[3], [], []])}
+    tables = [Table("a", ("x",), 5, 2), Table("b", ("y",), 9, 2)]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"x \(table a, ids from 0 to 4\)\S*\] \[-2\] \[7\]"):
+        EmbeddingCollection(tables, combiner="sum")(ids)
+    rows = EmbeddingCollection(tables, combiner="sum", oov="row")(ids)
+    outside = EmbeddingCollection(tables, combiner="sum", oov="row")
+    assert rows["x"].shape == outside(ids)["x"].shape == (3, 2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="ids must be from 0 to 4; the minimum"):
+        Embedding(5, 2, combiner="mean")(ids["x"])
+
+
+@pytest.mark.parametrize("combiner", [None, "mean"])
+def test_a_batch_without_any_id_gives_zeros(combiner):
+    import tensorflow as tf
+
+    from psrun.layers import EmbeddingCollection, Table
+
+    empty = tf.RaggedTensor.from_row_splits(tf.zeros([0], tf.int64), tf.zeros([4], tf.int64))
+    layer = EmbeddingCollection([Table(n, (n,), 5, 2) for n in "xy"], combiner=combiner, stack=True)
+    with tf.GradientTape() as tape:
+        rows = layer({"x": empty, "y": empty})
+        loss = tf.reduce_sum(rows["x"]) + tf.reduce_sum(rows["y"])
+    assert rows["x"].shape == ((3, 0, 2) if combiner is None else (3, 2))
+    assert not np.any(rows["y"])
+    (gradient,) = tape.gradient(loss, layer.trainable_variables)
+    assert not np.any(tf.convert_to_tensor(gradient))
+
+
+IDS = [[1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("combiner", "weights", "message"),
+    [
+        ("average", None, "combiner is 'average', must be one of sum, mean, sqrtn, max, or None"),
+        ({"z": "sum"}, None, "combiner names 'z', which is in no table; the features are x"),
+        ({"x": "first"}, None, "combiner of x is 'first', must be one of"),
+        ("mean", {"z": [[1.0]]}, "there are weights for z, which is in no table"),
+        ("max", {"x": [[1.0], [1.0, 1.0]]}, "the feature x has weights, but its rows are pooled by 'max'"),
+        (None, {"x": [[1.0], [1.0, 1.0]]}, "the feature x has weights, but its rows are not pooled"),
+        ("mean", {"x": [[1], [1, 2]]}, "the feature x must have weights of a floating point type, not of int32"),
+        ("sum", {"x": [[1.0], [1.0]]}, "the feature x must have as many weights as ids; it has 2 and 3"),
+        ("sum", {"x": [[1.0], [1.0, 1.0], []]}, r"weights of another shape than its ids: a RaggedTensor of \(3, N"),
+        ("sum", {"x": "dense"}, r"another shape than its ids: a EagerTensor of \(2, 1\) for ids in a Ragged"),
+    ],
+)
+def test_combiners_and_weights_that_cannot_be_are_refused_by_name(combiner, weights, message):
+    import tensorflow as tf
+
+    from psrun.layers import EmbeddingCollection, Table
+
+    def call() -> None:
+        layer = EmbeddingCollection([Table("a", ("x",), 5, 2)], combiner=combiner, name="t")
+        given = {name: tf.ones([2, 1]) if each == "dense" else tf.ragged.constant(each)
+                 for name, each in (weights or {}).items()}  # fmt: skip
+        layer({"x": tf.ragged.constant(IDS)}, weights=given)
+
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_weights_of_other_lengths_are_an_error_of_the_step_that_names_the_feature():
+    import tensorflow as tf
+
+    from psrun.layers import EmbeddingCollection, Table
+
+    layer = EmbeddingCollection([Table("a", ("x",), 5, 2)], combiner="sum", name="t")
+    spec = [tf.RaggedTensorSpec([None, None], dtype) for dtype in (tf.int64, tf.float32)]
+    step = tf.function(lambda ids, weights: layer({"x": ids}, weights={"x": weights}), input_signature=spec)
+    ids = tf.ragged.constant(IDS, tf.int64)
+    assert step(ids, tf.ragged.constant([[1.0], [2.0, 3.0]]))["x"].shape == (2, 2)
+    for weights in ([[1.0, 2.0], [3.0]], [[1.0], [2.0]], [[1.0], [2.0, 3.0], []]):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="t: the feature x must have as many weights as ids"):
+            step(ids, tf.ragged.constant(weights, tf.float32))
+
+
+def test_layers_get_the_mask_of_sequences_in_a_functional_model(tmp_path):
+    import tensorflow as tf
+    import tf_keras
+
+    from psrun.layers import EmbeddingCollection, Table
+
+    ids, _ = _lists(4)
+    inputs = {"x": tf_keras.Input((None,), dtype=tf.int64, name="x", ragged=True)}
+    rows = EmbeddingCollection([Table("a", ("x",), ROWS, DIM)], name="tables")(inputs)["x"]
+    network = tf_keras.Model(inputs, [rows, tf_keras.layers.GlobalAveragePooling1D()(rows)])
+    padded, averaged = network({"x": ids})
+    assert padded.shape == (BATCH, 5, DIM)
+    filled = np.asarray(ids.row_lengths()) > 0
+    table = network.layers[-2].stacks[0]
+    expected = _expected(table.variable, ids.with_values(table.positions({"x": ids}, "t").positions), None, "mean")
+    np.testing.assert_allclose(averaged.numpy()[filled], expected.numpy()[filled], **EXACT)
+    clone = tf_keras.models.clone_model(network)
+    clone.set_weights(network.get_weights())
+    np.testing.assert_array_equal(clone({"x": ids})[1], averaged)
