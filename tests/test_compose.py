@@ -102,7 +102,7 @@ def test_mistakes_in_a_users_experiment_are_reported_with_the_fix(refused, held,
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("model=mine", "no model named 'mine'. Valid names: cnn, dense, dlrm, embedding, two_tower, wide_deep. "
+        ("model=mine", "no model named 'mine'. Valid names: cnn, dense, din, dlrm, embedding, two_tower, wide_deep. "
                        "For your own choices, add --config-dir FOLDER."),
         ("cluster=tpu", "TPUStrategy is synchronous, without parameter servers"),
         ("cluster=tpu", "Choose one of central_storage, inprocess,"),

@@ -138,7 +138,7 @@ def test_every_replica_has_an_example_of_a_batch():
     assert "is 3, must be at least 4" in problems(raw)["data.global_batch_size"]
 
 
-@pytest.mark.parametrize("model", ["wide_deep", "dlrm", "two_tower"])
+@pytest.mark.parametrize("model", ["wide_deep", "dlrm", "two_tower", "din"])
 def test_models_of_large_tables_choose_an_optimizer_that_others_may_replace(model):
     own, replaced = raw_config(f"model={model}"), raw_config("optimizer=sgd", f"model={model}")
     assert own["optimizer"]["_target_"] == "psrun.optimizers.sparse.LazyAdam"

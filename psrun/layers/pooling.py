@@ -169,8 +169,8 @@ def checked_weights(ids: Any, weights: Any, combiner: str | None, title: str) ->
     if not is_list(ids) or ragged(ids).row_splits is ragged(weights).row_splits:
         return tf.cast(flat, tf.float32)
     ends, of_weights = (tf.cast(ragged(each).row_splits, tf.int64) for each in (ids, weights))
-    same = tf.reduce_all(tf.equal(tf.shape(ends), tf.shape(of_weights)))
-    same &= tf.reduce_all(tf.raw_ops.Equal(x=ends, y=of_weights, incompatible_shape_error=False))
+    both = tf.minimum(tf.size(ends), tf.size(of_weights))
+    same = tf.equal(tf.size(ends), tf.size(of_weights)) & tf.reduce_all(ends[:both] == of_weights[:both])
     data = [f"{message} in each example; ids and weights of the batch:", tf.size(values), tf.size(flat)]
     # tf.debugging.Assert would be a branch, and so another function to call.
     check = tf.raw_ops.Assert(condition=same, data=data)

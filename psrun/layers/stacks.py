@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -45,18 +45,25 @@ def collections(network: tf_keras.Model) -> list[EmbeddingCollection]:
     return [layer for layer in lookups.of(network) if isinstance(layer, EmbeddingCollection)]
 
 
-def ids_per_example(network: tf_keras.Model) -> Counter[str]:
+def ids_per_example(network: tf_keras.Model, lengths: Mapping[str, int]) -> Counter[str]:
     """By table of a collection, how many ids of an example are looked up in it.
 
     Only functional models know what their layers are called on; else, each feature counts as one id.
+
+    Args:
+      lengths: of lists, by the name of the input, as an estimate; others count as one id.
     """
     number: Counter[str] = Counter()
     for layer in collections(network):
         calls = [layer.get_input_at(index) for index in range(len(layer.inbound_nodes))]
         for table in layer.tables:
             for name in table.features:
-                number[table.name] += sum(ids[name].shape[1:].num_elements() or 1 for ids in calls) if calls else 1
+                number[table.name] += sum(_num_ids(ids[name], lengths) for ids in calls) if calls else 1
     return number
+
+
+def _num_ids(ids: Any, lengths: Mapping[str, int]) -> int:
+    return ids.shape[1:].num_elements() or lengths.get(ids.name, 1)
 
 
 def by_table(placed: Iterable[Placed], network: tf_keras.Model) -> list[Placed]:

@@ -10,8 +10,8 @@ import tf_keras
 from psrun.data.source import DataSource
 from psrun.errors import ConfigError, Problem
 from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
-from psrun.models import tables
-from psrun.models.model import Model, concatenated, floats, head, hidden, network_inputs, prepared, refuse_lists
+from psrun.models import lists, tables
+from psrun.models.model import Model, concatenated, floats, head, hidden, network_inputs, prepared
 
 
 def dlrm(
@@ -30,25 +30,25 @@ def dlrm(
 
     Tables are (ids, embedding_dim), one per feature with ids unless features share one. The bottom MLP returns
     `embedding_dim` numbers; they take part in the products like a row, and are also an input of the top MLP, as in the
-    paper.
+    paper. A list of ids counts as one row, which its combiner makes of the rows of the ids.
 
     Args:
       shared_tables: see `psrun.models.tables.of`.
       stack, max_stacked_table_bytes, deduplicate, wire: see `psrun.layers.EmbeddingCollection`.
 
     Raises:
-      ConfigError: the data has no features with ids.
+      ConfigError: the data has no features with ids, or lists that cannot be pooled.
     """
-    refuse_lists(source, "dlrm")
     preprocessing, num_ids = prepared(source)
     if not num_ids:
         raise ConfigError(
             [Problem("model", f"dlrm requires features with ids; the data has {', '.join(source.features)}")]
         )
+    lists.check(source, num_ids, "dlrm")
     tensors = network_inputs(source, num_ids)
     rows = tables.vectors(
         tables.of(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared_tables),
-        *(tensors, list(num_ids)),
+        *(tensors, source.features, list(num_ids)),
         suffix="rows",
         stack=stack,
         max_stacked_table_bytes=max_stacked_table_bytes,

@@ -16,6 +16,7 @@ from psrun.config.schema import did_you_mean
 from psrun.data.source import DataSource, Feature
 from psrun.errors import ConfigError, Problem
 from psrun.layers import EmbeddingCollection, Table
+from psrun.models import lists
 from psrun.models.model import concatenated
 
 _KEY = "model.shared_tables"
@@ -59,49 +60,75 @@ def of(
     return [Table(name, tuple(each), num_ids[each[0]], dims[each[0]]) for name, each in by_name.items()]
 
 
-def rows(tables: Iterable[Table], ids: Mapping[str, tf.Tensor], *, suffix: str, **options: Any) -> dict[str, tf.Tensor]:
+def rows(
+    tables: Iterable[Table],
+    tensors: Mapping[str, tf.Tensor],
+    features: Mapping[str, Feature],
+    *,
+    suffix: str,
+    sequences: Iterable[str] = (),
+    **options: Any,
+) -> dict[str, tf.Tensor]:
     """The rows of each feature's ids: of the shape of these and, as the last axis, the table's `dim`.
 
+    Lists are pooled by the combiners and weights of the features: (batch, dim).
+
     Args:
-      ids: (batch, *shape) by feature.
+      tensors: ids, (batch, *shape), and weights of ids, by feature.
+      features: of the data.
       suffix: appended to the names of the tables.
+      sequences: lists that are not pooled: (batch, longest, dim), with a mask.
       options: of `EmbeddingCollection`.
     """
-    return _collection(tables, suffix, options)(_of(tables, ids))
+    ids = {name: tensors[name] for table in tables for name in table.features}
+    pooled = [name for name in ids if name not in sequences]
+    layer = _collection(tables, suffix, {**options, "combiner": lists.combiners(features, pooled)})
+    weights = lists.weights(features, pooled, tensors)
+    return layer(ids, weights=weights) if weights else layer(ids)
 
 
 def side_by_side(
-    tables: Sequence[Table], ids: Mapping[str, tf.Tensor], order: Iterable[str], *, suffix: str, **options: Any
+    tables: Sequence[Table],
+    tensors: Mapping[str, tf.Tensor],
+    features: Mapping[str, Feature],
+    order: Iterable[str],
+    **options: Any,
 ) -> tf.Tensor:
     """As `rows`, of all features as one vector an example: (batch, sum of sizes), features in `order`."""
     if _in_one_tensor(tables, order):
-        return tf_keras.layers.Flatten()(
-            _collection(tables, suffix, {**options, "concatenate": True})(_of(tables, ids))
-        )
-    found = rows(tables, ids, suffix=suffix, **options)
+        return tf_keras.layers.Flatten()(rows(tables, tensors, features, concatenate=True, **options))
+    found = rows(tables, tensors, features, **options)
     return concatenated([tf_keras.layers.Flatten()(found[name]) for name in order])
 
 
 def vectors(
-    tables: Sequence[Table], ids: Mapping[str, tf.Tensor], order: Sequence[str], *, suffix: str, **options: Any
+    tables: Sequence[Table],
+    tensors: Mapping[str, tf.Tensor],
+    features: Mapping[str, Feature],
+    order: Sequence[str],
+    **options: Any,
 ) -> tf.Tensor:
-    """One vector a feature, the sum of the rows of its ids: (batch, features, dim), features in `order`."""
-    single = all(ids[name].shape[1:].num_elements() == 1 for name in order)
+    """One vector a feature, the sum of the rows of its ids: (batch, features, dim), features in `order`.
+
+    Lists are pooled by their combiners.
+    """
+    single = all(features[name].is_list or tensors[name].shape[1:].num_elements() == 1 for name in order)
     if single and _in_one_tensor(tables, order):
-        return _collection(tables, suffix, {**options, "concatenate": True})(_of(tables, ids))
-    found = rows(tables, ids, suffix=suffix, **options)
+        return rows(tables, tensors, features, concatenate=True, **options)
+    found = rows(tables, tensors, features, **options)
     add = {"axis": 1, "keepdims": True}
-    summed = [tf_keras.layers.Lambda(tf.reduce_sum, arguments=add)(found[name]) for name in order]
+    summed = [
+        tf_keras.layers.Reshape((1, found[name].shape[-1]))(found[name])
+        if features[name].is_list
+        else tf_keras.layers.Lambda(tf.reduce_sum, arguments=add)(found[name])
+        for name in order
+    ]
     return summed[0] if len(summed) == 1 else tf_keras.layers.Concatenate(axis=1)(summed)
 
 
 def _collection(tables: Iterable[Table], suffix: str, options: Mapping[str, Any]) -> EmbeddingCollection:
     named = [replace(table, name=f"{table.name}_{suffix}") for table in tables]
     return EmbeddingCollection(named, name=f"tables_{suffix}", **options)
-
-
-def _of(tables: Iterable[Table], ids: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    return {name: ids[name] for table in tables for name in table.features}
 
 
 def _in_one_tensor(tables: Sequence[Table], order: Iterable[str]) -> bool:

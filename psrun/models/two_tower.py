@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 import tf_keras
@@ -10,8 +11,8 @@ import tf_keras
 from psrun.data.source import DataSource
 from psrun.errors import ConfigError, Problem
 from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
-from psrun.models import tables
-from psrun.models.model import Model, concatenated, hidden, network_inputs, prepared, refuse_lists
+from psrun.models import lists, tables
+from psrun.models.model import Model, concatenated, hidden, network_inputs, prepared
 
 
 def two_tower(
@@ -28,7 +29,8 @@ def two_tower(
     """A tower of ReLU layers on the features of the query and one on all others; their dot product is the logit.
 
     Tables are (ids, embedding_dim), one per feature with ids unless features, also of both towers, share one; numbers
-    are direct inputs. Here both towers are trained on labels of pairs; the paper uses the softmax over a batch.
+    are direct inputs, and lists are pooled by their combiners. Here both towers are trained on labels of pairs; the
+    paper uses the softmax over a batch.
 
     Args:
       embedding_dim, shared_tables: see `psrun.models.tables.of`.
@@ -36,7 +38,7 @@ def two_tower(
 
     Raises:
       ConfigError: `query_features` names an unknown feature, repeats one, or leaves a tower without features; there are
-        no `hidden_units`, or the labels are not binary.
+        no `hidden_units`, the labels are not binary, or a list cannot be pooled.
     """
     if not hidden_units:
         raise ConfigError(
@@ -44,21 +46,26 @@ def two_tower(
         )
     if source.task != "binary":
         raise ConfigError([Problem("model", f"two_tower requires binary labels (task=binary); got task={source.task}")])
-    refuse_lists(source, "two_tower")
     preprocessing, num_ids = prepared(source)
+    lists.check(source, num_ids, "two_tower")
     tensors = network_inputs(source, num_ids)
-    unknown = [name for name in query_features if name not in tensors]
+    names = [name for name in tensors if name not in lists.of_weights(source.features)]
+    unknown = [name for name in query_features if name not in names]
     twice = len(set(query_features)) < len(query_features)
-    if unknown or twice or not query_features or len(query_features) == len(tensors):
+    if unknown or twice or not query_features or len(query_features) == len(names):
         problem = (
             f"lists the unknown feature '{unknown[0]}'" if unknown else "leaves one of the towers without features"
         )
         problem = "lists a feature twice" if twice else problem
-        raise ConfigError([Problem("model.query_features", f"{problem}; the data has {', '.join(tensors)}")])
+        raise ConfigError([Problem("model.query_features", f"{problem}; the data has {', '.join(names)}")])
 
     shared = tables.of(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared_tables)
-    stored = {"stack": stack, "max_stacked_table_bytes": max_stacked_table_bytes, "deduplicate": deduplicate}
-    rows = tables.rows(shared, tensors, suffix="rows", **stored) if num_ids else {}
+    stored: dict[str, Any] = {
+        "stack": stack,
+        "max_stacked_table_bytes": max_stacked_table_bytes,
+        "deduplicate": deduplicate,
+    }
+    rows = tables.rows(shared, tensors, source.features, suffix="rows", **stored) if num_ids else {}
 
     def tower(names: Sequence[str]) -> tf.Tensor:
         flat = tf_keras.layers.Flatten()
@@ -67,7 +74,7 @@ def two_tower(
         return tf_keras.layers.Dense(last)(hidden(concatenated(parts), most))
 
     dot = tf_keras.layers.Dot(axes=1)(
-        [tower(query_features), tower([name for name in tensors if name not in query_features])]
+        [tower(query_features), tower([name for name in names if name not in query_features])]
     )
     clicked = tf_keras.layers.Activation("sigmoid", name="prediction")(dot)
     return Model(tf_keras.Model(tensors, clicked), preprocessing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -191,13 +191,13 @@ def _traffic(built: compiled_model.Program, lengths: Any) -> dict[str, Traffic]:
             ids = math.prod(gradient.indices.shape) * _INDEX_BYTES
             traffic = Traffic(rows + ids, rows + ids)
         found[placement.split_name(variable.name)[0]] = traffic
-    return dict(_by_table(found, built))
+    return dict(_by_table(found, built, lengths[0]))
 
 
-def _by_table(found: dict[str, Traffic], built: compiled_model.Program) -> Iterator[tuple[str, Traffic]]:
+def _by_table(found: dict[str, Traffic], built: compiled_model.Program, lengths: Any) -> Iterator[tuple[str, Traffic]]:
     """The traffic of a stack by table, in proportion to the ids that are looked up in each."""
     of_variable = {stack.variable_name: stack for stack in stacks.of(built.network)}
-    num_ids = stacks.ids_per_example(built.network)
+    num_ids = stacks.ids_per_example(built.network, lengths if isinstance(lengths, Mapping) else {})
     for name, traffic in found.items():
         if name not in of_variable:
             yield name, traffic

@@ -1,0 +1,148 @@
+"""Deep interest network (Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from psrun.data.source import DataSource
+from psrun.errors import ConfigError, Problem
+from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
+from psrun.layers.layout import Table
+from psrun.models import lists, tables
+from psrun.models.model import Model, concatenated, head, hidden, is_ragged, network_inputs, prepared
+
+
+def din(
+    source: DataSource,
+    *,
+    history: str,
+    target: str,
+    embedding_dim: int | Mapping[str, int] = 16,
+    shared_tables: Mapping[str, Sequence[str]] | None = None,
+    attention_units: Sequence[int] = (36,),
+    hidden_units: Sequence[int] = (80, 40),
+    stack: bool | str = "auto",
+    max_stacked_table_bytes: int = MAX_STACKED_TABLE_BYTES,
+    deduplicate: bool | str = "auto",
+) -> Model:
+    """A history of items, pooled by what each of them says about the target item; an MLP on that and all features.
+
+    History and target share one table, (ids, embedding_dim). Other features with ids have tables as in `wide_deep`, and
+    other lists are pooled by their combiners.
+
+    Args:
+      history: a list feature; its combiner is not used. Its weights, if any, multiply those of the attention.
+      target: the feature with the item to score.
+      embedding_dim, shared_tables: see `psrun.models.tables.of`.
+      attention_units: of the layers that compute the weight of an item of the history.
+      hidden_units: of the MLP, with ReLU; the paper has PReLU or Dice.
+      stack, max_stacked_table_bytes, deduplicate: see `psrun.layers.EmbeddingCollection`.
+
+    Raises:
+      ConfigError: `history` is no list of ids or `target` is no single id; they cannot share a table; another list
+        cannot be pooled.
+    """
+    preprocessing, num_ids = prepared(source)
+    _check(source, num_ids, history, target)
+    lists.check(source, num_ids, "din", sequences=[history])
+    shared = _shared(source, shared_tables, history, target)
+    arranged = tables.of(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared)
+    _check_shared(arranged, history, target)
+    tensors = network_inputs(source, num_ids)
+    rows = tables.rows(
+        arranged, tensors, source.features, sequences=[history], suffix="rows", stack=stack,
+        max_stacked_table_bytes=max_stacked_table_bytes, deduplicate=deduplicate,
+    )  # fmt: skip
+    flat = {name: tf_keras.layers.Flatten()(rows[name]) for name in num_ids if name != history}
+    weights = source.features[history].weights
+    given = [rows[history], flat[target], *([] if weights is None else [tensors[weights]])]
+    interest = Attention(attention_units, name="attention")(given)
+    numbers = [
+        tf_keras.layers.Flatten()(tensor)
+        for tensor in tensors.values()
+        if tensor.dtype == tf.float32 and not is_ragged(tensor)
+    ]
+    top = hidden(concatenated([interest, *flat.values(), *numbers]), hidden_units)
+    return Model(tf_keras.Model(tensors, head(top, source)), preprocessing)
+
+
+@tf_keras.utils.register_keras_serializable(package="psrun")
+class Attention(tf_keras.layers.Layer):
+    """Sums the rows of a history, each times a weight that a small network computes from the row and the target's.
+
+    The weights are not normalized: the paper keeps the intensity of interests.
+
+    Args:
+      units: of the hidden layers of that network, with PReLU.
+
+    Call arguments:
+      inputs: [history (batch, longest, dim), target (batch, dim)], and perhaps given weights, a RaggedTensor (batch,
+        None).
+      mask: that of the history first.
+
+    Returns:
+      (batch, dim).
+    """
+
+    def __init__(self, units: Sequence[int], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.units = tuple(units)
+        self._layers = [
+            layer
+            for width in self.units
+            for layer in (tf_keras.layers.Dense(width), tf_keras.layers.PReLU(shared_axes=[1]))
+        ]
+        self._layers.append(tf_keras.layers.Dense(1))
+
+    def call(self, inputs: Sequence[Any], mask: Sequence[Any] | None = None) -> tf.Tensor:
+        history, target, *given = inputs
+        target = tf.broadcast_to(target[:, tf.newaxis], tf.shape(history))
+        target.set_shape(history.shape)
+        weights = tf.concat([history, target, history - target, history * target], -1)
+        for layer in self._layers:
+            weights = layer(weights)
+        if mask is not None and mask[0] is not None:
+            weights *= tf.cast(mask[0], weights.dtype)[:, :, tf.newaxis]
+        if given:
+            weights *= tf.cast(given[0].to_tensor(), weights.dtype)[:, :, tf.newaxis]
+        return tf.reduce_sum(weights * history, 1)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "units": self.units}
+
+
+def _check(source: DataSource, num_ids: Mapping[str, int], history: str, target: str) -> None:
+    """Raises ConfigError where history or target are not such features."""
+    problems = []
+    for key, name in (("model.history", history), ("model.target", target)):
+        if name not in num_ids:
+            message = f"{name!r} is not a feature with ids; these are {', '.join(num_ids) or 'missing in the data'}"
+            problems.append(Problem(key, message))
+    if not problems and not source.features[history].is_list:
+        message = f"{history} has one value per example; set data.features.{history}.max_values to make it a list"
+        problems.append(Problem("model.history", message))
+    if not problems and source.features[target].shape != (1,):
+        kind = "is a list" if source.features[target].is_list else f"has the shape {source.features[target].shape}"
+        problems.append(Problem("model.target", f"{target} {kind}; the target is one value per example"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _shared(
+    source: DataSource, shared_tables: Mapping[str, Sequence[str]] | None, history: str, target: str
+) -> Mapping[str, Sequence[str]] | None:
+    """`shared_tables`, and a table of history and target unless somebody named one."""
+    listed = {name for names in dict(shared_tables or {}).values() for name in names}
+    if {history, target} & listed or source.features[history].table or source.features[target].table:
+        return shared_tables
+    return {**(shared_tables or {}), target: [history, target]}
+
+
+def _check_shared(arranged: Sequence[Table], history: str, target: str) -> None:
+    if not any({history, target} <= set(table.features) for table in arranged):
+        message = f"{history} and {target} must share a table; remove their names from data.features and shared_tables"
+        raise ConfigError([Problem("model.history", message)])

@@ -1,0 +1,158 @@
+"""Models on data with lists: how well they learn, in every way to run them, and what they refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from list_models import NUM_EVAL
+from support import run_config
+
+from psrun.errors import ConfigError
+
+DIN = ("model=din", "model.history=history", "model.target=item", "model.hidden_units=[8]")
+MODELS = {
+    "din": DIN,
+    "dlrm": ("model=dlrm", "model.embedding_dim=4"),
+    "wide_deep": ("model=wide_deep", "model.embedding_dim=4"),
+    "two_tower": ("model=two_tower", "model.query_features=[history,words]", "model.hidden_units=[8,4]"),
+}
+
+
+pytestmark = pytest.mark.tensorflow
+
+
+def _run(model: str, *pieces: str) -> tuple[str, ...]:
+    own = ("data=regression", "~data.num_train_examples", "~data.num_eval_examples", "~data.noise",
+           "~data.num_features", "data._target_=list_models.Clicks", "data.global_batch_size=16")  # fmt: skip
+    return (*MODELS[model], *own, *pieces)
+
+
+def test_attention_learns_what_pooling_loses():
+    """The truth has an AUC of 0.840; it depends only on the items of the target's group in the history."""
+    import tensorflow as tf
+    import tf_keras
+    from list_models import Clicks
+
+    from psrun.models.din import din
+    from psrun.models.wide_deep import wide_deep
+
+    source = Clicks(num_train=16_000, num_eval=3000, changes={"words": None, "x": None})
+    options = {"embedding_dim": 8, "hidden_units": [32]}
+    auc = {}
+    for make, chosen in ((din, {"history": "history", "target": "item"}), (wide_deep, {})):
+        tf_keras.utils.set_random_seed(1)
+        model = make(source, **options, **chosen)
+
+        def ready(features, label, preprocessing=model.preprocessing):
+            return preprocessing(features), label
+
+        model.network.compile(tf_keras.optimizers.Adam(0.01), "binary_crossentropy", [tf_keras.metrics.AUC(name="auc")])
+        batches = source.train(batch_size=128, seed=tf.constant(1, tf.int64)).map(ready)
+        model.network.fit(batches, steps_per_epoch=375, verbose=0)
+        found = model.network.evaluate(source.evaluation(batch_size=500).map(ready), verbose=0, return_dict=True)
+        auc[make.__name__] = found["auc"]
+    assert auc["din"] > 0.80
+    assert auc["din"] > auc["wide_deep"] + 0.03
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize(
+    ("model", "pieces"),
+    [
+        ("din", ("trainer=custom_loop", "evaluation=exact", "trainer.prefetch_rows=true")),
+        ("dlrm", ("trainer=fit", "evaluation=validation", "partitioner=fixed_shards")),
+        ("wide_deep", ("cluster=none", "trainer=custom_loop", "evaluation=exact")),
+        pytest.param("two_tower", ("trainer=fit", "evaluation=exact", "trainer.prefetch_rows=true",
+                                   "+model.stack=false"), marks=pytest.mark.thorough),
+        pytest.param("din", ("cluster=none", "trainer=fit", "evaluation=validation"), marks=pytest.mark.thorough),
+        pytest.param("dlrm", ("cluster=none", "trainer=custom_loop", "evaluation=exact"), marks=pytest.mark.thorough),
+        pytest.param("wide_deep", ("trainer=custom_loop", "evaluation=distributed", "trainer.prefetch_rows=true",
+                                   "trainer.steps_per_execution=4"), marks=pytest.mark.thorough),
+    ],
+)  # fmt: skip
+def test_models_train_on_lists(train, model, pieces):
+    result, _ = train(*_run(model, *pieces))
+    assert result["steps"]["applied"] == 24
+    assert np.isfinite(result["metrics"]["loss"])
+    assert result["evaluation"]["examples_seen"] == NUM_EVAL
+    names = {row["variable"] for row in result["placement"]}
+    assert any(name.startswith("item_") and name.endswith("/embeddings") for name in names)
+    assert not any(name.startswith(("history_rows", "history_deep")) for name in names)  # it shares the item's table
+
+
+@pytest.mark.inprocess
+def test_one_worker_trains_on_lists_as_one_process_does(train):
+    same = _run("din", "evaluation=direct", "model.stack=false")
+    one, _ = train(*same, "cluster=none")
+    other, _ = train(*same, "partitioner=none", num_workers=1)
+    assert one["metrics"]["val_loss"] == pytest.approx(other["metrics"]["val_loss"], rel=1e-3)
+
+
+@pytest.mark.inprocess
+def test_an_exported_model_scores_lists_as_the_run_does(train):
+    import tensorflow as tf
+
+    _, folder = train(*_run("din", "cluster=none", "evaluation=none", "export.at_end=true"))
+    (exported,) = (path for path in (folder.path / "export").iterdir() if path.is_dir())
+    serve = tf.saved_model.load(str(exported)).signatures["serving_default"]
+
+    def scores(longest: int) -> np.ndarray:
+        ids = np.full((2, longest), 59, np.int64)
+        ids[0, :2] = [3, 5]
+        lists = {"history": tf.constant(ids), "seconds": tf.ones([2, longest]), "words": tf.fill([2, longest], "ant")}
+        lengths = {f"{name}_length": tf.constant([2, 0], tf.int64) for name in ("history", "words")}
+        dense = {"item": tf.constant([[3], [4]], tf.int64), "x": tf.zeros([2, 1])}
+        return serve(**lists, **lengths, **dense)["prediction"].numpy()
+
+    np.testing.assert_allclose(scores(2), scores(7), rtol=1e-5)  # values beyond the lengths do not count
+
+
+@pytest.mark.parametrize("stack", ["true", "false"])
+def test_a_plan_counts_the_ids_of_lists(stack):
+    from psrun.data import load
+    from psrun.roles import planner
+
+    run = run_config(*_run("din", f"model.stack={stack}"))
+    traffic = planner.make(run, load.load_source(run)).traffic_by_variable
+    item, words = (traffic[f"{name}_rows/embeddings"].read_bytes for name in ("item", "words"))
+    assert item > words > 4 * 16 * 16  # histories and words have the same lengths, and there is one item besides
+    assert words > 3 * (item - words)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "message"),
+    [
+        ("dlrm", {"history": {"combiner": None}}, "dlrm pools lists, but history has no combiner; choose sum, mean"),
+        ("wide_deep", {"history": {"combiner": "max"}}, "history has the combiner max, which takes no weights"),
+        ("two_tower", {"words": {"num_buckets": None}}, "two_tower requires ids in lists, but words has none"),
+        ("din", {"words": {"combiner": None}}, "din pools lists, but words has no combiner"),
+        ("din", {"item": {"vocabulary": (1, 2)}}, "history and item cannot share a table"),
+        ("din", {"item": {"table": "goods"}, "history": {"table": "owned"}}, "history and item must share a table"),
+        ("din", {"item": {"table": "goods"}}, "the feature item has the table 'goods'; use one name"),
+    ],
+)
+def test_lists_that_a_model_cannot_pool_are_errors_before_training(model, changes, message):
+    from list_models import Clicks
+
+    from psrun.program.make_model import make_model
+
+    with pytest.raises(ConfigError, match=message):
+        make_model(run_config(*_run(model)), Clicks(changes=changes))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("model.history=item", r"model.history: item has one value per example; set data.features.item.max_values"),
+        ("model.history=x", r"model.history: 'x' is not a feature with ids; these are item, history, words"),
+        ("model.target=words", r"model.target: words is a list; the target is one value per example"),
+        ("model.target=nothing", r"model.target: 'nothing' is not a feature with ids"),
+    ],
+)
+def test_histories_and_targets_of_another_kind_are_refused(option, message):
+    from list_models import Clicks
+
+    from psrun.program.make_model import make_model
+
+    with pytest.raises(ConfigError, match=message):
+        make_model(run_config(*_run("din", option)), Clicks())
