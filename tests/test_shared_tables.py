@@ -151,11 +151,14 @@ def test_an_id_outside_of_the_table_is_reported_with_its_features():
     import tensorflow as tf
     import tf_keras
 
+    from psrun.data.source import Feature
     from psrun.layers import Table
     from psrun.models import tables
+    from psrun.models.model import inputs
 
-    ids = {name: tf_keras.Input((width,), dtype=tf.int64, name=name) for name, width in (("clicked", 2), ("bought", 1))}
-    rows = tables.rows([Table("word", ("clicked", "bought"), 5, 3)], ids, suffix="rows")
+    features = {"clicked": Feature((2,), tf.int64), "bought": Feature((1,), tf.int64)}
+    ids = inputs(features)
+    rows = tables.rows([Table("word", ("clicked", "bought"), 5, 3)], ids, features, suffix="rows")
     assert [tuple(rows[name].shape) for name in ids] == [(None, 2, 3), (None, 1, 3)]
     network = tf_keras.Model(ids, rows)
     with pytest.raises(

@@ -109,8 +109,8 @@ def pooled(rows: Rows, ids: Sequence[Any], combiner: str, weights: Sequence[tf.T
     """
     lists = [ragged(each) for each in ids]
     lengths = tf.concat([tf.cast(each.row_lengths(), tf.int32) for each in lists], 0)
-    num_lists, count = tf.size(lengths), sum(num_values(each) for each in lists)
-    which = positions.parts(lengths, count)
+    num_lists = tf.size(lengths)
+    which = positions.part_of_each(lengths)
     if combiner == "max":
         made = tf.math.unsorted_segment_max(rows.gathered(), which, num_lists)
         made = tf.where((lengths > 0)[:, tf.newaxis], made, 0)
@@ -120,7 +120,7 @@ def pooled(rows: Rows, ids: Sequence[Any], combiner: str, weights: Sequence[tf.T
         ]
         made = _weighted(rows.gathered(), tf.concat(flat, 0), which, num_lists, combiner)
     else:
-        indices = tf.range(count) if rows.indices is None else rows.indices
+        indices = tf.range(tf.size(which)) if rows.indices is None else rows.indices
         made = _SEGMENTS[combiner](rows.rows, indices, which, num_segments=num_lists)
     return tf.reshape(made, [len(ids), lists[0].shape[0] or -1, rows.rows.shape[-1]])
 

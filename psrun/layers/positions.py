@@ -101,7 +101,7 @@ def of_parts(sizes: Sequence[int | tf.Tensor]) -> PerId:
     """`PerId` for ids of shape (n,), so many of each feature."""
     if len(sizes) == 1:
         return _numbers
-    index = parts(tf.stack(sizes), sum(sizes))
+    index = part_of_each(tf.stack(sizes))
 
     def per_id(values: Any) -> tf.Tensor:
         numbers = _numbers(values)
@@ -110,19 +110,23 @@ def of_parts(sizes: Sequence[int | tf.Tensor]) -> PerId:
     return per_id
 
 
-def parts(sizes: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
-    """The index of the part that each of `count` values is in: int32 (count,). `tf.repeat` takes much longer.
+def part_of_each(sizes: tf.Tensor) -> tf.Tensor:
+    """The index of the part that each value is in: int32 (sum of sizes,).
 
     Args:
       sizes: int32, of the parts; some may be 0.
     """
-    # As many parts end at or before a value as there are parts before its own.
-    return tf.cumsum(tf.raw_ops.Bincount(arr=tf.cumsum(sizes), size=count, weights=tf.zeros([0], tf.int32)))
+    # One operation counts from index * 2**32 on for each part; `tf.repeat` needs memory for parts * the largest size.
+    first = tf.bitwise.left_shift(tf.range(tf.size(sizes, tf.int64), dtype=tf.int64), 32)
+    last, one = first + tf.cast(sizes, tf.int64), tf.ones([], tf.int64)
+    counted = tf.raw_ops.RaggedRange(starts=first, limits=last, deltas=one, Tsplits=tf.int32).rt_dense_values
+    return tf.cast(tf.bitwise.right_shift(counted, 32), tf.int32)
 
 
 def checked_parts(ids: tf.Tensor, places: Sequence[Place], per_id: PerId, title: str) -> tf.Tensor:
     """The ids, (n,), as int32, once it is certain that each has a row."""
-    inside = (ids >= 0) & (ids < tf.cast(per_id([place.num_ids for place in places]), tf.int64))
+    # Without a sign, a negative id is greater than all others.
+    inside = tf.bitcast(ids, tf.uint64) < tf.cast(per_id([place.num_ids for place in places]), tf.uint64)
     bad = tf.reshape(tf.where(~inside), [-1])
     feature = per_id(np.arange(len(places)))
     of_bad = tf.zeros_like(bad, tf.int32) if feature.shape.rank == 0 else tf.gather(feature, bad)
