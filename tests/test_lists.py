@@ -171,13 +171,12 @@ def test_what_cannot_be_is_an_error_before_training(train, pieces, message):
         train(*own_data(*PASSES, "evaluation=none"), *pieces)
 
 
-@pytest.mark.parametrize("model", ["wide_deep", "dlrm", "two_tower", "embedding", "cnn"])
+@pytest.mark.parametrize("model", ["embedding", "cnn"])
 def test_models_that_take_one_value_name_the_lists(model):
     import importlib
 
     made = getattr(importlib.import_module(f"psrun.models.{model}"), model)
-    options = {"query_features": ["x"]} if model == "two_tower" else {}
     source = Histories()
     source.task = "binary"
     with pytest.raises(ConfigError, match=rf"model: {model} requires one value .* lists: history, history_weights"):
-        made(source, **options)
+        made(source)
