@@ -63,7 +63,7 @@ def test_attention_learns_what_pooling_loses():
         ("dlrm", ("trainer=fit", "evaluation=validation", "partitioner=fixed_shards")),
         ("wide_deep", ("cluster=none", "trainer=custom_loop", "evaluation=exact")),
         pytest.param("two_tower", ("trainer=fit", "evaluation=exact", "trainer.prefetch_rows=true",
-                                   "+model.stack=false"), marks=pytest.mark.thorough),
+                                   "model.stack=false"), marks=pytest.mark.thorough),
         pytest.param("din", ("cluster=none", "trainer=fit", "evaluation=validation"), marks=pytest.mark.thorough),
         pytest.param("dlrm", ("cluster=none", "trainer=custom_loop", "evaluation=exact"), marks=pytest.mark.thorough),
         pytest.param("wide_deep", ("trainer=custom_loop", "evaluation=distributed", "trainer.prefetch_rows=true",
