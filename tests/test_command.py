@@ -18,7 +18,7 @@ from recorded_runs import a_run
 from support import STEPS
 
 from psrun import __version__
-from psrun.data import synthesis
+from psrun.data import histories, synthesis
 from psrun.errors import ConfigError, ExitCode
 
 pytestmark = pytest.mark.command
@@ -304,6 +304,7 @@ BY_DEFAULT = ("smoke",)
 )
 def test_every_experiment_runs_at_a_small_size(psrun, tmp_path, name):
     synthesis.write(tmp_path / "criteo-synthetic", synthesis.Recipe(3000, 500, num_values=20), num_files=2)
+    synthesis.write(tmp_path / "histories", histories.Recipe(3000, 500, num_values=100), num_files=2)
     done = psrun(f"experiment={name}", "trainer.epochs=1", "trainer.steps_per_epoch=20", timeout_s=240)
     assert done.code == 0, done.stderr
     assert done.result["evaluation"]["examples_seen"] == done.result["data"]["num_eval_examples"]
