@@ -253,3 +253,15 @@ def test_lists_of_parquet_are_inferred(tmp_path):
 def test_text_is_not_inferred_as_lists(tmp_path):
     source = table(write(tmp_path / "rows.csv", rows()), features=None)
     assert not any(feature.is_list for feature in source.features.values())
+
+
+@pytest.mark.parametrize("words", [["a|b", "c"], ["a|b", ""]])
+def test_a_text_with_separators_is_a_list_in_every_record(tmp_path, words):
+    """Also if all records have one value, which NumPy would make a matrix."""
+    from psrun.data import lists, records
+
+    path = tmp_path / "rows.tfrecord"
+    _records(path, {"words": [[word] if word else [] for word in words]})
+    (piece,) = records.rows(str(path), ["words"])
+    read = lists.of_rows(piece.columns["words"], "|")
+    assert [list(each) for each in read.objects()] == [[b"a", b"b"], [b"c"] if words[1] else []]

@@ -156,3 +156,16 @@ def test_histories_and_targets_of_another_kind_are_refused(option, message):
 
     with pytest.raises(ConfigError, match=message):
         make_model(run_config(*_run("din", option)), Clicks())
+
+
+def test_weights_of_other_lengths_than_the_history_are_an_error():
+    import tensorflow as tf
+
+    from psrun.models.din import Attention
+
+    history, target, mask = tf.ones([2, 3, 4]), tf.ones([2, 4]), tf.sequence_mask([3, 1], 3)
+    attention = Attention([5])
+    weighted = attention([history, target, tf.ragged.constant([[1.0, 1.0, 1.0], [1.0]])], mask=[mask, None, None])
+    assert weighted.shape == (2, 4)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the lengths of the history"):
+        attention([history, target, tf.ragged.constant([[2.0], [3.0]])], mask=[mask, None, None])

@@ -122,8 +122,10 @@ def test_lists_of_strings_are_looked_up_in_the_input_and_served(train, tmp_path)
     (exported,) = (folder.path / "export").iterdir()
     served = tf.saved_model.load(str(exported)).signatures["serving_default"]
     assert set(served.structured_input_signature[1]) == {"words", "words_length"}
-    padded = np.array([[*each[:3], "padding", "padding"][:4] for each in words if len(each) >= 2], object)
-    lengths = [min(len(each), 3) for each in words if len(each) >= 2]
+    longest = max(map(len, words))
+    assert longest > 3  # the export truncates, too
+    padded = np.array([[*each, *["padding"] * (longest - len(each))] for each in words if len(each) >= 2], object)
+    lengths = [len(each) for each in words if len(each) >= 2]
     found = served(words=tf.constant(padded), words_length=tf.constant(lengths, tf.int64))["prediction"]
 
     context = TaskContext(folder, ConsoleSink(Console(file=io.StringIO(), width=200)), 0)

@@ -23,7 +23,8 @@ def write(trained: LoadedModel, folder: Path) -> Path:
     The signature `serving_default` takes a batch of raw features by name, strings included, and returns `prediction`
     (or the names of the model's outputs). If classes have names and the prediction is one probability per class, it
     also returns `class`, the name of the most probable one. assets.extra/psrun.json has all names, in order. A list is
-    a padded matrix, (batch, any width), and an input NAME_length with the number of its values, (batch,).
+    a padded matrix, (batch, any width), and an input NAME_length with the number of its values, (batch,). Longer lists
+    than `max_values` are truncated.
 
     Raises:
       ExportError: TensorFlow cannot save the model, or the disk is full or cannot be written to.
@@ -68,7 +69,9 @@ def _padded(source: DataSource) -> dict[str, tf.TensorSpec]:
 def _without_padding(source: DataSource, features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor | tf.RaggedTensor]:
     held: dict[str, tf.Tensor | tf.RaggedTensor] = {name: features[name] for name in source.features}
     for name, of in _lists(source).items():
-        held[name] = tf.RaggedTensor.from_tensor(features[name], lengths=features[length_name(of)])
+        most = source.features[of].max_values  # longer lists are truncated, as in training
+        lengths = tf.minimum(features[length_name(of)], most)
+        held[name] = tf.RaggedTensor.from_tensor(features[name][:, :most], lengths=lengths)
     return held
 
 

@@ -97,6 +97,8 @@ def of_rows(values: np.ndarray | Lists, separator: str | None) -> Lists:
         return values if separator is None else _of_objects(values.objects().tolist(), separator)
     if values.ndim > 1:
         flat = values.reshape(len(values), -1)
+        if separator is not None and flat.shape[1] == 1 and flat.dtype.kind in "OSU":  # lists of one text each
+            return _of_objects(flat[:, 0].tolist(), separator)
         return of_lengths(flat.ravel(), np.full(len(flat), flat.shape[1]))
     if values.dtype.kind in "iub":
         return of_lengths(values, np.ones(len(values), np.int64))

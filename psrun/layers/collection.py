@@ -45,7 +45,8 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
       combiner: as in `psrun.layers.Embedding`, for all features or by feature.
 
     Call arguments:
-      inputs: ids by feature, (batch, ...) of int; RaggedTensors and SparseTensors are lists.
+      inputs: ids by feature, (batch, ...) of int; RaggedTensors and SparseTensors are lists, as of
+        `psrun.layers.Embedding`.
       weights: of ids, by feature; as in `psrun.layers.Embedding`.
 
     Returns:

@@ -35,7 +35,8 @@ class Embedding(EmbeddingLayer):
       combiner: how the rows of an example's ids are pooled: 'sum', 'mean', 'sqrtn' or 'max'; None: they are not.
 
     Call arguments:
-      ids: (batch, ...) of int. RaggedTensors and SparseTensors, (batch, None), are lists.
+      ids: (batch, ...) of int. RaggedTensors and SparseTensors, (batch, None), are lists; the indices of a
+        SparseTensor must be in canonical order (`tf.sparse.reorder`).
       weights: of the ids, in a tensor of the same kind and shape; with the combiners sum, mean and sqrtn. Ids without a
         positive weight are ignored except in sums, as by `tf.nn.safe_embedding_lookup_sparse`.
 

@@ -108,11 +108,23 @@ class Attention(tf_keras.layers.Layer):
         if mask is not None and mask[0] is not None:
             weights *= tf.cast(mask[0], weights.dtype)[:, :, tf.newaxis]
         if given:
-            weights *= tf.cast(given[0].to_tensor(), weights.dtype)[:, :, tf.newaxis]
+            weights *= tf.cast(_padded(given[0], mask), weights.dtype)[:, :, tf.newaxis]
         return tf.reduce_sum(weights * history, 1)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "units": self.units}
+
+
+def _padded(weights: tf.RaggedTensor, mask: Sequence[Any] | None) -> tf.Tensor:
+    """(batch, longest). Other lengths than those of the history, which would be broadcast, are an error."""
+    if mask is None or mask[0] is None:
+        return weights.to_tensor()
+    lengths = tf.reduce_sum(tf.cast(mask[0], weights.row_splits.dtype), 1)
+    same = tf.reduce_all(tf.equal(weights.row_lengths(), lengths))
+    # tf.debugging.Assert would be a branch, and so another function to call.
+    check = tf.raw_ops.Assert(condition=same, data=["the weights of the history must have the lengths of the history"])
+    with tf.control_dependencies([] if check is None else [check]):
+        return weights.to_tensor()
 
 
 def _check(source: DataSource, num_ids: Mapping[str, int], history: str, target: str) -> None:

@@ -101,12 +101,26 @@ def check_features(features: Mapping[str, Feature], batch: Any) -> None:
 
 def _wrong(name: str, feature: Feature, features: Mapping[str, Feature], spec: Any) -> Iterator[str]:
     ragged = isinstance(spec, tf.RaggedTensorSpec)
-    if not feature.is_list:
+    if isinstance(spec, tf.SparseTensorSpec):
+        yield "is a SparseTensor; yield a tf.RaggedTensor"
+    elif not feature.is_list:
         if ragged:
             yield "is a RaggedTensor; declare it as Feature((None,), dtype, max_values=...)"
-        return
-    if spec is not None and not ragged:
+    else:
+        yield from _wrong_kind(feature, spec)
+        yield from _wrong_options(name, feature, features)
+
+
+def _wrong_kind(feature: Feature, spec: Any) -> Iterator[str]:
+    if isinstance(spec, tf.RaggedTensorSpec):
+        if spec.ragged_rank != 1 or spec.shape.rank != 2 or spec.dtype != feature.dtype:
+            kind = f"a RaggedTensor of {spec.dtype.name} and shape {spec.shape}"
+            yield f"is {kind}; a list of {tf.as_dtype(feature.dtype).name} has the shape (batch, None)"
+    elif spec is not None:
         yield f"has max_values={feature.max_values}, but is a {type(spec).__name__}; yield a tf.RaggedTensor"
+
+
+def _wrong_options(name: str, feature: Feature, features: Mapping[str, Feature]) -> Iterator[str]:
     if length_name(name) in features:
         yield f"is a list, and {length_name(name)} is the name of its lengths in exports; rename that feature"
     if feature.shape != (None,):
