@@ -74,7 +74,10 @@ def test_models_train_on_lists(train, model, pieces):
     result, _ = train(*_run(model, *pieces))
     assert result["steps"]["applied"] == 24
     assert np.isfinite(result["metrics"]["loss"])
-    assert result["evaluation"]["examples_seen"] == NUM_EVAL
+    if "evaluation=distributed" in pieces:  # four batches of 16 examples or of the 5 that are left, of two workers
+        assert result["evaluation"]["examples_seen"] in range(NUM_EVAL - 16, NUM_EVAL + 16)
+    else:
+        assert result["evaluation"]["examples_seen"] == NUM_EVAL
     names = {row["variable"] for row in result["placement"]}
     assert any(name.startswith("item_") and name.endswith("/embeddings") for name in names)
     assert not any(name.startswith(("history_rows", "history_deep")) for name in names)  # it shares the item's table
