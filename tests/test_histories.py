@@ -91,9 +91,14 @@ def test_options_of_histories_are_checked(tmp_path, arguments, message):
     assert not (tmp_path / "made").exists()
 
 
+def test_options_of_histories_need_histories(tmp_path):
+    with pytest.raises(ConfigError, match="--max-values needs --histories"):
+        commands.main(["synthesize", str(tmp_path / "made"), "--max-values", "5"])
+    assert not (tmp_path / "made").exists()
+
+
 def test_the_true_model_without_histories_knows_only_the_target(tmp_path):
     some, none = (
-        synthesis.write(tmp_path / str(empty), recipe(num_eval_examples=20_000, empty=empty), truth_of=histories.Truth)
-        for empty in (0.0, 0.99)
+        synthesis.write(tmp_path / str(empty), recipe(num_eval_examples=20_000, empty=empty)) for empty in (0.0, 0.99)
     )
     assert some["auc"] > none["auc"] + 0.05

@@ -73,8 +73,20 @@ def _add_synthesize(subcommands: argparse._SubParsersAction[argparse.ArgumentPar
     part.add_argument("--signal", type=float, metavar="X", default=1.5, help="standard deviation of the true logit")
     text = "an item and a list of items per row"
     part.add_argument("--histories", action="store_true", default=argparse.SUPPRESS, help=text)
-    part.add_argument("--num-groups", type=int, metavar="N", default=20, help="groups of items")
-    part.add_argument("--max-values", type=int, metavar="N", default=50, help="longest list")
+    part.add_argument(
+        "--num-groups",
+        type=int,
+        metavar="N",
+        default=argparse.SUPPRESS,
+        help="with --histories: groups of items (default: 20)",
+    )
+    part.add_argument(
+        "--max-values",
+        type=int,
+        metavar="N",
+        default=argparse.SUPPRESS,
+        help="with --histories: longest list (default: 50)",
+    )
     part.add_argument("--num-files", type=int, metavar="N", default=4, help="number of training files")
     part.add_argument("--gzip", action="store_true", help="compress the files")
     part.add_argument("--seed", type=int, metavar="N", default=1, help="seed of the random numbers")
@@ -101,21 +113,17 @@ def _synthesize(
     folder: Path,
     num_files: int,
     gzip: bool,
-    num_groups: int,
-    max_values: int,
     histories: bool = False,
-    **given: float,
+    **given: Any,
 ) -> ExitCode:
     if not 1 <= num_files <= given["num_examples"]:
         raise ConfigError(f"num-files is {num_files}, must be from 1 to the number of examples")
-    made: Any
-    if histories:
-        made = recipes.Recipe(num_groups=num_groups, max_values=max_values, **given)  # type: ignore[arg-type]
-    else:
-        made = synthesis.Recipe(**given)  # type: ignore[arg-type]
-    truth_of = recipes.Truth if histories else synthesis.CriteoTruth
+    of_histories = [name for name in ("num_groups", "max_values") if name in given]
+    if of_histories and not histories:
+        raise ConfigError(f"--{of_histories[0].replace('_', '-')} needs --histories")
+    made: Any = (recipes.Recipe if histories else synthesis.Recipe)(**given)
     with _new_folder(folder):
-        bayes = synthesis.write(folder, made, num_files=num_files, zipped=gzip, truth_of=truth_of)
+        bayes = synthesis.write(folder, made, num_files=num_files, zipped=gzip)
         if histories:
             recipes.write_config(folder, made, next(folder.glob("eval.*"), None))
     console.print(f"{folder}: {made.num_examples:,} rows to train on, {made.num_eval_examples:,} to evaluate on")

@@ -48,6 +48,10 @@ class Recipe:
         if self.max_values < 1:
             raise ConfigError(f"max-values is {self.max_values}, must be 1 or more")
 
+    def truth(self, rng: np.random.Generator) -> Truth:
+        """The model that generates the rows."""
+        return Truth(self, rng)
+
 
 class Rows(NamedTuple):
     """`items`: (n,); `history` and `seconds`: (n, max_values), of which the first `lengths` values of a row count."""

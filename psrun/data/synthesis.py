@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -42,6 +42,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check(self)
+
+    def truth(self, rng: np.random.Generator) -> CriteoTruth:
+        """The model that generates the rows."""
+        return CriteoTruth(self, rng)
 
 
 def check(recipe: Any) -> None:
@@ -133,12 +137,11 @@ def write(
     *,
     num_files: int = 1,
     zipped: bool = False,
-    truth_of: Callable[[Any, np.random.Generator], Truth] = CriteoTruth,
 ) -> dict[str, float | None]:
     """Writes files `train-*`, `eval.*` and, last, `truth.json`, into a new folder.
 
     Args:
-      truth_of: makes the model of a recipe.
+      recipe: a `Recipe` of this module or of `psrun.data.histories`.
 
     Returns:
       What `truth.json` holds under `bayes`: AUC and log loss of the true probabilities on the rows to evaluate on. No
@@ -149,7 +152,7 @@ def write(
     """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(recipe.seed)
-    truth = truth_of(recipe, rng)
+    truth: Truth = recipe.truth(rng)
     least, more = divmod(recipe.num_examples, num_files)
     for index in range(num_files):
         size = least + (index < more)
