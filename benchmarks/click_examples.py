@@ -44,16 +44,16 @@ def generated(
 
 
 def of_tables(
-    *, num_tables: int, rows: int, skew: float = 0.0, num_examples: int = NUM_EXAMPLES, seed: int = 1
+    *, num_tables: int, rows: int, width: int = 1, skew: float = 0.0, num_examples: int = NUM_EXAMPLES, seed: int = 1
 ) -> Examples:
-    """Examples of so many features with one id each (`c0`, ...), all of as many values, and 13 numbers; random labels.
+    """Examples with random labels, 13 numbers, and features `c0`, ... of shape (num_examples, width): ids below `rows`.
 
     Args:
       skew: as in `generated`.
     """
     rng = np.random.default_rng(seed)
-    size = (num_examples, num_tables)
+    size = (num_examples, num_tables, width)
     ids = rng.integers(rows, size=size) if not skew else (rng.zipf(skew, size=size) - 1) % rows
-    features = {f"c{column}": ids[:, column : column + 1].astype(np.int64) for column in range(num_tables)}
+    features = {f"c{column}": ids[:, column].astype(np.int64) for column in range(num_tables)}
     features["numbers"] = rng.normal(size=(num_examples, NUM_NUMBERS)).astype(np.float32)
     return features, rng.integers(2, size=(num_examples, 1)).astype(np.float32)

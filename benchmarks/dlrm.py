@@ -1,10 +1,12 @@
 """Steps a second of models with many tables, stored as stacks and one by one.
 
-    python benchmarks/dlrm.py [--repetitions N] [--torch] [--num-tables N] [--skew X] [--only PATTERN ...] [--json FILE]
+    python benchmarks/dlrm.py [--repetitions N] [--torch] [--cluster NAME] [--num-tables N] [--list-lengths N ...]
+                              [--skew X] [--only PATTERN ...] [--json FILE]
 
-DLRM and wide and deep over 26 categories of 20,000 values each, with two workers and two parameter servers in one
-process and without parameter servers. DLRM also with one stacked table in plain TensorFlow (limit_by_hand.py), and in
-PyTorch with an EmbeddingBag for each category (torch_by_hand.py). Rounds and ratios are those of benchmarks/speed.py.
+DLRM and wide and deep over 26 categories of 20,000 values each, with two workers and two parameter servers and without
+parameter servers. DLRM also with categories that are lists, with one stacked table in plain TensorFlow
+(limit_by_hand.py), and in PyTorch with an EmbeddingBag per category (torch_by_hand.py). Rounds and ratios are those of
+benchmarks/speed.py.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from measured import Goal, show_goals
 from rich.console import Console
 from ways import ByHand, Measurements, Psrun, Setting, Way
 
+LIST_EXAMPLES = 8192  # the pipeline's graph holds the ids of all examples
+
 GOALS = (
     Goal("dlrm stacked", "dlrm", 2.5),
     Goal("wide_deep stacked", "wide_deep", 3.5),
@@ -29,6 +33,8 @@ GOALS = (
     Goal("dlrm one process stacked", "dlrm one process", 1.15),
     Goal("dlrm stacked", "dlrm by hand", 0.85),
     Goal("dlrm stacked", "dlrm torch", 0.9),
+    Goal("dlrm lists of 1 stacked", "dlrm stacked", 0.95),
+    Goal("dlrm one process lists of 1", "dlrm one process", 0.95),
 )
 
 
@@ -37,16 +43,28 @@ def ways(options: argparse.Namespace) -> list[Way]:
     size = f"data.num_tables={options.num_tables}"
     found: list[Way] = []
     for model in ("dlrm", "wide_deep"):
-        alone = Psrun(model, setting, model=f"{model}_tables", overrides=(size, "model.stack=false"))
-        stacked = replace(alone, name=f"{model} stacked", overrides=(size, "model.stack=true"))
-        found += [alone, stacked]
-        for way in (alone, stacked) if model == "dlrm" else ():
-            name = way.name.replace(model, f"{model} one process")
-            found.append(replace(way, name=name, cluster="none"))
+        found += _unstacked_and_stacked(
+            Psrun(model, setting, model=f"{model}_tables", overrides=(size,), cluster=options.cluster)
+        )
+    one_process = Psrun("dlrm one process", setting, model="dlrm_tables", overrides=(size,), cluster="none")
+    found += _unstacked_and_stacked(one_process)
+    for length in options.list_lengths:
+        pieces = (size, f"data.list_length={length}", f"data.num_examples={LIST_EXAMPLES}")
+        name = f"lists of {length}"
+        way = Psrun(f"dlrm {name}", setting, model="dlrm_tables", overrides=pieces, cluster=options.cluster)
+        found += _unstacked_and_stacked(way)
+        found += _unstacked_and_stacked(replace(way, name=f"dlrm one process {name}", cluster="none"))
     if options.num_tables == NUM_FEATURES:
         found.append(ByHand("dlrm by hand", "dlrm", replace(setting, rows=options.rows * NUM_FEATURES)))
         found += [ByHand("dlrm torch", "torch_dlrm", setting)] if options.torch else []
     return [way for way in found if any(fnmatch.fnmatchcase(way.name, pattern) for pattern in options.only)]
+
+
+def _unstacked_and_stacked(way: Psrun) -> list[Way]:
+    return [
+        replace(way, overrides=(*way.overrides, "model.stack=false")),
+        replace(way, name=f"{way.name} stacked", overrides=(*way.overrides, "model.stack=true")),
+    ]
 
 
 def main() -> None:
@@ -55,6 +73,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000, help="of each window that is timed")
     parser.add_argument("--windows", type=int, default=3, help="that are timed in each process")
     parser.add_argument("--torch", action="store_true", help="also PyTorch (pip install 'psrun[benchmarks]')")
+    parser.add_argument("--cluster", choices=("inprocess", "local"), default="inprocess", help="of parameter servers")
+    parser.add_argument("--list-lengths", type=int, default=[], nargs="+", metavar="N", help="also lists of N values")
     parser.add_argument("--num-tables", type=int, default=26)
     parser.add_argument("--rows", type=int, default=20_000, help="of each table")
     parser.add_argument("--skew", type=float, default=0.0, help="exponent of Zipf's law; 0: uniform ids")

@@ -1,23 +1,45 @@
-"""Generated clicks on many categories, a table each: `data=tables` of benchmarks/conf."""
+"""Generated clicks on many categories, with one table per category: `data=tables` of benchmarks/conf."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import click_examples
+import numpy as np
 import tensorflow as tf
 from click_examples import NUM_EXAMPLES, NUM_NUMBERS
 
+from psrun.data.lists import of_lengths
 from psrun.data.source import ArraySource, Feature
 
 
 class ManyTables(ArraySource):
-    """The examples of `click_examples.of_tables`, with its arguments."""
+    """The examples of `click_examples.of_tables`, with its arguments.
+
+    Args:
+      list_length: each feature is a list of so many values; 0: one value, not a list.
+    """
 
     def __init__(
-        self, *, num_tables: int, rows: int, skew: float = 0.0, num_examples: int = NUM_EXAMPLES, seed: int = 1
+        self,
+        *,
+        num_tables: int,
+        rows: int,
+        skew: float = 0.0,
+        num_examples: int = NUM_EXAMPLES,
+        list_length: int = 0,
+        seed: int = 1,
     ) -> None:
-        examples = click_examples.of_tables(
-            num_tables=num_tables, rows=rows, skew=skew, num_examples=num_examples, seed=seed
+        arrays, labels = click_examples.of_tables(
+            num_tables=num_tables, rows=rows, width=max(1, list_length), skew=skew, num_examples=num_examples, seed=seed
         )
-        features = {name: Feature((1,), tf.int64, num_buckets=rows) for name in examples[0] if name != "numbers"}
-        features["numbers"] = Feature((NUM_NUMBERS,), tf.float32)
+        values: dict[str, Any] = dict(arrays)
+        features = {"numbers": Feature((NUM_NUMBERS,), tf.float32)}
+        for name in arrays.keys() - features.keys():
+            if list_length:
+                features[name] = Feature((None,), tf.int64, num_buckets=rows, max_values=list_length)
+                values[name] = of_lengths(arrays[name].ravel(), np.full(num_examples, list_length))
+            else:
+                features[name] = Feature((1,), tf.int64, num_buckets=rows)
+        examples = values, labels
         super().__init__(features=features, task="binary", train=examples, evaluation=examples)

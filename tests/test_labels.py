@@ -60,12 +60,9 @@ def test_vocabularies_that_do_not_fit_the_source_are_refused(train, pieces, mess
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
     ("values", "num_classes"),
-    [
-        pytest.param(["no", "yes"], 2, marks=pytest.mark.thorough),
-        (["low", "mid", "high"], 3),
-        pytest.param([1.0, -1.0], 2, marks=pytest.mark.thorough),
-    ],
+    [(["no", "yes"], 2), (["low", "mid", "high"], 3), ([1.0, -1.0], 2)],
 )
+@pytest.mark.thorough
 def test_an_own_source_trains_as_with_class_numbers(train, values, num_classes):
     pieces = (*OWN, f"+data.num_classes={num_classes}", "cluster=none")
     names = [int(each) if isinstance(each, float) else each for each in values]

@@ -27,6 +27,7 @@ def _run(model: str, *pieces: str) -> tuple[str, ...]:
     return (*MODELS[model], *own, *pieces)
 
 
+@pytest.mark.thorough
 def test_attention_learns_what_pooling_loses():
     """The truth has an AUC of 0.840; it depends only on the items of the target's group in the history."""
     import tensorflow as tf
@@ -60,7 +61,8 @@ def test_attention_learns_what_pooling_loses():
     ("model", "pieces"),
     [
         ("din", ("trainer=custom_loop", "evaluation=exact", "trainer.prefetch_rows=true")),
-        ("dlrm", ("trainer=fit", "evaluation=validation", "partitioner=fixed_shards")),
+        pytest.param("dlrm", ("trainer=fit", "evaluation=validation", "partitioner=fixed_shards"),
+                     marks=pytest.mark.thorough),
         ("wide_deep", ("cluster=none", "trainer=custom_loop", "evaluation=exact")),
         pytest.param("two_tower", ("trainer=fit", "evaluation=exact", "trainer.prefetch_rows=true",
                                    "model.stack=false"), marks=pytest.mark.thorough),

@@ -97,6 +97,7 @@ def test_replicas_of_a_worker_share_a_batch_of_lists(train):
     assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_lists_of_strings_are_looked_up_in_the_input_and_served(train, tmp_path):
     """From files: predictions by workers, in one process, and of the export for padded lists are equal."""
     import tensorflow as tf

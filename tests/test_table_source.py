@@ -578,7 +578,7 @@ def test_models_learn_from_inferred_features_which_are_reported_once_and_kept_at
 
 
 @pytest.mark.parametrize(
-    ("model", "ending"), [("wide_deep", "tfrecord"), pytest.param("dense", "csv.gz", marks=pytest.mark.thorough)]
+    ("model", "ending"), [pytest.param("wide_deep", "tfrecord", marks=pytest.mark.thorough), ("dense", "csv.gz")]
 )
 def test_models_learn_from_it(train, tmp_path, model, ending):
     write(tmp_path / f"train-0.{ending}", rows(300))

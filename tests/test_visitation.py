@@ -90,6 +90,7 @@ def test_batches_of_the_data_service_are_trained_on_once_except_outstanding_ones
         assert trained_on(row) == 200
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_requests_the_rest_of_the_pass_from_the_data_service(train):
     pieces = (*COUNTED, "data.visitation=dynamic", "data.audit=true", "data.global_batch_size=4")
     _, folder = train(*pieces, "trainer.epochs=1", "trainer.steps_per_epoch=25")
@@ -160,8 +161,9 @@ def test_a_pass_that_was_cut_ends_before_the_next_begins(train, monkeypatch, clu
 
 @pytest.mark.parametrize(
     ("batch_size", "left_out"),
-    [(20, 72), *(pytest.param(*case, marks=pytest.mark.thorough) for case in ((16, 0), (8, 72), (25, 72)))],
+    [(20, 72), (16, 0), (8, 72), (25, 72)],
 )
+@pytest.mark.thorough
 def test_a_pass_that_was_begun_with_other_batches_is_left(train, batch_size, left_out):
     pieces = (*COUNTED, *PASSES, "data.audit=true", f"data.global_batch_size={batch_size}")
     _, folder = train(*pieces, "data.global_batch_size=16", "trainer.epochs=1", "trainer.steps_per_epoch=8")
