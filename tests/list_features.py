@@ -63,6 +63,25 @@ class Histories(ArraySource):
         )
 
 
+class SparseHistories(Histories):
+    """As `Histories`, with SparseTensors."""
+
+    def train(self, **options: Any) -> tf.data.Dataset:
+        return super().train(**options).map(_sparse)
+
+    def batches(self, *arguments: Any) -> tf.data.Dataset:
+        numbered = super().batches(*arguments)
+        return numbered.map(lambda number, examples, batch: (number, examples, _sparse(*batch)))
+
+    def evaluation(self, **options: Any) -> tf.data.Dataset:
+        return super().evaluation(**options).map(_sparse)
+
+
+def _sparse(features: Any, label: Any) -> Any:
+    lists = {name: each.to_sparse() for name, each in features.items() if isinstance(each, tf.RaggedTensor)}
+    return {**features, **lists}, label
+
+
 class _Ids(tf_keras.layers.Layer):
     """Sums of ids times their weights, sums of ids, and numbers of ids: (batch, 3)."""
 

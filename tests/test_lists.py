@@ -53,6 +53,15 @@ def start(network) -> None:
     network.layers[-1].set_weights([np.full((5, 1), 0.1, np.float32), np.zeros(1, np.float32)])
 
 
+@pytest.mark.parametrize("visitation", ["once", pytest.param("every_worker", marks=thorough)])
+def test_sparse_tensors_of_a_source_train_as_ragged_ones(train, visitation):
+    pieces = ("cluster=none", "evaluation=direct", "model._target_=list_features.started", "trainer.epochs=1",
+              f"data.visitation={visitation}", "trainer.steps_per_epoch=12")  # fmt: skip
+    ragged, _ = train(*own_data(*pieces))
+    sparse, _ = train(*own_data(*pieces, "data._target_=list_features.SparseHistories"))
+    assert sparse["metrics"] == pytest.approx(ragged["metrics"], rel=1e-6)
+
+
 @pytest.mark.parametrize("pieces", MODES)
 def test_training_and_evaluation_are_those_of_keras(train, pieces):
     model = () if any("_target_" in piece for piece in pieces) else ("model._target_=list_features.started",)

@@ -223,6 +223,20 @@ def test_ids_of_another_kind_are_refused_by_name(stack, kind, message):
         EmbeddingCollection(_tables("a", "b"), stack=stack, name="t")({"a": ids[kind], "b": tf.constant([[1], [2]])})
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_pooled_features_of_batches_of_other_sizes_are_an_error(compiled):
+    """Lists of 4, 3 and 5 examples are as many as three times 4."""
+    import tensorflow as tf
+
+    from psrun.layers import EmbeddingCollection
+
+    layer = EmbeddingCollection(_tables("a", "b", "c"), stack=True, combiner="sum")
+    lists = {name: tf.RaggedTensor.from_row_lengths([0] * 6, [6] + [0] * more) for name, more in zip("abc", (3, 2, 4))}
+    called = tf.function(layer) if compiled else layer
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"the same number of examples; got"):
+        called(lists)
+
+
 def test_a_plan_counts_the_traffic_of_a_table_by_its_ids():
     from psrun.data import load
     from psrun.roles import planner

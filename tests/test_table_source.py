@@ -312,6 +312,14 @@ def test_vocabularies_are_lists_or_files_and_integers_without_are_reported(tmp_p
     assert sorted(pairs) == [(0, 0), (1, 1), (2, 2)]
 
 
+@pytest.mark.parametrize("ending", ["npz", pytest.param("parquet", marks=needs_pyarrow)])
+def test_booleans_are_numbers(tmp_path, ending):
+    path = write(tmp_path / f"rows.{ending}", {"member": [True, False], "label": [False, True]})
+    for dtype in ("int64", "float32"):
+        features, label = read(path, features={"member": {"dtype": dtype}})
+        assert (features["member"].tolist(), label.tolist()) == ([[1], [0]], [[0.0], [1.0]])
+
+
 @needs_pyarrow
 def test_what_is_null_in_parquet_is_as_an_empty_field(tmp_path):
     path = write(tmp_path / "rows.parquet", {"age": [1.5, None], "work": [None, "b"], "label": [0, 1]})

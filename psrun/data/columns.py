@@ -87,6 +87,8 @@ def _numbers(values: np.ndarray, want: Wanted) -> tuple[np.ndarray, Sequence[int
     by_value = want.dtype == "string" or want.vocabulary is not None
     if values.dtype.kind == "O" and values.ndim == 1 and want.width == 1 and want.vocabulary is None:
         return made, _plain(values.tolist(), want, made)
+    if values.dtype.kind == "b" and not by_value:
+        table = table.astype(np.uint8)  # a bool cannot be compared with the limit of int64
     if values.dtype.kind not in _NUMBERS or by_value or table.shape[1] != want.width:
         return made, range(len(values))
     with np.errstate(over="ignore", invalid="ignore"):

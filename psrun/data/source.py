@@ -89,8 +89,9 @@ class DataSource(Protocol):
     def train(self, *, batch_size: int, seed: tf.Tensor) -> tf.data.Dataset:
         """Endless shuffled batches ({name: (batch_size, *shape)}, label), without Python: the pipeline runs on workers.
 
-        Lists are RaggedTensors, (batch_size, None). A third element may be the weights of the examples, (batch_size,).
-        If a model has several outputs, label and weights are dicts by output.
+        Lists are RaggedTensors or SparseTensors, (batch_size, None); the model gets RaggedTensors. A third element may
+        be the weights of the examples, (batch_size,). If a model has several outputs, label and weights are dicts by
+        output.
 
         Args:
           batch_size: examples per batch; every batch is full.

@@ -106,9 +106,13 @@ def pooled(rows: Rows, ids: Sequence[Any], combiner: str, weights: Sequence[tf.T
       rows: of the ids of one feature after the other.
       ids: of each feature.
       weights: as `checked_weights` returns them.
+
+    Raises:
+      tf.errors.InvalidArgumentError: when run: the features have different numbers of lists.
     """
     lists = [ragged(each) for each in ids]
-    lengths = tf.concat([tf.cast(each.row_lengths(), tf.int32) for each in lists], 0)
+    with tf.control_dependencies(_same_batch(lists)):
+        lengths = tf.concat([tf.cast(each.row_lengths(), tf.int32) for each in lists], 0)
     which, values = positions.part_of_each(lengths), rows.gathered()
     if combiner == "max":
         most = _in_each(tf.math.segment_max, values, which, lengths)
@@ -124,6 +128,17 @@ def pooled(rows: Rows, ids: Sequence[Any], combiner: str, weights: Sequence[tf.T
         ]
         made = _weighted(values, tf.concat(flat, 0), which, lengths, combiner)
     return tf.reshape(made, [len(ids), lists[0].shape[0] or -1, values.shape[-1]])
+
+
+def _same_batch(lists: Sequence[tf.RaggedTensor]) -> list[tf.Operation]:
+    """The check that all have the same number of lists; eagerly it is done at once."""
+    if len(lists) == 1:
+        return []
+    counts = tf.stack([each.nrows() for each in lists])
+    message = "pooled features must have the same number of examples; got"
+    # tf.debugging.Assert would be a branch, and so another function to call.
+    check = tf.raw_ops.Assert(condition=tf.reduce_all(counts == counts[0]), data=[message, counts])
+    return [] if check is None else [check]
 
 
 def _in_each(reduce: Callable[..., tf.Tensor], values: tf.Tensor, which: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:

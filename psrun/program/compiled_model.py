@@ -193,6 +193,7 @@ class Program:
         preprocessing = self.model.preprocessing
         if self.to_class_numbers is not None:
             label = self.to_class_numbers(label)
+        features = list_inputs.ragged(features)
         return (features if preprocessing is None else preprocessing(features), label, *rest)
 
     def _by_class(self, *batch: Any) -> Any:
@@ -201,7 +202,9 @@ class Program:
         return features, label, class_weights.weight_of(self.class_weight, label, *weight)
 
     def _preprocessed(self, dataset: tf.data.Dataset, ready: Callable[..., Any]) -> tf.data.Dataset:
+        spec = dataset.element_spec[0]
         same = ready == self._ready and self.model.preprocessing is None and self.to_class_numbers is None
+        same = same and not list_inputs.has_sparse(spec)
         return (dataset if same else dataset.map(ready)).prefetch(2)
 
 

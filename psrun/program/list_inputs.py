@@ -1,4 +1,4 @@
-"""Lists among the features of a batch, which are RaggedTensors: their checks, and their lengths."""
+"""Lists among the features of a batch, which models get as RaggedTensors: their checks, and their lengths."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from psrun.data.source import Feature
 from psrun.errors import ConfigError, Problem
 from psrun.models.model import is_ragged
 from psrun.tf_internals import keras
+
+_LIST_SPECS = (tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
 
 def check(network: tf_keras.Model, features: Any) -> None:
@@ -80,6 +82,23 @@ def mean_lengths(batch: Any, dataset: Callable[[], tf.data.Dataset]) -> Any:
     return tf.nest.map_structure(length, next(iter(dataset())))
 
 
+def has_sparse(features: Any) -> bool:
+    """Whether there are SparseTensors among the specs of features."""
+    return any(isinstance(spec, tf.SparseTensorSpec) for spec in tf.nest.flatten(features))
+
+
+def ragged(features: Any) -> Any:
+    """Features with SparseTensors as RaggedTensors; the indices must be in their canonical order."""
+
+    def converted(value: Any) -> Any:
+        if not isinstance(value, tf.SparseTensor):
+            return value
+        rows, num_rows = value.indices[:, 0], value.dense_shape[0]
+        return tf.RaggedTensor.from_value_rowids(value.values, rows, nrows=num_rows, validate=False)
+
+    return tf.nest.map_structure(converted, features)
+
+
 def check_features(features: Mapping[str, Feature], batch: Any) -> None:
     """Checks the lists that a data source declares.
 
@@ -87,7 +106,7 @@ def check_features(features: Mapping[str, Feature], batch: Any) -> None:
       batch: its spec, as the source yields it.
 
     Raises:
-      ConfigError: a list is not a RaggedTensor, or its options contradict each other.
+      ConfigError: a list is not a RaggedTensor or SparseTensor, or its options contradict each other.
     """
     specs = batch[0] if isinstance(batch, tuple) and isinstance(batch[0], Mapping) else {}
     problems = [
@@ -100,21 +119,20 @@ def check_features(features: Mapping[str, Feature], batch: Any) -> None:
 
 
 def _wrong(name: str, feature: Feature, features: Mapping[str, Feature], spec: Any) -> Iterator[str]:
-    ragged = isinstance(spec, tf.RaggedTensorSpec)
-    if isinstance(spec, tf.SparseTensorSpec):
-        yield "is a SparseTensor; yield a tf.RaggedTensor"
-    elif not feature.is_list:
-        if ragged:
-            yield "is a RaggedTensor; declare it as Feature((None,), dtype, max_values=...)"
+    if not feature.is_list:
+        if isinstance(spec, _LIST_SPECS):
+            kind = type(spec).__name__.removesuffix("Spec")
+            yield f"is a {kind}; declare it as Feature((None,), dtype, max_values=...)"
     else:
         yield from _wrong_kind(feature, spec)
         yield from _wrong_options(name, feature, features)
 
 
 def _wrong_kind(feature: Feature, spec: Any) -> Iterator[str]:
-    if isinstance(spec, tf.RaggedTensorSpec):
-        if spec.ragged_rank != 1 or spec.shape.rank != 2 or spec.dtype != feature.dtype:
-            kind = f"a RaggedTensor of {spec.dtype.name} and shape {spec.shape}"
+    if isinstance(spec, _LIST_SPECS):
+        nested = isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank != 1
+        if nested or spec.shape.rank != 2 or spec.dtype != feature.dtype:
+            kind = f"a {type(spec).__name__.removesuffix('Spec')} of {spec.dtype.name} and shape {spec.shape}"
             yield f"is {kind}; a list of {tf.as_dtype(feature.dtype).name} has the shape (batch, None)"
     elif spec is not None:
         yield f"has max_values={feature.max_values}, but is a {type(spec).__name__}; yield a tf.RaggedTensor"
