@@ -202,9 +202,8 @@ class Program:
         return features, label, class_weights.weight_of(self.class_weight, label, *weight)
 
     def _preprocessed(self, dataset: tf.data.Dataset, ready: Callable[..., Any]) -> tf.data.Dataset:
-        spec = dataset.element_spec[0]
         same = ready == self._ready and self.model.preprocessing is None and self.to_class_numbers is None
-        same = same and not list_inputs.has_sparse(spec)
+        same = same and not list_inputs.has_sparse(dataset.element_spec[0])
         return (dataset if same else dataset.map(ready)).prefetch(2)
 
 
