@@ -33,5 +33,7 @@ class Ids(ArraySource):
 def big_table(source: Ids, *, rows: int, dim: int) -> tf_keras.Model:
     """A table of `rows` x `dim` float32, looked up at the ids modulo `rows`, and one sigmoid unit."""
     ids = tf_keras.Input((1,), dtype=tf.int64, name="id")
-    found = tf_keras.layers.Embedding(rows, dim, embeddings_initializer="zeros")(ids % rows)
-    return tf_keras.Model({"id": ids}, tf_keras.layers.Dense(1, activation="sigmoid")(tf_keras.layers.Flatten()(found)))
+    vectors = tf_keras.layers.Embedding(rows, dim, embeddings_initializer="zeros")(ids % rows)
+    return tf_keras.Model(
+        {"id": ids}, tf_keras.layers.Dense(1, activation="sigmoid")(tf_keras.layers.Flatten()(vectors))
+    )

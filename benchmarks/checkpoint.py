@@ -103,28 +103,28 @@ def _copied(sources: list[Path], folder: Path) -> tuple[float, float]:
 
 
 def _one(root: Path, rows: int) -> dict[str, float]:
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     cluster, memory = _run(root, f"model.rows={rows}", "trainer.epochs=4")
     saves = cluster.events("checkpoint")[1:]  # the first one finds no file to remove
     sources = sorted((cluster.folder / "checkpoints").glob("ckpt-*"))
     size = sum(file.stat().st_size for file in sources)
-    found["bytes"] = size
-    found["save (the training pauses), s"] = statistics.median(event["seconds"] for event in saves)
-    found["chief grows in a save, MiB"] = max(memory.growth(*_span(cluster, event)) for event in saves)
-    found["copy, s"], found[_COPY] = _copied(sources, root / "copy")
+    figures["bytes"] = size
+    figures["save (the training pauses), s"] = statistics.median(event["seconds"] for event in saves)
+    figures["chief grows in a save, MiB"] = max(memory.growth(*_span(cluster, event)) for event in saves)
+    figures["copy, s"], figures[_COPY] = _copied(sources, root / "copy")
     resumed, memory = _run(root, "trainer.epochs=4", f"resume='{cluster.folder}'")
     restored = resumed.events("restored")[-1]
-    found["restore, all of it verified first, s"] = restored["seconds"]
-    found["chief grows in a restore, MiB"] = memory.growth(*_span(resumed, restored))
+    figures["restore, all of it verified first, s"] = restored["seconds"]
+    figures["chief grows in a restore, MiB"] = memory.growth(*_span(resumed, restored))
     began_s = time.monotonic()
     command = [sys.executable, "-m", "psrun", "checkpoint", "verify", str(cluster.folder)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as verify:
-        _, status, used = os.wait4(verify.pid, 0)
+        _, status, usage = os.wait4(verify.pid, 0)
         verify.returncode = os.waitstatus_to_exitcode(status)
     assert verify.returncode == 0, "the checkpoint is damaged"
-    found["psrun checkpoint verify, s"] = time.monotonic() - began_s
-    found["verify holds at most, MiB"] = used.ru_maxrss / 1024
-    return found
+    figures["psrun checkpoint verify, s"] = time.monotonic() - began_s
+    figures["verify holds at most, MiB"] = usage.ru_maxrss / 1024
+    return figures
 
 
 def main() -> None:

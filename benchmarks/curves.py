@@ -46,37 +46,37 @@ def curve(axis: str, values: Sequence[float], options: argparse.Namespace, conso
         ways += [Psrun(_name("psrun", axis, value), setting), ByHand(_name("packed", axis, value), "packed", setting)]
     measurements = Measurements(ways)
     measurements.measure(options.repetitions, console)
-    summaries, rounds, found = measurements.summaries(), measurements.rounds(), {}
+    summaries, rounds, points = measurements.summaries(), measurements.rounds(), {}
     for value in values:
         ours, theirs = (_name(kind, axis, value) for kind in KINDS)
         ratio = Summary.of([rates[ours] / rates[theirs] for rates in rounds])
-        found[value] = {"psrun": summaries[ours], "packed": summaries[theirs], "ratio": ratio}
-    return found, measurements.plain()
+        points[value] = {"psrun": summaries[ours], "packed": summaries[theirs], "ratio": ratio}
+    return points, measurements.plain()
 
 
 def _name(kind: str, axis: str, value: float) -> str:
     return f"{kind} {axis}={value:g}" if axis == "skew" else f"{kind} {axis}={value:,.0f}"
 
 
-def show(axis: str, found: Curve, console: Console) -> None:
+def show(axis: str, points: Curve, console: Console) -> None:
     columns = ("steps/s: median (least to most)", *KINDS, "ratio within a round")
     table = Table(*columns, box=None, pad_edge=False)
-    for value, row in found.items():
+    for value, row in points.items():
         shown = f"{value:g}" if axis == "skew" else f"{value:,.0f}"
         table.add_row(f"{axis} {shown}", row["psrun"].text(1), row["packed"].text(1), str(row["ratio"]))
     console.print(table)
 
 
-def lines(axes: Any, axis: str, found: Curve) -> None:
+def lines(axes: Any, axis: str, points: Curve) -> None:
     """A line for each kind, with the spread at each value."""
-    at = list(found) if axis != "skew" else range(len(found))
+    at = list(points) if axis != "skew" else range(len(points))
     for kind in KINDS:
-        values = [row[kind] for row in found.values()]
+        values = [row[kind] for row in points.values()]
         spread = [[each.median - each.least for each in values], [each.most - each.median for each in values]]
         axes.errorbar(at, [each.median for each in values], yerr=spread, marker="o", capsize=3, label=kind)
     if axis != "skew":
         axes.set_xscale("log")
-    axes.set_xticks(at, [f"{value:g}" if axis == "skew" else f"{value:,.0f}" for value in found])
+    axes.set_xticks(at, [f"{value:g}" if axis == "skew" else f"{value:,.0f}" for value in points])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
     axes.set_xlabel(LABELS[axis])
@@ -110,15 +110,15 @@ def main() -> None:
     axes = options.axis or list(AXES)
     record: dict[str, object] = {}
     for axis in axes:
-        found, measured = curve(axis, options.values or AXES[axis], options, console)
-        show(axis, found, console)
-        curves = {f"{value:g}": {name: asdict(each) for name, each in row.items()} for value, row in found.items()}
+        points, measured = curve(axis, options.values or AXES[axis], options, console)
+        show(axis, points, console)
+        curves = {f"{value:g}": {name: asdict(each) for name, each in row.items()} for value, row in points.items()}
         record[axis] = {"curve": curves, "measurements": measured}
         if options.json:  # after each axis: the next ones take their time
             options.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         if options.plot:
             name = options.plot.name if len(axes) == 1 else f"{options.plot.stem}-{axis}{options.plot.suffix}"
-            drawn(options.plot.with_name(name), lines, axis, found)
+            drawn(options.plot.with_name(name), lines, axis, points)
 
 
 if __name__ == "__main__":

@@ -64,13 +64,13 @@ def timed(workers: int, closures: int, windows: int) -> Windows:
     ways = {"psrun": psrun, "by hand": by_hand}
     for way in ways.values():
         way(20 * workers)
-    found: Windows = {kind: [] for kind in KINDS}
+    rates: Windows = {kind: [] for kind in KINDS}
     for kinds in in_turns(KINDS, windows):
         for kind in kinds:
             began_s = time.monotonic()
             ways[kind](closures)
-            found[kind].append(closures / (time.monotonic() - began_s))
-    return found
+            rates[kind].append(closures / (time.monotonic() - began_s))
+    return rates
 
 
 def measure(workers: int, options: argparse.Namespace) -> Windows:
@@ -83,11 +83,11 @@ def measure(workers: int, options: argparse.Namespace) -> Windows:
         return json.loads(report.read_text(encoding="utf-8"))
 
 
-def show(found: dict[int, Windows], console: Console) -> dict[str, object]:
+def show(by_workers: dict[int, Windows], console: Console) -> dict[str, object]:
     """Prints what was found by number of workers; returns it as values that JSON knows."""
     columns = ("workers", "psrun, closures/s: median (least to most)", "by hand", "ratio", "goal: at least 1,000")
     table, summary = Table(*columns, box=None, pad_edge=False), {}
-    for workers, windows in found.items():
+    for workers, windows in by_workers.items():
         ours, theirs = (Summary.of(windows[kind]) for kind in KINDS)
         ratio = Summary.of([a / b for a, b in zip(*(windows[kind] for kind in KINDS))])
         verdict = "met" if ours.median >= LEAST_PER_S else "missed"
@@ -112,13 +112,13 @@ def main() -> None:
         options.report.write_text(json.dumps(rates), encoding="utf-8")
         end_at_once()
     console = Console(highlight=False, width=120)
-    found: dict[int, Windows] = {workers: {kind: [] for kind in KINDS} for workers in options.workers}
+    by_workers: dict[int, Windows] = {workers: {kind: [] for kind in KINDS} for workers in options.workers}
     for sizes in in_turns(options.workers, options.repetitions):
         for workers in sizes:
             for kind, rates in measure(workers, options).items():
-                found[workers][kind] += rates
+                by_workers[workers][kind] += rates
                 console.print(f"{workers} workers, {kind}: {Summary.of(rates).text(0)} closures/s")
-    summary = show(found, console)
+    summary = show(by_workers, console)
     if options.json:
         options.json.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
 

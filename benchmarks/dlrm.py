@@ -41,23 +41,23 @@ GOALS = (
 def ways(options: argparse.Namespace) -> list[Way]:
     setting = Setting(rows=options.rows, steps=options.steps, windows=options.windows, skew=options.skew)
     size = f"data.num_tables={options.num_tables}"
-    found: list[Way] = []
+    candidates: list[Way] = []
     for model in ("dlrm", "wide_deep"):
-        found += _unstacked_and_stacked(
+        candidates += _unstacked_and_stacked(
             Psrun(model, setting, model=f"{model}_tables", overrides=(size,), cluster=options.cluster)
         )
     one_process = Psrun("dlrm one process", setting, model="dlrm_tables", overrides=(size,), cluster="none")
-    found += _unstacked_and_stacked(one_process)
+    candidates += _unstacked_and_stacked(one_process)
     for length in options.list_lengths:
         pieces = (size, f"data.list_length={length}", f"data.num_examples={LIST_EXAMPLES}")
         name = f"lists of {length}"
         way = Psrun(f"dlrm {name}", setting, model="dlrm_tables", overrides=pieces, cluster=options.cluster)
-        found += _unstacked_and_stacked(way)
-        found += _unstacked_and_stacked(replace(way, name=f"dlrm one process {name}", cluster="none"))
+        candidates += _unstacked_and_stacked(way)
+        candidates += _unstacked_and_stacked(replace(way, name=f"dlrm one process {name}", cluster="none"))
     if options.num_tables == NUM_FEATURES:
-        found.append(ByHand("dlrm by hand", "dlrm", replace(setting, rows=options.rows * NUM_FEATURES)))
-        found += [ByHand("dlrm torch", "torch_dlrm", setting)] if options.torch else []
-    return [way for way in found if any(fnmatch.fnmatchcase(way.name, pattern) for pattern in options.only)]
+        candidates.append(ByHand("dlrm by hand", "dlrm", replace(setting, rows=options.rows * NUM_FEATURES)))
+        candidates += [ByHand("dlrm torch", "torch_dlrm", setting)] if options.torch else []
+    return [way for way in candidates if any(fnmatch.fnmatchcase(way.name, pattern) for pattern in options.only)]
 
 
 def _unstacked_and_stacked(way: Psrun) -> list[Way]:

@@ -83,10 +83,10 @@ def main() -> None:
     runs: list[dict[str, float]] = []
     for _ in range(options.repetitions):
         with tempfile.TemporaryDirectory(prefix="psrun-evaluation-") as root:
-            found = {name: _rate(Path(root), name, options.examples) for name in WAYS}
-            found["with a killed worker"] = _with_a_kill(Path(root), options.examples)
-        runs.append(found)
-        console.print("  ".join(f"{name} {value:,.2f}" for name, value in found.items()))
+            rates = {name: _rate(Path(root), name, options.examples) for name in WAYS}
+            rates["with a killed worker"] = _with_a_kill(Path(root), options.examples)
+        runs.append(rates)
+        console.print("  ".join(f"{name} {value:,.2f}" for name, value in rates.items()))
     table = Table("", "examples/s: median (all)", "of distributed", box=None, pad_edge=False)
     for name in WAYS:
         values = [run[name] for run in runs]

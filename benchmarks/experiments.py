@@ -58,11 +58,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"by default all: {', '.join((*SWEEPS, DRILL))}")
     parser.add_argument("--folder", type=Path, default=Path("runs/experiments"), help="of runs and data")
     parser.add_argument("--pictures", type=Path, default=Path("docs/img/experiments"))
-    given = parser.parse_args()
-    unknown = [name for name in given.names if name not in (*SWEEPS, DRILL)]
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in (*SWEEPS, DRILL)]
     if unknown:
         parser.error(f"no such experiment: {', '.join(unknown)}")
-    return given
+    return options
 
 
 def _psrun(*arguments: str, folder: Path) -> None:

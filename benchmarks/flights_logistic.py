@@ -59,14 +59,14 @@ def auc(model: Pipeline, part: pd.DataFrame) -> float:
 def choose_c(train: pd.DataFrame, console: Console) -> float:
     """The best of CS on the last part of `train`, trained on what is before it."""
     earlier, later = flights.split(train, VALIDATION_FRACTION)
-    found = {}
+    auc_by_c = {}
     for c in CS:
         began_s = time.monotonic()
         model = fitted(earlier, c)
-        found[c] = auc(model, later)
+        auc_by_c[c] = auc(model, later)
         seconds, iterations = time.monotonic() - began_s, int(model[-1].n_iter_[0])
-        console.print(f"C {c:<6}  validation ROC AUC {found[c]:.4f}  {iterations} iterations, {seconds:.1f} s")
-    return max(found, key=found.__getitem__)
+        console.print(f"C {c:<6}  validation ROC AUC {auc_by_c[c]:.4f}  {iterations} iterations, {seconds:.1f} s")
+    return max(auc_by_c, key=auc_by_c.__getitem__)
 
 
 def main() -> None:

@@ -127,8 +127,8 @@ def train_custom(options: argparse.Namespace, report: dict[str, Any]) -> Any:
         for _ in range(options.steps_per_epoch // options.steps_per_execution):
             coordinator.schedule(steps, args=(iterator, tf.constant(options.steps_per_execution)))
         coordinator.join()
-        found = "  ".join(f"{metric.name} {float(metric.result()):.4g}" for metric in (mean_loss, *metrics))
-        sys.stdout.write(f"epoch {epoch}  step {int(optimizer.iterations)}  {found}\n")
+        text = "  ".join(f"{metric.name} {float(metric.result()):.4g}" for metric in (mean_loss, *metrics))
+        sys.stdout.write(f"epoch {epoch}  step {int(optimizer.iterations)}  {text}\n")
     report["steps"] = int(optimizer.iterations)
     return coordinator
 

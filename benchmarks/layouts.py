@@ -178,8 +178,8 @@ def main() -> None:
                 if of == optimizer:
                     scramble(built)
                     checkpoints.restore(bench.store(source, by, of))
-                    found = wrong.setdefault((source, layout.name), [])
-                    found += [f"{by} to {trainer}, {of}: {name}" for name in differing(values, held(built))]
+                    differences = wrong.setdefault((source, layout.name), [])
+                    differences += [f"{by} to {trainer}, {of}: {name}" for name in differing(values, held(built))]
     pairs = len(TRAINERS) ** 2 * len(optimizers)
     console.print("| from \\ to | " + " | ".join(layout.name for layout in LAYOUTS) + " |")
     console.print("| --- |" + " --- |" * len(LAYOUTS))
@@ -187,7 +187,9 @@ def main() -> None:
         cells = [wrong[source.name, target.name] for target in LAYOUTS]
         shown = [f"{len(cell)} differ" if cell else f"equal ({pairs})" for cell in cells]
         console.print(f"| {source.name} | " + " | ".join(shown) + " |")
-    differ = [f"{source} to {target}: {what}" for (source, target), found in wrong.items() for what in found]
+    differ = [
+        f"{source} to {target}: {what}" for (source, target), differences in wrong.items() for what in differences
+    ]
     for line in differ[:20]:
         console.print(line)
     process.leave(1 if differ else 0)

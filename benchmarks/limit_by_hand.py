@@ -171,25 +171,25 @@ class Limit:
         """One step after `at` others; returns the loss before it."""
         rate = self._rule.rate(at)
         local, places = self._divided(tf.reshape(features["ids"], [-1]))
-        found = []
+        pulled = []
         for ps, shard in enumerate(self._shards):
             with self._on(ps):
-                found.append(tf.gather(shard.table, local[ps]))
+                pulled.append(tf.gather(shard.table, local[ps]))
         flat = self._dense[0].read_value()
         with tf.GradientTape() as tape:
-            tape.watch([found, flat])
-            rows = tf.dynamic_stitch(places, found) if self._num_ps > 1 else found[0]
+            tape.watch([pulled, flat])
+            rows = tf.dynamic_stitch(places, pulled) if self._num_ps > 1 else pulled[0]
             rows = tf.reshape(rows, [-1, NUM_FEATURES, self._dim])
             logit = self._network.logits(rows, features["numbers"], flat)
             loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logit))
-        by_shard, by_weight = tape.gradient(loss, [found, flat])
+        by_shard, by_weight = tape.gradient(loss, [pulled, flat])
         for ps, update in enumerate(self._updaters):
             with self._on(ps):
                 update(local[ps], by_shard[ps], tf.convert_to_tensor(rate))
         with self._on(0):
             slots = [slot.read_value() for slot in self._dense[1:]]
-            made = self._rule.updated(self._dense[0].read_value(), slots, by_weight, rate)
-            for variable, values in zip(self._dense, made):
+            new_values = self._rule.updated(self._dense[0].read_value(), slots, by_weight, rate)
+            for variable, values in zip(self._dense, new_values):
                 variable.assign(values)
         return loss
 
@@ -219,9 +219,9 @@ class Limit:
         table, slots, lock = self._shards[ps]
 
         def replace(rows: tf.Tensor, summed: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
-            found = [tf.gather(slot, rows) for slot in slots]
-            made = self._rule.updated(tf.gather(table, rows), found, summed, rate)
-            for variable, values in zip([table, *slots], made):
+            slot_rows = [tf.gather(slot, rows) for slot in slots]
+            new_values = self._rule.updated(tf.gather(table, rows), slot_rows, summed, rate)
+            for variable, values in zip([table, *slots], new_values):
                 variable.scatter_update(tf.IndexedSlices(values, rows))
             return tf.size(rows)
 

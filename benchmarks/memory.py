@@ -46,10 +46,10 @@ def most_held(rows: int, options: argparse.Namespace) -> tuple[dict[str, float],
             for task in TASKS:
                 try:
                     pid = json.loads((Path(folder) / "run" / ".tasks" / f"{task}.json").read_text())["pid"]
-                    held = psutil.Process(pid).memory_info().rss / MIB
+                    resident_mib = psutil.Process(pid).memory_info().rss / MIB
                 except (OSError, ValueError, psutil.NoSuchProcess):
                     continue
-                most[task] = max(most.get(task, 0.0), held)
+                most[task] = max(most.get(task, 0.0), resident_mib)
             time.sleep(_POLL_S)
         result = json.loads((Path(folder) / "run" / "run.json").read_text(encoding="utf-8"))
     if result["status"] != "completed":

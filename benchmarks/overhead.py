@@ -105,20 +105,20 @@ def measure(loop: str, options: argparse.Namespace, console: Console) -> list[Pa
     Raises:
       RuntimeError: too many pairs were disturbed by what else runs on this machine.
     """
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     for attempt in range(_ATTEMPTS * options.repetitions):
-        if len(found) == options.repetitions:
-            return found
+        if len(pairs) == options.repetitions:
+            return pairs
         # Taking turns in who goes first: what the machine does meanwhile then weighs on both alike.
         kinds = list(RUNNERS) if attempt % 2 else list(reversed(RUNNERS))
         pair = {kind: _measured(kind, loop, options, console) for kind in kinds}
         if max(run.others_cpu_s for run in pair.values()) <= options.max_others_cpu_s:
-            found.append(Pair(**pair))
+            pairs.append(Pair(**pair))
         else:
             console.print("  disturbed: not counted")
-    if len(found) < options.repetitions:
-        raise RuntimeError(f"only {len(found)} pairs of runs were left undisturbed; try again on a machine at rest")
-    return found
+    if len(pairs) < options.repetitions:
+        raise RuntimeError(f"only {len(pairs)} pairs of runs were left undisturbed; try again on a machine at rest")
+    return pairs
 
 
 def _measured(kind: str, loop: str, options: argparse.Namespace, console: Console) -> Measured:

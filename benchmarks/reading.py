@@ -52,8 +52,8 @@ def main() -> None:
             console.print("  ".join(f"{name} {rate:,.0f}" for name, rate in rounds[-1].items()))
     del rounds[0]  # it warms up
     for name in ways:
-        found = Summary.of([rates[name] for rates in rounds])
-        console.print(f"{name:30} {found.median:10,.0f} examples/s ({found.least:,.0f} to {found.most:,.0f})")
+        summary = Summary.of([rates[name] for rates in rounds])
+        console.print(f"{name:30} {summary.median:10,.0f} examples/s ({summary.least:,.0f} to {summary.most:,.0f})")
     goals = show_goals(GOALS, rounds, console)
     if options.json:
         options.json.write_text(json.dumps({"rounds": rounds, "goals": goals}, indent=2) + "\n")
@@ -136,8 +136,8 @@ def parsed(of: blocks.Blocks, path: str, *, rows: int) -> Callable[..., tf.data.
     }
 
     def example(serialized: tf.Tensor) -> Any:
-        found = tf.io.parse_example(serialized, specs)
-        columns = {name: tf.reshape(found[name], [-1, of.columns[name].width]) for name in specs}
+        fields = tf.io.parse_example(serialized, specs)
+        columns = {name: tf.reshape(fields[name], [-1, of.columns[name].width]) for name in specs}
         return {name: values for name, values in columns.items() if name != "label"}, columns["label"]
 
     def dataset(context: Any, numbers: Any) -> tf.data.Dataset:

@@ -58,20 +58,22 @@ def _recovers(cluster: Cluster, task: str, signal: str) -> float:
 
 def _rate(cluster: Cluster) -> float:
     """Median steps per second of the next epochs."""
-    seen = len(cluster.events("epoch")) + 1
-    cluster.wait_for("epoch", seen + _EPOCHS)
-    return statistics.median(event["steps_per_s"] for event in cluster.events("epoch")[seen : seen + _EPOCHS])
+    num_epochs = len(cluster.events("epoch")) + 1
+    cluster.wait_for("epoch", num_epochs + _EPOCHS)
+    return statistics.median(
+        event["steps_per_s"] for event in cluster.events("epoch")[num_epochs : num_epochs + _EPOCHS]
+    )
 
 
 def _one(root: Path) -> dict[str, float]:
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     began_s = time.monotonic()
     cluster = Cluster(root, *_COMMON, "cluster.restart.backoff_s=0")
     try:
         cluster.wait_for_step(1)
-        found[_START] = time.monotonic() - began_s
+        figures[_START] = time.monotonic() - began_s
         for name, task, signal, _ in _FAULTS:
-            found[name] = _recovers(cluster, task, signal)
+            figures[name] = _recovers(cluster, task, signal)
     finally:
         cluster.close()
     (root / "held back").mkdir()
@@ -82,10 +84,10 @@ def _one(root: Path) -> dict[str, float]:
         _recovers(cluster, "worker-1", "kill")  # the first restart waits for nothing
         both = _rate(cluster)
         cluster.kill("worker-1")
-        found[_ONE_LEFT] = _rate(cluster) / both
+        figures[_ONE_LEFT] = _rate(cluster) / both
     finally:
         cluster.close()
-    return found
+    return figures
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ def timed(workers: int, waits_s: Sequence[float], seconds: float) -> dict[str, R
 
         return wait.get_concrete_function()
 
-    found = {}
+    rates = {}
     for wait_s in (0.0, *waits_s):
         closure, in_flight = waiting(wait_s), InFlightClosures(distribution)
         for _ in range(4 * workers):
@@ -86,8 +86,8 @@ def timed(workers: int, waits_s: Sequence[float], seconds: float) -> dict[str, R
             count += 1
         in_flight.join()
         took_s, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
-        found[str(wait_s)] = Rate(count / took_s, cpu_s / count)
-    return found
+        rates[str(wait_s)] = Rate(count / took_s, cpu_s / count)
+    return rates
 
 
 def bandwidth(reads: int) -> float:
@@ -134,12 +134,12 @@ def planned(experiment: str) -> dict[str, float]:
     The experiments of a size that matters read made-up examples in Criteo's layout.
     """
     with tempfile.TemporaryDirectory(prefix="psrun-scale-") as folder:
-        made = ["data", "synthesize", "criteo-synthetic", "--num-values", "100", "--num-examples", "2000"]
-        run_python(["-m", "psrun", *made], Path(folder))
+        synthesize = ["data", "synthesize", "criteo-synthetic", "--num-values", "100", "--num-examples", "2000"]
+        run_python(["-m", "psrun", *synthesize], Path(folder))
         arguments = ["mode=plan", f"experiment={experiment}", "cluster=inprocess", "cluster.num_workers=1"]
         run_python(["-m", "psrun", *arguments, "cluster.num_ps=1", f"hydra.run.dir={folder}/run"], Path(folder))
-        found = json.loads((Path(folder) / "run" / "run.json").read_text(encoding="utf-8"))
-        return found["bytes_per_step"]
+        result = json.loads((Path(folder) / "run" / "run.json").read_text(encoding="utf-8"))
+        return result["bytes_per_step"]
 
 
 def in_a_process(what: str, *arguments: str) -> Any:
@@ -158,14 +158,14 @@ def show(rates: Rates, waits_s: Sequence[float], console: Console) -> None:
     """Prints what was measured and what follows."""
     shares = (f"share at {wait_s:g} s" for wait_s in waits_s)
     table = Table("workers", "closures/s", "processor ms of one", *shares, box=None, pad_edge=False)
-    for workers, found in rates.items():
-        nothing = [Summary.of(values) for values in zip(*found["0.0"])]
+    for workers, by_wait in rates.items():
+        nothing = [Summary.of(values) for values in zip(*by_wait["0.0"])]
         cells = [nothing[0].text(0), Summary(*(1000 * value for value in vars(nothing[1]).values())).text(2)]
         for wait_s in waits_s:
-            cells.append(Summary.of([rate[0] * wait_s / workers for rate in found[str(wait_s)]]).text(2))
+            cells.append(Summary.of([rate[0] * wait_s / workers for rate in by_wait[str(wait_s)]]).text(2))
         table.add_row(str(workers), *cells)
     console.print(table)
-    cpu_s = max(statistics.median(rate[1] for rate in found["0.0"]) for found in rates.values())
+    cpu_s = max(statistics.median(rate[1] for rate in by_wait["0.0"]) for by_wait in rates.values())
     console.print(f"\nsteps per execution, a closure taking {1000 * cpu_s:.2f} ms and the coordinator {LOAD:.0%} busy")
     table = Table(*_OF_STEPS, box=None, pad_edge=False)
     for workers in WANTED:
@@ -204,18 +204,18 @@ def main() -> None:
     console = Console(highlight=False, width=120)
     traffic = planned(options.experiment)
     rates: Rates = {n: {str(s): [] for s in (0.0, *options.waits)} for n in options.workers}
-    sent: list[float] = []
+    bandwidths: list[float] = []
     for sizes in in_turns(options.workers, options.repetitions):
-        sent.append(in_a_process("bandwidth"))
+        bandwidths.append(in_a_process("bandwidth"))
         for workers in sizes:
             waits = [str(wait_s) for wait_s in options.waits]
-            given = ["--workers", str(workers), "--seconds", str(options.seconds), "--waits", *waits]
-            for wait, rate in in_a_process("rates", *given).items():
+            arguments = ["--workers", str(workers), "--seconds", str(options.seconds), "--waits", *waits]
+            for wait, rate in in_a_process("rates", *arguments).items():
                 rates[workers][wait].append(rate)
     show(rates, options.waits, console)
-    show_bandwidth(statistics.median(sent), traffic, options.experiment, console)
+    show_bandwidth(statistics.median(bandwidths), traffic, options.experiment, console)
     if options.json:
-        report = {"rates": rates, "sent_bytes_per_s": sent, "bytes_per_step": traffic}
+        report = {"rates": rates, "sent_bytes_per_s": bandwidths, "bytes_per_step": traffic}
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 

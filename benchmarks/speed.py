@@ -48,24 +48,24 @@ _STEPS_OF_ADAM = 40  # of a window: by hand a step on a large table takes second
 def ways(options: argparse.Namespace) -> list[Way]:
     """All that were asked for, whether they can be run or not."""
     setting = Setting(rows=options.table_rows, batch=options.batch_size, steps=options.steps, windows=options.windows)
-    found: list[Way] = [ByHand(kind, kind, setting) for kind in KINDS]
-    found += [Psrun("psrun", setting), Psrun("psrun fit", setting, trainer="fit")]
-    found += [Psrun("psrun layer", setting, model="clicks_table")]
+    candidates: list[Way] = [ByHand(kind, kind, setting) for kind in KINDS]
+    candidates += [Psrun("psrun", setting), Psrun("psrun fit", setting, trainer="fit")]
+    candidates += [Psrun("psrun layer", setting, model="clicks_table")]
     if options.stale:
-        found += [ByHand("local_limit", "local_limit", setting)]
-        found += [Psrun("psrun stale", setting, model="clicks_table", overrides=STALE)]
+        candidates += [ByHand("local_limit", "local_limit", setting)]
+        candidates += [Psrun("psrun stale", setting, model="clicks_table", overrides=STALE)]
     if options.adam:
         for rows in options.rows:
             table = replace(setting, rows=rows)
             few = replace(table, steps=min(options.steps, _STEPS_OF_ADAM)) if rows > ROWS[0] else table
-            found += [Psrun(f"lazy_adam {_short(rows)}", table, optimizer="lazy_adam")]
-            found += [ByHand(f"Keras Adam {_short(rows)}", "packed", few, optimizer="adam")]
+            candidates += [Psrun(f"lazy_adam {_short(rows)}", table, optimizer="lazy_adam")]
+            candidates += [ByHand(f"Keras Adam {_short(rows)}", "packed", few, optimizer="adam")]
     if options.torch:
-        found += [ByHand("torch Adagrad", "torch", setting)]
-        found += [ByHand("torch SparseAdam", "torch", setting, optimizer="adam")]
-        found += [ByHand("torch RPC", "torch_ps", setting)]
-        found += [Psrun("lazy_adam", setting, model="clicks_table", optimizer="lazy_adam")]
-    return [way for way in found if any(fnmatch.fnmatchcase(way.name, pattern) for pattern in options.only)]
+        candidates += [ByHand("torch Adagrad", "torch", setting)]
+        candidates += [ByHand("torch SparseAdam", "torch", setting, optimizer="adam")]
+        candidates += [ByHand("torch RPC", "torch_ps", setting)]
+        candidates += [Psrun("lazy_adam", setting, model="clicks_table", optimizer="lazy_adam")]
+    return [way for way in candidates if any(fnmatch.fnmatchcase(way.name, pattern) for pattern in options.only)]
 
 
 def _short(rows: int) -> str:
@@ -75,16 +75,16 @@ def _short(rows: int) -> str:
     return str(rows)
 
 
-def possible(asked: list[Way], console: Console) -> list[Way]:
+def possible(candidates: list[Way], console: Console) -> list[Way]:
     """The ways with all their files; prints the others."""
-    found = []
-    for way in asked:
+    runnable = []
+    for way in candidates:
         missing = way.missing if isinstance(way, Psrun) else None
         if missing is None:
-            found.append(way)
+            runnable.append(way)
         else:
             console.print(f"{way.name} is left out: there is no {missing}")
-    return found
+    return runnable
 
 
 def bars(axes: Any, summaries: Mapping[str, Summary]) -> None:
@@ -139,10 +139,10 @@ def main() -> None:
     options = parsed()
     console = Console(highlight=False, width=120)
     load_average = os.getloadavg()
-    found = possible(ways(options), console)
-    if not found:
+    runnable = possible(ways(options), console)
+    if not runnable:
         sys.exit("there is nothing to measure")
-    measurements = Measurements(found)
+    measurements = Measurements(runnable)
     try:
         measurements.measure(options.repetitions, console)
     finally:  # also where somebody has waited long enough

@@ -87,23 +87,23 @@ class Worker:
     def _step(self, ids: torch.Tensor, numbers: torch.Tensor, labels: torch.Tensor) -> None:
         num_ps, flat, weights = self._plan.num_ps, ids.flatten(), list(self._network.parameters())
         places = [torch.nonzero(flat % num_ps == ps).flatten() for ps in range(num_ps)]
-        wanted = [torch.div(flat[place], num_ps, rounding_mode="floor") for place in places]
-        asked = [rpc.rpc_async(f"ps-{ps}", pull, (rows,)) for ps, rows in enumerate(wanted)]
+        shard_rows = [torch.div(flat[place], num_ps, rounding_mode="floor") for place in places]
+        pulls = [rpc.rpc_async(f"ps-{ps}", pull, (rows,)) for ps, rows in enumerate(shard_rows)]
         rows = torch.empty(len(flat), self._plan.dim)
-        for ps, future in enumerate(asked):
-            found, dense = future.wait()
-            rows[places[ps]] = found
+        for ps, future in enumerate(pulls):
+            pulled, dense = future.wait()
+            rows[places[ps]] = pulled
             for weight, value in zip(weights[ps::num_ps], dense):
                 weight.data, weight.grad = value, None
         rows.requires_grad_()
         logits = self._network(torch.cat([rows.view(len(ids), -1), numbers], 1))
         self._loss(logits, labels).backward()
         assert rows.grad is not None
-        sent = [
-            rpc.rpc_async(f"ps-{ps}", push, (wanted[ps], rows.grad[place], [w.grad for w in weights[ps::num_ps]]))
+        pushes = [
+            rpc.rpc_async(f"ps-{ps}", push, (shard_rows[ps], rows.grad[place], [w.grad for w in weights[ps::num_ps]]))
             for ps, place in enumerate(places)
         ]
-        torch.futures.wait_all(sent)
+        torch.futures.wait_all(pushes)
 
 
 def dense_layers(sizes: Sequence[int]) -> torch.nn.Sequential:

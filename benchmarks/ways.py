@@ -169,10 +169,10 @@ class Measurements:
     def rounds(self) -> list[Rates]:
         """For each round the median of each way's windows."""
         last = max((each.round for each in (*self.timed, *self.failed)), default=-1)
-        found: list[dict[str, float]] = [{} for _ in range(1 + last)]
+        medians: list[dict[str, float]] = [{} for _ in range(1 + last)]
         for timed in self.timed:
-            found[timed.round][timed.name] = statistics.median(timed.rates)
-        return found
+            medians[timed.round][timed.name] = statistics.median(timed.rates)
+        return medians
 
     def summaries(self) -> dict[str, Summary]:
         """Over all windows of all rounds, by way."""

@@ -106,14 +106,14 @@ def outlive_stdout(terminal: TextIO) -> None:
 def silent_stderr() -> Iterator[None]:
     """Discards everything written to file descriptor 2 in the context."""
     sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    saved_fd, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
         yield
     finally:
         sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved_fd, 2)
+        os.close(saved_fd)
         os.close(nowhere)
 
 

@@ -178,7 +178,7 @@ def test_columns_may_be_any_key(tmp_path, report):
     [
         (["--where", "val_auc"], "'val_auc' is not a condition"),
         (["--where", "val_acu>0.7"], "no run has 'val_acu'. Did you mean 'val_auc'?"),
-        (["--where", "val_auc>high"], "'high' is not a number"),
+        (["--where", "val_auc>high"], "'high' is not a number; > requires one"),
         (["--where", "val_auc>2"], "none of 12 runs matches --where val_auc>2"),
         (["--sort", "-val_acu"], "Did you mean 'val_auc'?"),
         (["--columns", "nonsense"], "no run has 'nonsense'"),

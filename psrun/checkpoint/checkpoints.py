@@ -57,11 +57,13 @@ class Checkpoints:
           tf.errors.OpError: a task was lost.
         """
         store = self.store
-        held = Manifest(step, position, self._contents, self._config_sha256, "", learning_rate=self._learning_rate)
+        new_manifest = Manifest(
+            step, position, self._contents, self._config_sha256, "", learning_rate=self._learning_rate
+        )
         try:
             store.make_room(step)
             self._write(tf.constant(store.prefix(step)))
-            store.complete(held)
+            store.complete(new_manifest)
         except (tf.errors.OpError, OSError) as error:
             if isinstance(error, tf.errors.OpError) and messages.task_lost(error):
                 raise  # not an error of the disk

@@ -42,9 +42,9 @@ def main(arguments: list[str]) -> ExitCode:
         part.set_defaults(function=function)
         for argument in ("path", "other") if name == "diff" else ("path",):
             part.add_argument(argument, type=Path, help=_PATH)
-    given = vars(parser.parse_args(arguments))
-    function = given.pop("function")
-    return function(Console(highlight=False), *(path for key, path in given.items() if key != "subcommand"))
+    options = vars(parser.parse_args(arguments))
+    function = options.pop("function")
+    return function(Console(highlight=False), *(path for key, path in options.items() if key != "subcommand"))
 
 
 def find(path: Path) -> tuple[Store, int | None]:
@@ -75,10 +75,10 @@ def _inspect(console: Console, path: Path) -> ExitCode:
         console.print("health by file sizes; `psrun checkpoint verify` reads everything", style="dim")
         return ExitCode.DONE
     try:
-        held = store.manifest(step)
+        manifest = store.manifest(step)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{store.prefix(step)} has a damaged manifest: {error}") from error
-    _details(console, store, held)
+    _details(console, store, manifest)
     return ExitCode.DONE
 
 
@@ -127,24 +127,24 @@ def _overview(store: Store, damages: dict[int, str | None]) -> Table:
         marks += [f"best {best['metric']} {best['value']:.4g}"] if step == best.get("step") else []
         health = f"[red]damaged[/red]: {damage}" if damage else "[green]good[/green]"
         try:
-            held = store.manifest(step)
+            manifest = store.manifest(step)
         except (OSError, ValueError):
             table.add_row(str(step), ", ".join(marks), "", "", "", "", "", health)
             continue
-        position = held.position
+        position = manifest.position
         table.add_row(
-            *(str(step), ", ".join(marks), _when(held), str(position.epochs), str(position.steps)),
-            *(decimal(held.num_bytes), str(len(held.files)), health),
+            *(str(step), ", ".join(marks), _when(manifest), str(position.epochs), str(position.steps)),
+            *(decimal(manifest.num_bytes), str(len(manifest.files)), health),
         )
     return table
 
 
-def _details(console: Console, store: Store, held: Manifest) -> None:
-    contents, position = held.contents, held.position
+def _details(console: Console, store: Store, manifest: Manifest) -> None:
+    contents, position = manifest.contents, manifest.position
     console.print(
-        f"[bold]{store.prefix(held.step)}[/bold]  step {held.step}, {position.epochs} epochs and {position.steps} "
-        f"steps, saved {_when(held)} by psrun {held.psrun}, {contents.optimizer}, "
-        f"configuration {held.config_sha256[:12]}",
+        f"[bold]{store.prefix(manifest.step)}[/bold]  step {manifest.step}, {position.epochs} epochs and "
+        f"{position.steps} steps, saved {_when(manifest)} by psrun {manifest.psrun}, {contents.optimizer}, "
+        f"configuration {manifest.config_sha256[:12]}",
         soft_wrap=True,
     )
     table = _table("Variables", "variable", "", "shape and dtype", "shards on", "bytes")
@@ -161,10 +161,10 @@ def _details(console: Console, store: Store, held: Manifest) -> None:
             )
     console.print(table)
     files = _table("Files", "file", "bytes", "SHA-256")
-    for name, file in held.files.items():
+    for name, file in manifest.files.items():
         files.add_row(name, f"{file['bytes']:,}", file["sha256"][:16])
     console.print(files)
-    damage = store.damage(held.step, thorough=False)
+    damage = store.damage(manifest.step, thorough=False)
     console.print(f"[red]damaged[/red]: {damage}" if damage else "file sizes match the manifest", soft_wrap=True)
 
 
@@ -182,6 +182,6 @@ def _table(title: str, *headings: str) -> Table:
     return table
 
 
-def _when(held: Manifest) -> str:
+def _when(manifest: Manifest) -> str:
     """In the local time zone."""
-    return datetime.fromisoformat(held.saved_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromisoformat(manifest.saved_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -51,7 +51,7 @@ def compare(one: str, other: str) -> list[Comparison]:
     keys = _by_name((one, other), readers)
     rows = []
     for name in sorted({*keys[0], *keys[1]}):
-        found = [(prefix, each[name]) for prefix, each in zip((one, other), keys) if name in each]
+        places = [(prefix, each[name]) for prefix, each in zip((one, other), keys) if name in each]
         kinds = [f"{_shape(shape[each[name]])} {dtype[each[name]].name}" if name in each else None
                  for each, shape, dtype in zip(keys, shapes, dtypes)]  # fmt: skip
         if None in kinds:
@@ -59,7 +59,7 @@ def compare(one: str, other: str) -> list[Comparison]:
         elif kinds[0] != kinds[1]:
             rows.append(Comparison(name, kinds[0] or "", f"is {kinds[1]} in {other}"))
         else:
-            differs = _values(found, shapes[0][keys[0][name]], dtypes[0][keys[0][name]])
+            differs = _values(places, shapes[0][keys[0][name]], dtypes[0][keys[0][name]])
             rows.append(Comparison(name, kinds[0] or "", differs))
     return rows
 

@@ -67,12 +67,12 @@ def _padded(source: DataSource) -> dict[str, tf.TensorSpec]:
 
 
 def _without_padding(source: DataSource, features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor | tf.RaggedTensor]:
-    held: dict[str, tf.Tensor | tf.RaggedTensor] = {name: features[name] for name in source.features}
+    unpadded: dict[str, tf.Tensor | tf.RaggedTensor] = {name: features[name] for name in source.features}
     for name, of in _lists(source).items():
         most = source.features[of].max_values  # longer lists are truncated, as in training
         lengths = tf.minimum(features[length_name(of)], most)
-        held[name] = tf.RaggedTensor.from_tensor(features[name][:, :most], lengths=lengths)
-    return held
+        unpadded[name] = tf.RaggedTensor.from_tensor(features[name][:, :most], lengths=lengths)
+    return unpadded
 
 
 def _lists(source: DataSource) -> dict[str, str]:
@@ -82,8 +82,13 @@ def _lists(source: DataSource) -> dict[str, str]:
 
 
 def _about(trained: LoadedModel) -> dict[str, object]:
-    held, names = trained.checkpoint, trained.class_names
-    about = {"step": held.step, "config_sha256": held.config_sha256, "psrun": held.psrun, "saved_at": held.saved_at}
+    manifest, names = trained.checkpoint, trained.class_names
+    about = {
+        "step": manifest.step,
+        "config_sha256": manifest.config_sha256,
+        "psrun": manifest.psrun,
+        "saved_at": manifest.saved_at,
+    }
     return {**about, "label_vocabulary": list(names)} if names else about
 
 

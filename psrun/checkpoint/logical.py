@@ -24,7 +24,7 @@ class LogicalCheckpoint:
     """
 
     def __init__(self, network: tf_keras.Model, optimizer: Any = None) -> None:
-        held = {"model": network} if optimizer is None else {"model": network, "optimizer": optimizer}
+        objects = {"model": network} if optimizer is None else {"model": network, "optimizer": optimizer}
         self._whole = optimizer is not None
         slots = [] if optimizer is None else list(optimizer.variables())
         replaced = {}
@@ -35,13 +35,13 @@ class LogicalCheckpoint:
                     replaced[id(slot)] = stack.views(slot, name)
         self._slots = slots  # `replaced` holds only their ids
         self._stacked, self._collected = bool(stacks.of(network)), bool(stacks.collections(network))
-        self._plain = tf.train.Checkpoint(**held)
+        self._plain = tf.train.Checkpoint(**objects)
         self._checkpoint = table_views.NamedCheckpoint(self._plain, replaced)
-        known = {id(shard) for shard in shards_of([*network.variables, *slots])}
+        variable_ids = {id(shard) for shard in shards_of([*network.variables, *slots])}
         self._objects: dict[str, tuple[str, Any]] = {}
         self._optional: set[str] = set()  # what a network alone tracks besides, such as the optimizer of `compile`
         for key, holder in self._checkpoint.objects().items():
-            named = isinstance(holder, TableView) or all(id(each) in known for each in shards_of([holder]))
+            named = isinstance(holder, TableView) or all(id(each) in variable_ids for each in shards_of([holder]))
             name = name_of(holder) if named else key
             name = key if name in self._objects else name
             self._objects[name] = (key, holder)
@@ -79,8 +79,8 @@ class LogicalCheckpoint:
             there = keys.of_earlier(contents, stored, slots=self._whole)
         if missing := [name for name in self._objects if name not in there and name not in self._optional]:
             raise KeyError(f"no value for {', '.join(missing)}")
-        found = {there[name]: holder for name, (_, holder) in self._objects.items() if name in there}
-        table_views.restore(prefix, found)
+        holders = {there[name]: holder for name, (_, holder) in self._objects.items() if name in there}
+        table_views.restore(prefix, holders)
 
 
 def name_of(holder: Any) -> str:

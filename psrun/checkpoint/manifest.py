@@ -152,15 +152,15 @@ def file_digest(file: Path) -> str:
 
 def differences(there: Variables, here: Variables) -> str:
     """A description of the differences between variables; empty if there are none."""
-    found = [f"no {name} here" for name in there if name not in here]
-    found += [f"no {name} there" for name in here if name not in there]
-    found += [
+    changes = [f"no {name} here" for name in there if name not in here]
+    changes += [f"no {name} there" for name in here if name not in there]
+    changes += [
         f"{name} is {described(here[name])} here and {described(variable)} there"
         for name, variable in there.items()
         if name in here and described(here[name]) != described(variable)
     ]
-    more = f", and {len(found) - _MOST} more" if len(found) > _MOST else ""
-    return ", ".join(found[:_MOST]) + more
+    more = f", and {len(changes) - _MOST} more" if len(changes) > _MOST else ""
+    return ", ".join(changes[:_MOST]) + more
 
 
 def described(variable: Mapping[str, Any]) -> str:

@@ -80,8 +80,8 @@ class RunCheckpoints:
         return manifest.digest(self._store.manifest(name).files)
 
     def restore(self, network: tf_keras.Model, name: int) -> Restored:
-        held = load_model.restore(network, str(name), self._store, lambda text: None)
-        return Restored(held.step, manifest.digest(held.files), held)
+        checkpoint = load_model.restore(network, str(name), self._store, lambda text: None)
+        return Restored(checkpoint.step, manifest.digest(checkpoint.files), checkpoint)
 
 
 class KerasCheckpoints:

@@ -106,9 +106,9 @@ class Store:
     def _newest_first(self) -> Iterator[int]:
         """The steps of all checkpoints, including new ones of a running run."""
         tried: set[int] = set()
-        while left := [step for step in self.steps() if step not in tried]:
-            tried.add(left[0])
-            yield left[0]
+        while remaining := [step for step in self.steps() if step not in tried]:
+            tried.add(remaining[0])
+            yield remaining[0]
 
     def _named(self, which: str) -> Manifest:
         steps, best = self.steps(), self.best()
@@ -163,14 +163,14 @@ class Store:
           The steps kept, the newest first. Raises OSError.
         """
         others = [step for step in self.steps() if step != newest]
-        kept = [newest, *others[: max_to_keep - 1]]
+        kept_steps = [newest, *others[: max_to_keep - 1]]
         for step in others[max_to_keep - 1 :]:
             with self._alone():  # an evaluator may change the best one concurrently
                 if step == (self.best() or {}).get("step"):
-                    kept.append(step)
+                    kept_steps.append(step)
                 else:
                     self._remove(step)
-        return kept
+        return kept_steps
 
     def set_aside(self) -> list[int]:
         """Moves the checkpoints that `choose` skipped to a subfolder. Raises OSError."""

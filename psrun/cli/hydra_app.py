@@ -39,15 +39,15 @@ def run(started_s: float) -> ExitCode:
     OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
     OmegaConf.register_new_resolver("run_name", _run_name, use_cache=True, replace=True)
     sys.path.append(os.getcwd())  # for the user's own modules
-    given, codes = sys.argv[1:], []
+    command_line, codes = sys.argv[1:], []
     errors: list[PsrunError] = []
-    arguments = compose.options_first(given)
+    arguments = compose.options_first(command_line)
     if hydra_sweeps.is_asked_for(arguments):
         return hydra_sweeps.run(arguments)
 
     def job(composed: DictConfig) -> None:
         try:
-            codes.append(_job(composed, given, started_s))
+            codes.append(_job(composed, command_line, started_s))
         except PsrunError as error:  # Hydra would print its own message
             errors.append(error)
 
@@ -80,14 +80,16 @@ def _run_name(cluster: str, otherwise: str) -> str:
     return (task_identity.run_name(os.environ) if cluster == "slurm" else None) or otherwise
 
 
-def _job(composed: DictConfig, given: list[str], started_s: float) -> ExitCode:
+def _job(composed: DictConfig, command_line: list[str], started_s: float) -> ExitCode:
     settings = HydraConfig.get()
     if settings.mode == RunMode.MULTIRUN:
         raise ConfigError([Problem("hydra.mode", "is MULTIRUN; start a sweep with -m")])
     folder = Path(settings.runtime.output_dir).absolute()
     plain = compose.plain(composed)
     if composed.resume:
-        plain = recorded_config.as_recorded(plain, OmegaConf.to_container(composed, resolve=False), folder, given)
+        plain = recorded_config.as_recorded(
+            plain, OmegaConf.to_container(composed, resolve=False), folder, command_line
+        )
     overrides = [override for override in settings.overrides.task if key_of(override) != "resume"]
     # Keep a folder that the user named, whatever it holds. The tasks of a Slurm step share their folder.
     named = any(key_of(override) == "hydra.run.dir" for override in settings.overrides.hydra)
@@ -135,15 +137,15 @@ def _holding(before: list[str], now: list[str], choices: RecordedChoices) -> lis
 
     A new choice of a group may not have the keys of the previous choice.
     """
-    held, tried = [*before], [*now]
+    earlier, current = [*before], [*now]
     while True:
-        composed = compose.compose([*tried, *held])
+        composed = compose.compose([*current, *earlier])
         failed = composed if isinstance(composed, Exception) else None
         missing = choices.taken_for_a_value(composed) if isinstance(composed, dict) else None
         missing = compose.missing_choice(failed) if failed else missing
         if missing is not None and choices.offer(*missing):
             continue
-        culprit = compose.blame(failed, [*held, *tried])[0] if failed else None
+        culprit = compose.blame(failed, [*earlier, *current])[0] if failed else None
         if culprit is None:
-            return held
-        (held if culprit in held else tried).remove(culprit)  # problems of current arguments are reported later
+            return earlier
+        (earlier if culprit in earlier else current).remove(culprit)  # problems of current arguments are reported later

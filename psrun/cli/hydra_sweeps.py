@@ -104,8 +104,8 @@ def resumed(arguments: list[str]) -> tuple[Sweep | None, list[str]]:
     if problems:
         raise ConfigError(problems)
     now = {key_of(each) for each in changes}
-    kept = [each for each in before if key_of(each) not in now]
-    return sweep, compose.options_first([*kept, *changes, f"hydra.sweep.dir={recorded_config.quoted(folder)}"])
+    unchanged = [each for each in before if key_of(each) not in now]
+    return sweep, compose.options_first([*unchanged, *changes, f"hydra.sweep.dir={recorded_config.quoted(folder)}"])
 
 
 def job(composed: DictConfig) -> float | None:
@@ -158,9 +158,9 @@ def _begin(running: Running, config: DictConfig) -> None:
     keys: Any = OmegaConf.to_container(config.sweep)
     running.begin(folder, search=search, keys=keys)
     if search:
-        given = {key_of(override) for override in config.hydra.overrides.hydra}
+        given_keys = {key_of(override) for override in config.hydra.overrides.hydra}
         with read_write(config), open_dict(config):
-            running.add(_settle(config.hydra.sweeper, given, keys["mode"]))
+            running.add(_settle(config.hydra.sweeper, given_keys, keys["mode"]))
 
 
 def _settle(sweeper: DictConfig, given_keys: set[str], mode: str | None) -> list[str]:
@@ -174,9 +174,11 @@ def _settle(sweeper: DictConfig, given_keys: set[str], mode: str | None) -> list
         sweeper.max_failure_rate = 1.0
     if "direction" in sweeper and mode is not None:
         direction = {"max": "maximize", "min": "minimize"}[mode]
-        given = str(getattr(sweeper.direction, "name", sweeper.direction))
-        if "hydra.sweeper.direction" in given_keys and given != direction:
-            raise ConfigError([Problem("hydra.sweeper.direction", f"is {given}, but sweep.mode is {mode}; remove it")])
+        configured = str(getattr(sweeper.direction, "name", sweeper.direction))
+        if "hydra.sweeper.direction" in given_keys and configured != direction:
+            raise ConfigError(
+                [Problem("hydra.sweeper.direction", f"is {configured}, but sweep.mode is {mode}; remove it")]
+            )
         sweeper.direction = direction
     if OmegaConf.select(sweeper, "sampler") is not None and "seed" in sweeper.sampler and sweeper.sampler.seed is None:
         # A fixed seed makes proposals reproducible, so that a resumed search can replay the completed trials.
@@ -229,7 +231,7 @@ class _Launcher(Launcher):
 
     def _proposed(self, number: int, overrides: Sequence[str]) -> Proposed:
         """The job as Hydra composes it right before running it."""
-        kept, instance = HydraConfig.instance().cfg, HydraConfig.instance()
+        previous, instance = HydraConfig.instance().cfg, HydraConfig.instance()
         composed = self._context.config_loader.load_sweep_config(self._config, list(overrides))
         try:
             with read_write(composed), open_dict(composed):
@@ -244,7 +246,7 @@ class _Launcher(Launcher):
                 unresolved = OmegaConf.to_container(own, resolve=False)
                 return Proposed(number, list(overrides), folder, compose.plain(own), unresolved)
         finally:
-            instance.cfg = kept
+            instance.cfg = previous
 
 
 def _problems(error: Exception, arguments: list[str]) -> list[Problem]:
@@ -260,12 +262,12 @@ def _problems(error: Exception, arguments: list[str]) -> list[Problem]:
 def _expanded(arguments: list[str], *, most: int = 50) -> list[list[str]]:
     """The arguments of single jobs, without the parameters of a search; empty if they cannot be parsed."""
     options: list[str] = []
-    given: list[str] = []
+    overrides: list[str] = []
     for index, argument in enumerate(arguments):
         value = index > 0 and arguments[index - 1].startswith("-") and "=" not in argument
-        (options if argument.startswith("-") or value else given).append(argument)
+        (options if argument.startswith("-") or value else overrides).append(argument)
     try:
-        batch = hydra_internals.jobs_of(given)
+        batch = hydra_internals.jobs_of(overrides)
     except compose.HYDRA_ERRORS:
         return []
     return [[*options, *each] for each in batch[:most]]

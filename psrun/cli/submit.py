@@ -33,23 +33,23 @@ def main(arguments: list[str]) -> ExitCode:
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them and exiting with 1
     sys.path.append(os.getcwd())  # for the user's own modules
-    given = _parser().parse_intermixed_args(arguments)
-    overrides = [*([] if given.config_dir is None else ["--config-dir", given.config_dir]), *given.overrides]
-    if given.multirun:
+    options = _parser().parse_intermixed_args(arguments)
+    overrides = [*([] if options.config_dir is None else ["--config-dir", options.config_dir]), *options.overrides]
+    if options.multirun:
         example = "psrun -m hydra/launcher=submitit_slurm ..."
         raise ConfigError(f"submit takes one run; submit a sweep with one of Hydra's launchers, such as {example}")
-    chosen = [each for each in overrides if each.partition("=")[0] == "cluster"]
-    if any(each != f"cluster={given.engine}" for each in chosen):
-        raise ConfigError(f"{chosen[0]} contradicts submit {given.engine}; remove it")
-    overrides = [*(each for each in overrides if each not in chosen), f"cluster={given.engine}"]
-    apart = given.engine in _WITHOUT_LOCAL_FILES
+    cluster_overrides = [each for each in overrides if each.partition("=")[0] == "cluster"]
+    if any(each != f"cluster={options.engine}" for each in cluster_overrides):
+        raise ConfigError(f"{cluster_overrides[0]} contradicts submit {options.engine}; remove it")
+    overrides = [*(each for each in overrides if each not in cluster_overrides), f"cluster={options.engine}"]
+    apart = options.engine in _WITHOUT_LOCAL_FILES
     whole = overrides if apart else hydra_app.resumed(overrides)  # with the recorded arguments of a resumed run
     composed = compose.compose(whole)
     if isinstance(composed, Exception):
         raise ConfigError(compose.all_problems(composed, whole)) from composed
     run = parse.load(composed, elsewhere=apart)
-    submission = Submission(run, overrides, Path.cwd(), given.dry_run, given.follow)
-    return importlib.import_module(ENGINES[given.engine]).submit(submission, Console(highlight=False))
+    submission = Submission(run, overrides, Path.cwd(), options.dry_run, options.follow)
+    return importlib.import_module(ENGINES[options.engine]).submit(submission, Console(highlight=False))
 
 
 def _parser() -> argparse.ArgumentParser:

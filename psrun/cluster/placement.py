@@ -72,13 +72,13 @@ def check_rows(placed: Iterable[Placed], num_shards: int, *, stacked: Container[
 
 def check_memory(placed: Iterable[Placed], memory_bytes: int) -> None:
     """Raises ConfigError if model and optimizer do not fit into the memory of the machine that all tasks share."""
-    kept = [shard for shard in placed if shard.kind in ("model", "optimizer")]
-    balanced = balance(kept)
+    shards = [shard for shard in placed if shard.kind in ("model", "optimizer")]
+    balanced = balance(shards)
     total = sum(balanced.bytes_by_task.values())
     if total <= memory_bytes:
         return
     sizes: dict[str, int] = {}
-    for shard in kept:
+    for shard in shards:
         sizes[shard.variable] = sizes.get(shard.variable, 0) + shard.bytes
     largest = max(sizes, key=lambda variable: sizes[variable])
     tasks = ", ".join(f"{task} {size:,}" for task, size in balanced.bytes_by_task.items())
@@ -142,11 +142,11 @@ def greedy(sizes: Sequence[int], held_bytes: Sequence[int], num_placed: int) -> 
     """
 
     def fullest_first(first: int) -> list[int]:
-        got: dict[int, int] = {}
+        added_bytes: dict[int, int] = {}
         for shard, size in enumerate(sizes):
             index = (first + shard) % len(held_bytes)
-            got[index] = got.get(index, 0) + size
-        return sorted((held_bytes[index] + size for index, size in got.items()), reverse=True)
+            added_bytes[index] = added_bytes.get(index, 0) + size
+        return sorted((held_bytes[index] + size for index, size in added_bytes.items()), reverse=True)
 
     return min(range(len(held_bytes)), key=fullest_first)
 

@@ -142,10 +142,10 @@ def peers(address: str) -> set[Peer]:
     """The addresses that `address`, HOST:PORT, resolves to now; empty if the name is unknown."""
     host, _, port = address.rpartition(":")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError:
         return set()
-    return {(_plain(str(where[0])), int(where[1])) for *_, where in found}
+    return {(_plain(str(where[0])), int(where[1])) for *_, where in entries}
 
 
 def sever(others: set[Peer]) -> None:
@@ -172,5 +172,5 @@ def own_host(address: str) -> str:
     family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as sock:
         sock.connect(where)
-        found = sock.getsockname()[0]
-    return f"[{found}]" if ":" in found else found
+        own_address = sock.getsockname()[0]
+    return f"[{own_address}]" if ":" in own_address else own_address

@@ -167,11 +167,11 @@ def _guide(strategy: tf.distribute.ParameterServerStrategy, rule: placement.Rule
         if kwargs.get("per_worker_variable"):
             return create(next_creator, **kwargs)
         if "colocate_with" in kwargs:
-            made = create(next_creator, **kwargs)
-            job, _, index = placement.task_of(made.device).partition("-")
+            variable = create(next_creator, **kwargs)
+            job, _, index = placement.task_of(variable.device).partition("-")
             if job == "ps":
-                servers.add(int(index), (made.shape.num_elements() or 0) * made.dtype.size)
-            return made
+                servers.add(int(index), (variable.shape.num_elements() or 0) * variable.dtype.size)
+            return variable
         shape, dtype = spec_of(kwargs)
         shape = shape if shape.is_fully_defined() else tf.TensorShape(())  # unknown size: counted as one value
         partition = creation.partitioner
@@ -190,8 +190,8 @@ def spec_of(kwargs: Mapping[str, Any]) -> tuple[tf.TensorShape, tf.DType]:
     if callable(value):
         traced = tf.function(lambda: tf.convert_to_tensor(value(), dtype=dtype)).get_concrete_function()
         return traced.structured_outputs.shape, traced.structured_outputs.dtype
-    made = tf.convert_to_tensor(value, dtype=dtype)
-    return made.shape, made.dtype
+    tensor = tf.convert_to_tensor(value, dtype=dtype)
+    return tensor.shape, tensor.dtype
 
 
 def _existing(device: str) -> str:

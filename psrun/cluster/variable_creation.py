@@ -33,11 +33,11 @@ def _create(next_creator: Any, **kwargs: Any) -> tf.Variable:
         traced = tf.function(lambda: tf.convert_to_tensor(value(), dtype)).get_concrete_function()
     except Exception:  # any error of an initializer that does not work in a function
         return next_creator(**kwargs)
-    made = traced.structured_outputs
+    output = traced.structured_outputs
     # Constant values would become part of the function.
-    if not _large(made.shape, made.dtype) or traced.graph.as_graph_def().ByteSize() > _LARGE_BYTES:
+    if not _large(output.shape, output.dtype) or traced.graph.as_graph_def().ByteSize() > _LARGE_BYTES:
         return next_creator(**kwargs)
-    taken = (
+    options = (
         "name",
         "trainable",
         "distribute_strategy",
@@ -47,7 +47,7 @@ def _create(next_creator: Any, **kwargs: Any) -> tf.Variable:
         "caching_device",
     )
     variable = UninitializedVariable(
-        shape=made.shape, dtype=made.dtype, **{name: kwargs[name] for name in taken if name in kwargs}
+        shape=output.shape, dtype=output.dtype, **{name: kwargs[name] for name in options if name in kwargs}
     )
     with tf.device(variable.device):
         tf.function(lambda: variable.assign(value(), read_value=False) and None)()

@@ -88,9 +88,9 @@ def _not_utf8(arguments: list[str]) -> Problem | None:
 
 def config_dirs(arguments: list[str]) -> list[Path]:
     """The --config-dir folders in `arguments`."""
-    given = [after for option, after in itertools.pairwise(arguments) if option in _CONFIG_DIR]
-    given += [each.partition("=")[2] for each in arguments if each.startswith(f"{_CONFIG_DIR[0]}=")]
-    return [Path(each).absolute() for each in given]
+    folders = [after for option, after in itertools.pairwise(arguments) if option in _CONFIG_DIR]
+    folders += [each.partition("=")[2] for each in arguments if each.startswith(f"{_CONFIG_DIR[0]}=")]
+    return [Path(each).absolute() for each in folders]
 
 
 def options_first(arguments: list[str]) -> list[str]:
@@ -147,8 +147,8 @@ def all_problems(first: Exception, arguments: list[str]) -> list[Problem]:
 
 def compose(arguments: list[str]) -> dict[str, Any] | Exception:
     """The configuration that Hydra composes from `arguments`, or its error."""
-    kept, printed = sys.argv, io.StringIO()
-    sys.argv = [kept[0], *(a for a in arguments if a not in ("-m", "--multirun")), "--cfg", "job"]
+    argv, printed = sys.argv, io.StringIO()
+    sys.argv = [argv[0], *(a for a in arguments if a not in ("-m", "--multirun")), "--cfg", "job"]
     GlobalHydra.instance().clear()
     try:
         with contextlib.redirect_stdout(printed):
@@ -162,7 +162,7 @@ def compose(arguments: list[str]) -> dict[str, Any] | Exception:
     except HYDRA_ERRORS as error:
         return error
     finally:
-        sys.argv = kept
+        sys.argv = argv
 
 
 def missing_choice(error: Exception) -> tuple[str, str] | None:

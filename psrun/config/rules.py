@@ -210,9 +210,9 @@ def _of_what_follows(config: RunConfig) -> list[Problem]:
     if isinstance(config.optimizer.options.get("learning_rate"), Mapping) and config.reduce_lr.metric is not None:
         problems.append(Problem("reduce_lr.metric", "requires a number as optimizer.learning_rate; it is a schedule"))
     if (config.sweep.metric is None) != (config.sweep.mode is None):
-        missing, given = ("metric", "mode") if config.sweep.metric is None else ("mode", "metric")
+        missing, present = ("metric", "mode") if config.sweep.metric is None else ("mode", "metric")
         value = "max or min" if missing == "mode" else "a metric"
-        problems.append(Problem(f"sweep.{missing}", f"is required with sweep.{given}; set it to {value}"))
+        problems.append(Problem(f"sweep.{missing}", f"is required with sweep.{present}; set it to {value}"))
     if config.evaluation.runs_on in (None, "evaluator"):
         for index, node in enumerate(config.trainer.callbacks):
             name = str(node["_target_"]).rpartition(".")[2]

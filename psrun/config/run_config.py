@@ -208,10 +208,10 @@ class RunConfig:
         cluster = self.cluster
         assert cluster.num_workers is not None
         assert cluster.num_ps is not None
-        found = {"chief": 1, "ps": cluster.num_ps, "worker": cluster.num_workers}
+        counts = {"chief": 1, "ps": cluster.num_ps, "worker": cluster.num_workers}
         if self.sidecar is not None and not self.sidecar.sets_worker_aside:
-            found[EVALUATOR.job] = 1
-        return found | ({DISPATCHER.job: 1, "data_worker": cluster.num_data_workers} if self.data_service else {})
+            counts[EVALUATOR.job] = 1
+        return counts | ({DISPATCHER.job: 1, "data_worker": cluster.num_data_workers} if self.data_service else {})
 
     @property
     def evaluator(self) -> Task | None:

@@ -104,11 +104,11 @@ def _checked(cls: type, field: dataclasses.Field, value: Any, *, where: str, pro
         merged: Any = OmegaConf.to_container(OmegaConf.merge(schema, {field.name: value}), throw_on_missing=False)
         value = merged[field.name]
     except OmegaConfBaseException:
-        wanted = field.type.__name__ if isinstance(field.type, type) else str(field.type).replace("typing.", "")
+        type_name = field.type.__name__ if isinstance(field.type, type) else str(field.type).replace("typing.", "")
         if value is None:
-            problems.append(Problem(where, f"is null; set {where}=... ({wanted})"))
+            problems.append(Problem(where, f"is null; set {where}=... ({type_name})"))
         else:
-            problems.append(Problem(where, f"is {value!r}, must be {_in_words(wanted)}"))
+            problems.append(Problem(where, f"is {value!r}, must be {_in_words(type_name)}"))
         return None
     minimum, choices = field.metadata.get("at_least"), field.metadata.get("choices")
     if isinstance(value, str) and minimum is not None:

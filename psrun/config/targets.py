@@ -141,8 +141,8 @@ def bound(target: Target, parameters: Collection[str]) -> Callable[..., Any]:
         return functools.partial(function, **options)
     value = called(target)
     if not callable(value):
-        wanted = f"cannot be called with {', '.join(parameters)}"
-        raise ConfigError([Problem(target.key, f"{target.name} returned {value!r}, which {wanted}")])
+        problem = f"cannot be called with {', '.join(parameters)}"
+        raise ConfigError([Problem(target.key, f"{target.name} returned {value!r}, which {problem}")])
     return value
 
 

@@ -118,8 +118,8 @@ def make(
     """
     problems: list[Problem] = []
     addresses: dict[Task, str] = {}
-    for name, given in cluster.items():
-        addresses.update(_addresses(name, given, key, problems))
+    for name, entries in cluster.items():
+        addresses.update(_addresses(name, entries, key, problems))
     for where in {where for where in addresses.values() if list(addresses.values()).count(where) > 1}:
         both = " and ".join(str(task) for task, other in addresses.items() if other == where)
         problems.append(Problem(key, f"{where} is the address of {both}; give each task its own address"))
@@ -133,8 +133,8 @@ def make(
     elif not isinstance(index, int):
         problems.append(Problem(f"{task_key}.index", f"is {index!r}, must be an integer"))
     elif me.job in ("worker", "ps", *DATA_JOBS) and me not in addresses:
-        known = sorted(task.index for task in addresses if task.job == me.job)
-        problems.append(Problem(f"{task_key}.index", f"is {index}, must be one of {known} as in {key}.{job}"))
+        indices = sorted(task.index for task in addresses if task.job == me.job)
+        problems.append(Problem(f"{task_key}.index", f"is {index}, must be one of {indices} as in {key}.{job}"))
     elif me.job == "chief" and index != 0:
         problems.append(Problem(f"{task_key}.index", f"is {index}, must be 0: there is one chief"))
     if problems:
@@ -142,18 +142,18 @@ def make(
     return Topology({task: where for task, where in addresses.items() if task.job != EVALUATOR.job}, me)
 
 
-def _addresses(name: str, given: Any, key: str, problems: list[Problem]) -> list[tuple[Task, str]]:
+def _addresses(name: str, entries: Any, key: str, problems: list[Problem]) -> list[tuple[Task, str]]:
     job = "chief" if name == _MASTER else name
     where = f"{key}.{name}"
     if job not in JOBS:
         problems.append(Problem(where, f"is not a job; jobs are {', '.join(JOBS)}"))
         return []
-    if isinstance(given, Mapping):
-        pairs = list(given.items())
-    elif isinstance(given, Sequence) and not isinstance(given, str):
-        pairs = list(enumerate(given))
+    if isinstance(entries, Mapping):
+        pairs = list(entries.items())
+    elif isinstance(entries, Sequence) and not isinstance(entries, str):
+        pairs = list(enumerate(entries))
     else:
-        problems.append(Problem(where, f"is {given!r}, must be a list of addresses"))
+        problems.append(Problem(where, f"is {entries!r}, must be a list of addresses"))
         return []
     if job == DISPATCHER.job and len(pairs) > 1:
         problems.append(Problem(where, f"has {len(pairs)} addresses, must have one"))

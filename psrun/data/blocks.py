@@ -91,8 +91,8 @@ class Blocks:
             )
             rows = which * ROWS + numbers % ROWS
             parsed = tf.io.parse_example(records, specs)
-            made = {name: tf.gather(_rows(name, column, parsed), rows) for name, column in self.columns.items()}
-            return number, numbers, example(made)
+            batch = {name: tf.gather(_rows(name, column, parsed), rows) for name, column in self.columns.items()}
+            return number, numbers, example(batch)
 
         return batches.map(columns, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 

@@ -66,31 +66,31 @@ class Rows:
 def converted(values: np.ndarray, want: Wanted) -> tuple[np.ndarray, dict[int, str]]:
     """The column of a file as (rows, width), and the problems of rows by index."""
     values = values.reshape(len(values), -1) if values.ndim > 1 else values
-    made, todo = _numbers(values, want)
+    array, todo = _numbers(values, want)
     convert, wrong = _conversion(want), dict[int, str]()
     for index in todo:
         try:
-            made[index] = _row(values[index], want, convert)
+            array[index] = _row(values[index], want, convert)
         except ValueError as error:
             wrong[index] = str(error)
     if want.num_classes is not None:
-        label = made[:, 0]
+        label = array[:, 0]
         for index in np.flatnonzero((label != label // 1) | (label < 0) | (label >= want.num_classes)).tolist():
             wrong.setdefault(index, f"{label[index]:g} is not a class from 0 to {want.num_classes - 1}")
-    return made, wrong
+    return array, wrong
 
 
 def _numbers(values: np.ndarray, want: Wanted) -> tuple[np.ndarray, Sequence[int]]:
     """The column as converted by NumPy at once, and the indices of rows to convert one by one."""
-    made: np.ndarray = np.full((len(values), want.width), b"" if want.dtype == "string" else 0, _TYPES[want.dtype])
+    array: np.ndarray = np.full((len(values), want.width), b"" if want.dtype == "string" else 0, _TYPES[want.dtype])
     table = values[:, np.newaxis] if values.ndim == 1 else values
     by_value = want.dtype == "string" or want.vocabulary is not None
     if values.dtype.kind == "O" and values.ndim == 1 and want.width == 1 and want.vocabulary is None:
-        return made, _plain(values.tolist(), want, made)
+        return array, _plain(values.tolist(), want, array)
     if values.dtype.kind == "b" and not by_value:
         table = table.astype(np.uint8)  # a bool cannot be compared with the limit of int64
     if values.dtype.kind not in _NUMBERS or by_value or table.shape[1] != want.width:
-        return made, range(len(values))
+        return array, range(len(values))
     with np.errstate(over="ignore", invalid="ignore"):
         cast: np.ndarray = table.astype(_TYPES[want.dtype])
     fine = np.isfinite(cast) if want.dtype == "float32" else cast == table
@@ -99,31 +99,31 @@ def _numbers(values: np.ndarray, want: Wanted) -> tuple[np.ndarray, Sequence[int
     if want.weight:
         fine &= table >= 0
     whole = fine.all(axis=1)
-    made[whole] = cast[whole]
-    return made, np.flatnonzero(~whole).tolist()
+    array[whole] = cast[whole]
+    return array, np.flatnonzero(~whole).tolist()
 
 
-def _plain(items: Sequence[Any], want: Wanted, made: np.ndarray) -> Sequence[int]:
+def _plain(items: Sequence[Any], want: Wanted, array: np.ndarray) -> Sequence[int]:
     """Converts text that needs no care, ten times as fast as value by value; returns the indices of the rest."""
     if not items or not {str, bytes} >= set(map(type, items)):
         return range(len(items))
     filled = [index for index, item in enumerate(items) if item and not item.isspace()]
     text = [items[index] for index in filled]
     if want.dtype == "string":
-        made[filled, 0] = objects([_text(item) for item in text])
+        array[filled, 0] = objects([_text(item) for item in text])
         fine: np.ndarray = np.ones(len(text), bool)
     else:
         try:
             if any(map(_grouped, text)):
                 return range(len(items))
-            held: np.ndarray = np.array(list(map(int if want.dtype == "int64" else float, text)))
+            numbers: np.ndarray = np.array(list(map(int if want.dtype == "int64" else float, text)))
         except (ValueError, OverflowError):
             return range(len(items))
-        if want.dtype == "int64" and held.dtype != np.int64:  # too large, or none at all
+        if want.dtype == "int64" and numbers.dtype != np.int64:  # too large, or none at all
             return range(len(items))
-        fine = np.abs(held) <= _FLOAT32 if want.dtype == "float32" else np.ones(len(text), bool)
-        fine &= (held >= 0) | (not want.weight)
-        made[np.array(filled, np.int64)[fine], 0] = held[fine]
+        fine = np.abs(numbers) <= _FLOAT32 if want.dtype == "float32" else np.ones(len(text), bool)
+        fine &= (numbers >= 0) | (not want.weight)
+        array[np.array(filled, np.int64)[fine], 0] = numbers[fine]
     rest = set(range(len(items))).difference(np.array(filled, np.int64)[fine].tolist())
     return sorted(rest)
 

@@ -41,9 +41,9 @@ def main(arguments: list[str]) -> ExitCode:
         "--num-buckets", type=int, metavar="N", default=100_000, help="report hash collisions in N buckets"
     )
     part.add_argument("--seed", type=int, metavar="N", default=1, help="seed of the order")
-    given = vars(parser.parse_args(arguments))
-    function, _ = given.pop("function"), given.pop("subcommand")
-    return function(Console(highlight=False, markup=False), **given)
+    options = vars(parser.parse_args(arguments))
+    function, _ = options.pop("function"), options.pop("subcommand")
+    return function(Console(highlight=False, markup=False), **options)
 
 
 def _add_inspect(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -114,19 +114,19 @@ def _synthesize(
     num_files: int,
     gzip: bool,
     histories: bool = False,
-    **given: Any,
+    **options: Any,
 ) -> ExitCode:
-    if not 1 <= num_files <= given["num_examples"]:
+    if not 1 <= num_files <= options["num_examples"]:
         raise ConfigError(f"num-files is {num_files}, must be from 1 to the number of examples")
-    of_histories = [name for name in ("num_groups", "max_values") if name in given]
+    of_histories = [name for name in ("num_groups", "max_values") if name in options]
     if of_histories and not histories:
         raise ConfigError(f"--{of_histories[0].replace('_', '-')} needs --histories")
-    made: Any = (recipes.Recipe if histories else synthesis.Recipe)(**given)
+    recipe: Any = (recipes.Recipe if histories else synthesis.Recipe)(**options)
     with _new_folder(folder):
-        bayes = synthesis.write(folder, made, num_files=num_files, zipped=gzip)
+        bayes = synthesis.write(folder, recipe, num_files=num_files, zipped=gzip)
         if histories:
-            recipes.write_config(folder, made, next(folder.glob("eval.*"), None))
-    console.print(f"{folder}: {made.num_examples:,} rows to train on, {made.num_eval_examples:,} to evaluate on")
+            recipes.write_config(folder, recipe, next(folder.glob("eval.*"), None))
+    console.print(f"{folder}: {recipe.num_examples:,} rows to train on, {recipe.num_eval_examples:,} to evaluate on")
     if bayes:
         optimum = {name: "none" if value is None else f"{value:.4f}" for name, value in bayes.items()}
         console.print(f"metrics of the true model: AUC {optimum['auc']}, log loss {optimum['loss']}")

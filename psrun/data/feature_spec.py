@@ -54,16 +54,16 @@ class FeatureSpec:
         Args:
           separator: the default of the format.
         """
-        held = Wanted(self.column or name, self.dtype, self.width, self.default)
+        column = Wanted(self.column or name, self.dtype, self.width, self.default)
         if self.max_values is None:
-            return {name: held}
-        held = dataclasses.replace(held, max_values=self.max_values, separator=self.separator or separator)
+            return {name: column}
+        column = dataclasses.replace(column, max_values=self.max_values, separator=self.separator or separator)
         if self.weights is None:
-            return {name: held}
+            return {name: column}
         weights = dataclasses.replace(
-            held, column=self.weights, dtype="float32", default=None, weight=True, weights_of=name
+            column, column=self.weights, dtype="float32", default=None, weight=True, weights_of=name
         )
-        return {name: held, weights_name(name): weights}
+        return {name: column, weights_name(name): weights}
 
 
 def read(node: Mapping[str, Any]) -> dict[str, FeatureSpec]:
@@ -158,8 +158,10 @@ def name_of(column: str) -> str:
 
 def options(feature: FeatureSpec) -> dict[str, Any]:
     """The value of `data.features.NAME` for a feature: the options that differ from their defaults."""
-    held = dataclasses.asdict(feature)
-    return {field.name: held[field.name] for field in dataclasses.fields(feature) if held[field.name] != field.default}
+    values = dataclasses.asdict(feature)
+    return {
+        field.name: values[field.name] for field in dataclasses.fields(feature) if values[field.name] != field.default
+    }
 
 
 def recorded(facts: Mapping[str, Any], columns: Iterable[str]) -> dict[str, FeatureSpec]:
@@ -169,7 +171,7 @@ def recorded(facts: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Feat
       columns: of the files, for runs that recorded only names and types ("age float32, work string").
     """
     if "features" in facts:
-        return {name: FeatureSpec(**held) for name, held in facts["features"].items()}
+        return {name: FeatureSpec(**values) for name, values in facts["features"].items()}
     types = dict(each.split(" ") for each in facts.get("features_taken", "").split(", ") if each)
-    named = {name_of(column): column for column in columns}
-    return {name: FeatureSpec(dtype=dtype, column=named.get(name, name)) for name, dtype in types.items()}
+    by_name = {name_of(column): column for column in columns}
+    return {name: FeatureSpec(dtype=dtype, column=by_name.get(name, name)) for name, dtype in types.items()}

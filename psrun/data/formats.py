@@ -54,9 +54,9 @@ class Layout:
         """The problem of a text with undecodable bytes, which are surrogates in it; None without a problem."""
         if is_decoded(text):
             return None
-        held = text.encode(self.encoding, "surrogateescape")
-        likely = "utf-16" if header and held.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin-1"
-        return f"{held!r} is not {self.encoding}; set the encoding of the files, such as data.encoding={likely}"
+        raw = text.encode(self.encoding, "surrogateescape")
+        likely = "utf-16" if header and raw.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin-1"
+        return f"{raw!r} is not {self.encoding}; set the encoding of the files, such as data.encoding={likely}"
 
 
 def problems(delimiter: str | None, columns: Sequence[str] | None, encoding: str) -> Iterator[Problem]:
@@ -259,13 +259,13 @@ def _record_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[R
 
 
 def _npz_columns(name: str, layout: Layout) -> tuple[str, ...]:
-    with files.opened(name) as stream, np.load(stream, allow_pickle=False) as held:
-        return tuple(held.files)
+    with files.opened(name) as stream, np.load(stream, allow_pickle=False) as archive:
+        return tuple(archive.files)
 
 
 def _npz_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
-    with files.opened(name) as stream, np.load(stream, allow_pickle=False) as held:
-        arrays = {column: np.asarray(held[column]) for column in wanted}
+    with files.opened(name) as stream, np.load(stream, allow_pickle=False) as archive:
+        arrays = {column: np.asarray(archive[column]) for column in wanted}
     shapes = {column: array.shape for column, array in arrays.items()}
     if len({shape[:1] for shape in shapes.values()}) > 1 or () in shapes.values():
         raise DataError(f"{name}: the arrays' first axes must be equal; the shapes are {shapes}")

@@ -50,27 +50,27 @@ def run(
     delimiter = formats.TAB if delimiter == r"\t" else delimiter
     if wrong := list(formats.problems(delimiter, None, encoding)):
         raise ConfigError(wrong)
-    found = [file for name in names for file in files.find(name)]
-    form = format or formats.of(found)
+    paths = [file for name in names for file in files.find(name)]
+    form = format or formats.of(paths)
     if form == "tfrecord":
         raise ConfigError("TFRecord files have no schema, because records may differ; write data.features yourself")
     layout = formats.Layout(form, delimiter or formats.TEXT.get(form, ","), encoding=encoding)
-    columns = formats.columns(found[0], layout) or ()
+    columns = formats.columns(paths[0], layout) or ()
     hint = (
-        formats.delimiter_hint(found[0], layout, label, command=True)
+        formats.delimiter_hint(paths[0], layout, label, command=True)
         if label not in columns and len(columns) < 2
         else ""
     )
     if hint or (label is not None and label not in columns):
-        missing = f"{found[0]} has no column {label!r}." if label else f"{found[0]} has one column, {columns[0]!r}."
+        missing = f"{paths[0]} has no column {label!r}." if label else f"{paths[0]} has one column, {columns[0]!r}."
         raise ConfigError(missing + (hint or schema.did_you_mean(str(label), columns)))
-    looked = profiles.of_files(found, layout, cache=files.cache(), tell=lambda text: None)
-    proposed = proposals.of(looked.values(), (label, weight), name=found[0])
+    looked = profiles.of_files(paths, layout, cache=files.cache(), tell=lambda text: None)
+    proposed = proposals.of(looked.values(), (label, weight), name=paths[0])
     num_rows = max((each.num_rows for each in looked.values()), default=0)
     if not num_rows:
-        raise DataError(f"{found[0]} has no rows")
-    _check_weight(weight, label, found[0], looked)
-    title = f"{num_rows:,} rows of {found[0]}" + (f" and {len(found) - 1} more files" if len(found) > 1 else "")
+        raise DataError(f"{paths[0]} has no rows")
+    _check_weight(weight, label, paths[0], looked)
+    title = f"{num_rows:,} rows of {paths[0]}" + (f" and {len(paths) - 1} more files" if len(paths) > 1 else "")
     console.print(feature_table([each.row(name) for name, each in proposed.items()], title))
     bad = next(iter(looked.values()))
     if bad.num_bad:
@@ -83,7 +83,7 @@ def run(
     if weight is not None:
         _show_weight(console, looked[weight])
     if write is not None:
-        where = {"path": _pattern(names, found), "label": label or schema.MISSING}
+        where = {"path": _pattern(names, paths), "label": label or schema.MISSING}
         where |= {} if weight is None else {"weight": weight}
         _write(write, proposed, {**where, **_how(layout, format), **(_task(looked[label]) if label else {})})
         console.print(_advice(write), soft_wrap=True)
@@ -126,19 +126,19 @@ def _task(label: Profile) -> dict[str, Any]:
 
 def _how(layout: formats.Layout, format: str | None) -> dict[str, Any]:
     """The options of `data` that are needed to read the files."""
-    held = {"format": format} if format else {}
+    options = {"format": format} if format else {}
     if layout.format in formats.TEXT and layout.delimiter != formats.TEXT[layout.format]:
-        held["delimiter"] = layout.delimiter
-    return held if layout.encoding == "utf-8" else {**held, "encoding": layout.encoding}
+        options["delimiter"] = layout.delimiter
+    return options if layout.encoding == "utf-8" else {**options, "encoding": layout.encoding}
 
 
-def _pattern(names: Sequence[str], found: Sequence[str]) -> str:
-    """A name or pattern for exactly these `found` files; "???", a required value, if there is none."""
+def _pattern(names: Sequence[str], paths: Sequence[str]) -> str:
+    """A name or pattern for exactly these files; "???", a required value, if there is none."""
     if len(names) == 1:
         return names[0]
-    folder, name = os.path.split(found[0])
+    folder, name = os.path.split(paths[0])
     pattern = os.path.join(folder, "*" + "".join(Path(name).suffixes))
-    return pattern if files.find(pattern) == sorted(found) else schema.MISSING
+    return pattern if files.find(pattern) == sorted(paths) else schema.MISSING
 
 
 def _write(path: Path, proposed: Mapping[str, Proposal], keys: Mapping[str, Any]) -> None:

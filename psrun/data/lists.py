@@ -72,10 +72,10 @@ class Lists:
 
 def objects(values: Sequence[Any]) -> np.ndarray:
     """An array of these objects: NumPy would convert lists of equal length to an array with two axes."""
-    made: np.ndarray = np.empty(len(values), object)
+    array: np.ndarray = np.empty(len(values), object)
     for index, value in enumerate(values):
-        made[index] = value
-    return made
+        array[index] = value
+    return array
 
 
 def of_lengths(values: np.ndarray, lengths: np.ndarray) -> Lists:

@@ -32,10 +32,12 @@ def load_source(
     before = RunFolder(Path(run.resume)).stored().get("data") if run.resume is not None else None
     recorded = before if folder is None else folder.stored().get("data")
     vocabulary = run.data.label_vocabulary
-    given = {} if vocabulary is None else {"label_vocabulary": vocabulary}  # a source may have its own default
+    options = {} if vocabulary is None else {"label_vocabulary": vocabulary}  # a source may have its own default
     predicting = run.mode == "predict"
-    made = targets.called(run.data.target, seed=run.seed, tell=tell, recorded=recorded, predicting=predicting, **given)
-    source = _checked(made, run.data.target.name)
+    candidate = targets.called(
+        run.data.target, seed=run.seed, tell=tell, recorded=recorded, predicting=predicting, **options
+    )
+    source = _checked(candidate, run.data.target.name)
     batch, examples = run.data.global_batch_size, source.num_train_examples
     problems = []
     if examples is not None and batch > examples:
@@ -66,17 +68,17 @@ def load_source(
     return source
 
 
-def _checked(made: Any, name: str) -> DataSource:
+def _checked(candidate: Any, name: str) -> DataSource:
     """The object that the target returned, checked for the members of a data source.
 
     Raises:
       ConfigError: members are missing.
     """
-    lacks = [member for member in MEMBERS if not hasattr(made, member)]
+    lacks = [member for member in MEMBERS if not hasattr(candidate, member)]
     if lacks:
-        message = f"{name} returned {type(made).__name__}, which has no {', no '.join(lacks)}"
+        message = f"{name} returned {type(candidate).__name__}, which has no {', no '.join(lacks)}"
         raise ConfigError([Problem("data._target_", f"{message}; see psrun.data.source.DataSource for the interface")])
-    return made
+    return candidate
 
 
 def facts(run: RunConfig, source: DataSource) -> dict[str, Any]:

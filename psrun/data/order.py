@@ -44,10 +44,10 @@ class Order:
         if before is None or list(before) == self.geometry:
             return batch, 0
         old = Order(before[0], before[1], before[2], whole_passes=True)
-        passes, done = divmod(batch, old.batches_per_pass)
-        if not done:
+        passes, batches = divmod(batch, old.batches_per_pass)
+        if not batches:
             return passes * self.batches_per_pass, 0
-        return (passes + 1) * self.batches_per_pass, old.num_examples - done * old.batch_size
+        return (passes + 1) * self.batches_per_pass, old.num_examples - batches * old.batch_size
 
     @property
     def batches_per_pass(self) -> int:

@@ -29,14 +29,14 @@ class Piece:
 
 def checked(rows: Rows, wanted: Mapping[str, Wanted]) -> Piece:
     """Converts rows to the required columns, without malformed rows."""
-    made: dict[str, np.ndarray | Lists] = {}
+    arrays: dict[str, np.ndarray | Lists] = {}
     problems, lengths = dict[int, str](), dict[str, np.ndarray]()
     for name, want in wanted.items():
         values = rows.columns[want.column]
         if want.max_values is None:
-            made[name], wrong = converted(values.objects() if isinstance(values, Lists) else values, want)
+            arrays[name], wrong = converted(values.objects() if isinstance(values, Lists) else values, want)
         else:
-            made[name], wrong, lengths[name] = _lists(values, want, want.max_values)
+            arrays[name], wrong, lengths[name] = _lists(values, want, want.max_values)
         for index, problem in wrong.items():
             problems.setdefault(index, f"column {want.column}: {problem}")
     for name, want in wanted.items():
@@ -46,7 +46,7 @@ def checked(rows: Rows, wanted: Mapping[str, Wanted]) -> Piece:
     good: np.ndarray = np.ones(len(rows.numbers), bool)
     good[list(problems)] = False
     bad = sorted([*rows.bad, *((rows.numbers[index], problem) for index, problem in problems.items())])
-    columns = {name: each.where(good) if isinstance(each, Lists) else each[good] for name, each in made.items()}
+    columns = {name: each.where(good) if isinstance(each, Lists) else each[good] for name, each in arrays.items()}
     truncated = {
         name: int((length[good] > (wanted[name].max_values or 0)).sum())
         for name, length in lengths.items()
@@ -58,14 +58,14 @@ def checked(rows: Rows, wanted: Mapping[str, Wanted]) -> Piece:
 def _lists(values: np.ndarray | Lists, want: Wanted, max_values: int) -> tuple[Lists, dict[int, str], np.ndarray]:
     """The truncated lists, the problems of rows by index, and the number of values of each row in the file."""
     whole = lists.of_rows(values, want.separator)
-    held = whole.truncated(max_values)
-    made, wrong = converted(held.values, replace(want, max_values=None))
+    truncated = whole.truncated(max_values)
+    array, wrong = converted(truncated.values, replace(want, max_values=None))
     rows: dict[int, str] = {}
     if wrong:
-        row_of = held.row_of.tolist()
+        row_of = truncated.row_of.tolist()
         for index, problem in wrong.items():
             rows.setdefault(row_of[index], problem)
-    return Lists(made[:, 0], held.splits), rows, whole.lengths
+    return Lists(array[:, 0], truncated.splits), rows, whole.lengths
 
 
 def _other_lengths(weights: np.ndarray, values: np.ndarray, name: str) -> list[tuple[int, str]]:

@@ -202,12 +202,12 @@ class _Writing:
     def _record(self, writer: tf.io.TFRecordWriter, rows: Mapping[str, np.ndarray | Lists]) -> None:
         example = tf.train.Example()
         for name, column in self._columns.items():
-            feature, held = example.features.feature[name], rows[name]
+            feature, values = example.features.feature[name], rows[name]
             kind = {"float32": feature.float_list, "int64": feature.int64_list, "string": feature.bytes_list}
-            kind[column.dtype].value.extend(_values(held).ravel().tolist())
-            if isinstance(held, Lists):
+            kind[column.dtype].value.extend(_values(values).ravel().tolist())
+            if isinstance(values, Lists):
                 lengths = example.features.feature[lengths_of(name)]
-                lengths.int64_list.value.extend(held.lengths.tolist())
+                lengths.int64_list.value.extend(values.lengths.tolist())
         record = example.SerializeToString()
         writer.write(record)
         self.offsets.append(self.offsets[-1] + files.RECORD_BYTES + len(record))

@@ -106,7 +106,7 @@ def with_rows(names: Sequence[str], prepare: Callable[[Sequence[str]], Blocks]) 
     Raises:
       DataError: the files have no rows, or `prepare` fails.
     """
-    made = prepare(names)
-    if not made.num_examples:
+    prepared = prepare(names)
+    if not prepared.num_examples:
         raise DataError(f"there is no row in {names[0]}" + (" and the others" if len(names) > 1 else ""))
-    return made
+    return prepared

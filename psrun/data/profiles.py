@@ -91,13 +91,13 @@ def of_files(
     Raises:
       DataError: a file cannot be read to its end, or has other columns than the first.
     """
-    kept = None
+    path = None
     if cache is not None:
         key = json.dumps([_VERSION, asdict(layout), [files.stamp(name) for name in names]])
-        kept = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.profile.json"
+        path = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.profile.json"
         with contextlib.suppress(OSError, ValueError, TypeError):
-            held = json.loads(kept.read_text(encoding="utf-8"))
-            return {each["column"]: Profile(**each) for each in held}
+            records = json.loads(path.read_text(encoding="utf-8"))
+            return {each["column"]: Profile(**each) for each in records}
     columns = formats.columns(names[0], layout) or ()
     seen = {column: _Seen(column) for column in columns}
     num_rows, num_bad, first_bad = 0, 0, ""
@@ -111,10 +111,10 @@ def of_files(
                 first_bad = f"{name}, row {rows.bad[0][0]}: {rows.bad[0][1]}"
             tell(f"inspecting the columns of {name} ({number} of {len(names)} files): {num_rows:,} rows so far")
     profiles = {column: replace(each.profile(), num_bad=num_bad, first_bad=first_bad) for column, each in seen.items()}
-    if kept is not None:
+    if path is not None:
         with contextlib.suppress(OSError):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(kept, json.dumps([asdict(each) for each in profiles.values()]))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, json.dumps([asdict(each) for each in profiles.values()]))
     return profiles
 
 
@@ -150,9 +150,9 @@ class _Seen:
         self._num_items += values.size
         if values.dtype.kind in "fiub":
             flat = values.ravel()
-            held = flat[~np.isnan(flat)] if values.dtype.kind == "f" else flat
-            self._num_missing += len(flat) - len(held)
-            self._take(np.unique(held.astype(np.int64) if values.dtype.kind == "b" else held).tolist())
+            present = flat[~np.isnan(flat)] if values.dtype.kind == "f" else flat
+            self._num_missing += len(flat) - len(present)
+            self._take(np.unique(present.astype(np.int64) if values.dtype.kind == "b" else present).tolist())
         else:
             self._take(self._present(values.ravel().tolist()))
 

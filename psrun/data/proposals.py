@@ -170,9 +170,9 @@ def _lengths(profile: Profile) -> str:
 
 def _buckets(num_values: int) -> int:
     """A round number of hash buckets for a number of values."""
-    wanted = min(_BUCKETS_PER_VALUE * num_values, max(_MANY_BUCKETS, 2 * num_values))
-    unit = 10 ** max(0, len(str(wanted)) - 2)
-    return -(-wanted // unit) * unit
+    num_buckets = min(_BUCKETS_PER_VALUE * num_values, max(_MANY_BUCKETS, 2 * num_values))
+    unit = 10 ** max(0, len(str(num_buckets)) - 2)
+    return -(-num_buckets // unit) * unit
 
 
 def _words(column: str) -> list[str]:

@@ -48,8 +48,8 @@ def _at_once(records: Sequence[bytes], wanted: Sequence[str]) -> dict[str, np.nd
         first = tf.train.Example()
         if not _parsed(first, record):
             return None
-        held = first.features.feature
-        kinds |= {name: kind for name in wanted if name in held and (kind := held[name].WhichOneof("kind"))}
+        features = first.features.feature
+        kinds |= {name: kind for name in wanted if name in features and (kind := features[name].WhichOneof("kind"))}
         if len(kinds) == len(wanted):
             break
     else:
@@ -70,15 +70,15 @@ def _array(values: tf.RaggedTensor) -> np.ndarray | Lists:
 
 
 def _one_at_a_time(part: Sequence[tuple[int, bytes]], wanted: Sequence[str]) -> Rows:
-    numbers, bad, held = list[int](), list[tuple[int, str]](), list[dict[str, Any]]()
+    numbers, bad, examples = list[int](), list[tuple[int, str]](), list[dict[str, Any]]()
     for number, record in part:
         example = tf.train.Example()
         if not _parsed(example, record):
             bad.append((number, "is not a tf.train.Example"))
             continue
         numbers.append(number)
-        held.append({column: _values(example.features.feature[column]) for column in wanted})
-    return Rows(numbers, {column: objects([row[column] for row in held]) for column in wanted}, bad)
+        examples.append({column: _values(example.features.feature[column]) for column in wanted})
+    return Rows(numbers, {column: objects([row[column] for row in examples]) for column in wanted}, bad)
 
 
 def _parsed(example: Any, record: bytes) -> bool:

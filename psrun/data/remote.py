@@ -34,9 +34,9 @@ class _Raw(io.RawIOBase):
 
     def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
         with os_errors():
-            held = self._file.read(len(buffer))
-        buffer[: len(held)] = held
-        return len(held)
+            data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         with os_errors():

@@ -25,9 +25,9 @@ class Scaling:
         self._plain, self._logarithms = _Moments(), _Moments()
 
     def add(self, values: np.ndarray) -> None:
-        held: np.ndarray = values.astype(np.float64)
-        self._plain.add(held)
-        self._logarithms.add(np.log1p(np.maximum(held, 0)))
+        floats: np.ndarray = values.astype(np.float64)
+        self._plain.add(floats)
+        self._logarithms.add(np.log1p(np.maximum(floats, 0)))
 
     def scale(self) -> Scale:
         return Scale(*self._plain.mean_and_deviation(), *self._logarithms.mean_and_deviation())

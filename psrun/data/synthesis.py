@@ -51,8 +51,8 @@ class Recipe:
 def check(recipe: Any) -> None:
     """Raises ConfigError for options out of their ranges."""
     problems = [
-        f"{name.replace('_', '-')} is {value}, must be {wanted}"
-        for name, value, good, wanted in (
+        f"{name.replace('_', '-')} is {value}, must be {bounds}"
+        for name, value, good, bounds in (
             ("num_examples", recipe.num_examples, recipe.num_examples >= 1, "1 or more"),
             ("num_eval_examples", recipe.num_eval_examples, recipe.num_eval_examples >= 0, "0 or more"),
             ("num_values", recipe.num_values, 1 <= recipe.num_values < 2**26, "from 1 to 67,108,863"),

@@ -40,14 +40,16 @@ def write(path: str, folder: Path, *, min_count: int, num_buckets: int, seed: in
     counts_by_name: dict[str, dict[str, int]] = {}
     for name, counter in counted.items():
         del counter[b""]
-        kept = sorted(value for value, count in counter.items() if count >= min_count)
-        rng.shuffle(kept)
-        text = "".join(f"{value.decode(errors='replace')}\n" for value in kept)
+        values = sorted(value for value, count in counter.items() if count >= min_count)
+        rng.shuffle(values)
+        text = "".join(f"{value.decode(errors='replace')}\n" for value in values)
         write_atomic(folder / f"{name}.txt", text)
         digest.update(f"{name}\n{text}".encode())
         counts_by_name[name] = {
-            "values": len(kept), "left_out": len(counter) - len(kept), "collisions": _collisions(kept, num_buckets),
-        }  # fmt: skip
+            "values": len(values),
+            "left_out": len(counter) - len(values),
+            "collisions": _collisions(values, num_buckets),
+        }
     record: dict[str, Any] = {
         "path": path,
         "min_count": min_count,

@@ -126,8 +126,8 @@ def earlier_loss(earlier: Earlier | None, beat: Heartbeat | None) -> Loss | None
     code, killed = result.get("exit_code"), result.get("status") == "running"
     if not killed and (code is None or code < 128 or code == ExitCode.INTERRUPTED):
         return None
-    if kept := result.get(PENDING):  # that attempt did not train: the recovery is from the loss before it
-        return Loss(**kept)
+    if pending := result.get(PENDING):  # that attempt did not train: the recovery is from the loss before it
+        return Loss(**pending)
     step = max((result.get("steps") or {}).get("applied") or 0, (beat.step if beat else None) or 0)
     at_s = max(earlier.at_s, beat.at_s if beat else 0.0)
     error = {} if killed else result.get("error") or {}

@@ -80,31 +80,31 @@ class Watch:
         if not self._sees_ends:
             return
         servers = {task: address for task, address in self._addresses.items() if task.job == "ps"}
-        seen = self._ask(servers)
+        statuses = self._ask(servers)
         with self._lock:
-            self._find_lost(seen)
+            self._find_lost(statuses)
 
     def _run(self) -> None:
         while not self._ended.wait(_EVERY_S):
             try:
-                seen = self._ask(self._addresses)
+                statuses = self._ask(self._addresses)
                 if self._ended.is_set():
                     return
                 with self._lock:
-                    self._look(seen)
+                    self._look(statuses)
             except PsrunError as error:
                 self._give_up(error)
             except Exception:  # such as a full disk: the watch must continue
                 _LOG.exception("error in the watch over servers")
 
-    def _look(self, seen: Mapping[Task, ServerStatus]) -> None:
+    def _look(self, statuses: Mapping[Task, ServerStatus]) -> None:
         now_s, training = time.monotonic(), self._training()
-        up = {task for task, status in seen.items() if status.answers}
+        up = {task for task, status in statuses.items() if status.answers}
         for task in up:
             self._silences[task].reset(now_s)
         if self._lost & up:
             self._detector.progressed(now_s)
-        self._find_lost(seen)
+        self._find_lost(statuses)
         self._lost -= up
         self._recoveries.look(training, lambda task: task in up or task == CHIEF)
         workers = [task for task in self._addresses if task.job == "worker"]
@@ -114,11 +114,11 @@ class Watch:
         if cause := self._detector.progress_fault(training, now_s):
             raise TaskLostError(f"{CHIEF} {cause}")
 
-    def _find_lost(self, seen: Mapping[Task, ServerStatus]) -> None:
+    def _find_lost(self, statuses: Mapping[Task, ServerStatus]) -> None:
         """Records newly lost servers; raises TaskLostError if one of them is a parameter server."""
         if self._error is not None:
             raise self._error
-        for task, status in seen.items():
+        for task, status in statuses.items():
             cause = None if task in self._lost else self._cause(task, status)
             if cause is not None:
                 self._failed(task, status, cause)

@@ -199,8 +199,8 @@ class Supervisor:
 
     def _unreachable(self) -> str:
         up = answering(self._addresses, timeout_s=1.0)
-        asked = [task for task in self._addresses if task.job not in topology.DATA_JOBS and task != self._evaluator]
-        silent = [str(task) for task in asked if task not in up]
+        expected = [task for task in self._addresses if task.job not in topology.DATA_JOBS and task != self._evaluator]
+        silent = [str(task) for task in expected if task not in up]
         return f"; no answer from {', '.join(silent)}" if silent else ""
 
     def _failed(self, task: TaskHandle, lost: Task, cause: str) -> None:

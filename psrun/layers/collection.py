@@ -77,8 +77,8 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
         check_options(deduplicate, wire, oov)
         if not isinstance(stack, bool) and stack != "auto":
             raise ValueError(f"stack is {stack!r}, must be true, false or auto")
-        given = [table if isinstance(table, Table) else Table(**table) for table in tables]
-        self.tables: tuple[Table, ...] = self.untracked(tuple(given))
+        converted = [table if isinstance(table, Table) else Table(**table) for table in tables]
+        self.tables: tuple[Table, ...] = self.untracked(tuple(converted))
         _check(self.tables, concatenate)
         stack = stack if not is_alone() else False
         self.stack, self.max_stacked_table_bytes = stack, max_stacked_table_bytes
@@ -119,8 +119,8 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
         block = fetches[0].block(inputs, checked) if self.concatenate and len(fetches) == 1 else None
         if block is not None:
             return tf.cast(block, self.compute_dtype)
-        found = dict(pair for fetch in fetches for pair in fetch.by_feature(inputs, checked))
-        rows = {name: tf.cast(found[name], self.compute_dtype) for name in self.features}
+        by_feature = dict(pair for fetch in fetches for pair in fetch.by_feature(inputs, checked))
+        rows = {name: tf.cast(by_feature[name], self.compute_dtype) for name in self.features}
         if not self.concatenate:
             return rows
         return tf.concat([_block(each) for each in rows.values()], 1)
@@ -160,9 +160,9 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
         fetches = []
         for stack in self.stacks:
             with stop_recording():
-                wanted = stack.positions(ids, self.name)
-            fetch = Fetch(stack.variable, wanted.positions, deduplicate=stack.deduplicate is True, wire=self.wire)
-            fetches.append(StackFetch(stack, fetch, wanted))
+                stack_ids = stack.positions(ids, self.name)
+            fetch = Fetch(stack.variable, stack_ids.positions, deduplicate=stack.deduplicate is True, wire=self.wire)
+            fetches.append(StackFetch(stack, fetch, stack_ids))
         return fetches
 
     @property

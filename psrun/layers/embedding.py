@@ -110,13 +110,13 @@ class Embedding(EmbeddingLayer):
         return tf.bitwise.bitwise_and(ids, (1 << bits) - 1) * column_rows + tf.bitwise.right_shift(ids, bits)
 
     def call(self, ids: Any, weights: Any = None) -> tf.Tensor:
-        given = pooling.checked_weights(ids, weights, self.combiner, f"{self.name}: the input")
+        checked = pooling.checked_weights(ids, weights, self.combiner, f"{self.name}: the input")
         rows = self.fetched(ids).rows()
         if self.combiner is None:
-            made = pooling.shaped(rows.gathered(), ids)
+            vectors = pooling.shaped(rows.gathered(), ids)
         else:
-            made = pooling.pooled(rows, [ids], self.combiner, [given])[0]
-        return tf.cast(made, self.compute_dtype)
+            vectors = pooling.pooled(rows, [ids], self.combiner, [checked])[0]
+        return tf.cast(vectors, self.compute_dtype)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         return pooling.mask(inputs) if self.combiner is None else None

@@ -38,8 +38,8 @@ class Fetch:
             shards = shards_of([variable])
             self._parts: list[_Part] = []
             if all("/job:ps" in (shard.device or "") for shard in shards):
-                self._places, asked = _by_shard(positions, [shard.shape[0] for shard in shards])
-                self._parts = [_Part(shard, wanted, wire) for shard, wanted in zip(shards, asked)]
+                self._places, rows_by_shard = _by_shard(positions, [shard.shape[0] for shard in shards])
+                self._parts = [_Part(shard, rows, wire) for shard, rows in zip(shards, rows_by_shard)]
 
     def rows(self) -> Rows:
         """The rows, to be called once."""
@@ -55,10 +55,10 @@ class Fetch:
 class _Part:
     """Rows of one shard on a parameter server."""
 
-    def __init__(self, shard: tf.Variable, wanted: tf.Tensor, wire: str) -> None:
+    def __init__(self, shard: tf.Variable, rows: tf.Tensor, wire: str) -> None:
         self._shard, self._wire = shard, tf.as_dtype(wire) if wire != "float32" else shard.dtype
         with tf.device(shard.device):
-            self._there = tf.identity(wanted)  # read once, also for the gradient
+            self._there = tf.identity(rows)  # read once, also for the gradient
             self._sent = tf.cast(tf.gather(shard, self._there), self._wire)
 
     def rows(self) -> tf.Tensor:

@@ -116,18 +116,19 @@ def pooled(rows: Rows, ids: Sequence[Any], combiner: str, weights: Sequence[tf.T
     which, values = positions.part_of_each(lengths), rows.gathered()
     if combiner == "max":
         most = _in_each(tf.math.segment_max, values, which, lengths)
-        made = tf.where((lengths > 0)[:, tf.newaxis], most, 0)
+        vectors = tf.where((lengths > 0)[:, tf.newaxis], most, 0)
     elif all(each is None for each in weights):
-        made = _in_each(tf.math.segment_sum, values, which, lengths)
+        vectors = _in_each(tf.math.segment_sum, values, which, lengths)
         if combiner != "sum":
             norm = tf.cast(tf.maximum(lengths, 1), values.dtype)[:, tf.newaxis]
-            made /= norm if combiner == "mean" else tf.sqrt(norm)
+            vectors /= norm if combiner == "mean" else tf.sqrt(norm)
     else:
         flat = [
-            tf.ones([num_values(each)], tf.float32) if given is None else given for each, given in zip(lists, weights)
+            tf.ones([num_values(each)], tf.float32) if weight is None else weight
+            for each, weight in zip(lists, weights)
         ]
-        made = _weighted(values, tf.concat(flat, 0), which, lengths, combiner)
-    return tf.reshape(made, [len(ids), lists[0].shape[0] or -1, values.shape[-1]])
+        vectors = _weighted(values, tf.concat(flat, 0), which, lengths, combiner)
+    return tf.reshape(vectors, [len(ids), lists[0].shape[0] or -1, values.shape[-1]])
 
 
 def _same_batch(lists: Sequence[tf.RaggedTensor]) -> list[tf.Operation]:
@@ -144,8 +145,8 @@ def _same_batch(lists: Sequence[tf.RaggedTensor]) -> list[tf.Operation]:
 def _in_each(reduce: Callable[..., tf.Tensor], values: tf.Tensor, which: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
     """(n, d) by list: (lists, d). The last lists are missing in what `reduce` returns if they are empty."""
     # Operations that take the number of lists, such as `tf.sparse.segment_mean`, take four times as long.
-    made = reduce(values, which)
-    return tf.pad(made, [[0, tf.size(lengths) - tf.shape(made)[0]], [0, 0]])
+    reduced = reduce(values, which)
+    return tf.pad(reduced, [[0, tf.size(lengths) - tf.shape(reduced)[0]], [0, 0]])
 
 
 def _weighted(rows: tf.Tensor, weights: tf.Tensor, which: tf.Tensor, lengths: tf.Tensor, combiner: str) -> tf.Tensor:

@@ -180,10 +180,10 @@ class Stack:
         others = [place for place in places if widths[place.feature] is None]
         # Those that are pooled alike are next to each other.
         others.sort(key=lambda place: _POOLED.index(self.combiners.get(place.feature)))
-        found = [self._of_columns(in_columns, ids, title)] if in_columns else []
-        found += [self._of_lists(others, ids, title)] if others else []
+        parts = [self._of_columns(in_columns, ids, title)] if in_columns else []
+        parts += [self._of_lists(others, ids, title)] if others else []
         return StackIds(
-            found[0] if len(found) == 1 else tf.concat(found, 0),
+            parts[0] if len(parts) == 1 else tf.concat(parts, 0),
             {place.feature: widths[place.feature] or 0 for place in in_columns},
             {place.feature: pooling.num_values(ids[place.feature]) for place in others},
         )

@@ -72,12 +72,12 @@ def by_table(placed: Iterable[Placed], network: tf_keras.Model) -> list[Placed]:
     Rows of a stack that belong to no table are left out.
     """
     stacks = of(network)
-    found: list[Placed] = []
+    placements: list[Placed] = []
     for (name, _), shards in itertools.groupby(placed, key=lambda each: (each.variable, each.kind)):
         whole = list(shards)
         stack = next((each for each in stacks if each.holds(name, whole[0].variable_shape)), None)
-        found += whole if stack is None else _tables(stack, whole)
-    return found
+        placements += whole if stack is None else _tables(stack, whole)
+    return placements
 
 
 def _tables(stack: Stack, shards: list[Placed]) -> Iterator[Placed]:
@@ -85,13 +85,13 @@ def _tables(stack: Stack, shards: list[Placed]) -> Iterator[Placed]:
     assert layout is not None
     for index, table in enumerate(stack.tables):
         for number, block in enumerate(layout.blocks(index)):
-            held = shards[block.shard]
+            shard = shards[block.shard]
             yield replace(
-                held,
-                variable=held.variable.replace(stack.name, table.name),
+                shard,
+                variable=shard.variable.replace(stack.name, table.name),
                 shard=number,
-                bytes=held.bytes // layout.shard_rows * block.num_rows,
-                variable_shape=(layout.table_rows[index], *held.variable_shape[1:]),
+                bytes=shard.bytes // layout.shard_rows * block.num_rows,
+                variable_shape=(layout.table_rows[index], *shard.variable_shape[1:]),
             )
 
 

@@ -59,8 +59,8 @@ def din(
     )  # fmt: skip
     flat = {name: tf_keras.layers.Flatten()(rows[name]) for name in num_ids if name != history}
     weights = source.features[history].weights
-    given = [rows[history], flat[target], *([] if weights is None else [tensors[weights]])]
-    interest = Attention(attention_units, name="attention")(given)
+    inputs = [rows[history], flat[target], *([] if weights is None else [tensors[weights]])]
+    interest = Attention(attention_units, name="attention")(inputs)
     numbers = [
         tf_keras.layers.Flatten()(tensor)
         for tensor in tensors.values()
@@ -99,7 +99,7 @@ class Attention(tf_keras.layers.Layer):
         self._layers.append(tf_keras.layers.Dense(1))
 
     def call(self, inputs: Sequence[Any], mask: Sequence[Any] | None = None) -> tf.Tensor:
-        history, target, *given = inputs
+        history, target, *extra = inputs
         target = tf.broadcast_to(target[:, tf.newaxis], tf.shape(history))
         target.set_shape(history.shape)
         weights = tf.concat([history, target, history - target, history * target], -1)
@@ -107,8 +107,8 @@ class Attention(tf_keras.layers.Layer):
             weights = layer(weights)
         if mask is not None and mask[0] is not None:
             weights *= tf.cast(mask[0], weights.dtype)[:, :, tf.newaxis]
-        if given:
-            weights *= tf.cast(_padded(given[0], mask), weights.dtype)[:, :, tf.newaxis]
+        if extra:
+            weights *= tf.cast(_padded(extra[0], mask), weights.dtype)[:, :, tf.newaxis]
         return tf.reduce_sum(weights * history, 1)
 
     def get_config(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def weights(
     features: Mapping[str, Feature], num_ids: Iterable[str], tensors: Mapping[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
     """The weights of the ids of each list that has some."""
-    return {name: tensors[held] for name in num_ids if (held := features[name].weights) is not None}
+    return {name: tensors[weight_name] for name in num_ids if (weight_name := features[name].weights) is not None}
 
 
 def check(source: DataSource, num_ids: Iterable[str], model: str, *, sequences: Iterable[str] = ()) -> None:

@@ -97,8 +97,8 @@ def side_by_side(
     """As `rows`, of all features as one vector an example: (batch, sum of sizes), features in `order`."""
     if _in_one_tensor(tables, order):
         return tf_keras.layers.Flatten()(rows(tables, tensors, features, concatenate=True, **options))
-    found = rows(tables, tensors, features, **options)
-    return concatenated([tf_keras.layers.Flatten()(found[name]) for name in order])
+    by_feature = rows(tables, tensors, features, **options)
+    return concatenated([tf_keras.layers.Flatten()(by_feature[name]) for name in order])
 
 
 def vectors(
@@ -115,12 +115,12 @@ def vectors(
     single = all(features[name].is_list or tensors[name].shape[1:].num_elements() == 1 for name in order)
     if single and _in_one_tensor(tables, order):
         return rows(tables, tensors, features, concatenate=True, **options)
-    found = rows(tables, tensors, features, **options)
+    by_feature = rows(tables, tensors, features, **options)
     add = {"axis": 1, "keepdims": True}
     summed = [
-        tf_keras.layers.Reshape((1, found[name].shape[-1]))(found[name])
+        tf_keras.layers.Reshape((1, by_feature[name].shape[-1]))(by_feature[name])
         if features[name].is_list
-        else tf_keras.layers.Lambda(tf.reduce_sum, arguments=add)(found[name])
+        else tf_keras.layers.Lambda(tf.reduce_sum, arguments=add)(by_feature[name])
         for name in order
     ]
     return summed[0] if len(summed) == 1 else tf_keras.layers.Concatenate(axis=1)(summed)
@@ -139,9 +139,9 @@ def _in_one_tensor(tables: Sequence[Table], order: Iterable[str]) -> bool:
 
 def _dims(embedding_dim: int | Mapping[str, int], num_ids: Mapping[str, int]) -> dict[str, int]:
     """The width of the rows of each feature with ids."""
-    given = {"default": embedding_dim} if isinstance(embedding_dim, int) else dict(embedding_dim)
-    widths = {name: given.get(name, given.get("default")) for name in num_ids}
-    unknown = [name for name in given if name not in num_ids and name != "default"]
+    dims = {"default": embedding_dim} if isinstance(embedding_dim, int) else dict(embedding_dim)
+    widths = {name: dims.get(name, dims.get("default")) for name in num_ids}
+    unknown = [name for name in dims if name not in num_ids and name != "default"]
     bad = [name for name, width in widths.items() if not isinstance(width, int) or width < 1]
     if unknown or bad:
         problem = f"names {unknown[0]!r}, which has no ids" if unknown else f"gives {bad[0]} the width {widths[bad[0]]}"
@@ -155,14 +155,14 @@ def _listed(shared_tables: Any) -> dict[str, list[str]]:
     Raises:
       ConfigError: it is not a mapping of names to features.
     """
-    wanted = "must map table names to features, as in {item: [clicked, bought]}"
+    requirement = "must map table names to features, as in {item: [clicked, bought]}"
     if shared_tables is None:
         return {}
     if not isinstance(shared_tables, Mapping):
-        raise ConfigError([Problem(_KEY, f"is {shared_tables!r}, {wanted}")])
+        raise ConfigError([Problem(_KEY, f"is {shared_tables!r}, {requirement}")])
     for name, features in shared_tables.items():
         if not isinstance(features, list | tuple) or not all(isinstance(each, str) for each in features):
-            raise ConfigError([Problem(f"{_KEY}.{name}", f"is {features!r}; {_KEY} {wanted}")])
+            raise ConfigError([Problem(f"{_KEY}.{name}", f"is {features!r}; {_KEY} {requirement}")])
     return {str(name): list(features) for name, features in shared_tables.items()}
 
 

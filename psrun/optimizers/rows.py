@@ -48,9 +48,9 @@ def replace(
         summed = tf.identity(summed)
 
     def put() -> tf.Tensor:
-        made = formula(*(tf.gather(variable, rows) for variable in variables), summed, *numbers)
-        written = [variable.scatter_update(tf.IndexedSlices(new, rows)) for variable, new in zip(variables, made)]
-        with tf.control_dependencies([each for each in written if each is not None]):
+        new_values = formula(*(tf.gather(variable, rows) for variable in variables), summed, *numbers)
+        updates = [variable.scatter_update(tf.IndexedSlices(new, rows)) for variable, new in zip(variables, new_values)]
+        with tf.control_dependencies([each for each in updates if each is not None]):
             return tf.size(rows)
 
     if lock is None:

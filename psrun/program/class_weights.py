@@ -33,8 +33,8 @@ def by_class(class_weight: Mapping[Any, float], source: DataSource, names: Seque
     }
     count = source.num_classes if task == "multiclass" else 2 if task == "binary" else len(weights)
     if set(weights) != set(range(count)):
-        given = ", ".join(map(str, weights))
-        message = f"has weights for {given}, must have one for each of the classes 0 to {count - 1}"
+        classes = ", ".join(map(str, weights))
+        message = f"has weights for {classes}, must have one for each of the classes 0 to {count - 1}"
         raise ConfigError([Problem(_KEY, message)])
     return [weights[number] for number in range(count)]
 

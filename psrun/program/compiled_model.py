@@ -98,15 +98,15 @@ class Program:
           numbers: makes a dataset of the numbers of the batches to read. Then they come with numbers: that of the
             batch, and those of its examples plus the worker's index times how many examples there are.
         """
-        made = self._batches(context, first_step=first_step, num_batches_done=num_batches_done, numbers=numbers)
-        return autoshard.applied(made, self.sharding)
+        dataset = self._batches(context, first_step=first_step, num_batches_done=num_batches_done, numbers=numbers)
+        return autoshard.applied(dataset, self.sharding)
 
     @functools.cached_property
     def class_weight(self) -> list[float] | None:
         """The weights of the classes 0, 1, ... in training; None where all are 1."""
-        given = self.config.model_keys.class_weight
+        weights = self.config.model_keys.class_weight
         names = labels.class_names(self.source, self.config.data.label_vocabulary)
-        return None if given is None else class_weights.by_class(given, self.source, names)
+        return None if weights is None else class_weights.by_class(weights, self.source, names)
 
     def _batches(
         self, context: Any = None, *, first_step: int = 0, num_batches_done: int = 0, numbers: Any = None
@@ -124,13 +124,13 @@ class Program:
             list_inputs.check_features(self.source.features, batches.element_spec)
             return self._preprocessed(batches.skip(num_batches_done) if num_batches_done else batches, ready)
         assert isinstance(self.source, ByNumber)
-        wanted = tf.data.Dataset.counter(num_batches_done) if numbers is None else numbers()
-        read = self.source.batches(wanted, self.order or self.source.order(batch_size), own)
-        list_inputs.check_features(self.source.features, read.element_spec[2])
+        batch_numbers = tf.data.Dataset.counter(num_batches_done) if numbers is None else numbers()
+        dataset = self.source.batches(batch_numbers, self.order or self.source.order(batch_size), own)
+        list_inputs.check_features(self.source.features, dataset.element_spec[2])
         if numbers is None:
-            return self._preprocessed(read.map(lambda number, examples, batch: batch), ready)
+            return self._preprocessed(dataset.map(lambda number, examples, batch: batch), ready)
         first = worker * self.source.num_train_examples
-        return self._preprocessed(read, lambda number, examples, batch: (number, first + examples, ready(*batch)))
+        return self._preprocessed(dataset, lambda number, examples, batch: (number, first + examples, ready(*batch)))
 
     @functools.cached_property
     def batch_spec(self) -> Any:
@@ -224,8 +224,8 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
         if run.cluster.has_parameter_servers and (run.partitioner.splits or stacks.of(model.network)):
             refuse_single_files(model.network)
         by_fit = run.evaluation.runs_on == "fit"
-        made = objective.metrics_of(model, task_of(source))
-        metrics = objective.together(made, [ExamplesSeen()] if by_fit else [])
+        task_metrics = objective.metrics_of(model, task_of(source))
+        metrics = objective.together(task_metrics, [ExamplesSeen()] if by_fit else [])
         loss = objective.loss_of(model, task_of(source))
         own = OwnTrainStep(model.network, distribution.strategy.num_replicas_in_sync) if is_in(model.network) else None
         program = Program(run, source, model, distribution, own)

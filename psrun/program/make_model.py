@@ -21,9 +21,11 @@ def make_model(run: RunConfig, source: DataSource) -> Model:
       ConfigError: model, data and options do not fit each other.
     """
     # A function without readable source may have such a parameter, too.
-    made = targets.called(run.model, source=source, seed=run.seed, **run.model_keys.given)
-    model = Model(made) if isinstance(made, tf_keras.Model) else made
+    returned = targets.called(run.model, source=source, seed=run.seed, **run.model_keys.given)
+    model = Model(returned) if isinstance(returned, tf_keras.Model) else returned
     if not isinstance(model, Model):
-        raise ConfigError([Problem("model._target_", f"{run.model.name} returned {type(made).__name__}, not a model")])
+        raise ConfigError(
+            [Problem("model._target_", f"{run.model.name} returned {type(returned).__name__}, not a model")]
+        )
     stacks.check_names(model.network)
     return objective.resolve(passed(model, source.features), run.model_keys, task_of(source))

@@ -29,15 +29,15 @@ def resolve(model: Model, keys: ModelKeys, task: str | None) -> Model:
       ConfigError: they contradict each other, the data's task, or the last layer of the network; or a loss or metric
         cannot be made.
     """
-    asked = model.from_logits if keys.from_logits is None else keys.from_logits
+    requested = model.from_logits if keys.from_logits is None else keys.from_logits
     if keys.loss is not None:
-        model = replace(model, loss=losses.loss(keys.loss, bool(asked)))
+        model = replace(model, loss=losses.loss(keys.loss, bool(requested)))
     loss_logits = _loss_logits(model)
-    given = [value for value in (keys.from_logits, model.from_logits, loss_logits) if value is not None]
-    if len(set(given)) > 1:
+    settings = [value for value in (keys.from_logits, model.from_logits, loss_logits) if value is not None]
+    if len(set(settings)) > 1:
         raise _problem(f"is {keys.from_logits}, but the model has from_logits={model.from_logits} and its loss "
                        f"from_logits={loss_logits}; make them agree")  # fmt: skip
-    from_logits = bool(given and given[0])
+    from_logits = bool(settings and settings[0])
     if from_logits and isinstance(model.loss, Mapping):
         raise _problem("is true, but the losses are by output; remove it and set from_logits on the losses of outputs "
                        "that are logits")  # fmt: skip

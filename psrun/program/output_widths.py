@@ -32,17 +32,17 @@ def check(prediction: Any, label: Any, model: Model, source: DataSource) -> None
     own_loss = any(getattr(type(model.network), name) is not getattr(tf_keras.Model, name) for name in _OF_LOSS)
     if task is None or own_loss or model.loss is not None or len(predictions) != 1 or len(labels) != 1:
         return
-    got, wanted = predictions[0].shape, labels[0].shape
-    if got.rank is None or wanted.rank is None:
+    predicted, expected = predictions[0].shape, labels[0].shape
+    if predicted.rank is None or expected.rank is None:
         return
     if task == "multiclass":
-        fits, width = _fit([*got[1:]], [*_essential(wanted), source.num_classes]), source.num_classes
+        fits, width = _fit([*predicted[1:]], [*_essential(expected), source.num_classes]), source.num_classes
         why = f"the data has {source.num_classes} classes (task=multiclass), which need one value each"
     else:
-        fits, width = _fit(_essential(got), _essential(wanted)), wanted[-1] if wanted.rank > 1 else 1
-        why = f"labels have shape {_shown(wanted)} (task={task})"
+        fits, width = _fit(_essential(predicted), _essential(expected)), expected[-1] if expected.rank > 1 else 1
+        why = f"labels have shape {_shown(expected)} (task={task})"
     if not fits:
-        message = f"returns predictions of shape {_shown(got)}, but {why}: end the model with Dense({width})"
+        message = f"returns predictions of shape {_shown(predicted)}, but {why}: end the model with Dense({width})"
         raise ConfigError([Problem("model", message)])
 
 
@@ -54,8 +54,8 @@ def _essential(shape: tf.TensorShape) -> list[int | None]:
     return sizes
 
 
-def _fit(got: list[int | None], wanted: list[int | None]) -> bool:
-    return len(got) == len(wanted) and all(a == b or None in (a, b) for a, b in zip(got, wanted))
+def _fit(predicted: list[int | None], expected: list[int | None]) -> bool:
+    return len(predicted) == len(expected) and all(a == b or None in (a, b) for a, b in zip(predicted, expected))
 
 
 def _shown(shape: tf.TensorShape) -> str:

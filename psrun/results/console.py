@@ -120,8 +120,8 @@ class ConsoleSink:
 
     def _show_visitation(self, event: Event) -> None:
         words = {"0": "never", "1": "once", "2": "twice", "3+": "more often"}
-        seen = ", ".join(f"{number:,} {words[times]}" for times, number in event.data["seen"].items() if number)
-        self._print(f"  examples trained on in {event.data['steps']} steps: {seen}")
+        counts = ", ".join(f"{number:,} {words[times]}" for times, number in event.data["seen"].items() if number)
+        self._print(f"  examples trained on in {event.data['steps']} steps: {counts}")
 
     def _show_evaluation(self, event: Event) -> None:
         data = event.data
@@ -164,9 +164,9 @@ class ConsoleSink:
 
     def _show_lookups(self, event: Event) -> None:
         for decided, once in ((True, "sent once"), (False, "sent each time")):
-            found = [lookup for lookup in event.data["lookups"] if bool(lookup["deduplicate"]) == decided]
-            if found:
-                self._print(f"{_shares(found)} of a batch's ids are distinct; duplicates are {once}")
+            lookups = [lookup for lookup in event.data["lookups"] if bool(lookup["deduplicate"]) == decided]
+            if lookups:
+                self._print(f"{_shares(lookups)} of a batch's ids are distinct; duplicates are {once}")
 
     def _show_export(self, event: Event) -> None:
         self._print(f"exported step {event.step} to {event.data['path']}")
@@ -184,8 +184,8 @@ class ConsoleSink:
         if own is not None and own["steps"] < (event.step or 0):
             number = f"the last {own['steps']}" if own["steps"] else "none"
             last = f", {number} of them by this process in {own['seconds']:.1f} s"
-        done = f" {event.step} steps in {event.wall_s:.1f} s{first}{last}  {numbers(event.data['metrics'])}"
-        self._print(("completed", "green"), done)
+        text = f" {event.step} steps in {event.wall_s:.1f} s{first}{last}  {numbers(event.data['metrics'])}"
+        self._print(("completed", "green"), text)
         if own is not None and not own["steps"]:
             self._print(("hint:", "yellow"), " the run was complete; to train on, set trainer.epochs higher")
         if _at_chance(event.data["metrics"]):
@@ -194,8 +194,8 @@ class ConsoleSink:
 
 def _at_chance(metrics: Mapping[str, float | None]) -> bool:
     """Whether there are AUCs, and all are those of random predictions."""
-    found = [value for name, value in metrics.items() if name.rpartition("_")[2] == "auc"]
-    return bool(found) and all(value is not None and 0.49 <= value <= 0.51 for value in found)
+    aucs = [value for name, value in metrics.items() if name.rpartition("_")[2] == "auc"]
+    return bool(aucs) and all(value is not None and 0.49 <= value <= 0.51 for value in aucs)
 
 
 def _shares(lookups: Sequence[Mapping[str, Any]]) -> str:

@@ -26,15 +26,15 @@ class EventReader:
         self.broken = self.begun_again = 0
         self.unfinished = False
         if after_what_is_there and path.exists():
-            found = path.stat()
-            self._file, self._read_bytes = (found.st_dev, found.st_ino), found.st_size
+            stat = path.stat()
+            self._file, self._read_bytes = (stat.st_dev, stat.st_ino), stat.st_size
 
     def read(self) -> list[Event]:
         """The events since the last call; none if there is no file. Raises OSError if it cannot be read."""
         try:
             with self._path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                self._is(file=(found.st_dev, found.st_ino), size=found.st_size)
+                stat = os.fstat(file.fileno())
+                self._is(file=(stat.st_dev, stat.st_ino), size=stat.st_size)
                 file.seek(self._read_bytes)
                 lines = file.read()
         except FileNotFoundError:

@@ -68,8 +68,8 @@ def key_of(argument: str) -> str:
 
 def folder_of(arguments: list[str]) -> Path | None:
     """The folder that `resume` names in the arguments; None without one."""
-    given = next((a.partition("=")[2] for a in arguments if a.startswith("resume=")), "null")
-    return None if given == "null" else Path(unquoted(given)).expanduser().absolute()
+    value = next((a.partition("=")[2] for a in arguments if a.startswith("resume=")), "null")
+    return None if value == "null" else Path(unquoted(value)).expanduser().absolute()
 
 
 def unquoted(value: str) -> str:

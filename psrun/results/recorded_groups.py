@@ -57,8 +57,8 @@ class RecordedChoices:
         if key is None or (group, choice) in self._offered:
             return False
         self._offered.add((group, choice))
-        held = OmegaConf.select(self._composed, _package(key))
-        node, package = (held, None) if isinstance(held, DictConfig) else (self._everything(), "_global_")
+        selected = OmegaConf.select(self._composed, _package(key))
+        node, package = (selected, None) if isinstance(selected, DictConfig) else (self._everything(), "_global_")
         values: Any = OmegaConf.to_container(node, resolve=False)
         values["defaults"] = [*self._chosen_before(key), "_self_"]
         ConfigStore.instance().store(group=group, name=choice, node=values, package=package)
@@ -66,8 +66,8 @@ class RecordedChoices:
 
     def _everything(self) -> DictConfig:
         """All keys that an experiment may have set."""
-        held = [name for name in RECORDED if name in self._composed and name not in self._named]
-        return OmegaConf.masked_copy(self._composed, held)
+        names = [name for name in RECORDED if name in self._composed and name not in self._named]
+        return OmegaConf.masked_copy(self._composed, names)
 
     def _chosen_before(self, key: str) -> list[dict[str, str]]:
         """The choices before this one in the defaults list, which it may have overridden."""

@@ -86,13 +86,13 @@ class RunFolder(Journal):
         cls.join(path)
         deadline_s = time.monotonic() + within_s
         try:
-            held = files.lock(path)  # held until the process ends
-            while held is None and time.monotonic() < deadline_s:
+            lock = files.lock(path)  # held until the process ends
+            while lock is None and time.monotonic() < deadline_s:
                 time.sleep(_HOLD_EVERY_S)
-                held = files.lock(path)
+                lock = files.lock(path)
         except OSError:  # a file system without locks
             return
-        if held is None:
+        if lock is None:
             raise ConfigError([Problem("hydra.run.dir", f"{path} is in use by a running run; choose another folder")])
 
     @classmethod
@@ -208,10 +208,10 @@ class RunFolder(Journal):
     def snapshot(self, names: Sequence[str] = (CONFIG, RESULT)) -> Callable[[], None]:
         """A function that restores the current content of these files; default: configuration and result."""
         paths = [self.path / name for name in names]
-        kept = {file: file.read_text(encoding="utf-8") for file in paths if file.exists()}
+        contents = {file: file.read_text(encoding="utf-8") for file in paths if file.exists()}
 
         def undo() -> None:
-            for file, text in kept.items():
+            for file, text in contents.items():
                 files.write_atomic(file, text)
 
         return undo
@@ -245,6 +245,6 @@ def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             values |= flat(value, f"{prefix}{name}.")
         else:
             # YAML parses 1e-05 as a string.
-            written = isinstance(value, str) and _FLOAT.fullmatch(value)
-            values[f"{prefix}{name}"] = float(value) if written else value
+            is_float = isinstance(value, str) and _FLOAT.fullmatch(value)
+            values[f"{prefix}{name}"] = float(value) if is_float else value
     return values

@@ -80,10 +80,10 @@ class RunState:
     def metrics(self) -> dict[str, float]:
         """The newest value of each metric."""
         progress = self.progress
-        found = {**(progress.metrics if progress else {}), **reading.mapping(self.result.get("metrics"))}
+        values = {**(progress.metrics if progress else {}), **reading.mapping(self.result.get("metrics"))}
         if progress and progress.loss is not None and self.status == "running":
-            found["loss"] = progress.loss
-        return {name: float(value) for name, value in found.items() if reading.number(value) is not None}
+            values["loss"] = progress.loss
+        return {name: float(value) for name, value in values.items() if reading.number(value) is not None}
 
     @property
     def error(self) -> str:
@@ -121,9 +121,12 @@ def is_alive(path: Path, result: Mapping[str, Any]) -> bool | None:
     if not is_here(result) or not isinstance(pid, int):
         return None
     try:
-        found = psutil.Process(pid)
+        os_process = psutil.Process(pid)
         # A process that was created after run.json was written only reuses the number.
-        return found.status() != psutil.STATUS_ZOMBIE and found.create_time() <= (path / RESULT).stat().st_mtime + 1
+        return (
+            os_process.status() != psutil.STATUS_ZOMBIE
+            and os_process.create_time() <= (path / RESULT).stat().st_mtime + 1
+        )
     except psutil.NoSuchProcess:
         return False
     except (psutil.Error, OSError):
@@ -137,14 +140,14 @@ def is_here(result: Mapping[str, Any]) -> bool:
 
 
 def _beats(path: Path) -> dict[Task, Heartbeat]:
-    found = {}
+    beats = {}
     for name in sorted(task_files.names(task_files.shared(path))):
         job, _, index = name.removesuffix(".json").rpartition("-")
         task = Task(job, int(index)) if name.endswith(".json") and job and index.isdecimal() else None
         beat = task_files.read(path, task) if task else None
         if task and beat:
-            found[task] = beat
-    return found
+            beats[task] = beat
+    return beats
 
 
 def _written_s(path: Path) -> float:

@@ -70,9 +70,9 @@ def _epoch(state: State, event: Event) -> State:
 def _evaluation(state: State, event: Event) -> State:
     """Adds to the metrics of the training. An event of mode=evaluate has a path and belongs to no training."""
     metrics = {} if "path" in event.data else state.get("metrics", {})
-    found = {f"val_{name}": value for name, value in event.data["metrics"].items()}
+    values = {f"val_{name}": value for name, value in event.data["metrics"].items()}
     evaluation = {"step": event.step, **{name: value for name, value in event.data.items() if name != "path"}}
-    return {"metrics": {**metrics, **found}, "evaluation": evaluation}
+    return {"metrics": {**metrics, **values}, "evaluation": evaluation}
 
 
 def _checkpoints(state: State, event: Event) -> State:

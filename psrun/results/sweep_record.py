@@ -79,10 +79,10 @@ class Sweep:
           ConfigError: there is none.
         """
         try:
-            held = json.loads((path / RECORD).read_text(encoding="utf-8"))
-            del held["psrun"]
-            jobs = {job["number"]: Job(**job) for job in held.pop("jobs")}
-            return cls(path=path, jobs=jobs, **held)
+            record = json.loads((path / RECORD).read_text(encoding="utf-8"))
+            del record["psrun"]
+            jobs = {job["number"]: Job(**job) for job in record.pop("jobs")}
+            return cls(path=path, jobs=jobs, **record)
         except (OSError, ValueError, KeyError, TypeError) as error:
             hint = "; it holds a run: use psrun resume=... without -m" if (path / RESULT).exists() else ""
             raise ConfigError([Problem("resume", f"there is no sweep in {path} ({error}){hint}")]) from error
@@ -162,8 +162,8 @@ class Sweep:
 
     def is_done(self, folder: Path) -> bool:
         """Whether the job in `folder` must not run again: in a search, a failed job would fail once more."""
-        done = ("completed", "failed") if self.search else ("completed",)
-        return RunFolder(folder).stored().get("status") in done
+        statuses = ("completed", "failed") if self.search else ("completed",)
+        return RunFolder(folder).stored().get("status") in statuses
 
     # -- messages between its processes
 
@@ -197,9 +197,9 @@ class Sweep:
         for place in self._places():
             with contextlib.suppress(FileExistsError):
                 place.touch(exist_ok=False)
-            held = files.lock(place)
-            if held is not None:
-                return held
+            descriptor = files.lock(place)
+            if descriptor is not None:
+                return descriptor
         return None
 
     def is_any_under_way(self) -> bool:

@@ -197,8 +197,8 @@ class SweepReader:
 
     def _counts(self, status: str, stamp_s: float) -> bool:
         """Whether the sweep keeps this result: it repeats what did not complete before its start or last resume."""
-        kept = ("completed", "failed") if self._record.get("search") else ("completed",)
-        return status in kept or stamp_s >= self._started_s
+        statuses = ("completed", "failed") if self._record.get("search") else ("completed",)
+        return status in statuses or stamp_s >= self._started_s
 
     @property
     def _started_s(self) -> float:
@@ -237,6 +237,6 @@ def _of_run(now: run_state.RunState, job: JobState, metrics: Mapping[str, float]
 
 def distinguishing(overrides: Sequence[Sequence[str]]) -> list[str]:
     """Of the overrides of each job those that not all jobs have, as text."""
-    given = [set(each) for each in overrides if each]
-    common = set.intersection(*given) if len(given) > 1 else set[str]()
+    sets = [set(each) for each in overrides if each]
+    common = set.intersection(*sets) if len(sets) > 1 else set[str]()
     return [" ".join(each for each in one if each not in common) for one in overrides]

@@ -51,9 +51,13 @@ def features_guessed(rows: Sequence[Mapping[str, Any]]) -> tuple[RenderableType,
     return feature_table(rows, "Inferred features (data.features=null)"), Text(advice)
 
 
-def _balance_line(found: Balance) -> Text:
-    parts = ", ".join(f"{task} {decimal(size)}" for task, size in found.bytes_by_task.items())
-    uneven = f"; the maximum is {found.max_over_mean:.2f} times the mean" if len(found.bytes_by_task) > 1 else ""
+def _balance_line(task_balance: Balance) -> Text:
+    parts = ", ".join(f"{task} {decimal(size)}" for task, size in task_balance.bytes_by_task.items())
+    uneven = (
+        f"; the maximum is {task_balance.max_over_mean:.2f} times the mean"
+        if len(task_balance.bytes_by_task) > 1
+        else ""
+    )
     return Text(f"total: {parts}{uneven}")
 
 

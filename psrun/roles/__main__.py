@@ -31,8 +31,8 @@ def _overrides(folder: Path) -> list[str]:
     file = folder / ".hydra" / "overrides.yaml"
     if not file.exists():
         return []
-    written: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
-    return [each for each in map(str, written) if not each.startswith("resume=")]
+    overrides: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    return [each for each in map(str, overrides) if not each.startswith("resume=")]
 
 
 if __name__ == "__main__":

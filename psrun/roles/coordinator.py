@@ -105,9 +105,9 @@ def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, sto
     saving = _saving(program, folder, reporter)
     start, step = Position(), None
     if saving is not None:
-        found = saving.restore()
-        if found is not None:
-            start, step = found.position, found.step
+        restored = saving.restore()
+        if restored is not None:
+            start, step = restored.position, restored.step
             chief.restored(step)
     elif (backup := resume.restored_by_trainer(program, trainer, reporter)) is not None:
         start, step = backup, backup.scheduled
@@ -143,14 +143,14 @@ def _saving(program: Program, folder: RunFolder, reporter: Reporter) -> Checkpoi
 def _record_evaluator(evaluation: choices.Evaluation, folder: RunFolder) -> None:
     """Records the last result of the evaluator task in run.json: the task may have exited before the training."""
     if evaluation.runs_on == "evaluator":
-        for found, _ in list(meters.kept(folder.evaluations, evaluation.kind))[-1:]:
-            folder.record("evaluation", **asdict(found))
+        for result, _ in list(meters.kept(folder.evaluations, evaluation.kind))[-1:]:
+            folder.record("evaluation", **asdict(result))
 
 
 def _export(program: Program, folder: RunFolder, reporter: Reporter) -> None:
-    found = load_model.load(program.config, program.source, Store(folder.checkpoints), reporter.warn)
-    path = export.write(found, folder.path / "export")
-    reporter.emit("export", step=found.checkpoint.step, path=str(path))
+    loaded = load_model.load(program.config, program.source, Store(folder.checkpoints), reporter.warn)
+    path = export.write(loaded, folder.path / "export")
+    reporter.emit("export", step=loaded.checkpoint.step, path=str(path))
 
 
 def _result(session: Session, reporter: Reporter) -> dict[str, Any]:

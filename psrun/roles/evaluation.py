@@ -20,6 +20,6 @@ def run(run_config: RunConfig, context: TaskContext) -> None:
     with restored(run_config, context, state="evaluating") as there:
         evaluator = modes.make(there.program)
         assert evaluator is not None
-        found = evaluator.evaluate(there.checkpoint.step, there.chief.pulse.advance)
-        path = found.keep(there.whole.evaluations, manifest.digest(there.checkpoint.files))
-        there.chief.reporter.emit("evaluation", **asdict(found), path=str(path))
+        result = evaluator.evaluate(there.checkpoint.step, there.chief.pulse.advance)
+        path = result.keep(there.whole.evaluations, manifest.digest(there.checkpoint.files))
+        there.chief.reporter.emit("evaluation", **asdict(result), path=str(path))

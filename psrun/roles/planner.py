@@ -180,7 +180,7 @@ def _traffic(built: compiled_model.Program, lengths: Any) -> dict[str, Traffic]:
         loss = built.network.compute_loss(features, label, prediction, weight)
     variables = built.network.trainable_variables
     replicas = built.config.cluster.replicas_per_worker or 1
-    found = {}
+    by_variable = {}
     for variable, gradient in zip(variables, tape.gradient(loss, variables)):
         whole = math.prod(variable.shape) * variable.dtype.size
         traffic = Traffic(replicas * whole, whole)  # each replica reads it; the gradients are summed on the worker
@@ -190,15 +190,17 @@ def _traffic(built: compiled_model.Program, lengths: Any) -> dict[str, Traffic]:
             rows = math.prod(gradient.values.shape) * gradient.values.dtype.size
             ids = math.prod(gradient.indices.shape) * _INDEX_BYTES
             traffic = Traffic(rows + ids, rows + ids)
-        found[placement.split_name(variable.name)[0]] = traffic
-    return dict(_by_table(found, built, lengths[0]))
+        by_variable[placement.split_name(variable.name)[0]] = traffic
+    return dict(_by_table(by_variable, built, lengths[0]))
 
 
-def _by_table(found: dict[str, Traffic], built: compiled_model.Program, lengths: Any) -> Iterator[tuple[str, Traffic]]:
+def _by_table(
+    by_variable: dict[str, Traffic], built: compiled_model.Program, lengths: Any
+) -> Iterator[tuple[str, Traffic]]:
     """The traffic of a stack by table, in proportion to the ids that are looked up in each."""
     of_variable = {stack.variable_name: stack for stack in stacks.of(built.network)}
     num_ids = stacks.ids_per_example(built.network, lengths if isinstance(lengths, Mapping) else {})
-    for name, traffic in found.items():
+    for name, traffic in by_variable.items():
         if name not in of_variable:
             yield name, traffic
             continue
@@ -215,15 +217,15 @@ def _by_task(gradients: dict[str, Traffic], placed: list[Placed], run_config: Ru
     if not run_config.cluster.has_parameter_servers:
         return {}
     num_workers, _ = _size(run_config)
-    found = dict.fromkeys(_tasks(run_config), Traffic())
+    by_task = dict.fromkeys(_tasks(run_config), Traffic())
     for name, traffic in gradients.items():
         shards = [shard for shard in placed if shard.variable == name and shard.kind == "model"]
         read = placement.spread(traffic.read_bytes, shards)
         pushed = placement.spread(traffic.pushed_bytes, shards)
         for task in read:
-            found[task] += Traffic(num_workers * read[task], num_workers * pushed[task])
+            by_task[task] += Traffic(num_workers * read[task], num_workers * pushed[task])
     own = sum(gradients.values(), Traffic())
-    return {task: own if task.startswith("worker") else traffic for task, traffic in found.items()}
+    return {task: own if task.startswith("worker") else traffic for task, traffic in by_task.items()}
 
 
 def _tasks_table(plan: Plan, run_config: RunConfig) -> Table:
@@ -234,13 +236,13 @@ def _tasks_table(plan: Plan, run_config: RunConfig) -> Table:
     for heading in ("task", "model", "optimizer", "metrics", "total", *moved):
         tasks.add_column(heading, justify="left" if heading == "task" else "right")
     for task in _tasks(run_config):
-        held = [
+        sizes = [
             sum(shard.bytes for shard in plan.placed if shard.task == task and shard.kind == kind)
             for kind in ("model", "optimizer", "metric")
         ]
         traffic = plan.traffic_by_task.get(task)
         moves = (traffic.read_bytes, traffic.pushed_bytes) if traffic else ()
-        tasks.add_row(task, *(decimal(size) for size in (*held, sum(held), *moves)))
+        tasks.add_row(task, *(decimal(size) for size in (*sizes, sum(sizes), *moves)))
     return tasks
 
 
@@ -289,7 +291,7 @@ def _size(run_config: RunConfig) -> tuple[int, int]:
         case choices.Static(addresses=addresses):
             return len(addresses.get("worker", ())) - aside, len(addresses.get("ps", ()))
         case choices.TfConfig():
-            found = topology.from_tf_config(os.environ.get("TF_CONFIG"))
-            return len(found.of("worker")) - aside, len(found.of("ps"))
+            parsed = topology.from_tf_config(os.environ.get("TF_CONFIG"))
+            return len(parsed.of("worker")) - aside, len(parsed.of("ps"))
         case _:
             return 0, 0

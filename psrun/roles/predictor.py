@@ -46,8 +46,8 @@ def run(run_config: RunConfig, context: TaskContext) -> None:
         source, step = there.program.source, there.checkpoint.step
         _require_examples(source)
         path = _path(run_config.predict, there.whole, step)
-        written = _write(run_config, source, _on_workers(there.program), path, there.chief.preparing)
-        there.chief.reporter.emit("predictions", step=step, **written)
+        summary = _write(run_config, source, _on_workers(there.program), path, there.chief.preparing)
+        there.chief.reporter.emit("predictions", step=step, **summary)
 
 
 def _run_here(run_config: RunConfig, context: TaskContext) -> None:
@@ -56,10 +56,10 @@ def _run_here(run_config: RunConfig, context: TaskContext) -> None:
     with Chief(run_config, alone, reporter) as chief:
         source = load.load_source(run_config, chief.preparing)
         _require_examples(source)
-        found = load_model.load(run_config, source, Store(context.folder.checkpoints), reporter.warn)
-        path = _path(run_config.predict, context.folder, found.checkpoint.step)
-        written = _write(run_config, source, _here(run_config, found), path, chief.preparing)
-        reporter.emit("predictions", step=found.checkpoint.step, **written)
+        loaded = load_model.load(run_config, source, Store(context.folder.checkpoints), reporter.warn)
+        path = _path(run_config.predict, context.folder, loaded.checkpoint.step)
+        summary = _write(run_config, source, _here(run_config, loaded), path, chief.preparing)
+        reporter.emit("predictions", step=loaded.checkpoint.step, **summary)
 
 
 def _write(
@@ -91,21 +91,21 @@ def _on_workers(program: Program) -> Batches:
         return [label, _single(objective.to_probabilities(values, program.model, task_of(program.source)))]
 
     num_batches = num_eval_batches(program.config, program.source)
-    wanted = SHARDS_PER_WORKER * program.distribution.num_workers
+    num_shards = SHARDS_PER_WORKER * program.distribution.num_workers
     if reads_shards(program.source):
         size = max(_BATCHES_PER_SHARD, -(-_EXAMPLES_PER_SHARD // eval_batch_size(program.config)))
-        wanted = max(wanted, -(-num_batches // size))
-    return Shards(program, max(1, min(num_batches, wanted)), predicted).results()
+        num_shards = max(num_shards, -(-num_batches // size))
+    return Shards(program, max(1, min(num_batches, num_shards)), predicted).results()
 
 
-def _here(run_config: RunConfig, found: load_model.LoadedModel) -> Batches:
-    to_class_numbers = labels.to_class_numbers(found.source, run_config.data.label_vocabulary)
+def _here(run_config: RunConfig, loaded: load_model.LoadedModel) -> Batches:
+    to_class_numbers = labels.to_class_numbers(loaded.source, run_config.data.label_vocabulary)
     predict = tf.function(
-        lambda batch: _single(load_model.predict(found.model, found.source, batch)),
-        input_signature=[load_model.signature(found.source)],
+        lambda batch: _single(load_model.predict(loaded.model, loaded.source, batch)),
+        input_signature=[load_model.signature(loaded.source)],
     )
     batch_size = eval_batch_size(run_config)
-    for features, label, *_ in evaluation_batches(found.source, batch_size).prefetch(2):
+    for features, label, *_ in evaluation_batches(loaded.source, batch_size).prefetch(2):
         label = label if to_class_numbers is None else to_class_numbers(label)
         yield [label.numpy(), predict(features).numpy()]
 

@@ -193,18 +193,18 @@ def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], star
 
 def _isolated(run: RunConfig) -> str | None:
     """Isolates this process and its child processes from the network if configured; returns a note if it cannot."""
-    wanted = run.cluster.isolate
+    isolate = run.cluster.isolate
     if run.cluster.spans_machines:
         return None  # the tasks must reach each other
-    if wanted is False or not run.uses_cluster or process.SUPERVISOR_PID in os.environ:
+    if isolate is False or not run.uses_cluster or process.SUPERVISOR_PID in os.environ:
         return None
-    if wanted == "auto" and run.needs_network:
+    if isolate == "auto" and run.needs_network:
         reason: str | None = "the data or the checkpoints are elsewhere"
     else:
         reason = isolation.isolate()
     if reason is None:
         return None
-    if wanted is True:
+    if isolate is True:
         raise PsrunError(f"cluster.isolate=true is not possible here: {reason}")
     return f"TensorFlow's servers listen on all interfaces of this machine, without authentication ({reason})"
 

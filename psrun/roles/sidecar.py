@@ -214,12 +214,12 @@ class Sidecar:
 
     def _evaluated(self, name: Any) -> tuple[Evaluation, Restored]:
         if self._program is None:
-            made = callbacks.made(self._evaluation.callbacks, "evaluation.callbacks")
+            callback_list = callbacks.made(self._evaluation.callbacks, "evaluation.callbacks")
             source = load.load_source(self._run, folder=self._folder)
             compiled_model.start_afresh(self._run.seed)
             built = compiled_model.build(self._run, source, strategy.Distribution(tf.distribute.get_strategy()))
             compiled_model.build_state(built)
-            self._program = built, DirectEvaluation(built, mode=self._evaluation.kind, callbacks=made)
+            self._program = built, DirectEvaluation(built, mode=self._evaluation.kind, callbacks=callback_list)
         built, evaluation = self._program
         restored = self._source.restore(built.network, name)
         built.optimizer.iterations.assign(restored.step)  # callbacks read the step there
@@ -245,10 +245,10 @@ class Sidecar:
                 self._store.compare(step, metric, evaluation.values[metric], mode=checkpoint.best_mode)
         if self._is_best(evaluation) and self._run.export.best and self._program is not None:
             built = self._program[0]
-            made = export.write(
+            path = export.write(
                 load_model.LoadedModel(built.model, built.source, manifest), self._folder.path / "export" / "best"
             )
-            self._reporter.emit("export", step=step, path=str(made))
+            self._reporter.emit("export", step=step, path=str(path))
 
     def _is_best(self, evaluation: Evaluation) -> bool:
         """Whether it is better than all before, whose checkpoints may have been removed."""

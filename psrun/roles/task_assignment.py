@@ -48,14 +48,14 @@ def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
     starter = None if SUPERVISOR_PID in environment else _starter(run, environment)
     if starter is not None:
         return starter
-    found = _topology(run, environment)
-    if found is None:
+    cluster = _topology(run, environment)
+    if cluster is None:
         return Identity("coordinator", str(CHIEF))
-    if run.cluster.has_synchronous_workers and found.me != CHIEF:
-        return Identity("replica", str(found.me), found, owns_folder=False)
-    if run.sidecar is not None and run.sidecar.sets_worker_aside and found.me.job != topology.EVALUATOR.job:
-        found = topology.with_one_set_aside(found)
-    return _of(found, found.me, CHIEF_ROLES[run.mode])
+    if run.cluster.has_synchronous_workers and cluster.me != CHIEF:
+        return Identity("replica", str(cluster.me), cluster, owns_folder=False)
+    if run.sidecar is not None and run.sidecar.sets_worker_aside and cluster.me.job != topology.EVALUATOR.job:
+        cluster = topology.with_one_set_aside(cluster)
+    return _of(cluster, cluster.me, CHIEF_ROLES[run.mode])
 
 
 def _starter(run: RunConfig, environment: Mapping[str, str]) -> Identity | None:
@@ -90,18 +90,18 @@ def _topology(run: RunConfig, environment: Mapping[str, str]) -> Topology | None
 
 
 def _agent(run: RunConfig, environment: Mapping[str, str]) -> Identity:
-    found, task = task_identity.task_of(run, environment)
+    step, task = task_identity.task_of(run, environment)
     is_chief = task == CHIEF
-    return Identity("agent", str(task), owns_folder=is_chief, may_find_run=is_chief, patience_s=found.patience_s)
+    return Identity("agent", str(task), owns_folder=is_chief, may_find_run=is_chief, patience_s=step.patience_s)
 
 
-def _of(found: Topology, me: Task, chiefs_role: str) -> Identity:
-    if me.job == "worker" and me not in found.addresses:
-        return Identity("evaluator", str(me), found, owns_folder=False)
+def _of(cluster: Topology, me: Task, chiefs_role: str) -> Identity:
+    if me.job == "worker" and me not in cluster.addresses:
+        return Identity("evaluator", str(me), cluster, owns_folder=False)
     if me.job in ("worker", "ps"):
-        return Identity("server", str(me), found, owns_folder=False)
+        return Identity("server", str(me), cluster, owns_folder=False)
     if me.job in topology.DATA_JOBS:
-        return Identity("data_server", str(me), found, owns_folder=False)
+        return Identity("data_server", str(me), cluster, owns_folder=False)
     if me.job == topology.EVALUATOR.job:
-        return Identity("evaluator", str(me), found, owns_folder=False)
-    return Identity(chiefs_role, str(me), found, may_find_run=True)
+        return Identity("evaluator", str(me), cluster, owns_folder=False)
+    return Identity(chiefs_role, str(me), cluster, may_find_run=True)

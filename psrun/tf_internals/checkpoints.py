@@ -34,9 +34,9 @@ def iterations_in_checkpoint(reader: Any) -> int | None:
     A checkpoint names values by the attributes of their objects: `_iterations` of an optimizer of tf-keras 2.21, `iter`
     of one of before Keras 2.11.
     """
-    held = reader.get_variable_to_shape_map()
+    shapes = reader.get_variable_to_shape_map()
     for name in ("optimizer/_iterations", "optimizer/iter", "model/optimizer/_iterations", "model/optimizer/iter"):
         key = f"{name}{_VALUE}"
-        if key in held:
+        if key in shapes:
             return int(reader.get_tensor(key))
     return None

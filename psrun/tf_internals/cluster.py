@@ -54,16 +54,16 @@ def strategy_with_replicas(
       make: makes the strategy, connected to its cluster.
       devices: called once the cluster is connected to; the names of the devices within a worker, one or more.
     """
-    found: list[tuple[str, ...]] = []
+    device_names: list[tuple[str, ...]] = []
 
     def set_num_gpus(extended: Any) -> None:
-        found.append(devices())
+        device_names.append(devices())
         # 0 stands for one replica on the CPU, which needs no variables that add up what replicas write.
-        extended._num_gpus_per_worker = 0 if found[0] == _ONE_CPU else len(found[0])
+        extended._num_gpus_per_worker = 0 if device_names[0] == _ONE_CPU else len(device_names[0])
 
     with mock.patch.object(ParameterServerStrategyV2Extended, "_set_num_gpus", set_num_gpus):
         strategy = make()
-    (names,) = found
+    (names,) = device_names
     extended = strategy.extended
     extended.__class__ = type(
         "Extended", (ParameterServerStrategyV2Extended,), {"worker_devices": property(lambda self: names)}

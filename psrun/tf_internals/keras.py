@@ -153,7 +153,7 @@ class LayerWithTables(tf_keras.layers.Layer):
         children = super()._trackable_children(save_type, **options)
         if save_type != "checkpoint":
             return children
-        held = self.tables_by_variable()
-        own = {id(variable) for variable, _ in held}
+        views_by_variable = self.tables_by_variable()
+        own = {id(variable) for variable, _ in views_by_variable}
         others = {name: child for name, child in children.items() if id(child) not in own}
-        return {**others, **{name: child for _, views in held for name, child in views.children.items()}}
+        return {**others, **{name: child for _, views in views_by_variable for name, child in views.children.items()}}

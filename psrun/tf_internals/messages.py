@@ -57,8 +57,8 @@ def workers_short_of_files(text: str) -> int | None:
 
     TensorFlow says it when the first batch is read; the number of files that it says is wrong.
     """
-    found = _TOO_FEW_FILES.search(text)
-    return int(found[1]) if found else None
+    match = _TOO_FEW_FILES.search(text)
+    return int(match[1]) if match else None
 
 
 def epoch_without_steps(error: ValueError) -> bool:

@@ -42,12 +42,12 @@ def import_for_servers() -> None:
     imported whole (TensorFlow 2.21).
     """
     import_without_keras()
-    found = importlib.util.find_spec("tensorflow")
-    if "tensorflow" in sys.modules or found is None or _has_plugins(list(found.submodule_search_locations or ())):
+    spec = importlib.util.find_spec("tensorflow")
+    if "tensorflow" in sys.modules or spec is None or _has_plugins(list(spec.submodule_search_locations or ())):
         return
     module = types.ModuleType("tensorflow")
-    module.__spec__, module.__file__ = found, found.origin
-    module.__path__ = found.submodule_search_locations or []
+    module.__spec__, module.__file__ = spec, spec.origin
+    module.__path__ = spec.submodule_search_locations or []
     module.__getattr__ = _missing  # type: ignore[method-assign]
     sys.modules["tensorflow"] = module
 

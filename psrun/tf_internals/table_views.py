@@ -167,5 +167,5 @@ def restore(path: str, keys: Mapping[str, Any]) -> None:
 
 def _saveables(holder: Any, key: str) -> list[SaveableObject]:
     factory = holder._gather_saveables_for_checkpoint()[VARIABLE_VALUE_KEY]
-    made = factory(key) if callable(factory) else ResourceVariableSaveable(factory, "", key)
-    return list(made) if isinstance(made, list | tuple) else [made]
+    saveables = factory(key) if callable(factory) else ResourceVariableSaveable(factory, "", key)
+    return list(saveables) if isinstance(saveables, list | tuple) else [saveables]

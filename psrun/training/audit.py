@@ -43,9 +43,9 @@ class Audit:
         counts = self._counts.numpy().reshape(self._shape)
         self._counts.assign(tf.zeros_like(self._counts))
         total = counts.sum(axis=0)
-        seen = np.bincount(np.minimum(total, _MOST), minlength=_MOST + 1)
+        histogram = np.bincount(np.minimum(total, _MOST), minlength=_MOST + 1)
         return {
-            "seen": {f"{times}{'+' if times == _MOST else ''}": int(number) for times, number in enumerate(seen)},
+            "seen": {f"{times}{'+' if times == _MOST else ''}": int(number) for times, number in enumerate(histogram)},
             "by_worker": {
                 f"worker-{index}": {
                     "seen": int((own > 0).sum()),

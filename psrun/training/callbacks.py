@@ -147,8 +147,8 @@ class Epochs(tf_keras.callbacks.Callback):
                 del logs[name]
             metrics = self._own
             logs |= metrics
-        seen = int(validation.pop(_SEEN, 0))
-        logs |= self._session.epoch_ends(metrics, (seen, validation) if validation else None)
+        examples_seen = int(validation.pop(_SEEN, 0))
+        logs |= self._session.epoch_ends(metrics, (examples_seen, validation) if validation else None)
         if self._session.ends_early:
             self.model.stop_training = True
 

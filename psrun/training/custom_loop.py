@@ -18,20 +18,20 @@ def _train(program: Program, session: Session) -> None:
     """Runs all epochs of the program's configuration. The step is the network's own `train_step`, as in Keras."""
     trainer = program.config.trainer
     steps = Scheduler(program, session)
-    done = session.start.steps
+    steps_done = session.start.steps
     for _ in range(session.start.epochs, trainer.epochs):
         if session.ends_early:
             break
         program.network.reset_metrics()
         session.epoch_begins()
-        while done < trainer.num_steps and not session.stop.requested.is_set():
+        while steps_done < trainer.num_steps and not session.stop.requested.is_set():
             session.check()
-            num_steps = steps.schedule(trainer.num_steps - done)
-            done += num_steps
+            num_steps = steps.schedule(trainer.num_steps - steps_done)
+            steps_done += num_steps
             if session.steps_scheduled(num_steps):
                 steps.join()
                 session.save()
         steps.join()
         session.steps_joined()
-        done = 0
+        steps_done = 0
         session.epoch_ends(steps.results())

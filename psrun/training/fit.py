@@ -28,13 +28,13 @@ def trainer(run: RunConfig) -> Trainer:
     Raises:
       ConfigError: a callback cannot be created or cannot be used here.
     """
-    made = callbacks.make(run)
-    return Trainer(functools.partial(_train, made), functools.partial(_restore, made))
+    callback_list = callbacks.make(run)
+    return Trainer(functools.partial(_train, callback_list), functools.partial(_restore, callback_list))
 
 
-def _restore(made: list[Any], program: Program) -> Position | None:
+def _restore(callback_list: list[Any], program: Program) -> Position | None:
     """Restores the state of a BackupAndRestore callback, as `fit` does later, so that psrun counts from there."""
-    backups = callbacks.backups(made)
+    backups = callbacks.backups(callback_list)
     if not backups:
         return None
     with program.distribution.strategy.scope():
@@ -42,29 +42,31 @@ def _restore(made: list[Any], program: Program) -> Position | None:
             callback.set_model(program.network)
             callback.on_train_begin()
     epochs, steps = keras.position_in_backup(program.network, program.config.trainer.num_steps)
-    done = iterations(program)
-    if not done:
+    steps_done = iterations(program)
+    if not steps_done:
         return None
     order = program.order
-    return Position(epochs, steps, scheduled=done, stream=0, batch=done, order=order.geometry if order else None)
+    return Position(
+        epochs, steps, scheduled=steps_done, stream=0, batch=steps_done, order=order.geometry if order else None
+    )
 
 
-def _train(made: list[Any], program: Program, session: Session) -> None:
+def _train(callback_list: list[Any], program: Program, session: Session) -> None:
     """Runs the rest of an interrupted epoch, then whole epochs: `fit` knows epochs of one length only.
 
     After a BackupAndRestore callback has restored, `fit` itself knows the epoch and the step to resume at.
     """
-    callbacks.check_monitors(made, program)
+    callbacks.check_monitors(callback_list, program)
     steps_per_epoch, epochs = program.config.trainer.num_steps, program.config.trainer.epochs
     if session.lockstep is None:
         session.stop.on_request = lambda: setattr(program.network, "stop_training", True)
     else:
         if session.lockstep.leads:
             session.lockstep.marker.unlink(missing_ok=True)  # of the previous chief
-        made = [callbacks.StopTogether(session, session.lockstep), *made]
-    done, into = session.start.epochs, session.start.steps
-    backups = callbacks.backups(made)
-    if session.ends_early or done >= epochs:
+        callback_list = [callbacks.StopTogether(session, session.lockstep), *callback_list]
+    epochs_done, steps_done = session.start.epochs, session.start.steps
+    backups = callbacks.backups(callback_list)
+    if session.ends_early or epochs_done >= epochs:
         for callback in backups:
             callback.on_train_end()  # removes the backup, as at the end of `fit`
         return
@@ -74,19 +76,19 @@ def _train(made: list[Any], program: Program, session: Session) -> None:
         saves = keras.lock_of_saves(program.network)
         execution = functools.partial(_execution, program, packing, saves)
         keras.replace_train_function(program.network, execution)
-    made = [callbacks.Epochs(session, packing, first_batch=into if backups else 0), *made]
+    callback_list = [callbacks.Epochs(session, packing, first_batch=steps_done if backups else 0), *callback_list]
     if packing is not None:
-        made.append(callbacks.BetweenSaves(saves))
-    if into and not backups:
-        _fit(made, program, session, range(done, done + 1), steps_per_epoch - into)
+        callback_list.append(callbacks.BetweenSaves(saves))
+    if steps_done and not backups:
+        _fit(callback_list, program, session, range(epochs_done, epochs_done + 1), steps_per_epoch - steps_done)
         if program.network.stop_training:  # by a callback; the next call would reset it
             return
-        done += 1
-    if done < epochs:
-        _fit(made, program, session, range(done, epochs), steps_per_epoch)
+        epochs_done += 1
+    if epochs_done < epochs:
+        _fit(callback_list, program, session, range(epochs_done, epochs), steps_per_epoch)
 
 
-def _fit(made: list[Any], program: Program, session: Session, epochs: range, steps_per_epoch: int) -> None:
+def _fit(callback_list: list[Any], program: Program, session: Session, epochs: range, steps_per_epoch: int) -> None:
     run = program.config
     if program.distribution.coordinator is not None:
         # The steps do not use Keras' iterators, which check for another batch at each step and cost a tenth of the
@@ -103,7 +105,7 @@ def _fit(made: list[Any], program: Program, session: Session, epochs: range, ste
             initial_epoch=epochs.start,
             epochs=epochs.stop,
             steps_per_epoch=steps_per_epoch,
-            callbacks=made,
+            callbacks=callback_list,
             verbose=0,
             **validation,
         )

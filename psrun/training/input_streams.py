@@ -37,8 +37,8 @@ class Stream:
     def iterator(self, coordinator: tf.distribute.coordinator.ClusterCoordinator) -> Any:
         """One iterator per worker, created once: closures of several kinds share one stream."""
         if self._iterator is None:
-            made = functools.partial(self._dataset, context=coordinator, numbers=self._numbers())
-            self._iterator = iter(coordinator.create_per_worker_dataset(made))
+            make_dataset = functools.partial(self._dataset, context=coordinator, numbers=self._numbers())
+            self._iterator = iter(coordinator.create_per_worker_dataset(make_dataset))
         return self._iterator
 
     def _numbers(self) -> Callable[[], tf.data.Dataset] | None:
@@ -106,14 +106,14 @@ class DealtInput(Stream):
 
         @tf.autograph.experimental.do_not_convert
         def take() -> Any:
-            wanted = first + next(steps)
+            number = first + next(steps)
             # Values in which the batch is wrapped, not the tensors of it, go through the loop.
-            (found,) = tf.while_loop(
-                lambda found: tf.not_equal(found.get_value()[0], wanted),
-                lambda found: (iterator.get_next_as_optional(),),
+            (element,) = tf.while_loop(
+                lambda element: tf.not_equal(element.get_value()[0], number),
+                lambda element: (iterator.get_next_as_optional(),),
                 (iterator.get_next_as_optional(),),
             )
-            _, examples, batch = found.get_value()
+            _, examples, batch = element.get_value()
             return self._counted(examples, batch)
 
         return take

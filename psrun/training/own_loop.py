@@ -87,19 +87,19 @@ class LoopSession:
         if self._session.stop.requested.is_set():
             return 0
         self._begin()
-        wanted = self.steps_left if num_steps is None else num_steps
-        done = 0
-        while done < wanted and not self._session.stop.requested.is_set():
+        requested = self.steps_left if num_steps is None else num_steps
+        total = 0
+        while total < requested and not self._session.stop.requested.is_set():
             self._session.check()
-            scheduled = self._scheduler.schedule(wanted - done, step)
-            done += scheduled
+            scheduled = self._scheduler.schedule(requested - total, step)
+            total += scheduled
             self._into += scheduled
             if self._session.steps_scheduled(scheduled):
                 self._scheduler.join()
                 self._session.save()
             if num_steps is None:
                 break
-        return done
+        return total
 
     def join(self) -> None:
         """Waits for all scheduled steps; raises as `schedule`."""
@@ -147,8 +147,8 @@ class LoopSession:
         self._session.steps_joined()
         self._running, self._into = False, 0
         self._epoch += 1
-        given = {**_updated(self._program), **self._scheduler.returned()} if metrics is None else metrics
-        return self._session.epoch_ends({name: float(value) for name, value in given.items()})
+        values = {**_updated(self._program), **self._scheduler.returned()} if metrics is None else metrics
+        return self._session.epoch_ends({name: float(value) for name, value in values.items()})
 
     def finish(self) -> None:
         """Ends the running epoch when the loop returns."""

@@ -80,9 +80,9 @@ class Scheduler:
 
     def _packing(self, step: Step | None) -> Packing:
         session, planned = self._session, self._session.left - self._session.scheduled
-        made = Packing(self._program, self._feed, self._stages, session.packed, planned=planned, step=step)
-        self._packings[step] = made
-        return made
+        packing = Packing(self._program, self._feed, self._stages, session.packed, planned=planned, step=step)
+        self._packings[step] = packing
+        return packing
 
     def _alone(self, step: Step | None) -> Callable[[int], int]:
         stream = Stream(self._program.train_dataset)

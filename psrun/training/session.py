@@ -154,8 +154,8 @@ class Session:
         self.clock.steps_joined()
         self.monitor.epoch_ends(iterations(self.program))
         if self._audit is not None:
-            found = {"epoch": self._epoch, "steps": self._into - self._entered, **self._audit.epoch()}
-            self._reporter.emit("visitation", step=self.monitor.last_step, **found)
+            visitation = {"epoch": self._epoch, "steps": self._into - self._entered, **self._audit.epoch()}
+            self._reporter.emit("visitation", step=self.monitor.last_step, **visitation)
         self._entered = 0
 
     def check(self) -> None:
@@ -205,19 +205,19 @@ class Session:
         if saves:
             self._save(step, self._epoch)
         stops = saves and self._stops()  # a later request waits until everything is saved
-        found = {}
+        val_metrics = {}
         if validation is not None:
-            seen, values = validation
-            found = self._evaluated(Evaluation("validation", step, seen, dict(values)))
+            examples_seen, values = validation
+            val_metrics = self._evaluated(Evaluation("validation", step, examples_seen, dict(values)))
         if self._evaluation is not None and self._evaluation_due() and not stops:
-            found = self._evaluate(step)
-        self._compare(step, {**metrics, **found})
-        self._following.take(step, found)
+            val_metrics = self._evaluate(step)
+        self._compare(step, {**metrics, **val_metrics})
+        self._following.take(step, val_metrics)
         self._following.epoch_ended(step)
-        self._hooks.epoch_ended(step, self._epoch, {**metrics, **found})
+        self._hooks.epoch_ended(step, self._epoch, {**metrics, **val_metrics})
         if stops:
             self.stop.raise_if_requested()
-        return found
+        return val_metrics
 
     def _evaluate(self, step: int) -> dict[str, float]:
         assert self._evaluation is not None
@@ -291,9 +291,9 @@ class Session:
 
     def _evaluated(self, evaluation: Evaluation) -> dict[str, float]:
         self._reporter.emit("evaluation", **asdict(evaluation))
-        seen, there = evaluation.examples_seen, self.program.source.num_eval_examples
-        if seen != there and evaluation.mode != "distributed":
-            self._reporter.warn(f"evaluated {seen} examples, but the data source reports {there}")
-        found = evaluation.values
-        self.monitor.metrics = {**self.monitor.metrics, **found}
-        return found
+        examples_seen, num_examples = evaluation.examples_seen, self.program.source.num_eval_examples
+        if examples_seen != num_examples and evaluation.mode != "distributed":
+            self._reporter.warn(f"evaluated {examples_seen} examples, but the data source reports {num_examples}")
+        values = evaluation.values
+        self.monitor.metrics = {**self.monitor.metrics, **values}
+        return values

@@ -54,21 +54,21 @@ class Kubectl:
     """
 
     def __init__(self, namespace: str | None) -> None:
-        found = shutil.which("kubectl")
-        if found is None:
+        executable = shutil.which("kubectl")
+        if executable is None:
             raise PsrunError(
                 "there is no kubectl in PATH: install it (https://kubernetes.io/docs/tasks/tools/), or save the "
                 "manifests with psrun submit kubernetes --dry-run ... > run.yaml and apply them elsewhere with kubectl "
                 "apply -f run.yaml"
             )
-        self._command = [found, *([] if namespace is None else ["--namespace", namespace])]
+        self._command = [executable, *([] if namespace is None else ["--namespace", namespace])]
 
     def apply(self, text: str, settings: choices.KubernetesKeys) -> bool:
         """Applies manifests; returns whether the run is new. Raises PsrunError if the cluster rejects an object."""
-        done, kind = self._run("apply", "-f", "-", given=text), settings.kind
-        if done.returncode == 0:
-            return f"{manifests.main_object(settings)} unchanged" not in done.stdout.splitlines()
-        message = done.stderr.strip()
+        completed, kind = self._run("apply", "-f", "-", given=text), settings.kind
+        if completed.returncode == 0:
+            return f"{manifests.main_object(settings)} unchanged" not in completed.stdout.splitlines()
+        message = completed.stderr.strip()
         if "no matches for kind" in message and kind != "indexed_jobs":
             hint = f"kubernetes.kind={kind} requires the operator of {manifests.OBJECTS[kind]}"
             raise PsrunError(f"the cluster rejected the objects: {message}\n{hint}; indexed_jobs requires none")
@@ -77,19 +77,19 @@ class Kubectl:
             raise PsrunError(f"the cluster rejected the objects: {message}\n{hint}")
         if "connection refused" in message or "no such host" in message or "Unable to connect" in message:
             raise PsrunError(f"kubectl cannot reach a cluster: {message}\nCheck `kubectl cluster-info` and KUBECONFIG")
-        raise PsrunError(f"kubectl apply exited with code {done.returncode}: {message}")
+        raise PsrunError(f"kubectl apply exited with code {completed.returncode}: {message}")
 
     def get(self, *what: str) -> dict[str, Any] | None:
         """The object, or None if it does not exist. Raises PsrunError if kubectl fails."""
         for attempt in range(1, _ATTEMPTS + 1):  # one failed request does not end the following of a long run
-            done = self._run("get", *what, "--output", "json", "--ignore-not-found")
-            if done.returncode == 0:
-                return json.loads(done.stdout) if done.stdout.strip() else None
+            completed = self._run("get", *what, "--output", "json", "--ignore-not-found")
+            if completed.returncode == 0:
+                return json.loads(completed.stdout) if completed.stdout.strip() else None
             if attempt < _ATTEMPTS:
                 time.sleep(_POLL_S)
         raise PsrunError(
-            f"kubectl get {' '.join(what)} exited with code {done.returncode}, {_ATTEMPTS} times: "
-            f"{done.stderr.strip()}\nThe run itself is not affected"
+            f"kubectl get {' '.join(what)} exited with code {completed.returncode}, {_ATTEMPTS} times: "
+            f"{completed.stderr.strip()}\nThe run itself is not affected"
         )
 
     def logs(self, pod: str, since: str | None) -> subprocess.Popen[str]:
@@ -161,7 +161,7 @@ def follow(kubectl: Kubectl, settings: choices.KubernetesKeys, console: Console)
       PsrunError: the run cannot start, or kubectl does not answer.
     """
     selector = f"{manifests.INSTANCE}={settings.name},{manifests.COMPONENT}=chief"
-    shown, seen, since, no_psrun = "", "", None, False
+    shown, shown_pod, since, no_psrun = "", "", None, False
     while True:
         over = is_over(
             kubectl.get(manifests.main_object(settings))
@@ -169,11 +169,15 @@ def follow(kubectl: Kubectl, settings: choices.KubernetesKeys, console: Console)
         chief = newest(kubectl.get("pods", "--selector", selector) or {"items": []})
         if chief is not None and chief.hopeless:
             raise PsrunError(f"the chief cannot start: {chief.waits} (image {settings.image}); the run is not affected")
-        if chief is not None and (chief.running or chief.code is not None) and (chief.running or chief.pod != seen):
-            since = since if chief.pod == seen else None
+        if (
+            chief is not None
+            and (chief.running or chief.code is not None)
+            and (chief.running or chief.pod != shown_pod)
+        ):
+            since = since if chief.pod == shown_pod else None
             without, failed = _shown(kubectl.logs(chief.pod, since), console)
             no_psrun |= without
-            since, seen = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), chief.pod
+            since, shown_pod = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), chief.pod
             if failed:
                 shown = _show(f"the log of {chief.pod} is not available: {failed}", shown, console)
                 time.sleep(_POLL_S)

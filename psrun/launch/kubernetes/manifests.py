@@ -34,8 +34,8 @@ def objects(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequenc
       settings: of the run, with a name, an image and a claim.
       overrides: arguments of psrun in every pod, in Hydra's grammar.
     """
-    made = {"jobset": _jobset, "indexed_jobs": _indexed_jobs, "tfjob": _tfjob}[settings.kind]
-    return [_network_policy(settings), *made(run, settings, overrides)]
+    make = {"jobset": _jobset, "indexed_jobs": _indexed_jobs, "tfjob": _tfjob}[settings.kind]
+    return [_network_policy(settings), *make(run, settings, overrides)]
 
 
 def main_object(settings: choices.KubernetesKeys) -> str:
@@ -123,8 +123,8 @@ def _object(
 
 
 def _labels(settings: choices.KubernetesKeys, job: str = "") -> dict[str, str]:
-    found = {"app.kubernetes.io/name": MANAGER, INSTANCE: str(settings.name), "app.kubernetes.io/managed-by": MANAGER}
-    return found | ({COMPONENT: pods.part(job)} if job else {})
+    labels = {"app.kubernetes.io/name": MANAGER, INSTANCE: str(settings.name), "app.kubernetes.io/managed-by": MANAGER}
+    return labels | ({COMPONENT: pods.part(job)} if job else {})
 
 
 def _job(run: RunConfig, settings: choices.KubernetesKeys, job: str, count: int, overrides: Sequence[str]) -> Object:
@@ -217,8 +217,8 @@ def _probes(run: RunConfig, port: int) -> Object:
     }
 
 
-def _quantities(given: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in given.items()}
+def _quantities(amounts: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in amounts.items()}
 
 
 def longest_pod_name(run: RunConfig, settings: choices.KubernetesKeys) -> str:

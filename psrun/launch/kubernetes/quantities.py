@@ -18,10 +18,10 @@ _QUANTITY = re.compile(r"(?P<number>\d+(\.\d*)?|\.\d+)((?P<exponent>[eE][-+]?\d+
 
 def quantity(text: str) -> Decimal | None:
     """The amount of a quantity such as 500m, 2 or 1.5Gi; None if `text` is not a quantity."""
-    found = _QUANTITY.fullmatch(text)
-    if found is None:
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
         return None
-    number, suffix = Decimal(found["number"]), found["suffix"] or ""
-    if found["exponent"]:
-        return Decimal(found["number"] + found["exponent"])
+    number, suffix = Decimal(match["number"]), match["suffix"] or ""
+    if match["exponent"]:
+        return Decimal(match["number"] + match["exponent"])
     return number * (2 ** _BINARY[suffix] if suffix in _BINARY else Decimal(10) ** _SUFFIXES[suffix])

@@ -70,11 +70,11 @@ def _text(submission: Submission, settings: choices.KubernetesKeys) -> str:
         f"kubernetes.name={settings.name}",
         f"hydra.run.dir={quoted(Path(run_folder(settings)))}",
     ]
-    made = manifests.objects(submission.run, settings, overrides)
+    objects = manifests.objects(submission.run, settings, overrides)
     named = [each for each in arguments if not each.startswith("cluster=")]
     command = shlex.join(["psrun", "submit", "kubernetes", *named, f"kubernetes.name={settings.name}"])
     head = "".join(f"# {line}\n" for line in command.splitlines())
-    return head + yaml.dump_all(made, Dumper=_Dumper, sort_keys=False, width=1000)
+    return head + yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=1000)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -100,8 +100,8 @@ def _delete(settings: choices.KubernetesKeys) -> str:
 
 
 def _of_arguments(submission: Submission) -> Iterator[Problem]:
-    given = {key_of(each) for each in submission.arguments}
-    if "hydra.run.dir" in given:
+    keys = {key_of(each) for each in submission.arguments}
+    if "hydra.run.dir" in keys:
         yield Problem("hydra.run.dir", "is kubernetes.mount_path/kubernetes.name here; set these keys instead")
     if submission.run.mode != "train":
         yield Problem("mode", f"is {submission.run.mode}; submit only mode=train, and run other modes here")
@@ -112,8 +112,8 @@ def _of_arguments(submission: Submission) -> Iterator[Problem]:
 
 def _problems(run: RunConfig, settings: choices.KubernetesKeys) -> Iterator[Problem]:
     if not settings.image or any(mark.isspace() for mark in settings.image):
-        given = "is not given" if settings.image is None else f"is {settings.image!r}"
-        message = f"{given}, must be an image with psrun: kubernetes.image=NAME:TAG"
+        problem = "is not given" if settings.image is None else f"is {settings.image!r}"
+        message = f"{problem}, must be an image with psrun: kubernetes.image=NAME:TAG"
         yield Problem("kubernetes.image", message + ' (build one with "podman build -f Containerfile")')
     if settings.claim is None:
         message = (
@@ -169,7 +169,7 @@ def _of_resources(key: str, resources: choices.PodResources) -> Iterator[Problem
                 message = f"is {value!r}, must be a Kubernetes quantity, such as 2, 500m or 4Gi"
                 yield Problem(f"{key}.{part}.{name}", message)
     for name in resources.requests.keys() & resources.limits.keys():
-        asked, most = (quantities.quantity(str(of[name])) for of in (resources.requests, resources.limits))
-        if asked is not None and most is not None and asked > most:
+        request, limit = (quantities.quantity(str(of[name])) for of in (resources.requests, resources.limits))
+        if request is not None and limit is not None and request > limit:
             message = f"is {resources.requests[name]}, more than the limit of {resources.limits[name]}"
             yield Problem(f"{key}.requests.{name}", message)

@@ -25,18 +25,21 @@ class TaskResources:
     def bundle(self) -> dict[str, float]:
         """The bundle of a placement group."""
         others = {"memory": self.memory_bytes, "GPU": self.num_gpus}
-        return {"CPU": self.num_cpus, **{name: asked for name, asked in others.items() if asked}}
+        return {"CPU": self.num_cpus, **{name: amount for name, amount in others.items() if amount}}
 
     def options(self) -> dict[str, Any]:
         """The options of an actor."""
         others = {"memory": self.memory_bytes, "num_gpus": self.num_gpus}
-        return {"num_cpus": self.num_cpus, **{name: asked for name, asked in others.items() if asked}}
+        return {"num_cpus": self.num_cpus, **{name: amount for name, amount in others.items() if amount}}
 
 
 def needs(cluster: choices.Ray, tasks: Iterable[Task]) -> dict[Task, TaskResources]:
     """The resources of each task, from `cluster.resources`."""
     of_job = {task: getattr(cluster.resources, task.job) for task in tasks}
-    return {task: TaskResources(asked.num_cpus, asked.memory_bytes, asked.num_gpus) for task, asked in of_job.items()}
+    return {
+        task: TaskResources(resources.num_cpus, resources.memory_bytes, resources.num_gpus)
+        for task, resources in of_job.items()
+    }
 
 
 def check(wanted: Mapping[Task, TaskResources], nodes: Sequence[Mapping[str, float]]) -> None:
@@ -75,21 +78,21 @@ def _homeless(
         home = next((node for node in left if _fits(need, node)), None)
         if home is None:
             return task
-        for name, asked in need.bundle().items():
-            home[name] = round(home[name] - asked, _DIGITS)
+        for name, amount in need.bundle().items():
+            home[name] = round(home[name] - amount, _DIGITS)
     return None
 
 
 def _fits(need: TaskResources, node: Mapping[str, float]) -> bool:
-    return all(node.get(name, 0.0) >= asked for name, asked in need.bundle().items())
+    return all(node.get(name, 0.0) >= amount for name, amount in need.bundle().items())
 
 
 def _no_room(
     task: Task, need: TaskResources, wanted: Mapping[Task, TaskResources], nodes: Sequence[Mapping[str, float]]
 ) -> str:
-    asked = wanted.values()
+    requests = wanted.values()
     whole = TaskResources(
-        *(sum(values) for values in zip(*((each.num_cpus, each.memory_bytes, each.num_gpus) for each in asked)))
+        *(sum(values) for values in zip(*((each.num_cpus, each.memory_bytes, each.num_gpus) for each in requests)))
     )
     kinds = Counter(
         _has(TaskResources(node.get("CPU", 0.0), int(node.get("memory", 0)), node.get("GPU", 0.0)), whole)
@@ -102,7 +105,7 @@ def _no_room(
     )
 
 
-def _has(what: TaskResources, asked: TaskResources) -> str:
+def _has(what: TaskResources, request: TaskResources) -> str:
     """As text; GPUs and memory only if some are requested."""
-    cpus = f"{what.num_cpus:g} CPUs" + (f", {what.num_gpus:g} GPUs" if asked.num_gpus else "")
-    return f"{cpus} and {what.memory_bytes:,} bytes" if asked.memory_bytes else cpus
+    cpus = f"{what.num_cpus:g} CPUs" + (f", {what.num_gpus:g} GPUs" if request.num_gpus else "")
+    return f"{cpus} and {what.memory_bytes:,} bytes" if request.memory_bytes else cpus

@@ -84,18 +84,18 @@ class Fleet:
         if time.monotonic() - self._looked_s > _LOOK_EVERY_S:
             self._looked_s = time.monotonic()
             self._lost |= {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
-        seen = self._seen.get(task)
-        return _named(seen) if seen and seen.node in self._lost else None
+        info = self._seen.get(task)
+        return _named(info) if info and info.node in self._lost else None
 
     def check_node(self, task: Task) -> None:
         """Checks the node of a task whose actor is gone: Ray takes half a minute to report a lost node."""
-        seen = self._seen.get(task)
-        found = next((node for node in ray.nodes() if seen and node["NodeID"] == seen.node), None)
-        if found is None or seen is None:
+        info = self._seen.get(task)
+        entry = next((node for node in ray.nodes() if info and node["NodeID"] == info.node), None)
+        if entry is None or info is None:
             return
-        where = f"{found['NodeManagerAddress']}:{found['NodeManagerPort']}"
-        if not found["Alive"] or not reachable(where, timeout_s=_REACHED_WITHIN_S):
-            self._lost.add(seen.node)
+        where = f"{entry['NodeManagerAddress']}:{entry['NodeManagerPort']}"
+        if not entry["Alive"] or not reachable(where, timeout_s=_REACHED_WITHIN_S):
+            self._lost.add(info.node)
 
     def invalidate(self) -> None:
         """Makes the next start place all tasks again."""
@@ -153,9 +153,9 @@ class Fleet:
                 message = (
                     f"no free resources within {self._cluster.connect_timeout_s:.0f} s (cluster.connect_timeout_s)"
                 )
-                asked = sum(need.num_cpus for need in self._needs.values())
+                num_cpus = sum(need.num_cpus for need in self._needs.values())
                 raise ClusterError(
-                    f"{message}: the tasks request {asked:g} CPUs, and others use the cluster: "
+                    f"{message}: the tasks request {num_cpus:g} CPUs, and others use the cluster: "
                     f"{free.get('CPU', 0):g} of {ray.cluster_resources().get('CPU', 0):g} are free"
                 )
 
@@ -165,16 +165,16 @@ class Fleet:
         return what.options(scheduling_strategy=where, **options)
 
     def _look(self, tasks: Iterable[Task], token: str) -> dict[Task, NodeInfo]:
-        asked = {
+        answers = {
             task: self._on(task, ray.remote(node.look), num_cpus=0, max_retries=0).remote(self._folder.path, token)
             for task in tasks
         }
-        deadline_s, found = time.monotonic() + _LOOKS_WITHIN_S, {}
-        for task, answer in asked.items():
-            while task not in found:
+        deadline_s, infos = time.monotonic() + _LOOKS_WITHIN_S, {}
+        for task, answer in answers.items():
+            while task not in infos:
                 self._stop.raise_if_requested()
                 try:
-                    found[task] = ray.get(answer, timeout=_POLL_S)
+                    infos[task] = ray.get(answer, timeout=_POLL_S)
                 except GetTimeoutError as error:
                     if time.monotonic() > deadline_s:
                         message = f"the node for {task} started no process within {_LOOKS_WITHIN_S:.0f} s"
@@ -183,21 +183,21 @@ class Fleet:
                     reason = next((line for line in reversed(str(error).splitlines()) if line.strip()), "")
                     message = f"the node for {task} cannot run it: {reason.strip()} (psrun must be installed there)"
                     raise ClusterError(message, task=str(task)) from error
-        return found
+        return infos
 
     def _check_nodes(self, token: str) -> None:
         """Raises ConfigError if a node has another version of psrun, or does not see the run folder."""
-        problems, asked = [], node.probe(self._folder.path)
-        answered = {seen.node: _answers(asked, seen, token) for seen in self._seen.values()}
-        for seen in {seen.node: seen for seen in self._seen.values()}.values():
-            if seen.version != __version__:
-                versions = f"psrun {seen.version}, but the driver has {__version__}"
-                message = f"node {_named(seen)} has {versions}: install the same version"
+        problems, probe = [], node.probe(self._folder.path)
+        answered = {info.node: _answers(probe, info, token) for info in self._seen.values()}
+        for info in {info.node: info for info in self._seen.values()}.values():
+            if info.version != __version__:
+                versions = f"psrun {info.version}, but the driver has {__version__}"
+                message = f"node {_named(info)} has {versions}: install the same version"
                 problems.append(Problem("cluster", message))
-            if not seen.sees or not answered[seen.node]:
-                message = f"{self._folder.path} is not visible on node {_named(seen)}; choose a folder on a shared disk"
+            if not info.sees or not answered[info.node]:
+                message = f"{self._folder.path} is not visible on node {_named(info)}; choose a folder on a shared disk"
                 problems.append(Problem("hydra.run.dir", message))
-        for file in asked.parent.glob(f"{asked.name}*"):
+        for file in probe.parent.glob(f"{probe.name}*"):
             with contextlib.suppress(OSError):
                 file.unlink()
         if problems:
@@ -205,30 +205,30 @@ class Fleet:
 
     def _free_addresses(self, token: str) -> dict[Task, str]:
         """An address for each task that serves. Tasks on one node that picked the same port pick again."""
-        found = {task: f"{self._seen[task].address}:{self._seen[task].port}" for task in self._addressed}
+        addresses = {task: f"{self._seen[task].address}:{self._seen[task].port}" for task in self._addressed}
         for _ in range(_FREE_TRIES):
-            taken = [task for task in found if list(found.values()).count(found[task]) > 1]
-            if not taken:
-                return found
-            found |= {t: f"{seen.address}:{seen.port}" for t, seen in self._look(taken[1:], token).items()}
+            clashing = [task for task in addresses if list(addresses.values()).count(addresses[task]) > 1]
+            if not clashing:
+                return addresses
+            addresses |= {t: f"{info.address}:{info.port}" for t, info in self._look(clashing[1:], token).items()}
         raise ClusterError("the nodes found no distinct free ports")
 
     def _summary(self) -> str:
         tasks: dict[str, list[str]] = {}
-        for task, seen in self._seen.items():
-            tasks.setdefault(_named(seen), []).append(str(task))
+        for task, info in self._seen.items():
+            tasks.setdefault(_named(info), []).append(str(task))
         where = "; ".join(f"{', '.join(named)} on {node}" for node, named in tasks.items())
         return (
             f"tasks on {len(tasks)} nodes: {where}" if len(tasks) > 1 else f"all tasks on node {where.split(' on ')[1]}"
         )
 
 
-def _named(seen: NodeInfo) -> str:
-    return f"{seen.address} ({seen.host}, {seen.node[:8]})"
+def _named(info: NodeInfo) -> str:
+    return f"{info.address} ({info.host}, {info.node[:8]})"
 
 
-def _answers(asked: Any, seen: NodeInfo, token: str) -> bool:
+def _answers(file: Any, info: NodeInfo, token: str) -> bool:
     try:
-        return asked.with_name(f"{asked.name}-{seen.node}").read_text(encoding="utf-8") == token
+        return file.with_name(f"{file.name}-{info.node}").read_text(encoding="utf-8") == token
     except OSError:
         return False

@@ -51,12 +51,12 @@ def probe(folder: Path) -> Path:
 def look(folder: Path, token: str) -> NodeInfo:
     """Runs on a node: confirms the driver's `token` in the run folder if it is visible, and reports the node."""
     node = ray.get_runtime_context().get_node_id()
-    asked, deadline_s, sees = probe(folder), time.monotonic() + _SEES_WITHIN_S, False
+    file, deadline_s, sees = probe(folder), time.monotonic() + _SEES_WITHIN_S, False
     while not sees and time.monotonic() < deadline_s:
         with contextlib.suppress(OSError):
-            sees = asked.read_text(encoding="utf-8") == token
+            sees = file.read_text(encoding="utf-8") == token
             if sees:
-                files.write_atomic(asked.with_name(f"{asked.name}-{node}"), token)
+                files.write_atomic(file.with_name(f"{file.name}-{node}"), token)
         time.sleep(0 if sees else _POLL_S)
     address = ray.util.get_node_ip_address()
     return NodeInfo(node, address, socket.gethostname(), portpicker.pick_unused_port(), sees, __version__)

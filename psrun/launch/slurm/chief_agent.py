@@ -91,8 +91,8 @@ class ChiefAgent:
         """Waits for the other tasks, starts the chief, and returns the exit code of the run once it is over."""
         self._raise_if_given_up()
         self._rendezvous.remove_earlier()
-        found = join.gather(self._rendezvous, self._step, self._cluster, self._tasks, stop, self._reporter.warn)
-        self._plan = ClusterPlan(found)
+        statuses = join.gather(self._rendezvous, self._step, self._cluster, self._tasks, stop, self._reporter.warn)
+        self._plan = ClusterPlan(statuses)
         self._rendezvous.publish(self._plan)
         self._managed = managed = ManagedTask(self._cluster, self._folder.path, CHIEF, self._plan.by_task())
         self._relay = ProgressRelay(self._folder, self._sink, self._recoveries, {CHIEF: managed.process})

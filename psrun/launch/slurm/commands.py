@@ -62,29 +62,29 @@ def submit(script: Path) -> str:
     """
     in_job = "SLURM_JOB_ID" in os.environ
     environment = {n: v for n, v in os.environ.items() if not in_job or n in _CONFIGURING or not n.startswith("SLURM_")}
-    done = _run("sbatch", "--parsable", str(script), environment=environment)
-    if done.returncode:
-        raise ClusterError(f"Slurm rejected the job: {_text(done)} (script: {script})")
-    return done.stdout.strip().partition(";")[0]
+    completed = _run("sbatch", "--parsable", str(script), environment=environment)
+    if completed.returncode:
+        raise ClusterError(f"Slurm rejected the job: {_text(completed)} (script: {script})")
+    return completed.stdout.strip().partition(";")[0]
 
 
 def requeue(job: str) -> str | None:
     """Requeues a job; returns the problem, None if there is none."""
     try:
-        done = _run("scontrol", "requeue", job)
+        completed = _run("scontrol", "requeue", job)
     except PsrunError as error:
         return str(error)
-    return _text(done) if done.returncode else None
+    return _text(completed) if completed.returncode else None
 
 
 def look(job: str) -> JobState:
     """The state of a job. Raises ClusterError if Slurm does not answer."""
-    done = _run("scontrol", "--oneliner", "show", "job", job)
-    if done.returncode:
-        if "Invalid job id" in done.stderr:
+    completed = _run("scontrol", "--oneliner", "show", "job", job)
+    if completed.returncode:
+        if "Invalid job id" in completed.stderr:
             return JobState("")
-        raise ClusterError(f"Slurm did not report the state of job {job}: {_text(done)}")
-    fields = dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
+        raise ClusterError(f"Slurm did not report the state of job {job}: {_text(completed)}")
+    fields = dict(word.split("=", 1) for word in completed.stdout.split() if "=" in word)
     return JobState(fields.get("JobState", ""), fields.get("Reason", ""), fields.get("ExitCode", ""))
 
 
@@ -98,5 +98,5 @@ def _run(*command: str, environment: Mapping[str, str] | None = None) -> subproc
         raise ClusterError(f"{command[0]} did not answer within {_WITHIN_S:.0f} s") from error
 
 
-def _text(done: subprocess.CompletedProcess[str]) -> str:
-    return " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+def _text(completed: subprocess.CompletedProcess[str]) -> str:
+    return " ".join((completed.stderr or completed.stdout).split()) or f"exit code {completed.returncode}"

@@ -52,8 +52,8 @@ def _await(
     deadline_s = time.monotonic() + cluster.connect_timeout_s
     while not stop.requested.wait(_ROUND_S):
         rendezvous.refresh()
-        found = {task: rendezvous.read(task) for task in tasks}
-        statuses = {task: status for task, status in found.items() if status is not None}
+        records = {task: rendezvous.read(task) for task in tasks}
+        statuses = {task: status for task, status in records.items() if status is not None}
         if len(statuses) == len(tasks):
             return statuses
         if time.monotonic() > deadline_s:

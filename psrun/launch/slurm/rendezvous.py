@@ -108,8 +108,8 @@ class Rendezvous:
         self._file(self._me).unlink(missing_ok=True)
 
     def read(self, task: Task) -> TaskStatus | None:
-        found = _read(self._file(task))
-        return TaskStatus(**found) if found else None
+        record = _read(self._file(task))
+        return TaskStatus(**record) if record else None
 
     def publish(self, plan: ClusterPlan) -> None:
         """Raises OSError."""
@@ -117,8 +117,8 @@ class Rendezvous:
         files.write_atomic(self.path / _PLAN_FILE, json.dumps(asdict(plan)))
 
     def plan(self) -> ClusterPlan | None:
-        found = _read(self.path / _PLAN_FILE)
-        return ClusterPlan(**found) if found else None
+        record = _read(self.path / _PLAN_FILE)
+        return ClusterPlan(**record) if record else None
 
     @property
     def is_closed(self) -> bool:
@@ -132,8 +132,8 @@ class Rendezvous:
     def superseded(self) -> bool:
         """Whether the job was restarted meanwhile: Slurm has given up this node."""
         starts = re.compile(rf"slurm-{re.escape(self._step.job)}\.{re.escape(self._step.step)}\.(\d+)")
-        found = [starts.fullmatch(name) for name in task_files.names(self._shared)]
-        return any(each is not None and int(each[1]) > self._step.restart for each in found)
+        matches = [starts.fullmatch(name) for name in task_files.names(self._shared)]
+        return any(each is not None and int(each[1]) > self._step.restart for each in matches)
 
     def refresh(self) -> None:
         """Makes files of other nodes visible, also on a slow disk. Call before each check for a file."""
@@ -215,9 +215,9 @@ def _host_of(interface: str) -> str:
     there = psutil.net_if_addrs()
     if interface not in there:
         raise ConfigError([Problem("cluster.interface", f"is '{interface}'; this node has {', '.join(sorted(there))}")])
-    found = {each.family.name: each.address.partition("%")[0] for each in reversed(there[interface])}
-    if "AF_INET" in found:
-        return found["AF_INET"]
-    if "AF_INET6" in found:
-        return f"[{found['AF_INET6']}]"
+    hosts = {each.family.name: each.address.partition("%")[0] for each in reversed(there[interface])}
+    if "AF_INET" in hosts:
+        return hosts["AF_INET"]
+    if "AF_INET6" in hosts:
+        return f"[{hosts['AF_INET6']}]"
     raise ConfigError([Problem("cluster.interface", f"is '{interface}', which has no IP address")])

@@ -29,7 +29,7 @@ def render(run: RunConfig, arguments: Sequence[str], *, where: Path, folder: Pat
     """
     job = run.submission
     assert isinstance(job, choices.SlurmJob)
-    given = {
+    values = {
         "job-name": name,
         "time": job.time,
         "partition": job.partition,
@@ -45,7 +45,7 @@ def render(run: RunConfig, arguments: Sequence[str], *, where: Path, folder: Pat
         "requeue": True,  # after a lost node; the run resumes from its checkpoints
         "signal": f"USR1@{job.warn_s}",  # to the tasks, before the time limit: they save and requeue the job
     }
-    options = [_option(key, value) for key, value in given.items() if value is not None]
+    options = [_option(key, value) for key, value in values.items() if value is not None]
     _check_lines(job, where, folder)
     lines = [f"#SBATCH {option}" for option in [*options, *job.options]]
     command = [sys.executable, "-m", "psrun", *arguments]

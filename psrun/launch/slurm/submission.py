@@ -66,12 +66,12 @@ def _folder(submission: Submission) -> tuple[Path, list[str]]:
     resumed = recorded_config.folder_of(arguments)
     if resumed is not None:
         return resumed.absolute(), arguments
-    given = [each.partition("=")[2] for each in arguments if recorded_config.key_of(each) == _FOLDER]
-    if given and "${" in given[-1]:
-        message = f"is {given[-1]}, which each task would resolve to another folder; set a fixed name"
+    folders = [each.partition("=")[2] for each in arguments if recorded_config.key_of(each) == _FOLDER]
+    if folders and "${" in folders[-1]:
+        message = f"is {folders[-1]}, which each task would resolve to another folder; set a fixed name"
         raise ConfigError([Problem(_FOLDER, message)])
-    if given:
-        folder = submission.folder / recorded_config.unquoted(given[-1])
+    if folders:
+        folder = submission.folder / recorded_config.unquoted(folders[-1])
     else:
         model = submission.run.model.name.rpartition(".")[2]
         folder = submission.folder / "runs" / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{model}-{secrets.token_hex(2)}"

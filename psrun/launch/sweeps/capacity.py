@@ -66,8 +66,8 @@ def _free_bytes() -> int:
     if not (most.isdigit() and used.isdigit()):
         return free
     # The page cache counts as used memory, but is freed on demand.
-    kept = dict(line.split() for line in _read("memory.stat").splitlines()).get("inactive_file", "0")
-    return min(free, int(most) - int(used) + int(kept))
+    reclaimable = dict(line.split() for line in _read("memory.stat").splitlines()).get("inactive_file", "0")
+    return min(free, int(most) - int(used) + int(reclaimable))
 
 
 def _read(name: str) -> str:

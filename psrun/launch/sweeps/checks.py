@@ -31,9 +31,9 @@ def without_sweep_keys(overrides: Sequence[str]) -> list[str]:
 
 def require_own_folders(sweep: Sweep, proposed: Sequence[Proposed]) -> None:
     """Raises ConfigError if two jobs have the same folder."""
-    held = {sweep.folder(job): job.number for job in sweep.jobs.values()}
+    owners = {sweep.folder(job): job.number for job in sweep.jobs.values()}
     for each in proposed:
-        other = held.setdefault(each.folder, each.number)
+        other = owners.setdefault(each.folder, each.number)
         if other != each.number:
             message = f"is {each.folder} for jobs {other} and {each.number}; give each job its own folder"
             raise ConfigError([Problem("hydra.sweep.subdir", message)])

@@ -34,8 +34,8 @@ def run(folder: Path, sweep: Sweep, *, elsewhere: bool) -> float | None:
       The objective; None if the job failed, or did not run because the sweep is stopping.
     """
     if not sweep.is_done(folder):
-        with _place(sweep, elsewhere) as taken:
-            if not taken:
+        with _place(sweep, elsewhere) as has_slot:
+            if not has_slot:
                 return None
             try:
                 _run(folder, sweep, elsewhere)
@@ -56,17 +56,17 @@ def _place(sweep: Sweep, elsewhere: bool) -> Iterator[bool]:
     if socket.gethostname() != sweep.host:  # the limit applies to another machine
         yield sweep.told_to_end() is None
         return
-    held = None
-    while sweep.told_to_end() is None and held is None:
+    slot = None
+    while sweep.told_to_end() is None and slot is None:
         _end_with(sweep, elsewhere)
-        held = sweep.take_place()
-        if held is None:
+        slot = sweep.take_place()
+        if slot is None:
             time.sleep(_POLL_S)
     try:
-        yield held is not None and sweep.told_to_end() is None
+        yield slot is not None and sweep.told_to_end() is None
     finally:
-        if held is not None:
-            os.close(held)
+        if slot is not None:
+            os.close(slot)
 
 
 def can_resume(raw: Mapping[str, Any], folder: Path) -> bool:

@@ -70,15 +70,15 @@ def show(sweep: Sweep, console: Console) -> None:
 
 
 def _priced(result: dict[str, Any]) -> list[str]:
-    held: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for shard in result["placement"]:
-        held[shard["task"]] = held.get(shard["task"], 0) + shard["bytes"]
-    ps = [size for task, size in sorted(held.items()) if task.startswith("ps-")]
-    fullest = max(held, key=lambda task: held[task], default="")
+        sizes[shard["task"]] = sizes.get(shard["task"], 0) + shard["bytes"]
+    ps = [size for task, size in sorted(sizes.items()) if task.startswith("ps-")]
+    fullest = max(sizes, key=lambda task: sizes[task], default="")
     moved = result["bytes_per_step"]
     return [
         _at_most(ps),
-        f"{fullest} {decimal(held.get(fullest, 0))}",
+        f"{fullest} {decimal(sizes.get(fullest, 0))}",
         *((decimal(moved[name]) if ps else "") for name in ("read_bytes", "pushed_bytes")),
     ]
 

@@ -171,17 +171,17 @@ class Running:
         return recorded_config.as_recorded(each.raw, each.unresolved, each.folder, [])
 
     def _checked(self, proposed: Sequence[Proposed], raws: Mapping[int, Mapping[str, Any]]) -> list[RunConfig]:
-        runs, found = [], dict[Problem, list[int]]()
+        runs, by_problem = [], dict[Problem, list[int]]()
         for each in proposed:
             try:
                 runs.append(checks.require_whole(parse.load(raws[each.number])))
             except ConfigError as error:
                 for problem in error.problems:
-                    found.setdefault(problem, []).append(each.number)
+                    by_problem.setdefault(problem, []).append(each.number)
         # A later proposal of a search may be invalid: its job fails, and the others continue.
-        if found and (not self.sweep.search or not runs):
+        if by_problem and (not self.sweep.search or not runs):
             apart = dict(zip([e.number for e in proposed], distinguishing([e.overrides for e in proposed])))
-            raise ConfigError([checks.of_jobs(problem, numbers, apart) for problem, numbers in found.items()])
+            raise ConfigError([checks.of_jobs(problem, numbers, apart) for problem, numbers in by_problem.items()])
         return runs
 
     def _make(self, each: Proposed, raw: Mapping[str, Any]) -> None:
@@ -231,9 +231,9 @@ class Running:
         for job in sweep.jobs.values():
             if job.status != "completed":
                 codes.add(job.exit_code or ExitCode.FAILED)
-        done = not codes or (sweep.search and signum is None)
-        sweep.end("interrupted" if signum is not None else "completed" if done else "failed")
-        if not done and not self.plans:
+        succeeded = not codes or (sweep.search and signum is None)
+        sweep.end("interrupted" if signum is not None else "completed" if succeeded else "failed")
+        if not succeeded and not self.plans:
             self._print(f"to resume the other jobs: psrun -m resume={recorded_config.quoted(sweep.path)}")
         if signum is not None:
             return Interrupted(signum).exit_code

@@ -39,21 +39,21 @@ def main(arguments: list[str]) -> ExitCode:
       PsrunError: an output cannot be written.
       SystemExit: from argparse, for --help and for invalid arguments.
     """
-    given = _parser().parse_args(_joined(arguments))
-    report = _read(given.folder, given.where, given.sort)
-    columns = _columns(given.columns, report)
+    options = _parser().parse_args(_joined(arguments))
+    report = _read(options.folder, options.where, options.sort)
+    columns = _columns(options.columns, report)
     # Standard output holds nothing but the data.
-    console = Console(highlight=False, stderr=_STDOUT in (given.csv, given.json, given.html))
+    console = Console(highlight=False, stderr=_STDOUT in (options.csv, options.json, options.html))
     for name, write in (("csv", table.as_csv), ("json", table.as_json)):
-        target = getattr(given, name)
+        target = getattr(options, name)
         if target is not None:
-            made, chosen = _folded(report, columns or _all_columns(report), bool(given.fold_seeds))
-            _write(console, target, write(made, chosen))
-    if given.html is not None:
-        named = [printable(folder) for folder in given.folder]
-        _write(console, given.html, page.render(report.runs, report.axes, named=named))
-    if not any((given.csv, given.json, given.html)):
-        _print(console, report, columns, fold=given.fold_seeds is not False)
+            records, fields = _folded(report, columns or _all_columns(report), bool(options.fold_seeds))
+            _write(console, target, write(records, fields))
+    if options.html is not None:
+        named = [printable(folder) for folder in options.folder]
+        _write(console, options.html, page.render(report.runs, report.axes, named=named))
+    if not any((options.csv, options.json, options.html)):
+        _print(console, report, columns, fold=options.fold_seeds is not False)
     return ExitCode.DONE
 
 
@@ -75,26 +75,26 @@ def _parser() -> argparse.ArgumentParser:
 
 def _joined(arguments: Sequence[str]) -> list[str]:
     """Joins `--sort` and its value: argparse parses the value of `--sort -val_auc` as an option."""
-    made: list[str] = []
+    joined: list[str] = []
     for argument in arguments:
-        if made and made[-1] == "--sort":
-            made[-1] += f"={argument}"
+        if joined and joined[-1] == "--sort":
+            joined[-1] += f"={argument}"
         else:
-            made.append(argument)
-    return made
+            joined.append(argument)
+    return joined
 
 
 def _read(folders: Sequence[Path], where: Sequence[str], sort: Sequence[str]) -> _Report:
-    found = runs.find(folders)
-    named = {run.name: run for run in found}
-    made = [rows.row(run) for run in found]
-    conditions = [rows.condition(text, made) for text in where]
-    kept = [row for row in made if all(holds(row) for holds in conditions)]
-    if not kept:
-        raise ConfigError(f"none of {len(found)} runs matches --where {', '.join(where)}; use another condition")
-    kept = rows.ordered(kept, sort)
-    left = [named[row["run"]] for row in kept]
-    return _Report(left, kept, rows.axes(left), list(sort))
+    found_runs = runs.find(folders)
+    by_name = {run.name: run for run in found_runs}
+    records = [rows.row(run) for run in found_runs]
+    conditions = [rows.condition(text, records) for text in where]
+    matching = [row for row in records if all(holds(row) for holds in conditions)]
+    if not matching:
+        raise ConfigError(f"none of {len(found_runs)} runs matches --where {', '.join(where)}; use another condition")
+    matching = rows.ordered(matching, sort)
+    remaining = [by_name[row["run"]] for row in matching]
+    return _Report(remaining, matching, rows.axes(remaining), list(sort))
 
 
 def _columns(text: str | None, report: _Report) -> list[str]:
@@ -117,11 +117,11 @@ def _folded(report: _Report, columns: list[str], fold: bool) -> tuple[list[rows.
     """Rows and columns; with `fold`, runs that differ only in the seed are one row."""
     if not fold:
         return report.rows, columns
-    made = rows.folded(report.rows, rows.groups(report.runs))
-    if len(made) == len(report.rows):
+    records = rows.folded(report.rows, rows.groups(report.runs))
+    if len(records) == len(report.rows):
         return report.rows, columns
-    made = rows.ordered(made, report.sort)
-    return made, [rows.FOLDED if column == rows.SEED else column for column in columns if column != "folder"]
+    records = rows.ordered(records, report.sort)
+    return records, [rows.FOLDED if column == rows.SEED else column for column in columns if column != "folder"]
 
 
 def _has_values(report: _Report, column: str) -> bool:
@@ -138,14 +138,14 @@ def _print(console: Console, report: _Report, chosen: list[str], *, fold: bool) 
         *report.axes,
         *measured,
     ]
-    made, columns = _folded(report, columns, fold)
+    records, columns = _folded(report, columns, fold)
     spare = [] if chosen else _spare(report, columns)
-    kept = table.fitting(made, columns, spare, console.width) if console.is_terminal else columns
+    visible = table.fitting(records, columns, spare, console.width) if console.is_terminal else columns
     # Without a terminal there is no width; a table of requested columns may be wider than the terminal.
-    room = max(console.width, table.least_width(made, kept)) if console.is_terminal else None
-    lines = [table.summary(report.runs, made), *_left_out(columns, kept), *table.errors(report.runs)]
+    room = max(console.width, table.least_width(records, visible)) if console.is_terminal else None
+    lines = [table.summary(report.runs, records), *_left_out(columns, visible), *table.errors(report.runs)]
     try:
-        _to_stdout(_rendered(console, table.table(made, kept, room), lines, room))
+        _to_stdout(_rendered(console, table.table(records, visible, room), lines, room))
     except OSError as error:
         raise _cannot("standard output", error) from error
 
@@ -168,22 +168,24 @@ def _rendered(console: Console, shown: Table, lines: Sequence[str], room: int | 
 
 def _spare(report: _Report, columns: Sequence[str]) -> list[str]:
     """The columns that may be hidden, the least important first; run, status and two metrics stay."""
-    given = {key for run in report.runs for key in run.overrides}
+    overridden = {key for run in report.runs for key in run.overrides}
     metrics = _metrics(report)
     trained = [name for name in metrics if not name.startswith("val_")]
     evaluated = [name for name in metrics if name not in trained]
-    kept = (evaluated or trained)[:2]
-    implied, chosen = [[key for key in report.axes if (key in given) == asked] for asked in (False, True)]
+    essential = (evaluated or trained)[:2]
+    implied, chosen = [
+        [key for key in report.axes if (key in overridden) == is_override] for is_override in (False, True)
+    ]
     order = [
         *reversed(implied), "wall_s", "steps", "steps_per_s", *reversed(trained), *reversed(evaluated), "recoveries",
         "examples_per_s", *reversed(chosen), rows.FOLDED,
     ]  # fmt: skip
-    return [column for column in order if column in columns and column not in kept]
+    return [column for column in order if column in columns and column not in essential]
 
 
-def _left_out(columns: Sequence[str], kept: Sequence[str]) -> list[str]:
-    left = [column for column in columns if column not in kept]
-    return [f"hidden columns: {', '.join(left)} (choose columns with --columns; --csv writes all)"] if left else []
+def _left_out(columns: Sequence[str], visible: Sequence[str]) -> list[str]:
+    hidden = [column for column in columns if column not in visible]
+    return [f"hidden columns: {', '.join(hidden)} (choose columns with --columns; --csv writes all)"] if hidden else []
 
 
 def _write(console: Console, target: str, text: str) -> None:

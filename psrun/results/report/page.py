@@ -71,9 +71,9 @@ def _data(runs: Sequence[Run], axes: Sequence[str], named: Sequence[str]) -> Val
 
 def _common(runs: Sequence[Run]) -> Values:
     """The keys that are equal in all runs with a configuration."""
-    kept = [run.config for run in runs if run.config]
-    first = kept[0] if kept else {}
-    return {k: value for k, value in first.items() if all(k in other and other[k] == value for other in kept)}
+    configs = [run.config for run in runs if run.config]
+    first = configs[0] if configs else {}
+    return {k: value for k, value in first.items() if all(k in other and other[k] == value for other in configs)}
 
 
 def _run(run: Run, group: int, axes: Sequence[str], common: Mapping[str, Any]) -> Values:
@@ -126,8 +126,8 @@ def _epoch(event: Event) -> list[Any]:
 
 def _mark(event: Event) -> Values:
     values = {"step": event.step, "wall_s": event.wall_s, **event.data}
-    kept = ("step", "wall_s", "task", "cause", "action", "seconds")
-    return {"kind": event.kind, **{name: values[name] for name in kept if values.get(name) is not None}}
+    names = ("step", "wall_s", "task", "cause", "action", "seconds")
+    return {"kind": event.kind, **{name: values[name] for name in names if values.get(name) is not None}}
 
 
 def _recovered(run: Run) -> list[Values]:
@@ -144,10 +144,10 @@ def _stages(run: Run) -> dict[str, float] | None:
 def _bytes(run: Run) -> dict[str, int]:
     """The bytes of model and optimizer on each task."""
     placement = run.result.get("placement")
-    held: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for shard in placement if isinstance(placement, list) else []:
         size = number(mapping(shard).get("bytes"))
         if size is not None and mapping(shard).get("kind") in ("model", "optimizer", None):
             task = str(shard.get("task"))
-            held[task] = held.get(task, 0) + int(size)
-    return dict(sorted(held.items()))
+            sizes[task] = sizes.get(task, 0) + int(size)
+    return dict(sorted(sizes.items()))

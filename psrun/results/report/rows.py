@@ -61,18 +61,18 @@ def row(run: Run) -> Row:
 
 def metrics(run: Run) -> dict[str, float | None]:
     """The final metrics, those of evaluations first."""
-    found = {name: number(value) for name, value in mapping(run.result.get("metrics")).items()}
-    return dict(sorted(found.items(), key=lambda metric: not metric[0].startswith("val_")))
+    values = {name: number(value) for name, value in mapping(run.result.get("metrics")).items()}
+    return dict(sorted(values.items(), key=lambda metric: not metric[0].startswith("val_")))
 
 
 def choices(config: Mapping[str, Any]) -> dict[str, str]:
     """The choice of each group: {'partitioner': 'min_size', 'optimizer': 'Adagrad'}."""
-    found = {}
+    by_group = {}
     for key, value in config.items():
         group, _, last = key.rpartition(".")
         if last in _TYPES and group and "." not in group:
-            found[group] = str(value).rpartition(".")[2]
-    return found
+            by_group[group] = str(value).rpartition(".")[2]
+    return by_group
 
 
 def axes(runs: Sequence[Run]) -> list[str]:
@@ -81,15 +81,15 @@ def axes(runs: Sequence[Run]) -> list[str]:
     What follows from another choice (the number of shards, where only one of two partitioners has any) is left out
     unless it was overridden.
     """
-    kept = [run for run in runs if run.config]
-    if len(kept) < 2:
+    configured = [run for run in runs if run.config]
+    if len(configured) < 2:
         return []
-    rows = [{**choices(run.config), **run.config} for run in kept]
+    rows = [{**choices(run.config), **run.config} for run in configured]
     overridden: dict[str, None] = {}
-    for run, each in zip(kept, rows):
-        given = run.overrides
-        each |= {"experiment": given["experiment"]} if "experiment" in given else {}
-        overridden |= dict.fromkeys(given)
+    for run, each in zip(configured, rows):
+        overrides = run.overrides
+        each |= {"experiment": overrides["experiment"]} if "experiment" in overrides else {}
+        overridden |= dict.fromkeys(overrides)
     keys = dict.fromkeys([*overridden, *(key for each in rows for key in each)])
     return [key for key in keys if _is_axis(key, rows, key in overridden)]
 
@@ -147,17 +147,17 @@ def condition(text: str, rows: Sequence[Row]) -> Callable[[Row], bool]:
     parsed = _CONDITION.fullmatch(text)
     if parsed is None:
         raise ConfigError(f"--where '{text}' is not a condition, such as 'cluster.num_workers=2' or 'val_auc>0.7'")
-    key, sign, wanted = found_key(parsed["key"], rows), parsed["operator"], parsed["value"]
-    limit, wanted = _as_number(wanted), "" if wanted == "null" else wanted
+    key, sign, expected = found_key(parsed["key"], rows), parsed["operator"], parsed["value"]
+    limit, expected = _as_number(expected), "" if expected == "null" else expected
     if sign in ("<", "<=", ">", ">=") and limit is None:
-        raise ConfigError(f"--where '{text}': '{wanted}' is not a number; {operator} requires one")
+        raise ConfigError(f"--where '{text}': '{expected}' is not a number; {sign} requires one")
     compare = _OPERATORS[sign]
 
     def holds(each: Row) -> bool:
         value = each.get(key)
         if limit is not None and number(value) is not None:
             return compare(value, limit)
-        return compare(shown(value), wanted) if sign in ("=", "==", "!=") else False
+        return compare(shown(value), expected) if sign in ("=", "==", "!=") else False
 
     return holds
 
@@ -175,13 +175,13 @@ def ordered(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
     Raises:
       ConfigError: no row has a key.
     """
-    done = list(rows)
+    result = list(rows)
     for key in reversed(keys):
         name = found_key(key.removeprefix("-"), rows)
-        has = [each for each in done if each.get(name) is not None]
+        has = [each for each in result if each.get(name) is not None]
         has.sort(key=lambda each: _rank(each[name]), reverse=key.startswith("-"))
-        done = has + [each for each in done if each.get(name) is None]
-    return done
+        result = has + [each for each in result if each.get(name) is None]
+    return result
 
 
 def _rank(value: Any) -> tuple[int, float, list[tuple[int, int | str]]]:
@@ -192,12 +192,12 @@ def _rank(value: Any) -> tuple[int, float, list[tuple[int, int | str]]]:
 def groups(runs: Sequence[Run]) -> list[int]:
     """The number of each run's group; runs that differ only in the seed have the same number."""
     numbers: dict[str, int] = {}
-    found = []
+    group_of_run = []
     for index, run in enumerate(runs):
         others = {key: value for key, value in run.config.items() if key not in (SEED, *_NOT_COMPARED)}
         what = _text([others, run.overrides.get("experiment")]) if run.config else str(index)
-        found.append(numbers.setdefault(what, len(numbers)))
-    return found
+        group_of_run.append(numbers.setdefault(what, len(numbers)))
+    return group_of_run
 
 
 def folded(rows: Sequence[Row], numbers: Sequence[int]) -> list[Row]:
@@ -206,28 +206,28 @@ def folded(rows: Sequence[Row], numbers: Sequence[int]) -> list[Row]:
     for each, which in zip(rows, numbers):
         together.setdefault(which, []).append(each)
     return [
-        made
+        merged
         for same in together.values()
-        for made in ([_one(same)] if _differs(each.get(SEED) for each in same) else same)
+        for merged in ([_one(same)] if _differs(each.get(SEED) for each in same) else same)
     ]
 
 
 def _one(same: Sequence[Row]) -> Row:
-    made: Row = {}
+    merged: Row = {}
     for key in dict.fromkeys(key for each in same for key in each):
         values = [each[key] for each in same if each.get(key) is not None]
         numbers = [value for value in values if number(value) is not None]
         if not _differs(values):
-            made[key] = values[0] if values else None
+            merged[key] = values[0] if values else None
         elif len(numbers) == len(values):
-            made[key] = Spread(statistics.fmean(numbers), statistics.stdev(numbers))
+            merged[key] = Spread(statistics.fmean(numbers), statistics.stdev(numbers))
         else:
-            made[key] = ", ".join(map(shown, values))
-    made |= {SEED: None, FOLDED: len(same)}
+            merged[key] = ", ".join(map(shown, values))
+    merged |= {SEED: None, FOLDED: len(same)}
     counts = Counter(each["status"] for each in same)
-    made["status"] = next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {s}" for s, n in counts.items())
-    made["error"] = next((each["error"] for each in same if each["error"]), "")
-    return made
+    merged["status"] = next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {s}" for s, n in counts.items())
+    merged["error"] = next((each["error"] for each in same if each["error"]), "")
+    return merged
 
 
 def shown(value: Any) -> str:

@@ -66,7 +66,7 @@ def find(folders: Sequence[Path]) -> list[Run]:
     Raises:
       ConfigError: a folder does not exist, or has no run in it.
     """
-    found: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     for folder in folders:
         here = list(below(existing(folder).resolve()))
         if not here:
@@ -74,10 +74,10 @@ def find(folders: Sequence[Path]) -> list[Run]:
                 f"there is no run in {folder}, nor up to {LEVELS} levels below; name a run folder (with {RESULT}), "
                 "a sweep folder, or a parent of these, such as runs/"
             )
-        found |= dict.fromkeys(here)
-    base = Path(os.path.commonpath([path.parent for path in found]))
-    named = {path: printable(path.relative_to(base)) for path in found}
-    return [_read(path, name) for path, name in sorted(named.items(), key=lambda each: natural(each[1]))]
+        paths |= dict.fromkeys(here)
+    base = Path(os.path.commonpath([path.parent for path in paths]))
+    names = {path: printable(path.relative_to(base)) for path in paths}
+    return [_read(path, name) for path, name in sorted(names.items(), key=lambda each: natural(each[1]))]
 
 
 def events(run: Run) -> tuple[list[Event], str]:
@@ -87,12 +87,12 @@ def events(run: Run) -> tuple[list[Event], str]:
         return [], f"no {METRICS}"
     reader = EventReader(file)
     try:
-        found = reader.read()
+        parsed = reader.read()
     except OSError as error:
         return [], f"{METRICS} cannot be read: {error.strerror}"
     broken = reader.broken + (reader.unfinished and run.state.status != "running")
-    total = len(found) + reader.broken + reader.unfinished
-    return found, f"{broken} of {total} lines of {METRICS} cannot be read" if broken else ""
+    total = len(parsed) + reader.broken + reader.unfinished
+    return parsed, f"{broken} of {total} lines of {METRICS} cannot be read" if broken else ""
 
 
 def _read(path: Path, name: str) -> Run:

@@ -56,17 +56,17 @@ def table(rows: Sequence[Row], columns: Sequence[str], room: int | None = None) 
     Args:
       room: the characters of a line; text is broken between words if necessary. None: no text is broken.
     """
-    made = Table(box=None, pad_edge=False, header_style="bold")
+    grid = Table(box=None, pad_edge=False, header_style="bold")
     shown = _columns(rows, columns)
     widths = [column.most for column in shown]
     for index in sorted(range(len(shown)), key=lambda index: -widths[index]) if room else ():
         too_much = sum(widths) + _BETWEEN * (len(shown) - 1) - (room or 0)
         widths[index] = max(shown[index].least, widths[index] - max(0, too_much))
     for column, width in zip(shown, widths):
-        made.add_column(column.head, justify="left" if column.is_text else "right", width=width)
+        grid.add_column(column.head, justify="left" if column.is_text else "right", width=width)
     for line in zip(*(column.cells for column in shown)):
-        made.add_row(*line)
-    return made
+        grid.add_row(*line)
+    return grid
 
 
 def _columns(rows: Sequence[Row], columns: Sequence[str]) -> list[_Column]:
@@ -93,12 +93,12 @@ def _cell(column: str, row: Row) -> Text:
 
 def fitting(rows: Sequence[Row], columns: Sequence[str], spare: Sequence[str], room: int) -> list[str]:
     """The columns that fit `room` characters, without the first columns of `spare` if necessary."""
-    kept = list(columns)
+    visible = list(columns)
     for column in spare:
-        if least_width(rows, kept) <= room:
+        if least_width(rows, visible) <= room:
             break
-        kept.remove(column)
-    return kept
+        visible.remove(column)
+    return visible
 
 
 def least_width(rows: Sequence[Row], columns: Sequence[str]) -> int:
@@ -151,13 +151,13 @@ def _widened(rows: Sequence[Row], columns: Sequence[str]) -> list[Row]:
     spread = {column for row in rows for column in columns if isinstance(row.get(column), Spread)}
     wide = []
     for row in rows:
-        made: Row = {}
+        cells: Row = {}
         for column in columns:
             value = row.get(column)
-            made[column] = value.mean if isinstance(value, Spread) else value
+            cells[column] = value.mean if isinstance(value, Spread) else value
             if column in spread:
-                made[f"{column}_sd"] = value.deviation if isinstance(value, Spread) else None
-        wide.append(made)
+                cells[f"{column}_sd"] = value.deviation if isinstance(value, Spread) else None
+        wide.append(cells)
     return wide
 
 

@@ -56,8 +56,8 @@ class MLflowSink:
             speed = {name: event.data[name] for name in ("steps_per_s", "examples_per_s")}
             self._try(lambda: self._log(event, {**event.data["metrics"], **speed}))
         elif event.kind == "evaluation":
-            found = {f"val_{name}": value for name, value in event.data["metrics"].items()}
-            self._try(lambda: self._log(event, found))
+            metrics = {f"val_{name}": value for name, value in event.data["metrics"].items()}
+            self._try(lambda: self._log(event, metrics))
         self._status = _STATUS.get(event.kind, self._status)
 
     def progress(self, progress: Progress) -> None:
@@ -92,8 +92,8 @@ class MLflowSink:
 
     def _filed(self) -> str:
         """Creates a run and records it in the run folder."""
-        found = self._client.get_experiment_by_name(self._chosen.experiment)
-        experiment = found.experiment_id if found else self._client.create_experiment(self._chosen.experiment)
+        existing = self._client.get_experiment_by_name(self._chosen.experiment)
+        experiment = existing.experiment_id if existing else self._client.create_experiment(self._chosen.experiment)
         tags = {"run_folder": str(self._folder.path)}
         run_id = self._client.create_run(experiment, run_name=self._folder.path.name, tags=tags).info.run_id
         filed = {"kind": "mlflow", "tracking_uri": self._chosen.tracking_uri, "run_id": run_id}

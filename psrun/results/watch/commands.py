@@ -30,18 +30,18 @@ def main(arguments: list[str]) -> ExitCode:
       KeyboardInterrupt: Ctrl-C, or SIGTERM.
       SystemExit: from argparse, for --help and for invalid arguments.
     """
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # restores the cursor, which a live view hides
     console = Console(highlight=False)
-    folder, found = _awaited(given.folder, given.wait)
-    if found == [folder] and (given.metric or given.mode):
-        raise ConfigError(f"--metric and --mode compare the jobs of a sweep; {given.folder} holds a single run")
+    folder, runs = _awaited(options.folder, options.wait)
+    if runs == [folder] and (options.metric or options.mode):
+        raise ConfigError(f"--metric and --mode compare the jobs of a sweep; {options.folder} holds a single run")
     try:
-        if found == [folder]:
-            return RunView(folder, console, wait_s=given.wait).follow()
+        if runs == [folder]:
+            return RunView(folder, console, wait_s=options.wait).follow()
         if not console.is_terminal:
             console.width = _ENDLESS  # a file has no width
-        return SweepView(folder, console, metric=given.metric, mode=given.mode).follow()
+        return SweepView(folder, console, metric=options.metric, mode=options.mode).follow()
     except KeyboardInterrupt:
         console.print("stopped watching; the run continues", style="dim")
         raise
@@ -75,9 +75,9 @@ def _awaited(folder: Path, wait_s: float) -> tuple[Path, list[Path]]:
     while True:
         if folder.is_dir():
             here = folder.resolve()
-            found = list(folders.below(here))
-            if found or (here / RECORD).exists():
-                return here, found
+            runs = list(folders.below(here))
+            if runs or (here / RECORD).exists():
+                return here, runs
         if time.monotonic() >= deadline_s:
             break
         time.sleep(min(EVERY_S, wait_s))

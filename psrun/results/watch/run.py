@@ -73,14 +73,14 @@ class RunView:
 
     def _is_over(self, now: RunState) -> bool:
         """Whether the run has ended and will not resume. Raises PsrunError if it exited without recording a status."""
-        held = self._continues(now) if self._continues else None
-        if held or held is None:
+        continues = self._continues(now) if self._continues else None
+        if continues or continues is None:
             self._held_s = time.monotonic()
-        if held is None and now.gone:
+        if continues is None and now.gone:
             raise PsrunError(self._no_status_message(now, now.gone))
         if time.monotonic() - self._held_s > _SEEN_WITHIN_S and not now.ended:
             raise PsrunError(self._no_status_message(now, "its job has ended"))
-        return now.ended and not held
+        return now.ended and not continues
 
     def _read_events(self) -> None:
         try:

@@ -27,9 +27,9 @@ class ExactEvaluation:
     """
 
     def __init__(self, program: Program, num_shards: int | None = None) -> None:
-        wanted = num_shards or SHARDS_PER_WORKER * program.distribution.num_workers
+        requested = num_shards or SHARDS_PER_WORKER * program.distribution.num_workers
         self._meters = Meters(program)  # created outside the strategy's scope: their variables are here
-        num_shards = max(1, min(num_eval_batches(program.config, program.source), wanted))
+        num_shards = max(1, min(num_eval_batches(program.config, program.source), requested))
         self._shards = Shards(program, num_shards, self._measured)
         spec = self._shards.spec
         mean = tf.nest.map_structure(lambda losses: tf.TensorSpec([], losses.dtype), spec.losses)

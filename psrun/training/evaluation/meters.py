@@ -76,8 +76,8 @@ def metrics_like(program: Program) -> Any:
 
     The scope of the caller decides the placement of their variables. They use the weights of examples, if any.
     """
-    made, label = objective.metrics_of(program.model, task_of(program.source)), program.batch_spec[1]
-    return keras.built_metrics(made, program.network, program.prediction_spec, label, program.metric_names)
+    metrics, label = objective.metrics_of(program.model, task_of(program.source)), program.batch_spec[1]
+    return keras.built_metrics(metrics, program.network, program.prediction_spec, label, program.metric_names)
 
 
 class Meters:

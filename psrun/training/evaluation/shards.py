@@ -50,22 +50,24 @@ class Shards:
         """
         in_flight = InFlightClosures(self._program.distribution, _IN_FLIGHT_PER_WORKER)
         for index in range(self._num_shards):
-            for done in in_flight.add(self._coordinator.schedule(self._closure, args=(tf.constant(index, tf.int64),))):
-                yield done.fetch()
-        for done in in_flight.rest():
-            yield done.fetch()
+            for result in in_flight.add(
+                self._coordinator.schedule(self._closure, args=(tf.constant(index, tf.int64),))
+            ):
+                yield result.fetch()
+        for result in in_flight.rest():
+            yield result.fetch()
 
     def _over_shard(self, index: tf.Tensor) -> Any:
         """Runs on a worker."""
         dataset = self._program.evaluation_dataset(shard=(index, self._num_shards))
-        made = tf.function(self._of_batch).get_concrete_function(dataset.element_spec).structured_outputs
-        arrays = tuple(_array(spec) for spec in tf.nest.flatten(made))
+        outputs = tf.function(self._of_batch).get_concrete_function(dataset.element_spec).structured_outputs
+        arrays = tuple(_array(spec) for spec in tf.nest.flatten(outputs))
         num_batches = tf.constant(0)
         for batch in dataset:
             parts = tf.nest.flatten(self._of_batch(batch))
             arrays = tuple(array.write(num_batches, part) for array, part in zip(arrays, parts))
             num_batches += 1
-        return tf.nest.pack_sequence_as(made, [array.concat() for array in arrays])
+        return tf.nest.pack_sequence_as(outputs, [array.concat() for array in arrays])
 
 
 def _array(batch: tf.TensorSpec) -> tf.TensorArray:

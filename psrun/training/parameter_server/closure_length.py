@@ -57,9 +57,9 @@ def after(num_steps: int, step_s: float, steps_per_epoch: int, num_workers: int,
       least: as in `Stream`.
     """
     ten = min(choices.MAX_UNROLLED_STEPS, steps_per_epoch)
-    wanted = max(chosen(step_s, steps_per_epoch, num_workers), min(least, steps_per_epoch))
+    length = max(chosen(step_s, steps_per_epoch, num_workers), min(least, steps_per_epoch))
     # A closure of one step takes much more than the step: whether ten are enough is measured with ten.
-    return ten if (num_steps == 1 and step_s < _CLOSURE_S) or ten / 2 <= wanted <= ten else wanted
+    return ten if (num_steps == 1 and step_s < _CLOSURE_S) or ten / 2 <= length <= ten else length
 
 
 def chosen(step_s: float, steps_per_epoch: int, num_workers: int) -> int:

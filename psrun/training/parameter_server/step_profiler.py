@@ -101,8 +101,8 @@ class StepProfiler(Unmeasured):
             self._sums: Any = tf.Variable(tf.zeros([4], tf.float64), trainable=False)
         largest: dict[str, Any] = {}
         for variable in remote(program.network.trainable_variables):
-            held = largest.setdefault(variable.device, variable)
-            if variable.shape.num_elements() > held.shape.num_elements():
+            current = largest.setdefault(variable.device, variable)
+            if variable.shape.num_elements() > current.shape.num_elements():
                 largest[variable.device] = variable
         self._largest = list(largest.values())
 
@@ -243,9 +243,9 @@ class _Step:
                 self._late.add(operation.name)
                 self._written |= handles
             return
-        given = {name: value for name, value in values.items() if sources[name] in self._there}
-        self.parameters |= {name: value for name, value in given.items() if sources[name] not in self._late}
-        if given or not self._computed.isdisjoint(sources.values()):
+        from_servers = {name: value for name, value in values.items() if sources[name] in self._there}
+        self.parameters |= {name: value for name, value in from_servers.items() if sources[name] not in self._late}
+        if from_servers or not self._computed.isdisjoint(sources.values()):
             self._computed.add(operation.name)
 
 

@@ -116,8 +116,8 @@ class Packing:
         """Whether steps are so slow that unrolling gains nothing. At least half of the scheduled closures are done."""
         if self._late:
             return False
-        done = self._num_closures * self.num_steps / 2 / self._program.distribution.num_workers
-        return time.monotonic() - self._began_s > _SLOW_STEP_S * done
+        steps_per_worker = self._num_closures * self.num_steps / 2 / self._program.distribution.num_workers
+        return time.monotonic() - self._began_s > _SLOW_STEP_S * steps_per_worker
 
     def join(self) -> None:
         """Waits for all scheduled closures; raises the exception of a failed one."""

@@ -45,9 +45,9 @@ class WorkerLocalVariables:
         stand_ins = [_OnWorker(wrapped(variable), id(variable) in self._assigned) for variable in self._variables]
         with taking_over(self._variables, stand_ins):
             yield
-        kept = [variable for variable, stand_in in zip(self._variables, stand_ins) if not stand_in.left]
-        if len(kept) < len(stand_ins):
-            self._variables = kept
+        still_local = [variable for variable, stand_in in zip(self._variables, stand_ins) if not stand_in.left]
+        if len(still_local) < len(stand_ins):
+            self._variables = still_local
             raise CannotBeKept
         for stand_in in stand_ins:
             stand_in.write_back()
