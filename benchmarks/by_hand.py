@@ -1,4 +1,4 @@
-"""What the programs that train the clicks model without psrun share: options, and timed windows. No TensorFlow."""
+"""Common code of the programs that train the clicks model without psrun: options, timed windows. No TensorFlow."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ Curve = dict[float, dict[str, Summary]]  # by value: of both kinds, and `ratio`
 
 
 def curve(axis: str, values: Sequence[float], options: argparse.Namespace, console: Console) -> tuple[Curve, object]:
-    """What was measured at `values`; with it every measurement, as values that JSON knows."""
+    """The summaries at `values`, and every measurement as JSON values."""
     base = Setting(rows=options.table_rows, steps=options.steps, windows=options.windows)
     ways = []
     for value in values:

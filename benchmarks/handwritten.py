@@ -81,7 +81,7 @@ def make_model(num_ids: int) -> tf_keras.Model:
 
 
 def watch_first_step(optimizer: tf_keras.optimizers.Optimizer, report: dict[str, Any]) -> None:
-    """Notes in `report` when the first step had been applied (seconds since 1970), from a thread of its own."""
+    """Notes in `report` when the first step had been applied (seconds since 1970), from a separate thread."""
 
     def watch() -> None:
         while not int(optimizer.iterations):

@@ -82,7 +82,7 @@ Values = dict[str, bytes]
 
 @dataclass
 class Bench:
-    """What all programs of this process share."""
+    """The objects that all programs of this process share."""
 
     root: Path
     clusters: dict[int, object] = field(default_factory=dict)

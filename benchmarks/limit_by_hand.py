@@ -29,7 +29,7 @@ BETA_1, BETA_2 = 0.9, 0.999
 
 
 class Rule(Protocol):
-    """What an optimizer does to any values, with slots of their shape that begin as `start`."""
+    """The update rule of an optimizer, with slots of the shape of the values that begin as `start`."""
 
     num_slots: int
     start: float
@@ -212,7 +212,7 @@ class Limit:
         return local, tf.dynamic_partition(tf.range(tf.size(ids)), which, num_ps)
 
     def _updater(self, ps: int) -> Callable[..., None]:
-        """A function of its own, so that no lock is held while another one is waited for.
+        """A separate function, so that no lock is held while another one is waited for.
 
         It stays one: merged with its caller it would have rows sent to the worker and back.
         """

@@ -17,7 +17,7 @@ class ManyTables(ArraySource):
     """The examples of `click_examples.of_tables`, with its arguments.
 
     Args:
-      list_length: each feature is a list of so many values; 0: one value, not a list.
+      list_length: each feature is a list of this number of values; 0: one value, not a list.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the benchmarks share: processes that are measured, medians with their spread, rounds in turns, tables."""
+"""Common code of the benchmarks: measured processes, medians with their spread, rounds in turns, tables."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Summary:
         return self.text(2)
 
     def text(self, digits: int) -> str:
-        """With so many digits after the point."""
+        """Rounded to `digits` decimal places."""
         return f"{self.median:,.{digits}f} ({self.least:,.{digits}f} to {self.most:,.{digits}f})"
 
 
 class Spent(NamedTuple):
-    """What a process took in seconds; `began_s` counts from 1970.
+    """The time a process took, in seconds; `began_s` counts from 1970.
 
     Attributes:
       cpu_s: processor seconds of all its threads.

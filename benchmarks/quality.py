@@ -30,7 +30,7 @@ DATA = {
         "trainer.steps_per_epoch=256",
     ),
 }  # fmt: skip
-# Where an experiment chooses its optimizer and its learning rate, another optimizer needs a rate of its own.
+# Where an experiment chooses its optimizer and its learning rate, another optimizer needs its own rate.
 DENSE = {"adagrad": ("optimizer=adagrad",), "adam": ("optimizer=adam", "optimizer.learning_rate=0.001")}
 SPARSE = {
     "sparse_adagrad": ("adagrad", ("optimizer=sparse_adagrad",)),
@@ -43,12 +43,12 @@ _Aucs = dict[str, float]  # of one round, by name
 
 
 def bases(data: str) -> Mapping[str, tuple[str, ...]]:
-    """What others are compared with: overrides by name."""
+    """The baselines: overrides by name."""
     return {**DENSE, _ALONE: ("optimizer=sparse_adagrad", "model.stack=false")} if data == "flights" else DENSE
 
 
 def compared(data: str) -> Mapping[str, tuple[str, tuple[str, ...]]]:
-    """By name, what each is compared with, and its overrides."""
+    """By name, the baseline of each, and its overrides."""
     return {**SPARSE, **STACKS} if data == "flights" else SPARSE
 
 

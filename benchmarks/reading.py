@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def measurements(folder: Path, options: argparse.Namespace, coordinator: Any) -> dict[str, Callable[[], float]]:
-    """What measures each way once: examples a second."""
+    """Functions that measure each way once, in examples per second."""
     synthesis.write(folder / "rows", synthesis.Recipe(options.num_examples, 0), num_files=4)
     pattern = f"{folder}/rows/train-*"
     source = criteo.Criteo(path=pattern, cache=str(folder / "cache"))
@@ -85,7 +85,7 @@ def measurements(folder: Path, options: argparse.Namespace, coordinator: Any) ->
 
 
 def counting(coordinator: Any, feed: Stream, seconds: float) -> Callable[[], float]:
-    """What measures for some seconds how many examples a second a worker counts."""
+    """A function that measures for some seconds how many examples per second a worker counts."""
     iterator = feed.iterator(coordinator)
 
     def steps(source: Any, *arguments: tf.Tensor) -> tf.Tensor:
@@ -148,7 +148,7 @@ def parsed(of: blocks.Blocks, path: str, *, rows: int) -> Callable[..., tf.data.
 
 
 def write_single(source: criteo.Criteo, path: Path) -> None:
-    """The examples of a source, each in a record of its own."""
+    """The examples of a source, each in its own record."""
     with tf.io.TFRecordWriter(str(path)) as writer:
         for _, _, columns in source._train.in_order(BATCH).as_numpy_iterator():
             for row in range(len(columns["label"])):

@@ -3,8 +3,8 @@
     python benchmarks/save_faults.py [--kills N] [--seed N] [--rows N] [--folder FOLDER]
 
 One `psrun cluster=local` with a table large enough that a save takes a while. Each time a save begins, a task is killed
-after a random part of the time that a save takes. What was complete before must be what the run goes on from, or
-something newer; in the end the run must complete, with everything good. Ends with 0 where that is so.
+after a random part of the time that a save takes. The run must resume from the checkpoint that was complete before, or
+from a newer one, and complete in the end with every checkpoint good. Exits with 0 if so.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def timed(workers: int, waits_s: Sequence[float], seconds: float) -> dict[str, R
 
 
 def bandwidth(reads: int) -> float:
-    """Bytes a second that one parameter server, a process of its own, sends to one worker on this machine."""
+    """Bytes a second that one parameter server, a separate process, sends to one worker on this machine."""
     import portpicker
     import tensorflow as tf
 

@@ -64,7 +64,7 @@ def _mend(file: Path) -> None:
 
 
 def _faults(cluster: Cluster, file: Path) -> list[tuple[str, Callable[[], object], int]]:
-    """What is done to the cluster, in order, and how many failures come of it."""
+    """The faults in order: name, injection, and number of failures that it causes."""
 
     def steps_hang() -> None:
         cluster.wait_for("failure", within_s=_WITHIN_S)

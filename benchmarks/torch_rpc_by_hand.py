@@ -36,7 +36,7 @@ class Plan:
 
 
 class Shard:
-    """What one parameter server holds."""
+    """The state of one parameter server."""
 
     def __init__(self, plan: Plan, index: int) -> None:
         torch.manual_seed(index)
@@ -64,7 +64,7 @@ class Shard:
 
 
 class Worker:
-    """Trains on batches of its own, shuffled without end."""
+    """Trains on its own batches, shuffled without end."""
 
     def __init__(self, plan: Plan, index: int, data: Sequence[torch.Tensor]) -> None:
         torch.manual_seed(1000 + index)
@@ -107,7 +107,7 @@ class Worker:
 
 
 def dense_layers(sizes: Sequence[int]) -> torch.nn.Sequential:
-    """With so many units each, from the input to the output."""
+    """Layers of these sizes, from the input to the output."""
     layers: list[torch.nn.Module] = []
     for fan_in, fan_out in itertools.pairwise(sizes):
         layers += [torch.nn.Linear(fan_in, fan_out), torch.nn.ReLU()]

@@ -1,4 +1,4 @@
-"""What can go wrong, and the exit code of each.
+"""The errors of psrun, and the exit code of each.
 
 PsrunError                      1   failed for good
   ConfigError                   2   bad configuration or usage

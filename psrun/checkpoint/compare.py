@@ -72,7 +72,7 @@ def _by_name(prefixes: tuple[str, str], readers: list[Any]) -> list[dict[str, st
 
 
 def _contents(prefix: str) -> Contents | None:
-    """What psrun recorded of a checkpoint; None where it did not write it."""
+    """The recorded contents of a checkpoint; None if psrun did not write it."""
     try:
         return manifest.read(prefix).contents
     except (OSError, ValueError):

@@ -17,7 +17,7 @@ def of_replicas(num_replicas: int | None) -> tuple[str, ...]:
     """The devices of the replicas of each worker of the connected cluster.
 
     Args:
-      num_replicas: number of GPUs, if each worker has so many, else of virtual CPUs; None for all GPUs of a
+      num_replicas: number of GPUs, if each worker has that many, else of virtual CPUs; None for all GPUs of a
         worker, or one replica on the CPU without GPUs.
 
     Raises:

@@ -30,7 +30,7 @@ def reachable(address: str, *, timeout_s: float) -> bool:
 class PortReservation:
     """Accepts connections at `address`, HOST:PORT, in this process until closed, so that probes of the port succeed.
 
-    A port in use is no error here; the server that needs it reports it.
+    A port in use is not an error here; the server that needs it reports it.
     """
 
     def __init__(self, address: str) -> None:

@@ -62,7 +62,7 @@ def is_about(error: Exception, argument: str) -> bool:
 
 @contextmanager
 def no_completion_within_a_value() -> Iterator[None]:
-    """Suppresses the error of Hydra's completion for a key within a value that is no mapping, such as `seed.x`.
+    """Suppresses the error of Hydra's completion for a key within a value that is not a mapping, such as `seed.x`.
 
     The error is an AssertionError; only its text distinguishes it from a fault.
     """
@@ -74,7 +74,7 @@ def no_completion_within_a_value() -> Iterator[None]:
 
 
 def signal_behind(error: Exception) -> BaseException | None:
-    """What a signal raised while Hydra opened a file: its `finally: f.close()` fails, as there is no f yet."""
+    """The exception that a signal raised while Hydra opened a file: `finally: f.close()` fails, as f is not set yet."""
     raised = error.__context__
     return None if isinstance(raised, Exception) else raised
 

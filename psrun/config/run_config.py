@@ -166,12 +166,12 @@ class RunConfig:
 
     @property
     def title(self) -> str:
-        """What is trained, on what and how, in a line."""
+        """Model, data and cluster in one line."""
         return f"{self.model.name.rpartition('.')[2]} on {self.cluster.title}, {self.trainer.kind}"
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know of this run before it starts."""
+        """Warnings about the configuration, to show before the run starts."""
         if not self.partitioner.splits or self.cluster.has_parameter_servers:
             return []
         return [f"partitioner={self.partitioner.kind} has no effect without parameter servers"]

@@ -94,7 +94,7 @@ def _numbers(values: np.ndarray, want: Wanted) -> tuple[np.ndarray, Sequence[int
     with np.errstate(over="ignore", invalid="ignore"):
         cast: np.ndarray = table.astype(_TYPES[want.dtype])
     fine = np.isfinite(cast) if want.dtype == "float32" else cast == table
-    if want.dtype == "int64":  # the limit is no int64, but equals the largest one as a float
+    if want.dtype == "int64":  # the limit is not an int64, but equals the largest one as a float
         fine &= table < _INT64
     if want.weight:
         fine &= table >= 0
@@ -195,7 +195,7 @@ def number(item: Any) -> float:
     """A float32.
 
     Raises:
-      ValueError: it is no number.
+      ValueError: it is not a number.
     """
     try:
         value = math.nan if _grouped(item) else float(item)

@@ -125,7 +125,7 @@ def _read(text: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     """Whether all lines are well-formed, and the columns. Three times as fast as the check that finds the errors.
 
     Raises:
-      tf.errors.InvalidArgumentError: a line does not have 40 fields, or a count is no number.
+      tf.errors.InvalidArgumentError: a line does not have 40 fields, or a count is not a number.
     """
     defaults = [[], *[[0.0]] * NUM_COUNTS, *[[""]] * NUM_CATEGORIES]
     types = [tf.string, *[tf.float32] * NUM_COUNTS, *[tf.string] * NUM_CATEGORIES]

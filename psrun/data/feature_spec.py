@@ -32,7 +32,7 @@ class FeatureSpec:
       separator: of the values of a list in a text; None: | in text files, and none in others.
       weights: the column with the weights of the values of a list; None for none.
       combiner: how models pool the rows of the values of a list; None: they keep the sequence.
-      table: the name of the embedding table, which several features may share; None: a table of its own.
+      table: the name of the embedding table, which several features may share; None: a separate table.
     """
 
     dtype: str = schema.one_of("float32", "int64", "string", default="float32")

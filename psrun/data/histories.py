@@ -20,7 +20,7 @@ _OF_INTERESTS = 0.8  # share of the items of a history and of the targets that a
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is generated.
+    """The options of the generated data.
 
     Attributes:
       num_examples, num_eval_examples: training rows and evaluation rows.

@@ -41,7 +41,7 @@ def run(
       write: a new file.
 
     Raises:
-      ConfigError: there is no such column, the files name none, the weights are no numbers, or there is a file at
+      ConfigError: there is no such column, the files name none, the weights are not numbers, or there is a file at
         `write`.
       DataError: the files cannot be read, or differ in their columns.
     """

@@ -33,7 +33,7 @@ def rows(name: str, wanted: Sequence[str]) -> Iterator[Rows]:
 
 
 def columns(name: str) -> list[str]:
-    """The columns of the first record of a file; none where it has none, or is no Example."""
+    """The columns of the first record of a file; none if there is no record, or it is not an Example."""
     example = tf.train.Example()
     first = next(_records(name), None)
     return sorted(example.features.feature) if first and _parsed(example, first[1]) else []

@@ -36,7 +36,7 @@ class Feature:
       max_values: of lists, the largest number of values of an example; None for other features.
       combiner: how models pool the rows of the values of a list: sum, mean, sqrtn or max; None: they keep the sequence.
       weights: of a list, the name of another list feature, of float32 and the same lengths: the weights of the values.
-      table: the name of the embedding table, which several features may share; None: a table of its own.
+      table: the name of the embedding table, which several features may share; None: a separate table.
     """
 
     shape: tuple[int | None, ...]

@@ -22,7 +22,7 @@ _ODD = 2654435761  # times it, modulo 2**32, numbers that differ still differ, a
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is generated.
+    """The options of the generated data.
 
     Attributes:
       num_examples, num_eval_examples: rows to train on and to evaluate on.

@@ -31,7 +31,7 @@ class Table(PreparedSource):
       path: files to train on: one, a folder, or a pattern with * ? and [].
       label: its column: 0 or 1 (binary), an integer from 0 to num_classes - 1 (multiclass), a number (regression), or
         one of `label_vocabulary`.
-      weight: the column with the weights of the examples, numbers of 0 or more; None for none. It is no feature.
+      weight: the column with the weights of the examples, numbers of 0 or more; None for none. It is not a feature.
       eval_path: the same as `path` to evaluate on; None for none.
       label_vocabulary: the values of labels in the order of the classes, all strings or all integers; None where they
         are class numbers.

@@ -18,7 +18,7 @@ _NUM_BUCKETS = 100_000  # of strings whose number of values nobody has counted
 
 
 def made(specs: Mapping[str, FeatureSpec], num_buckets: int | None, scales: Mapping[str, Scale]) -> dict[str, Feature]:
-    """The features by name; weights of the values of lists are features of their own.
+    """The features by name; weights of the values of lists are separate features.
 
     Args:
       num_buckets: of strings without a vocabulary and their own number; None for 100,000.

@@ -21,7 +21,7 @@ _AT_ONCE = 65_536
 def write(path: str, folder: Path, *, min_count: int, num_buckets: int, seed: int) -> dict[str, dict[str, int]]:
     """Counts the values of each category and writes `C1.txt` to `C26.txt`, a value a line, and last `vocabulary.json`.
 
-    The order is random, so that frequent values are spread over a table. An empty field is no value.
+    The order is random, so that frequent values are spread over a table. An empty field is not a value.
 
     Returns:
       For each category: `values` that were written, values `left_out` as they are rarer than `min_count`, and

@@ -1,4 +1,4 @@
-"""What `psrun submit` passes to an engine."""
+"""The run that `psrun submit` passes to an engine."""
 
 from __future__ import annotations
 

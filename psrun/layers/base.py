@@ -1,4 +1,4 @@
-"""What embedding layers have in common: rows that are fetched before the layer is called, and choices left open."""
+"""The common part of embedding layers: rows fetched before the layer is called, and undecided choices."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ class EmbeddingLayer(tf_keras.layers.Layer):
 
     @abc.abstractmethod
     def undecided(self, ids: Any) -> list[Undecided]:
-        """What `deduplicate='auto'` leaves open, with the rows that ids ask for."""
+        """The tables for which `deduplicate='auto'` is undecided, with the rows that ids look up."""
 
     def fetch_ahead(self, ids: Any) -> None:
         """Requests the rows that a later call for the same ids returns, in the order of the calls."""
         self._ahead.append(self.fetch(ids))
 
     def fetched(self, ids: Any) -> Any:
-        """What was asked for ahead, or is asked for now."""
+        """The fetch that was started ahead, or a new one."""
         return self._ahead.pop(0) if self._ahead else self.fetch(ids)
 
     @property
     def num_ahead(self) -> int:
-        """How many calls were asked for ahead and not made yet."""
+        """The number of fetches that were started ahead and not used yet."""
         return len(self._ahead)
 
     def drop_ahead(self) -> None:
-        """Forgets what was asked for ahead."""
+        """Discards the fetches that were started ahead."""
         self._ahead.clear()
 
     def title(self) -> str:

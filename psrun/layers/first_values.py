@@ -19,7 +19,7 @@ _ALIKE = tuple(
 
 
 def of(layout: StackLayout, own: Sequence[Any]) -> Any:
-    """What makes the first values of a stack or of one of its shards, as Keras calls an initializer.
+    """The initializer of a stack and of its shards, called as Keras calls one.
 
     Args:
       own: the initializer of each table.

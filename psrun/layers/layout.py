@@ -46,7 +46,7 @@ class RowOrder:
 
     @classmethod
     def of(cls, num_ids: int, *, spread: bool = True) -> RowOrder:
-        """For so many ids; without `spread` one column, so that each row is where its id says."""
+        """For `num_ids` ids; without `spread` one column, so that the row number is the id."""
         if not spread:
             return cls(0, num_ids)
         # A power of two near the square root, at most 1024: so few rows are left over that no id has.
@@ -126,10 +126,10 @@ class StackLayout:
                 yield Block(table, first, length, self.shard(table, number), self.offset(table))
 
     def base(self, table: int) -> int:
-        """What is added to a row of the first block of a table to have its row in the stack."""
+        """The difference between a row in the stack and the row in the first block of a table."""
         return self.shard(table, 0) * self.shard_rows + self.offset(table)
 
     def step(self, table: int, block: int) -> int:
-        """What is added besides for a row of this block or of one after it."""
+        """The additional difference for rows of this block and later ones."""
         between = self.shard(table, block) - self.shard(table, block - 1)
         return between * self.shard_rows - self.block_rows(table)

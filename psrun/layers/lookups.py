@@ -37,14 +37,14 @@ class Lookup:
 
     @classmethod
     def of(cls, network: tf_keras.Model, layer: EmbeddingLayer) -> Lookup | None:
-        """None if there is no such function: the network is no functional model, or calls the layer twice."""
+        """None if there is no such function: the network is not a functional model, or calls the layer twice."""
         own = any(each is layer for each in network.layers)  # not in a nested model
         if not own or not keras.is_functional(network) or len(layer.inbound_nodes) != 1:
             return None
         return cls(network, layer)
 
     def ids(self, features: Any) -> Any:
-        """What the layer is called on for a batch of features."""
+        """The inputs of the layer for a batch of features."""
         by_name = isinstance(features, dict)
         return self._ids([features[name] for name in self._names] if by_name else tf.nest.flatten(features))
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from psrun.layers.layout import RowOrder, StackLayout
 
-# Compared with each boundary up to so many shards: comparing is much faster than dividing.
+# Up to this number of shards, ids are compared with each boundary: comparing is much faster than dividing.
 _FEW_SHARDS = 16
 
 # Numbers of features, for their ids.
@@ -98,7 +98,7 @@ def checked_columns(ids: tf.Tensor, places: Sequence[Place], title: str) -> tf.T
 
 
 def of_parts(sizes: Sequence[int | tf.Tensor]) -> PerId:
-    """`PerId` for ids of shape (n,), so many of each feature."""
+    """`PerId` for ids of shape (n,); `sizes` has the number of ids of each feature."""
     if len(sizes) == 1:
         return _numbers
     index = part_of_each(tf.stack(sizes))

@@ -47,7 +47,7 @@ def is_alone() -> bool:
 
 @contextlib.contextmanager
 def arranged_for(num_servers: int) -> Iterator[None]:
-    """Within it new stacks have shards for so many parameter servers, whatever the strategy is: for plans."""
+    """In this context new stacks have shards for `num_servers` servers, whatever the strategy is: for plans."""
     token = _num_servers.set(num_servers)
     try:
         yield
@@ -122,7 +122,7 @@ class Stack:
         return f"/{self.variable_name}/" in f"/{name}/" and bool(len(shape)) and shape[0] == self.num_rows
 
     def initializer(self) -> Any:
-        """What makes the first values of the variable or of one of its shards, as Keras calls an initializer."""
+        """The initializer of the variable and of its shards, called as Keras calls one."""
         own = [tf_keras.initializers.get(table.initializer) for table in self.tables]
         return own[0] if self.layout is None else first_values.of(self.layout, own)
 

@@ -43,8 +43,8 @@ def din(
       stack, max_stacked_table_bytes, deduplicate: see `psrun.layers.EmbeddingCollection`.
 
     Raises:
-      ConfigError: `history` is no list of ids or `target` is no single id; they cannot share a table; another list
-        cannot be pooled.
+      ConfigError: `history` is not a list of ids, `target` is not a single id, they cannot share a table, or
+        another list cannot be pooled.
     """
     preprocessing, num_ids = prepared(source)
     _check(source, num_ids, history, target)

@@ -132,7 +132,7 @@ class OwnTrainStep:
             metric = result[1] if result else named.get(name)
             if metric is not None and id(metric) in self._updated:
                 metrics[name] = metric
-            if name in metrics or result is None:  # 0 of a metric without updates is no result
+            if name in metrics or result is None:  # 0 of a metric without updates is not a result
                 names.append(name)
         self._names, self._metrics = tuple(names), metrics
         if "loss" in names and self.running_loss is self.own_loss:

@@ -18,7 +18,7 @@ from psrun.results.run_folder import CONFIG, HYDRA
 
 
 class RecordedChoices:
-    """What Hydra recorded of a run in its folder.
+    """The configuration that Hydra recorded in the folder of a run.
 
     Args:
       folder: the run folder.

@@ -23,7 +23,7 @@ def fold(state: State, event: Event) -> dict[str, Any]:
 
 
 def of_events(events: Iterable[Event]) -> dict[str, Any]:
-    """What events add up to, without those that another version of psrun wrote in another form."""
+    """The result of folding events, without those that another version of psrun wrote in another form."""
     state: dict[str, Any] = {}
     for event in events:
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):

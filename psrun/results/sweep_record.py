@@ -123,7 +123,7 @@ class Sweep:
         )
 
     def record(self) -> dict[str, Any]:
-        """What sweep.json holds."""
+        """The content of sweep.json."""
         own = ("path", "jobs", "_lock")
         with self._lock:
             record = {name: value for name, value in vars(self).items() if name not in own}

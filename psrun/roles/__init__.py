@@ -1,1 +1,1 @@
-"""What a task does: the coordinator trains, a planner only looks. One module each."""
+"""The roles of tasks: the coordinator trains, a planner only analyzes. One module each."""

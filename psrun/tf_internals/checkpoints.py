@@ -1,4 +1,4 @@
-"""What TensorFlow's checkpoints hold beside values: their keys, and the graph of objects."""
+"""The keys and the graph of objects of TensorFlow's checkpoints."""
 
 from __future__ import annotations
 

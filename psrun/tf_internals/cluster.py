@@ -1,4 +1,4 @@
-"""What psrun changes in TensorFlow's servers, strategies and coordinator."""
+"""Changes to TensorFlow's servers, strategies and coordinator."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from tensorflow.python.data.experimental.ops import distribute
 def share_files(dataset: tf.data.Dataset, num_workers: int) -> tf.data.Dataset:
     """The part of a dataset that the first of several workers reads, by the dataset's policy of sharing.
 
-    A strategy makes this of a dataset when it distributes it. By itself there is no public function (TensorFlow 2.21).
+    A strategy does this when it distributes a dataset. There is no public function for it (TensorFlow 2.21).
 
     Raises:
       tf.errors.NotFoundError: files are to be shared, and the dataset does not begin with files.

@@ -1,4 +1,4 @@
-"""What psrun reads and replaces in tf-keras' models, layers, metrics and callbacks."""
+"""Access to internals of tf-keras' models, layers, metrics and callbacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psrun.tf_internals.table_views import Views
 
 
 def built_metrics(weighted: Any, network: Any, prediction: Any, label: Any, names: Sequence[str]) -> Any:
-    """The container in which `compile` keeps weighted metrics, with variables of its own.
+    """The container in which `compile` keeps weighted metrics, with its own variables.
 
     It knows which output a metric is for, and what 'accuracy' means by the shapes of label and prediction. Keras has no
     public way to it but a second compiled model, with an optimizer that nobody needs (tf-keras 2.21).

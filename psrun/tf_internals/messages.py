@@ -1,4 +1,4 @@
-"""What only the texts of errors and logs say (TensorFlow 2.21, tf-keras 2.21)."""
+"""Facts that only the texts of errors and logs contain (TensorFlow 2.21, tf-keras 2.21)."""
 
 from __future__ import annotations
 

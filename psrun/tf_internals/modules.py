@@ -1,4 +1,4 @@
-"""What TensorFlow does to `sys.modules`, and how much of it is imported. Imports no TensorFlow."""
+"""Controls how much of TensorFlow is imported, and its entries of `sys.modules`. Imports no TensorFlow."""
 
 from __future__ import annotations
 

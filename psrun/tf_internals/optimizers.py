@@ -1,4 +1,4 @@
-"""What psrun reads and replaces in the optimizers of tf-keras."""
+"""Access to internals of tf-keras' optimizers."""
 
 from __future__ import annotations
 

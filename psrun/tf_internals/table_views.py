@@ -105,7 +105,7 @@ class _View(ObjectGraphView):
 
 
 class Views(Trackable):
-    """What takes the place of a variable in the graph of objects.
+    """Takes the place of a variable in the graph of objects.
 
     Args:
       children: by table, what holds the table.

@@ -42,7 +42,7 @@ def remote(variables: Iterable[Any]) -> list[CachingVariable]:
 
 
 def wrapped(variable: CachingVariable) -> Any:
-    """What a variable of a parameter server strategy wraps, to which it passes on every operation (TensorFlow 2.21)."""
+    """The variable that `variable` wraps and passes every operation to (TensorFlow 2.21)."""
     return variable._v
 
 
@@ -53,7 +53,7 @@ def replace_wrapped(variable: CachingVariable, other: Any) -> None:
 
 
 class ConvertibleToTensor(abc.ABC):
-    """What a `CachingVariable` may wrap: it converts itself to a tensor by a private method of what it wraps.
+    """A variable for a `CachingVariable` to wrap, which converts itself by a private method of the wrapped one.
 
     The public `tf.register_tensor_conversion_function` is for the outer type, which is TensorFlow's (TensorFlow 2.21).
     """

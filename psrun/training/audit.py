@@ -34,7 +34,7 @@ class Audit:
         self._counts.scatter_add(tf.IndexedSlices(tf.ones_like(examples, tf.int32), examples))
 
     def epoch(self) -> dict[str, Any]:
-        """What was counted since the last call; call when all steps are joined.
+        """The counts since the last call; call when all steps are joined.
 
         Returns:
           `seen`: how many examples were seen '0', '1', '2' and '3+' times. `by_worker`: how many each worker saw, of

@@ -34,7 +34,7 @@ def made(nodes: Sequence[Any], key: str) -> list[tf_keras.callbacks.Callback]:
     """The callbacks that a list under `key` names, each by a _target_ with its arguments.
 
     Raises:
-      ConfigError: a callback cannot be created, or is no Keras callback.
+      ConfigError: a callback cannot be created, or is not a Keras callback.
     """
     callbacks, problems = [], []
     for index, node in enumerate(nodes):
@@ -54,7 +54,7 @@ def make(run: RunConfig) -> list[tf_keras.callbacks.Callback]:
     """The callbacks of the training.
 
     Raises:
-      ConfigError: an object is no Keras callback, or has batch-level methods although the steps run on workers.
+      ConfigError: an object is not a Keras callback, or has batch-level methods although the steps run on workers.
     """
     problems, base = [], tf_keras.callbacks.Callback
     callbacks = made(run.trainer.callbacks, "trainer.callbacks")

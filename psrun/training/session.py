@@ -1,4 +1,4 @@
-"""What happens around the epochs of a training, the same for every trainer: times, events, checkpoints, evaluation."""
+"""Work around the epochs of a training, the same for every trainer: times, events, checkpoints, evaluation."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Session:
         return self._feeds.dataset(self.scheduled)
 
     def stages(self) -> StepProfiler:
-        """What measures where the time of steps on workers goes."""
+        """The profiler that measures where the time of steps on workers goes."""
         self._stages = StepProfiler(self.program)
         return self._stages
 

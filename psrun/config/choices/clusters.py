@@ -12,7 +12,7 @@ PLACEMENT_RULES = ("greedy", "round_robin")  # functions of psrun.cluster.placem
 
 
 class _Cluster:
-    """What every cluster answers; as it stands here, one of a single process that trains alone.
+    """The interface of every cluster; the defaults are those of a single process that trains alone.
 
     Attributes:
       has_parameter_servers: whether it trains with parameter servers; else variables are where they are used.

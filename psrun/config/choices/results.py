@@ -9,7 +9,7 @@ from psrun.config.schema import at_least, one_of
 
 
 class _Evaluation:
-    """What every evaluation answers; as it stands here, one that never happens.
+    """The interface of every evaluation; the defaults are those of a run without one.
 
     Attributes:
       runs_on: 'fit': within Keras' fit; 'coordinator': between epochs, led by the chief; 'evaluator': beside the
@@ -104,7 +104,7 @@ Evaluation = NoEvaluation | Validation | BetweenEpochs | Sidecar
 
 
 class _Checkpoints:
-    """What all choices of checkpoints answer.
+    """The interface of every choice of checkpoints.
 
     Attributes:
       are_taken: whether psrun takes any; Keras callbacks may, in any case.

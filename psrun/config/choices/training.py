@@ -10,7 +10,7 @@ from psrun.config.targets import Target
 
 
 class _Partitioner:
-    """What every partitioner answers.
+    """The interface of every partitioner.
 
     Attributes:
       splits: whether it cuts variables into shards at all.
@@ -88,7 +88,7 @@ class Hook:
 
 
 class _Trainer:
-    """What every trainer answers.
+    """The interface of every trainer.
 
     Attributes:
       has_fixed_epochs: whether every epoch has `steps_per_epoch` steps, unless the run is asked to end.

@@ -59,7 +59,7 @@ class TaskStatus:
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """What the chief's agent publishes to all others.
+    """The plan that the chief's agent publishes to all others.
 
     Attributes:
       addresses: HOST:PORT by task name.

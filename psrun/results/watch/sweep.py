@@ -12,7 +12,7 @@ from psrun.results.sweep_state import SweepReader, SweepState
 from psrun.results.watch.run import EVERY_S
 from psrun.results.watch.sweep_screen import SweepScreen, summary
 
-_SHARE = 10  # of the time, one part in so many is spent on reading
+_SHARE = 10  # at most one part in ten of the time is spent on reading
 
 
 class SweepView:

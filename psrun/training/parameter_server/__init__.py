@@ -1,1 +1,1 @@
-"""What makes steps cheap on parameter servers: several steps in one closure, and fewer messages for each."""
+"""Cheap steps on parameter servers: several steps in one closure, and fewer messages for each."""

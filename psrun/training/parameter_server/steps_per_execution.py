@@ -32,7 +32,7 @@ class Packed:
     Attributes:
       num_steps: number of steps of a closure.
       step_s: the measured seconds per step that determined `num_steps`; None if it is configured.
-      rows_late: by how many of its own updates the table rows that a worker reads can be stale.
+      rows_late: the number of a worker's own updates that may be missing in the table rows it reads.
       weights_late: the same for dense variables.
     """
 
