@@ -71,9 +71,9 @@ def choose_c(train: pd.DataFrame, console: Console) -> float:
 
 def main() -> None:
     console = Console(highlight=False)
-    known = flights.load().known
-    train, test = flights.split(known, EVAL_FRACTION)
-    console.print(f"{len(known):,} rows: {len(train):,} to train on, the last {len(test):,} to test on")
+    labeled = flights.load().known
+    train, test = flights.split(labeled, EVAL_FRACTION)
+    console.print(f"{len(labeled):,} rows: {len(train):,} to train on, the last {len(test):,} to test on")
     began_s = time.monotonic()
     c = choose_c(train, console)
     chosen_s = time.monotonic() - began_s

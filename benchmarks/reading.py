@@ -141,8 +141,8 @@ def parsed(of: blocks.Blocks, path: str, *, rows: int) -> Callable[..., tf.data.
         return {name: values for name, values in columns.items() if name != "label"}, columns["label"]
 
     def dataset(context: Any, numbers: Any) -> tf.data.Dataset:
-        read = tf.data.TFRecordDataset(path).repeat().batch(BATCH // rows)
-        return read.map(example, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2)
+        serialized = tf.data.TFRecordDataset(path).repeat().batch(BATCH // rows)
+        return serialized.map(example, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2)
 
     return dataset
 
@@ -172,8 +172,8 @@ def text(names: list[str]) -> Callable[..., tf.data.Dataset]:
         ]
 
     def dataset(context: Any, numbers: Any) -> tf.data.Dataset:
-        read = tf.data.TextLineDataset(names).repeat().batch(BATCH)
-        return read.map(example, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2)
+        lines = tf.data.TextLineDataset(names).repeat().batch(BATCH)
+        return lines.map(example, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2)
 
     return dataset
 

@@ -88,11 +88,11 @@ def main() -> None:
                 cluster.wait_for("checkpoint", len(cluster.events("checkpoint")) + 1, within_s=_WITHIN_S)
             cluster.process.send_signal(signal.SIGTERM)
             code = cluster.end(within_s=_WITHIN_S)
-            left = cluster.left()
+            processes = cluster.left()
         finally:
             cluster.close()
         assert code == ExitCode.RESTART, f"exit code {code}\n{cluster.stderr}"
-        assert left == [], f"left running: {left}"
+        assert processes == [], f"left running: {processes}"
         verify = [sys.executable, "-m", "psrun", "checkpoint", "verify", str(cluster.folder)]
         assert subprocess.run(verify, check=False).returncode == 0, "a checkpoint is damaged"
         damaged = [event for event in cluster.events("warning") if "damaged" in event["message"]]

@@ -116,12 +116,12 @@ def main() -> None:
             try:
                 expected = _through_all(cluster, file, console) if name == "with faults" else 0
                 code = cluster.end(within_s=2 * _WITHIN_S)
-                left = cluster.left()
+                processes = cluster.left()
             finally:
                 cluster.close()
             results[name] = cluster.result
             assert code == 0, f"{name}: exit code {code}\n{cluster.stderr}"
-            assert left == [], f"{name}: left running: {left}"
+            assert processes == [], f"{name}: left running: {processes}"
             assert len(cluster.result["recoveries"]) == expected, cluster.result["recoveries"]
     table = Table("run", "test AUC", "steps applied", "planned", "recoveries", "wall_s", box=None, pad_edge=False)
     for name, result in results.items():

@@ -73,12 +73,12 @@ class Worker:
         self._order = iter(())
 
     def _batch(self) -> list[torch.Tensor]:
-        chosen = next(self._order, None)
-        if chosen is None:
+        indices = next(self._order, None)
+        if indices is None:
             examples = torch.randperm(len(self._data[0])).split(self._plan.batch_size)
             self._order = iter([each for each in examples if len(each) == self._plan.batch_size])
-            chosen = next(self._order)
-        return [array[chosen] for array in self._data]
+            indices = next(self._order)
+        return [array[indices] for array in self._data]
 
     def train(self, count: int) -> None:
         for _ in range(count):

@@ -89,8 +89,8 @@ def _verify(console: Console, path: Path) -> ExitCode:
         step: store.damage(step)
         for step in track(steps, "verifying", console=console, transient=True, disable=not console.is_terminal)
     }
-    left = store.steps()  # a running run removes checkpoints
-    damages = {step: damage for step, damage in damages.items() if step in left}
+    remaining = store.steps()  # a running run removes checkpoints
+    damages = {step: damage for step, damage in damages.items() if step in remaining}
     console.print(_overview(store, damages))
     return ExitCode.FAILED if any(damages.values()) else ExitCode.DONE
 
@@ -99,11 +99,11 @@ def _diff(console: Console, path: Path, other: Path) -> ExitCode:
     stores = [find(each) for each in (path, other)]
     prefixes = []
     for store, step in stores:
-        chosen = store.steps()[0] if step is None else step
-        damage = store.damage(chosen)
+        chosen_step = store.steps()[0] if step is None else step
+        damage = store.damage(chosen_step)
         if damage:
-            raise ConfigError(f"{store.prefix(chosen)} is damaged: {damage}")
-        prefixes.append(store.prefix(chosen))
+            raise ConfigError(f"{store.prefix(chosen_step)} is damaged: {damage}")
+        prefixes.append(store.prefix(chosen_step))
     with process.silent_stderr():  # hides TensorFlow's messages about this machine
         compare = importlib.import_module("psrun.checkpoint.compare")  # only this command needs TensorFlow
         rows = compare.compare(*prefixes)

@@ -26,31 +26,31 @@ def of_earlier(contents: Contents, stored: Iterable[str], *, slots: bool = True)
     Raises:
       KeyError: names and keys do not match.
     """
-    known = {key.removesuffix(_VALUE) for key in stored if key.endswith(_VALUE)}
-    keys = dict(_of_model(list(contents.model), known))
+    stored_keys = {key.removesuffix(_VALUE) for key in stored if key.endswith(_VALUE)}
+    keys = dict(_of_model(list(contents.model), stored_keys))
     for number, name in enumerate(contents.slots if slots else ()):
         keys[name] = _ITERATION if number == 0 else f"optimizer/_variables/{number}"
-        if keys[name] not in known:
+        if keys[name] not in stored_keys:
             raise KeyError(f"no value for {name}")
     return {
         **{name: key + _VALUE for name, key in keys.items()},
-        **{key + _VALUE: key + _VALUE for key in known - set(keys.values())},
+        **{key + _VALUE: key + _VALUE for key in stored_keys - set(keys.values())},
     }
 
 
-def _of_model(names: list[str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _of_model(names: list[str], stored_keys: Iterable[str]) -> Iterator[tuple[str, str]]:
     by_layer: dict[int, dict[str, str]] = {}
-    for key in known:
+    for key in stored_keys:
         match = _LAYER.fullmatch(key)
         if match and _SLOT not in key:
             by_layer.setdefault(int(match["number"]), {})[match["rest"].rpartition("/")[2]] = key
-    left = list(names)
+    remaining = list(names)
     for _, attributes in sorted(by_layer.items()):
-        own, left = left[: len(attributes)], left[len(attributes) :]
+        own, remaining = remaining[: len(attributes)], remaining[len(attributes) :]
         for name in own:
             attribute = name.rpartition("/")[2]
             if attribute not in attributes:
                 raise KeyError(f"no value for {name}")
             yield name, attributes[attribute]
-    if left:
-        raise KeyError(f"no value for {', '.join(left)}")
+    if remaining:
+        raise KeyError(f"no value for {', '.join(remaining)}")

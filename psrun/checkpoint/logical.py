@@ -41,11 +41,11 @@ class LogicalCheckpoint:
         self._objects: dict[str, tuple[str, Any]] = {}
         self._optional: set[str] = set()  # what a network alone tracks besides, such as the optimizer of `compile`
         for key, holder in self._checkpoint.objects().items():
-            named = isinstance(holder, TableView) or all(id(each) in variable_ids for each in shards_of([holder]))
-            name = name_of(holder) if named else key
+            has_name = isinstance(holder, TableView) or all(id(each) in variable_ids for each in shards_of([holder]))
+            name = name_of(holder) if has_name else key
             name = key if name in self._objects else name
             self._objects[name] = (key, holder)
-            if not (named or self._whole):
+            if not (has_name or self._whole):
                 self._optional.add(name)
 
     @property

@@ -139,15 +139,15 @@ class Store:
         Raises:
           OSError: a file cannot be written, or is missing.
         """
-        named = {rest: file for step, file, rest in self._files() if step == held.step and rest != _MANIFEST}
-        data = [match for match in map(_DATA.fullmatch, named) if match]
-        if ".index" not in named or len(data) != int(data[0]["count"] if data else -1):
+        data_files = {rest: file for step, file, rest in self._files() if step == held.step and rest != _MANIFEST}
+        data = [match for match in map(_DATA.fullmatch, data_files) if match]
+        if ".index" not in data_files or len(data) != int(data[0]["count"] if data else -1):
             raise FileNotFoundError(
-                f"{self.folder} holds only {', '.join(sorted(f.name for f in named.values())) or 'no file'} of "
+                f"{self.folder} holds only {', '.join(sorted(f.name for f in data_files.values())) or 'no file'} of "
                 f"{PREFIX}-{held.step}; mount the same run folder in all tasks"
             )
         listed = {}
-        for file in sorted(named.values()):
+        for file in sorted(data_files.values()):
             files.sync(file)
             listed[file.name] = {"bytes": file.stat().st_size, "sha256": manifest.file_digest(file)}
         files.sync(self.folder)

@@ -71,8 +71,8 @@ def run(started_s: float) -> ExitCode:
 
 def _run_folder(arguments: list[str], error: OSError) -> Path:
     """The run folder that Hydra could not create or write to."""
-    named = [a.partition("=")[2] for a in arguments if a.startswith("hydra.run.dir=")]
-    return Path(recorded_config.unquoted(named[-1]) if named else error.filename or "runs").absolute()
+    folders = [a.partition("=")[2] for a in arguments if a.startswith("hydra.run.dir=")]
+    return Path(recorded_config.unquoted(folders[-1]) if folders else error.filename or "runs").absolute()
 
 
 def _run_name(cluster: str, otherwise: str) -> str:
@@ -92,8 +92,8 @@ def _job(composed: DictConfig, command_line: list[str], started_s: float) -> Exi
         )
     overrides = [override for override in settings.overrides.task if key_of(override) != "resume"]
     # Keep a folder that the user named, whatever it holds. The tasks of a Slurm step share their folder.
-    named = any(key_of(override) == "hydra.run.dir" for override in settings.overrides.hydra)
-    keep = named or plain["cluster"].get("kind") == "slurm"
+    has_folder = any(key_of(override) == "hydra.run.dir" for override in settings.overrides.hydra)
+    keep = has_folder or plain["cluster"].get("kind") == "slurm"
     return run_process.execute(plain, folder, overrides, started_s=started_s, keep_unrun=keep)
 
 

@@ -99,12 +99,12 @@ def with_fewer_rows(placed: Iterable[Placed], num_shards: int, *, stacked: Conta
 def observed(kind: str, variables: Iterable) -> list[Placed]:
     """The shards of `variables`: plain variables, shards (named '.../part_N'), and ShardedVariables."""
     shards = [shard for variable in variables for shard in getattr(variable, "variables", None) or [variable]]
-    read = []
+    entries = []
     for shard in shards:
         name, number = split_name(shard.name)
-        read.append((name, number, tuple(shard.shape), shard.dtype, task_of(shard.device)))
+        entries.append((name, number, tuple(shard.shape), shard.dtype, task_of(shard.device)))
     rows: dict[str, int] = {}
-    for name, _, shape, _, _ in read:
+    for name, _, shape, _, _ in entries:
         rows[name] = rows.get(name, 0) + (shape[0] if shape else 0)
     return [
         Placed(
@@ -112,7 +112,7 @@ def observed(kind: str, variables: Iterable) -> list[Placed]:
             variable_shape=(rows[name], *shape[1:]) if shape else (),
             dtype=dtype.name,
         )
-        for name, number, shape, dtype, task in read
+        for name, number, shape, dtype, task in entries
     ]
 
 

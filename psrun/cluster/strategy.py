@@ -111,8 +111,8 @@ def wait_for_servers(topology: Topology, *, within_s: float, error: type[PsrunEr
     while waiting:
         waiting = [task for task in waiting if not _up(task, topology.addresses[task])]
         if waiting and time.monotonic() > deadline_s:
-            named = ", ".join(f"{task} at {topology.addresses[task]}" for task in waiting)
-            raise error(f"not reached within {within_s:.0f} s (connect_timeout_s): {named}", task=str(waiting[0]))
+            where = ", ".join(f"{task} at {topology.addresses[task]}" for task in waiting)
+            raise error(f"not reached within {within_s:.0f} s (connect_timeout_s): {where}", task=str(waiting[0]))
         if waiting:
             time.sleep(_PROBE_EVERY_S)
 
@@ -195,14 +195,14 @@ def spec_of(kwargs: Mapping[str, Any]) -> tuple[tf.TensorShape, tf.DType]:
 
 
 def _existing(device: str) -> str:
-    known = [
+    names = [
         f"/{physical.device_type}:{index}"
         for kind in ("CPU", "GPU")
         for index, physical in enumerate(tf.config.list_physical_devices(kind))
     ]
-    if device.upper() not in known:
+    if device.upper() not in names:
         raise ConfigError(
-            [Problem("cluster.device", f"{device!r} does not exist; this machine has {', '.join(known)}")]
+            [Problem("cluster.device", f"{device!r} does not exist; this machine has {', '.join(names)}")]
         )
     return device
 

@@ -193,8 +193,8 @@ def _no_such_choice(group: str, choice: str, text: str, arguments: list[str], *,
     options = hydra_internals.choices_offered(text)
     if (group, choice) in _NOT_OFFERED:
         return f"there is no '{choice}': {_NOT_OFFERED[group, choice]}. Choose one of {', '.join(options)}."
-    named = "" if given else f", which {hydra_internals.chosen_in(text) or 'a YAML file'} selects"
-    message = f"there is no {group} named '{choice}'{named}.{schema.did_you_mean(choice, options)}"
+    source = "" if given else f", which {hydra_internals.chosen_in(text) or 'a YAML file'} selects"
+    message = f"there is no {group} named '{choice}'{source}.{schema.did_you_mean(choice, options)}"
     if config_dirs(arguments) or schema.is_near(choice, options):
         return message
     return f"{message} For your own choices, add --config-dir FOLDER."
@@ -220,11 +220,11 @@ def _with_guess(problem: Problem, composed: dict[str, Any]) -> Problem:
     node: Any = composed
     for part in filter(None, parent.split(".")):
         node = node.get(part, {}) if isinstance(node, dict) else {}
-    chosen = ("kind", "_target_") if parent in parse.GROUPS else ()  # users select a choice by name, not by these
-    known = [k for k in node if k not in chosen] if isinstance(node, dict) else []
+    hidden = ("kind", "_target_") if parent in parse.GROUPS else ()  # users select a choice by name, not by these
+    keys = [k for k in node if k not in hidden] if isinstance(node, dict) else []
     if name == "_target_" and parent in _OWN_CHOICES:
         return Problem(problem.key, f"{problem.message} To use your own callable, set {parent}={_OWN_CHOICES[parent]}.")
-    return Problem(problem.key, problem.message + schema.did_you_mean(name, known))
+    return Problem(problem.key, problem.message + schema.did_you_mean(name, keys))
 
 
 def _one_line(text: str) -> str:

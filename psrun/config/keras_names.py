@@ -64,15 +64,15 @@ def _metrics(node: Any, key: str = "model.metrics") -> Iterator[tuple[str, Any]]
 
 
 def _check(node: Any, key: str, kind: str, problems: list[Problem]) -> None:
-    known = losses() if kind == "losses" else metrics()
+    names = losses() if kind == "losses" else metrics()
     if isinstance(node, Mapping) and "_target_" in node:
         targets.read(node, key=key, problems=problems, called_with=CALLED_WITH)
     elif not isinstance(node, str):
         message = f"is {node!r}, must be a name in tf_keras.{kind}, or a _target_ with its arguments"
         problems.append(Problem(key, message))
-    elif node not in known and node.lower() not in BY_SHAPE:
+    elif node not in names and node.lower() not in BY_SHAPE:
         own = " Name your own callable with _target_." if "." in node else ""
-        guess = schema.did_you_mean(node, known)
+        guess = schema.did_you_mean(node, names)
         problems.append(Problem(key, f"is '{node}', which is not in tf_keras.{kind}.{guess}{own}"))
 
 

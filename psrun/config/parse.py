@@ -88,8 +88,8 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
         placeholder = {"global_batch_size": 1, "batch_size_per_replica": None}  # to check the other keys, too
         raw = {**raw, "data": {**raw["data"], **placeholder}}
         problems += error.problems
-    known = {*GROUPS, *TOP, *choices.SUBMISSIONS}
-    problems += [_unknown(name, value, known) for name, value in raw.items() if name not in known]
+    valid_keys = {*GROUPS, *TOP, *choices.SUBMISSIONS}
+    problems += [_unknown(name, value, valid_keys) for name, value in raw.items() if name not in valid_keys]
     parts: dict[str, Any] = {group: _read_kind(raw.get(group), group, problems) for group in KINDS}
     parts["trainer"] = _with_hooks(parts["trainer"], problems)
     top = schema.read(_Top, {name: raw[name] for name in TOP if name in raw}, key="", problems=problems)
@@ -110,12 +110,12 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
     return config
 
 
-def _unknown(name: str, value: Any, known: set[str]) -> Problem:
+def _unknown(name: str, value: Any, valid_keys: set[str]) -> Problem:
     if isinstance(value, Mapping) and name == "experiment":
         keys = ", ".join(f"experiment.{key}" for key in value)
         return Problem(name, f"the experiment file {NEEDS_GLOBAL_PACKAGE}; it currently sets {keys}")
     hint = f" A file of your own group {NEEDS_GLOBAL_PACKAGE}." if isinstance(value, Mapping) else ""
-    return Problem(name, f"no such key (value {value!r}).{schema.did_you_mean(name, known)}{hint}")
+    return Problem(name, f"no such key (value {value!r}).{schema.did_you_mean(name, valid_keys)}{hint}")
 
 
 def _read_kind(node: Any, group: str, problems: list[Problem]) -> Any:

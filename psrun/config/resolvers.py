@@ -93,8 +93,8 @@ def _by_batch_size(table: Any, *, _root_: DictConfig) -> Any:
     if size is None and isinstance(per_replica, int):
         size = per_replica * _num_replicas(_root_=_root_)
     if size not in table:
-        known = ", ".join(map(str, table))
+        sizes = ", ".join(map(str, table))
         raise ConfigError(
-            [Problem("data.global_batch_size", f"is {size}, but ${{by_batch_size:...}} has only {known}")]
+            [Problem("data.global_batch_size", f"is {size}, but ${{by_batch_size:...}} has only {sizes}")]
         )
     return table[size]

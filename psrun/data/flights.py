@@ -88,9 +88,9 @@ def load() -> _Loaded:
         flights = pd.read_csv(path, usecols=list(ALL_COLUMNS), keep_default_na=True)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    known = flights.dropna(subset=["arr_delay"]).sort_values(["month", "day", "hour", "minute"], kind="stable")
-    known = known.assign(tailnum=known["tailnum"].fillna("unknown"))
-    return _Loaded(known, len(flights))
+    labeled = flights.dropna(subset=["arr_delay"]).sort_values(["month", "day", "hour", "minute"], kind="stable")
+    labeled = labeled.assign(tailnum=labeled["tailnum"].fillna("unknown"))
+    return _Loaded(labeled, len(flights))
 
 
 def split(known: pd.DataFrame, eval_fraction: float) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -78,18 +78,18 @@ def of(names: Sequence[str]) -> str:
     Raises:
       ConfigError: an extension is unknown, or the extensions differ.
     """
-    known: dict[str, str] = {}
+    by_format: dict[str, str] = {}
     for name in names:
         plain = files.SHARD.sub("", name).removesuffix(".gz").removesuffix(".gzip")
         ending = next((each for each in _ENDINGS if plain.endswith(each)), None)
         if ending is None:
             message = f"is unknown for the file name {name}; set data.format={'|'.join(FORMATS)}"
             raise ConfigError([Problem("data.format", message)])
-        known.setdefault(_ENDINGS[ending], name)
-    if len(known) > 1:
-        examples = " and ".join(f"{name} ({form})" for form, name in known.items())
+        by_format.setdefault(_ENDINGS[ending], name)
+    if len(by_format) > 1:
+        examples = " and ".join(f"{name} ({form})" for form, name in by_format.items())
         raise ConfigError([Problem("data.path", f"matches files of several formats, {examples}; choose one format")])
-    return next(iter(known))
+    return next(iter(by_format))
 
 
 def columns(name: str, layout: Layout) -> tuple[str, ...] | None:

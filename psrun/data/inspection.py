@@ -173,5 +173,5 @@ def _advice(path: Path) -> str:
     """The command that uses the written file."""
     if path.parent.name == "data" and path.suffix == ".yaml":
         return f"written to {path}: psrun --config-dir {path.parent.parent} data={path.stem} model=wide_deep"
-    named = Path("FOLDER", "data", f"{path.stem}.yaml")
-    return f"written to {path}; move it to {named} and run psrun --config-dir FOLDER data={path.stem} model=wide_deep"
+    target = Path("FOLDER", "data", f"{path.stem}.yaml")
+    return f"written to {path}; move it to {target} and run psrun --config-dir FOLDER data={path.stem} model=wide_deep"

@@ -98,10 +98,10 @@ def _lookup(vocabulary: Vocabulary, *, multiclass: bool) -> Callable[[tf.Tensor]
         label = tf.reshape(label, [-1])
         places = tf.minimum(tf.searchsorted(keys[order], _keys(label)), len(order) - 1)
         numbers = tf.gather(order, places)
-        known = tf.equal(tf.cast(tf.gather(words, numbers), label.dtype), label)
-        unknown = tf.boolean_mask(label, tf.logical_not(known))
+        is_known = tf.equal(tf.cast(tf.gather(words, numbers), label.dtype), label)
+        unknown = tf.boolean_mask(label, tf.logical_not(is_known))
         message = f"a label is not in {KEY}={shown}:"
-        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(known), [message, unknown[:1]])]):
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(is_known), [message, unknown[:1]])]):
             return tf.identity(numbers) if multiclass else tf.cast(numbers, tf.float32)[:, tf.newaxis]
 
     return convert

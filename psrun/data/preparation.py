@@ -124,8 +124,8 @@ def _write(
       alone: whether no other process can be writing it.
     """
     if alone:
-        for left in folder.parent.glob(f".{folder.name}.{socket.gethostname()}.*"):  # of a killed process
-            shutil.rmtree(left)
+        for abandoned in folder.parent.glob(f".{folder.name}.{socket.gethostname()}.*"):  # of a killed process
+            shutil.rmtree(abandoned)
     temporary = folder.with_name(f".{folder.name}.{socket.gethostname()}.{os.getpid()}")
     temporary.mkdir()
     writing = _Writing(columns, how.max_bad_rows)
@@ -218,10 +218,10 @@ def _values(rows: np.ndarray | Lists) -> np.ndarray:
     return rows.values if isinstance(rows, Lists) else rows
 
 
-def _joined(left: np.ndarray | Lists, more: np.ndarray | Lists) -> np.ndarray | Lists:
-    if isinstance(left, Lists) and isinstance(more, Lists):
-        return left.followed_by(more)
-    return np.concatenate([left, more]) if len(left) else more
+def _joined(rest: np.ndarray | Lists, more: np.ndarray | Lists) -> np.ndarray | Lists:
+    if isinstance(rest, Lists) and isinstance(more, Lists):
+        return rest.followed_by(more)
+    return np.concatenate([rest, more]) if len(rest) else more
 
 
 def _part(rows: np.ndarray | Lists, first: int, last: int) -> np.ndarray | Lists:

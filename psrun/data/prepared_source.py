@@ -73,8 +73,8 @@ class PreparedSource(ByNumber):
 
     def evaluation(self, *, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
         assert self._evaluation is not None
-        read = self._evaluation.in_order(batch_size, shard)
-        return read.map(lambda number, numbers, columns: self._example(columns))
+        dataset = self._evaluation.in_order(batch_size, shard)
+        return dataset.map(lambda number, numbers, columns: self._example(columns))
 
     def _example(self, columns: dict[str, tf.Tensor]) -> tuple[Any, ...]:
         """The features, the label and, where the set has them, the weights of rows."""

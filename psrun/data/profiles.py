@@ -225,8 +225,8 @@ class _Seen:
             return Profile(kind=kind, whole=self._whole, values=sorted(values), **counts)
         words = {str(value) for value in self._values}
         odd = sorted(self._odd) if len(numbers) > 10 * len(self._odd) else ()
-        known = sorted(words) if count <= FEW and all(map(formats.is_decoded, words)) else ()
-        return Profile(kind="strings", values=known, odd=odd, **counts)
+        vocabulary = sorted(words) if count <= FEW and all(map(formats.is_decoded, words)) else ()
+        return Profile(kind="strings", values=vocabulary, odd=odd, **counts)
 
 
 def _plain(item: Any) -> Any:

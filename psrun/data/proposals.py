@@ -114,12 +114,12 @@ def _proposed(profile: Profile) -> Proposal:
     if profile.kind == "strings":
         return _strings(profile)
     words = _words(profile.column) or [""]
-    named = words[-1] in _ID_WORDS or words[0] == "id"
-    if named and profile.whole and profile.repeats == 1 and profile.num_rows > _MIN_REPEATS:
+    has_id_name = words[-1] in _ID_WORDS or words[0] == "id"
+    if has_id_name and profile.whole and profile.repeats == 1 and profile.num_rows > _MIN_REPEATS:
         return Proposal(profile, None, "different in each row")
-    if profile.kind == "integers" and (named or profile.varies or _are_ids(profile)):
+    if profile.kind == "integers" and (has_id_name or profile.varies or _are_ids(profile)):
         return _ids(profile, "int64" if max(abs(profile.least or 0), abs(profile.most or 0)) < _INT64 else "string")
-    if named and profile.whole:
+    if has_id_name and profile.whole:
         return _ids(profile, "string" if profile.text else "int64")
     if profile.varies:
         return Proposal(profile, None, "numbers in lists of different lengths; they may be the weights of a list")
@@ -152,9 +152,9 @@ def _ids(profile: Profile, dtype: str, note: str = "") -> Proposal:
     if dtype == "int64" and profile.num_missing:
         default = int(profile.least or 0) - 1  # none of the values in the column
     values: list[Any] = [str(each) if dtype == "string" else int(each) for each in profile.values]
-    known = values if values and profile.repeats >= 2 else None
-    buckets = None if known else _buckets(profile.num_values)
-    feature = FeatureSpec(dtype, profile.column, profile.width, buckets, known, default=default)
+    vocabulary = values if values and profile.repeats >= 2 else None
+    buckets = None if vocabulary else _buckets(profile.num_values)
+    feature = FeatureSpec(dtype, profile.column, profile.width, buckets, vocabulary, default=default)
     if profile.varies or profile.num_empty:
         most = min(profile.longest, LONG)
         feature = dataclasses.replace(feature, width=1, max_values=most)

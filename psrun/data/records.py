@@ -101,15 +101,15 @@ def _records(name: str) -> Iterator[tuple[int, bytes]]:
     TensorFlow reports no error for a file that is truncated within the first 12 bytes of a record, or, gzipped, at many
     places: so the number of bytes read is compared with the size.
     """
-    size, read, number = _size(name), 0, 0
+    size, num_bytes, number = _size(name), 0, 0
     records = tf.data.TFRecordDataset(name, "GZIP" if files.zipped(name) else "")
     try:
         for record in _one_by_one(records):
-            read, number = read + files.RECORD_BYTES + len(record), number + 1
+            num_bytes, number = num_bytes + files.RECORD_BYTES + len(record), number + 1
             yield number, record
     except tf.errors.OpError as error:
         raise DataError(f"{name}, record {number + 1} cannot be read: {reason_of(error)}") from error
-    if read != size:
+    if num_bytes != size:
         raise DataError(f"{name}, record {number + 1} cannot be read: the file is cut short")
 
 

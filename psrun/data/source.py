@@ -190,8 +190,8 @@ class ByNumber(abc.ABC):
         return self.read(numbers.map(lambda number: (number, order.numbers(number, seed))))
 
     def train(self, *, batch_size: int, seed: tf.Tensor) -> tf.data.Dataset:
-        read = self.batches(tf.data.Dataset.counter(), self.order(batch_size), seed)
-        return read.map(lambda number, numbers, examples: examples)
+        dataset = self.batches(tf.data.Dataset.counter(), self.order(batch_size), seed)
+        return dataset.map(lambda number, numbers, examples: examples)
 
 
 # Features by name, label and, where examples have them, weights; examples along the first axis. Lists are

@@ -85,15 +85,15 @@ class Table(PreparedSource):
         if task == "multiclass" and num_classes is None and label_vocabulary is not None:
             num_classes = len(label_vocabulary)
         _check(task, num_classes, format, delimiter, columns, encoding, num_buckets, label_vocabulary)
-        read = feature_spec.read(features) if features is not None else None
+        specs = feature_spec.read(features) if features is not None else None
         train, evaluation = found(path, eval_path, max_bad_rows)
         form = format or formats.of([*train, *evaluation])
         layout = formats.Layout(
             form, delimiter or formats.TEXT.get(form, ","), quoted, tuple(columns) if columns else None, encoding
         )
         known = formats.columns(train[0], layout)
-        own, self.guessed = read or {}, list[dict[str, Any]]()
-        if read is None and recorded:
+        own, self.guessed = specs or {}, list[dict[str, Any]]()
+        if specs is None and recorded:
             own = feature_spec.recorded(recorded, known or ())
         if not own:
             keep = Path(cache).expanduser() if cache else preparation.cache()
@@ -265,7 +265,7 @@ class _Reader:
         unchecked = self.weight if name == self.first else None
         for rows in formats.rows(name, list(dict.fromkeys(want.column for want in self.wanted.values())), self.layout):
             if unchecked is not None:
-                known = functools.partial(formats.suggestions, name, self.layout)
-                weights.check_column(unchecked, name, rows.columns[unchecked], known)
+                suggestions = functools.partial(formats.suggestions, name, self.layout)
+                weights.check_column(unchecked, name, rows.columns[unchecked], suggestions)
                 unchecked = None
             yield checked(rows, self.wanted)

@@ -62,8 +62,8 @@ def _feature(spec: FeatureSpec, num_buckets: int, scale: Scale | None) -> Featur
     shape, dtype = (spec.width,), blocks.TYPES[spec.dtype]
     if spec.vocabulary is not None:
         file = isinstance(spec.vocabulary, str)
-        known = Path(spec.vocabulary).expanduser().absolute() if file else tuple(spec.vocabulary)
-        return Feature(shape, dtype, known)
+        vocabulary = Path(spec.vocabulary).expanduser().absolute() if file else tuple(spec.vocabulary)
+        return Feature(shape, dtype, vocabulary)
     if scale is None:
         buckets = num_buckets if spec.dtype == "string" else None
         return Feature(shape, dtype, num_buckets=spec.num_buckets or buckets)

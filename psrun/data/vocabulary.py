@@ -62,8 +62,8 @@ def write(path: str, folder: Path, *, min_count: int, num_buckets: int, seed: in
 
 
 def _counted(path: str) -> dict[str, Counter[bytes]]:
-    read = criteo.prepared(files.find(path)).in_order(_AT_ONCE)
-    unique = read.map(
+    dataset = criteo.prepared(files.find(path)).in_order(_AT_ONCE)
+    unique = dataset.map(
         lambda number, numbers, columns: {
             name: tf.unique_with_counts(columns[name][:, 0])[::2] for name in criteo.CATEGORIES
         }

@@ -38,8 +38,8 @@ def start(folder: Path, terminal: TextIO, *, timeout_s: float, servers: Mapping[
       servers: addresses (HOST:PORT) of the servers, to name those that do not answer.
     """
     beats, ours = os.pipe()
-    named = [f"{task}={address}" for task, address in servers.items()]
-    command = [sys.executable, "-m", "psrun.launch.guard", str(os.getpid()), str(folder), str(timeout_s), *named]
+    pairs = [f"{task}={address}" for task, address in servers.items()]
+    command = [sys.executable, "-m", "psrun.launch.guard", str(os.getpid()), str(folder), str(timeout_s), *pairs]
     subprocess.Popen(command, stdin=beats, stderr=terminal, start_new_session=True)
     os.close(beats)
 
@@ -65,12 +65,12 @@ def _until_it_hangs(timeout_s: float) -> float | None:
 
 def main() -> None:
     """Kills the chief if it hangs. Its exit code, 137, requests a restart, as all from 128 on."""
-    chief, folder, timeout_s, named = int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
+    chief, folder, timeout_s, pairs = int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
     process.end_with_parent(chief)
     silent_s = _until_it_hangs(timeout_s)
     if silent_s is None:
         return
-    servers = dict(name.split("=", 1) for name in named)
+    servers = dict(name.split("=", 1) for name in pairs)
     up = answering(servers, timeout_s=2.0)
     silent = ", ".join(task for task in servers if task not in up)
     message = f"{CHIEF} hangs: not heard of for {silent_s:.0f} s{silent and f'; no answer from {silent}'}"

@@ -109,8 +109,8 @@ class Watch:
         self._recoveries.look(training, lambda task: task in up or task == CHIEF)
         workers = [task for task in self._addresses if task.job == "worker"]
         if min(self._silences[task].seconds(now_s) for task in workers) > self._cluster.connect_timeout_s:
-            named = ", ".join(map(str, workers))
-            raise TaskLostError(f"no worker ({named}) has answered for {self._cluster.connect_timeout_s:.0f} s")
+            names = ", ".join(map(str, workers))
+            raise TaskLostError(f"no worker ({names}) has answered for {self._cluster.connect_timeout_s:.0f} s")
         if cause := self._detector.progress_fault(training, now_s):
             raise TaskLostError(f"{CHIEF} {cause}")
 

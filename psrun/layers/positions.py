@@ -87,9 +87,9 @@ def checked_columns(ids: tf.Tensor, places: Sequence[Place], title: str) -> tf.T
     least, greatest = tf.reduce_min(ids, 0), tf.reduce_max(ids, 0)
     inside = (least >= 0) & (greatest < np.array([place.num_ids for place in places]))
     bad = tf.reshape(tf.where(~inside), [-1])
-    named = tf.gather(tf.constant([str(place) for place in places]), bad)
+    labels = tf.gather(tf.constant([str(place) for place in places]), bad)
     empty = tf.equal(tf.size(ids), 0)
-    check = _assert(empty | tf.reduce_all(inside), title, [named, tf.gather(least, bad), tf.gather(greatest, bad)])
+    check = _assert(empty | tf.reduce_all(inside), title, [labels, tf.gather(least, bad), tf.gather(greatest, bad)])
     with tf.control_dependencies(check):
         return tf.cast(ids, tf.int32)
 

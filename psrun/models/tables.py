@@ -127,8 +127,8 @@ def vectors(
 
 
 def _collection(tables: Iterable[Table], suffix: str, options: Mapping[str, Any]) -> EmbeddingCollection:
-    named = [replace(table, name=f"{table.name}_{suffix}") for table in tables]
-    return EmbeddingCollection(named, name=f"tables_{suffix}", **options)
+    suffixed = [replace(table, name=f"{table.name}_{suffix}") for table in tables]
+    return EmbeddingCollection(suffixed, name=f"tables_{suffix}", **options)
 
 
 def _in_one_tensor(tables: Sequence[Table], order: Iterable[str]) -> bool:
@@ -168,10 +168,10 @@ def _listed(shared_tables: Any) -> dict[str, list[str]]:
 
 def _declared(features: Mapping[str, Feature], num_ids: Mapping[str, int]) -> dict[str, list[str]]:
     """The tables that the data names, with their features."""
-    named = {feature.table for feature in features.values()}
+    table_names = {feature.table for feature in features.values()}
     tables: dict[str, list[str]] = {}
     for name in num_ids:
-        if table := features[name].table or (name if name in named else None):
+        if table := features[name].table or (name if name in table_names else None):
             tables.setdefault(table, []).append(name)
     return tables
 

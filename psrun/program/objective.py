@@ -154,5 +154,5 @@ def _activation(layer: tf_keras.layers.Layer) -> str | None:
     if isinstance(layer, tf_keras.Model):
         return _last_activation(layer)
     # Other layers may compute more after their activation.
-    known = type(layer) in (tf_keras.layers.Dense, tf_keras.layers.Activation)
-    return getattr(layer.activation, "__name__", None) if known else None
+    has_activation = type(layer) in (tf_keras.layers.Dense, tf_keras.layers.Activation)
+    return getattr(layer.activation, "__name__", None) if has_activation else None

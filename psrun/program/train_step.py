@@ -123,13 +123,17 @@ class OwnTrainStep:
         results = self._step.results
         del self._step.results
         _check(returned)
-        known = self._network.metrics
+        own_metrics = self._network.metrics
         # For these names `fit` reports the metrics, whatever the values are.
-        named = {metric.name: metric for metric in known} if {metric.name for metric in known} == set(returned) else {}
+        by_name = (
+            {metric.name: metric for metric in own_metrics}
+            if {metric.name for metric in own_metrics} == set(returned)
+            else {}
+        )
         names, metrics = [], {}
         for name, value in returned.items():
             result = results.get(id(value))
-            metric = result[1] if result else named.get(name)
+            metric = result[1] if result else by_name.get(name)
             if metric is not None and id(metric) in self._updated:
                 metrics[name] = metric
             if name in metrics or result is None:  # 0 of a metric without updates is not a result

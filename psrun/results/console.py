@@ -200,10 +200,10 @@ def _at_chance(metrics: Mapping[str, float | None]) -> bool:
 
 def _shares(lookups: Sequence[Mapping[str, Any]]) -> str:
     """The first layers by name, and the shares of distinct ids that they saw."""
-    named = ", ".join(lookup["layer"] for lookup in lookups[:3])
+    layers = ", ".join(lookup["layer"] for lookup in lookups[:3])
     more = f" and {len(lookups) - 3} more" if len(lookups) > 3 else ""
     shares = sorted({f"{lookup['distinct']:.0%}" for lookup in lookups}, key=lambda share: int(share[:-1]))
-    return f"{named}{more}: {' to '.join(dict.fromkeys((shares[0], shares[-1])))}"
+    return f"{layers}{more}: {' to '.join(dict.fromkeys((shares[0], shares[-1])))}"
 
 
 def step_time_line(found: Mapping[str, Any]) -> str:

@@ -45,9 +45,9 @@ def _merged(here: Any, refers: Any, there: Any, key: str, now: set[str]) -> Any:
         return here
     if isinstance(here, list) and isinstance(there, list) and len(here) == len(there) and isinstance(refers, list):
         return [_merged(*parts, f"{key}[{index}]", now) for index, parts in enumerate(zip(here, refers, there))]
-    named = any(name.startswith(f"{key}.") for name in now)
+    is_overridden = any(name.startswith(f"{key}.") for name in now)
     if not isinstance(here, dict) or not isinstance(there, dict):
-        return here if named else there
+        return here if is_overridden else there
     other = any(here.get(name) != there.get(name) for name in ("kind", "_target_"))
     merged = {}
     for name in [*here, *(name for name in there if name not in here)]:

@@ -32,8 +32,8 @@ class RecordedChoices:
         self._choices = {key_of(each): each.partition("=")[2] for each in overrides}
         self._groups: list[str] = []  # in the order of the defaults list
         if hydra.exists():  # not where hydra.output_subdir=null was given
-            chosen: Any = OmegaConf.to_container(OmegaConf.load(hydra).hydra.runtime.choices)
-            self._choices = {group: str(choice) for group, choice in chosen.items() if not group.startswith("hydra/")}
+            by_group: Any = OmegaConf.to_container(OmegaConf.load(hydra).hydra.runtime.choices)
+            self._choices = {group: str(choice) for group, choice in by_group.items() if not group.startswith("hydra/")}
             self._groups = [*reversed(self._choices)]
         self._composed: Any = OmegaConf.create()
         for path in (composed, folder / CONFIG):  # the first one with references as they stand
@@ -72,9 +72,10 @@ class RecordedChoices:
     def _chosen_before(self, key: str) -> list[dict[str, str]]:
         """The choices before this one in the defaults list, which it may have overridden."""
         groups = self._groups[: self._groups.index(key)] if key in self._groups else []
-        chosen = {group: _package(group) for group in groups if _package(group) in self._composed}
+        packages = {group: _package(group) for group in groups if _package(group) in self._composed}
         return [
-            {f"override /{group.partition('@')[0]}@_global_.{at}": self._choices[group]} for group, at in chosen.items()
+            {f"override /{group.partition('@')[0]}@_global_.{at}": self._choices[group]}
+            for group, at in packages.items()
         ]
 
 

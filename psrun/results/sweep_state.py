@@ -178,15 +178,15 @@ class SweepReader:
     def _job(self, path: Path, job: JobState) -> JobState:
         """The state of a job, of which `job` has the entry of sweep.json."""
         stamp_s = reading.changed_s(path / RESULT)
-        known_s, known = self._known.get(path, (0.0, job))
-        if known_s == stamp_s and known.status in OVER and self._counts(known.status, stamp_s):
-            return known
+        known_s, previous = self._known.get(path, (0.0, job))
+        if known_s == stamp_s and previous.status in OVER and self._counts(previous.status, stamp_s):
+            return previous
         if stamp_s or not self._may_start(path, job):
             now = run_state.look(path, supervised=self._supervised)
             if self._counts(now.status, stamp_s):
-                read = _of_run(now, job, known.metrics)
-                self._known[path] = (stamp_s, read)
-                return read
+                state = _of_run(now, job, previous.metrics)
+                self._known[path] = (stamp_s, state)
+                return state
         log_s = reading.changed_s(RunFolder(path).log(LOG))
         status = "starting" if job.number is not None and log_s and log_s >= self._started_s else "waiting"
         return replace(job, status=status, doing=status, written_s=reading.changed_s(path))

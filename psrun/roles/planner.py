@@ -208,8 +208,8 @@ def _by_table(
         together = sum(num_ids[table.name] for table in tables)
         for table in tables:
             share = num_ids[table.name]
-            read, pushed = traffic.read_bytes * share // together, traffic.pushed_bytes * share // together
-            yield name.replace(of_variable[name].name, table.name), Traffic(read, pushed)
+            read_bytes, pushed_bytes = traffic.read_bytes * share // together, traffic.pushed_bytes * share // together
+            yield name.replace(of_variable[name].name, table.name), Traffic(read_bytes, pushed_bytes)
 
 
 def _by_task(gradients: dict[str, Traffic], placed: list[Placed], run_config: RunConfig) -> dict[str, Traffic]:
@@ -220,10 +220,10 @@ def _by_task(gradients: dict[str, Traffic], placed: list[Placed], run_config: Ru
     by_task = dict.fromkeys(_tasks(run_config), Traffic())
     for name, traffic in gradients.items():
         shards = [shard for shard in placed if shard.variable == name and shard.kind == "model"]
-        read = placement.spread(traffic.read_bytes, shards)
-        pushed = placement.spread(traffic.pushed_bytes, shards)
-        for task in read:
-            by_task[task] += Traffic(num_workers * read[task], num_workers * pushed[task])
+        read_bytes = placement.spread(traffic.read_bytes, shards)
+        pushed_bytes = placement.spread(traffic.pushed_bytes, shards)
+        for task in read_bytes:
+            by_task[task] += Traffic(num_workers * read_bytes[task], num_workers * pushed_bytes[task])
     own = sum(gradients.values(), Traffic())
     return {task: own if task.startswith("worker") else traffic for task, traffic in by_task.items()}
 

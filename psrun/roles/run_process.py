@@ -216,9 +216,9 @@ def _failed(error: BaseException, folder: RunFolder, me: Identity, terminal: Tex
     gone = "" if folder.path.exists() else f"the run folder {folder.path} was deleted under the run; "
     with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
         traceback.print_exception(error, file=file)
-    known = isinstance(error, PsrunError)
+    is_own = isinstance(error, PsrunError)
     code = error.exit_code if isinstance(error, PsrunError) else ExitCode.FAILED
-    text = gone + (str(error) if known else f"{type(error).__name__}: {error}")
+    text = gone + (str(error) if is_own else f"{type(error).__name__}: {error}")
     if me.owns_folder:
         try:
             record_failure(folder, error, me.name, started_s)

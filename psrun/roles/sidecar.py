@@ -168,10 +168,10 @@ class Sidecar:
 
     def _next(self) -> Any:
         """The next checkpoint to evaluate, the oldest or the newest that is left; None if there is none."""
-        left = [name for name in self._source.names() if self._known(name) not in self._done]
-        if not left:
+        remaining = [name for name in self._source.names() if self._known(name) not in self._done]
+        if not remaining:
             return None
-        return left[-1] if self._evaluation.every == "latest" else left[0]
+        return remaining[-1] if self._evaluation.every == "latest" else remaining[0]
 
     def _known(self, name: Any) -> str:
         try:
@@ -180,7 +180,7 @@ class Sidecar:
             return f"damaged {name}"
 
     def _evaluate(self, name: Any) -> None:
-        known = self._known(name)
+        key = self._known(name)
         self.state = "evaluating"
         try:
             evaluated, restored = self._evaluated(name)
@@ -189,7 +189,7 @@ class Sidecar:
                 if isinstance(error, ConfigError):
                     raise
                 self._reporter.warn(str(error), step=self._step_of(name))
-                self._done.add(known)
+                self._done.add(key)
             elif not self._missed and self._evaluation.every == "each":
                 self._missed = True
                 message = (
@@ -200,7 +200,7 @@ class Sidecar:
             return
         finally:
             self.state = "waiting"
-        self._done.add(known)
+        self._done.add(key)
         self._done.add(restored.digest)
         if self._evaluation.every == "latest":
             names = self._source.names()

@@ -58,8 +58,8 @@ def _has_plugins(tensorflow: list[str]) -> bool:
     installed = {sysconfig.get_path(kind, scheme) for scheme in schemes for kind in ("purelib", "platlib")}
     folders = [Path(each, "tensorflow-plugins") for each in {*sys.path, *site.getsitepackages(), *installed}]
     kernels = [Path(each, "core", "kernels") for each in tensorflow]
-    named = os.environ.get("TF_PLUGGABLE_DEVICE_LIBRARY_PATH") or os.environ.get("TF_USE_MODULAR_FILESYSTEM")
-    return bool(named) or any(folder.exists() for folder in (*folders, *kernels))
+    libraries = os.environ.get("TF_PLUGGABLE_DEVICE_LIBRARY_PATH") or os.environ.get("TF_USE_MODULAR_FILESYSTEM")
+    return bool(libraries) or any(folder.exists() for folder in (*folders, *kernels))
 
 
 def _missing(name: str) -> NoReturn:

@@ -32,11 +32,11 @@ class DataServiceInput(Stream):
         assert isinstance(program.source, ByNumber)
         target = program.distribution.data_service
         self._num_examples: int = program.source.num_train_examples
-        read = program.train_dataset(numbers=lambda: tf.data.Dataset.range(first, tf.int64.max))
+        dataset = program.train_dataset(numbers=lambda: tf.data.Dataset.range(first, tf.int64.max))
         self._of_service: dict[str, Any] = {
             "service": target,
-            "dataset_id": service.register_dataset(target, read, compression=None),
-            "element_spec": read.element_spec,
+            "dataset_id": service.register_dataset(target, dataset, compression=None),
+            "element_spec": dataset.element_spec,
             "job_name": f"psrun-{uuid.uuid4().hex}",  # one for all workers of this chief, which share its batches
         }
         super().__init__(self._assigned, audit)

@@ -15,8 +15,8 @@ class FirstBatch:
 
     def __init__(self, program: Program) -> None:
         self._features, self._forward = None, None
-        read = program.own_step is None or program.config.evaluation.runs_on is not None
-        if read and program.may_be_logits:
+        is_read = program.own_step is None or program.config.evaluation.runs_on is not None
+        if is_read and program.may_be_logits:
             self._features = next(iter(program.train_dataset()))[0]
             self._forward = traced_forward(program)
 

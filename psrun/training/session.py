@@ -197,8 +197,8 @@ class Session:
         cut = self._into < trainer.num_steps and not self.program.network.stop_training
         if trainer.has_fixed_epochs and (cut or step - self.first_step < self.scheduled):
             # Keras only warns of data that ends; steps may be run twice, but never fewer than were scheduled.
-            left = trainer.num_steps - self._into
-            raise DataExhaustedError.at(step, self.first_step + self.scheduled + left)
+            num_missing = trainer.num_steps - self._into
+            raise DataExhaustedError.at(step, self.first_step + self.scheduled + num_missing)
         self._into = 0
         last = self._epoch == trainer.epochs or self.ends_early
         saves = bool(self._stops() or self._due or (self._saving and self._saving.due_after(self._epoch, last=last)))

@@ -90,8 +90,8 @@ class _ParameterServers(_Cluster):
 
     @property
     def title(self) -> str:
-        known = self.num_workers is not None
-        return f"{self.kind} ({self.num_workers} workers, {self.num_ps} ps)" if known else self.kind
+        has_sizes = self.num_workers is not None
+        return f"{self.kind} ({self.num_workers} workers, {self.num_ps} ps)" if has_sizes else self.kind
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,10 @@ def from_environment(run: RunConfig, environment: Mapping[str, str], *, needed: 
     assert isinstance(settings, choices.KubernetesKeys)
     if settings.kind == "tfjob" and "TF_CONFIG" in environment:  # its operator sets the addresses
         return topology.from_tf_config(environment["TF_CONFIG"], needed=needed)
-    named = "TF_CONFIG" if settings.kind == "tfjob" else JOB
-    if named not in environment:
+    variable = "TF_CONFIG" if settings.kind == "tfjob" else JOB
+    if variable not in environment:
         message = "is not set: this is not a pod of a run; use `psrun submit kubernetes`, or cluster=local"
-        raise ConfigError([Problem(named, message)])
+        raise ConfigError([Problem(variable, message)])
     job, index = environment[JOB], environment.get(INDEX, "")
     problems = []
     if job not in JOBS:

@@ -71,8 +71,8 @@ def _text(submission: Submission, settings: choices.KubernetesKeys) -> str:
         f"hydra.run.dir={quoted(Path(run_folder(settings)))}",
     ]
     objects = manifests.objects(submission.run, settings, overrides)
-    named = [each for each in arguments if not each.startswith("cluster=")]
-    command = shlex.join(["psrun", "submit", "kubernetes", *named, f"kubernetes.name={settings.name}"])
+    shown = [each for each in arguments if not each.startswith("cluster=")]
+    command = shlex.join(["psrun", "submit", "kubernetes", *shown, f"kubernetes.name={settings.name}"])
     head = "".join(f"# {line}\n" for line in command.splitlines())
     return head + yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=1000)
 

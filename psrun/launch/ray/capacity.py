@@ -72,10 +72,10 @@ def _homeless(
     size: Callable[[TaskResources], tuple[float, ...]],
 ) -> Task | None:
     """The first task that fits on no node; None if all fit."""
-    left = [dict(node) for node in nodes]
+    free = [dict(node) for node in nodes]
     for task in sorted(wanted, key=lambda task: size(wanted[task]), reverse=True):
         need = wanted[task]
-        home = next((node for node in left if _fits(need, node)), None)
+        home = next((node for node in free if _fits(need, node)), None)
         if home is None:
             return task
         for name, amount in need.bundle().items():

@@ -58,10 +58,10 @@ def opened(cluster: choices.Ray, *, num_cpus: float) -> Iterator[None]:
 
 def _own_cluster(num_cpus: float) -> dict[str, Any]:
     """The arguments of `ray.init` for a private cluster, in a folder that is removed with it."""
-    for left in _SHORT.glob(f"{_PREFIX}*"):  # of killed drivers
+    for abandoned in _SHORT.glob(f"{_PREFIX}*"):  # of killed drivers
         with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > _NEW_S and not files.is_locked(left):
-                shutil.rmtree(left)
+            if time.time() - abandoned.stat().st_mtime > _NEW_S and not files.is_locked(abandoned):
+                shutil.rmtree(abandoned)
     own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_SHORT))
     _own.append(own)
     files.lock(own)  # until the process exits

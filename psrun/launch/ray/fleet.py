@@ -217,7 +217,7 @@ class Fleet:
         tasks: dict[str, list[str]] = {}
         for task, info in self._seen.items():
             tasks.setdefault(_named(info), []).append(str(task))
-        where = "; ".join(f"{', '.join(named)} on {node}" for node, named in tasks.items())
+        where = "; ".join(f"{', '.join(names)} on {node}" for node, names in tasks.items())
         return (
             f"tasks on {len(tasks)} nodes: {where}" if len(tasks) > 1 else f"all tasks on node {where.split(' on ')[1]}"
         )

@@ -87,6 +87,6 @@ def _check_addresses(statuses: dict[Task, TaskStatus], step: Step) -> None:
         up = pool.map(lambda status: reachable(status.address, timeout_s=_REACH_WITHIN_S), others.values())
         silent = [task for task, there in zip(others, up, strict=True) if not there]
     if silent:
-        named = ", ".join(f"{task} on {statuses[task].node} at {statuses[task].address}" for task in silent)
-        message = f"not reachable from {step.node}: {named}; set the network interface: cluster.interface=..."
+        addresses = ", ".join(f"{task} on {statuses[task].node} at {statuses[task].address}" for task in silent)
+        message = f"not reachable from {step.node}: {addresses}; set the network interface: cluster.interface=..."
         raise ClusterError(message, task=str(silent[0]))

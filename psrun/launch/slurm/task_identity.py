@@ -103,8 +103,8 @@ def described(tasks: list[Task]) -> str:
     for task in tasks:
         counts[task.job] = counts.get(task.job, 0) + 1
     one = ("chief", "evaluator", topology.DISPATCHER.job)
-    named = {job: job if job in (*one, "ps") or n == 1 else f"{job}s" for job, n in counts.items()}
-    return ", ".join(named[job] if job in one else f"{n} {named[job]}" for job, n in counts.items())
+    titles = {job: job if job in (*one, "ps") or n == 1 else f"{job}s" for job, n in counts.items()}
+    return ", ".join(titles[job] if job in one else f"{n} {titles[job]}" for job, n in counts.items())
 
 
 def task_of(run: RunConfig, environment: Mapping[str, str]) -> tuple[Step, Task]:

@@ -54,6 +54,6 @@ def of_jobs(problem: Problem, numbers: list[int], apart: Mapping[int, str]) -> P
     """The problem, with the jobs that have it unless all do."""
     if len(numbers) == len(apart):
         return problem
-    named = ", ".join(f"{number} ({apart[number]})" for number in numbers[:3])
+    jobs = ", ".join(f"{number} ({apart[number]})" for number in numbers[:3])
     more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
-    return Problem(problem.key, f"{problem.message} [job {named}{more}]")
+    return Problem(problem.key, f"{problem.message} [job {jobs}{more}]")

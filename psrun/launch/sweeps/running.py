@@ -63,14 +63,14 @@ class Running:
           SweepError: the folder cannot be written.
         """
         problems: list[Problem] = []
-        read = schema.read(SweepKeys, keys, key="sweep", problems=problems)
+        options = schema.read(SweepKeys, keys, key="sweep", problems=problems)
         if search and not keys.get("metric"):
             message = "a search requires an objective: sweep.metric=val_auc sweep.mode=max"
             problems.append(Problem("sweep.metric", message))
-        if problems or read is None:
+        if problems or options is None:
             raise ConfigError(problems)
-        self._limit = read.max_parallel
-        sweep = self._before or Sweep(folder, self._arguments, search, read.metric, read.mode)
+        self._limit = options.max_parallel
+        sweep = self._before or Sweep(folder, self._arguments, search, options.metric, options.mode)
         sweep.begin(again=self._before is not None)
         self._sweep = sweep
         process.outlive_stdout(sys.stderr)
@@ -105,15 +105,15 @@ class Running:
         self._interruption.raise_if_ended()
         sweep = self.sweep
         checks.require_own_folders(sweep, proposed)
-        left = [each for each in proposed if not self._is_done(each)]
-        raws = {each.number: self._raw(each) for each in left}
-        runs = self._checked(left, raws)
-        self.plans = bool(left) and all(raw["mode"] == "plan" for raw in raws.values())
+        remaining = [each for each in proposed if not self._is_done(each)]
+        raws = {each.number: self._raw(each) for each in remaining}
+        runs = self._checked(remaining, raws)
+        self.plans = bool(remaining) and all(raw["mode"] == "plan" for raw in raws.values())
         if not self._shown:
             auto = capacity.jobs_at_once(runs)
             sweep.max_parallel = self._limit if isinstance(self._limit, int) else auto
         try:
-            for each in left:
+            for each in remaining:
                 self._make(each, raws[each.number])
         except OSError as error:
             raise SweepError(f"the sweep folder {sweep.path} cannot be written to: {error}") from error
@@ -245,11 +245,11 @@ class Running:
 
     def _show_plans(self) -> None:
         """Shows the plans; removes their folder unless the command line names it."""
-        named = any(recorded_config.key_of(argument) == "hydra.sweep.dir" for argument in self._arguments)
+        has_folder = any(recorded_config.key_of(argument) == "hydra.sweep.dir" for argument in self._arguments)
         try:
             plans.show(self.sweep, self._console)
         finally:
-            if self._before is None and not named:
+            if self._before is None and not has_folder:
                 files.remove_tree(self.sweep.path)
 
     def _require_metric(self) -> None:

@@ -50,8 +50,8 @@ def main(arguments: list[str]) -> ExitCode:
             records, fields = _folded(report, columns or _all_columns(report), bool(options.fold_seeds))
             _write(console, target, write(records, fields))
     if options.html is not None:
-        named = [printable(folder) for folder in options.folder]
-        _write(console, options.html, page.render(report.runs, report.axes, named=named))
+        titles = [printable(folder) for folder in options.folder]
+        _write(console, options.html, page.render(report.runs, report.axes, named=titles))
     if not any((options.csv, options.json, options.html)):
         _print(console, report, columns, fold=options.fold_seeds is not False)
     return ExitCode.DONE
@@ -173,12 +173,12 @@ def _spare(report: _Report, columns: Sequence[str]) -> list[str]:
     trained = [name for name in metrics if not name.startswith("val_")]
     evaluated = [name for name in metrics if name not in trained]
     essential = (evaluated or trained)[:2]
-    implied, chosen = [
+    implied, explicit = [
         [key for key in report.axes if (key in overridden) == is_override] for is_override in (False, True)
     ]
     order = [
         *reversed(implied), "wall_s", "steps", "steps_per_s", *reversed(trained), *reversed(evaluated), "recoveries",
-        "examples_per_s", *reversed(chosen), rows.FOLDED,
+        "examples_per_s", *reversed(explicit), rows.FOLDED,
     ]  # fmt: skip
     return [column for column in order if column in columns and column not in essential]
 

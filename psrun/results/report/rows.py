@@ -122,19 +122,19 @@ def found_key(key: str, rows: Sequence[Row]) -> str:
     Raises:
       ConfigError: no column has this name, or several do.
     """
-    known = {name for each in rows for name in each}
-    if key in known:
+    keys = {name for each in rows for name in each}
+    if key in keys:
         return key
-    ends = sorted(name for name in known if name.endswith(f".{key}"))
+    ends = sorted(name for name in keys if name.endswith(f".{key}"))
     if len(ends) > 1:
         raise ConfigError(f"'{key}' is ambiguous: {' or '.join(ends)}; use the full name")
     if not ends:
-        raise ConfigError(f"no run has '{key}'.{_near(key, known)}")
+        raise ConfigError(f"no run has '{key}'.{_near(key, keys)}")
     return ends[0]
 
 
-def _near(key: str, known: Iterable[str]) -> str:
-    near = schema.did_you_mean(key, known)
+def _near(key: str, keys: Iterable[str]) -> str:
+    near = schema.did_you_mean(key, keys)
     return near if near.startswith(" Did") else " See the keys in config.yaml and run.json of the runs."
 
 

@@ -78,8 +78,8 @@ class MLflowSink:
 
     def _begin(self) -> None:
         self._client = self._tracking.MlflowClient(tracking_uri=self._chosen.tracking_uri)
-        known = self._folder.stored().get("tracker") or {}
-        self._run_id = known["run_id"] if known.get("tracking_uri") == self._chosen.tracking_uri else self._filed()
+        record = self._folder.stored().get("tracker") or {}
+        self._run_id = record["run_id"] if record.get("tracking_uri") == self._chosen.tracking_uri else self._filed()
         if self._values is None:
             return
         self._client.update_run(self._run_id, status="RUNNING")

@@ -141,8 +141,8 @@ class _Bundle:
         """Reads all variables, for the steps until the next call."""
         with stop_recording():
             with tf.device(self.variables[0].device):
-                read = [tf.reshape(stand_in.variable.read_value(), [-1]) for stand_in in self.stand_ins]
-                together = tf.concat(read, 0)
+                values = [tf.reshape(stand_in.variable.read_value(), [-1]) for stand_in in self.stand_ins]
+                together = tf.concat(values, 0)
             for stand_in, part in zip(self.stand_ins, tf.split(tf.identity(together), self._sizes)):
                 stand_in.fetched = tf.reshape(part, stand_in.variable.shape)
 
@@ -200,9 +200,9 @@ class _Fetched(VariableProxy):
             return self.variable.value()
         variable_accessed(self.variable)
         with stop_recording():
-            read = tf.identity(self.fetched)
-        record_operation("ReadVariableOp", [read], [self.variable.handle], lambda gradient: [gradient])
-        return read
+            tensor = tf.identity(self.fetched)
+        record_operation("ReadVariableOp", [tensor], [self.variable.handle], lambda gradient: [gradient])
+        return tensor
 
 
 class _Asked(VariableProxy):
