@@ -141,7 +141,7 @@ def show_goals(goals: Sequence[Goal], rounds: Sequence[Rates], console: Console)
 
 def drawn(path: Path, draw: Callable[..., None], *arguments: object, height: float = 4.0) -> None:
     """Writes the picture that `draw(axes, *arguments)` makes."""
-    from matplotlib.figure import Figure  # only asked for with --plot
+    from matplotlib.figure import Figure  # only needed for --plot
 
     figure = Figure(figsize=(8.0, height), layout="constrained")
     draw(figure.add_subplot(), *arguments)

@@ -46,7 +46,7 @@ _STEPS_OF_ADAM = 40  # of a window: by hand a step on a large table takes second
 
 
 def ways(options: argparse.Namespace) -> list[Way]:
-    """All that were asked for, whether they can be run or not."""
+    """All requested ways, including those that cannot run."""
     setting = Setting(rows=options.table_rows, batch=options.batch_size, steps=options.steps, windows=options.windows)
     candidates: list[Way] = [ByHand(kind, kind, setting) for kind in KINDS]
     candidates += [Psrun("psrun", setting), Psrun("psrun fit", setting, trainer="fit")]

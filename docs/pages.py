@@ -37,10 +37,10 @@ def pages() -> dict[str, str]:
 
 
 def groups() -> list[str]:
-    """In the order of the defaults in conf/config.yaml, which is that of what a run is made of."""
-    there = {path.parent.name for path in CONF.glob("*/*.yaml")}
-    said = re.findall(r"^  - (\w+):", (CONF / "config.yaml").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return [*(name for name in said if name in there), *sorted(there.difference(said))]
+    """The groups in the order of the defaults list in conf/config.yaml."""
+    folders = {path.parent.name for path in CONF.glob("*/*.yaml")}
+    ordered = re.findall(r"^  - (\w+):", (CONF / "config.yaml").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return [*(name for name in ordered if name in folders), *sorted(folders.difference(ordered))]
 
 
 def choices(group: str) -> list[Path]:
@@ -60,15 +60,15 @@ def _linked(text: str) -> str:
 
 
 def _group(name: str) -> str:
-    found = choices(name)
-    listed = "\n".join(f"- [`{name}={path.stem}`](#{path.stem}) {_first_sentence(path)}" for path in found)
-    return "\n\n".join([f"# {name}", listed, *(_choice(name, path) for path in found)])
+    paths = choices(name)
+    listed = "\n".join(f"- [`{name}={path.stem}`](#{path.stem}) {_first_sentence(path)}" for path in paths)
+    return "\n\n".join([f"# {name}", listed, *(_choice(name, path) for path in paths)])
 
 
 def _choice(group: str, path: Path) -> str:
-    said, body = _split(path.read_text(encoding="utf-8"))
+    comment, body = _split(path.read_text(encoding="utf-8"))
     target = re.search(r"^_target_: (psrun\.\S+)$", body, flags=re.MULTILINE)
-    parts = [f"## {path.stem} {{ #{path.stem} }}", _prose(said), _code(body, "yaml", f"conf/{group}/{path.name}")]
+    parts = [f"## {path.stem} {{ #{path.stem} }}", _prose(comment), _code(body, "yaml", f"conf/{group}/{path.name}")]
     return "\n\n".join([*parts, *([f"::: {target[1]}"] if target else [])])
 
 
@@ -88,8 +88,8 @@ def _prose(lines: list[str]) -> str:
             blocks[-1].append(line)
         else:
             blocks.append([line])
-    made = ("\n".join(block).rstrip() for block in blocks)
-    return "\n\n".join(_code(block, "text") if block.startswith("  ") else block for block in made)
+    texts = ("\n".join(block).rstrip() for block in blocks)
+    return "\n\n".join(_code(block, "text") if block.startswith("  ") else block for block in texts)
 
 
 def _code(text: str, language: str, title: str = "") -> str:
@@ -99,8 +99,8 @@ def _code(text: str, language: str, title: str = "") -> str:
 
 
 def _first_sentence(path: Path) -> str:
-    said, _ = _split(path.read_text(encoding="utf-8"))
-    paragraph = " ".join(itertools.takewhile(bool, said))
+    comment, _ = _split(path.read_text(encoding="utf-8"))
+    paragraph = " ".join(itertools.takewhile(bool, comment))
     return re.split(r"(?<=[.?])\s+(?=[A-Z`])", paragraph, maxsplit=1)[0]
 
 

@@ -111,7 +111,7 @@ def jobs_of(overrides: Sequence[str]) -> list[list[str]]:
 def plugins_made_by(
     sweeper: Callable[[MakePlugin], MakePlugin], launcher: Callable[[MakePlugin], MakePlugin]
 ) -> Iterator[None]:
-    """Within it Hydra makes sweepers and launchers by what these functions make of its methods.
+    """In this context Hydra makes sweepers and launchers by its methods as these functions wrap them.
 
     Hydra swallows the errors of callbacks, which are public, and knows plugins only by their installed packages.
     """

@@ -37,7 +37,7 @@ def run(
 
     Args:
       names: files, folders or patterns.
-      label, weight: the columns that are no features.
+      label, weight: the columns that are not features.
       write: a new file.
 
     Raises:

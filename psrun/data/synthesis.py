@@ -199,5 +199,5 @@ def auc(label: np.ndarray, score: np.ndarray) -> float | None:
 
 
 def log_loss(label: np.ndarray, probability: np.ndarray) -> float:
-    """The mean of -log of the probability of what happened."""
+    """The mean of -log of the probability of the label."""
     return float(-np.log(np.where(label == 1, probability, 1 - probability)).mean())

@@ -35,7 +35,7 @@ class Table(PreparedSource):
       eval_path: the same as `path` to evaluate on; None for none.
       label_vocabulary: the values of labels in the order of the classes, all strings or all integers; None where they
         are class numbers.
-      features: by name, what `feature_spec.FeatureSpec` holds; None: as `recorded`, or guessed from all rows.
+      features: by name, the options of `feature_spec.FeatureSpec`; None: as `recorded`, or guessed from all rows.
       format: csv, tsv, tfrecord, parquet or npz; None: by how the names end.
       delimiter: between the fields of text; None: a comma, or a tab for tsv.
       columns: column names of text; None: the first row of each file is the header.

@@ -17,7 +17,7 @@ class Undecided:
 
     Attributes:
       name: of the layer, or of a stack within it.
-      positions: int32 (n,), the rows that a batch asks for.
+      positions: int32 (n,), the rows that a batch looks up.
       decide: called with the decision.
     """
 

@@ -24,7 +24,7 @@ class Fetch:
     Args:
       variable: (rows, dim), whole or in shards.
       positions: int32 (n,), rows of the variable.
-      deduplicate: whether a row that is asked for more than once is sent once.
+      deduplicate: whether a row with several look-ups is sent once.
       wire: 'float32', or 'bfloat16' for rows and gradients that travel rounded.
     """
 

@@ -65,8 +65,8 @@ class _Initializer:
 def _part(initializer: Any, shape: tuple[int, int], dtype: Any, block: Block) -> tf.Tensor:
     """The first values of a block of a table of this shape.
 
-    An initializer does not tell whether it can make a part. As TensorFlow does for variables in shards, it is asked for
-    one; if it refuses or makes the whole table all the same, the part is cut out.
+    An initializer does not say whether it can make a part. As TensorFlow does for variables in shards, this requests
+    one; if it fails or makes the whole table, the part is cut out.
     """
     part = (block.num_rows, shape[1])
     try:

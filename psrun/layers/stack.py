@@ -32,7 +32,7 @@ _num_servers: ContextVar[int | None] = ContextVar("num_servers", default=None)
 
 @contextlib.contextmanager
 def stored_alone() -> Iterator[None]:
-    """Within it each table of a new collection is a variable, whatever `stack` asks for."""
+    """In this context each table of a new collection is a separate variable, whatever its `stack` is."""
     token = _alone.set(True)
     try:
         yield

@@ -16,10 +16,10 @@ from psrun.layers.stack import Stack, StackIds
 
 @dataclass(frozen=True)
 class StackFetch:
-    """Rows of a stack that were asked for.
+    """Rows of a stack that are being fetched.
 
     Attributes:
-      ids: that they were asked for.
+      ids: whose rows they are.
     """
 
     stack: Stack

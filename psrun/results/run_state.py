@@ -33,7 +33,7 @@ class RunState:
 
     Attributes:
       path: the run folder.
-      result: run.json; if it cannot be read, what the events of metrics.jsonl add up to.
+      result: run.json; if it cannot be read, the result of folding the events of metrics.jsonl.
       problem: why run.json cannot be read, in one line; else empty.
       beats: the heartbeats of its tasks; a run of one process has none.
       written_s: when anything was last written, as of `time.time`; 0 if nothing was.

@@ -115,8 +115,8 @@ def read(folder: Path, task: Task) -> Heartbeat | None:
 def names(folder: Path) -> list[str]:
     """The names in a folder; none if another process has removed it.
 
-    Whoever waits for a file looks here too: a client of NFS asks its server which names there are when a folder is
-    opened, and else goes by what it has seen for up to a minute.
+    Processes that wait for a file list the folder too: an NFS client asks its server for the names when a folder is
+    opened, and otherwise uses its cache for up to a minute.
     """
     try:
         return os.listdir(folder)

@@ -21,7 +21,7 @@ _ONE_CPU = ("/device:CPU:0",)
 
 
 def disable_thread_spinning() -> None:
-    """Makes threads that wait for work sleep: on servers in what they run for the coordinator of this process.
+    """Makes idle threads sleep on the servers, when they run the steps of the coordinator of this process.
 
     Servers run that with the options of the coordinator's context, which no public option reaches. Where several
     servers share cores, threads that spin took 7 % of the time (TensorFlow 2.21).

@@ -108,7 +108,7 @@ class Views(Trackable):
     """Takes the place of a variable in the graph of objects.
 
     Args:
-      children: by table, what holds the table.
+      children: by table, the object that holds it.
     """
 
     def __init__(self, children: Mapping[str, Any]) -> None:

@@ -130,7 +130,7 @@ class DealtInput(Stream):
         return numbers
 
     def _queue(self) -> tf.Tensor:
-        """The worker's own: it is made where it is first asked for. tf.queue would make it on the chief."""
+        """The worker's queue, created by its first use there. tf.queue would create it on the chief."""
         with tf.device("/device:CPU:0"):  # where the pipeline runs, on a worker with other devices, too
             return tf.raw_ops.FIFOQueueV2(
                 component_types=[tf.int64], shapes=[[2]], capacity=_MOST_WAITING, shared_name=self._name

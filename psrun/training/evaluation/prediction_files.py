@@ -63,7 +63,7 @@ def written(path: Path, file_format: str, class_names: ClassNames = None) -> Ite
     """A writer of 'csv' or 'tfrecord'; the file appears at `path` when it is complete.
 
     Args:
-      class_names: of the classes 0, 1, ...; None without names, or if labels are no classes.
+      class_names: of the classes 0, 1, ...; None without names, or if labels are not classes.
 
     Raises:
       PsrunError: the disk is full or the file cannot be written.

@@ -206,7 +206,7 @@ class _Fetched(VariableProxy):
 
 
 class _Asked(VariableProxy):
-    """Remembers whether the value was asked for."""
+    """Records whether the value was read."""
 
     asked = False
 

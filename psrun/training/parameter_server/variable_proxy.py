@@ -25,7 +25,7 @@ class VariableProxy(ConvertibleToTensor):
 
     @abc.abstractmethod
     def value(self, *_: Any, **__: Any) -> tf.Tensor:
-        """The value of the variable in the graph that asks for it."""
+        """The value of the variable in the current graph."""
 
     def read_value(self, *_: Any, **__: Any) -> tf.Tensor:
         return self.value()
