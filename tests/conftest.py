@@ -103,9 +103,9 @@ def browser():
         pytest.skip("there is no Chromium: apt-get install chromium")
     with playwright.sync_playwright() as started:
         # Chromium's own sandbox is not to be had in containers; the page is ours.
-        made = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield made
-        made.close()
+        launched_browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield launched_browser
+        launched_browser.close()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -12,8 +12,10 @@ PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "d
 
 def blocks(text: str, language: str) -> list[tuple[str, str]]:
     """The title and the text of each block in `language`. The title may be a comment in the first line."""
-    found = re.findall(rf'^```{language}(?: title="([^"]+)")?\n(?:# (\S+\.\w+)\n)?(.*?)^```$', text, flags=re.M | re.S)
-    return [(title or comment, code) for title, comment, code in found]
+    matches = re.findall(
+        rf'^```{language}(?: title="([^"]+)")?\n(?:# (\S+\.\w+)\n)?(.*?)^```$', text, flags=re.M | re.S
+    )
+    return [(title or comment, code) for title, comment, code in matches]
 
 
 def commands(text: str) -> list[list[str]]:

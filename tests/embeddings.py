@@ -16,7 +16,7 @@ ROWS, IDS, DIM = 50, 4, 3
 
 
 class Ids(ArraySource):
-    """Random ids, each example with a number to be told from them.
+    """Random ids, each example with a number to predict from them.
 
     Args:
       highest: one more than the greatest id.
@@ -145,7 +145,7 @@ def towers(source: Ids) -> tf_keras.Model:
 
 
 def of_one_category(source: Any) -> Model:
-    """What the rows of category C1 of Criteo's layout tell."""
+    """A prediction from the rows of category C1 of Criteo's layout."""
     preprocessing, num_ids = prepared(source)
     tensors = network_inputs(source, num_ids)
     rows = layers.Embedding(num_ids["C1"], DIM)(tensors["C1"])

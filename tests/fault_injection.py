@@ -40,7 +40,7 @@ class Cluster:
     # -- what there is to see
 
     def task(self, name: str) -> psutil.Process:
-        """The process that is the task now, once it has told of itself."""
+        """The process that is the task now, once it has written its heartbeat."""
         path = self.folder / ".tasks" / f"{name}.json"
 
         def find() -> psutil.Process | None:
@@ -55,8 +55,8 @@ class Cluster:
         path = self.folder / "metrics.jsonl"
         text = path.read_text() if path.exists() else ""
         lines = text[: text.rfind("\n") + 1].splitlines()  # the last one may still be on its way
-        found = [json.loads(line) for line in lines]
-        return [event for event in found if kind in (None, event["event"])]
+        events = [json.loads(line) for line in lines]
+        return [event for event in events if kind in (None, event["event"])]
 
     @property
     def result(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class Network:
         return ["ip", "netns", "exec", self.space(host)]
 
     def cut(self, host: str) -> None:
-        """Pulls the host's cable: packets vanish, nothing is told."""
+        """Pulls the host's cable: packets vanish without an error."""
         self._ip("-n", self._switch, "link", "set", self._port(host), "down")
 
     def mend(self, host: str) -> None:

@@ -51,23 +51,23 @@ def pods(objects: list[dict[str, Any]]) -> list[Pod]:
     https://kubernetes.io/docs/concepts/workloads/controllers/job/ (Indexed: <job>-<index>, JOB_COMPLETION_INDEX),
     https://jobset.sigs.k8s.io/docs/concepts/ (<jobset>-<replicated job>-<job>-<pod>.<subdomain>)
     """
-    found: list[Pod] = []
+    created: list[Pod] = []
     for each in objects:
         name, spec = each["metadata"]["name"], each["spec"]
         if each["kind"] == "Job":
-            found += _of_job(name, spec)
+            created += _of_job(name, spec)
         elif each["kind"] == "JobSet":
             for replicated in spec["replicatedJobs"]:
                 for number in range(replicated["replicas"]):
-                    found += _of_job(f"{name}-{replicated['name']}-{number}", replicated["template"]["spec"])
+                    created += _of_job(f"{name}-{replicated['name']}-{number}", replicated["template"]["spec"])
         elif each["kind"] == "TFJob":
             for role, replica in spec["tfReplicaSpecs"].items():
                 (container,) = replica["template"]["spec"]["containers"]
                 variables = {item["name"]: item["value"] for item in container["env"]}
                 for index in range(replica["replicas"]):
                     host = f"{name}-{role.lower()}-{index}.ns.svc"
-                    found.append(Pod(role.lower(), index, host, container, variables))
-    return found
+                    created.append(Pod(role.lower(), index, host, container, variables))
+    return created
 
 
 def _of_job(name: str, spec: dict[str, Any]) -> list[Pod]:
@@ -89,7 +89,7 @@ def _of_job(name: str, spec: dict[str, Any]) -> list[Pod]:
 
 
 def wrong_by_model(value: Any, named: str, models: dict[str, Any], where: str = "") -> list[str]:
-    """Where `value` is not as a model of Kubernetes' generated Python client says, by dotted key.
+    """Dotted keys where `value` differs from a model of Kubernetes' generated Python client.
 
     Args:
       named: the type, as those models name it: 'str', 'list[V1Pod]', 'dict(str, V1Pod)', 'V1Pod'.
@@ -110,8 +110,8 @@ def wrong_by_model(value: Any, named: str, models: dict[str, Any], where: str = 
         return [bad for name, each in value.items() for bad in wrong_by_model(each, of, models, f"{where}.{name}")]
     model = models[named]
     fields = {key: model.openapi_types[name] for name, key in model.attribute_map.items()}
-    found: list[str] = []
+    wrong_keys: list[str] = []
     for name, each in value.items():
         key = f"{where}.{name}".lstrip(".")
-        found += wrong_by_model(each, fields[name], models, key) if name in fields else [key]
-    return found
+        wrong_keys += wrong_by_model(each, fields[name], models, key) if name in fields else [key]
+    return wrong_keys

@@ -29,7 +29,7 @@ class Histories(ArraySource):
     """The label is the sum of the ids times their weights; evaluation examples have other lists.
 
     Args:
-      declared: whether the features say that they are lists.
+      declared: whether the features are declared as lists.
       sample_weights: whether examples have weights.
       combiner: of the ids.
       spoiled: the evaluation examples have no lists.

@@ -35,7 +35,7 @@ class Pattern(tf_keras.initializers.Initializer):
 
 
 class Ordered:
-    """Examples in one order, whatever the seed and the worker: heroes, numbers or images, as `kind` says."""
+    """Examples in one order, whatever the seed and the worker: heroes, numbers or images, by `kind`."""
 
     facts: dict[str, Any] = {}
     num_train_examples = num_eval_examples = _EXAMPLES
@@ -117,8 +117,8 @@ def custom_loop(
 ) -> tuple[tf_keras.Model, Any, dict[str, float]]:
     """The tutorial's custom training loop; returns model, optimizer and the metrics of the last epoch."""
     with strategy.scope():
-        made = heroes()
-        model, lookup, opt = made.network, made.preprocessing, optimizer()
+        definition = heroes()
+        model, lookup, opt = definition.network, definition.preprocessing, optimizer()
         accuracy, mean_loss = tf_keras.metrics.Accuracy(), tf_keras.metrics.Mean()
         opt.build(model.trainable_variables)
         _ = accuracy.variables, mean_loss.variables
@@ -176,13 +176,13 @@ def fit(
         return tf.data.Dataset.from_tensor_slices((features["x"], labels)).repeat().batch(BATCH_SIZE)
 
     with strategy.scope():
-        made, opt = model(), optimizer()
-        made.compile(optimizer=opt, **compiled)
-        made.build((None, *examples(kind)[0]["x"].shape[1:]))
-        opt.build(made.trainable_variables)
+        network, opt = model(), optimizer()
+        network.compile(optimizer=opt, **compiled)
+        network.build((None, *examples(kind)[0]["x"].shape[1:]))
+        opt.build(network.trainable_variables)
     creator = tf_keras.utils.experimental.DatasetCreator(dataset_fn)
-    history = made.fit(creator, epochs=EPOCHS, steps_per_epoch=STEPS, verbose=0).history
-    return made, opt, {name: values[-1] for name, values in history.items()}
+    history = network.fit(creator, epochs=EPOCHS, steps_per_epoch=STEPS, verbose=0).history
+    return network, opt, {name: values[-1] for name, values in history.items()}
 
 
 def mirrored(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Run folders as runs leave them behind, made in no time."""
+"""Run folders as runs leave them behind, written without a run."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def a_run(
     events: list[dict[str, Any]] = []
     for epoch in (1, 2):
         at = {"step": 100 * epoch, "wall_s": 4.0 * epoch}
-        told = {"loss": 1.0 / epoch, "auc": auc - 0.1 / epoch}
+        metrics, speed = {"loss": 1.0 / epoch, "auc": auc - 0.1 / epoch}, rate / 64 + epoch
         events += [
-            {"event": "epoch", **at, "epoch": epoch, "metrics": told, "seconds": 2.0, "steps_per_s": rate / 64 + epoch},
+            {"event": "epoch", **at, "epoch": epoch, "metrics": metrics, "seconds": 2.0, "steps_per_s": speed},
             {"event": "checkpoint", **at, "path": "ckpt", "seconds": 0.1},
-            {"event": "evaluation", **at, "mode": "exact", "examples_seen": 9, "metrics": told},
+            {"event": "evaluation", **at, "mode": "exact", "examples_seen": 9, "metrics": metrics},
         ]
     failure = {"event": "failure", "step": 150, "wall_s": 7.0, "task": "worker-1", "cause": "was killed by SIGKILL"}
     events += [{**failure, "action": "restarting worker-1"}, {"event": "recovery", "step": 160, "wall_s": 9.0, **lost}]

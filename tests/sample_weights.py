@@ -22,7 +22,7 @@ class Weighted(ArraySource):
     Args:
       weights: of the examples to train on and to evaluate, or of one of them ('train', 'evaluation', 'both', 'none').
       outputs: 1, or 2 for labels {'click': binary, 'price': a number}.
-      task: what the data says that it is.
+      task: the task that the data declares.
       names: of the classes.
     """
 

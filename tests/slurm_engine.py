@@ -148,7 +148,7 @@ class Slurm:
         return done.stdout
 
     def job(self, number: str) -> dict[str, str]:
-        """What Slurm says of a job."""
+        """The fields that Slurm shows for a job."""
         words = self.run("scontrol", "show", "job", number, "-o", check=False).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
@@ -169,7 +169,7 @@ class Slurm:
         self.network.cut(self.network.hosts[index])
 
     def mend(self, index: int) -> None:
-        """The node is back, as after a reboot: a slurmd that was there all the time would say so a minute later."""
+        """The node is back, as after a reboot: a slurmd that kept running would report only after a minute."""
         assert self.network is not None
         self.network.mend(self.network.hosts[index])
         self._slurmds[index].kill()
@@ -185,7 +185,7 @@ class Slurm:
         for daemon in reversed(self._daemons):
             daemon.kill()
             daemon.wait()
-        # A slurmstepd belongs to nobody's family; its command line does not say whose it is, its environment does.
+        # A slurmstepd belongs to nobody's family; its environment, not its command line, names its owner.
         mine = f"SLURM_CONF={self.root}/slurm.conf".encode()
         every += [psutil.Process(pid) for pid in psutil.pids() if _has(pid, mine)]
         for process in every:

@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-# Fails where the seed is 13; where there are more than 100 epochs it runs until it is told to end, or the file `go`
-# is there; seed 99 kills itself; 17 asks twice to be started again, 18 each time.
+# Fails where the seed is 13; where there are more than 100 epochs it runs until a signal ends it, or the file `go`
+# exists; seed 99 kills itself; 17 requests a restart twice, 18 each time.
 _JOB = """
 import os, signal, sys, time
 from pathlib import Path
@@ -30,7 +30,7 @@ folder = Path(sys.argv[1])
 config = OmegaConf.load(folder / "config.yaml")
 run = RunFolder(folder)
 before = run.stored()
-said = [each for each in OmegaConf.load(folder / ".hydra" / "overrides.yaml")]
+overrides = [each for each in OmegaConf.load(folder / ".hydra" / "overrides.yaml")]
 
 def interrupted(signum, frame):
     error = {"message": "interrupted", "type": "I", "task": "chief-0"}
@@ -38,9 +38,9 @@ def interrupted(signum, frame):
     os._exit(130)
 
 signal.signal(signal.SIGINT, interrupted)
-run.record("begun", overrides=said, pid=os.getpid(), began_s=time.time(), resume=config.resume,
+run.record("begun", overrides=overrides, pid=os.getpid(), began_s=time.time(), resume=config.resume,
            times=before.get("times", 0) + 1)
-print("said to the terminal")
+print("printed to the terminal")
 while config.trainer.epochs > 100 and not (folder.parent / "go").exists():
     time.sleep(0.05)
 if config.seed == 99:
@@ -94,10 +94,10 @@ class Sweep:
         return json.loads((self.folder / "sweep.json").read_text())
 
     def results(self) -> dict[int, dict[str, Any]]:
-        found = {}
+        results = {}
         for file in self.folder.glob("*/run.json"):
-            found[int(file.parent.name)] = json.loads(file.read_text())
-        return found
+            results[int(file.parent.name)] = json.loads(file.read_text())
+        return results
 
     def wait(self, condition: Callable[[], Any], what: str, *, within_s: float = 60.0) -> Any:
         deadline_s = time.monotonic() + within_s

@@ -71,8 +71,8 @@ def test_jobs_run_beside_each_other_and_failed_ones_stop_nobody(start, launcher)
     assert "unlucky" in sweep.output
     assert "was killed by SIGKILL" in sweep.output
     assert "and more" not in sweep.output  # the error line, not all of it
-    assert "said to the terminal" not in sweep.output
-    assert "said to the terminal" in (sweep.folder / "0" / "logs" / "console.log").read_text()
+    assert "printed to the terminal" not in sweep.output
+    assert "printed to the terminal" in (sweep.folder / "0" / "logs" / "console.log").read_text()
     assert "Error executing job" not in sweep.output
     assert "Traceback" not in sweep.output
     record = sweep.record

@@ -42,10 +42,10 @@ def tutorial(program: Any, session: Any, clip: float | None = None) -> None:
     def step(batch: Any) -> None:
         features, label = batch
         with tf.GradientTape() as tape:
-            found = network.compute_loss(features, label, network(features, training=True))
-        gradients = tape.gradient(found, network.trainable_variables)
+            step_loss = network.compute_loss(features, label, network(features, training=True))
+        gradients = tape.gradient(step_loss, network.trainable_variables)
         optimizer.apply_gradients(zip(gradients, network.trainable_variables))
-        loss.update_state(found)
+        loss.update_state(step_loss)
 
     def measure(batch: Any) -> None:
         squares.update_state(tf.reduce_mean(tf.square(batch[1])))
@@ -59,8 +59,8 @@ def tutorial(program: Any, session: Any, clip: float | None = None) -> None:
             assert session.step == 12
             session.schedule(measure, 2)
             session.join()
-        found = session.end_epoch({"loss": loss.result(), "squares": squares.result()})
-        assert session.should_stop or "val_loss" in found
+        metrics = session.end_epoch({"loss": loss.result(), "squares": squares.result()})
+        assert session.should_stop or "val_loss" in metrics
 
 
 def managing(program: Any, session: Any, folder: str) -> None:
@@ -103,7 +103,7 @@ def raises(context: Any, at: int = 1) -> None:
 
 
 class Batchwise(tf_keras.callbacks.Callback):
-    """Asks for what only workers could call."""
+    """Requests what only workers could call."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         pass

@@ -15,11 +15,11 @@ from psrun.models.model import Model
 
 def heroes(source: HeroFeatures, *, last: str | None = None, loss_logits: bool | None = None) -> Model:
     """The model of the tutorial, with the activation of its last layer given, and perhaps a loss of its own."""
-    made = embedding(source, embedding_dim=4)
-    (before,) = [layer for layer in made.network.layers if isinstance(layer, tf_keras.layers.GlobalAveragePooling1D)]
+    base = embedding(source, embedding_dim=4)
+    (before,) = [layer for layer in base.network.layers if isinstance(layer, tf_keras.layers.GlobalAveragePooling1D)]
     outputs = tf_keras.layers.Dense(1, activation=last, name="prediction")(before.output)
     loss = None if loss_logits is None else tf_keras.losses.BinaryCrossentropy(from_logits=loss_logits)
-    return Model(tf_keras.Model(made.network.inputs, outputs), made.preprocessing, loss)
+    return Model(tf_keras.Model(base.network.inputs, outputs), base.preprocessing, loss)
 
 
 class Shifted(ArraySource):
@@ -64,8 +64,8 @@ class Steps(tf_keras.Model):
 
 
 def steps(source, *, nan_at: int = 0) -> tf_keras.Model:
-    made = dense(source, hidden_units=(4,)).network
-    network = Steps(made.inputs, made.outputs)
+    base = dense(source, hidden_units=(4,)).network
+    network = Steps(base.inputs, base.outputs)
     network.nan_at, network.counted = nan_at, tf_keras.metrics.Sum(name="counted")
     return network
 
@@ -90,8 +90,8 @@ class Guide(tf_keras.Model):
 
 
 def guide(source, *, plain: bool = False, with_loss: bool = True) -> tf_keras.Model:
-    made = dense(source, hidden_units=(4,)).network
-    network = Guide(made.inputs, made.outputs)
+    base = dense(source, hidden_units=(4,)).network
+    network = Guide(base.inputs, base.outputs)
     network.plain, network.with_loss = plain, with_loss
     return network
 
@@ -104,8 +104,8 @@ class Wrong(tf_keras.Model):
 
 
 def wrong(source) -> tf_keras.Model:
-    made = dense(source, hidden_units=(4,)).network
-    return Wrong(made.inputs, made.outputs)
+    base = dense(source, hidden_units=(4,)).network
+    return Wrong(base.inputs, base.outputs)
 
 
 def sequential(source, *, sized: bool = False) -> tf_keras.Model:

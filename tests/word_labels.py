@@ -11,7 +11,7 @@ from psrun.data.source import ArraySource, Feature
 
 
 class Labelled(ArraySource):
-    """Two numbers an example; the class says in which part of the line their sum is.
+    """Two numbers an example; the class is the part of the line in which their sum lies.
 
     Args:
       values: of the labels, in the order of the classes; None for class numbers.
@@ -27,10 +27,10 @@ class Labelled(ArraySource):
             classes = (x.sum(axis=1) / 2 * num_classes).astype(np.int64)
             if values is None:
                 return {"x": x}, classes if multiclass else classes[:, np.newaxis].astype(np.float32)
-            found = np.array(values, dtype="S8" if isinstance(values[0], str) else None)[classes]
+            labels = np.array(values, dtype="S8" if isinstance(values[0], str) else None)[classes]
             if wrong is not None and count == 200:
-                found[:] = wrong
-            return {"x": x}, found
+                labels[:] = wrong
+            return {"x": x}, labels
 
         super().__init__(
             features={"x": Feature((2,), tf.float32)}, task="multiclass" if multiclass else "binary",

@@ -42,9 +42,9 @@ def network() -> Iterator[Network]:
     """Four hosts."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and the command ip (package iproute2)")
-    made = Network(4)
-    yield made
-    made.close()
+    hosts = Network(4)
+    yield hosts
+    hosts.close()
 
 
 @pytest.fixture
@@ -71,11 +71,11 @@ def slurm() -> Iterator[Slurm]:
     if reason:
         pytest.skip(reason)
     with tempfile.TemporaryDirectory(prefix="psrun-slurm-") as root:  # short: sockets are in it
-        made = Slurm(Path(root) / "slurm", num_nodes=NUM_NODES)
+        nodes = Slurm(Path(root) / "slurm", num_nodes=NUM_NODES)
         try:
-            yield made
+            yield nodes
         finally:
-            made.close()
+            nodes.close()
 
 
 @pytest.fixture
@@ -104,11 +104,11 @@ def on_slurm(slurm: Slurm, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
 
 def left(root: Path) -> list[psutil.Process]:
     """Processes of psrun that work below a folder."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             if "psrun" in " ".join(process.cmdline()) and process.cwd().startswith(str(root)):
-                found.append(process)
+                processes.append(process)
         except psutil.Error:
             continue
-    return found
+    return processes

@@ -17,7 +17,7 @@ LONG = [
 ]  # fmt: skip
 
 # After so many epochs the steps have been traced once more, written out. A worker that is cut off in that second hangs
-# the chief, whose trace is told to all workers with Python's lock held; the chief is then ended by its own watch.
+# the chief, whose trace is sent to all workers with Python's lock held; the chief is then ended by its own watch.
 WRITTEN_OUT = 12
 
 
@@ -50,7 +50,7 @@ def test_a_parameter_server_that_is_cut_off_ends_the_attempt_and_the_next_one_re
     assert chief.result["error"]["task"] == "ps-0"
     assert chief.result["status"] == "failed"
     saved = chief.result["checkpoints"][-1]["step"]
-    # Whoever started the tasks starts ps and chief again, as the exit code asks.
+    # Whoever started the tasks starts ps and chief again, as the exit code requests.
     network.mend(network.hosts[TASKS["ps-0"]])
     servers[0].process.terminate()
     assert servers[0].end() == 0
@@ -102,7 +102,7 @@ class Hang(tf_keras.callbacks.Callback):
 """
 
 
-def test_a_chief_that_hangs_with_pythons_lock_held_is_killed_and_says_so(start, tmp_path):
+def test_a_chief_that_hangs_with_pythons_lock_held_is_killed_and_reported(start, tmp_path):
     (tmp_path / "hanging.py").write_text(HOLDS_THE_LOCK)
     where = {job: [f"localhost:{portpicker.pick_unused_port()}"] for job in ("chief", "ps", "worker")}
 

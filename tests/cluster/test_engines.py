@@ -78,14 +78,14 @@ def test_the_same_experiment_gives_the_same_numbers(reference, way, request):
     if request.node.get_closest_marker("ray"):
         pytest.importorskip("ray", reason="pip install -e '.[ray]'")
     folder = way(request)
-    found = json.loads((folder / "run.json").read_text())
-    assert found["status"] == "completed"
-    assert found["steps"]["applied"] == reference["steps"]["applied"] == 40
-    assert set(found["metrics"]) == set(reference["metrics"])
-    assert {"loss", "auc", "val_loss", "val_auc"} <= set(found["metrics"])
+    result = json.loads((folder / "run.json").read_text())
+    assert result["status"] == "completed"
+    assert result["steps"]["applied"] == reference["steps"]["applied"] == 40
+    assert set(result["metrics"]) == set(reference["metrics"])
+    assert {"loss", "auc", "val_loss", "val_auc"} <= set(result["metrics"])
     for name, value in reference["metrics"].items():
-        assert found["metrics"][name] == pytest.approx(value, rel=2e-4), name
+        assert result["metrics"][name] == pytest.approx(value, rel=2e-4), name
     shards = [
-        {(row["variable"], row["shard"], row["task"]) for row in each["placement"]} for each in (found, reference)
+        {(row["variable"], row["shard"], row["task"]) for row in each["placement"]} for each in (result, reference)
     ]
     assert shards[0] == shards[1]

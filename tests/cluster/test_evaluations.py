@@ -36,9 +36,9 @@ def evaluating(cluster: Cluster, state: str = "evaluating") -> None:
 
 
 def counted_once(cluster: Cluster) -> None:
-    found = cluster.result["evaluation"]
-    assert (found["mode"], found["examples_seen"]) == ("exact", NUM_EXAMPLES)
-    assert found["metrics"]["not_once"] == 0
+    evaluation = cluster.result["evaluation"]
+    assert (evaluation["mode"], evaluation["examples_seen"]) == ("exact", NUM_EXAMPLES)
+    assert evaluation["metrics"]["not_once"] == 0
 
 
 @pytest.mark.parametrize(("fault", "trainer"), [("kill", "fit"), ("stop", "custom_loop")])
@@ -102,11 +102,11 @@ def test_a_checkpoint_is_evaluated_on_a_cluster_of_several_processes_of_which_on
     counted_once(evaluated)
     assert f"step 10 (exact, {NUM_EXAMPLES} examples)" in evaluated.stdout
     assert (trained / "run.json").read_bytes() == before
-    found = json.loads((trained / "evaluations" / "10-exact.json").read_text())
+    exact = json.loads((trained / "evaluations" / "10-exact.json").read_text())
     alone = start("cluster=none", f"resume='{trained}'", "mode=evaluate", "evaluation=direct", PYTHONPATH=TESTS)
     assert alone.end() == 0, alone.stderr
     other = json.loads((trained / "evaluations" / "10-direct.json").read_text())
-    assert found["metrics"] == pytest.approx(other["metrics"], rel=1e-4)
+    assert exact["metrics"] == pytest.approx(other["metrics"], rel=1e-4)
     assert evaluated.left() == []
 
 
@@ -124,9 +124,9 @@ def test_workers_predict_and_one_is_killed_in_the_middle(start, trained):
     assert not (trained / "predictions" / "10.csv").exists()  # nothing but the whole
     assert cluster.end() == 0, cluster.stderr
     assert f"{NUM_EXAMPLES} predictions of step 10 in" in cluster.stdout
-    found, expected = rows(trained / "predictions" / "10.csv"), rows(alone.root / "alone.csv")
-    assert [row["label"] for row in found] == [str(number) for number in range(NUM_EXAMPLES)]
-    assert [float(row["prediction"]) for row in found] == pytest.approx(
+    predicted, expected = rows(trained / "predictions" / "10.csv"), rows(alone.root / "alone.csv")
+    assert [row["label"] for row in predicted] == [str(number) for number in range(NUM_EXAMPLES)]
+    assert [float(row["prediction"]) for row in predicted] == pytest.approx(
         [float(row["prediction"]) for row in expected], rel=1e-4, abs=1e-5
     )
     assert {path.name for path in cluster.folder.parent.iterdir()} == {"10.csv", "cluster"}

@@ -61,8 +61,8 @@ def test_a_worker_is_killed(start):
     cluster.wait_for("recovery")
     assert cluster.end() == 0
     learned(cluster, num_epochs=30)
-    (found,) = cluster.result["recoveries"]
-    assert (found["task"], found["cause"], found["steps_lost"]) == ("worker-1", "was killed by SIGKILL", 0)
+    (recovery,) = cluster.result["recoveries"]
+    assert (recovery["task"], recovery["cause"], recovery["steps_lost"]) == ("worker-1", "was killed by SIGKILL", 0)
     assert not cluster.events("restored")  # the training went on
 
 
@@ -74,11 +74,11 @@ def test_a_parameter_server_or_the_chief_is_killed(start, trainer, task):
     cluster.wait_for("recovery")
     assert cluster.end() == 0
     learned(cluster)
-    (found,) = cluster.result["recoveries"]
-    assert found["task"] == task
+    (recovery,) = cluster.result["recoveries"]
+    assert recovery["task"] == task
     (restored,) = cluster.events("restored")
     assert restored["step"] >= 300
-    assert found["steps_lost"] <= 200
+    assert recovery["steps_lost"] <= 200
 
 
 @pytest.mark.parametrize(("task", "trainer"), [("ps-1", "custom_loop"), ("chief-0", "fit")])

@@ -76,11 +76,11 @@ class Pods:
     def start(self, task: Task) -> subprocess.Popen[str]:
         (pod,) = [each for each in self.described if (each.job, each.index) == (task.job, task.index)]
         command = [*pod.container["command"], *(each.replace("$$(", "$(") for each in pod.container["args"])]
-        told = {} if "PSRUN_JOB" in pod.environment else {"TF_CONFIG": self._tf_config(task)}
-        self.running[str(task)] = self.within(task, command, told)
+        environment = {} if "PSRUN_JOB" in pod.environment else {"TF_CONFIG": self._tf_config(task)}
+        self.running[str(task)] = self.within(task, command, environment)
         return self.running[str(task)]
 
-    def within(self, task: Task, command: list[str], told: dict[str, str]) -> subprocess.Popen[str]:
+    def within(self, task: Task, command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
         """A command in the pod of a task, as its first or as a probe is."""
         (pod,) = [each for each in self.described if (each.job, each.index) == (task.job, task.index)]
         assert command[0] == "python"
@@ -91,7 +91,8 @@ class Pods:
         enter = [*self._network.on(self.hosts[pod.host]), "unshare", "--mount", "sh", "-c", _POD, "pod"]
         return subprocess.Popen(
             [*enter, str(self._root / "hosts"), str(self.volume), str(scratch), sys.executable, *command[1:]],
-            cwd="/", env={**path, **written, **told}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            cwd="/", env={**path, **written, **environment},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
     def _tf_config(self, task: Task) -> str:
@@ -117,9 +118,9 @@ def started() -> Iterator[Pods]:
     network = Network(5)  # one to spare
     root = Path(tempfile.mkdtemp(prefix="psrun-pods-"))  # where another user may go, other than in tmp_path
     root.chmod(0o755)
-    made = Pods(network, root)
-    yield made
-    made.close()
+    run_pods = Pods(network, root)
+    yield run_pods
+    run_pods.close()
     network.close()
     shutil.rmtree(root)
 
@@ -136,8 +137,8 @@ def test_a_job_of_a_manifest_trains(started, kind):
     out, _ = chief.communicate(timeout=120)
     assert chief.returncode == 0, out
     for server in servers:
-        told, _ = server.communicate(timeout=20)
-        assert server.returncode == 0, told
+        output, _ = server.communicate(timeout=20)
+        assert server.returncode == 0, output
     result = json.loads((started.volume / "run-1" / "run.json").read_text())
     assert result["status"] == "completed"
     assert result["steps"]["applied"] == 20
@@ -145,7 +146,7 @@ def test_a_job_of_a_manifest_trains(started, kind):
     assert (started.volume / "run-1").stat().st_uid == USER
 
 
-def test_probes_tell_a_server_that_answers_from_one_that_hangs(started):
+def test_probes_distinguish_a_server_that_answers_from_one_that_hangs(started):
     started.describe("kubernetes.kind=indexed_jobs", *CLUSTER)
     worker, server = SERVERS[0], None
     (pod,) = [each for each in started.described if (each.job, each.index) == (worker.job, worker.index)]
@@ -167,7 +168,7 @@ def test_probes_tell_a_server_that_answers_from_one_that_hangs(started):
 
 
 def test_a_ps_that_comes_back_at_another_address(started):
-    """As Jobs do it: a new pod with the old name, and, as 175 asks for it, a new chief; workers stay."""
+    """As Jobs do it: a new pod with the old name, and, because the exit code is 175, a new chief; workers stay."""
     started.describe("kubernetes.kind=indexed_jobs", *CLUSTER, "trainer.epochs=40")
     servers = {task: started.start(task) for task in SERVERS}
     chief = started.start(CHIEF)

@@ -48,7 +48,7 @@ class Nodes:
         return self._cluster.add_node(num_cpus=2, **self._common)
 
     def remove(self, node: Any) -> None:
-        """As a machine that loses its power: nothing is told."""
+        """As a machine that loses its power: no other process is notified."""
         self._cluster.remove_node(node, allow_graceful=False)
         self.added.remove(node)
 
@@ -68,9 +68,9 @@ def nodes() -> Iterator[Nodes]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")  # other tests run beside these
         patch.setenv("RAY_TMPDIR", str(folder))
-        made = Nodes()
-        yield made
-        made.close()
+        ray_nodes = Nodes()
+        yield ray_nodes
+        ray_nodes.close()
     shutil.rmtree(folder)
 
 
@@ -105,7 +105,7 @@ def learned(cluster, *, num_epochs: int = 30) -> None:
 
 
 def placed(cluster) -> str:
-    """What was told last of the nodes of the tasks."""
+    """The last message about the nodes of the tasks."""
     return [e["text"] for e in cluster.events("preparing") if e["text"].startswith("tasks on")][-1]
 
 
@@ -154,8 +154,8 @@ def test_a_parameter_server_is_killed_and_the_run_resumes_from_its_checkpoint(ru
     cluster.wait_for("recovery")
     assert cluster.end() == 0, cluster.stderr
     learned(cluster, num_epochs=12)
-    (found,) = cluster.result["recoveries"]
-    assert (found["task"], found["cause"]) == ("ps-0", "was killed by SIGKILL")
+    (recovery,) = cluster.result["recoveries"]
+    assert (recovery["task"], recovery["cause"]) == ("ps-0", "was killed by SIGKILL")
     (restored,) = cluster.events("restored")
     assert restored["step"] >= 200
     assert cluster.events("failure")[0]["restarted"] == ["ps-0", "ps-1", "chief-0"]
@@ -273,15 +273,15 @@ def test_ray_ends_with_a_driver_that_is_killed_or_signalled_twice(start):
     killed.wait(lambda: not tasks & set(killed.left()), "end of all tasks", within_s=30)
     (left,) = own_folders() - before  # nobody was there to remove it: the next one does
     os.utime(left, (0, 0))
-    told = start("cluster=ray", *LONG, "trainer.epochs=2000")
-    told.wait_for("epoch", 1)
-    told.stop("chief-0")  # it will not end by itself
-    told.process.send_signal(signal.SIGINT)
-    told.wait_for("stopping")
-    told.process.send_signal(signal.SIGINT)
-    assert told.end(within_s=20) == 130
-    told.wait(lambda: not told.left(), "end of all processes", within_s=20)
-    # Two agents of Ray, which do nothing any more, try for a minute to tell somebody of it.
+    signalled = start("cluster=ray", *LONG, "trainer.epochs=2000")
+    signalled.wait_for("epoch", 1)
+    signalled.stop("chief-0")  # it will not end by itself
+    signalled.process.send_signal(signal.SIGINT)
+    signalled.wait_for("stopping")
+    signalled.process.send_signal(signal.SIGINT)
+    assert signalled.end(within_s=20) == 130
+    signalled.wait(lambda: not signalled.left(), "end of all processes", within_s=20)
+    # Two idle agents of Ray try for a minute to report it.
     killed.wait(lambda: not killed.left(), "end of all processes", within_s=90)
     assert own_folders() <= before
 

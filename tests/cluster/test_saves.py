@@ -30,12 +30,12 @@ def test_a_save_that_is_cut_short_costs_no_more_than_itself():
 
 def test_the_table_stays_on_the_parameter_servers(tmp_path):
     """A table of 256 MiB and as much again of slots: neither save, restore nor verify holds it in one place."""
-    script("checkpoint.py", "--rows", str(1 << 22), "--repetitions", "1", "--json", str(tmp_path / "found.json"))
-    (found,) = json.loads((tmp_path / "found.json").read_text())
-    assert found["bytes"] > 512 << 20
-    assert found["chief grows in a save, MiB"] < 100
-    assert found["chief grows in a restore, MiB"] < 100
-    assert found["verify holds at most, MiB"] < 100
+    script("checkpoint.py", "--rows", str(1 << 22), "--repetitions", "1", "--json", str(tmp_path / "figures.json"))
+    (figures,) = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["bytes"] > 512 << 20
+    assert figures["chief grows in a save, MiB"] < 100
+    assert figures["chief grows in a restore, MiB"] < 100
+    assert figures["verify holds at most, MiB"] < 100
 
 
 def test_a_run_folder_that_is_deleted_ends_the_run(start):

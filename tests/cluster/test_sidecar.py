@@ -61,7 +61,7 @@ def test_the_last_worker_is_set_aside_and_evaluates_whatever_becomes_of_it(start
     saved = [event["step"] for event in cluster.events("checkpoint")]
     evaluated = [event["step"] for event in cluster.events("evaluation")]
     assert list(dict.fromkeys(evaluated)) == saved
-    assert len(evaluated) <= len(saved) + 1  # what was just told when it was lost may be told again
+    assert len(evaluated) <= len(saved) + 1  # the last result reported before the loss may be reported again
     result = cluster.result
     assert result["cluster"]["num_workers"] == 2
     assert (result["evaluation"]["mode"], result["evaluation"]["step"]) == ("sidecar_thread", 1000)

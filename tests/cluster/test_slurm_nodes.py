@@ -14,7 +14,7 @@ LONG = [*DATA, "trainer.epochs=100000", "trainer.steps_per_epoch=100", "evaluati
 
 
 def job_of(run) -> str:
-    """The job that `psrun submit` tells of."""
+    """The job number that `psrun submit` prints."""
     run.wait(lambda: "Slurm job " in run.stdout, "job")
     return run.stdout.partition("Slurm job ")[2].split()[0]
 
@@ -91,7 +91,7 @@ def test_a_cut_node(on_slurm, slurm):
 
 
 def test_the_time_limit_is_near(on_slurm, slurm):
-    """Slurm sends what --signal says; here somebody else does, as the least limit is a minute."""
+    """Slurm sends the signal of --signal; here the test sends it, as the shortest limit is a minute."""
     run = on_slurm("submit", "slurm", *LONG)
     job = job_of(run)
     run.wait_for("epoch", 3)

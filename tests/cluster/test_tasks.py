@@ -173,15 +173,15 @@ def test_a_server_without_a_chief_gives_up(start):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "said"),
+    ("arguments", "environment", "message"),
     [
         (["cluster=tf_config"], {"TF_CONFIG": ""}, "TF_CONFIG: is not set"),
         (["cluster=static"], {}, "task.type: must be given"),
         (["cluster=static", "task.type=boss"], {}, "task.type: is 'boss'"),
     ],
 )
-def test_a_task_that_cannot_be_determined(start, arguments, environment, said):
+def test_a_task_that_cannot_be_determined(start, arguments, environment, message):
     """By the command; all that can be wrong is in `test_topology`."""
     process = start(*arguments, **environment)
     assert process.end() == 2
-    assert said in process.stderr
+    assert message in process.stderr

@@ -82,7 +82,7 @@ def test_a_worker_that_is_killed_costs_no_row_of_lists(start, tmp_path):
 
 
 def test_a_data_worker_and_a_dispatcher_that_are_killed_come_back(start, run):
-    """What they had begun to hand out is lost, and told; what comes after is handed out once."""
+    """Batches in progress are lost, and the loss is recorded; later batches are read once."""
     cluster = start(
         *run, "model=wide_deep", "data.num_buckets=50", "model.hidden_units=[4]", "checkpoint=none",
         "data.visitation=dynamic", "trainer.epochs=1000", "cluster.num_data_workers=2",
