@@ -60,7 +60,7 @@ def test_a_plan_reports_it_too():
 
 
 def test_tensorflows_message_about_too_few_files_is_understood(tmp_path):
-    """It has no other way to tell."""
+    """The message is the only sign of it."""
     import tensorflow as tf
     from example_ids import InFiles
     from tensorflow.python.data.experimental.ops import distribute
@@ -79,7 +79,7 @@ def test_tensorflows_message_about_too_few_files_is_understood(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pieces", "said"),
+    ("pieces", "message"),
     [
         (
             ("cluster=local",),
@@ -99,8 +99,8 @@ def test_tensorflows_message_about_too_few_files_is_understood(tmp_path):
         ((*TOGETHER, "data.sharding=files"), r"is 'files', must be one of auto, file, data, off, None"),
     ],
 )
-def test_what_cannot_be_is_reported(pieces, said):
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_is_reported(pieces, message):
+    with pytest.raises(ConfigError, match=message):
         run_config("data.sharding=data", *pieces)
 
 

@@ -61,14 +61,14 @@ def test_a_way_that_fails_is_a_row_and_the_others_are_measured(monkeypatch):
 
 def imported(name: str) -> set[str]:
     """The modules that a benchmark imports, through the benchmarks that it imports."""
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(ast.parse((BENCHMARKS / f"{name}.py").read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    benchmarks = [each for each in found if (BENCHMARKS / f"{each}.py").exists()]
-    return found.union(*map(imported, benchmarks))
+            modules.add(node.module)
+    benchmarks = [each for each in modules if (BENCHMARKS / f"{each}.py").exists()]
+    return modules.union(*map(imported, benchmarks))
 
 
 @pytest.mark.parametrize("name", ["torch_by_hand", "torch_rpc_by_hand"])

@@ -46,9 +46,9 @@ def everything(store: Store) -> dict[str, bytes]:
 
 
 def test_the_newest_is_taken(store):
-    found = store.choose("latest", pytest.fail)
-    assert (found.step, found.position, found.contents) == (300, Position(3, 0), CONTENTS)
-    assert set(found.files) == {f"ckpt-300{ending}" for ending in ENDINGS[:3]}
+    checkpoint = store.choose("latest", pytest.fail)
+    assert (checkpoint.step, checkpoint.position, checkpoint.contents) == (300, Position(3, 0), CONTENTS)
+    assert set(checkpoint.files) == {f"ckpt-300{ending}" for ending in ENDINGS[:3]}
 
 
 @pytest.mark.parametrize("harm", [truncated, flipped, Path.unlink])
@@ -63,7 +63,7 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(store, ending, harm):
         assert ending in warned[0] or "manifest" in warned[0]
 
 
-def test_sizes_alone_do_not_tell_everything(store):
+def test_sizes_alone_do_not_show_all_damage(store):
     flipped(Path(store.prefix(300) + ".index"))
     assert store.damage(300, thorough=False) is None
     assert "checksum" in store.damage(300)

@@ -254,11 +254,11 @@ def test_a_full_disk_ends_the_command_with_one_line_that_names_the_folder(psrun,
     finally:
         subprocess.run(["umount", "--lazy", where], check=True)
     assert done.code == 1
-    told = done.stderr.splitlines()
-    assert told[0].startswith(
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith(
         f"psrun: the run folder {where} cannot be written to: No space left on device; free disk space"
     )
-    assert [line for line in told[1:] if not line.startswith("(log: ")] == []
+    assert [line for line in lines[1:] if not line.startswith("(log: ")] == []
 
 
 @pytest.mark.thorough
@@ -295,7 +295,7 @@ def test_another_learning_rate_holds_from_the_resume_on(train, monkeypatch, clus
     pieces = (f"cluster={cluster}", "evaluation=none")
     _, folder = train(*pieces, "optimizer.learning_rate=0.05", "trainer.epochs=1")
     train(*pieces, "optimizer.learning_rate=0.001", into=RunFolder.take_over(folder.path))
-    # What a callback has made of it holds where the configuration says the same as before.
+    # The rate that a callback has set holds where the configuration is the same as before.
     lowers = "{_target_: tf_keras.callbacks.ReduceLROnPlateau, monitor: loss, patience: 0, min_delta: 9, factor: 0.5}"
     lower = ("trainer=fit", "optimizer.learning_rate=0.001", f"trainer.callbacks=[{lowers}]")
     train(*pieces, *lower, "trainer.epochs=5", into=RunFolder.take_over(folder.path, completed=True))

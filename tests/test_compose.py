@@ -21,20 +21,20 @@ def test_a_signal_that_comes_while_hydra_opens_a_file_is_not_hidden(monkeypatch,
     """Hydra's `finally: f.close()` fails there, as there is no f yet."""
     opened = pathlib.Path.open
 
-    def told(path, *args, **kwargs):
+    def interrupted_open(path, *args, **kwargs):
         if path.suffix == ".yaml":
             raise raised
         return opened(path, *args, **kwargs)
 
-    monkeypatch.setattr(pathlib.Path, "open", told)
+    monkeypatch.setattr(pathlib.Path, "open", interrupted_open)
     monkeypatch.setattr(sys, "argv", ["psrun"])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as it will be: taken back at the end
     try:
-        with pytest.raises(type(raised)) as found:
+        with pytest.raises(type(raised)) as caught:
             compose.run(lambda composed: None)
     finally:
         GlobalHydra.instance().clear()
-    assert found.value is raised
+    assert caught.value is raised
 
 
 def test_loggers_of_the_calling_process_stay_enabled(tmp_path, monkeypatch):
@@ -52,9 +52,9 @@ def test_loggers_of_the_calling_process_stay_enabled(tmp_path, monkeypatch):
 
 @pytest.fixture
 def refused(tmp_path, monkeypatch):
-    """What the command says of arguments that cannot be composed; `files` by name lie under --config-dir."""
+    """The command's message about arguments that cannot be composed; `files` by name lie under --config-dir."""
 
-    def told(*arguments: str, files: dict[str, bytes] | None = None) -> str:
+    def message_of(*arguments: str, files: dict[str, bytes] | None = None) -> str:
         for name, held in (files or {}).items():
             path = tmp_path / "own" / f"{name}.yaml"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,11 +63,11 @@ def refused(tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as the command does
         monkeypatch.setattr(sys, "argv", ["psrun", *own, "hydra.run.dir=run", *arguments])
-        with pytest.raises(ConfigError) as found:
+        with pytest.raises(ConfigError) as raised:
             hydra_app.run(0.0)
-        return str(found.value)
+        return str(raised.value)
 
-    return told
+    return message_of
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_an_experiment_may_set_what_belongs_to_no_group(tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["afile", "afile/run", "/proc/run"])
-def test_a_run_folder_that_cannot_be_made_is_reported_by_its_key(tmp_path, refused, folder):
+def test_a_run_folder_that_cannot_be_created_is_reported_by_its_key(tmp_path, refused, folder):
     (tmp_path / "afile").touch()
     path = tmp_path / folder
     assert refused(f"hydra.run.dir={folder}").startswith(f"hydra.run.dir: {path} cannot be created or written to: ")

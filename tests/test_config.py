@@ -1,4 +1,4 @@
-"""The configuration: every problem is told, at once, by key, and without TensorFlow."""
+"""The configuration: every problem is reported, at once, by key, and without TensorFlow."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_data_files_that_are_missing_are_reported_together(tmp_path):
     def missing(path: str, eval_path: str) -> dict[str, str]:
         return problems(raw_config(*table, f"data.path={path}", f"data.eval_path={eval_path}"))
 
-    found = missing(f"{tmp_path}/train-*.csv", f"{tmp_path}/eval.csv")
-    assert found["data.path"].startswith(f"no file matches '{tmp_path}/train-*.csv'")
-    assert found["data.eval_path"].startswith(f"'{tmp_path}/eval.csv' does not exist")
+    messages = missing(f"{tmp_path}/train-*.csv", f"{tmp_path}/eval.csv")
+    assert messages["data.path"].startswith(f"no file matches '{tmp_path}/train-*.csv'")
+    assert messages["data.eval_path"].startswith(f"'{tmp_path}/eval.csv' does not exist")
     assert set(missing("gs://rows/train-*.csv", f"{tmp_path}/?.csv")) == {"data.eval_path"}
     run_config(*table, f"data.path={tmp_path}/ro*.csv", f"data.eval_path={tmp_path}")
 
@@ -57,7 +57,7 @@ def test_every_choice_of_every_group_loads(group):
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "message"),
     [
         (("trainer", "epoch"), 3, "Did you mean 'epochs'?"),
         (("trainer", "epochs"), "many", "must be an integer"),
@@ -95,10 +95,10 @@ def test_every_choice_of_every_group_loads(group):
         (("seed",), "x", "must be an integer"),
     ],
 )  # fmt: skip
-def test_a_problem_is_reported_by_its_key(path, value, said):
-    found = problems(changed(*path, value=value))
+def test_a_problem_is_reported_by_its_key(path, value, message):
+    messages = problems(changed(*path, value=value))
     wanted = ".".join(path) if path[-1] != "_target_" or value != 3 else path[0]
-    assert said in found[wanted]
+    assert message in messages[wanted]
 
 
 def test_all_problems_are_reported_at_once():
@@ -128,8 +128,8 @@ def test_psrun_reads_keys_of_every_model_that_its_function_does_not_take(tmp_pat
         assert own.model.options == options
     assert model_of("needs", from_logits=None).model.options == {"from_logits": None}
     assert run_config("model=dense", "model.from_logits=true").model_keys.from_logits is True
-    for key, value, said in (("from_logits", "maybe", "must be true"), ("from_logit", True, "mean 'from_logits'")):
-        with pytest.raises(ConfigError, match=rf"model\.{key}: .*{said}"):
+    for key, value, message in (("from_logits", "maybe", "must be true"), ("from_logit", True, "mean 'from_logits'")):
+        with pytest.raises(ConfigError, match=rf"model\.{key}: .*{message}"):
             model_of("plain", **{key: value})
 
 
@@ -161,7 +161,7 @@ def callback(name: str, **options) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("node", "overrides", "said"),
+    ("node", "overrides", "message"),
     [
         (callback("TerminateOnNaN"), (), "psrun stops when"),
         (callback("ModelCheckpoint", filepath="m", save_freq=20), (), "use save_freq: epoch"),
@@ -173,15 +173,15 @@ def callback(name: str, **options) -> dict:
          ("+optimizer.learning_rate._target_=tf_keras.optimizers.schedules.CosineDecay",), "has no effect"),
     ],
 )  # fmt: skip
-def test_callbacks_that_lie_under_parameter_servers_are_refused(node, overrides, said):
+def test_callbacks_that_lie_under_parameter_servers_are_refused(node, overrides, message):
     raw = raw_config(*FIT, *(o for o in overrides if "learning_rate" not in o))
     if any("learning_rate" in override for override in overrides):
         raw["optimizer"]["learning_rate"] = {"_target_": "tf_keras.optimizers.schedules.CosineDecay"}
     raw["trainer"]["callbacks"] = [node]
     raw["checkpoint"] = {"kind": "none"}
-    assert said in problems(raw)["trainer.callbacks[0]"]
+    assert message in problems(raw)["trainer.callbacks[0]"]
     raw["cluster"], raw["trainer"]["steps_per_execution"] = {"kind": "none"}, 1
-    parse.load(raw)  # without parameter servers they do what they say
+    parse.load(raw)  # without parameter servers they work as documented
 
 
 @pytest.mark.parametrize("cluster", ["inprocess", "none", "local"])

@@ -1,4 +1,4 @@
-"""Rows of files in Criteo's layout: found, dealt out, parsed; made with a truth; their values counted."""
+"""Rows of files in Criteo's layout: listed, dealt out, parsed; synthesized with a known truth; their values counted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READ = ("data=criteo", "data._target_=psrun.data.criteo.Criteo")
 GOOD = "\t".join(["1", *(str(number) for number in range(13)), *(f"{number:08x}" for number in range(26))])
 
 
-def made(folder: Path, num_examples: int = 500, **options) -> Path:
+def synthesize(folder: Path, num_examples: int = 500, **options) -> Path:
     recipe = synthesis.Recipe(num_examples, 200, **{"num_values": 20, **options})
     synthesis.write(folder, recipe, num_files=3)
     return folder
@@ -45,7 +45,7 @@ def criteo(path, **options):
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_rows_are_what_a_csv_reader_finds(tmp_path, zipped):
-    folder = made(tmp_path / "made")
+    folder = synthesize(tmp_path / "synthetic")
     read = as_csv_reads_it([folder / "eval.tsv"])
     if zipped:
         (folder / "eval.tsv.gz").write_bytes(gzip.compress((folder / "eval.tsv").read_bytes()))
@@ -62,7 +62,7 @@ def test_rows_are_what_a_csv_reader_finds(tmp_path, zipped):
 def test_a_pass_is_in_another_order_and_batches_are_full(tmp_path):
     import tensorflow as tf
 
-    folder = made(tmp_path / "made")
+    folder = synthesize(tmp_path / "synthetic")
     source = criteo(folder / "train-*")
     batches = source.train(batch_size=100, seed=tf.constant(7, tf.int64)).take(10)
     counts = [batch[0]["counts"] for batch in batches.as_numpy_iterator()]
@@ -74,7 +74,7 @@ def test_a_pass_is_in_another_order_and_batches_are_full(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ("1\t2\t3", "row 2: not 40 fields separated by tabs"),
         (GOOD + "\tmore", "row 2: not 40 fields separated by tabs"),
@@ -86,15 +86,15 @@ def test_a_pass_is_in_another_order_and_batches_are_full(tmp_path):
         (GOOD.replace("\t7\t", f"\t{'7' * 60}\t", 1), "row 2: a count is not a number"),  # an infinite one
     ],
 )
-def test_a_row_that_is_not_as_it_should_be_is_named(tmp_path, row, said):
+def test_a_row_that_is_not_as_it_should_be_is_named(tmp_path, row, message):
     file = tmp_path / "rows.tsv"
     file.write_text(f"{GOOD}\n{row}\n{GOOD}\n")
-    with pytest.raises(DataError, match=rf"rows.tsv, {said}; set data.max_bad_rows="):
+    with pytest.raises(DataError, match=rf"rows.tsv, {message}; set data.max_bad_rows="):
         criteo(file)
     source = criteo(file, max_bad_rows=1)
     assert source.num_train_examples == 2
     assert source.facts["num_bad_rows"] == 1
-    assert source.warnings == (f"1 malformed rows skipped, the first: {file}, {said}",)
+    assert source.warnings == (f"1 malformed rows skipped, the first: {file}, {message}",)
     file.write_text(f"{GOOD}\n{row}\n{GOOD}\n{row}\n")
     with pytest.raises(DataError, match=r"row 4: .*malformed rows: 2 so far, data.max_bad_rows=1"):
         criteo(file, max_bad_rows=1)
@@ -146,24 +146,24 @@ def test_files_that_cannot_be_used_are_reported(tmp_path):
 def test_rows_are_prepared_once_and_again_where_a_set_is_not_whole(tmp_path):
     from psrun.data import preparation
 
-    folder, cache, told = made(tmp_path / "made"), tmp_path / "cache", []
+    folder, cache, messages = synthesize(tmp_path / "synthetic"), tmp_path / "cache", []
 
     def rows() -> list[float]:
-        source = criteo(folder / "train-*", cache=str(cache), tell=told.append)
+        source = criteo(folder / "train-*", cache=str(cache), tell=messages.append)
         batches = source.train(batch_size=500, seed=np.int64(1)).take(1).as_numpy_iterator()
         return next(batches)[0]["counts"].tolist()
 
     first = rows()
-    assert told[-1].endswith("(3 of 3 files): 384 rows so far")
-    (found,) = (path for path in cache.iterdir() if path.is_dir())
-    told.clear()
+    assert messages[-1].endswith("(3 of 3 files): 384 rows so far")
+    (prepared_set,) = (path for path in cache.iterdir() if path.is_dir())
+    messages.clear()
     assert rows() == first
-    assert told == []
-    (cache / f".{found.name}.{socket.gethostname()}.1").mkdir()  # by a process that was killed
-    truncated(found / "examples.tfrecord")
+    assert messages == []
+    (cache / f".{prepared_set.name}.{socket.gethostname()}.1").mkdir()  # by a process that was killed
+    truncated(prepared_set / "examples.tfrecord")
     assert rows() == first
-    assert told
-    assert [path for path in cache.iterdir() if path.is_dir()] == [found]
+    assert messages
+    assert [path for path in cache.iterdir() if path.is_dir()] == [prepared_set]
     (folder / "train-00000-of-00003.tsv").write_text(GOOD + "\n")
     assert criteo(folder / "train-*", cache=str(cache)).num_train_examples == 1 + 166 + 167
     file = tmp_path / "no folder"
@@ -177,21 +177,21 @@ def test_rows_are_prepared_once_and_again_where_a_set_is_not_whole(tmp_path):
 
 
 def test_a_vocabulary_is_counted_and_used(tmp_path, capsys):
-    folder = made(tmp_path / "made")
+    folder = synthesize(tmp_path / "synthetic")
     words = tmp_path / "words"
     arguments = ["vocabulary", str(folder / "train-*"), str(words), "--min-count", "2", "--num-buckets", "16"]
     assert commands.main(arguments) == ExitCode.DONE
     assert f"data.vocabulary={words}" in capsys.readouterr().out.replace("\n", "")
     read = as_csv_reads_it(sorted(folder.glob("train-*")))
-    told = json.loads((words / "vocabulary.json").read_text())["categories"]
+    categories = json.loads((words / "vocabulary.json").read_text())["categories"]
     for index in range(26):
         values = [row[14 + index] for row in read]
         wanted = {value for value in values if values.count(value) >= 2 and value}
         lines = (words / f"C{index + 1}.txt").read_text().splitlines()
         assert (set(lines), len(lines)) == (wanted, len(wanted))
-        assert told[f"C{index + 1}"]["values"] == len(wanted)
-        assert told[f"C{index + 1}"]["left_out"] == len({value for value in values if value} - wanted)
-    assert any(told[name]["collisions"] for name in told)
+        assert categories[f"C{index + 1}"]["values"] == len(wanted)
+        assert categories[f"C{index + 1}"]["left_out"] == len({value for value in values if value} - wanted)
+    assert any(categories[name]["collisions"] for name in categories)
     with pytest.raises(ConfigError, match="is not empty"):
         commands.main(arguments)
 
@@ -214,7 +214,7 @@ def test_a_vocabulary_belongs_to_the_run(train, tmp_path):
 
     from psrun.data import load
 
-    folder = made(tmp_path / "made")
+    folder = synthesize(tmp_path / "synthetic")
     for name, seed in (("words", "1"), ("others", "2")):
         arguments = ["vocabulary", str(folder / "train-*"), str(tmp_path / name), "--seed", seed]
         assert commands.main(arguments) == ExitCode.DONE
@@ -226,10 +226,10 @@ def test_a_vocabulary_belongs_to_the_run(train, tmp_path):
     (tmp_path / "words").rename(tmp_path / "moved")
     serve = tf.saved_model.load(result["export"]).signatures["serving_default"]
     features, label = next(iter(criteo(folder / "train-*", eval_path=f"{folder}/eval.tsv").evaluation(batch_size=200)))
-    found = serve(**features)["prediction"]
-    loss = tf.keras.losses.BinaryCrossentropy()(label, found)
+    predictions = serve(**features)["prediction"]
+    loss = tf.keras.losses.BinaryCrossentropy()(label, predictions)
     assert float(loss) == pytest.approx(result["metrics"]["val_loss"], rel=1e-4)
-    assert len(np.unique(found)) > 10
+    assert len(np.unique(predictions)) > 10
     message = f"data.vocabulary: differs from the vocabulary that the run in {run.path} was trained with"
     with pytest.raises(ConfigError, match=message):
         load.load_source(run_config(*pieces, f"data.vocabulary={tmp_path}/others", f"resume={run.path}"))
@@ -237,7 +237,7 @@ def test_a_vocabulary_belongs_to_the_run(train, tmp_path):
 
 @pytest.mark.thorough
 def test_synthesized_data_has_the_recorded_truth(tmp_path):
-    """The told AUC is that of the true probabilities, as another library counts it."""
+    """The recorded AUC is that of the true probabilities, computed as by another library."""
     from sklearn import metrics
 
     rng = np.random.default_rng(1)
@@ -246,9 +246,9 @@ def test_synthesized_data_has_the_recorded_truth(tmp_path):
     assert synthesis.auc(labels, scores) == pytest.approx(metrics.roc_auc_score(labels, scores))
     clipped = np.clip(scores, 0.01, 0.99)
     assert synthesis.log_loss(labels, clipped) == pytest.approx(metrics.log_loss(labels, clipped))
-    bayes = synthesis.write(tmp_path / "made", synthesis.Recipe(10, 20_000, signal=2.0))
+    bayes = synthesis.write(tmp_path / "synthetic", synthesis.Recipe(10, 20_000, signal=2.0))
     assert 0.75 < bayes["auc"] < 0.95
-    assert json.loads((tmp_path / "made" / "truth.json").read_text())["bayes"] == bayes
+    assert json.loads((tmp_path / "synthetic" / "truth.json").read_text())["bayes"] == bayes
     chance = synthesis.write(tmp_path / "noise", synthesis.Recipe(10, 20_000, signal=0.0))
     assert chance["auc"] == pytest.approx(0.5)
 
@@ -264,7 +264,7 @@ def test_the_same_seed_makes_the_same_files(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--num-examples", "0"], "num-files is 4"),
         (["--num-values", "0"], "num-values is 0"),
@@ -272,10 +272,10 @@ def test_the_same_seed_makes_the_same_files(tmp_path, capsys):
         (["--num-files", "0"], "num-files is 0"),
     ],
 )
-def test_what_cannot_be_made_is_reported(tmp_path, arguments, said):
-    with pytest.raises(ConfigError, match=said):
-        commands.main(["synthesize", str(tmp_path / "made"), *arguments])
-    assert not (tmp_path / "made").exists()
+def test_what_cannot_be_synthesized_is_reported(tmp_path, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        commands.main(["synthesize", str(tmp_path / "synthetic"), *arguments])
+    assert not (tmp_path / "synthetic").exists()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with pytest.raises(ConfigError, match="is not empty"):
@@ -300,7 +300,7 @@ def test_the_published_layout_is_read(tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("model", ["dlrm", "two_tower"])
 def test_models_learn_from_it_on_a_cluster(train, tmp_path, model):
-    folder = made(tmp_path / "made", 2000, signal=3.0)
+    folder = synthesize(tmp_path / "synthetic", 2000, signal=3.0)
     own = ("model.query_features=[counts,C1,C2]", "model.embedding_dim={default: 8, C1: 2}")
     own = own if model == "two_tower" else ()
     result, _ = train(
@@ -315,7 +315,7 @@ def test_models_learn_from_it_on_a_cluster(train, tmp_path, model):
 
 
 @pytest.mark.parametrize(
-    ("pieces", "said"),
+    ("pieces", "message"),
     [
         (("model=dlrm", "data=regression"), "dlrm requires features with ids; the data has x"),
         (("model=two_tower", "model.query_features=[C27]"), "lists the unknown feature 'C27'"),
@@ -328,10 +328,10 @@ def test_models_learn_from_it_on_a_cluster(train, tmp_path, model):
         (("model=two_tower", "data=regression"), "got task=regression"),
     ],
 )
-def test_data_that_a_model_cannot_use_is_reported(train, tmp_path, pieces, said):
+def test_data_that_a_model_cannot_use_is_reported(train, tmp_path, pieces, message):
     file = tmp_path / "rows.tsv"
     file.write_text(f"{GOOD}\n" * 99)
     own = () if "data=regression" in pieces else (f"data.path={file}", *READ)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         train(*pieces, *own, "data._target_=psrun.data.regression.Regression" if not own else "seed=1",
               "cluster=none", "evaluation=none", "data.global_batch_size=64")  # fmt: skip

@@ -55,11 +55,11 @@ def test_positions_are_those_of_the_layout(num_servers):
         stack.arrange()
     ids = {"x": tf.range(99)[:, None], "y": tf.range(1, 100)[:, None]}
     ids |= {"z": tf.range(99)[:, None] % 37, "w": tf.repeat(tf.range(99)[:, None] % 3, 2, axis=1)}
-    found = stack.positions(ids, "layer")
-    assert list(found.columns.values()) == [1, 1, 1, 2]
+    lookup = stack.positions(ids, "layer")
+    assert list(lookup.columns.values()) == [1, 1, 1, 2]
     by_table: dict[str, set[int]] = {}
     for column, name in enumerate("aabcc"):
-        by_table.setdefault(name, set()).update(np.reshape(found.positions, (99, 5))[:, column].tolist())
+        by_table.setdefault(name, set()).update(np.reshape(lookup.positions, (99, 5))[:, column].tolist())
     for index, table in enumerate(tables):
         rows = {
             block.shard * stack.layout.shard_rows + block.offset + row
@@ -82,7 +82,7 @@ def test_rows_and_gradients_are_those_of_single_tables(deduplicate, oov):
     tables = [Table("a", ("x", "y"), 20, 4), Table("b", ("z",), 9, 4), Table("c", ("w",), 9, 2)]
     ids = {"x": rng.integers(20, size=(6, 1)), "y": rng.integers(20, size=(6, 3)), "z": rng.integers(9, size=(6, 1))}
     ids = {name: tf.constant(value) for name, value in {**ids, "w": rng.integers(9, size=(6, 2))}.items()}
-    found = {}
+    results = {}
     for stack in (True, False):
         layer = EmbeddingCollection(tables, stack=stack, deduplicate=deduplicate, oov=oov)
         layer.build(None)
@@ -93,16 +93,16 @@ def test_rows_and_gradients_are_those_of_single_tables(deduplicate, oov):
             rows = layer(ids)
             loss = tf.add_n([tf.reduce_sum(each**2) for each in rows.values()])
         gradients = [tf.convert_to_tensor(each) for each in tape.gradient(loss, layer.trainable_variables)]
-        found[stack] = rows, sum(float(tf.reduce_sum(each)) for each in gradients)
+        results[stack] = rows, sum(float(tf.reduce_sum(each)) for each in gradients)
         assert len(gradients) == (2 if stack else 3)
         clone = EmbeddingCollection.from_config(layer.get_config())
         assert clone.get_config() == layer.get_config()
-    assert {name: each.shape for name, each in found[True][0].items()} == {
+    assert {name: each.shape for name, each in results[True][0].items()} == {
         name: (*value.shape, 2 if name == "w" else 4) for name, value in ids.items()
     }
-    for name, rows in found[True][0].items():
-        np.testing.assert_array_equal(rows, found[False][0][name])
-    assert found[True][1] == pytest.approx(found[False][1], rel=1e-5)
+    for name, rows in results[True][0].items():
+        np.testing.assert_array_equal(rows, results[False][0][name])
+    assert results[True][1] == pytest.approx(results[False][1], rel=1e-5)
 
 
 def _assign(layer: Any, name: str, values: np.ndarray) -> None:
@@ -253,13 +253,13 @@ def test_stacks_train_with_rows_fetched_ahead(train):
 @pytest.mark.command
 def test_stacks_train_on_replicas_as_in_one_process(psrun):
     """Two halves of a batch on two parts of the CPU, and the whole batch on one."""
-    found = []
+    results = []
     for number, pieces in enumerate([("cluster=none",), ("cluster=mirrored", "cluster.num_replicas=2")]):
         done = psrun(*MODEL, *pieces, "trainer.epochs=1", "trainer.steps_per_epoch=6", PYTHONPATH=str(TESTS),
                      folder=str(number))  # fmt: skip
         assert done.code == 0, done.stderr
-        found.append(done.result)
-    assert found[0]["metrics"]["loss"] == pytest.approx(found[1]["metrics"]["loss"], rel=1e-4)
+        results.append(done.result)
+    assert results[0]["metrics"]["loss"] == pytest.approx(results[1]["metrics"]["loss"], rel=1e-4)
 
 
 def test_a_plan_names_tables_and_counts_as_a_run_does(train):

@@ -67,8 +67,8 @@ def test_exact_counts_every_example_once_and_agrees_with_one_process(
 @pytest.mark.thorough
 def test_distributed_sees_as_many_examples_as_it_reports(train):
     result, _ = train(*counted(num_examples=200, batch=10), "evaluation=distributed", "trainer.epochs=2")
-    found = result["evaluation"]
-    assert (found["mode"], found["examples_seen"]) == ("distributed", 200)
+    evaluation = result["evaluation"]
+    assert (evaluation["mode"], evaluation["examples_seen"]) == ("distributed", 200)
     assert 0 <= result["metrics"]["val_not_once"] <= 200
     exact, _ = train(*counted(num_examples=200, batch=10), "evaluation=exact", "trainer.epochs=2")
     assert result["metrics"]["val_mean_absolute_error"] == pytest.approx(
@@ -95,14 +95,14 @@ def test_all_ways_give_the_same_metrics(train, trainer):
 
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "message"),
     [
         ("+data.endless=true", "the evaluation data is endless"),
         ("+data.wide=true", r"evaluation examples have .*\(2,\)"),
     ],
 )
-def test_evaluation_data_that_will_not_do_is_reported_before_training(train, option, said):
-    with pytest.raises(ConfigError, match=said):
+def test_evaluation_data_that_will_not_do_is_reported_before_training(train, option, message):
+    with pytest.raises(ConfigError, match=message):
         train(*counted(data="AsOthersHaveIt"), option, "evaluation=exact")
 
 
@@ -122,9 +122,9 @@ def test_checkpoints_of_a_run_are_evaluated_later_on_another_cluster(psrun):
         done = psrun("resume=run", "mode=evaluate", "evaluation=exact", f"cluster={cluster}", "restore=20")
         assert done.code == 0, done.stderr
         assert "step 20 (exact, 100 examples)" in done.stdout
-        found = json.loads((first.folder / "evaluations" / "20-exact.json").read_text())
+        result = json.loads((first.folder / "evaluations" / "20-exact.json").read_text())
         (then,) = (event for event in first.events if event["event"] == "evaluation" and event["step"] == 20)
-        assert found["metrics"] == pytest.approx(then["metrics"], rel=1e-5)
+        assert result["metrics"] == pytest.approx(then["metrics"], rel=1e-5)
     assert (first.folder / "run.json").read_bytes() == before
     refused = psrun("resume=run", "mode=evaluate", "cluster=multi_worker_mirrored", "evaluation=none")
     assert refused.code == 2
@@ -166,10 +166,10 @@ def test_the_sidecar_evaluates_what_there_is_once_and_as_exact_does(train, sidec
     folder.record("ended", status="completed", exit_code=0)
     then = [event for event in events(folder) if event["event"] == "evaluation"]
     best = ("checkpoint.best_metric=val_loss", "checkpoint.best_mode=min", "export.best=true")
-    told = sidecar(folder, *best)
-    found = [event for event in told if event["event"] == "evaluation"]
-    assert [event["step"] for event in found] == [event["step"] for event in then] == [12, 24, 36, 48]
-    for one, other in zip(found, then):
+    recorded = sidecar(folder, *best)
+    evaluations = [event for event in recorded if event["event"] == "evaluation"]
+    assert [event["step"] for event in evaluations] == [event["step"] for event in then] == [12, 24, 36, 48]
+    for one, other in zip(evaluations, then):
         assert one["examples_seen"] == other["examples_seen"] == 100
         assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-5)
     assert sorted(path.name for path in (folder.path / "export" / "best").iterdir()) == ["12", "24", "36", "48"]
@@ -200,9 +200,9 @@ def test_the_sidecar_evaluates_what_model_checkpoint_wrote_with_callbacks_and_so
     _, folder = train(*keras, "evaluation=direct")
     then = [event for event in events(folder) if event["event"] == "evaluation"]
     folder.record("ended", status="completed", exit_code=0)
-    found = sidecar(folder, *keras, callbacks, "evaluation.max_evaluations=2")
-    assert [event["step"] for event in found] == [12, 24]
-    for one, other in zip(found, then):
+    evaluations = sidecar(folder, *keras, callbacks, "evaluation.max_evaluations=2")
+    assert [event["step"] for event in evaluations] == [12, 24]
+    for one, other in zip(evaluations, then):
         assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-5)
     assert sidecar(folder, *keras, "evaluation.max_evaluations=2") == []  # those of before count
     (last,) = sidecar(folder, *keras, f"evaluation.checkpoint_dir={weights}")
@@ -224,9 +224,9 @@ def test_the_sidecar_evaluates_checkpoints_of_a_manager_and_refuses_those_of_ano
     _, folder = train(*loop, "evaluation=direct")
     then = [event for event in events(folder) if event["event"] == "evaluation"]
     folder.record("ended", status="completed", exit_code=0)
-    found = sidecar(folder, *loop, f"evaluation.checkpoint_dir={kept}")
-    assert [event["step"] for event in found] == [12, 24]
-    assert found[-1]["metrics"] == pytest.approx(then[-1]["metrics"], rel=1e-5)
+    evaluations = sidecar(folder, *loop, f"evaluation.checkpoint_dir={kept}")
+    assert [event["step"] for event in evaluations] == [12, 24]
+    assert evaluations[-1]["metrics"] == pytest.approx(then[-1]["metrics"], rel=1e-5)
     for path in folder.evaluations.iterdir():
         path.unlink()
     with pytest.raises(ConfigError, match="ckpt-1 is a checkpoint of another model"):
@@ -238,9 +238,9 @@ def test_the_sidecar_takes_the_latest_and_passes_over_what_is_damaged(train, sid
     _, folder = train("evaluation=none", "trainer.epochs=4", "checkpoint.max_to_keep=9")
     folder.record("ended", status="completed", exit_code=0)
     flipped(folder.checkpoints / "ckpt-48.index")
-    told = sidecar(folder, "evaluation.every=latest")
-    assert [(event["event"], event["step"]) for event in told] == [("warning", 48), ("evaluation", 36)]
-    assert "ckpt-48 is damaged" in told[0]["message"]
+    recorded = sidecar(folder, "evaluation.every=latest")
+    assert [(event["event"], event["step"]) for event in recorded] == [("warning", 48), ("evaluation", 36)]
+    assert "ckpt-48 is damaged" in recorded[0]["message"]
 
 
 @pytest.mark.thorough
@@ -258,12 +258,12 @@ def test_a_checkpoint_that_is_removed_under_the_sidecar_is_not_missed(train, sid
         return chosen(self, step)
 
     monkeypatch.setattr(Sidecar, "_evaluated", removed)
-    told = [(event["event"], event["step"]) for event in sidecar(folder)]
-    assert told == [("evaluation", 12), ("warning", 24), ("evaluation", 36)]
+    recorded = [(event["event"], event["step"]) for event in sidecar(folder)]
+    assert recorded == [("evaluation", 12), ("warning", 24), ("evaluation", 36)]
 
 
 @pytest.mark.thorough
-def test_a_sidecar_without_checkpoints_or_with_another_model_says_so(train, sidecar, tmp_path, monkeypatch):
+def test_a_sidecar_without_checkpoints_or_with_another_model_is_an_error(train, sidecar, tmp_path, monkeypatch):
     from psrun.roles import sidecar as role
 
     monkeypatch.setattr(role, "_REPORT_AFTER_S", 0.0)
@@ -300,7 +300,7 @@ def test_a_training_stops_early_on_request(train, trainer, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["cluster=inprocess", "evaluation=sidecar"], "'sidecar' requires an evaluator task; choose cluster=local"),
         (["cluster=local", "evaluation=sidecar", "checkpoint=none"], "'sidecar' requires checkpoints"),
@@ -327,8 +327,8 @@ def test_a_training_stops_early_on_request(train, trainer, monkeypatch):
         (["evaluation=sidecar", "cluster=local", "evaluation.every=2"], "must be one of each, latest"),
     ],
 )
-def test_modes_that_cannot_be_are_reported_before_anything_starts(overrides, said):
-    with pytest.raises(ConfigError, match=said):
+def test_modes_that_cannot_be_are_reported_before_anything_starts(overrides, message):
+    with pytest.raises(ConfigError, match=message):
         run_config(*overrides)
 
 
@@ -401,7 +401,7 @@ def test_a_resumed_run_keeps_its_learning_rate_and_its_patience(train, monkeypat
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (
             ["early_stopping.metric=val_acu", "early_stopping.mode=max"],
@@ -413,25 +413,25 @@ def test_a_resumed_run_keeps_its_learning_rate_and_its_patience(train, monkeypat
         ),
     ],
 )
-def test_a_followed_metric_that_the_run_lacks_is_reported(train, overrides, said):
-    with pytest.raises(ConfigError, match=said):
+def test_a_followed_metric_that_the_run_lacks_is_reported(train, overrides, message):
+    with pytest.raises(ConfigError, match=message):
         train("cluster=none", "early_stopping.mode=max", *overrides)
 
 
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
-    ("metric", "said"), [("NotOnce", "not_once cannot be cloned"), ("R2Score", "r2_score creates")]
+    ("metric", "message"), [("NotOnce", "not_once cannot be cloned"), ("R2Score", "r2_score creates")]
 )
-def test_a_metric_that_keras_cannot_merge_is_refused_before_training(train, monkeypatch, metric, said):
+def test_a_metric_that_keras_cannot_merge_is_refused_before_training(train, monkeypatch, metric, message):
     import example_ids as data
 
     def model(source):
-        made = inner(source)
-        return replace(made, metrics=lambda: [m for m in made.metrics() if type(m).__name__ == metric])
+        original = inner(source)
+        return replace(original, metrics=lambda: [m for m in original.metrics() if type(m).__name__ == metric])
 
     inner = data.model
     monkeypatch.setattr(data, "model", model)
-    with pytest.raises(ConfigError, match=f"'validation' adds up the workers' metrics, but {said}.*choose exact"):
+    with pytest.raises(ConfigError, match=f"'validation' adds up the workers' metrics, but {message}.*choose exact"):
         train(*counted("trainer=fit", "evaluation=validation"))
 
 
@@ -473,8 +473,8 @@ def test_a_callback_of_keras_that_monitors_no_metric_of_the_run_is_refused(train
     early = "{_target_: tf_keras.callbacks.EarlyStopping, monitor: val_los}"
     fit = ("cluster=none", "trainer=fit", "trainer.epochs=1")
     for named, key in ((early, "0"), ("{_target_: tf_keras.callbacks.CSVLogger, filename: /dev/null}, " + early, "1")):
-        said = rf"callbacks\[{key}\]\.monitor: is 'val_los', which this run does not have; .* loss, auc, .*val_loss"
-        with pytest.raises(ConfigError, match=said):
+        message = rf"callbacks\[{key}\]\.monitor: is 'val_los', which this run does not have; .* loss, auc, .*val_loss"
+        with pytest.raises(ConfigError, match=message):
             train(*fit, f"trainer.callbacks=[{named}]")
     lowers = "{_target_: tf_keras.callbacks.ReduceLROnPlateau, monitor: val_auc, mode: max}"
     saves = "{_target_: tf_keras.callbacks.ModelCheckpoint, filepath: /dev/null/never, monitor: x, save_freq: 1000}"

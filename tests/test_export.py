@@ -82,10 +82,10 @@ def test_what_cannot_be_saved_is_reported(tmp_path):
 
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a"], [1.0]), 0.0)
     network = tf_keras.Sequential([tf_keras.Input((1,)), tf_keras.layers.Dense(1)])
-    found = Manifest(7, Position(), Contents("", {}, {}, []), "", "")
+    manifest = Manifest(7, Position(), Contents("", {}, {}, []), "", "")
     hidden = Model(network, lambda features: table.lookup(features["x"]))  # where TensorFlow does not find the table
     with pytest.raises(ExportError, match=r"could not be exported to .*/7"):
-        export.write(LoadedModel(hidden, Data(), found), tmp_path)
+        export.write(LoadedModel(hidden, Data(), manifest), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -171,8 +171,8 @@ def test_a_run_can_be_exported_and_used_later_and_stays_as_it_was(trained):
     records = [
         tf.train.Example.FromString(each.numpy()) for each in tf.data.TFRecordDataset(str(trained.parent / "p/q.rec"))
     ]
-    found = [record.features.feature["prediction"].float_list.value[0] for record in records]
-    assert found == [np.float32(row["prediction"]) for row in rows(trained / "predictions" / "40.csv")]
+    predictions = [record.features.feature["prediction"].float_list.value[0] for record in records]
+    assert predictions == [np.float32(row["prediction"]) for row in rows(trained / "predictions" / "40.csv")]
     assert {name: (trained / name).read_bytes() for name in before} == before
 
 

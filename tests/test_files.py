@@ -19,9 +19,11 @@ WORKER = Task("worker", 0)
 
 def heart(folder: Path, monkeypatch) -> task_files.HeartbeatWriter:
     monkeypatch.setattr(task_files, "_BEAT_S", 0.01)
-    made = task_files.HeartbeatWriter(folder, WORKER, lambda: task_files.Heartbeat(os.getpid(), time.time(), "serving"))
-    made.start()
-    return made
+    writer = task_files.HeartbeatWriter(
+        folder, WORKER, lambda: task_files.Heartbeat(os.getpid(), time.time(), "serving")
+    )
+    writer.start()
+    return writer
 
 
 def wait(condition) -> None:
@@ -32,18 +34,18 @@ def wait(condition) -> None:
 
 
 def test_a_heart_beats_until_it_is_stopped(tmp_path, monkeypatch):
-    made = heart(tmp_path, monkeypatch)
+    writer = heart(tmp_path, monkeypatch)
     first = task_files.read(tmp_path, WORKER)
     assert (first.pid, first.state) == (os.getpid(), "serving")
     wait(lambda: task_files.read(tmp_path, WORKER).at_s > first.at_s)
     assert task_files.still_beats(tmp_path, WORKER)
-    made.stop()
+    writer.stop()
     assert task_files.read(tmp_path, WORKER) is None
     assert not task_files.still_beats(tmp_path, WORKER)
 
 
 def test_a_heart_is_heard_on_a_full_disk_too(tmp_path, monkeypatch):
-    made = heart(tmp_path, monkeypatch)
+    writer = heart(tmp_path, monkeypatch)
 
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, "no space left on device")
@@ -51,7 +53,7 @@ def test_a_heart_is_heard_on_a_full_disk_too(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "write_text", full)
     time_s = time.time()
     wait(lambda: task_files.read(tmp_path, WORKER).at_s > time_s)
-    made.stop()
+    writer.stop()
 
 
 @pytest.mark.thorough

@@ -19,8 +19,8 @@ def recipe(**options) -> histories.Recipe:
 
 
 def test_only_items_of_the_group_of_the_target_matter():
-    made = recipe(num_values=60, num_groups=6, max_values=8)
-    truth = histories.Truth(made, np.random.default_rng(1))
+    settings = recipe(num_values=60, num_groups=6, max_values=8)
+    truth = histories.Truth(settings, np.random.default_rng(1))
     rows, probability = truth.draw(np.random.default_rng(2), 5000)
     assert rows.items.min() >= 0
     assert rows.items.max() < 60
@@ -40,7 +40,7 @@ def test_only_items_of_the_group_of_the_target_matter():
 
 
 def test_the_command_writes_rows_a_vocabulary_and_their_description(tmp_path, capsys):
-    folder = tmp_path / "made"
+    folder = tmp_path / "synthetic"
     assert commands.main(["synthesize", str(folder), *FEW, "--num-files", "2"]) == ExitCode.DONE
     assert "metrics of the true model: AUC 0." in capsys.readouterr().out
     names = (folder / "items.txt").read_text().split()
@@ -66,7 +66,7 @@ def test_the_description_is_a_choice_of_data(tmp_path):
     from psrun.config import compose, parse
     from psrun.data.load import load_source
 
-    folder = tmp_path / "made"
+    folder = tmp_path / "synthetic"
     commands.main(["synthesize", str(folder), *FEW, "--gzip"])
     pieces = ("data=histories", "model=dense", "data.global_batch_size=16", f"data.cache={tmp_path}/cache")
     raw = compose.compose(["--config-dir", str(folder), *pieces])
@@ -87,14 +87,14 @@ def test_the_description_is_a_choice_of_data(tmp_path):
 )
 def test_options_of_histories_are_checked(tmp_path, arguments, message):
     with pytest.raises(ConfigError, match=message):
-        commands.main(["synthesize", str(tmp_path / "made"), *FEW, *arguments])
-    assert not (tmp_path / "made").exists()
+        commands.main(["synthesize", str(tmp_path / "synthetic"), *FEW, *arguments])
+    assert not (tmp_path / "synthetic").exists()
 
 
 def test_options_of_histories_need_histories(tmp_path):
     with pytest.raises(ConfigError, match="--max-values needs --histories"):
-        commands.main(["synthesize", str(tmp_path / "made"), "--max-values", "5"])
-    assert not (tmp_path / "made").exists()
+        commands.main(["synthesize", str(tmp_path / "synthetic"), "--max-values", "5"])
+    assert not (tmp_path / "synthetic").exists()
 
 
 def test_the_true_model_without_histories_knows_only_the_target(tmp_path):

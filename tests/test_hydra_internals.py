@@ -10,7 +10,7 @@ from psrun.config import compose, hydra_internals
 
 
 def refusal(*arguments: str) -> Exception:
-    """What Hydra says of arguments that it makes nothing of."""
+    """Hydra's error for arguments that it cannot compose."""
     error = compose.compose([*arguments])
     assert isinstance(error, Exception)
     return error
@@ -31,18 +31,18 @@ def test_an_unknown_key_is_read_from_the_text(argument, key):
 
 
 @pytest.mark.parametrize(
-    ("held", "found"),
+    ("held", "file"),
     [
         ("defaults:\n  - override /model: dense\n", "experiment/tried.yaml"),
         ("# @package _global_\ndefaults:\n  - override /model: nope\n", None),
     ],
 )
-def test_the_file_with_a_mistake_is_read_from_the_text(tmp_path, held, found):
+def test_the_file_with_a_mistake_is_read_from_the_text(tmp_path, held, file):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "tried.yaml").write_text(held)
     text = str(refusal("--config-dir", str(tmp_path), "experiment=tried"))
-    assert hydra_internals.overrides_in_its_own_place(text) == found
-    if found is None:
+    assert hydra_internals.overrides_in_its_own_place(text) == file
+    if file is None:
         assert hydra_internals.unknown_choice(text) == ("model", "nope")
 
 
@@ -99,10 +99,10 @@ def test_plugins_are_made_by_what_is_given_and_by_hydra_again_afterwards():
 
     def replaced(make):
         given.append(make)
-        return lambda *arguments, **options: "made"
+        return lambda *arguments, **options: "replacement"
 
     with hydra_internals.plugins_made_by(replaced, replaced):
-        assert Plugins.instance().instantiate_sweeper() == Plugins.instance().instantiate_launcher() == "made"
+        assert Plugins.instance().instantiate_sweeper() == Plugins.instance().instantiate_launcher() == "replacement"
     assert given == [*before]
     assert (Plugins.instantiate_sweeper, Plugins.instantiate_launcher) == before
 

@@ -23,7 +23,7 @@ from psrun.config import choices, parse
 from psrun.config.topology import Task
 from psrun.errors import ConfigError, ExitCode, PsrunError
 from psrun.launch.kubernetes import kubectl, quantities
-from psrun.launch.kubernetes import manifests as made
+from psrun.launch.kubernetes import manifests as rendered
 from psrun.roles import task_assignment
 
 EVERYTHING = ("cluster.num_workers=3", "evaluation=sidecar", "data.visitation=dynamic")
@@ -53,14 +53,14 @@ def job_templates(objects):
 @pytest.mark.thorough
 def test_the_schemas_of_kubernetes_hold(objects):
     validate = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[ci]'")
-    _, found = objects
-    known = [each for each in found if each["kind"] not in ("JobSet", "TFJob")]
+    _, resources = objects
+    known = [each for each in resources if each["kind"] not in ("JobSet", "TFJob")]
     inner = [
         {"apiVersion": "v1", "kind": "Pod", **replica["template"]}
-        for job in of_kind(found, "TFJob")
+        for job in of_kind(resources, "TFJob")
         for replica in job["spec"]["tfReplicaSpecs"].values()
     ]
-    checked = [*known, *job_templates(found), *inner]
+    checked = [*known, *job_templates(resources), *inner]
     assert len(checked) >= 5
     for version, each in itertools.product(("1.31.0", validate.latest_version()), checked):
         validate.validate(each, version, strict=True)
@@ -104,17 +104,17 @@ def test_kubectl_reads_what_is_shown(tmp_path):
 
 
 def test_every_task_is_a_pod_and_finds_itself(objects):
-    kind, found = objects
+    kind, resources = objects
     if kind == "tfjob":
         return
-    made_of = pods(found)
-    counted = {job: sum(pod.job == job for pod in made_of) for job in {pod.job for pod in made_of}}
+    task_pods = pods(resources)
+    counted = {job: sum(pod.job == job for pod in task_pods) for job in {pod.job for pod in task_pods}}
     assert counted == {"chief": 1, "ps": 2, "worker": 3, "evaluator": 1, "data_dispatcher": 1, "data_worker": 1}
-    for pod in made_of:
+    for pod in task_pods:
         run = parse.load(raw_config(*unquoted(pod.container["args"])))
         me = task_assignment.identify(run, pod.environment)
         assert me.topology.me == Task(pod.job, pod.index)
-        listed = {f"{each.host}:2222": Task(each.job, each.index) for each in made_of if each.job != "evaluator"}
+        listed = {f"{each.host}:2222": Task(each.job, each.index) for each in task_pods if each.job != "evaluator"}
         assert {where: task for task, where in me.topology.addresses.items()} == listed
 
 
@@ -123,8 +123,8 @@ def unquoted(arguments):
 
 
 def test_a_pod_may_do_nothing_that_it_need_not(objects):
-    _, found = objects
-    for pod in pod_specs(found):
+    _, resources = objects
+    for pod in pod_specs(resources):
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod["automountServiceAccountToken"] is False
@@ -134,43 +134,43 @@ def test_a_pod_may_do_nothing_that_it_need_not(objects):
             "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
         }  # fmt: skip
         assert set(container["resources"]) == {"requests", "limits"}
-    (policy,) = of_kind(found, "NetworkPolicy")
+    (policy,) = of_kind(resources, "NetworkPolicy")
     ours = {"matchLabels": {"app.kubernetes.io/instance": "run-1"}}
     assert policy["spec"] == {
         "podSelector": ours, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": ours}]}]
     }  # fmt: skip
 
 
-def pod_templates(found):
-    jobs = [each["spec"]["template"] for each in job_templates(found)]
-    replicas = [each for job in of_kind(found, "TFJob") for each in job["spec"]["tfReplicaSpecs"].values()]
+def pod_templates(resources):
+    jobs = [each["spec"]["template"] for each in job_templates(resources)]
+    replicas = [each for job in of_kind(resources, "TFJob") for each in job["spec"]["tfReplicaSpecs"].values()]
     return [*jobs, *(each["template"] for each in replicas)]
 
 
-def pod_specs(found):
-    return [each["spec"] for each in pod_templates(found)]
+def pod_specs(resources):
+    return [each["spec"] for each in pod_templates(resources)]
 
 
 def test_exit_codes_mean_what_psrun_means(objects):
-    kind, found = objects
-    for job in job_templates(found):
+    kind, resources = objects
+    for job in job_templates(resources):
         rules = job["spec"]["podFailurePolicy"]["rules"]
         codes = next(rule["onExitCodes"]["values"] for rule in rules if rule["action"] == "FailJob")
         assert codes == sorted(codes)
         for code in ExitCode:
             assert (code in codes) == (0 < code < 128)
         assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"  # the API takes the policy with no other
-    for job in of_kind(found, "TFJob"):
+    for job in of_kind(resources, "TFJob"):
         assert {each["restartPolicy"] for each in job["spec"]["tfReplicaSpecs"].values()} == {"ExitCode"}
     if kind == "jobset":
-        (jobset,) = of_kind(found, "JobSet")
+        (jobset,) = of_kind(resources, "JobSet")
         assert jobset["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["chief"]}
         assert jobset["spec"]["failurePolicy"]["rules"][0]["action"] == "FailJobSet"
 
 
 def test_only_servers_are_probed(objects):
-    _, found = objects
-    for template in pod_templates(found):
+    _, resources = objects
+    for template in pod_templates(resources):
         job, (container,) = (
             template["metadata"]["labels"]["app.kubernetes.io/component"],
             template["spec"]["containers"],
@@ -181,21 +181,21 @@ def test_only_servers_are_probed(objects):
 
 def test_what_a_shell_or_kubernetes_would_replace_is_left_alone(tmp_path):
     written = ["tracker.tracking_uri='$(HOME)/x'", "tracker.experiment='a\nkind: b'"]
-    found = manifests(tmp_path, *written, "tracker=mlflow", "kubernetes.kind=indexed_jobs")
-    args = of_kind(found, "Job")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
+    resources = manifests(tmp_path, *written, "tracker=mlflow", "kubernetes.kind=indexed_jobs")
+    args = of_kind(resources, "Job")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
     assert "tracker.tracking_uri='$$(HOME)/x'" in args
     assert written[1] in args
 
 
 def test_text_that_looks_like_something_else_is_text_to_kubectl_too(tmp_path):
-    found = submitted(tmp_path, "--dry-run", *GIVEN[:2], "kubernetes.name=y", "kubernetes.namespace='1e3'").stdout
-    assert "name: 'y'" in found
-    assert "namespace: '1e3'" in found
-    assert "image: example/psrun:1" in found
+    manifest = submitted(tmp_path, "--dry-run", *GIVEN[:2], "kubernetes.name=y", "kubernetes.namespace='1e3'").stdout
+    assert "name: 'y'" in manifest
+    assert "namespace: '1e3'" in manifest
+    assert "image: example/psrun:1" in manifest
     if shutil.which("kubectl") is not None:
         none = {**os.environ, "KUBECONFIG": os.devnull}
         command = ["kubectl", "label", "--local", "--filename", "-", "seen=yes", "--output", "name"]
-        subprocess.run(command, input=found, capture_output=True, text=True, timeout=60, check=True, env=none)
+        subprocess.run(command, input=manifest, capture_output=True, text=True, timeout=60, check=True, env=none)
 
 
 def test_resources_go_by_any_name(tmp_path):
@@ -211,8 +211,8 @@ def test_pieces_of_ones_own_and_options_that_there_are_not(tmp_path):
     (tmp_path / "myconf" / "model").mkdir(parents=True)
     text = (Path(__file__).parents[1] / "conf" / "model" / "dense.yaml").read_text()
     (tmp_path / "myconf" / "model" / "mine.yaml").write_text(text)
-    found = manifests(tmp_path, "model=mine", "--config-dir", "myconf", "kubernetes.kind=indexed_jobs")
-    args = of_kind(found, "Job")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
+    resources = manifests(tmp_path, "model=mine", "--config-dir", "myconf", "kubernetes.kind=indexed_jobs")
+    args = of_kind(resources, "Job")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
     assert args[:2] == ["--config-dir", "myconf"]
     done = submitted(tmp_path, "--dryrun", *GIVEN)
     assert done.returncode == 2
@@ -227,7 +227,7 @@ def test_what_is_shown_can_be_requested_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "messages"),
     [
         ((), ["kubernetes.image: is not given", "kubernetes.claim: is not given"]),
         (("kubernetes.claim=Runs",), ["kubernetes.claim: is 'Runs'; names of claims"]),
@@ -255,15 +255,15 @@ def test_what_is_shown_can_be_requested_again(tmp_path):
         (("--multirun", "seed=1,2"), ["submit takes one run"]),
     ],
 )
-def test_bad_input_is_named_before_anything_is_shown(monkeypatch, capsys, arguments, said):
+def test_bad_input_is_named_before_anything_is_shown(monkeypatch, capsys, arguments, messages):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     given = GIVEN[:2] if arguments else ()
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as raised:
         submit.main(["kubernetes", "--dry-run", *given, *arguments])
     assert capsys.readouterr().out == ""
-    for each in said:
-        assert each in str(told.value)
+    for message in messages:
+        assert message in str(raised.value)
 
 
 def test_without_kubectl_the_message_has_the_next_step(tmp_path):
@@ -274,7 +274,7 @@ def test_without_kubectl_the_message_has_the_next_step(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "message"),
     [
         ({}, "PSRUN_JOB: is not set: this is not a pod of a run"),
         ({"PSRUN_JOB": "boss", "JOB_COMPLETION_INDEX": "0"}, "PSRUN_JOB: is 'boss'"),
@@ -283,9 +283,9 @@ def test_without_kubectl_the_message_has_the_next_step(tmp_path):
         ({"PSRUN_JOB": "worker", "JOB_COMPLETION_INDEX": "7"}, "is 7, must be one of [0, 1] as in cluster.worker"),
     ],
 )
-def test_a_process_outside_of_a_pod_is_an_error(environment, said):
+def test_a_process_outside_of_a_pod_is_an_error(environment, message):
     run = run_config("cluster=kubernetes", "kubernetes.name=run-1")
-    with pytest.raises(ConfigError, match=re.escape(said)):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         task_assignment.identify(run, environment)
 
 
@@ -316,8 +316,8 @@ def test_files_of_the_image_are_not_looked_for_here():
     ],
 )
 def test_quantities(text, amount):
-    found = quantities.quantity(text)
-    assert found == amount if amount is None else float(found) == amount
+    value = quantities.quantity(text)
+    assert value == amount if amount is None else float(value) == amount
 
 
 def pod(state, *, created="2026-01-01T00:00:00Z", name="c", **status):
@@ -435,8 +435,8 @@ def test_requests_without_an_answer_are_repeated(monkeypatch, silent):
 def test_an_existing_run_is_reported(tmp_path, monkeypatch, capsys, over):
     def run(self, verb, *arguments, given=None):
         object_ = {"status": {"conditions": [{"type": "Completed", "status": "True"}] if over else []}}
-        said = "networkpolicy.networking.k8s.io/run-1 unchanged\njobset.jobset.x-k8s.io/run-1 unchanged\n"
-        return subprocess.CompletedProcess([verb], 0, said if verb == "apply" else json.dumps(object_), "")
+        output = "networkpolicy.networking.k8s.io/run-1 unchanged\njobset.jobset.x-k8s.io/run-1 unchanged\n"
+        return subprocess.CompletedProcess([verb], 0, output if verb == "apply" else json.dumps(object_), "")
 
     monkeypatch.setattr(shutil, "which", lambda name: name)
     monkeypatch.setattr(kubectl.Kubectl, "_run", run)
@@ -456,14 +456,14 @@ def test_a_restart_budget_that_is_spent_ends_what_is_followed(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("state", "log", "said"),
+    ("state", "log", "message"),
     [
         ({"waiting": {"reason": "ErrImagePull", "message": "not found"}}, "", "cannot start: ErrImagePull: not found"),
         ({"terminated": {"exitCode": 1}}, "python: No module named psrun", "no psrun in the image example/psrun:1"),
     ],
 )
-def test_an_image_that_is_not_there_or_has_no_psrun_is_named(tmp_path, monkeypatch, state, log, said):
-    with pytest.raises(PsrunError, match=said):
+def test_an_image_that_is_not_there_or_has_no_psrun_is_named(tmp_path, monkeypatch, state, log, message):
+    with pytest.raises(PsrunError, match=message):
         followed(VariableProxy(tmp_path, ([pod(state)], False), log=log), monkeypatch)
 
 
@@ -474,7 +474,7 @@ def test_what_a_run_without_a_chief_came_to(tmp_path, monkeypatch):
 
 def test_what_the_run_is_over_with():
     names = [
-        made.main_object(run_config("cluster=kubernetes", *GIVEN, f"kubernetes.kind={kind}").submission)
+        rendered.main_object(run_config("cluster=kubernetes", *GIVEN, f"kubernetes.kind={kind}").submission)
         for kind in KINDS
     ]
     assert names == ["jobset.jobset.x-k8s.io/run-1", "job.batch/run-1-chief", "tfjob.kubeflow.org/run-1"]

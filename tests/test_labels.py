@@ -81,7 +81,7 @@ def test_an_own_source_trains_as_with_class_numbers(train, values, num_classes):
 
 
 def predicted_by_name(folder: Any, pieces: list[str], names: list[str]) -> None:
-    """Predictions and the export of a run say the classes by their names, and agree."""
+    """Predictions and the export of a run name the classes, and agree."""
     import tensorflow as tf
     import word_labels
 

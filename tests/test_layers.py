@@ -22,11 +22,11 @@ def test_every_id_has_a_row_of_its_own_and_frequent_ones_are_spread(rows):
     from psrun.layers import Embedding
 
     layer = Embedding(rows, 1)
-    found = layer.position(tf.range(rows, dtype=tf.int64)).numpy()
-    assert len(set(found)) == rows
-    assert 0 <= found.min() <= found.max() < layer.num_rows < rows + 1024
+    positions = layer.position(tf.range(rows, dtype=tf.int64)).numpy()
+    assert len(set(positions)) == rows
+    assert 0 <= positions.min() <= positions.max() < layer.num_rows < rows + 1024
     for num_shards in (2, 3, 4) if rows >= 1000 else ():
-        head = found[: rows // 20] * num_shards // layer.num_rows
+        head = positions[: rows // 20] * num_shards // layer.num_rows
         counts = np.bincount(head, minlength=num_shards)
         assert counts.max() < 1.25 * counts.mean()
 
@@ -41,11 +41,11 @@ def test_the_layer_gives_what_keras_does_and_its_gradients():
     for deduplicate, oov in itertools.product([True, False], ["error", "row"]):
         ours, theirs = Embedding(10, 4, deduplicate=deduplicate, oov=oov), tf_keras.layers.Embedding(10, 4)
         with tf.GradientTape() as tape:
-            found = ours(ids)
-            loss = tf.reduce_sum(found * found)
+            rows = ours(ids)
+            loss = tf.reduce_sum(rows * rows)
         theirs.build(None)
         theirs.embeddings.assign(tf.gather(ours.embeddings, ours.position(tf.range(10))))
-        np.testing.assert_array_equal(found, theirs(ids))
+        np.testing.assert_array_equal(rows, theirs(ids))
         gradient = tf.convert_to_tensor(tape.gradient(loss, ours.embeddings))
         counts = np.bincount(np.ravel(ids), minlength=10)[:, np.newaxis]
         np.testing.assert_allclose(
@@ -87,8 +87,8 @@ def test_rounded_rows_stay_near(train):
 @pytest.mark.parametrize(("distinct", "deduplicates"), [(5, True), (50, False)])
 def test_whether_duplicates_are_sent_once_is_decided_by_the_first_batch(train, distinct, deduplicates):
     """32 ids a batch, of 5 different ones or of 50."""
-    found, _ = train(*MODEL, f"+data.distinct={distinct}")
-    (lookup,) = found["lookups"]
+    result, _ = train(*MODEL, f"+data.distinct={distinct}")
+    (lookup,) = result["lookups"]
     assert lookup["deduplicate"] is deduplicates
     assert (lookup["distinct"] < 0.2) is deduplicates
 
@@ -101,7 +101,7 @@ def test_an_id_outside_of_the_table_is_an_error_that_names_it(train, cluster, tr
 
 @pytest.mark.parametrize(("cluster", "trainer"), [("none", "custom_loop"), ("inprocess", "fit")])
 def test_a_gradient_that_is_not_finite_ends_the_run_and_names_the_table(train, cluster, trainer):
-    """A row that is seldom asked for would stay spoilt without a loss that shows it."""
+    """A row that is seldom looked up would stay spoilt without a loss that shows it."""
     with pytest.raises(NonFiniteLossError, match=r"not finite: the gradient of .*embeddings.*learning_rate"):
         train(*MODEL, "model._target_=embeddings.rooted", f"cluster={cluster}", f"trainer={trainer}")
 
@@ -120,14 +120,14 @@ def test_ids_outside_of_the_table_share_a_row_where_that_is_chosen(train):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [({"wire": "float8"}, "wire is 'float8'"), ({"oov": "zero"}, "oov is 'zero'"), ({"deduplicate": 2}, "deduplicate"),
      ({"input_dim": 0}, "0 x 3"), ({"output_dim": -1}, "-1")],
 )  # fmt: skip
-def test_what_is_no_argument_of_it_is_refused(options, told):
+def test_what_is_no_argument_of_it_is_refused(options, message):
     from psrun.layers import Embedding
 
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         Embedding(**{"input_dim": 5, "output_dim": 3, **options})
 
 
@@ -144,9 +144,9 @@ def test_a_table_of_two_shards_resumes_in_three_and_in_one_process(train):
 
 
 def test_a_table_in_a_model_within_the_model_trains_and_decides_nothing(train):
-    found, _ = train(*TABLED, "model._target_=embeddings.towers", "optimizer=sparse_adagrad")
-    assert found["steps"]["applied"] > 0
-    assert "lookups" not in found
+    result, _ = train(*TABLED, "model._target_=embeddings.towers", "optimizer=sparse_adagrad")
+    assert result["steps"]["applied"] > 0
+    assert "lookups" not in result
 
 
 def test_ids_of_other_kinds():

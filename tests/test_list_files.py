@@ -55,15 +55,15 @@ def _records(path: Path, columns: dict[str, list]) -> None:
 
     with tf.io.TFRecordWriter(str(path)) as writer:
         for row in zip(*columns.values()):
-            made = tf.train.Example()
+            record = tf.train.Example()
             for name, value in zip(columns, row):
                 values = value if isinstance(value, list) else [value]
                 if values:  # without any, the feature has no type
-                    feature = made.features.feature[name]
+                    feature = record.features.feature[name]
                     kinds = {int: feature.int64_list, float: feature.float_list, str: feature.bytes_list}
                     encoded = [each.encode() if isinstance(each, str) else each for each in values]
                     kinds[type(values[0])].value.extend(encoded)
-            writer.write(made.SerializeToString())
+            writer.write(record.SerializeToString())
 
 
 def _parquet(path: Path, columns: dict[str, list]) -> None:
@@ -101,11 +101,11 @@ def test_lists_are_those_that_were_written(tmp_path, ending):
     written = rows()
     path = write(tmp_path / f"rows.{ending}", written)
     source = table(write(tmp_path / f"train.{ending}", written), eval_path=str(path))
-    found = evaluated(source)
-    assert found["history"] == [items[:4] for items in written["history"]]
-    assert found["history_weights"] == [seconds[:4] for seconds in written["seconds"]]
-    assert found["tags"] == [[tag.encode() for tag in tags] for tags in written["tags"]]
-    assert found["age"] == written["age"]
+    values = evaluated(source)
+    assert values["history"] == [items[:4] for items in written["history"]]
+    assert values["history_weights"] == [seconds[:4] for seconds in written["seconds"]]
+    assert values["tags"] == [[tag.encode() for tag in tags] for tags in written["tags"]]
+    assert values["age"] == written["age"]
     assert source.facts["num_truncated_rows"] == {"history": 2, "tags": 0}  # of training and evaluation
     assert source.warnings == ("history: 2 rows have more than max_values=4 values; the first values are kept",)
 
@@ -172,9 +172,9 @@ def test_missing_values_of_a_list_have_the_default(tmp_path):
 def test_null_lists_of_parquet_are_empty(tmp_path):
     columns = {"history": [[1], None, [], [2, 3]], "seconds": [[1.0], None, None, [2.0, 3.0]], "label": [0, 1, 1, 0]}
     path, other = (write(tmp_path / name, columns) for name in ("rows.parquet", "eval.parquet"))
-    found = evaluated(table(path, eval_path=str(other), features={"history": FEATURES["history"]}))
-    assert found["history"] == [[1], [], [], [2, 3]]
-    assert found["history_weights"] == [[1.0], [], [], [2.0, 3.0]]
+    values = evaluated(table(path, eval_path=str(other), features={"history": FEATURES["history"]}))
+    assert values["history"] == [[1], [], [], [2, 3]]
+    assert values["history_weights"] == [[1.0], [], [], [2.0, 3.0]]
     nulls = {**columns, "history": [[1], None, [], [2, None]]}
     with pytest.raises(DataError, match=r"row 4: column history: is empty"):
         table(write(tmp_path / "nulls.parquet", nulls), features={"history": FEATURES["history"]})
@@ -189,8 +189,8 @@ def test_arrays_of_npz_are_lists_of_one_length_or_texts(tmp_path):
         "history": {"dtype": "int64", "num_buckets": 9, "max_values": 2},
         "tags": {"dtype": "string", "max_values": 2, "separator": " "},
     }
-    found = evaluated(table(tmp_path / "rows.npz", eval_path=str(tmp_path / "eval.npz"), features=features))
-    assert found == {"history": [[0, 1], [3, 4]], "tags": [[b"a", b"b"], []]}
+    values = evaluated(table(tmp_path / "rows.npz", eval_path=str(tmp_path / "eval.npz"), features=features))
+    assert values == {"history": [[0, 1], [3, 4]], "tags": [[b"a", b"b"], []]}
 
 
 WRONG = [

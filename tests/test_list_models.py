@@ -50,8 +50,8 @@ def test_attention_learns_what_pooling_loses():
         model.network.compile(tf_keras.optimizers.Adam(0.01), "binary_crossentropy", [tf_keras.metrics.AUC(name="auc")])
         batches = source.train(batch_size=128, seed=tf.constant(1, tf.int64)).map(ready)
         model.network.fit(batches, steps_per_epoch=375, verbose=0)
-        found = model.network.evaluate(source.evaluation(batch_size=500).map(ready), verbose=0, return_dict=True)
-        auc[make.__name__] = found["auc"]
+        metrics = model.network.evaluate(source.evaluation(batch_size=500).map(ready), verbose=0, return_dict=True)
+        auc[make.__name__] = metrics["auc"]
     assert auc["din"] > 0.80
     assert auc["din"] > auc["wide_deep"] + 0.03
 

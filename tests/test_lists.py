@@ -136,7 +136,7 @@ def test_lists_of_strings_are_looked_up_in_the_input_and_served(train, tmp_path)
     assert longest > 3  # the export truncates, too
     padded = np.array([[*each, *["padding"] * (longest - len(each))] for each in words if len(each) >= 2], object)
     lengths = [len(each) for each in words if len(each) >= 2]
-    found = served(words=tf.constant(padded), words_length=tf.constant(lengths, tf.int64))["prediction"]
+    outputs = served(words=tf.constant(padded), words_length=tf.constant(lengths, tf.int64))["prediction"]
 
     context = TaskContext(folder, ConsoleSink(Console(file=io.StringIO(), width=200)), 0)
     predictor.run(run_config(*pieces, f"resume={folder.path}", "cluster=none", "mode=predict"), context)
@@ -144,7 +144,7 @@ def test_lists_of_strings_are_looked_up_in_the_input_and_served(train, tmp_path)
     rows = [line.split(",") for line in predictions.read_text().splitlines()[1:]]
     assert [float(row[0]) for row in rows] == labels
     expected = [float(row[-1]) for row, each in zip(rows, words) if len(each) >= 2]
-    assert found[:, 0].numpy().tolist() == pytest.approx(expected, abs=1e-6)
+    assert outputs[:, 0].numpy().tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_plan_knows_the_model_and_the_number_of_values(tmp_path):
@@ -158,11 +158,11 @@ def test_a_plan_knows_the_model_and_the_number_of_values(tmp_path):
         path=f"{tmp_path}/train.csv", label="label",
         features={"words": {"dtype": "string", "max_values": 3, "num_buckets": 10}},
     )  # fmt: skip
-    made = planner.make(
+    plan = planner.make(
         run_config("model=embedding", "~model.embedding_dim", "model._target_=list_features.embedded", "mode=plan",
                    "data.global_batch_size=16"), source,
     )  # fmt: skip
-    (rows,) = [traffic for name, traffic in made.traffic_by_variable.items() if "embeddings" in name]
+    (rows,) = [traffic for name, traffic in plan.traffic_by_variable.items() if "embeddings" in name]
     assert rows.read_bytes == 16 * 2 * (4 * 4 + 8)  # two values a list in the mean, of 4 floats and an index
 
 
@@ -187,8 +187,8 @@ def test_what_cannot_be_is_an_error_before_training(train, pieces, message):
 def test_models_that_take_one_value_name_the_lists(model):
     import importlib
 
-    made = getattr(importlib.import_module(f"psrun.models.{model}"), model)
+    build_model = getattr(importlib.import_module(f"psrun.models.{model}"), model)
     source = Histories()
     source.task = "binary"
     with pytest.raises(ConfigError, match=rf"model: {model} requires one value .* lists: history, history_weights"):
-        made(source)
+        build_model(source)

@@ -33,9 +33,9 @@ def test_logits_and_probabilities_give_the_same_numbers(train, logits, pieces):
         serve = tf.saved_model.load(result["export"]).signatures["serving_default"]
         return result["metrics"], serve(features=names)["prediction"].numpy().ravel()
 
-    (metrics, predictions), (found, served) = numbers("+model.last=sigmoid"), numbers(logits)
+    (metrics, predictions), (logit_metrics, served) = numbers("+model.last=sigmoid"), numbers(logits)
     assert 0.6 < metrics["val_auc"] <= 1
-    assert found == pytest.approx(metrics, rel=2e-3)
+    assert logit_metrics == pytest.approx(metrics, rel=2e-3)
     assert served == pytest.approx(predictions, rel=1e-3)
 
 

@@ -160,10 +160,10 @@ def test_what_is_completed_is_not_run_again_and_what_failed_is(start):
 
 @pytest.mark.command
 def test_a_job_that_requests_a_restart_continues_within_its_sweep_but_not_for_ever(start):
-    sweep = start("seed=17,18", "checkpoint=epoch,none")  # 17 asks twice, 18 each time
+    sweep = start("seed=17,18", "checkpoint=epoch,none")  # 17 requests it twice, 18 each time
     assert sweep.end() == 1, sweep.output
-    told = {n: (result["status"], result["times"]) for n, result in sweep.results().items()}
-    assert told == {0: ("completed", 3), 1: ("interrupted", 1), 2: ("interrupted", 5), 3: ("interrupted", 1)}
+    outcomes = {n: (result["status"], result["times"]) for n, result in sweep.results().items()}
+    assert outcomes == {0: ("completed", 3), 1: ("interrupted", 1), 2: ("interrupted", 5), 3: ("interrupted", 1)}
     resumed = {n: result["resume"] for n, result in sweep.results().items()}
     assert resumed == {0: str(sweep.folder / "0"), 1: None, 2: str(sweep.folder / "2"), 3: None}
 
@@ -172,14 +172,14 @@ def test_a_job_that_requests_a_restart_continues_within_its_sweep_but_not_for_ev
 def test_what_a_sweep_has_not_begun_is_run_as_it_was_checked_at_its_start(start, tmp_path):
     mine = tmp_path / "mine" / "experiment"
     mine.mkdir(parents=True)
-    said = "# @package _global_\noptimizer: {{learning_rate: {}}}\n"
-    (mine / "tried.yaml").write_text(said.format(0.125))
+    template = "# @package _global_\noptimizer: {{learning_rate: {}}}\n"
+    (mine / "tried.yaml").write_text(template.format(0.125))
     chosen = ["--config-dir", str(mine.parent), "experiment=tried", LONG, "sweep.max_parallel=1"]
     sweep = start(*chosen, "seed=1,2")
     sweep.wait_for_running(1)
     sweep.send(signal.SIGINT)
     assert sweep.end() == 130, sweep.output
-    (mine / "tried.yaml").write_text(said.format(0.5))
+    (mine / "tried.yaml").write_text(template.format(0.5))
     (sweep.folder / "go").touch()
     again = start(f"resume={sweep.folder}")
     assert again.end() == 0, again.output
@@ -262,8 +262,8 @@ def test_a_search_goes_over_failed_trials_and_improves_any_metric(start):
     results = sweep.results()
     assert len(results) == 8
     assert {result["status"] for result in results.values()} == {"completed", "failed"}
-    found = OmegaConf.load(sweep.folder / "optimization_results.yaml")
-    assert (found.best_params.seed, found.best_value) == (3, 0.03)
+    best = OmegaConf.load(sweep.folder / "optimization_results.yaml")
+    assert (best.best_params.seed, best.best_value) == (3, 0.03)
     assert "Traceback" not in sweep.output
     again = start(f"resume={sweep.folder}")
     assert again.end() == 0
@@ -380,11 +380,11 @@ def test_six_jobs_two_failures_and_an_interruption_end_complete(start):
     table = again.output[again.output.rindex("job  overrides") :].partition("6 jobs:")[0]
     assert table.count("completed") == 4
     assert "the loss became" in " ".join(table.split())
-    told = subprocess.run(
+    report = subprocess.run(
         [sys.executable, "-m", "psrun", "report", str(sweep.folder), "--json", "-"],
         check=True, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    rows = json.loads(told.stdout)
+    rows = json.loads(report.stdout)
     assert [row["status"] for row in rows] == [after[n]["status"] for n in range(6)]
     assert [bool(row["error"]) for row in rows] == [n in (2, 3) for n in range(6)]
 

@@ -36,11 +36,11 @@ def _crossing(dump: Path) -> list[tuple[str, str]]:
 
     graph = graph_pb2.GraphDef()
     text_format.Parse(dump.read_text(encoding="utf-8"), graph)
-    made = {node.name: node for node in graph.node}
-    found = []
+    nodes = {node.name: node for node in graph.node}
+    crossings = []
     for node in graph.node:
         for source in node.input:
-            giver = made[re.sub(r"^\^|:\d+$", "", source)]
+            giver = nodes[re.sub(r"^\^|:\d+$", "", source)]
             if "/job:ps" in giver.device and "/job:worker" in node.device:
-                found.append((giver.op, source))
-    return found
+                crossings.append((giver.op, source))
+    return crossings

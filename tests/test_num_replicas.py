@@ -38,7 +38,7 @@ def test_a_step_has_the_examples_of_all_replicas(no_gpus, overrides, count):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "found", "key", "message"),
+    ("overrides", "gpu_names", "key", "message"),
     [
         (("cluster=tf_config", *FIVE), [], "cluster.replicas_per_worker", "unknown until they run"),
         (("cluster=tf_config", FIVE[1]), [], "cluster.replicas_per_worker", "unknown until they run"),
@@ -50,8 +50,8 @@ def test_a_step_has_the_examples_of_all_replicas(no_gpus, overrides, count):
         ((FIVE[0], "data.batch_size_per_replica=0"), [], "data.batch_size_per_replica", "must be 1 or more"),
     ],
 )  # fmt: skip
-def test_what_does_not_follow_is_a_problem(monkeypatch, overrides, found, key, message):
-    monkeypatch.setattr(gpus, "here", lambda: found)
+def test_what_does_not_follow_is_a_problem(monkeypatch, overrides, gpu_names, key, message):
+    monkeypatch.setattr(gpus, "here", lambda: gpu_names)
     raw = raw_config(*overrides)
     with pytest.raises(ConfigError) as raised:
         parse.load(raw)
@@ -83,9 +83,9 @@ def test_a_resumed_run_keeps_the_batch_of_a_replica_with_any_number_of_replicas(
     then = raw_config("cluster=mirrored", "cluster.num_replicas=2", *FIVE)
     (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(parse.load(then).raw))
     assert OmegaConf.load(tmp_path / "config.yaml").data.global_batch_size == 10
-    said = ["cluster.num_replicas=3"]
+    overrides = ["cluster.num_replicas=3"]
     now = raw_config("cluster=mirrored", "cluster.num_replicas=3", *FIVE)
-    held = recorded_config.as_recorded(now, now, tmp_path, said)
+    held = recorded_config.as_recorded(now, now, tmp_path, overrides)
     assert (held["data"]["batch_size_per_replica"], held["data"]["global_batch_size"]) == (5, 15)
 
 
@@ -95,5 +95,5 @@ def test_jobs_of_a_sweep_follow_each_by_its_replicas(psrun, tmp_path):
         "optimizer.learning_rate='${by_batch_size:{5: 0.1, 10: 0.15}}'", f"hydra.sweep.dir={tmp_path}/sweep",
     )  # fmt: skip
     assert done.code == 0, done.stderr + done.stdout
-    found = [OmegaConf.load(tmp_path / "sweep" / str(job) / "config.yaml") for job in range(2)]
-    assert [(each.data.global_batch_size, each.optimizer.learning_rate) for each in found] == [(5, 0.1), (10, 0.15)]
+    configs = [OmegaConf.load(tmp_path / "sweep" / str(job) / "config.yaml") for job in range(2)]
+    assert [(each.data.global_batch_size, each.optimizer.learning_rate) for each in configs] == [(5, 0.1), (10, 0.15)]

@@ -1,4 +1,4 @@
-"""Optimizers on the rows that a batch touches: equal to what the papers say, whatever occurs twice."""
+"""Optimizers on the rows that a batch touches: equal to the papers' formulas, also with repeated rows."""
 
 from __future__ import annotations
 
@@ -101,14 +101,14 @@ def test_dense_gradients_are_updated_as_by_keras(name):
 
     keras = {"SparseAdagrad": "Adagrad", "RowwiseAdagrad": "Adagrad", "LazyAdam": "Adam", "SparseSGD": "SGD",
              "SparseFtrl": "Ftrl"}[name]  # fmt: skip
-    found = []
+    kernels = []
     for optimizer in (getattr(sparse, name)(learning_rate=0.1), getattr(tf_keras.optimizers, keras)(learning_rate=0.1)):
         kernel = tf.Variable(start().astype(np.float32), name="kernel")
         for _, values, _, _ in gradients():
             optimizer.apply_gradients([(tf.constant(np.resize(values, (ROWS, DIM))), kernel)])
-        found.append(kernel.numpy())
+        kernels.append(kernel.numpy())
     # TensorFlow's own kernel for Adam takes 1 - beta_2 as float32 does, which is 1e-5 of it away.
-    np.testing.assert_allclose(*found, rtol=1e-6, atol=1e-5 if name == "LazyAdam" else 0)
+    np.testing.assert_allclose(*kernels, rtol=1e-6, atol=1e-5 if name == "LazyAdam" else 0)
 
 
 @pytest.mark.tensorflow
@@ -159,21 +159,23 @@ def test_no_update_of_a_row_is_lost_where_two_workers_meet(cluster_spec):
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
-    ("optimizer", "told"), [("adam", True), ("sgd", True), ("adagrad", False), ("lazy_adam", False)]
+    ("optimizer", "reported"), [("adam", True), ("sgd", True), ("adagrad", False), ("lazy_adam", False)]
 )
-def test_an_optimizer_that_updates_all_of_a_large_table_is_reported(optimizer, told):
+def test_an_optimizer_that_updates_all_of_a_large_table_is_reported(optimizer, reported):
     import tf_keras
 
     from psrun.cluster.placement import Placed
     from psrun.optimizers import cost
 
-    made = tf_keras.optimizers.get(optimizer) if optimizer != "lazy_adam" else sparse_optimizer("LazyAdam")
+    instance = tf_keras.optimizers.get(optimizer) if optimizer != "lazy_adam" else sparse_optimizer("LazyAdam")
     shards = [Placed(f"{slot}embedding/embeddings", i, f"ps-{i}", 4_000_000, kind, (2_000_000, 1), "float32")
               for i in range(2) for slot, kind in (("", "model"), ("m/", "optimizer"))]  # fmt: skip
-    found = cost.of_dense_tables(made, [*shards, Placed("small/embeddings", 0, "ps-0", 8, "model", (2, 1), "float32")])
-    assert len(found) == told
-    if told:
-        assert "updates all 2,000,000 rows of embedding/embeddings in every step" in found[0]
+    messages = cost.of_dense_tables(
+        instance, [*shards, Placed("small/embeddings", 0, "ps-0", 8, "model", (2, 1), "float32")]
+    )
+    assert len(messages) == reported
+    if reported:
+        assert "updates all 2,000,000 rows of embedding/embeddings in every step" in messages[0]
 
 
 def sparse_optimizer(name: str):

@@ -38,12 +38,12 @@ def same(folder: Path, model, optimizer, tmp_path: Path) -> None:
     agrees(held(tf.train.latest_checkpoint(str(folder))), by_hand)
 
 
-def agrees(found: dict[str, np.ndarray], by_hand: dict[str, np.ndarray]) -> None:
+def agrees(by_psrun: dict[str, np.ndarray], by_hand: dict[str, np.ndarray]) -> None:
     weights = [name for name in by_hand if name.startswith("model/") and "metrics" not in name]
     assert len(weights) >= 2
     for name in by_hand:
         if name.startswith("optimizer/") or name in weights:
-            np.testing.assert_allclose(found[name], by_hand[name], rtol=1e-5, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(by_psrun[name], by_hand[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.fixture

@@ -53,9 +53,9 @@ def built(task: str, units: int, *more: str) -> compiled_model.Program:
         "model._target_=test_output_widths.layered", f"+model.units={units}", *more,
     )  # fmt: skip
     compiled_model.start_afresh(1)
-    made = compiled_model.build(run, Labelled(task, data[task]), Distribution(tf.distribute.get_strategy()))
-    compiled_model.build_state(made)
-    return made
+    program = compiled_model.build(run, Labelled(task, data[task]), Distribution(tf.distribute.get_strategy()))
+    compiled_model.build_state(program)
+    return program
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.packaging
 
 
-def ran(*command: str, cwd: Path, **environment: str) -> str:
+def ran(*command: str, cwd: Path, **env: str) -> str:
     done = subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=300, env={**os.environ, **environment}, check=False
+        command, cwd=cwd, capture_output=True, text=True, timeout=300, env={**os.environ, **env}, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -58,12 +58,12 @@ def test_the_wheel_holds_everything_and_runs_in_a_new_folder(tmp_path):
     site, here = tmp_path / "site", tmp_path / "here"
     here.mkdir()
     ran(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel), cwd=here)
-    found = {"PYTHONPATH": str(site)}
+    env = {"PYTHONPATH": str(site)}
     where = ran(
-        sys.executable, "-c", "import psrun, psrun.conf; print(psrun.__file__, psrun.conf.__file__)", cwd=here, **found
+        sys.executable, "-c", "import psrun, psrun.conf; print(psrun.__file__, psrun.conf.__file__)", cwd=here, **env
     )
     assert where.count(str(site)) == 2
-    ran(sys.executable, "-m", "psrun", "experiment=smoke", f"hydra.run.dir={here / 'run'}", cwd=here, **found)
+    ran(sys.executable, "-m", "psrun", "experiment=smoke", f"hydra.run.dir={here / 'run'}", cwd=here, **env)
     assert json.loads((here / "run" / "run.json").read_text())["status"] == "completed"
 
 

@@ -141,7 +141,7 @@ def test_the_plan_is_what_tensorflow_does(cluster_spec, pieces, optimizer):
 
 
 @pytest.mark.inprocess
-def test_any_scope_of_the_strategy_puts_variables_where_the_rule_says(cluster_spec):
+def test_any_scope_of_the_strategy_places_variables_by_the_rule(cluster_spec):
     import numpy as np
     import tensorflow as tf
 
@@ -153,13 +153,13 @@ def test_any_scope_of_the_strategy_puts_variables_where_the_rule_says(cluster_sp
         asked.append((list(sizes), tuple(held_bytes), num_placed))
         return placement.greedy(sizes, held_bytes, num_placed)
 
-    made = strategy.parameter_servers(cluster_spec[2], choices.FixedShards("fixed_shards", 2), rule).strategy
-    with made.scope():
+    ps_strategy = strategy.parameter_servers(cluster_spec[2], choices.FixedShards("fixed_shards", 2), rule).strategy
+    with ps_strategy.scope():
         scalar = tf.Variable(1.0)
         table = tf.Variable(lambda: tf.ones([3, 2]))  # of a shape that nobody names
-        with made.extended.colocate_vars_with(table.variables[0]):
+        with ps_strategy.extended.colocate_vars_with(table.variables[0]):
             slot = tf.Variable(tf.zeros([2, 2]))
-    with made.scope():
+    with ps_strategy.scope():
         late = tf.Variable(np.zeros(1, np.float64))
     assert asked == [
         ([4], (0, 0), 0),

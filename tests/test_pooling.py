@@ -88,13 +88,13 @@ def test_rows_and_gradients_are_those_of_tensorflow(cluster_spec, num_shards, co
     given = [each if kind == "ragged" else each.to_sparse() for each in (ids, weights) if each is not None]
 
     @tf.function
-    def found() -> Any:
+    def computed() -> Any:
         with tf.GradientTape() as tape:
             rows = layer(*given)
             loss = tf.reduce_sum(rows**3)
         return rows, [tf.convert_to_tensor(each) for each in tape.gradient(loss, shards)]
 
-    rows, gradient = found()
+    rows, gradient = computed()
     table = tf.Variable(_by_id(layer, shards))
     with tf.GradientTape() as tape:
         expected = _expected(table, ids, weights, combiner)

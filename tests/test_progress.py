@@ -43,8 +43,8 @@ class Metric:
 def test_the_running_loss_is_of_one_moment(metric: Callable[[], Metric], expected: float | None) -> None:
     from psrun.training.progress import running_mean
 
-    made = metric()
-    assert running_mean(made.total, made.read) == expected
+    instance = metric()
+    assert running_mean(instance.total, instance.read) == expected
 
 
 @pytest.mark.tensorflow

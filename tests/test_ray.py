@@ -1,4 +1,4 @@
-"""cluster=ray before anything starts: what is asked for, and what is wrong with it. Needs no Ray."""
+"""cluster=ray before anything starts: requested resources, and errors in them. Needs no Ray."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from psrun.roles import task_assignment
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         (
             "cluster.address",
@@ -40,11 +40,11 @@ from psrun.roles import task_assignment
         ("cluster.restart.budget", -1, "must be 0 or more"),
     ],
 )
-def test_a_problem_is_reported_by_its_key(key, value, said):
+def test_a_problem_is_reported_by_its_key(key, value, message):
     with pytest.raises(ConfigError) as raised:
         run_config("cluster=ray", f"++{key}='{value}'" if isinstance(value, str) else f"++{key}={value}")
-    found = {problem.key: problem.message for problem in raised.value.problems}
-    assert said in found[key]
+    messages = {problem.key: problem.message for problem in raised.value.problems}
+    assert message in messages[key]
 
 
 def test_nodes_that_cannot_reach_the_servers_are_a_contradiction():
@@ -72,19 +72,19 @@ def test_each_task_asks_for_what_its_job_is_given():
     own = ("cluster.resources.ps={num_cpus: 2, memory_bytes: 1000}", "cluster.resources.worker.num_gpus=2")
     run = run_config("cluster=ray", *own, "evaluation=sidecar")
     assert isinstance(run.cluster, choices.Ray)
-    found = {str(task): need for task, need in capacity.needs(run.cluster, task_plan.of(run).tasks()).items()}
-    assert list(found) == ["ps-0", "ps-1", "worker-0", "worker-1", "chief-0", "evaluator-0"]
-    assert (found["ps-1"], found["chief-0"]) == (TaskResources(2, 1000), TaskResources(1, 0))
-    assert found["ps-1"].bundle() == {"CPU": 2, "memory": 1000}
-    assert found["chief-0"].options() == {"num_cpus": 1}
-    assert (found["worker-0"].options(), found["worker-0"].bundle()) == (
+    needs = {str(task): need for task, need in capacity.needs(run.cluster, task_plan.of(run).tasks()).items()}
+    assert list(needs) == ["ps-0", "ps-1", "worker-0", "worker-1", "chief-0", "evaluator-0"]
+    assert (needs["ps-1"], needs["chief-0"]) == (TaskResources(2, 1000), TaskResources(1, 0))
+    assert needs["ps-1"].bundle() == {"CPU": 2, "memory": 1000}
+    assert needs["chief-0"].options() == {"num_cpus": 1}
+    assert (needs["worker-0"].options(), needs["worker-0"].bundle()) == (
         {"num_cpus": 1, "num_gpus": 2},
         {"CPU": 1, "GPU": 2},
     )
 
 
 @pytest.mark.parametrize(
-    ("nodes", "said"),
+    ("nodes", "message"),
     [
         ([(4, 1000), (2, 1000)], None),
         ([(5, 2000)], None),
@@ -94,19 +94,19 @@ def test_each_task_asks_for_what_its_job_is_given():
         ([], "the nodes have nothing"),
     ],
 )  # fmt: skip
-def test_there_is_room_or_what_is_missing_is_named(nodes, said):
+def test_there_is_room_or_what_is_missing_is_named(nodes, message):
     run = run_config(
         "cluster=ray", "cluster.resources.ps={num_cpus: 2, memory_bytes: 1000}", "cluster.num_workers=1"
     )  # fmt: skip
     tasks = [task for task in task_plan.of(run).tasks() if task.job != "worker"]
     wanted = capacity.needs(run.cluster, tasks)
     has = [{"CPU": float(cpus), "memory": float(memory)} for cpus, memory in nodes]
-    if said is None:
+    if message is None:
         capacity.check(wanted, has)
         return
     with pytest.raises(ConfigError, match=r"cluster\.resources: ") as raised:
         capacity.check(wanted, has)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_what_is_greatest_can_be_its_memory():

@@ -18,11 +18,11 @@ def both(train, *pieces: str, replicas: int = 3):
     """A run on one device, and on parts of one worker."""
     pieces = (*pieces, "cluster=inprocess")
     alone, here = train(*pieces, num_workers=1)
-    found, there = train(*pieces, f"cluster.replicas_per_worker={replicas}", num_workers=1)
+    split, there = train(*pieces, f"cluster.replicas_per_worker={replicas}", num_workers=1)
     held = variables(there)
     for name, values in variables(here).items():
         np.testing.assert_allclose(held[name], values, **SAME, err_msg=name)
-    return alone, found
+    return alone, split
 
 
 OF_LINEAR = ("model._target_=replicas.linear", "evaluation=exact")
@@ -48,16 +48,16 @@ def test_steps_are_those_of_one_device(train, monkeypatch, trainer, pieces):
     from psrun.training.parameter_server import steps_per_execution
 
     monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
-    alone, found = both(train, *IDS, "partitioner=fixed_shards", *pieces, f"trainer={trainer}", "data.audit=true")
-    assert found["steps"] == alone["steps"] == {"applied": 16, "scheduled": 16, "repeated": 0}
+    alone, split = both(train, *IDS, "partitioner=fixed_shards", *pieces, f"trainer={trainer}", "data.audit=true")
+    assert split["steps"] == alone["steps"] == {"applied": 16, "scheduled": 16, "repeated": 0}
     for name, value in alone["metrics"].items():
         if "+model.reduction=sum" not in pieces or name != "loss":  # Keras reports the mean of the sums of parts
-            assert found["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+            assert split["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
     if "evaluation=none" not in pieces:
-        assert found["metrics"]["assigned"] == 64
-        assert found["evaluation"]["examples_seen"] == 16
-    assert [row["seen"] for row in found["visitation"]] == [{"0": 0, "1": 64, "2": 0, "3+": 0}] * 2
-    assert found["replicas"] == {"per_worker": 3, "devices": ["CPU:0", "CPU:1", "CPU:2"]}
+        assert split["metrics"]["assigned"] == 64
+        assert split["evaluation"]["examples_seen"] == 16
+    assert [row["seen"] for row in split["visitation"]] == [{"0": 0, "1": 64, "2": 0, "3+": 0}] * 2
+    assert split["replicas"] == {"per_worker": 3, "devices": ["CPU:0", "CPU:1", "CPU:2"]}
     assert alone["replicas"] == {"per_worker": 1, "devices": ["CPU:0"]}
 
 
@@ -84,7 +84,7 @@ def logical(kind: str, *counts: int) -> list:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "cpus", "gpus", "found"),
+    ("wanted", "cpus", "gpus", "expected"),
     [
         (None, (1, 1), (0, 0), ["CPU:0"]),
         (None, (1, 1), (2, 2), ["GPU:0", "GPU:1"]),
@@ -95,7 +95,7 @@ def logical(kind: str, *counts: int) -> list:
         (2, (2, 1), (0, 0), "is 2, but worker-1 was started with 1; start all tasks with the same number"),
     ],
 )
-def test_replicas_are_on_gpus_where_all_workers_have_so_many(monkeypatch, wanted, cpus, gpus, found):
+def test_replicas_are_on_gpus_where_all_workers_have_so_many(monkeypatch, wanted, cpus, gpus, expected):
     import tensorflow as tf
 
     from psrun.cluster import devices
@@ -103,11 +103,11 @@ def test_replicas_are_on_gpus_where_all_workers_have_so_many(monkeypatch, wanted
 
     there = {"CPU": logical("CPU", *cpus), "GPU": logical("GPU", *gpus)}
     monkeypatch.setattr(tf.config, "list_logical_devices", there.__getitem__)
-    if isinstance(found, str):
-        with pytest.raises(ConfigError, match=found):
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
             devices.of_replicas(wanted)
     else:
-        assert devices.of_replicas(wanted) == tuple(f"/device:{name}" for name in found)
+        assert devices.of_replicas(wanted) == tuple(f"/device:{name}" for name in expected)
 
 
 def test_only_workers_have_gpus_and_on_one_machine_each_has_its_own(tmp_path):

@@ -1,4 +1,4 @@
-"""`psrun report`: which runs are found, what is shown of them, and how incomplete ones are marked."""
+"""`psrun report`: which runs it lists, what it shows of them, and how it marks incomplete ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_vocabulary_is_shown_by_its_length(report, tmp_path):
     assert "[0, 1, 2, " in report(tmp_path, "--csv", "-")
 
 
-def told(text: str) -> list[list[str]]:
+def words_by_line(text: str) -> list[list[str]]:
     """The words of a table, by line."""
     return [line.split() for line in text.splitlines()]
 
@@ -63,8 +63,8 @@ def test_runs_are_found_in_sweeps_and_folders_of_them_each_once_and_in_the_order
     (tmp_path / "runs" / "single" / "evaluations" / "cluster").mkdir(parents=True)
     (tmp_path / "runs" / "single" / "evaluations" / "cluster" / "run.json").write_text("{}")  # no run of its own
     (tmp_path / "runs" / "notes").mkdir()
-    found = runs.find([tmp_path / "runs", tmp_path / "runs" / "sweep" / "3"])
-    assert [run.name for run in found] == ["single", *(f"sweep/{index}" for index in range(12))]
+    all_runs = runs.find([tmp_path / "runs", tmp_path / "runs" / "sweep" / "3"])
+    assert [run.name for run in all_runs] == ["single", *(f"sweep/{index}" for index in range(12))]
     (alone,) = runs.find([tmp_path / "runs" / "single"])
     assert alone.name == "single"
 
@@ -85,12 +85,12 @@ def test_folders_without_runs_are_named(tmp_path, name, message):
     assert name in str(error.value)
 
 
-# -- what is told
+# -- what is shown
 
 
 def test_the_table_has_a_row_a_configuration_and_the_errors_below(tmp_path, report):
     text = report(a_sweep(tmp_path / "sweep"))
-    head, *lines = told(text)
+    head, *lines = words_by_line(text)
     assert head[:5] == ["run", "status", "val_loss", "val_auc", "loss"]
     assert head[5:8] == ["num_workers", "partitioner", "seeds"]
     assert "num_shards" not in head  # follows from the partitioner
@@ -104,17 +104,17 @@ def test_the_table_has_a_row_a_configuration_and_the_errors_below(tmp_path, repo
 
 def test_one_row_a_run_for_programs(tmp_path, report):
     folder = a_sweep(tmp_path / "sweep")
-    found = listed(report, folder)
-    assert [row["run"] for row in found] == [str(index) for index in range(12)]
-    assert found[5]["cluster.num_workers"] == 2
-    assert (found[5]["partitioner"], found[5]["seed"], found[5]["recoveries"]) == ("none", 2, 1)
-    assert found[2]["error"] == "TrainingError: the loss became nan"
-    assert found[2]["val_auc"] is None
-    assert (found[11]["status"], found[11]["steps"]) == ("unknown", None)
+    listed_rows = listed(report, folder)
+    assert [row["run"] for row in listed_rows] == [str(index) for index in range(12)]
+    assert listed_rows[5]["cluster.num_workers"] == 2
+    assert (listed_rows[5]["partitioner"], listed_rows[5]["seed"], listed_rows[5]["recoveries"]) == ("none", 2, 1)
+    assert listed_rows[2]["error"] == "TrainingError: the loss became nan"
+    assert listed_rows[2]["val_auc"] is None
+    assert (listed_rows[11]["status"], listed_rows[11]["steps"]) == ("unknown", None)
     lines = list(csv.DictReader(io.StringIO(report(folder, "--csv", "-"))))
     assert [line["val_auc"] for line in lines[:3]] == ["0.8", "0.81", ""]
     report(folder, "--csv", tmp_path / "out.csv", "--json", tmp_path / "out.json")
-    assert json.loads((tmp_path / "out.json").read_text()) == found
+    assert json.loads((tmp_path / "out.json").read_text()) == listed_rows
     assert list(csv.DictReader((tmp_path / "out.csv").open())) == lines
 
 
@@ -123,13 +123,13 @@ def test_folded_seeds_have_mean_deviation_and_number(tmp_path, report):
         a_run(tmp_path / "runs" / f"same{seed}", seed=seed, auc=auc)
     a_run(tmp_path / "runs" / "other", partitioner="fixed_shards")
     a_run(tmp_path / "runs" / "other again", partitioner="fixed_shards")  # the same seed: two rows
-    found = listed(report, tmp_path / "runs", "--fold-seeds")
-    assert [row["run"] for row in found] == ["other", "other again", "same1, same2, same3"]
-    assert found[2]["seeds"] == 3
-    assert found[2]["val_auc"] == pytest.approx(0.8)
-    assert found[2]["val_auc_sd"] == pytest.approx(0.1)
-    assert found[2]["val_loss"] == 0.4
-    assert found[0]["val_auc_sd"] is None
+    listed_rows = listed(report, tmp_path / "runs", "--fold-seeds")
+    assert [row["run"] for row in listed_rows] == ["other", "other again", "same1, same2, same3"]
+    assert listed_rows[2]["seeds"] == 3
+    assert listed_rows[2]["val_auc"] == pytest.approx(0.8)
+    assert listed_rows[2]["val_auc_sd"] == pytest.approx(0.1)
+    assert listed_rows[2]["val_loss"] == 0.4
+    assert listed_rows[0]["val_auc_sd"] is None
     better = listed(report, tmp_path / "runs", "--fold-seeds", "--sort", "val_auc")  # by the mean, not the best
     assert [row["run"] for row in better] == ["same1, same2, same3", "other", "other again"]
     assert "same1, same2, same3" not in report(tmp_path / "runs", "--no-fold-seeds")
@@ -168,7 +168,7 @@ def test_sort(tmp_path, report, keys, expected):
 
 def test_columns_may_be_any_key(tmp_path, report):
     text = report(a_run(tmp_path / "one"), "--columns", "val_auc,embedding_dim,bottleneck,model")
-    assert told(text)[:2] == [
+    assert words_by_line(text)[:2] == [
         ["run", "val_auc", "embedding_dim", "bottleneck", "model"], ["one", "0.9", "20", "traffic", "embedding"],
     ]  # fmt: skip
 
@@ -227,20 +227,20 @@ def spoil(folder: Path, name: str, how: str) -> None:
 
 @pytest.mark.parametrize("name", ["run.json", "config.yaml", "metrics.jsonl"])
 @pytest.mark.parametrize("how", ["missing", "cut", "empty", "a list", "bytes", "a folder"])
-def test_a_run_that_is_not_whole_is_a_row_that_says_so(tmp_path, report, name, how):
+def test_an_incomplete_run_is_a_row_with_its_error(tmp_path, report, name, how):
     pytest.importorskip("plotly")
     a_run(tmp_path / "runs" / "good")
     spoil(a_run(tmp_path / "runs" / "spoilt", seed=2), name, how)
-    found = {row["run"]: row for row in listed(report, tmp_path / "runs")}
-    assert found["good"]["error"] == ""
+    row_by_run = {row["run"]: row for row in listed(report, tmp_path / "runs")}
+    assert row_by_run["good"]["error"] == ""
     report(tmp_path / "runs", "--html", tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     if name == "metrics.jsonl":  # of which the table does not need anything
-        assert found["spoilt"]["error"] == ""
+        assert row_by_run["spoilt"]["error"] == ""
         assert how == "empty" or "metrics.jsonl" in text
     elif (name, how) != ("config.yaml", "cut"):  # which is YAML still
-        assert name in found["spoilt"]["error"]
-        assert found["spoilt"]["status"] == ("unknown" if name == "run.json" else "completed")
+        assert name in row_by_run["spoilt"]["error"]
+        assert row_by_run["spoilt"]["status"] == ("unknown" if name == "run.json" else "completed")
 
 
 def test_events_replace_a_lost_result(tmp_path, report):

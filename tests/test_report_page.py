@@ -20,7 +20,7 @@ DRAWN = ".scatterlayer path.js-line, .scatterlayer path.point, .barlayer path, .
 
 @pytest.fixture
 def opened(browser, tmp_path):
-    """Writes a page of what is in a folder and opens it; nothing may be asked of others, or be told on the console."""
+    """Writes and opens the page of a folder; it may make no request and print nothing to the console."""
     wrong, contexts = [], []
 
     def run(folder: Path, width: int = 1440):
@@ -46,8 +46,8 @@ def opened(browser, tmp_path):
 
 def marks(page, chart: str) -> int:
     """How many lines, points, bars and boxes a chart has that can be seen."""
-    found = page.locator(f"#{chart} .plot").locator(DRAWN)
-    return sum(1 for each in found.all() if each.bounding_box() is not None)
+    shapes = page.locator(f"#{chart} .plot").locator(DRAWN)
+    return sum(1 for each in shapes.all() if each.bounding_box() is not None)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -143,7 +143,7 @@ def test_names_are_text_whatever_is_in_them(opened, tmp_path):
     assert hostile.replace("/", "") in page.locator("#diffs").inner_text()
 
 
-def test_runs_without_metrics_are_a_page_that_says_so(opened, tmp_path):
+def test_the_page_of_runs_without_metrics_shows_what_is_missing(opened, tmp_path):
     folder = a_run(tmp_path / "run", status="failed", metrics=None, placement=None, recoveries=None, step_time=None,
                    wall_s=None, examples_per_s=None)  # fmt: skip
     (folder / "metrics.jsonl").unlink()

@@ -29,13 +29,13 @@ def recorded(folder: Path, *overrides: str) -> Path:
     return folder
 
 
-def test_what_was_said_then_holds_as_far_as_nothing_else_is_said_now(tmp_path, monkeypatch):
+def test_recorded_overrides_hold_unless_new_ones_replace_them(tmp_path, monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as the command does
     folder = recorded(
         tmp_path / "a run", "cluster=local", "cluster.num_workers=3", "+model.x=1", "trainer.epochs=2", "seed=7"
     )
-    found = hydra_app.resumed([f"resume='{folder}'", "cluster=none", "trainer.epochs=5"])
-    assert found == [
+    overrides = hydra_app.resumed([f"resume='{folder}'", "cluster=none", "trainer.epochs=5"])
+    assert overrides == [
         "cluster=none", "trainer.epochs=5", f"resume='{folder}'", f"hydra.run.dir='{folder}'", "+model.x=1", "seed=7"
     ]  # fmt: skip
     assert hydra_app.resumed(["seed=3"]) == ["seed=3"]
@@ -68,7 +68,7 @@ evaluation: {kind: direct, every: 5}
 """
 
 
-def test_what_was_recorded_holds_whatever_the_files_say_today(tmp_path):
+def test_what_was_recorded_holds_whatever_the_files_contain_today(tmp_path):
     (tmp_path / "config.yaml").write_text(RECORDED)
     today = {
         "mode": "train",
@@ -105,7 +105,7 @@ def test_what_was_recorded_holds_whatever_the_files_say_today(tmp_path):
         ({"a": 3}, {"a": "${seed}"}, {"a": 1}, {"seed"}, {"a": 3}),
     ],
 )  # fmt: skip
-def test_what_is_said_now_or_refers_to_it_wins(here, refers, there, now, merged):
+def test_keys_set_now_and_keys_that_refer_to_them_win(here, refers, there, now, merged):
     assert _merged(here, refers, there, "k", now) == merged
 
 
@@ -184,9 +184,9 @@ def test_a_refused_resume_rewrites_nothing(composed, tmp_path):
     composed.code = ExitCode.USAGE
     composed("resume=run", "trainer.epochs=7", "model.embedding_dim=7")
     (tmp_path / "own").rename(tmp_path / "gone")
-    with pytest.raises(ConfigError, match=r"^model: there is no model named 'other'") as found:
+    with pytest.raises(ConfigError, match=r"^model: there is no model named 'other'") as raised:
         composed("resume=run", "model=other")
-    assert len(found.value.problems) == 1
+    assert len(raised.value.problems) == 1
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
@@ -256,8 +256,8 @@ def test_a_run_that_is_going_on_is_left_alone(psrun, tmp_path):
         second = psrun("resume=run", "trainer.epochs=2")
         assert (second.code, "is in use by a running run" in second.stderr) == (2, True), second.stderr
         for mode in ("export", "predict"):
-            made = psrun("resume=run", f"mode={mode}")
-            assert made.code == 0, made.stderr
+            done = psrun("resume=run", f"mode={mode}")
+            assert done.code == 0, done.stderr
         assert going_on.process.poll() is None
         going_on.process.terminate()
         assert going_on.end(within_s=60) == 175

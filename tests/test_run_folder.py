@@ -31,7 +31,7 @@ def test_a_folder_with_a_run_in_it_is_refused(tmp_path):
         RunFolder.create(tmp_path, raw={})
 
 
-def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be created or written to: Not a directory"):
         RunFolder.create(tmp_path / "file" / "run", raw={})
@@ -42,10 +42,10 @@ def test_a_full_disk_is_reported_with_the_folder_and_passes_for_an_os_error(tmp_
     folder.metrics.symlink_to("/dev/full")
     with pytest.raises(
         RunFolderError, match=rf"run folder {tmp_path} cannot be written to: No space.*; free disk space"
-    ) as found:
+    ) as raised:
         folder.event(Event("start", step=0, wall_s=0.5, data={}))
-    assert isinstance(found.value, OSError)
-    assert (found.value.errno, found.value.exit_code) == (errno.ENOSPC, 1)
+    assert isinstance(raised.value, OSError)
+    assert (raised.value.errno, raised.value.exit_code) == (errno.ENOSPC, 1)
 
 
 def test_events_are_lines_in_order(tmp_path):
@@ -90,14 +90,14 @@ def test_the_console_shows_progress_and_epochs(terminal):
 
 def test_many_lookups_are_reported_in_two_lines():
     text = io.StringIO()
-    found = [{"layer": f"C{n}", "deduplicate": n < 25, "distinct": n / 100} for n in range(3, 29)]
-    ConsoleSink(Console(file=text, width=120)).event(Event("lookups", None, 0.0, {"lookups": found}))
+    lookups = [{"layer": f"C{n}", "deduplicate": n < 25, "distinct": n / 100} for n in range(3, 29)]
+    ConsoleSink(Console(file=text, width=120)).event(Event("lookups", None, 0.0, {"lookups": lookups}))
     assert text.getvalue().splitlines() == [
         "C3, C4, C5 and 19 more: 3% to 24% of a batch's ids are distinct; duplicates are sent once",
         "C25, C26, C27 and 1 more: 25% to 28% of a batch's ids are distinct; duplicates are sent each time",
     ]
     text.truncate(0)
-    ConsoleSink(Console(file=text, width=120)).event(Event("lookups", None, 0.0, {"lookups": found[:1]}))
+    ConsoleSink(Console(file=text, width=120)).event(Event("lookups", None, 0.0, {"lookups": lookups[:1]}))
     assert text.getvalue().strip("\0\n") == "C3: 3% of a batch's ids are distinct; duplicates are sent once"
 
 

@@ -142,15 +142,15 @@ def test_every_mode_takes_weighted_examples(train):
     predictor.run(run_config(*resumed, "mode=predict", "cluster=none"), context)
     assert len((folder.path / "predictions" / "60.csv").read_text().splitlines()) == NUM_EVAL + 1
     evaluation.run(run_config(*resumed, "mode=evaluate", "cluster=none"), context)
-    found = json.loads((folder.path / "evaluations" / "60-direct.json").read_text())
+    evaluated = json.loads((folder.path / "evaluations" / "60-direct.json").read_text())
     expected = {name.removeprefix("val_"): value for name, value in result["metrics"].items() if "val_" in name}
-    assert found["metrics"] == pytest.approx(expected, rel=1e-5)
+    assert evaluated["metrics"] == pytest.approx(expected, rel=1e-5)
     static = ("cluster=static", "cluster.addresses={worker: ['w:1'], ps: ['p:1']}", "evaluation=sidecar")
     folder.record("ended", status="completed", exit_code=0)
     sidecar.run(run_config(*own_data(*static, "checkpoint.max_to_keep=9")), RunFolder.join(folder.path),
                 ConsoleSink(console), Stop(), me=Task("evaluator", 0))  # fmt: skip
-    found = json.loads((folder.path / "evaluations" / "60-sidecar.json").read_text())
-    assert found["metrics"] == pytest.approx(expected, rel=1e-5)
+    evaluated = json.loads((folder.path / "evaluations" / "60-sidecar.json").read_text())
+    assert evaluated["metrics"] == pytest.approx(expected, rel=1e-5)
     plan = planner.make(run_config(*own_data("mode=plan")), Weighted())
     assert plan.traffic.read_bytes
 

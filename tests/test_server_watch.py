@@ -1,4 +1,4 @@
-"""The chief's watch over servers that nobody supervises, with servers that answer or not as the test says."""
+"""The chief's watch over servers that nobody supervises, with servers whose answers the test sets."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ class Watched:
 
 @pytest.fixture
 def watched(monkeypatch):
-    made = Watched(monkeypatch)
-    yield made
-    made.watch.stop()
+    subject = Watched(monkeypatch)
+    yield subject
+    subject.watch.stop()
 
 
 def test_a_silent_worker_is_severed_once_and_taken_back(watched):
@@ -104,16 +104,16 @@ def test_a_silent_worker_is_severed_once_and_taken_back(watched):
 
 
 @pytest.mark.parametrize(
-    ("silent", "task", "said"),
+    ("silent", "task", "message"),
     [({"p0:1"}, "ps-0", "has not answered at p0:1"), ({"w0:1", "w1:1"}, None, "no worker \\(worker-0, worker-1\\)")],
 )
-def test_without_a_ps_or_any_worker_the_run_ends(watched, silent, task, said):
+def test_without_a_ps_or_any_worker_the_run_ends(watched, silent, task, message):
     watched.silent |= silent
     watched.wait(lambda: watched.given_up)
     error = watched.given_up[0]
     assert isinstance(error, TaskLostError)
     assert error.task == task
-    with pytest.raises(TaskLostError, match=said):
+    with pytest.raises(TaskLostError, match=message):
         raise error
 
 
@@ -179,24 +179,24 @@ def test_a_parameter_server_that_ends_or_was_started_again_ends_the_run_at_once(
     watched.wait(lambda: watched.given_up)
     error = watched.given_up[0]
     assert (error.exit_code, error.task) == (175, "ps-0")
-    said = "connection refused" if fault == "refused" else "was started again at p0:1, and with it the variables"
-    assert said in str(error)
+    message = "connection refused" if fault == "refused" else "was started again at p0:1, and with it the variables"
+    assert message in str(error)
     with pytest.raises(TaskLostError, match="start ps and chief again"):  # also where a step has failed for it
         watched.watch.check_parameter_servers()
     assert watched.events.seen == [("failure", "ps-0")]
 
 
 def test_ends_of_processes_are_not_its_concern_where_somebody_else_restarts_them(monkeypatch):
-    made = Watched(monkeypatch, sees_ends=False)
+    subject = Watched(monkeypatch, sees_ends=False)
     try:
-        made.wait(lambda: made.asked > 2)
-        made.started_again |= {"w1:1": 1, "p0:1": 1}
-        asked = made.asked
-        made.wait(lambda: made.asked > asked + 5)
-        made.watch.check_parameter_servers()
-        assert (made.events.seen, made.given_up) == ([], [])
+        subject.wait(lambda: subject.asked > 2)
+        subject.started_again |= {"w1:1": 1, "p0:1": 1}
+        asked = subject.asked
+        subject.wait(lambda: subject.asked > asked + 5)
+        subject.watch.check_parameter_servers()
+        assert (subject.events.seen, subject.given_up) == ([], [])
     finally:
-        made.watch.stop()
+        subject.watch.stop()
 
 
 LOST = {"type": "TaskLostError", "message": "ps-0 has ended", "task": "ps-0"}
@@ -205,7 +205,7 @@ BEAT = Heartbeat(1, 50.0, "training", step=70)
 
 
 @pytest.mark.parametrize(
-    ("result", "beat", "found"),
+    ("result", "beat", "expected"),
     [
         ({"status": "running"}, BEAT, ("chief-0", SILENT, 50.0, 70)),
         ({"status": "running", "steps": {"applied": 60}}, None, ("chief-0", SILENT, 9.0, 60)),
@@ -220,6 +220,6 @@ BEAT = Heartbeat(1, 50.0, "training", step=70)
         ({}, None, None),
     ],
 )  # fmt: skip
-def test_what_ended_the_attempt_before(result, beat, found):
+def test_what_ended_the_attempt_before(result, beat, expected):
     loss = earlier_loss(Earlier(result, 9.0), beat)
-    assert (loss and (loss.task, loss.cause, loss.at_s, loss.step)) == found
+    assert (loss and (loss.task, loss.cause, loss.at_s, loss.step)) == expected

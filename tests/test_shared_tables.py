@@ -74,15 +74,15 @@ def test_the_same_value_has_the_same_id_in_all_features(hashed):
 
     words = tf.constant([*WORDS, "unknown"])[:, tf.newaxis]
     preprocessing, num_ids = prepared(Pairs(hashed=hashed))
-    found = preprocessing({"clicked": tf.tile(words, [1, 2]), "bought": words, "price": tf.zeros([len(words), 1])})
+    ids = preprocessing({"clicked": tf.tile(words, [1, 2]), "bought": words, "price": tf.zeros([len(words), 1])})
     assert num_ids["clicked"] == num_ids["bought"] == (20 if hashed else 7)
-    np.testing.assert_array_equal(found["clicked"], np.tile(found["bought"], [1, 2]))
-    assert len(set(found["bought"].numpy()[:, 0])) > 4
+    np.testing.assert_array_equal(ids["clicked"], np.tile(ids["bought"], [1, 2]))
+    assert len(set(ids["bought"].numpy()[:, 0])) > 4
 
 
 @pytest.mark.parametrize("deduplicate", ["auto", pytest.param("false", marks=pytest.mark.thorough)])
 def test_a_cluster_trains_it_as_one_process_does(train, tmp_path, deduplicate):
-    """From the same checkpoint, in which the table is whole; in the batches half of the rows are asked for again."""
+    """From the same checkpoint, in which the table is whole; batches look up half of the rows again."""
     from psrun.results.run_folder import RunFolder
 
     pieces = (*PIECES, "model=dlrm", f"model.deduplicate={deduplicate}", "data.visitation=once")
@@ -113,8 +113,8 @@ def _exports(result: dict[str, Any]) -> None:
 
     serve = tf.saved_model.load(result["export"]).signatures["serving_default"]
     ((features, label),) = Pairs().evaluation(batch_size=16)
-    found = tf.keras.losses.BinaryCrossentropy()(label, serve(**features)["prediction"])
-    assert float(found) == pytest.approx(result["metrics"]["val_loss"], rel=1e-5)
+    loss = tf.keras.losses.BinaryCrossentropy()(label, serve(**features)["prediction"])
+    assert float(loss) == pytest.approx(result["metrics"]["val_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("model", ["two_tower", pytest.param("wide_deep", marks=pytest.mark.thorough)])

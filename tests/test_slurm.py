@@ -1,4 +1,4 @@
-"""Slurm without Slurm: roles from SLURM_*, the batch script, what nodes tell each other, and all bad input."""
+"""Slurm without Slurm: roles from SLURM_*, the batch script, messages between nodes, and all bad input."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def step_of(**changes: str) -> task_identity.Step:
 )
 def test_roles(overrides, names):
     run = run_config("cluster=slurm", *overrides)
-    found = [
+    identities = [
         identify(run, {**STEP, "SLURM_STEP_NUM_TASKS": str(len(names)), "SLURM_PROCID": str(index)})
         for index in range(len(names))
     ]
-    assert [each.name for each in found] == names
-    assert {each.role for each in found} == {"agent"}
-    assert [each.owns_folder for each in found] == [True] + [False] * (len(names) - 1)
+    assert [each.name for each in identities] == names
+    assert {each.role for each in identities} == {"agent"}
+    assert [each.owns_folder for each in identities] == [True] + [False] * (len(names) - 1)
 
 
 def test_only_the_chief_of_a_job_that_starts_again_waits_for_the_folder():
@@ -177,22 +177,22 @@ def test_a_folder_of_any_name_arrives_where_it_is_read(path):
 
 
 def _as_sbatch(line: str) -> str:
-    found, quote, escaped = "", "", False
+    text, quote, escaped = "", "", False
     for mark in line.removeprefix("#SBATCH "):
         if escaped:
-            found, escaped = found + mark, False
+            text, escaped = text + mark, False
         elif mark == "\\":
             escaped = True
         elif quote:
-            found, quote = (found, "") if mark == quote else (found + mark, quote)
+            text, quote = (text, "") if mark == quote else (text + mark, quote)
         elif mark in "'\"":
             quote = mark
         elif mark.isspace() or mark == "#":
             break
         else:
-            found += mark
+            text += mark
     assert not quote
-    return found
+    return text
 
 
 def test_arguments_arrive_in_the_tasks_as_they_were_given():
@@ -324,7 +324,7 @@ def test_a_job_that_has_gone_without_a_run(fake, tmp_path):
 
 @pytest.fixture
 def soon(monkeypatch):
-    """Slurm is asked more often."""
+    """Slurm is polled more often."""
     monkeypatch.setattr(submission, "_LOOK_EVERY_S", 0.05)
     monkeypatch.setattr(submission, "_REQUEUED_WITHIN_S", 0.5)
 
@@ -385,7 +385,7 @@ def test_slurm_may_be_silent_for_a_while(fake, tmp_path, monkeypatch):
         submission.Following(tmp_path, "7", Console(file=message), None).follow()
 
 
-# -- what nodes tell each other
+# -- messages between nodes
 
 
 def test_cards_and_calls(tmp_path):
@@ -415,7 +415,7 @@ def test_a_start_that_was_given_up(tmp_path):
 
 
 def test_a_folder_that_is_removed_while_one_looks(tmp_path, monkeypatch):
-    """At the end of a run; a slow disk says for a while that it is there."""
+    """At the end of a run; a slow disk lists it for a while."""
     rendezvous = Rendezvous(tmp_path, step_of(), Task("ps", 0))
     monkeypatch.setattr(Path, "is_dir", lambda self: True)
     assert not rendezvous.superseded()
@@ -462,10 +462,10 @@ def test_all_are_there_but_one_clock_is_wrong(tmp_path):
         f"worker-{index}": TaskStatus(address, f"n{index + 1}", time.time() + 3600 * index)
         for index, (address, _) in enumerate(doors)
     }
-    found = gathered(tmp_path, cards, warned)
+    statuses = gathered(tmp_path, cards, warned)
     for _, door in doors:
         door.close()
-    assert set(found) == {"chief-0", "worker-0", "worker-1"}
+    assert set(statuses) == {"chief-0", "worker-0", "worker-1"}
     assert len(warned) == 1
     assert re.search(r"n2 by \+(359\d|3600) s", warned[0])
 

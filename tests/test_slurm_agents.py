@@ -70,28 +70,28 @@ class Supervised:
         self.statuses = {task: TaskStatus("h:1", "n1", 0.0, attempt=99) for task in (PS, WORKER)}
         (folder / "logs").mkdir()
         for task in self.rendezvous:
-            self.say(task)
+            self.report(task)
         for name, value in (("_ROUND_S", 0.01), ("_OTHERS_END_WITHIN_S", 0.0)):
             monkeypatch.setattr(chief_agent, name, value)
         monkeypatch.setattr(chief_agent, "ManagedTask", lambda *arguments: self.managed)
         monkeypatch.setattr(join, "gather", lambda *arguments: {})
         monkeypatch.setattr(commands, "requeue", self.requeued.append)
 
-    def say(self, task: Task, **values: Any) -> None:
+    def report(self, task: Task, **values: Any) -> None:
         self.statuses[task] = self.statuses[task].but(**values)
         self.rendezvous[task].write(self.statuses[task])
 
     def supervise(self, *overrides: str, stop: Stop | None = None, looks: list[Callable[[], str | None]]) -> ExitCode:
         self.managed._looks = looks
-        made = chief_agent.ChiefAgent(
+        agent = chief_agent.ChiefAgent(
             run_config("cluster=slurm", *TASKS, *overrides), self.folder, step_of(), Console(file=io.StringIO()), 0.0
         )
-        self.agent, code = made, ExitCode.FAILED
+        self.agent, code = agent, ExitCode.FAILED
         try:
-            code = made.supervise(stop or Stop())
+            code = agent.supervise(stop or Stop())
             return code
         finally:
-            made.close(code)
+            agent.close(code)
 
 
 @pytest.fixture
@@ -117,10 +117,10 @@ def test_each_failure_takes_one_of_the_budget(agents):
     """A parameter server takes the chief with it, and that is one failure."""
 
     def ps_dies() -> None:
-        agents.say(PS, restarts=1, cause="was killed")
+        agents.report(PS, restarts=1, cause="was killed")
 
     def worker_dies() -> None:
-        agents.say(WORKER, restarts=agents.statuses[WORKER].restarts + 1, cause="was killed")
+        agents.report(WORKER, restarts=agents.statuses[WORKER].restarts + 1, cause="was killed")
 
     looks = [ps_dies, lives, lives, worker_dies, lives, lives, dies, lives]
     with pytest.raises(BudgetSpentError, match="chief-0 was killed; all 2 restarts"):
@@ -132,7 +132,7 @@ def test_a_server_that_was_lost_with_the_chief_starts_again_once(agents):
     """Its agent has started it for the new attempt before the chief's agent reads of the loss."""
 
     def both_are_back() -> None:
-        agents.say(PS, restarts=1, cause="")
+        agents.report(PS, restarts=1, cause="")
 
     def is_done() -> None:
         agents.managed.process.code = 0
@@ -234,11 +234,11 @@ def test_who_is_started_again_waits_as_long_as_the_chief_may_wait_for_the_folder
     monkeypatch.setattr(task_agent, "_CHIEF_AGENT_LONGER_S", 0.0)
     monkeypatch.setattr(task_identity, "_GIVEN_UP_S", 0.5)
     run = run_config("cluster=slurm", *TASKS, "cluster.connect_timeout_s=1")
-    made = task_agent.TaskAgent(run, RunFolder(tmp_path), step_of(SLURM_PROCID="1", SLURM_RESTART_COUNT=restarts), PS)
+    agent = task_agent.TaskAgent(run, RunFolder(tmp_path), step_of(SLURM_PROCID="1", SLURM_RESTART_COUNT=restarts), PS)
     began_s = time.monotonic()
     with pytest.raises(ClusterError, match="found no heartbeat of the chief"):
-        made.manage(Stop())
-    made.close()
+        agent.manage(Stop())
+    agent.close()
     assert 1 + longer_s <= time.monotonic() - began_s < 2 + longer_s
 
 
@@ -250,9 +250,11 @@ def test_a_parameter_server_reports_its_restart_with_the_chief(tmp_path, monkeyp
     chief = Rendezvous(tmp_path, step_of(), CHIEF)
     chief.write(TaskStatus("", "n0", 0.0))
     chief.publish(ClusterPlan({}))
-    made = task_agent.TaskAgent(run_config("cluster=slurm", *TASKS), RunFolder(tmp_path), step_of(SLURM_PROCID="1"), PS)
+    agent = task_agent.TaskAgent(
+        run_config("cluster=slurm", *TASKS), RunFolder(tmp_path), step_of(SLURM_PROCID="1"), PS
+    )
     codes: list[ExitCode] = []
-    managing = threading.Thread(target=lambda: codes.append(made.manage(Stop())))
+    managing = threading.Thread(target=lambda: codes.append(agent.manage(Stop())))
     managing.start()
 
     def card_when(condition: Callable[[TaskStatus], bool]) -> TaskStatus:

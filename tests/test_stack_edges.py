@@ -116,7 +116,7 @@ def test_a_plan_refuses_a_legacy_optimizer_for_stacks():
 
 
 def test_a_checkpoint_without_a_value_of_an_object_does_not_restore(tmp_path):
-    """Also where only its key, not a name, tells it: here the learning rate, which a schedule does not store."""
+    """Also where only its key, not a name, identifies it: here the learning rate, which a schedule does not store."""
     import tensorflow as tf
     import tf_keras
 
@@ -124,15 +124,15 @@ def test_a_checkpoint_without_a_value_of_an_object_does_not_restore(tmp_path):
     from psrun.checkpoint.manifest import Contents
 
     kinds = tf_keras.optimizers
-    made = {}
+    checkpoints = {}
     for name, rate in (("schedule", kinds.schedules.ExponentialDecay(0.1, 2, 0.5)), ("number", 0.1)):
         network, optimizer = _network("a", "b", stack=True), kinds.Adam(rate)
         optimizer.build(network.trainable_variables)
-        made[name] = LogicalCheckpoint(network, optimizer)
+        checkpoints[name] = LogicalCheckpoint(network, optimizer)
     path = str(tmp_path / "written")
-    made["schedule"].write(tf.constant(path))
+    checkpoints["schedule"].write(tf.constant(path))
     with pytest.raises(KeyError, match="no value for optimizer/_learning_rate"):
-        made["number"].restore(path, Contents.of("Adam", [], made["schedule"].keys))
+        checkpoints["number"].restore(path, Contents.of("Adam", [], checkpoints["schedule"].keys))
 
 
 def test_a_compiled_network_restores_from_a_checkpoint_with_another_optimizer(tmp_path):
@@ -190,7 +190,7 @@ def test_the_network_alone_restores_from_an_earlier_checkpoint_with_a_legacy_opt
     np.testing.assert_array_equal(network(ids), expected)
 
 
-def test_a_collection_that_is_stored_alone_says_so_in_its_configuration():
+def test_the_configuration_keeps_that_a_collection_is_stored_alone():
     from psrun.layers import EmbeddingCollection
     from psrun.layers.stacks import stored_alone
 
@@ -241,12 +241,12 @@ def test_a_plan_counts_the_traffic_of_a_table_by_its_ids():
     from psrun.data import load
     from psrun.roles import planner
 
-    found = {}
+    traffic = {}
     for stack in ("true", "false"):
         run = run_config(*MODEL, "optimizer=lazy_adam", f"+model.stack={stack}")
-        found[stack] = planner.make(run, load.load_source(run)).traffic_by_variable
-    assert found["true"] == found["false"]
-    assert found["true"]["city/embeddings"].read_bytes == 3 * found["true"]["shop/embeddings"].read_bytes
+        traffic[stack] = planner.make(run, load.load_source(run)).traffic_by_variable
+    assert traffic["true"] == traffic["false"]
+    assert traffic["true"]["city/embeddings"].read_bytes == 3 * traffic["true"]["shop/embeddings"].read_bytes
 
 
 def test_a_partitioner_is_not_asked_for_more_rows_of_stacked_tables():

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, told of steps of which it is known."""
+"""Where the time of a step goes, measured on steps with known parts."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def test_the_bottleneck_is_what_was_made_slow(train, monkeypatch, trainer, num_s
     if num_steps > 1 and trainer == "custom_loop":  # written out
         monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
     data, model = PLANTED[planted]
-    found, _ = train(
+    result, _ = train(
         "model=dense", "~model.hidden_units", f"model._target_={model}", data, "data.global_batch_size=8",
         "optimizer=sgd", "evaluation=none", f"trainer={trainer}", f"trainer.steps_per_execution={num_steps}",
         "trainer.steps_per_epoch=12", "trainer.epochs=1", num_workers=1,
     )  # fmt: skip
-    assert longest(found["step_time"]) == planted, found["step_time"]
-    whole_s = sum(value for name, value in found["step_time"].items() if name != "bottleneck")
-    assert whole_s == pytest.approx(1 / found["steps_per_s"], rel=0.5)  # some of the closures are measured, not all
+    assert longest(result["step_time"]) == planted, result["step_time"]
+    whole_s = sum(value for name, value in result["step_time"].items() if name != "bottleneck")
+    assert whole_s == pytest.approx(1 / result["steps_per_s"], rel=0.5)  # some of the closures are measured, not all
 
 
 def longest(step_time: dict) -> str:
@@ -69,24 +69,24 @@ def test_computing_is_found_wherever_it_is(train, monkeypatch, model, more):
 
     monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
     monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
-    found, _ = train(
+    result, _ = train(
         "model=dense", "~model.hidden_units", f"model._target_=slow_steps.{model}", QUICK, "data.global_batch_size=8",
         "evaluation=none", "trainer.steps_per_execution=4", "trainer.steps_per_epoch=16", "trainer.epochs=1", *more,
         num_workers=1,
     )  # fmt: skip
-    assert longest(found["step_time"]) == "compute", found["step_time"]
+    assert longest(result["step_time"]) == "compute", result["step_time"]
 
 
 def test_the_time_of_the_first_batch_counts_as_time_to_the_first_step(train, monkeypatch):
     from psrun.training.parameter_server import step_profiler
 
     monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
-    found, _ = train(
+    result, _ = train(
         "model=dense", "~model.hidden_units", "model._target_=slow_steps.quick", "data._target_=slow_steps.LateFirst",
         "data.visitation=once", "data.global_batch_size=8", "optimizer=sgd", "evaluation=none",
         "trainer.steps_per_execution=4", "trainer.steps_per_epoch=12", "trainer.epochs=1", num_workers=1,
     )  # fmt: skip
-    assert found["step_time"]["input_s"] < 1 / found["steps_per_s"]
+    assert result["step_time"]["input_s"] < 1 / result["steps_per_s"]
 
 
 def test_the_bottleneck_is_reported_in_one_line():
@@ -94,15 +94,15 @@ def test_the_bottleneck_is_reported_in_one_line():
     from psrun.training.parameter_server.step_profiler import step_time
 
     assert step_time([0, 0.0, 0.0, 0.0], 0.1) is None
-    found = step_time([10, 0.5, 0.1, 0.2], 0.1)
-    assert found is not None
-    assert (found.input_s, found.bottleneck) == (0.05, "input")
-    assert step_time_line(vars(found)) == (
+    measured = step_time([10, 0.5, 0.1, 0.2], 0.1)
+    assert measured is not None
+    assert (measured.input_s, measured.bottleneck) == (0.05, "input")
+    assert step_time_line(vars(measured)) == (
         "a step takes 100 ms on a worker: waiting for input 50%, parameter traffic 10%, computing 20%, "
         "between executions 20%; the bottleneck is waiting for input"
     )
 
 
 def test_without_parameter_servers_nothing_is_reported(train):
-    found, _ = train("cluster=none", "trainer.epochs=1", "evaluation=none", "checkpoint=none")
-    assert found["step_time"] is None
+    result, _ = train("cluster=none", "trainer.epochs=1", "evaluation=none", "checkpoint=none")
+    assert result["step_time"] is None

@@ -89,26 +89,26 @@ def test_unrolled_steps_give_the_numbers_of_one_process(train, unrolled, trainer
         "initial_learning_rate: 0.02, decay_steps: 5, decay_rate: 0.7}"
     )
     pieces = ("model=wide_deep", f"trainer={trainer}", f"optimizer={optimizer}", schedule, "trainer.epochs=4")
-    (alone, here), (found, there) = (
+    (alone, here), (result, there) = (
         train(*pieces, f"cluster={cluster}", num_workers=1) for cluster in ("none", "inprocess")
     )
     assert (3, 3) in unrolled
-    assert found["steps"] == alone["steps"] == {"applied": 4 * STEPS, "scheduled": 4 * STEPS, "repeated": 0}
+    assert result["steps"] == alone["steps"] == {"applied": 4 * STEPS, "scheduled": 4 * STEPS, "repeated": 0}
     held = variables(there)
     for name, values in variables(here).items():
         np.testing.assert_allclose(held[name], values, **SAME, err_msg=name)
     for name, value in alone["metrics"].items():
-        assert found["metrics"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+        assert result["metrics"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
 
 
 @pytest.mark.parametrize("trainer", ["fit", pytest.param("custom_loop", marks=pytest.mark.thorough)])
 def test_a_metric_that_branches_and_assigns_counts_every_example(train, unrolled, trainer):
-    """It is found out when traced, and read and written each time, as without psrun."""
-    found, _ = train(
+    """Tracing detects it; it is read and written each time, as without psrun."""
+    result, _ = train(
         *TABLED, "model._target_=embeddings.branching", f"trainer={trainer}", "trainer.epochs=4", num_workers=1
     )
     assert len(unrolled) > 2  # more than once: the first time it was not known yet
-    assert found["metrics"]["branching"] == pytest.approx(STEPS * 8 * (1e6 + 1))
+    assert result["metrics"]["branching"] == pytest.approx(STEPS * 8 * (1e6 + 1))
 
 
 @pytest.mark.parametrize(("slow_s", "unrolled"), [(0.0, 0), (1e9, 1)])
@@ -124,16 +124,16 @@ def test_slow_steps_are_not_unrolled(train, monkeypatch, slow_s, unrolled):
         return original(*arguments)
 
     monkeypatch.setattr(closure_tracing, "packed", packed)
-    found, _ = train("trainer.epochs=3", "evaluation=none", "checkpoint=none", num_workers=1)
-    assert found["steps"]["applied"] == 3 * STEPS
+    result, _ = train("trainer.epochs=3", "evaluation=none", "checkpoint=none", num_workers=1)
+    assert result["steps"]["applied"] == 3 * STEPS
     assert traced == [None] + [3] * unrolled
 
 
 @pytest.mark.parametrize("steps_per_epoch", [7, pytest.param(20, marks=pytest.mark.thorough)])
 def test_a_rest_of_steps_is_done_too(train, unrolled, steps_per_epoch):
     short = (f"trainer.steps_per_epoch={steps_per_epoch}", "trainer.epochs=5", "evaluation=none", "checkpoint=none")
-    found, _ = train("trainer.steps_per_execution=5", *short)
-    assert found["steps"]["applied"] == 5 * steps_per_epoch
+    result, _ = train("trainer.steps_per_execution=5", *short)
+    assert result["steps"]["applied"] == 5 * steps_per_epoch
 
 
 def test_late_rows_and_weights_are_as_late_as_configured(train, unrolled):
@@ -155,8 +155,8 @@ def test_late_rows_and_weights_are_as_late_as_configured(train, unrolled):
 
 def test_what_is_late_is_in_the_result(train):
     model = (*TABLED, "model._target_=embeddings.model")
-    found, _ = train(*model, "trainer.prefetch_rows=true", "trainer.dense_sync_every=3")
-    assert found["steps_per_execution"] == {"num_steps": 3, "step_s": None, "rows_late": 1, "weights_late": 2}
+    result, _ = train(*model, "trainer.prefetch_rows=true", "trainer.dense_sync_every=3")
+    assert result["steps_per_execution"] == {"num_steps": 3, "step_s": None, "rows_late": 1, "weights_late": 2}
 
 
 def test_rows_cannot_be_prefetched_if_the_model_has_no_such_table(train):
@@ -167,20 +167,20 @@ def test_rows_cannot_be_prefetched_if_the_model_has_no_such_table(train):
 @pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
 def test_the_number_of_steps_is_chosen_and_reported(train, trainer):
     short = ("trainer.steps_per_epoch=60", "evaluation=none", "checkpoint=none")
-    found, folder = train(f"trainer={trainer}", "trainer.steps_per_execution=auto", *short)
-    assert found["steps"]["applied"] == 120
-    told = found["steps_per_execution"]
-    assert told["step_s"] > 0
-    assert 1 <= told["num_steps"] <= 60
+    result, folder = train(f"trainer={trainer}", "trainer.steps_per_execution=auto", *short)
+    assert result["steps"]["applied"] == 120
+    choice = result["steps_per_execution"]
+    assert choice["step_s"] > 0
+    assert 1 <= choice["num_steps"] <= 60
     events = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
-    assert [event["num_steps"] for event in events if event["event"] == "packing"] == [told["num_steps"]]
+    assert [event["num_steps"] for event in events if event["event"] == "packing"] == [choice["num_steps"]]
 
 
 @pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
 def test_without_parameter_servers_a_number_to_be_chosen_is_ten(train, trainer):
     short = ("evaluation=none", "checkpoint=none")
-    found, _ = train("cluster=none", f"trainer={trainer}", "trainer.steps_per_execution=auto", "model=dense", *short)
-    assert found["steps"]["applied"] == 2 * STEPS
+    result, _ = train("cluster=none", f"trainer={trainer}", "trainer.steps_per_execution=auto", "model=dense", *short)
+    assert result["steps"]["applied"] == 2 * STEPS
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_number_chosen_at_the_end_of_an_epoch_holds_in_the_next(train, monkeyp
     from psrun.training.parameter_server import closure_length
 
     monkeypatch.setattr(closure_length, "chosen", lambda step_s, steps_per_epoch, num_workers: 4)
-    found, _ = train(
+    result, _ = train(
         "trainer=fit",
         "trainer.steps_per_execution=auto",
         "trainer.steps_per_epoch=24",
@@ -229,5 +229,5 @@ def test_a_number_chosen_at_the_end_of_an_epoch_holds_in_the_next(train, monkeyp
         "checkpoint=none",
         num_workers=1,
     )
-    assert found["steps"]["applied"] == found["steps"]["scheduled"] == 8 * 24
-    assert found["steps_per_execution"]["num_steps"] == 4
+    assert result["steps"]["applied"] == result["steps"]["scheduled"] == 8 * 24
+    assert result["steps_per_execution"]["num_steps"] == 4

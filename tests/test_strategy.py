@@ -35,11 +35,11 @@ def _dealt() -> DealtInput:
     ("make", "firsts"),
     [
         (_stream, (0, 50)),  # a worker's own stream begins anew
-        (_dealt, (50, 100)),  # and who is told what to read, reads that
+        (_dealt, (50, 100)),  # a worker reads the rows that it was dealt
     ],
 )
 def test_a_worker_whose_step_was_cancelled_reads_on(cluster_spec, monkeypatch, make, firsts):
-    """TensorFlow cancels with the step the iterator that it reads from, for good, and says that the data is at its end.
+    """TensorFlow cancels with the step the iterator that it reads from, for good, and reports the end of the data.
 
     It is what happens when the connection between a worker and a parameter server breaks: the closure is run again.
     """
@@ -49,11 +49,11 @@ def test_a_worker_whose_step_was_cancelled_reads_on(cluster_spec, monkeypatch, m
     iterator = feed.iterator(coordinator)
 
     @tf.function
-    def steps(source, *told):
+    def steps(source, *arguments):
         total = tf.constant(0, tf.int64)
-        feed.begin(50, *told)
+        feed.begin(50, *arguments)
         for place in tf.range(50):
-            total += feed.taker(source, place, *told)()
+            total += feed.taker(source, place, *arguments)()
         return total
 
     closure = steps.get_concrete_function(iterator._values[0]._type_spec, *feed.specs)
@@ -74,9 +74,9 @@ def test_a_worker_whose_step_was_cancelled_reads_on(cluster_spec, monkeypatch, m
             self._function = function
 
     monkeypatch.setattr(cluster_coordinator.Closure, "execute_on", execute_on)
-    found = coordinator.schedule(closure, args=(iterator, *feed.arguments(50)))
+    retried = coordinator.schedule(closure, args=(iterator, *feed.arguments(50)))
     after = coordinator.schedule(closure, args=(iterator, *feed.arguments(50)))
     coordinator.join()
     assert tries[:2] == ["Closure", "ResourceClosure"]  # the data is made anew
     assert sorted(tries[2:]) == ["Closure", "Closure"]
-    assert {int(found.fetch()), int(after.fetch())} == {sum(range(first, first + 50)) for first in firsts}
+    assert {int(retried.fetch()), int(after.fetch())} == {sum(range(first, first + 50)) for first in firsts}

@@ -112,8 +112,8 @@ def test_several_processes_add_to_it_one_after_another(tmp_path):
     beside.record("recoveries", rows=[LOST])
     chief.record("export", path="export/7")
     chief.record_at_once("ended", status="interrupted")
-    found = chief.stored()
-    assert (found["status"], found["mode"], found["recoveries"], found["export"]) == (
+    result = chief.stored()
+    assert (result["status"], result["mode"], result["recoveries"], result["export"]) == (
         "interrupted", "train", [LOST], "export/7"
     )  # fmt: skip
 
@@ -152,9 +152,9 @@ def name_of(call: ast.Call) -> str:
 
 def test_only_the_run_folder_writes_run_json():
     writing = {"write_atomic", "write_text", "write_bytes", "open", "dump", "replace", "rename"}
-    found = {module for module, call in calls() if name_of(call) in writing
-             and {"RESULT", "'run.json'"} & {ast.unparse(part) for part in ast.walk(call)}}  # fmt: skip
-    assert found == {"results/run_folder.py"}
+    writers = {module for module, call in calls() if name_of(call) in writing
+               and {"RESULT", "'run.json'"} & {ast.unparse(part) for part in ast.walk(call)}}  # fmt: skip
+    assert writers == {"results/run_folder.py"}
     assert not hasattr(RunFolder, "update")
 
 

@@ -195,7 +195,7 @@ def test_a_terminal_sees_a_row_a_job_and_the_best_so_far(tmp_path):
     assert len(shown.splitlines()) < 20
 
 
-def test_elsewhere_lines_say_what_is_new(tmp_path):
+def test_elsewhere_lines_show_what_is_new(tmp_path):
     sweep = Sweep(tmp_path, [], started_s=0.0)
     sweep.plan([Job(0, ["x=[a]"], "0"), Job(1, ["x=2"], "1")])
     job_folder(tmp_path / "0", status="completed", metrics={"loss": 0.75, "auc": 1.0}, wall_s=3.0)

@@ -49,16 +49,16 @@ def _text(path: Path, columns: dict[str, list]) -> None:
 def example(row: dict) -> bytes:
     import tensorflow as tf
 
-    made = tf.train.Example()
+    record = tf.train.Example()
     for name, value in row.items():
-        feature, values = made.features.feature[name], value if isinstance(value, list) else [value]
+        feature, values = record.features.feature[name], value if isinstance(value, list) else [value]
         if isinstance(values[0], str):
             feature.bytes_list.value.extend(item.encode() for item in values)
         elif isinstance(values[0], int):
             feature.int64_list.value.extend(values)
         else:
             feature.float_list.value.extend(values)
-    return made.SerializeToString()
+    return record.SerializeToString()
 
 
 def _records(path: Path, columns: dict[str, list]) -> None:
@@ -169,9 +169,9 @@ def test_floats_are_reported_with_mean_and_deviation(tmp_path):
     source = table(tmp_path, features=features)
     values = np.array(first["x"] + second["x"])
     logarithms = np.log1p(np.maximum(values, 0))
-    told = source.features["x"], source.features["counts"]
-    np.testing.assert_allclose([each.mean for each in told], [values.mean(), logarithms.mean()], rtol=1e-6)
-    np.testing.assert_allclose([each.deviation for each in told], [values.std(), logarithms.std()], rtol=1e-6)
+    described = source.features["x"], source.features["counts"]
+    np.testing.assert_allclose([each.mean for each in described], [values.mean(), logarithms.mean()], rtol=1e-6)
+    np.testing.assert_allclose([each.deviation for each in described], [values.std(), logarithms.std()], rtol=1e-6)
 
     from psrun.models.model import prepared
 
@@ -188,12 +188,12 @@ def test_columns_have_several_values_and_labels_of_several_tasks(tmp_path, endin
     written = {"pair": [[1, 2], [3, 4], [5, 6]], "words": [["a", "b"], ["c", "d"], ["e", "f"]], "label": [2, 0, 1]}
     path = write(tmp_path / f"rows.{ending}", written)
     features = {"pair": {"width": 2, "dtype": "int64", "num_buckets": 9}, "words": {"dtype": "string", "width": 2}}
-    found, label = read(path, features=features, task="multiclass", num_classes=3)
-    assert found["pair"].tolist() == written["pair"]
-    assert found["words"].tolist() == [[word.encode() for word in each] for each in written["words"]]
+    values, label = read(path, features=features, task="multiclass", num_classes=3)
+    assert values["pair"].tolist() == written["pair"]
+    assert values["words"].tolist() == [[word.encode() for word in each] for each in written["words"]]
     assert (label.tolist(), label.dtype) == ([2, 0, 1], np.int64)
-    found, label = read(path, features={"pair": {"width": 2}}, task="regression")
-    assert (found["pair"].tolist(), label.tolist()) == (written["pair"], [[2.0], [0.0], [1.0]])
+    values, label = read(path, features={"pair": {"width": 2}}, task="regression")
+    assert (values["pair"].tolist(), label.tolist()) == (written["pair"], [[2.0], [0.0], [1.0]])
     if ending != "tfrecord":
         assert {name: each.shape for name, each in table(path, task="regression").features.items()} == {
             "pair": (2,), "words": (2,)
@@ -205,7 +205,7 @@ def test_columns_have_several_values_and_labels_of_several_tasks(tmp_path, endin
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ("old,baker,1", "column age: 'old' is not a number"),
         ("1_0,baker,1", "column age: '1_0' is not a number"),
@@ -219,10 +219,10 @@ def test_columns_have_several_values_and_labels_of_several_tasks(tmp_path, endin
         ("1,baker,", "column label: is empty"),
     ],
 )
-def test_a_bad_row_is_named_or_left_out(tmp_path, row, said):
+def test_a_bad_row_is_named_or_left_out(tmp_path, row, message):
     path = tmp_path / "rows.csv"
     path.write_text(f'age,work,label\n1,"two\nlines",0\n\n{row}\n2,,1\n')
-    with pytest.raises(DataError, match=rf"rows\.csv, row 4: {said}.*; set data.max_bad_rows="):
+    with pytest.raises(DataError, match=rf"rows\.csv, row 4: {message}.*; set data.max_bad_rows="):
         table(path, features=FEATURES)
     source = table(path, features=FEATURES, max_bad_rows=1)
     assert (source.num_train_examples, source.facts["num_bad_rows"]) == (2, 1)
@@ -257,8 +257,8 @@ def test_labels_are_values_of_a_vocabulary(tmp_path, ending, values, label_vocab
     bad = {str: "maybe", int: 77, float: 77.5}[type(values[0])]
     path = write(tmp_path / f"bad-rows.{ending}", {**columns, "label": [*values[:2], bad, values[3]]})
     row, shown = (4 if ending == "csv" else 3), ", ".join(map(str, label_vocabulary))
-    said = rf"rows\.{ending}, row {row}: column label: '?{bad}'? is not in data.label_vocabulary=\[{shown}\]"
-    with pytest.raises(DataError, match=said):
+    message = rf"rows\.{ending}, row {row}: column label: '?{bad}'? is not in data.label_vocabulary=\[{shown}\]"
+    with pytest.raises(DataError, match=message):
         read(path, **options)
     features, label = read(path, max_bad_rows=1, **options)
     assert (features["age"].tolist(), len(label)) == ([[1.5], [2.5], [4.5]], 3)
@@ -286,10 +286,10 @@ def test_a_default_stands_for_what_is_missing(tmp_path):
         "work": {"dtype": "string", "default": "none"},
         "day": {"dtype": "int64", "default": 7, "vocabulary": [3, 7]},
     }
-    found, _ = read(path, features=features)
-    assert found["age"].tolist() == [[-1.0], [2.0]]
-    assert found["work"].tolist() == [[b"none"], [b"b"]]
-    assert found["day"].tolist() == [[7], [3]]
+    values, _ = read(path, features=features)
+    assert values["age"].tolist() == [[-1.0], [2.0]]
+    assert values["work"].tolist() == [[b"none"], [b"b"]]
+    assert values["day"].tolist() == [[7], [3]]
 
 
 def test_vocabularies_are_lists_or_files_and_integers_without_are_reported(tmp_path):
@@ -327,8 +327,8 @@ def test_what_is_null_in_parquet_is_as_an_empty_field(tmp_path):
         table(path, features={"age": {}})
     (row,) = [row for row in table(path).guessed if row["feature"] == "age"]
     assert row["missing"] == "1 as 1.5"
-    found, _ = read(path, features={"age": {"default": 0}, "work": {"dtype": "string"}})
-    assert (found["age"].tolist(), found["work"].tolist()) == ([[1.5], [0.0]], [[b""], [b"b"]])
+    values, _ = read(path, features={"age": {"default": 0}, "work": {"dtype": "string"}})
+    assert (values["age"].tolist(), values["work"].tolist()) == ([[1.5], [0.0]], [[b""], [b"b"]])
 
 
 def test_a_record_that_lacks_a_feature_is_bad(tmp_path):
@@ -340,10 +340,10 @@ def test_a_record_that_lacks_a_feature_is_bad(tmp_path):
             writer.write(record)
     source = table(path, features={"age": {}}, max_bad_rows=3)
     assert source.num_train_examples == 1
-    for row, said in (
+    for row, message in (
         (2, "column age: is empty"), (3, "is not a tf.train.Example"), (4, "column age: b'x' is not a number")
     ):  # fmt: skip
-        with pytest.raises(DataError, match=f"row {row}: {said}"):
+        with pytest.raises(DataError, match=f"row {row}: {message}"):
             table(path, features={"age": {}}, max_bad_rows=row - 2)
 
 
@@ -359,7 +359,7 @@ def test_a_file_that_is_cut_short_is_an_error(tmp_path, ending):
 
 
 def test_records_that_are_cut_after_their_length_are_no_end(tmp_path):
-    """TensorFlow reads 100 records of such a file and says nothing."""
+    """TensorFlow reads 100 records of such a file without an error."""
     import tensorflow as tf
 
     record = example({"age": 1, "label": 1})
@@ -425,8 +425,8 @@ def test_text_without_a_header_and_of_other_delimiters(tmp_path):
         "columns": ["label", "work"],
         "features": {"work": {"dtype": "string"}},
     }
-    found, label = read(path, **options)
-    assert (found["work"].tolist(), label.tolist()) == ([[b"a"], ["ä".encode()]], [[1.0], [0.0]])
+    values, label = read(path, **options)
+    assert (values["work"].tolist(), label.tolist()) == ([[b"a"], ["ä".encode()]], [[1.0], [0.0]])
     path.write_bytes(path.read_bytes().replace(b";", b"\t"))
     assert read(path, **{**options, "delimiter": "\\t"})[1].tolist() == [[1.0], [0.0]]
 
@@ -435,10 +435,10 @@ def test_bytes_of_another_encoding_are_bad_rows_unless_it_is_named(tmp_path):
     path = tmp_path / "rows.csv"
     written = "age,work,note,label\n1,Bäcker,,1\n2,a,é,0\n3,b,,1\n"
     path.write_bytes(written.encode("latin-1"))
-    said = (
+    message = (
         r"rows\.csv, row 2: column work: b'B\\xe4cker' is not utf-8; .*data.encoding=latin-1.*; set data.max_bad_rows="
     )
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         table(path, features=FEATURES)
     assert table(path, features=FEATURES, max_bad_rows=1).num_train_examples == 2  # nobody reads the note
     features, _ = read(path, features=FEATURES, encoding="latin-1")
@@ -456,8 +456,8 @@ def test_a_header_that_looks_like_another_delimiter_is_reported_with_the_key_to_
     path.write_text('"age";"work, or none";"label"\n1;a;0\n'.replace(";", delimiter))
     key = {"\t": "data.format=tsv"}.get(delimiter, f"'data.delimiter=\"{delimiter}\"'")
     for features in (None, FEATURES):
-        said = problems(path, features=features)
-        assert f"The delimiter in its first row seems to be {delimiter!r}; set {key}" in said
+        message = problems(path, features=features)
+        assert f"The delimiter in its first row seems to be {delimiter!r}; set {key}" in message
 
 
 def problems(path: Path, **options) -> str:
@@ -468,7 +468,7 @@ def problems(path: Path, **options) -> str:
 
 def test_options_that_cannot_be_are_reported(tmp_path):
     path = write(tmp_path / "rows.csv", rows(10))
-    for options, said in (
+    for options, message in (
         ({"task": "ranking"}, "data.task: is 'ranking'"),
         ({"task": "multiclass"}, "data.num_classes: is None"),
         ({"num_classes": 2}, "data.num_classes: requires data.task=multiclass"),
@@ -498,18 +498,18 @@ def test_options_that_cannot_be_are_reported(tmp_path):
         ({"features": {"work": {"dtype": "string", "vocabulary": "no"}}}, "work.vocabulary: there is no file no"),
         ({"columns": ["age", "work", "labels"]}, "has no column 'label'. Did you mean 'labels'?"),
     ):
-        assert said in problems(path, **options)
+        assert message in problems(path, **options)
     write(tmp_path / "rows.npz", rows(10))
     assert "matches files of several formats" in problems(tmp_path / "rows.*")
     (tmp_path / "rows.xls").write_text("rows")
     assert "data.format: is unknown for the file name" in problems(tmp_path / "rows.xls")
-    for text, said in (("age,age,label\n1,2,0\n", "more than one column 'age'"), ("age,label\n", "there is no row")):
+    for text, message in (("age,age,label\n1,2,0\n", "more than one column 'age'"), ("age,label\n", "there is no row")):
         path.write_text(text)
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             table(path)
 
 
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+def test_parquet_without_pyarrow_names_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "rows.parquet").write_text("PAR1")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install 'psrun[parquet]'" in problems(tmp_path / "rows.parquet")
@@ -548,10 +548,10 @@ def small_disk(tmp_path):
 def test_a_disk_that_is_full_while_rows_are_prepared_is_reported(small_disk, tmp_path):
     """With what to do, and nothing of the set is left."""
     path = write(tmp_path / "rows.csv", rows(20_000))
-    said = (
+    message = (
         rf"rows cannot be written to {small_disk}/\w+: .*No space left on device.*; free disk space, or choose a folder"
     )
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         table(path, features=FEATURES, cache=str(small_disk))
     assert [each.suffix for each in small_disk.iterdir()] == [".lock"]
     assert table(path, features=FEATURES, cache=str(tmp_path)).num_train_examples == 20_000
@@ -561,9 +561,9 @@ def test_a_model_reports_categories_that_it_does_not_use(train, tmp_path):
     path = write(tmp_path / "rows.csv", rows(100))
     _, folder = train(*READ, f"data.path={path}", "model=dense", "evaluation=none", "cluster=none",
                            "data.global_batch_size=32", "trainer.epochs=1", "checkpoint=none")  # fmt: skip
-    told = [event["message"] for event in map(json.loads, folder.metrics.read_text().splitlines())
-            if event["event"] == "warning"]  # fmt: skip
-    assert any(text.startswith("this model does not use categorical features: work; choose") for text in told), told
+    warned = [event["message"] for event in map(json.loads, folder.metrics.read_text().splitlines())
+              if event["event"] == "warning"]  # fmt: skip
+    assert any(text.startswith("this model does not use categorical features: work; choose") for text in warned), warned
 
 
 def test_models_learn_from_inferred_features_which_are_reported_once_and_kept_at_resume(train, tmp_path):
@@ -579,9 +579,11 @@ def test_models_learn_from_inferred_features_which_are_reported_once_and_kept_at
     assert result["metrics"]["auc"] > 0.65
     write(path, {"user": [1, 2, 3, 4] * 60, "label": [0, 1, 1, 0] * 60})
     result, _ = train(*small, "trainer.epochs=2", into=RunFolder.take_over(folder.path, completed=True))
-    told = [event for event in map(json.loads, folder.metrics.read_text().splitlines()) if event["event"] == "features"]
-    assert [row["ids"] for row in told[0]["features"]] == ["2,400 buckets"]
-    assert len(told) == 1
+    events = [
+        event for event in map(json.loads, folder.metrics.read_text().splitlines()) if event["event"] == "features"
+    ]
+    assert [row["ids"] for row in events[0]["features"]] == ["2,400 buckets"]
+    assert len(events) == 1
     assert result["steps"]["applied"] == 120
 
 

@@ -45,10 +45,10 @@ def _records(path: Path, columns: dict[str, list]) -> None:
 
     with tf.io.TFRecordWriter(str(path)) as writer:
         for row in zip(*columns.values()):
-            made = tf.train.Example()
+            record = tf.train.Example()
             for name, value in zip(columns, row):
-                made.features.feature[name].float_list.value.append(value)
-            writer.write(made.SerializeToString())
+                record.features.feature[name].float_list.value.append(value)
+            writer.write(record.SerializeToString())
 
 
 def _parquet(path: Path, columns: dict[str, list]) -> None:
@@ -278,8 +278,8 @@ def test_every_mode_takes_a_weighted_table(train, files, tmp_path):
     resumed = (*run, f"resume={folder.path}", "cluster=none")
     evaluation.run(run_config(*resumed, "mode=evaluate"), context)
     (kept,) = (folder.path / "evaluations").iterdir()
-    found = json.loads(kept.read_text())
-    assert (found["metrics"], found["examples_seen"]) == (pytest.approx(expected, rel=1e-6), NUM_EVAL)
+    evaluated = json.loads(kept.read_text())
+    assert (evaluated["metrics"], evaluated["examples_seen"]) == (pytest.approx(expected, rel=1e-6), NUM_EVAL)
 
     held = np.load(tmp_path / "eval.npz")
     np.savez(tmp_path / "new.npz", **{name: held[name] for name in ("x", "label")})
@@ -292,6 +292,6 @@ def test_every_mode_takes_a_weighted_table(train, files, tmp_path):
     sidecar.run(
         run_config(*run, *static), RunFolder.join(folder.path), context.console, Stop(), me=Task("evaluator", 0)
     )
-    found = json.loads((folder.path / "evaluations" / f"{EPOCHS * STEPS}-sidecar.json").read_text())
-    assert found["metrics"] == pytest.approx(expected, rel=1e-6)
+    evaluated = json.loads((folder.path / "evaluations" / f"{EPOCHS * STEPS}-sidecar.json").read_text())
+    assert evaluated["metrics"] == pytest.approx(expected, rel=1e-6)
     assert planner.make(run_config(*run, "mode=plan"), table(tmp_path / "train.npz", features={"x": {"width": 4}}))

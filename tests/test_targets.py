@@ -29,14 +29,14 @@ def module(tmp_path, monkeypatch):
     sys.modules.pop("mine", None)
 
 
-def found(node) -> list[str]:
+def problems_in(node) -> list[str]:
     problems: list = []
     targets.read(node, key="model", problems=problems)
     return [str(problem) for problem in problems]
 
 
 def test_good_options_pass_without_an_import(module):
-    assert found({"_target_": "mine.model", "width": 3, "names": ["a"], "rate": None, "free": "anything"}) == []
+    assert problems_in({"_target_": "mine.model", "width": 3, "names": ["a"], "rate": None, "free": "anything"}) == []
     assert "mine" not in sys.modules
 
 
@@ -51,35 +51,35 @@ def test_good_options_pass_without_an_import(module):
     ],
 )
 def test_wrong_options_are_reported(module, options, message):
-    assert any(message in problem for problem in found({"_target_": "mine.model", **options}))
+    assert any(message in problem for problem in problems_in({"_target_": "mine.model", **options}))
 
 
 def test_what_cannot_be_known_is_left_to_the_call(module):
-    assert found({"_target_": "mine.open_ended", "anything": 1}) == []
-    assert found({"_target_": "mine.alias", "widht": 1}) == []
+    assert problems_in({"_target_": "mine.open_ended", "anything": 1}) == []
+    assert problems_in({"_target_": "mine.alias", "widht": 1}) == []
     with pytest.raises(ConfigError, match="widht"):
         targets.call(targets.Target("mine.alias", {"width": 1, "widht": 1}, "model"), source=None)
 
 
 def test_nested_targets_are_made_first(module):
     target = targets.Target("mine.open_ended", {"inner": {"_target_": "mine.Thing", "size": 5}, "n": [1]}, "model")
-    made = targets.call(target)
-    assert made["inner"].size == 5
-    assert made["n"] == [1]
+    result = targets.call(target)
+    assert result["inner"].size == 5
+    assert result["n"] == [1]
 
 
 def test_names_that_are_not_there(module):
-    assert "Did you mean 'model'?" in found({"_target_": "mine.modell"})[0]
+    assert "Did you mean 'model'?" in problems_in({"_target_": "mine.modell"})[0]
     with pytest.raises(ConfigError, match="PYTHONPATH"):
         targets.find(targets.Target("nowhere.model", {}, "model"))
     with pytest.raises(ConfigError, match="has no attribute"):
         targets.find(targets.Target("mine.nothing", {}, "model"))
-    (told,) = found({"_target_": "mine.nothing"})
-    assert "there is no 'nothing' in " in told
-    assert "PYTHONPATH" not in told  # it was found
-    assert "it is a module; name a callable in it, such as mine.NAME" in found({"_target_": "mine"})[0]
+    (problem,) = problems_in({"_target_": "mine.nothing"})
+    assert "there is no 'nothing' in " in problem
+    assert "PYTHONPATH" not in problem  # the module exists
+    assert "it is a module; name a callable in it, such as mine.NAME" in problems_in({"_target_": "mine"})[0]
     for name in (".mine.model", "mine.py:model", "mine model"):
-        assert "must be the dotted name of a callable" in found({"_target_": name})[0]
+        assert "must be the dotted name of a callable" in problems_in({"_target_": name})[0]
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_names_that_are_not_there(module):
 def test_a_module_that_python_cannot_read_is_named_with_the_line(tmp_path, monkeypatch, source, message):
     (tmp_path / "theirs.py").write_bytes(source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    (told,) = found({"_target_": "theirs.model"})
-    assert told.startswith("model._target_: theirs.model cannot be imported: ")
-    assert message in told
-    assert len(told.splitlines()) == 1
+    (problem,) = problems_in({"_target_": "theirs.model"})
+    assert problem.startswith("model._target_: theirs.model cannot be imported: ")
+    assert message in problem
+    assert len(problem.splitlines()) == 1
 
 
 def test_what_a_module_may_have_is_not_denied(tmp_path, monkeypatch):
@@ -107,7 +107,7 @@ def test_what_a_module_may_have_is_not_denied(tmp_path, monkeypatch):
     (tmp_path / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\ndef model(word: str = 'caf\xe9'): return word\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("starred.join", "on_demand.model", "latin.model"):
-        assert found({"_target_": name}) == []
+        assert problems_in({"_target_": name}) == []
 
 
 def test_an_error_in_a_persons_own_code_is_reported_with_its_line(tmp_path, monkeypatch):
@@ -130,7 +130,7 @@ def test_a_source_that_python_fails_to_read_once_is_read_again(module, monkeypat
         return parse(source, **options)
 
     monkeypatch.setattr(ast, "parse", parsed)
-    assert found({"_target_": "mine.model", "width": 3}) == []
+    assert problems_in({"_target_": "mine.model", "width": 3}) == []
     assert not failures
 
 

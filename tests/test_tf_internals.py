@@ -1,4 +1,4 @@
-"""Private names and texts of TensorFlow and tf-keras that psrun depends on: each is there, and does what is said."""
+"""Private names and texts of TensorFlow and tf-keras that psrun depends on: each exists and works as documented."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def test_variables_of_parameter_servers_pass_on_to_what_they_wrap(cluster_spec):
     distribution = strategy.parameter_servers(cluster_spec[1], choices.NoPartitioner("none"))
     with distribution.strategy.scope():
         variable = tf.Variable(2.0)
-    (found,) = variables.remote([variable, tf.Variable(1.0)])
-    assert found is variable
+    (remote_variable,) = variables.remote([variable, tf.Variable(1.0)])
+    assert remote_variable is variable
     before = variables.wrapped(variable)
     variables.replace_wrapped(variable, Five())
     try:
@@ -201,7 +201,7 @@ def test_counters_of_an_optimizer_are_its_steps_and_its_numbers(name):
     from psrun.tf_internals import optimizers
 
     kinds = tf_keras.optimizers
-    made = {
+    factories = {
         "Adam": lambda: kinds.Adam(0.1),
         "legacy.Adam": lambda: kinds.legacy.Adam(0.1),
         "legacy.SGD": lambda: kinds.legacy.SGD(0.1),
@@ -209,7 +209,7 @@ def test_counters_of_an_optimizer_are_its_steps_and_its_numbers(name):
         "scaled": lambda: tf_keras.mixed_precision.LossScaleOptimizer(kinds.Adam(0.1)),
         "legacy scaled": lambda: tf_keras.mixed_precision.LossScaleOptimizer(kinds.legacy.SGD(0.1)),
     }
-    optimizer = made[name]()
+    optimizer = factories[name]()
     optimizers.build(optimizer, [tf.Variable(1.0)])
     iterations, *others = optimizers.counters(optimizer)
     assert iterations is optimizer.iterations
@@ -364,7 +364,7 @@ def test_a_coordinator_waits_for_workers_by_the_method_that_is_replaced(cluster_
 
 
 @inprocess
-def test_the_incarnation_tells_servers_apart(cluster_spec):
+def test_the_incarnation_distinguishes_servers(cluster_spec):
     import portpicker
 
     from psrun.cluster.probe import ServerStatus, statuses
@@ -407,7 +407,7 @@ def test_the_containers_of_metrics_and_losses_know_the_outputs():
 
 
 @tensorflow
-def test_a_backup_says_where_fit_resumes(tmp_path):
+def test_a_backup_has_the_position_where_fit_resumes(tmp_path):
     import tensorflow as tf
     import tf_keras
 
@@ -502,7 +502,7 @@ def test_fit_calls_the_train_function_and_counts_steps_as_it_is_reported():
 
 
 @tensorflow
-def test_files_are_shared_out_and_what_is_said_of_too_few_is_understood(tmp_path):
+def test_files_are_shared_out_and_the_message_about_too_few_is_understood(tmp_path):
     import tensorflow as tf
 
     from psrun.tf_internals import datasets, messages

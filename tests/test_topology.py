@@ -21,15 +21,15 @@ def parsed(cluster=CLUSTER, task=None, **more):
 
 
 def test_a_plain_one():
-    found = parsed()
-    assert found.me == Task("worker", 1)
-    assert found.spec() == {"chief": {0: "c:1"}, "worker": {0: "w:1", 1: "w:2"}, "ps": {0: "p:1"}}
+    cluster = parsed()
+    assert cluster.me == Task("worker", 1)
+    assert cluster.spec() == {"chief": {0: "c:1"}, "worker": {0: "w:1", 1: "w:2"}, "ps": {0: "p:1"}}
 
 
 def test_as_tfjob_writes_it_the_evaluator_is_stripped():
-    found = parsed({**CLUSTER, "evaluator": ["e:1"]}, {"type": "evaluator", "index": 0}, environment="cloud")
-    assert found.me == Task("evaluator", 0)
-    assert "evaluator" not in found.spec()
+    cluster = parsed({**CLUSTER, "evaluator": ["e:1"]}, {"type": "evaluator", "index": 0}, environment="cloud")
+    assert cluster.me == Task("evaluator", 0)
+    assert "evaluator" not in cluster.spec()
 
 
 @pytest.mark.parametrize("cluster", [{"cluster": {"evaluator": ["host7:2222"]}}, {}], ids=["alone", "no_cluster"])
@@ -37,15 +37,15 @@ def test_as_tfjob_writes_it_the_evaluator_is_stripped():
 def test_the_evaluator_needs_no_cluster(cluster, evaluation):
     """As TensorFlow's tutorial has it."""
     text = json.dumps({**cluster, "task": {"type": "evaluator", "index": 0}})
-    found = identify(run_config("cluster=tf_config", f"evaluation={evaluation}"), {"TF_CONFIG": text})
-    assert (found.role, found.name, found.owns_folder) == ("evaluator", "evaluator-0", False)
+    identity = identify(run_config("cluster=tf_config", f"evaluation={evaluation}"), {"TF_CONFIG": text})
+    assert (identity.role, identity.name, identity.owns_folder) == ("evaluator", "evaluator-0", False)
     static = run_config("cluster=static", f"evaluation={evaluation}", "task.type=evaluator")
     assert identify(static, {}).role == "evaluator"
 
 
 def test_sparse_workers_master_and_text_for_an_index():
-    found = parsed({"master": ["c:1"], "worker": {"1": "w:2"}, "ps": ["p:1"]}, {"type": "worker", "index": "1"})
-    assert found.spec() == {"chief": {0: "c:1"}, "worker": {1: "w:2"}, "ps": {0: "p:1"}}
+    cluster = parsed({"master": ["c:1"], "worker": {"1": "w:2"}, "ps": ["p:1"]}, {"type": "worker", "index": "1"})
+    assert cluster.spec() == {"chief": {0: "c:1"}, "worker": {1: "w:2"}, "ps": {0: "p:1"}}
     assert parsed({**CLUSTER}, {"type": "master", "index": 0}).me == topology.CHIEF
 
 
@@ -106,9 +106,9 @@ def test_what_is_wrong_with_the_tasks_of_the_data_service_is_reported(cluster, j
 
 def test_tensorflow_does_not_see_the_tasks_of_the_data_service():
     whole = {"chief": ["c:1"], "worker": ["w:1"], "ps": ["p:1"], "data_dispatcher": ["d:1"], "data_worker": ["e:1"]}
-    found = make(whole, "data_worker", 0, key="cluster", task_key="task")
-    assert set(found.spec()) == {"chief", "worker", "ps"}
-    assert found.addresses[DISPATCHER] == "d:1"
+    cluster = make(whole, "data_worker", 0, key="cluster", task_key="task")
+    assert set(cluster.spec()) == {"chief", "worker", "ps"}
+    assert cluster.addresses[DISPATCHER] == "d:1"
 
 
 def test_addresses_of_the_data_service_can_be_in_the_configuration():
@@ -116,7 +116,7 @@ def test_addresses_of_the_data_service_can_be_in_the_configuration():
     run = run_config(
         "cluster=static", f"cluster.addresses={addresses}", "data.visitation=dynamic", "task.type=data_worker"
     )
-    found = identify(run, {})
-    assert (found.role, found.name) == ("data_server", "data_worker-0")
-    assert found.topology is not None
-    assert found.topology.addresses[DISPATCHER] == "d:1"
+    identity = identify(run, {})
+    assert (identity.role, identity.name) == ("data_server", "data_worker-0")
+    assert identity.topology is not None
+    assert identity.topology.addresses[DISPATCHER] == "d:1"

@@ -1,4 +1,4 @@
-"""Who else is told of a run."""
+"""Trackers of a run: TensorBoard and MLflow."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_tensorboard_has_metrics_text_and_hyperparameters(train):
     assert scalars(folder.tensorboard / "evaluation")["auc"][-1][1] == pytest.approx(result["metrics"]["val_auc"])
     held = EventAccumulator(str(folder.tensorboard)).Reload()
     assert b"trainer.epochs | 2" in held.Tensors("configuration")[0].tensor_proto.string_val[0]
-    told = held.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    values = plugin_data_pb2.HParamsPluginData.FromString(told).session_start_info.hparams
+    content = held.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    values = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
     assert values["trainer.epochs"].number_value == 2
     assert values["cluster.kind"].string_value == "inprocess"
 
@@ -63,18 +63,18 @@ def test_mlflow_has_the_run_its_parameters_and_metrics(train, mlflow):
     uri, look = mlflow
     result, folder = train("tracker=mlflow", uri, "tracker.experiment=tests")
     run_id = result["tracker"]["run_id"]
-    client, found = look(run_id)
-    assert found.info.status == "FINISHED"
-    assert client.get_experiment(found.info.experiment_id).name == "tests"
-    assert found.data.tags["run_folder"] == str(folder.path)
-    assert found.data.params["trainer.epochs"] == "2"
-    assert found.data.metrics["val_auc"] == pytest.approx(result["metrics"]["val_auc"])
+    client, run = look(run_id)
+    assert run.info.status == "FINISHED"
+    assert client.get_experiment(run.info.experiment_id).name == "tests"
+    assert run.data.tags["run_folder"] == str(folder.path)
+    assert run.data.params["trainer.epochs"] == "2"
+    assert run.data.metrics["val_auc"] == pytest.approx(result["metrics"]["val_auc"])
     assert [each.step for each in client.get_metric_history(run_id, "loss")] == [STEPS, 2 * STEPS]
     again, _ = train("tracker=mlflow", uri, "tracker.experiment=tests", "trainer.epochs=3", into=folder)
-    client, found = look(run_id)
+    client, run = look(run_id)
     assert again["tracker"]["run_id"] == run_id
     assert [each.step for each in client.get_metric_history(run_id, "loss")] == [STEPS, 2 * STEPS, 3 * STEPS]
-    assert found.data.params["trainer.epochs"] == "2"  # what was filed once stays
+    assert run.data.params["trainer.epochs"] == "2"  # what was filed once stays
 
 
 @pytest.mark.thorough
@@ -95,11 +95,11 @@ def test_a_store_that_cannot_be_written_costs_a_warning_and_no_training(train, t
     result, folder = train("tracker=mlflow", f"tracker.tracking_uri={tmp_path}/file/store")
     assert result["steps"]["applied"] == 2 * STEPS
     lines = map(json.loads, (folder.path / "metrics.jsonl").read_text().splitlines())
-    told = [event["message"] for event in lines if event["event"] == "warning"]
-    assert len([text for text in told if "the run continues without tracking" in text]) == 1
+    messages = [event["message"] for event in lines if event["event"] == "warning"]
+    assert len([text for text in messages if "the run continues without tracking" in text]) == 1
 
 
-def test_without_mlflow_the_message_says_how_to_install_it(train, monkeypatch):
+def test_without_mlflow_the_error_shows_how_to_install_it(train, monkeypatch):
     from psrun.errors import ConfigError
 
     monkeypatch.setitem(sys.modules, "mlflow", None)

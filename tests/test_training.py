@@ -70,10 +70,10 @@ def test_both_trainers_and_no_cluster_give_the_same_numbers(train, model):
     first_result, first = runs[0][0], variables(runs[0][1])
     assert first
     for result, folder in runs[1:]:
-        found = variables(folder)
-        assert set(found) == set(first)
+        stored = variables(folder)
+        assert set(stored) == set(first)
         for name, values in first.items():
-            np.testing.assert_allclose(found[name], values, **SAME, err_msg=name)
+            np.testing.assert_allclose(stored[name], values, **SAME, err_msg=name)
         for name, value in first_result["metrics"].items():
             assert result["metrics"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
 
@@ -84,9 +84,9 @@ def test_both_trainers_agree_on_sharded_variables(train, partitioner):
     """Shards draw other initial values than whole variables do, so that sharded runs are compared with each other."""
     pieces = [f"partitioner={partitioner}", *PARTITIONERS[partitioner], "model=dense"]
     (_, loop), (_, fit) = (train(*pieces, f"trainer={name}", num_workers=1) for name in ("custom_loop", "fit"))
-    found = variables(fit)
+    stored = variables(fit)
     for name, values in variables(loop).items():
-        np.testing.assert_allclose(found[name], values, **SAME, err_msg=name)
+        np.testing.assert_allclose(stored[name], values, **SAME, err_msg=name)
 
 
 @pytest.mark.inprocess
@@ -145,9 +145,9 @@ def test_synchronous_strategies_train_as_one_process_does(train, trainer, cluste
         train(f"cluster={name}", f"trainer={trainer}", "model=dense", "checkpoint=none")[0]
         for name in ("none", *clusters)
     )
-    for found in others:
-        assert found["steps"]["applied"] == 2 * STEPS
-        assert found["metrics"]["val_loss"] == pytest.approx(plain["metrics"]["val_loss"], rel=1e-3)
+    for result in others:
+        assert result["steps"]["applied"] == 2 * STEPS
+        assert result["metrics"]["val_loss"] == pytest.approx(plain["metrics"]["val_loss"], rel=1e-3)
 
 
 @pytest.mark.inprocess
@@ -194,7 +194,7 @@ def test_a_step_that_fails_is_reported_with_its_reason(train, trainer, monkeypat
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("raised", ["End of sequence", "Function was cancelled before it was started"])
 def test_the_first_of_several_errors_is_reported(raised):
-    """A dataset that failed says that it is at its end when it is asked once more, and an error cancels other steps."""
+    """A dataset that failed reports its end when it is read once more, and an error cancels other steps."""
     import tensorflow as tf
 
     from psrun.training import failures
@@ -287,10 +287,10 @@ def test_a_parameter_server_that_is_lost_in_a_save_asks_for_another_start(train,
     def lost(path):
         raise tf.errors.UnavailableError(None, None, "failed to connect: /job:ps/replica:0/task:1")
 
-    made = Checkpoints.__init__
+    original = Checkpoints.__init__
 
     def init(self, *arguments, **options):
-        made(self, *arguments, **options)
+        original(self, *arguments, **options)
         self._write = lost
 
     monkeypatch.setattr(Checkpoints, "__init__", init)

@@ -81,15 +81,15 @@ def test_an_own_loop_on_workers_saves_within_epochs_and_resumes(train, loop, mon
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
-    ("overrides", "error", "said"),
+    ("overrides", "error", "message"),
     [
         (["trainer._target_=user_code.idle"], TrainingError, "user_code.idle returned without scheduling a step"),
         (["trainer._target_=user_code.fails"], TrainingError, "user_code.fails failed: KeyError: 'x'"),
         (["trainer._target_=user_code.plain", "optimizer.learning_rate=1e30"], NonFiniteLossError, "the loss became"),
     ],
 )
-def test_a_loop_that_goes_wrong_is_reported(train, overrides, error, said):
-    with pytest.raises(error, match=said):
+def test_a_loop_that_goes_wrong_is_reported(train, overrides, error, message):
+    with pytest.raises(error, match=message):
         train("cluster=none", *LOOP, *overrides)
 
 
@@ -105,14 +105,14 @@ def test_hooks_are_called_at_epochs_steps_and_seconds_and_no_step_waits_for_them
              "{_target_: user_code.Notes, name: seconds, every_s: 0.2}")  # fmt: skip
     own = ["trainer._target_=user_code.plain"] if trainer == "own_loop" else []
     result, folder = train(f"trainer={trainer}", *own, "trainer.epochs=4", f"trainer.hooks=[{','.join(hooks)}]")
-    found = {name: json.loads((folder.path / name).read_text()) for name in ("epochs", "last", "steps", "seconds")}
-    assert [row[:2] for row in found["epochs"]] == [[2 * STEPS, 2], [4 * STEPS, 4]]
-    assert found["last"][-1][2] == pytest.approx(result["metrics"])
-    assert {"loss", "val_loss", "auc", "val_auc"} <= set(found["last"][-1][2])
-    assert 1 <= len(found["steps"]) <= 3
-    assert found["steps"][-1][0] <= 4 * STEPS
-    assert found["seconds"]
-    weights = {row[3] for row in found["epochs"]}
+    notes = {name: json.loads((folder.path / name).read_text()) for name in ("epochs", "last", "steps", "seconds")}
+    assert [row[:2] for row in notes["epochs"]] == [[2 * STEPS, 2], [4 * STEPS, 4]]
+    assert notes["last"][-1][2] == pytest.approx(result["metrics"])
+    assert {"loss", "val_loss", "auc", "val_auc"} <= set(notes["last"][-1][2])
+    assert 1 <= len(notes["steps"]) <= 3
+    assert notes["steps"][-1][0] <= 4 * STEPS
+    assert notes["seconds"]
+    weights = {row[3] for row in notes["epochs"]}
     assert len(weights) == 2  # it has read them, and they were others
 
 
@@ -147,7 +147,7 @@ def problems(*overrides):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "key", "said"),
+    ("overrides", "key", "message"),
     [
         (["trainer=own_loop"], "trainer._target_", "is required"),
         (["trainer=own_loop", "trainer._target_=user_code.tutorials"], "trainer._target_", "Did you mean 'tutorial'?"),
@@ -165,5 +165,5 @@ def problems(*overrides):
         (["trainer.hooks=[{_target_: user_code.raises, every_steps: 0}]"], "trainer.hooks[0].every_steps", "1 or more"),
     ],
 )
-def test_mistakes_in_loops_and_hooks_are_reported_by_key(overrides, key, said):
-    assert said in problems(*overrides)[key]
+def test_mistakes_in_loops_and_hooks_are_reported_by_key(overrides, key, message):
+    assert message in problems(*overrides)[key]

@@ -1,4 +1,4 @@
-"""Models and data of a person's own: what Keras' users expect works, and what cannot work is told by key."""
+"""Models and data of a person's own: what Keras' users expect works, and what cannot work is reported by key."""
 
 from __future__ import annotations
 

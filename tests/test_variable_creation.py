@@ -1,4 +1,4 @@
-"""Large variables of parameter servers, made where they are."""
+"""Large variables of parameter servers, created in place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_large_table_and_its_slots_are_filled_in_place_with_the_same_numbers(c
     from psrun.optimizers.sparse import LazyAdam, SparseAdagrad
     from psrun.program import compiled_model
 
-    def made() -> dict[str, Any]:
+    def create_variables() -> dict[str, Any]:
         compiled_model.start_afresh(1)
         distribution = strategy.parameter_servers(cluster_spec[1], choices.FixedShards("fixed_shards", 2))
         with variable_creation.in_place(), distribution.strategy.scope():
@@ -32,9 +32,9 @@ def test_a_large_table_and_its_slots_are_filled_in_place_with_the_same_numbers(c
         slots = {f"slot {index}": slot for index, slot in enumerate([*adagrad._accumulators, *adam._momentums])}
         return {**tables, **slots}
 
-    filled = made()
+    filled = create_variables()
     monkeypatch.setattr(variable_creation, "_LARGE_BYTES", 1 << 40)
-    plain = made()
+    plain = create_variables()
     assert len(filled) == 6
     for name, variable in filled.items():
         assert isinstance(variable._v, UninitializedVariable), name

@@ -44,8 +44,8 @@ def test_each_pass_has_every_example_once_in_an_order_of_its_own(num_examples, b
 
 def test_without_whole_passes_every_batch_is_full():
     order = Order(10, 4)
-    found = np.concatenate([order.numbers(tf.constant(n, tf.int64), tf.constant(1, tf.int64)) for n in range(5)])
-    assert sorted(found[:10]) == sorted(found[10:]) == list(range(10))
+    numbers = np.concatenate([order.numbers(tf.constant(n, tf.int64), tf.constant(1, tf.int64)) for n in range(5)])
+    assert sorted(numbers[:10]) == sorted(numbers[10:]) == list(range(10))
 
 
 @pytest.mark.parametrize(

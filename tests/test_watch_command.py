@@ -171,8 +171,8 @@ def test_a_run_that_continues_is_followed_to_its_end(running):
     append(running, epoch(2)[:20])
     append(running, epoch(2)[20:] + line("warning", 200, message="something is odd"))
     watching.until("something is odd")
-    told = {"metrics": {"loss": 0.1}, "time_to_first_step_s": 1.0, "step_time": None}
-    append(running, line("end", 200, **told))
+    fields = {"metrics": {"loss": 0.1}, "time_to_first_step_s": 1.0, "step_time": None}
+    append(running, line("end", 200, **fields))
     changed(running, status="completed", exit_code=0)
     watching.end()
     assert watching.code == ExitCode.DONE
@@ -192,7 +192,7 @@ def test_a_terminal_sees_the_tasks_and_the_progress(running):
     rows = {words[0]: words for words in map(str.split, watching.text.splitlines()) if words and "-" in words[0]}
     assert rows["chief-0"][1:3] == ["training", "0"]
     assert rows["ps-0"][1:3] == ["serving", "1"]
-    assert rows["ps-0"][4] in ("MB", "GB")  # of this process, which other tests have made large
+    assert rows["ps-0"][4] in ("MB", "GB")  # of this process, which other tests have enlarged
     assert rows["worker-1"][3:5] == ["-", "-"]  # its process is no more
     changed(running, status="completed", exit_code=0)
     time.sleep(0.1)
@@ -221,21 +221,21 @@ def test_after_the_fact_it_ends_at_once_with_the_code_of_the_run(tmp_path, capfd
 
 
 @pytest.mark.parametrize(
-    ("name", "topology", "said"),
+    ("name", "topology", "expected"),
     [
         ("run", "local", "psrun resume={}"),
         ("run", "slurm", "psrun submit slurm resume={}"),
         ("it's a run", "local", "psrun {}"),
     ],
 )
-def test_the_command_that_resumes_an_interrupted_run_can_be_pasted(tmp_path, capfd, name, topology, said):
+def test_the_command_that_resumes_an_interrupted_run_can_be_pasted(tmp_path, capfd, name, topology, expected):
     folder = a_run(tmp_path / name, status="interrupted", exit_code=175, cluster={"topology": topology})
     assert main([str(folder)]) == ExitCode.RESTART
     command = capfd.readouterr().out.partition("to resume: ")[2].strip()
-    if said == "psrun {}":
+    if expected == "psrun {}":
         assert recorded_config.folder_of(shlex.split(command)[1:]) == folder
     else:
-        assert command == said.format(folder)
+        assert command == expected.format(folder)
 
 
 def test_an_event_of_another_version_is_reported_by_its_name(tmp_path, capfd):
@@ -291,12 +291,12 @@ def test_another_process_with_the_number_of_the_run_is_not_taken_for_it(running)
     assert run_state.is_alive(running, result) is True
 
 
-@pytest.mark.parametrize(("text", "said"), [('{"status": "run', "is damaged"), (None, "no run.json")])
-def test_a_result_that_cannot_be_read_is_reported_after_the_events(running, capfd, text, said):
+@pytest.mark.parametrize(("text", "message"), [('{"status": "run', "is damaged"), (None, "no run.json")])
+def test_a_result_that_cannot_be_read_is_reported_after_the_events(running, capfd, text, message):
     (running / "run.json").unlink()
     if text:
         (running / "run.json").write_text(text)
-    with pytest.raises(PsrunError, match=said):
+    with pytest.raises(PsrunError, match=message):
         main([str(running)])
     assert "epoch 1/20" in capfd.readouterr().out
 
@@ -312,13 +312,13 @@ def test_half_a_result_that_becomes_whole_is_waited_for(running):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("nowhere", "there is no folder"), ("empty", "there is no run in"), ("file", "is a file; name the run folder")],
 )
-def test_folders_without_runs_are_named(tmp_path, name, said):
+def test_folders_without_runs_are_named(tmp_path, name, message):
     (tmp_path / "empty" / "inner").mkdir(parents=True)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         main([str(tmp_path / name)])
 
 
@@ -429,7 +429,7 @@ def test_a_killed_sweep_is_over_although_jobs_wait(tmp_path, capfd):
 
 
 def test_a_sweep_that_is_called_off_or_deleted_is_reported(tmp_path):
-    for name, said in (("sweep.json", "no run is left"), ("", "moved or deleted")):
+    for name, message in (("sweep.json", "no run is left"), ("", "moved or deleted")):
         folder = tmp_path / f"sweep{name}"
         folder.mkdir()
         (folder / "sweep.json").write_text(json.dumps({"status": "running", "jobs": []}))
@@ -437,7 +437,7 @@ def test_a_sweep_that_is_called_off_or_deleted_is_reported(tmp_path):
         watching.until("0 jobs")
         (folder / name).rename(tmp_path / f"elsewhere{name}")
         watching.end()
-        assert said in str(watching.error)
+        assert message in str(watching.error)
 
 
 def test_a_thousand_jobs_are_looked_at_in_seconds(tmp_path, capfd):
@@ -466,8 +466,8 @@ def contents(folder: Path) -> dict[str, tuple[str, int]]:
     return {str(f): (hashlib.sha256(f.read_bytes()).hexdigest(), f.stat().st_mtime_ns) for f in files_}
 
 
-def told(text: str) -> list[list[str]]:
-    """What a run tells, without what the clock decides: the progress that is told now and then, and its notes."""
+def stable_lines(text: str) -> list[list[str]]:
+    """The lines that a run prints, without those that depend on the clock: progress and notes."""
     return [
         line.split()
         for line in text.splitlines()
@@ -486,10 +486,10 @@ def test_a_run_in_another_process_is_followed_and_nothing_of_it_is_touched(tmp_p
         assert cluster.end() == 0
     finally:
         cluster.close()
-    assert told(done.stdout) == told(cluster.stdout)
+    assert stable_lines(done.stdout) == stable_lines(cluster.stdout)
     before = contents(cluster.folder)
     again = subprocess.run(watch(cluster.folder), capture_output=True, text=True, timeout=60, check=True)
-    assert (told(again.stdout), contents(cluster.folder)) == (told(done.stdout), before)
+    assert (stable_lines(again.stdout), contents(cluster.folder)) == (stable_lines(done.stdout), before)
 
 
 ENDS = {"Ctrl-C": lambda child: child.send("\x03"), "SIGTERM": lambda child: child.kill(signal.SIGTERM)}
