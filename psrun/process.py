@@ -252,7 +252,7 @@ class Stop:
         interrupted = Interrupted(signum)
         try:
             self.at_once()
-        finally:  # there may be nobody any more whom to end
+        finally:  # even if that fails
             try:
                 self.record(interrupted)
             finally:  # the disk may be full

@@ -22,18 +22,18 @@ from omegaconf import DictConfig
 _UNKNOWN_KEY = re.compile(r"Could not override '(?P<key>[^'@]+)")
 _UNKNOWN_CHOICE = re.compile(r"Could not find '(?P<group>.+)/(?P<choice>[^/']+)'")
 _OVERRIDES_IN_ITS_OWN_PLACE = re.compile(r"In '(?P<file>experiment/[^']+)': Could not override '[^']*@experiment\.")
-# As methods of `Plugins`, which is what Hydra asks for a sweeper and for a launcher.
+# As methods of `Plugins`, by which Hydra makes a sweeper and a launcher.
 MakePlugin = Callable[..., Any]
 
 
 def unknown_key(text: str) -> str | None:
-    """The key, or group, that an error's text says does not exist; None where it says something else."""
+    """The unknown key or group in an error's text; None for other errors."""
     key = _UNKNOWN_KEY.search(text)
     return key["key"] if key else None
 
 
 def unknown_choice(text: str) -> tuple[str, str] | None:
-    """The group and the choice in it that an error's text says do not exist; None where it says something else."""
+    """The group and its unknown choice in an error's text; None for other errors."""
     choice = _UNKNOWN_CHOICE.search(text)
     return (choice["group"], choice["choice"]) if choice else None
 
@@ -44,7 +44,7 @@ def choices_offered(text: str) -> list[str]:
 
 
 def chosen_in(text: str) -> str | None:
-    """The YAML file that an error's text says chooses an unknown choice; None where it names none."""
+    """The YAML file that selects an unknown choice, from an error's text; None if it names none."""
     file = re.match(r"In '([^']+/[^']+)'", text)
     return f"{file[1]}.yaml" if file else None
 

@@ -233,7 +233,7 @@ class StackIds:
     lists: Mapping[str, int | tf.Tensor]
 
 
-# -- what a shard of a stack holds, for those who see only the variable
+# -- the tables in a shard of a stack, for code that has only the variable
 
 
 @dataclass(frozen=True)

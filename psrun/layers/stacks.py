@@ -1,4 +1,4 @@
-"""The stacks of a network, for those who show or store its tables."""
+"""The stacks of a network, for code that shows or stores its tables."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _tables(stack: Stack, shards: list[Placed]) -> Iterator[Placed]:
 
 
 def check_names(network: tf_keras.Model) -> None:
-    """Checks that checkpoints can tell the tables of a network apart.
+    """Checks that checkpoints can distinguish the tables of a network.
 
     Raises:
       ConfigError: two tables have the same name.

@@ -22,7 +22,7 @@ _TOO_FEW_FILES = re.compile(r"only has \d+ file\(s\), which is not enough for th
 
 
 def task_lost(error: tf.errors.OpError) -> bool:
-    """Whether an error says that a task has gone, also where it stands within another one.
+    """Whether an error reports a lost task, also as the text of another error.
 
     The type is not enough: within a function over a dataset TensorFlow makes an InternalError of it.
     """
@@ -53,9 +53,9 @@ def data_ended(text: str) -> bool:
 
 
 def workers_short_of_files(text: str) -> int | None:
-    """How many workers share fewer files; None where a message says something else.
+    """The number of workers that share fewer files; None for other messages.
 
-    TensorFlow says it when the first batch is read; the number of files that it says is wrong.
+    TensorFlow reports it when the first batch is read, with a wrong number of files.
     """
     match = _TOO_FEW_FILES.search(text)
     return int(match[1]) if match else None

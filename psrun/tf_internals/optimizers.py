@@ -12,7 +12,7 @@ import tf_keras
 from psrun.tf_internals.required import require
 
 # The attributes in which tf-keras' optimizers keep their slots, a list in the order of the variables each. Their dense
-# updates read them, so whoever makes the slots must put them there (tf-keras 2.21).
+# updates read them, so the code that makes the slots must put them there (tf-keras 2.21).
 ADAGRAD_ACCUMULATORS = FTRL_ACCUMULATORS = "_accumulators"
 ADAM_MOMENTUMS, ADAM_VELOCITIES = "_momentums", "_velocities"
 FTRL_LINEARS = "_linears"

@@ -1,4 +1,4 @@
-"""Loud failure where a private name is gone."""
+"""Errors for private names that no longer exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of tf.data service: each goes to the worker that asks first."""
+"""Batches of tf.data service: each goes to the first worker that requests it."""
 
 from __future__ import annotations
 
