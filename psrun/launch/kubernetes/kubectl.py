@@ -65,7 +65,7 @@ class Kubectl:
 
     def apply(self, text: str, settings: choices.KubernetesKeys) -> bool:
         """Applies manifests; returns whether the run is new. Raises PsrunError if the cluster rejects an object."""
-        completed, kind = self._run("apply", "-f", "-", stdin=text), settings.kind
+        completed, kind = self._run("apply", "-f", "-", given=text), settings.kind
         if completed.returncode == 0:
             return f"{manifests.main_object(settings)} unchanged" not in completed.stdout.splitlines()
         message = completed.stderr.strip()
@@ -98,11 +98,11 @@ class Kubectl:
         command = [*self._command, "logs", "--follow", pod, *more]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
 
-    def _run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    def _run(self, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
         command = [*self._command, *arguments]
         try:
             return subprocess.run(
-                command, input=stdin, capture_output=True, text=True, timeout=_ANSWERS_WITHIN_S, check=False
+                command, input=given, capture_output=True, text=True, timeout=_ANSWERS_WITHIN_S, check=False
             )
         except subprocess.TimeoutExpired:
             return subprocess.CompletedProcess(command, 1, "", f"no answer within {_ANSWERS_WITHIN_S:.0f} s")
