@@ -341,6 +341,23 @@ def test_a_strategy_takes_its_next_server_from_the_count_that_is_set(cluster_spe
 
 
 @inprocess
+def test_the_end_of_a_closure_is_notified(cluster_spec):
+    import tensorflow as tf
+
+    from psrun.cluster import strategy
+    from psrun.config import choices
+    from psrun.tf_internals import cluster
+
+    coordinator = strategy.parameter_servers(cluster_spec[1], choices.NoPartitioner("none")).coordinator
+    ends = cluster.closure_ends(coordinator)
+    assert cluster.closure_ends(coordinator) is ends
+    scheduled = coordinator.schedule(tf.function(lambda: tf.constant(3)).get_concrete_function())
+    with ends:
+        assert ends.wait_for(lambda: cluster.has_ended(scheduled), timeout=60.0)
+    assert scheduled.fetch() == 3
+
+
+@inprocess
 def test_a_coordinator_waits_for_workers_by_the_method_that_is_replaced(cluster_spec):
     import tensorflow as tf
 

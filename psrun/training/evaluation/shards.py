@@ -48,7 +48,7 @@ class Shards:
         Raises:
           tf.errors.OpError: a parameter server was lost, or the data cannot be read.
         """
-        in_flight = InFlightClosures(self._program.distribution, _IN_FLIGHT_PER_WORKER)
+        in_flight = InFlightClosures(self._program.distribution, _IN_FLIGHT_PER_WORKER, in_order=True)
         for index in range(self._num_shards):
             for result in in_flight.add(
                 self._coordinator.schedule(self._closure, args=(tf.constant(index, tf.int64),))
