@@ -20,8 +20,7 @@ from psrun.tf_internals import optimizers
 __all__ = [
     "arranged_for",
     "by_table",
-    "check_names",
-    "check_optimizer",
+    "check",
     "collections",
     "ids_per_example",
     "of",
@@ -95,29 +94,23 @@ def _tables(stack: Stack, shards: list[Placed]) -> Iterator[Placed]:
             )
 
 
-def check_names(network: tf_keras.Model) -> None:
-    """Checks that checkpoints can distinguish the tables of a network.
+def check(network: tf_keras.Model, optimizer: Any) -> None:
+    """Checks that checkpoints can hold the tables of a network and their slots by table.
 
     Raises:
-      ConfigError: two tables have the same name.
+      ConfigError: two tables have the same name, or the optimizer does not support stacks.
     """
-    names = Counter(table.name for layer in collections(network) for table in layer.tables)
+    layers = collections(network)
+    names = Counter(table.name for layer in layers for table in layer.tables)
     if twice := [name for name, number in names.items() if number > 1]:
         message = (
             f"two embedding collections have a table called {twice[0]!r}; rename one: checkpoints go by these names"
         )
         raise ConfigError([Problem("model", message)])
-
-
-def check_optimizer(network: tf_keras.Model, optimizer: Any) -> None:
-    """Checks that checkpoints can hold the slots of a network's stacks by table.
-
-    Raises:
-      ConfigError: the optimizer is one of before Keras 2.11: its checkpoints find slots by the variable, in the place
-        of which they hold tables.
-    """
-    stacked = [stack for layer in collections(network) for stack in layer.stacks if len(stack.tables) > 1]
+    stacked = [stack for layer in layers for stack in layer.stacks if len(stack.tables) > 1]
     if stacked and optimizers.is_legacy(getattr(optimizer, "inner_optimizer", optimizer)):
+        # An optimizer of before Keras 2.11: its checkpoints find slots by the variable, in place of which they hold
+        # tables.
         tables = ", ".join(table.name for table in stacked[0].tables)
         kind = type(getattr(optimizer, "inner_optimizer", optimizer)).__name__
         message = f"legacy.{kind} loses its slots of tables that are stored together ({tables}) in checkpoints"

@@ -20,7 +20,7 @@ from psrun.data.source import ByNumber, DataSource, checked_dataset, evaluation_
 from psrun.errors import ConfigError, Problem
 from psrun.layers import lookups, stacks
 from psrun.models.model import Model, refuse_single_files
-from psrun.program import class_weights, list_inputs, losses, objective, output_widths
+from psrun.program import class_weights, list_inputs, objective, output_widths
 from psrun.program.evaluation_sizes import eval_batch_size, num_eval_shards
 from psrun.program.example_counter import ExamplesSeen
 from psrun.program.make_model import make_model
@@ -238,7 +238,7 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
             run_eagerly=run.trainer.run_eagerly,
             pss_evaluation_shards=num_eval_shards(run, source, distribution.num_workers) if exact else 0,
         )
-        stacks.check_optimizer(model.network, model.network.optimizer)
+        stacks.check(model.network, model.network.optimizer)
     if distribution.strategy.num_replicas_in_sync > 1 and exact:
         # Keras splits each batch, and would sum the labels and predictions of the parts for the metrics.
         model.network.distribute_reduction_method = "concat"
@@ -259,9 +259,9 @@ def build_state(program: Program) -> None:
             prediction = tf.nest.map_structure(zeros, program.prediction_spec)
         output_widths.check(program.prediction_spec, program.batch_spec[1], program.model, program.source)
         optimizers.build(network.optimizer, network.trainable_variables)
-        with losses.named("loss"):
+        with objective.named("loss"):
             network.compiled_loss.build(prediction)
-        with losses.named("metrics"):
+        with objective.named("metrics"):
             keras.build_metrics(network.compiled_metrics, prediction, label)
 
 

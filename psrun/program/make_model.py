@@ -8,7 +8,6 @@ from psrun.config import targets
 from psrun.config.run_config import RunConfig
 from psrun.data.source import DataSource, task_of
 from psrun.errors import ConfigError, Problem
-from psrun.layers import stacks
 from psrun.models.model import Model
 from psrun.models.only_feature import passed
 from psrun.program import objective
@@ -27,5 +26,4 @@ def make_model(run: RunConfig, source: DataSource) -> Model:
         raise ConfigError(
             [Problem("model._target_", f"{run.model.name} returned {type(returned).__name__}, not a model")]
         )
-    stacks.check_names(model.network)
     return objective.resolve(passed(model, source.features), run.model_keys, task_of(source))
