@@ -135,7 +135,7 @@ def _same_batch(lists: Sequence[tf.RaggedTensor]) -> list[tf.Operation]:
     """The check that all have the same number of lists; eagerly it is done at once."""
     if len(lists) == 1:
         return []
-    counts = tf.stack([each.nrows() for each in lists])
+    counts = tf.stack([each.nrows(tf.int64) for each in lists])  # of splits of int32 and of int64
     message = "pooled features must have the same number of examples; got"
     # tf.debugging.Assert would be a branch, and so another function to call.
     check = tf.raw_ops.Assert(condition=tf.reduce_all(counts == counts[0]), data=[message, counts])
