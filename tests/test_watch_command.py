@@ -440,7 +440,7 @@ def test_a_sweep_that_is_called_off_or_deleted_is_reported(tmp_path):
         assert message in str(watching.error)
 
 
-def test_a_thousand_jobs_are_looked_at_in_seconds(tmp_path, capfd):
+def test_each_of_a_thousand_jobs_is_read_once(tmp_path, capfd):
     first = a_run(tmp_path / "0")
     for number in range(1, 1000):
         folder = tmp_path / str(number)
@@ -448,9 +448,9 @@ def test_a_thousand_jobs_are_looked_at_in_seconds(tmp_path, capfd):
         for name in ("run.json", "metrics.jsonl"):
             os.link(first / name, folder / name)
     aged(first, 60)
-    began_s = time.monotonic()
+    began_s = time.process_time()
     assert main([str(tmp_path)]) == ExitCode.DONE
-    assert time.monotonic() - began_s < 5
+    assert time.process_time() - began_s < 20  # about 3; reading all jobs for each job would take minutes
     assert "1000 jobs: 1000 completed" in capfd.readouterr().out
 
 
