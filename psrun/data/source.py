@@ -235,24 +235,43 @@ class ArraySource(ByNumber):
 
 
 def _gathering(arrays: Arrays) -> Callable[[tf.Tensor], Any]:
-    """A function of row numbers to those rows. It costs a tenth of slicing single examples and batching those."""
-    columns = tf.nest.map_structure(_column, arrays)
-    return lambda numbers: tf.nest.map_structure(lambda column: column(numbers), columns)
+    """A function of row numbers to those rows. It costs a tenth of slicing single examples and batching those.
+
+    Columns of one type are gathered as one matrix: with 28 columns, gathering each took 10 % of a step of DLRM.
+    """
+    columns = [_column(array) for array in tf.nest.flatten(arrays)]
+    together: dict[np.dtype, list[int]] = {}
+    for index, (array, _) in enumerate(columns):
+        if isinstance(array, np.ndarray) and array.ndim == 2:
+            together.setdefault(array.dtype, []).append(index)
+    matrices = [
+        (tf.constant(np.concatenate([columns[index][0] for index in indices], axis=1)), indices)
+        for indices in together.values()
+    ]
+    in_matrices = {index for indices in together.values() for index in indices}
+    others = [(index, each[0]) for index, each in enumerate(columns) if index not in in_matrices]
+    tensors = [(index, tf.constant(each) if isinstance(each, np.ndarray) else each) for index, each in others]
+
+    def gather(numbers: tf.Tensor) -> Any:
+        rows = {index: tf.gather(tensor, numbers) for index, tensor in tensors}
+        for matrix, indices in matrices:
+            widths = [columns[index][0].shape[1] for index in indices]
+            rows |= zip(indices, tf.split(tf.gather(matrix, numbers), widths, axis=1))
+        return tf.nest.pack_sequence_as(arrays, [decode(rows[index]) for index, (_, decode) in enumerate(columns)])
+
+    return gather
 
 
-def _column(array: np.ndarray | Lists | tf.RaggedTensor) -> Callable[[tf.Tensor], Any]:
-    """A function of row numbers to those rows of `array`.
+def _column(array: np.ndarray | Lists | tf.RaggedTensor) -> tuple[Any, Callable[[Any], Any]]:
+    """What to gather rows of, as an array or a RaggedTensor, and a function of these rows to those of `array`.
 
-    The arrays travel to every worker inside the pipeline's graph. Strings are slow there: they go as numbers and a
-    list of the distinct ones.
+    The arrays travel to every worker inside the pipeline's graph. Strings are slow there: they are sent as numbers and
+    a list of the distinct ones.
     """
     if isinstance(array, Lists):
         array = tf.RaggedTensor.from_row_splits(array.values, array.splits, validate=False)
-    if isinstance(array, tf.RaggedTensor):
-        return lambda numbers: tf.gather(array, numbers)
-    if array.dtype.kind != "S":
-        values = tf.constant(array)
-        return lambda numbers: tf.gather(values, numbers)
+    if isinstance(array, tf.RaggedTensor) or array.dtype.kind != "S":
+        return array, lambda rows: rows
     distinct, codes = np.unique(array, return_inverse=True)
-    strings, places = tf.constant(distinct), tf.constant(codes.reshape(array.shape).astype(np.int32))
-    return lambda numbers: tf.gather(strings, tf.gather(places, numbers))
+    strings = tf.constant(distinct)
+    return codes.reshape(array.shape).astype(np.int32), lambda rows: tf.gather(strings, rows)

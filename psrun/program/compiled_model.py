@@ -128,7 +128,7 @@ class Program:
         dataset = self.source.batches(batch_numbers, self.order or self.source.order(batch_size), own)
         list_inputs.check_features(self.source.features, dataset.element_spec[2])
         if numbers is None:
-            return self._preprocessed(dataset.map(lambda number, examples, batch: batch), ready)
+            return self._preprocessed(dataset, lambda number, examples, batch: ready(*batch))
         first = worker * self.source.num_train_examples
         return self._preprocessed(dataset, lambda number, examples, batch: (number, first + examples, ready(*batch)))
 
