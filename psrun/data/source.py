@@ -241,20 +241,20 @@ def _gathering(arrays: Arrays) -> Callable[[tf.Tensor], Any]:
     """
     columns = [_column(array) for array in tf.nest.flatten(arrays)]
     together: dict[np.dtype, list[int]] = {}
+    alone: dict[int, Any] = {}
     for index, (array, _) in enumerate(columns):
         if isinstance(array, np.ndarray) and array.ndim == 2:
             together.setdefault(array.dtype, []).append(index)
+        else:
+            alone[index] = tf.constant(array) if isinstance(array, np.ndarray) else array
     matrices = [
         (tf.constant(np.concatenate([columns[index][0] for index in indices], axis=1)), indices)
         for indices in together.values()
     ]
-    in_matrices = {index for indices in together.values() for index in indices}
-    others = [(index, each[0]) for index, each in enumerate(columns) if index not in in_matrices]
-    tensors = [(index, tf.constant(each) if isinstance(each, np.ndarray) else each) for index, each in others]
 
     @tf.autograph.experimental.do_not_convert  # the conversion took 0.3 s before the first step
     def gather(numbers: tf.Tensor) -> Any:
-        rows = {index: tf.gather(tensor, numbers) for index, tensor in tensors}
+        rows = {index: tf.gather(tensor, numbers) for index, tensor in alone.items()}
         for matrix, indices in matrices:
             widths = [columns[index][0].shape[1] for index in indices]
             rows |= zip(indices, tf.split(tf.gather(matrix, numbers), widths, axis=1))

@@ -10,6 +10,7 @@ import tf_keras
 
 from psrun.layers import pooling
 from psrun.layers.base import EmbeddingLayer, Undecided
+from psrun.layers.checks import check
 from psrun.layers.fetch import Fetch, check_options
 from psrun.layers.layout import RowOrder
 from psrun.tf_internals.tracing import stop_recording
@@ -101,9 +102,7 @@ class Embedding(EmbeddingLayer):
             least, greatest = tf.reduce_min(ids), tf.reduce_max(ids)
             message = f"{self.title()}: ids must be from 0 to {self.input_dim - 1}; the minimum and the maximum are"
             inside = (tf.size(ids) == 0) | ((least >= 0) & (greatest < self.input_dim))
-            # tf.debugging.Assert would add a branch, and so another function call.
-            check = tf.raw_ops.Assert(condition=inside, data=[message, least, greatest])
-            with tf.control_dependencies([] if check is None else [check]):
+            with tf.control_dependencies(check(inside, message, least, greatest)):
                 ids = tf.identity(ids)
         ids = tf.cast(ids, tf.int32)
         bits, column_rows = self._order.column_bits, self._order.column_rows

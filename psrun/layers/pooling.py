@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from psrun.data.lists import COMBINERS
 from psrun.layers import positions
+from psrun.layers.checks import check
 
 
 @dataclass(frozen=True)
@@ -137,9 +138,7 @@ def _same_batch(lists: Sequence[tf.RaggedTensor]) -> list[tf.Operation]:
         return []
     counts = tf.stack([each.nrows(tf.int64) for each in lists])  # of splits of int32 and of int64
     message = "pooled features must have the same number of examples; got"
-    # tf.debugging.Assert would be a branch, and so another function to call.
-    check = tf.raw_ops.Assert(condition=tf.reduce_all(counts == counts[0]), data=[message, counts])
-    return [] if check is None else [check]
+    return check(tf.reduce_all(counts == counts[0]), message, counts)
 
 
 def _in_each(reduce: Callable[..., tf.Tensor], values: tf.Tensor, which: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
@@ -189,7 +188,5 @@ def checked_weights(ids: Any, weights: Any, combiner: str | None, title: str) ->
     both = tf.minimum(tf.size(ends), tf.size(of_weights))
     same = tf.equal(tf.size(ends), tf.size(of_weights)) & tf.reduce_all(ends[:both] == of_weights[:both])
     data = [f"{message} in each example; ids and weights of the batch:", tf.size(values), tf.size(flat)]
-    # tf.debugging.Assert would be a branch, and so another function to call.
-    check = tf.raw_ops.Assert(condition=same, data=data)
-    with tf.control_dependencies([] if check is None else [check]):
+    with tf.control_dependencies(check(same, *data)):
         return tf.identity(tf.cast(flat, tf.float32))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from psrun.layers.checks import check
 from psrun.layers.layout import RowOrder, StackLayout
 
 # Up to this number of shards, ids are compared with each boundary: comparing is much faster than dividing.
@@ -89,8 +90,8 @@ def checked_columns(ids: tf.Tensor, places: Sequence[Place], title: str) -> tf.T
     bad = tf.reshape(tf.where(~inside), [-1])
     labels = tf.gather(tf.constant([str(place) for place in places]), bad)
     empty = tf.equal(tf.size(ids), 0)
-    check = _assert(empty | tf.reduce_all(inside), title, [labels, tf.gather(least, bad), tf.gather(greatest, bad)])
-    with tf.control_dependencies(check):
+    checked = _assert(empty | tf.reduce_all(inside), title, [labels, tf.gather(least, bad), tf.gather(greatest, bad)])
+    with tf.control_dependencies(checked):
         return tf.cast(ids, tf.int32)
 
 
@@ -142,11 +143,8 @@ def checked_parts(ids: tf.Tensor, places: Sequence[Place], per_id: PerId, title:
 
 
 def _assert(condition: tf.Tensor, title: str, data: list[tf.Tensor]) -> list[tf.Operation]:
-    """The check of a graph; eagerly it is done at once."""
     message = f"{title}: ids must be within their tables; the features, their minimum and maximum ids are"
-    # tf.debugging.Assert would be a branch, and so another function to call.
-    check = tf.raw_ops.Assert(condition=condition, data=[message, *data])
-    return [] if check is None else [check]
+    return check(condition, message, *data)
 
 
 def _numbers(values: Any) -> tf.Tensor:

@@ -12,6 +12,7 @@ import tf_keras
 from psrun.data.lists import COMBINERS, length_name
 from psrun.data.source import Feature
 from psrun.errors import ConfigError, Problem
+from psrun.layers import pooling
 from psrun.models.model import is_ragged
 from psrun.tf_internals import keras
 
@@ -89,14 +90,9 @@ def has_sparse(features: Any) -> bool:
 
 def ragged(features: Any) -> Any:
     """Features with SparseTensors as RaggedTensors; the indices must be in their canonical order."""
-
-    def converted(value: Any) -> Any:
-        if not isinstance(value, tf.SparseTensor):
-            return value
-        rows, num_rows = value.indices[:, 0], value.dense_shape[0]
-        return tf.RaggedTensor.from_value_rowids(value.values, rows, nrows=num_rows, validate=False)
-
-    return tf.nest.map_structure(converted, features)
+    return tf.nest.map_structure(
+        lambda value: pooling.ragged(value) if isinstance(value, tf.SparseTensor) else value, features
+    )
 
 
 def check_features(features: Mapping[str, Feature], batch: Any) -> None:
