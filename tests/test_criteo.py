@@ -232,7 +232,9 @@ def test_a_vocabulary_belongs_to_the_run(train, tmp_path):
     assert len(np.unique(predictions)) > 10
     message = f"data.vocabulary: differs from the vocabulary that the run in {run.path} was trained with"
     with pytest.raises(ConfigError, match=message):
-        load.load_source(run_config(*pieces, f"data.vocabulary={tmp_path}/others", f"resume={run.path}"))
+        load.load_source(
+            run_config(*pieces, f"data.vocabulary={tmp_path}/others", f"resume={run.path}"), result["data"]
+        )
 
 
 @pytest.mark.thorough

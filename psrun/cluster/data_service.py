@@ -27,7 +27,7 @@ def start_here(num_workers: int) -> str:
     return target
 
 
-def start(topology: Topology, work_dir: Path) -> None:
+def serve(topology: Topology, work_dir: Path) -> None:
     """Starts the server of this process's task.
 
     Args:

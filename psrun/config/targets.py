@@ -138,12 +138,33 @@ def bound(target: Target, parameters: Collection[str]) -> Callable[..., Any]:
             inspect.signature(function).bind_partial(**options)
         except TypeError as error:
             raise ConfigError([Problem(target.key, f"{target.name}: {error}")]) from error
-        return functools.partial(function, **options)
+        partial = functools.partial(function, **options)
+        partial.__name__ = target.name.rpartition(".")[2]  # type: ignore[attr-defined]  # Keras reports this name
+        return partial
     value = called(target)
     if not callable(value):
         problem = f"cannot be called with {', '.join(parameters)}"
         raise ConfigError([Problem(target.key, f"{target.name} returned {value!r}, which {problem}")])
     return value
+
+
+def bound_within(node: Any, key: str, parameters: Collection[str]) -> Any:
+    """`node`, in which each mapping with a `_target_` is replaced by its `bound`.
+
+    Args:
+      key: of the node in the configuration.
+
+    Raises:
+      ConfigError: as `bound`.
+    """
+    if isinstance(node, list):
+        return [bound_within(item, f"{key}[{index}]", parameters) for index, item in enumerate(node)]
+    if not isinstance(node, Mapping):
+        return node
+    if "_target_" not in node:
+        return {name: bound_within(item, f"{key}.{name}", parameters) for name, item in node.items()}
+    options = {name: value for name, value in node.items() if name != "_target_"}
+    return bound(Target(node["_target_"], options, key), parameters)
 
 
 def called(target: Target, **provided: Any) -> Any:

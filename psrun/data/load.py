@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from psrun.config import rules, targets
@@ -13,24 +12,21 @@ from psrun.data import labels
 from psrun.data.order import Order
 from psrun.data.source import MEMBERS, ByNumber, DataSource
 from psrun.errors import ConfigError, Problem
-from psrun.results.run_folder import RunFolder
 
 
 def load_source(
-    run: RunConfig, tell: Callable[[str], None] = lambda text: None, folder: RunFolder | None = None
+    run: RunConfig, recorded: Mapping[str, Any] | None = None, tell: Callable[[str], None] = lambda text: None
 ) -> DataSource:
     """The data of the run.
 
     Args:
+      recorded: the facts about the data in the run.json of a run that has started before.
       tell: called repeatedly during preparation with the progress.
-      folder: of the run, which may have started before; None: that of `resume`, if any.
 
     Raises:
       ConfigError: the data does not fit the configuration.
       DataError: the data cannot be read.
     """
-    before = RunFolder(Path(run.resume)).stored().get("data") if run.resume is not None else None
-    recorded = before if folder is None else folder.stored().get("data")
     vocabulary = run.data.label_vocabulary
     options = {} if vocabulary is None else {"label_vocabulary": vocabulary}  # a source may have its own default
     predicting = run.mode == "predict"
@@ -38,34 +34,30 @@ def load_source(
         run.data.target, seed=run.seed, tell=tell, recorded=recorded, predicting=predicting, **options
     )
     source = _checked(candidate, run.data.target.name)
-    batch, examples = run.data.global_batch_size, source.num_train_examples
-    problems = []
-    if examples is not None and batch > examples:
-        problems.append(
-            Problem(
-                "data.global_batch_size", f"is {batch}, must be at most {examples}, the number of training examples"
-            )
-        )
-    if run.data.visitation != "every_worker" and not isinstance(source, ByNumber):
-        problem = f"is {run.data.visitation}, but {run.data.target.name} is not a psrun.data.source.ByNumber"
-        message = f"{problem}, so its examples cannot be read by number; choose every_worker"
-        problems.append(Problem("data.visitation", message))
-    if run.data.audit and not isinstance(source, ByNumber):
-        problems.append(
-            Problem(
-                "data.audit",
-                f"requires a psrun.data.source.ByNumber; {run.data.target.name} is not one; set it to false",
-            )
-        )
-    if run.trainer.steps_per_epoch is None and examples is None:
-        problems.append(Problem("trainer.steps_per_epoch", "is required: the number of training examples is unknown"))
-    if run.evaluation.runs_on is not None and not source.num_eval_examples:
-        problems.append(Problem("evaluation", "there are no evaluation examples; choose evaluation=none"))
-    problems += _of_the_vocabulary(run, source, before or {})
+    problems = [*_problems(run, source), *_of_the_vocabulary(run, source, recorded or {})]
     problems += labels.problems(source, vocabulary)
     if problems:
         raise ConfigError(problems)
     return source
+
+
+def _problems(run: RunConfig, source: DataSource) -> Iterator[Problem]:
+    """Keys that do not fit the number of examples, or the interface of the source."""
+    batch, examples = run.data.global_batch_size, source.num_train_examples
+    if examples is not None and batch > examples:
+        message = f"is {batch}, must be at most {examples}, the number of training examples"
+        yield Problem("data.global_batch_size", message)
+    if run.data.visitation != "every_worker" and not isinstance(source, ByNumber):
+        problem = f"is {run.data.visitation}, but {run.data.target.name} is not a psrun.data.source.ByNumber"
+        message = f"{problem}, so its examples cannot be read by number; choose every_worker"
+        yield Problem("data.visitation", message)
+    if run.data.audit and not isinstance(source, ByNumber):
+        message = f"requires a psrun.data.source.ByNumber; {run.data.target.name} is not one; set it to false"
+        yield Problem("data.audit", message)
+    if run.trainer.steps_per_epoch is None and examples is None:
+        yield Problem("trainer.steps_per_epoch", "is required: the number of training examples is unknown")
+    if run.evaluation.runs_on is not None and not source.num_eval_examples:
+        yield Problem("evaluation", "there are no evaluation examples; choose evaluation=none")
 
 
 def _checked(candidate: Any, name: str) -> DataSource:
@@ -88,18 +80,20 @@ def facts(run: RunConfig, source: DataSource) -> dict[str, Any]:
     return {**sizes, **source.facts, **({"label_vocabulary": list(names)} if names else {})}
 
 
-def _of_the_vocabulary(run: RunConfig, source: DataSource, before: dict[str, Any]) -> list[Problem]:
+def _of_the_vocabulary(run: RunConfig, source: DataSource, recorded: Mapping[str, Any]) -> list[Problem]:
     """Refuses another vocabulary: rows of tables, and classes of predictions, would belong to other values.
 
     Args:
-      before: the recorded facts of the resumed run.
+      recorded: as of `load_source`.
     """
+    if run.resume is None:
+        return []
     now = facts(run, source)
     message = f"differs from the vocabulary that the run in {run.resume} was trained with"
     return [
-        Problem(f"data.{key}", f"{message}{_listed(before[key])}; remove it to keep the recorded one")
+        Problem(f"data.{key}", f"{message}{_listed(recorded[key])}; remove it to keep the recorded one")
         for key in ("vocabulary", "label_vocabulary")
-        if before.get(key) is not None and before[key] != now.get(key)
+        if recorded.get(key) is not None and recorded[key] != now.get(key)
     ]
 
 

@@ -20,7 +20,7 @@ from psrun.tf_internals import optimizers
 __all__ = [
     "arranged_for",
     "by_table",
-    "check",
+    "check_storable",
     "collections",
     "ids_per_example",
     "of",
@@ -94,7 +94,7 @@ def _tables(stack: Stack, shards: list[Placed]) -> Iterator[Placed]:
             )
 
 
-def check(network: tf_keras.Model, optimizer: Any) -> None:
+def check_storable(network: tf_keras.Model, optimizer: Any) -> None:
     """Checks that checkpoints can hold the tables of a network and their slots by table.
 
     Raises:

@@ -221,8 +221,6 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
     """
     with variable_creation.in_place(), distribution.strategy.scope():
         model = make_model(run, source)
-        if run.cluster.has_parameter_servers and (run.partitioner.splits or stacks.of(model.network)):
-            refuse_single_files(model.network)
         by_fit = run.evaluation.runs_on == "fit"
         task_metrics = objective.metrics_of(model, task_of(source))
         metrics = objective.together(task_metrics, [ExamplesSeen()] if by_fit else [])
@@ -238,7 +236,9 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
             run_eagerly=run.trainer.run_eagerly,
             pss_evaluation_shards=num_eval_shards(run, source, distribution.num_workers) if exact else 0,
         )
-        stacks.check(model.network, model.network.optimizer)
+        if run.cluster.has_parameter_servers and (run.partitioner.splits or stacks.of(model.network)):
+            refuse_single_files(model.network)
+        stacks.check_storable(model.network, model.network.optimizer)
     if distribution.strategy.num_replicas_in_sync > 1 and exact:
         # Keras splits each batch, and would sum the labels and predictions of the parts for the metrics.
         model.network.distribute_reduction_method = "concat"
@@ -253,9 +253,8 @@ def build_state(program: Program) -> None:
     """
     network = program.network
     with variable_creation.in_place(), program.distribution.strategy.scope():
-        list_inputs.check(network, program.batch_spec[0])
         label = tf.nest.map_structure(zeros, program.batch_spec[1])
-        with list_inputs.named_in_errors(program.batch_spec[0]):
+        with list_inputs.checked(network, program.batch_spec[0]):
             prediction = tf.nest.map_structure(zeros, program.prediction_spec)
         output_widths.check(program.prediction_spec, program.batch_spec[1], program.model, program.source)
         optimizers.build(network.optimizer, network.trainable_variables)

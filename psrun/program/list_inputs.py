@@ -19,19 +19,30 @@ from psrun.tf_internals import keras
 _LIST_SPECS = (tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
 
-def check(network: tf_keras.Model, features: Any) -> None:
-    """Checks the inputs of a functional network; others have no declared inputs.
+@contextlib.contextmanager
+def checked(network: tf_keras.Model, features: Any) -> Iterator[None]:
+    """Checks the inputs of a network; raises errors of a model that is called within on lists, with their names.
 
     Args:
       features: the specs of a batch, as the network gets it.
 
     Raises:
-      ConfigError: a list is for an input that takes one value per example, or the other way round.
+      ConfigError: an input takes lists and the data has none, or the other way round; or a call failed.
     """
-    if not keras.is_functional(network):
-        return
+    _check_inputs(keras.declared_inputs(network), features)
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
+        specs = features.items() if isinstance(features, Mapping) else [("its input", features)]
+        lists = [name for name, spec in specs if isinstance(spec, tf.RaggedTensorSpec)]
+        if not lists:
+            raise
+        message = f"cannot be called on the features, of which {', '.join(lists)} are lists (RaggedTensor)"
+        raise ConfigError([Problem("model", f"{message}: {type(error).__name__}: {error}")]) from error
+
+
+def _check_inputs(inputs: Mapping[str, Any], features: Any) -> None:
     problems = []
-    inputs = dict(zip(network.input_names, network.inputs))
     if not isinstance(features, Mapping):
         flat = tf.nest.flatten(features)
         features = dict(zip(inputs, flat)) if len(flat) == len(inputs) else {}
@@ -45,24 +56,6 @@ def check(network: tf_keras.Model, features: Any) -> None:
             problems.append(Problem("model", f"{message}; declare the feature with max_values"))
     if problems:
         raise ConfigError(problems)
-
-
-@contextlib.contextmanager
-def named_in_errors(features: Any) -> Iterator[None]:
-    """Raises errors of a model that is called on lists as ConfigError that names them.
-
-    Args:
-      features: the specs of a batch, as the network gets it.
-    """
-    try:
-        yield
-    except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
-        specs = features.items() if isinstance(features, Mapping) else [("its input", features)]
-        lists = [name for name, spec in specs if isinstance(spec, tf.RaggedTensorSpec)]
-        if not lists:
-            raise
-        message = f"cannot be called on the features, of which {', '.join(lists)} are lists (RaggedTensor)"
-        raise ConfigError([Problem("model", f"{message}: {type(error).__name__}: {error}")]) from error
 
 
 def mean_lengths(batch: Any, dataset: Callable[[], tf.data.Dataset]) -> Any:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import tf_keras
 
 from psrun.config import targets
+from psrun.config.keras_names import CALLED_WITH
 from psrun.config.run_config import RunConfig
 from psrun.data.source import DataSource, task_of
 from psrun.errors import ConfigError, Problem
@@ -26,4 +29,10 @@ def make_model(run: RunConfig, source: DataSource) -> Model:
         raise ConfigError(
             [Problem("model._target_", f"{run.model.name} returned {type(returned).__name__}, not a model")]
         )
-    return objective.resolve(passed(model, source.features), run.model_keys, task_of(source))
+    keys = run.model_keys
+    loss = targets.bound_within(keys.loss, "model.loss", CALLED_WITH)
+    metrics = functools.partial(targets.bound_within, keys.metrics, "model.metrics", CALLED_WITH)
+    model = passed(model, source.features)
+    return objective.resolve(
+        model, keys.from_logits, loss, None if keys.metrics is None else metrics, task=task_of(source)
+    )

@@ -12,9 +12,7 @@ from typing import Any, get_args
 import tensorflow as tf
 import tf_keras
 
-from psrun.config import targets
-from psrun.config.keras_names import BY_SHAPE, CALLED_WITH
-from psrun.config.run_config import ModelKeys
+from psrun.config.keras_names import BY_SHAPE
 from psrun.data.source import Task
 from psrun.errors import ConfigError, Problem
 from psrun.models.model import Model
@@ -25,35 +23,43 @@ _TOLERANCE = 1e-5
 _TO_PROBABILITIES = {"binary": tf.sigmoid, "multiclass": tf.nn.softmax}
 
 
-def resolve(model: Model, keys: ModelKeys, task: str | None) -> Model:
+def resolve(
+    model: Model, from_logits: bool | None, loss: Any, metrics: Callable[[], Any] | None, *, task: str | None
+) -> Model:
     """`model` with the configured loss and metrics in place of its own, and with `from_logits` decided by the model
     itself, by the configuration and by the loss.
+
+    Args:
+      from_logits: as configured; None if it is not.
+      loss: a name of Keras, a loss, or a mapping of these by output; None for the model's.
+      metrics: makes the configured metrics: a list of names of Keras and metrics, or lists by output; None for the
+        model's.
 
     Raises:
       ConfigError: they contradict each other, the data's task, or the last layer of the network; or a loss or metric
         cannot be made.
     """
-    requested = model.from_logits if keys.from_logits is None else keys.from_logits
-    if keys.loss is not None:
-        model = replace(model, loss=_configured_loss(keys.loss, bool(requested)))
+    requested = model.from_logits if from_logits is None else from_logits
+    if loss is not None:
+        model = replace(model, loss=_configured_loss(loss, bool(requested)))
     loss_logits = _loss_logits(model)
-    settings = [value for value in (keys.from_logits, model.from_logits, loss_logits) if value is not None]
+    settings = [value for value in (from_logits, model.from_logits, loss_logits) if value is not None]
     if len(set(settings)) > 1:
-        raise _problem(f"is {keys.from_logits}, but the model has from_logits={model.from_logits} and its loss "
+        raise _problem(f"is {from_logits}, but the model has from_logits={model.from_logits} and its loss "
                        f"from_logits={loss_logits}; make them agree")  # fmt: skip
-    from_logits = bool(settings and settings[0])
-    if from_logits and isinstance(model.loss, Mapping):
+    takes_logits = bool(settings and settings[0])
+    if takes_logits and isinstance(model.loss, Mapping):
         raise _problem("is true, but the losses are by output; remove it and set from_logits on the losses of outputs "
                        "that are logits")  # fmt: skip
-    if from_logits and task == "regression":
+    if takes_logits and task == "regression":
         raise _problem("is true, but task=regression has no logits; remove it")
-    if from_logits and (activation := _last_activation(model.network)) in ("sigmoid", "softmax"):
+    if takes_logits and (activation := _last_activation(model.network)) in ("sigmoid", "softmax"):
         raise _problem(f"is true, but the last layer of the model is a {activation} and returns probabilities; set "
                        "model.from_logits=false or remove the activation")  # fmt: skip
-    if keys.metrics is not None:
-        binary_logits = from_logits and task == "binary"
-        model = replace(model, metrics=lambda: _configured_metrics(keys.metrics, from_logits, binary_logits))
-    return replace(model, from_logits=from_logits)
+    if metrics is not None:
+        binary_logits = takes_logits and task == "binary"
+        model = replace(model, metrics=lambda: _configured_metrics(metrics(), takes_logits, binary_logits))
+    return replace(model, from_logits=takes_logits)
 
 
 def _problem(message: str) -> ConfigError:
@@ -182,9 +188,9 @@ def _configured_loss(node: Any, from_logits: bool) -> Any:
       from_logits: whether a loss that is given by name takes logits, if it can.
 
     Raises:
-      ConfigError: a `_target_` cannot be called with its arguments, or does not return a loss.
+      ConfigError: Keras has no loss of this name.
     """
-    if isinstance(node, Mapping) and "_target_" not in node:
+    if isinstance(node, Mapping):
         return {output: _one(item, f"model.loss.{output}", tf_keras.losses.get) for output, item in node.items()}
     loss = _one(node, "model.loss", tf_keras.losses.get)
     return _of_logits(loss) if from_logits and isinstance(node, str) else loss
@@ -219,24 +225,20 @@ def _configured_metrics(node: Any, from_logits: bool, binary_logits: bool) -> An
             return [] if items is None else [one(items, key)]
         return [one(item, f"{key}[{index}]") for index, item in enumerate(items)]
 
-    if isinstance(node, Mapping) and "_target_" not in node:
+    if isinstance(node, Mapping):
         return {output: several(items, f"model.metrics.{output}") for output, items in node.items()}
     return several(node, "model.metrics")
 
 
 def _one(node: Any, key: str, get: Callable[[str], Any]) -> Any:
-    """What Keras has under a name, or what a `_target_` makes; or the target itself, with its options, where it is a
-    function of label and prediction.
-    """
-    if isinstance(node, str):
-        try:
-            return get(node)
-        except (ValueError, TypeError) as error:
-            message = f"cannot be created by name ({error}); use a _target_ with its arguments"
-            raise ConfigError([Problem(key, message)]) from error
-    options = {name: value for name, value in node.items() if name != "_target_"}
-    bound = targets.bound(targets.Target(node["_target_"], options, key), CALLED_WITH)
-    return _named_as(bound, node["_target_"].rpartition(".")[2]) if isinstance(bound, functools.partial) else bound
+    """What Keras has under a name; other nodes are losses or metrics already."""
+    if not isinstance(node, str):
+        return node
+    try:
+        return get(node)
+    except (ValueError, TypeError) as error:
+        message = f"cannot be created by name ({error}); use a _target_ with its arguments"
+        raise ConfigError([Problem(key, message)]) from error
 
 
 def _of_logits(function: Any) -> Any:

@@ -58,7 +58,7 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
         versions = {name: version(name) for name in _VERSIONS}
         folder.record("cluster", cluster=chief.cluster_facts, versions=versions)
         trainer, hooks = TRAINERS[run_config.trainer.kind](run_config), Hooks(run_config, folder, reporter)
-        source = load.load_source(run_config, chief.preparing, folder)
+        source = load.load_source(run_config, folder.stored().get("data"), chief.preparing)
         run_config = load.planned(run_config, source)
         folder.record("data", data=load.facts(run_config, source))
         if guessed := getattr(source, "guessed", ()):

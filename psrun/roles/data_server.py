@@ -31,7 +31,7 @@ def run(topology: Topology, folder: RunFolder, stop: Stop, *, chief_timeout_s: f
     heartbeat = task_files.HeartbeatWriter(
         folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), "serving")
     )
-    data_service.start(topology, task_files.shared(folder.path) / str(me))
+    data_service.serve(topology, task_files.shared(folder.path) / str(me))
     heartbeat.start()
     try:
         while not stop.requested.wait(_POLL_S):

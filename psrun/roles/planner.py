@@ -65,7 +65,7 @@ class Plan:
 
 def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     """Prints the plan and records it."""
-    source = load.load_source(run_config)
+    source = load.load_source(run_config, folder.stored().get("data"))
     if guessed := getattr(source, "guessed", ()):
         console.print(*features_guessed(guessed), soft_wrap=True)
     run_config = load.planned(run_config, source)

@@ -54,7 +54,7 @@ def _run_here(run_config: RunConfig, context: TaskContext) -> None:
     """Predicts in this process, with the whole model."""
     reporter, alone = Reporter([context.console], started_s=context.started_s), replace(context, topology=None)
     with Chief(run_config, alone, reporter) as chief:
-        source = load.load_source(run_config, chief.preparing)
+        source = load.load_source(run_config, context.folder.stored().get("data"), chief.preparing)
         _require_examples(source)
         loaded = load_model.load(run_config, source, Store(context.folder.checkpoints), reporter.warn)
         path = _path(run_config.predict, context.folder, loaded.checkpoint.step)

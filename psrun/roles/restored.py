@@ -50,7 +50,7 @@ def restored(run_config: RunConfig, context: TaskContext, *, state: str) -> Iter
     reporter = Reporter(sinks, started_s=context.started_s)
     with Chief(run_config, context, reporter) as chief:
         strategy.prepare(run_config.cluster, context.topology)
-        source = load.load_source(run_config, chief.preparing)
+        source = load.load_source(run_config, whole.stored().get("data"), chief.preparing)
         with chief.program(run_config, source) as program:
             checkpoint = load_model.restore(
                 program.network, run_config.restore, Store(whole.checkpoints), reporter.warn

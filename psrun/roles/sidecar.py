@@ -33,7 +33,7 @@ from psrun.results.trackers import choosing
 from psrun.training import callbacks
 from psrun.training.evaluation import meters
 from psrun.training.evaluation.direct import DirectEvaluation
-from psrun.training.evaluation.meters import Evaluation
+from psrun.training.evaluation.meters import Evaluation, Meters
 from psrun.training.evaluation.plateau import Plateau
 
 _POLL_S = 0.5
@@ -215,11 +215,12 @@ class Sidecar:
     def _evaluated(self, name: Any) -> tuple[Evaluation, Restored]:
         if self._program is None:
             callback_list = callbacks.made(self._evaluation.callbacks, "evaluation.callbacks")
-            source = load.load_source(self._run, folder=self._folder)
+            source = load.load_source(self._run, self._folder.stored().get("data"))
             compiled_model.start_afresh(self._run.seed)
             built = compiled_model.build(self._run, source, strategy.Distribution(tf.distribute.get_strategy()))
             compiled_model.build_state(built)
-            self._program = built, DirectEvaluation(built, mode=self._evaluation.kind, callbacks=callback_list)
+            evaluation = DirectEvaluation(built, Meters(built), mode=self._evaluation.kind, callbacks=callback_list)
+            self._program = built, evaluation
         built, evaluation = self._program
         restored = self._source.restore(built.network, name)
         built.optimizer.iterations.assign(restored.step)  # callbacks read the step there

@@ -110,6 +110,11 @@ def is_functional(network: tf_keras.Model) -> bool:
     return network._is_graph_network
 
 
+def declared_inputs(network: tf_keras.Model) -> dict[str, Any]:
+    """The inputs of a functional network by name; none of others, which do not declare them."""
+    return dict(zip(network.input_names, network.inputs)) if is_functional(network) else {}
+
+
 def replace_train_function(network: tf_keras.Model, execution: Callable[[Any], Any]) -> None:
     """Makes `fit` call `execution` with its iterator for each execution.
 

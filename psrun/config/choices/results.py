@@ -15,11 +15,13 @@ class _Evaluation:
       runs_on: 'fit': within Keras' fit; 'coordinator': between epochs, led by the chief; 'evaluator': beside the
         training, by a separate task; None where nothing is evaluated.
       sets_worker_aside: whether that task is the last worker.
+      updated_by_workers: whether workers update the metrics, which are on the parameter servers then.
       batch_size: examples per evaluation batch; None for the training batch size.
     """
 
     runs_on: ClassVar[Literal["fit", "coordinator", "evaluator"] | None] = None
     sets_worker_aside: ClassVar[bool] = False
+    updated_by_workers: ClassVar[bool] = False
     kind: str
     batch_size: int | None = None
 
@@ -63,7 +65,7 @@ class Direct(BetweenEpochs):
 
 @dataclass(frozen=True)
 class Distributed(BetweenEpochs):
-    pass
+    updated_by_workers = True
 
 
 @dataclass(frozen=True)

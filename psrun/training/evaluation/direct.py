@@ -17,18 +17,21 @@ class DirectEvaluation:
     """Evaluates a program in this process, between epochs.
 
     Args:
+      meters: created outside the strategy's scope: their variables are here and not on a parameter server.
       mode: the name of the mode; without workers, `exact` is also done in this way.
       callbacks: called as by `Model.evaluate`: `on_test_begin`, around each batch, `on_test_end`. Their logs have the
         metrics by their own names, without `val_`.
     """
 
     def __init__(
-        self, program: Program, mode: str = "direct", callbacks: Sequence[tf_keras.callbacks.Callback] = ()
+        self,
+        program: Program,
+        meters: Meters,
+        mode: str = "direct",
+        callbacks: Sequence[tf_keras.callbacks.Callback] = (),
     ) -> None:
-        self._mode, self._network, self._own = mode, program.network, list(callbacks)
+        self._meters, self._mode, self._network, self._own = meters, mode, program.network, list(callbacks)
         self._num_batches = num_eval_batches(program.config, program.source)
-        # Created outside the strategy's scope: their variables are here and not on a parameter server.
-        self._meters = Meters(program)
         self._dataset = program.evaluation_dataset()
         self._step = self._batch
         if not program.config.trainer.run_eagerly:

@@ -23,12 +23,13 @@ class ExactEvaluation:
     """Evaluates a program on its workers, between epochs, when no step runs.
 
     Args:
+      meters: created outside the strategy's scope: their variables are here.
       num_shards: number of closures; None for a few per worker. At most the number of batches.
     """
 
-    def __init__(self, program: Program, num_shards: int | None = None) -> None:
+    def __init__(self, program: Program, meters: Meters, num_shards: int | None = None) -> None:
         requested = num_shards or SHARDS_PER_WORKER * program.distribution.num_workers
-        self._meters = Meters(program)  # created outside the strategy's scope: their variables are here
+        self._meters = meters
         num_shards = max(1, min(num_eval_batches(program.config, program.source), requested))
         self._shards = Shards(program, num_shards, self._measured)
         spec = self._shards.spec

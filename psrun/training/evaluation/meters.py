@@ -71,25 +71,27 @@ class Measured(NamedTuple):
         return tf.shape(tf.nest.flatten(self.label)[0])[0]
 
 
-def metrics_like(program: Program) -> Any:
-    """Keras' container of new metric objects, with the names of the metrics of the program's network.
+class Meters:
+    """The metric objects of an evaluation, separate from those of the training, with the same names.
 
     The scope of the caller decides the placement of their variables. They use the weights of examples, if any.
     """
-    metrics, label = objective.metrics_of(program.model, task_of(program.source)), program.batch_spec[1]
-    return keras.built_metrics(metrics, program.network, program.prediction_spec, label, program.metric_names)
-
-
-class Meters:
-    """The metric objects of an evaluation, separate from those of the training. Created in the scope of the caller."""
 
     def __init__(self, program: Program) -> None:
         self._program, self._seen = program, ExamplesSeen()
         self._losses = {name: tf_keras.metrics.Mean(name=name) for name in program.loss_names}
-        self._metrics = metrics_like(program)
+        metrics, label = objective.metrics_of(program.model, task_of(program.source)), program.batch_spec[1]
+        self._metrics = keras.built_metrics(
+            metrics, program.network, program.prediction_spec, label, program.metric_names
+        )
         self._outside: tf_keras.metrics.Sum | None = None
         if program.may_be_logits:
             self._outside = tf_keras.metrics.Sum(name="outside", dtype=tf.int64)
+
+    @property
+    def metrics(self) -> list[tf_keras.metrics.Metric]:
+        """The metrics of predictions and labels, without losses and counts."""
+        return self._metrics.metrics
 
     def reset(self) -> None:
         outside = [] if self._outside is None else [self._outside]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
 import tensorflow as tf
-import tf_keras
 
 from psrun.config import choices
 from psrun.errors import ConfigError, Problem
-from psrun.program.compiled_model import Program, zeros
+from psrun.program.compiled_model import Program
+from psrun.training.evaluation import mergeable
 from psrun.training.evaluation.direct import DirectEvaluation
 from psrun.training.evaluation.distributed import DistributedEvaluation
 from psrun.training.evaluation.exact import ExactEvaluation
-from psrun.training.evaluation.meters import Evaluation, metrics_like
+from psrun.training.evaluation.meters import Evaluation, Meters
 
 
 class Evaluator(Protocol):
@@ -35,56 +36,25 @@ def make(program: Program) -> Evaluator | None:
     Raises:
       ConfigError: the evaluation data never ends, or differs in shape from the training data.
     """
-    if program.config.evaluation.runs_on is None:
+    evaluation, workers = program.config.evaluation, program.distribution.coordinator is not None
+    if evaluation.runs_on is None:
         return None
     _check_data(program)
-    workers = program.distribution.coordinator is not None
-    match program.config.evaluation:
-        case choices.Direct():
-            return DirectEvaluation(program)
-        case choices.Exact(num_shards=num_shards):
-            return ExactEvaluation(program, num_shards) if workers else DirectEvaluation(program, mode="exact")
+    if evaluation.runs_on == "evaluator" or (evaluation.runs_on == "fit" and not workers):
+        return None
+    in_scope = program.distribution.strategy.scope() if evaluation.updated_by_workers else contextlib.nullcontext()
+    with in_scope:
+        meters = Meters(program)
+    match evaluation:
+        case choices.Exact(num_shards=num_shards) if workers:
+            return ExactEvaluation(program, meters, num_shards)
+        case choices.Direct() | choices.Exact():
+            return DirectEvaluation(program, meters, mode=evaluation.kind)
         case choices.Distributed():
-            return DistributedEvaluation(program)
-        case choices.Validation() if workers:
-            _check_mergeable(program)
-    return None
-
-
-def _check_mergeable(program: Program) -> None:
-    """Keras' exact evaluation clones each metric on the workers, adds up the variables of new clones, and leaves losses
-    of layers out.
-    """
-    losses = program.network.compiled_loss
-    if program.network.losses:
-        raise _not_mergeable("omits the regularization of the model from val_loss")
-    if tf.nest.is_nested(program.prediction_spec):
-        raise _not_mergeable("requires a model with one output")
-    try:
-        type(losses).from_config(losses.get_config())
-    except Exception as error:
-        raise _not_mergeable(f"copies the loss to workers, which cannot be cloned: {_shown(error)}") from error
-    spec = tf.nest.map_structure(zeros, program.evaluation_dataset().element_spec)
-    features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(spec)
-    prediction = program.network(features, training=False)
-    for metric in metrics_like(program).metrics:
-        try:
-            clone = type(metric).from_config(metric.get_config())
-            before = len(clone.variables)
-            clone.update_state(label, prediction, sample_weight=weight)
-            reason = "creates variables only when called" if len(clone.variables) > before else None
-        except Exception as error:
-            reason = f"cannot be cloned: {_shown(error)}"
-        if reason is not None:
-            raise _not_mergeable(f"adds up the workers' metrics, but {metric.name} {reason}")
-
-
-def _not_mergeable(reason: str) -> ConfigError:
-    return ConfigError([Problem("evaluation", f"'validation' {reason}; choose exact")])
-
-
-def _shown(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+            return DistributedEvaluation(program, meters)
+        case _:
+            mergeable.check(program, meters.metrics)
+            return None
 
 
 def _check_data(program: Program) -> None:

@@ -1,0 +1,47 @@
+"""Whether Keras' exact evaluation, by `validation_data`, can evaluate a model under parameter servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+import tf_keras
+
+from psrun.errors import ConfigError, Problem
+from psrun.program.compiled_model import Program, zeros
+
+
+def check(program: Program, metrics: Sequence[tf_keras.metrics.Metric]) -> None:
+    """Keras' exact evaluation clones each metric on the workers, adds up the variables of new clones, and leaves losses
+    of layers out.
+    """
+    losses = program.network.compiled_loss
+    if program.network.losses:
+        raise _not_mergeable("omits the regularization of the model from val_loss")
+    if tf.nest.is_nested(program.prediction_spec):
+        raise _not_mergeable("requires a model with one output")
+    try:
+        type(losses).from_config(losses.get_config())
+    except Exception as error:
+        raise _not_mergeable(f"copies the loss to workers, which cannot be cloned: {_shown(error)}") from error
+    spec = tf.nest.map_structure(zeros, program.evaluation_dataset().element_spec)
+    features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(spec)
+    prediction = program.network(features, training=False)
+    for metric in metrics:
+        try:
+            clone = type(metric).from_config(metric.get_config())
+            before = len(clone.variables)
+            clone.update_state(label, prediction, sample_weight=weight)
+            reason = "creates variables only when called" if len(clone.variables) > before else None
+        except Exception as error:
+            reason = f"cannot be cloned: {_shown(error)}"
+        if reason is not None:
+            raise _not_mergeable(f"adds up the workers' metrics, but {metric.name} {reason}")
+
+
+def _not_mergeable(reason: str) -> ConfigError:
+    return ConfigError([Problem("evaluation", f"'validation' {reason}; choose exact")])
+
+
+def _shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
