@@ -27,6 +27,7 @@ _GUIDES = [
     {"Configure a run": "guides/configuration.md"},
     {"Read data from files": "guides/files.md"},
     {"Who reads which example": "guides/visitation.md"},
+    {"Consistency of asynchronous training": "guides/consistency.md"},
     {"Labels that are words": "guides/labels.md"},
     {"Large embedding tables": "guides/large-tables.md"},
     {"Save and resume": "guides/checkpoints.md"},

@@ -152,6 +152,14 @@ def test_the_data_service_needs_parameter_servers():
     assert "set it to once" in problems(raw_config("cluster=none", "data.visitation=dynamic"))["data.visitation"]
 
 
+def test_a_consistency_mode_needs_parameter_servers_to_train():
+    raw = raw_config("consistency=bounded_delay", "cluster=mirrored")
+    assert "'bounded_delay' requires parameter servers" in problems(raw)["consistency"]
+    bounded = parse.load({**raw, "mode": "export", "resume": "runs/a"}).consistency
+    assert bounded.facts == {"mode": "bounded_delay", "max_delay": 8}
+    assert parse.load({**raw, "consistency": {"kind": "async"}}).consistency.facts == {"mode": "async"}
+
+
 def test_validation_needs_fit():
     assert "trainer=fit" in problems(raw_config("evaluation=validation"))["evaluation"]
 

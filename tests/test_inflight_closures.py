@@ -73,6 +73,30 @@ def test_closures_are_awaited_in_order_where_that_is_asked_for(cluster, blocking
     assert [int(closure.fetch()) for closure in closures] == list(range(6))
 
 
+@pytest.mark.parametrize("max_delay", [0, 3])
+def test_no_round_starts_before_those_that_it_has_to_wait_for(cluster, blocking, max_delay):
+    import tensorflow as tf
+
+    from psrun.cluster.inflight_closures import InFlightClosures
+    from psrun.tf_internals.cluster import has_ended
+
+    function, release = blocking
+    in_flight, scheduled = InFlightClosures(cluster, max_delay=max_delay), []
+
+    def released():
+        num_scheduled.append(len(scheduled))
+        release()
+
+    num_scheduled = []
+    threading.Timer(0.5, released).start()
+    for number in range(20):
+        scheduled.append(cluster.coordinator.schedule(function, args=(tf.constant(number, tf.int64),)))
+        in_flight.add(scheduled[-1])
+        assert all(has_ended(closure) for closure in scheduled[: max(0, number + 1 - max_delay)])
+    assert num_scheduled == [max_delay + 1]  # the first one was still running
+    in_flight.join()
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 def test_the_error_of_a_closure_is_raised(cluster, in_order):
     import tensorflow as tf

@@ -31,7 +31,12 @@ AS_THEY_ARE = {
     "plan": {"placement": [SHARD], "bytes_per_step": {"read_bytes": 1}},
     "best_checkpoint": {"best_checkpoint": None},
 }
-UNDER_A_KEY = {"replicas": "replicas", "tracker": "tracker", "packing": "steps_per_execution"}
+UNDER_A_KEY = {
+    "replicas": "replicas",
+    "tracker": "tracker",
+    "packing": "steps_per_execution",
+    "consistency": "consistency",
+}
 BEGUN = {"status": "running", "exit_code": None, "error": None, "mode": "train"}
 CASES = [
     ("begun", {"error": {"type": "E"}, "exit_code": 1}, {"mode": "train", "overrides": ["a=1"]},

@@ -9,7 +9,13 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.cluster.strategy import Distribution
+from psrun.config import choices
 from psrun.tf_internals.cluster import closure_ends, has_ended
+
+
+def of_training(distribution: Distribution, consistency: choices.Consistency) -> InFlightClosures:
+    """For the closures of all kinds of training steps: one object, because a round may be of any kind."""
+    return InFlightClosures(distribution, max_delay=consistency.max_delay)
 
 
 class InFlightClosures:
@@ -22,16 +28,25 @@ class InFlightClosures:
       per_worker: maximum number in flight per worker.
       in_order: whether to wait for closures in the order in which they were scheduled. Otherwise a slow worker delays
         only its own closures.
+      max_delay: `add` also waits until all closures are done but the last `max_delay`; None for no such bound.
 
     Attributes:
       most: maximum number in flight in total.
     """
 
-    def __init__(self, distribution: Distribution, per_worker: int = 4, *, in_order: bool = False) -> None:
+    def __init__(
+        self,
+        distribution: Distribution,
+        per_worker: int = 4,
+        *,
+        in_order: bool = False,
+        max_delay: int | None = None,
+    ) -> None:
         assert distribution.coordinator is not None
         self._coordinator = distribution.coordinator
         self.most = per_worker * distribution.num_workers
-        self._waiting: deque[Any] = deque()
+        self._max_delay, self._num_added = max_delay, 0
+        self._waiting: deque[tuple[int, Any]] = deque()  # with their numbers
         self._ends = None if in_order else closure_ends(self._coordinator)
 
     def add(self, scheduled: Any) -> list[Any]:
@@ -40,8 +55,13 @@ class InFlightClosures:
         Raises:
           tf.errors.OpError: a closure failed; the first error, not those of closures cancelled because of it.
         """
-        self._waiting.append(scheduled)
-        return [self._next() for _ in range(len(self._waiting) - self.most)]
+        self._waiting.append((self._num_added, scheduled))
+        self._num_added += 1
+        ended = [self._next() for _ in range(len(self._waiting) - self.most)]
+        if self._max_delay is not None:
+            while self._waiting and self._waiting[0][0] < self._num_added - self._max_delay:
+                ended.append(self._ended(self._waiting[0]))
+        return ended
 
     def rest(self) -> Iterator[Any]:
         """Yields the remaining closures as they finish; raises as `add`."""
@@ -55,11 +75,18 @@ class InFlightClosures:
 
     def _next(self) -> Any:
         """Waits for the oldest closure, or for any; raises as `add`."""
-        closure = self._waiting[0]
+        first = self._waiting[0]
         if self._ends is not None:
             with self._ends:
-                closure = self._ends.wait_for(lambda: next(filter(has_ended, self._waiting), None))
-        self._waiting.remove(closure)
+                while (ended := next((each for each in self._waiting if has_ended(each[1])), None)) is None:
+                    self._ends.wait()
+            first = ended
+        return self._ended(first)
+
+    def _ended(self, numbered: tuple[int, Any]) -> Any:
+        """Waits for a closure; raises as `add`."""
+        self._waiting.remove(numbered)
+        _, closure = numbered
         try:
             closure.get()
         except tf.errors.OpError:

@@ -15,6 +15,7 @@ def problems(config: RunConfig) -> list[Problem]:
         _of_the_cluster,
         _of_data,
         _of_training,
+        _of_consistency,
         _of_callbacks,
         _of_checkpoints,
         _of_the_sidecar,
@@ -114,6 +115,17 @@ def _of_training(config: RunConfig) -> list[Problem]:
             )
         )
     return problems
+
+
+def _of_consistency(config: RunConfig) -> list[Problem]:
+    """Problems of the consistency mode; modes that only take a checkpoint of a run ignore it."""
+    mode = config.consistency
+    if not mode.needs_parameter_servers or config.cluster.has_parameter_servers or config.mode in OF_A_RUN:
+        return []
+    message = (
+        f"'{mode.kind}' requires parameter servers, which cluster={config.cluster.kind} does not have; choose async"
+    )
+    return [Problem("consistency", message)]
 
 
 def _of_callbacks(config: RunConfig) -> list[Problem]:

@@ -148,6 +148,7 @@ class RunConfig:
     data: Data
     optimizer: Target
     trainer: choices.Trainer
+    consistency: choices.Consistency
     evaluation: choices.Evaluation
     checkpoint: choices.Checkpoints
     tracker: choices.Tracker
@@ -166,8 +167,9 @@ class RunConfig:
 
     @property
     def title(self) -> str:
-        """Model, data and cluster in one line."""
-        return f"{self.model.name.rpartition('.')[2]} on {self.cluster.title}, {self.trainer.kind}"
+        """Model, cluster, trainer and, unless it is asynchronous, the consistency mode in one line."""
+        title = f"{self.model.name.rpartition('.')[2]} on {self.cluster.title}, {self.trainer.kind}"
+        return f"{title}, {self.consistency.title}" if self.consistency.needs_parameter_servers else title
 
     @property
     def notes(self) -> list[str]:

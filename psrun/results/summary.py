@@ -115,6 +115,7 @@ CHANGES: dict[str, Change] = {
     "cluster": _given,
     "replicas": _under("replicas"),
     "tracker": _under("tracker"),
+    "consistency": _under("consistency"),
     # Model and data.
     "data": _data,
     "sharding": _sharding,

@@ -57,6 +57,8 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
         reporter.emit("start", title=run_config.title, run_folder=str(folder.path), notes=run_config.notes)
         versions = {name: version(name) for name in _VERSIONS}
         folder.record("cluster", cluster=chief.cluster_facts, versions=versions)
+        if run_config.cluster.has_parameter_servers:
+            folder.record("consistency", **run_config.consistency.facts)
         trainer, hooks = TRAINERS[run_config.trainer.kind](run_config), Hooks(run_config, folder, reporter)
         source = load.load_source(run_config, folder.stored().get("data"), chief.preparing)
         run_config = load.planned(run_config, source)

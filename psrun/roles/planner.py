@@ -254,7 +254,8 @@ def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, cons
         console.print(text, soft_wrap=True, markup=False)
 
     console.print("[bold]Plan[/bold]", end="")
-    show(f" of {run_config.model.name} on cluster={cluster.kind}, trainer={trainer.kind}")
+    mode = f", consistency={run_config.consistency.title}" if cluster.has_parameter_servers else ""
+    show(f" of {run_config.model.name} on cluster={cluster.kind}, trainer={trainer.kind}{mode}")
     console.print(placement_table(plan.placed, "Placement"))
     console.print()
     console.print(_tasks_table(plan, run_config))

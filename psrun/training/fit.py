@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.checkpoint.manifest import Position
+from psrun.cluster import inflight_closures
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.errors import DataExhaustedError
@@ -72,7 +73,8 @@ def _train(callback_list: list[Any], program: Program, session: Session) -> None
         return
     packing = None
     if program.distribution.coordinator is not None:
-        packing = Packing(program, session.feed(), session.stages(), session.packed, planned=session.left)
+        in_flight = inflight_closures.of_training(program.distribution, program.config.consistency)
+        packing = Packing(program, in_flight, session.feed(), session.stages(), session.packed, planned=session.left)
         saves = keras.lock_of_saves(program.network)
         execution = functools.partial(_execution, program, packing, saves)
         keras.replace_train_function(program.network, execution)

@@ -22,6 +22,7 @@ from psrun.config.choices.clusters import (
     TfConfig,
     Unsupervised,
 )
+from psrun.config.choices.consistency import Asynchronous, BoundedDelay, Consistency
 from psrun.config.choices.engines import SUBMISSIONS, KubernetesKeys, PodResources, ResourcesByJob, SlurmJob, Submission
 from psrun.config.choices.results import (
     Checkpoints,
@@ -61,9 +62,12 @@ __all__ = [
     "MAX_UNROLLED_STEPS",
     "SUBMISSIONS",
     "AgentRestart",
+    "Asynchronous",
+    "BoundedDelay",
     "CentralStorage",
     "Checkpoints",
     "Cluster",
+    "Consistency",
     "CustomLoop",
     "Direct",
     "Distributed",
@@ -129,6 +133,7 @@ KINDS: dict[str, dict[str, type]] = {
     },
     "partitioner": {"none": NoPartitioner, "fixed_shards": FixedShards, "min_size": MinSize, "max_size": MaxSize},
     "trainer": {"custom_loop": CustomLoop, "fit": Fit},
+    "consistency": {"async": Asynchronous, "bounded_delay": BoundedDelay},
     "evaluation": {
         "none": NoEvaluation,
         "validation": Validation,

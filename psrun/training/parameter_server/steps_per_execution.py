@@ -46,6 +46,7 @@ class Packing:
     """Schedules steps on the workers of a coordinator, several in a closure.
 
     Args:
+      in_flight: the closures of all kinds of steps.
       feed: the input of the steps.
       stages: measures the stages of a step.
       planned: total number of steps to schedule.
@@ -61,6 +62,7 @@ class Packing:
     def __init__(
         self,
         program: Program,
+        in_flight: InFlightClosures,
         feed: Stream,
         stages: StepProfiler,
         on_packed: Callable[[Packed], None],
@@ -71,7 +73,7 @@ class Packing:
         distribution, trainer = program.distribution, program.config.trainer
         assert distribution.coordinator is not None
         self._program, self._coordinator = program, distribution.coordinator
-        self._in_flight, self._stages = InFlightClosures(distribution), stages
+        self._in_flight, self._stages = in_flight, stages
         self._feed, self._iterator = feed, feed.iterator(distribution.coordinator)
         self._tracer = ClosureTracer(program, feed, self._iterator, stages, step)
         self._late = trainer.prefetch_rows or trainer.dense_sync_every > 1  # only unrolled steps can be

@@ -1,0 +1,49 @@
+"""Consistency modes: which steps may run at the same time on workers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from psrun.config.schema import at_least
+
+
+class _Consistency:
+    """The interface of every consistency mode; the defaults are those of asynchronous training.
+
+    Attributes:
+      needs_parameter_servers: whether the mode has a meaning only with parameter servers.
+      max_delay: a round starts once all rounds before the one this many rounds earlier are done; None for no bound.
+    """
+
+    needs_parameter_servers: ClassVar[bool] = True
+    kind: str
+    max_delay: int | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The mode and its options, as in run.json."""
+        options: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
+        return {"mode": options.pop("kind"), **options}
+
+    @property
+    def title(self) -> str:
+        """The mode with its options."""
+        mode, *options = self.facts.values()
+        names = [f"{name}={value}" for name, value in zip([*self.facts][1:], options)]
+        return f"{mode} ({', '.join(names)})" if names else mode
+
+
+@dataclass(frozen=True)
+class Asynchronous(_Consistency):
+    needs_parameter_servers = False
+    kind: str
+
+
+@dataclass(frozen=True)
+class BoundedDelay(_Consistency):
+    kind: str
+    max_delay: int = at_least(0)
+
+
+Consistency = Asynchronous | BoundedDelay
