@@ -1,9 +1,9 @@
 """From every layout to every other: does a run resume with each variable, slot and counter equal, bit by bit?
 
-    python benchmarks/layouts.py [--optimizers adagrad,adam,sgd,lazy_adam]
+    python benchmarks/layouts.py [--optimizers adagrad,adam,sgd,lazy_adam] [--trainers custom_loop,fit]
 
-Trains a few steps in each layout with both trainers and saves, then builds the same program in each layout for both
-trainers and restores, all in this process with servers that are threads of it. What is compared is what the variables
+Trains a few steps in each layout with each trainer and saves, then builds the same program in each layout for each
+trainer and restores, all in this process with servers that are threads of it. What is compared is what the variables
 held when they were saved with what they hold once they are restored. Prints a table in Markdown; a cell counts pairs
 of trainers and optimizers. Ends with 1 where anything differs.
 """
@@ -155,12 +155,14 @@ def differing(one: Values, other: Values) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--optimizers", default=",".join(OPTIMIZERS))
-    optimizers = parser.parse_args().optimizers.split(",")
+    parser.add_argument("--trainers", default=",".join(TRAINERS))
+    arguments = parser.parse_args()
+    optimizers, trainers = arguments.optimizers.split(","), arguments.trainers.split(",")
     console = Console(highlight=False, soft_wrap=True)
     for cluster in ("cluster=inprocess", "cluster=mirrored"):
         strategy.prepare(run_config(cluster).cluster, None)
     strategy.connect(run_config("cluster=mirrored", "cluster.num_replicas=2").cluster, choices.NoPartitioner("none"))
-    cases = list(itertools.product(LAYOUTS, TRAINERS, optimizers))
+    cases = list(itertools.product(LAYOUTS, trainers, optimizers))
     saved: dict[tuple[str, str, str], Values] = {}
     wrong: dict[tuple[str, str], list[str]] = {}
     with tempfile.TemporaryDirectory(prefix="psrun-layouts-") as root:
@@ -180,7 +182,7 @@ def main() -> None:
                     checkpoints.restore(bench.store(source, by, of))
                     differences = wrong.setdefault((source, layout.name), [])
                     differences += [f"{by} to {trainer}, {of}: {name}" for name in differing(values, held(built))]
-    pairs = len(TRAINERS) ** 2 * len(optimizers)
+    pairs = len(trainers) ** 2 * len(optimizers)
     console.print("| from \\ to | " + " | ".join(layout.name for layout in LAYOUTS) + " |")
     console.print("| --- |" + " --- |" * len(LAYOUTS))
     for source in LAYOUTS:

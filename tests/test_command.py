@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
 import re
 import signal
 import subprocess
@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from recorded_runs import a_run
-from support import STEPS
+from support import STEPS, run_config
 
 from psrun import __version__
 from psrun.data import histories, synthesis
@@ -312,20 +312,25 @@ def test_every_experiment_runs_at_a_small_size(psrun, tmp_path, name):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(SWEEPS))
-def test_every_experiment_that_is_a_sweep_goes_through_all_of_its_jobs(psrun, tmp_path, name):
-    """One of them trains; of the others, whose jobs are much alike, all jobs are planned."""
-    synthesis.write(tmp_path / "criteo-synthetic", synthesis.Recipe(3000, 500, num_values=20), num_files=2)
+def test_every_job_of_an_experiment_that_is_a_sweep_is_valid(tmp_path, monkeypatch, name):
+    synthesis.write(tmp_path / "criteo-synthetic", synthesis.Recipe(100, 100, num_values=20), num_files=1)
+    monkeypatch.chdir(tmp_path)
     (params,) = re.findall(r"params:\n((?: {6}.+\n)+)", SWEEPS[name])
-    jobs = math.prod(len(line.partition(": ")[2].split(",")) for line in params.splitlines())
-    trains = name == "evaluations"
-    done = psrun(
-        "-m", f"experiment={name}", f"mode={'train' if trains else 'plan'}", "trainer.epochs=1",
-        "trainer.steps_per_epoch=20", "data.num_buckets=1000", f"hydra.sweep.dir={tmp_path}/sweep", timeout_s=400,
-    )  # fmt: skip
+    lines = re.findall(r" {6}(\S+): (\S+)", params)
+    axes = [[f"{key}={value}" for value in values.split(",")] for key, values in lines]
+    for overrides in itertools.product(*axes):
+        run_config(f"experiment={name}", *overrides)
+
+
+@pytest.mark.thorough
+def test_an_experiment_that_is_a_sweep_goes_through_all_of_its_jobs(psrun, tmp_path):
+    synthesis.write(tmp_path / "criteo-synthetic", synthesis.Recipe(3000, 500, num_values=20), num_files=2)
+    done = psrun("-m", "experiment=trainers", "seed=1", "trainer.epochs=1", "trainer.steps_per_epoch=20",
+                 f"hydra.sweep.dir={tmp_path}/sweep", timeout_s=400)  # fmt: skip
     assert done.code == 0, done.stdout + done.stderr
     results = [json.loads(path.read_text()) for path in (tmp_path / "sweep").glob("*/run.json")]
-    assert [result["status"] for result in results] == ["completed"] * jobs
-    assert not trains or {result["steps"]["applied"] for result in results} == {20}
+    assert [result["status"] for result in results] == ["completed"] * 2
+    assert {result["steps"]["applied"] for result in results} == {20}
 
 
 def test_a_run_with_a_missing_extra_reports_how_to_install_it(psrun, tmp_path):

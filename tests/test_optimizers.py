@@ -209,7 +209,7 @@ def test_models_with_many_tables_learn_on_a_cluster(train, trainer, optimizer):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("optimizer", ["sparse_adagrad", "rowwise_adagrad", "lazy_adam", "sparse_sgd", "ftrl"])
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "lazy_adam", "ftrl"])
 def test_copies_on_several_devices_learn_as_one_process_does(train, psrun, optimizer):
     # A rate at which it shows where a slot is updated twice, or that of another device.
     run = ("data.num_train_examples=400", "data.num_eval_examples=100", "data.global_batch_size=32", "trainer.epochs=2",
