@@ -24,7 +24,7 @@ from psrun.program.compiled_model import Program
 from psrun.results import task_files
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
-from psrun.results.trackers import choosing
+from psrun.results.trackers.sinks import tracker_sinks
 from psrun.roles.chief import Chief
 from psrun.roles.task_context import TaskContext
 from psrun.training import custom_loop, fit, own_loop, resume
@@ -49,7 +49,7 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
     """
     folder, started_s = context.folder, context.started_s
     warn = Reporter([folder, context.console], started_s=started_s).warn
-    reporter = Reporter([folder, *choosing.make(run_config, folder, warn), context.console], started_s=started_s)
+    reporter = Reporter([folder, *tracker_sinks(run_config, folder, warn), context.console], started_s=started_s)
     with Chief(run_config, context, reporter) as chief:
         strategy.prepare(run_config.cluster, context.topology)
         if run_config.cluster.has_synchronous_workers:

@@ -29,7 +29,7 @@ from psrun.program import compiled_model
 from psrun.results import task_files
 from psrun.results.events import Reporter, Sink
 from psrun.results.run_folder import RunFolder, is_over
-from psrun.results.trackers import choosing
+from psrun.results.trackers.sinks import tracker_sinks
 from psrun.training import callbacks
 from psrun.training.evaluation import meters
 from psrun.training.evaluation.direct import DirectEvaluation
@@ -78,7 +78,7 @@ class Sidecar:
             self._source = KerasCheckpoints(others, run_config.trainer.steps_per_epoch or 1)
         journal = folder.journal  # the chief writes run.json
         warn = Reporter([journal, console], started_s=time.time()).warn
-        self._sinks: list[Sink] = [journal, *choosing.make(run_config, folder, warn, joins=True), console]
+        self._sinks: list[Sink] = [journal, *tracker_sinks(run_config, folder, warn, joins=True), console]
         self._program: tuple[compiled_model.Program, DirectEvaluation] | None = None
         self._done: set[str] = set()  # checksums of checkpoints that were evaluated or are damaged
         self._last: Evaluation | None = None

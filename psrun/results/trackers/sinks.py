@@ -12,7 +12,7 @@ from psrun.results.trackers.mlflow import MLflowSink
 from psrun.results.trackers.tensorboard import Summaries
 
 
-def make(run: RunConfig, folder: RunFolder, warn: Callable[[str], None], *, joins: bool = False) -> list[Sink]:
+def tracker_sinks(run: RunConfig, folder: RunFolder, warn: Callable[[str], None], *, joins: bool = False) -> list[Sink]:
     """The trackers of a run.
 
     Args:
