@@ -107,6 +107,7 @@ def test_mistakes_in_a_users_experiment_are_reported_with_the_fix(refused, held,
         ("cluster=tpu", "TPUStrategy is synchronous, without parameter servers"),
         ("cluster=tpu", "Choose one of central_storage, inprocess,"),
         ("modle=dense", "modle: no such key or group (value 'dense'). Did you mean 'model'?"),
+        ("partitioner.num_shards=3", "no such key or group (value '3'). It is a key of partitioner=fixed_shards."),
         ("trainer._target_=mine.loop", "To use your own callable, set trainer=own_loop."),
     ],
 )  # fmt: skip

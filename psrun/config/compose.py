@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import itertools
 import os
@@ -20,7 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from psrun.config import hydra_internals, parse, resolvers, schema
+from psrun.config import choices, hydra_internals, parse, resolvers, schema
 from psrun.errors import ConfigError, Problem
 
 _NESTED = ("[", "{", "'", '"', "$")  # values with their own grammar, which quoting would turn into plain text
@@ -224,7 +225,15 @@ def _with_guess(problem: Problem, composed: dict[str, Any]) -> Problem:
     keys = [k for k in node if k not in hidden] if isinstance(node, dict) else []
     if name == "_target_" and parent in _OWN_CHOICES:
         return Problem(problem.key, f"{problem.message} To use your own callable, set {parent}={_OWN_CHOICES[parent]}.")
+    others = [kind for kind, choice in choices.KINDS.get(parent, {}).items() if name in _keys(choice)]
+    if others:
+        message = f"{problem.message} It is a key of {', '.join(f'{parent}={kind}' for kind in others)}."
+        return Problem(problem.key, message)
     return Problem(problem.key, problem.message + schema.did_you_mean(name, keys))
+
+
+def _keys(choice: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(choice)]
 
 
 def _one_line(text: str) -> str:
