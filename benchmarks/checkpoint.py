@@ -84,7 +84,7 @@ def _run(root: Path, *arguments: str) -> tuple[Cluster, Memory]:
 
 
 def _span(cluster: Cluster, event: dict) -> tuple[float, float]:
-    """When what the event tells of began and ended, as of `time.time`."""
+    """Start and end of the operation that the event reports, as of `time.time`."""
     ended_s = cluster.result["started_s"] + event["wall_s"]
     return ended_s - event["seconds"], ended_s
 

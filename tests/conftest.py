@@ -53,7 +53,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture
 def psrun(tmp_path: Path):
-    """Runs psrun in a folder of its own, as a person would, and waits for it with a bound."""
+    """Runs psrun in its own folder, as a person would, and waits for it with a bound."""
 
     def run(*arguments: str, timeout_s: float = 120, folder: str = "run", **environment_: str) -> Command:
         began_s = time.monotonic()

@@ -117,7 +117,7 @@ def constrained(source: Ids) -> tf_keras.Model:
 
 
 class OwnTrainStep(tf_keras.Model):
-    """Takes the usual step, but under a name of its own."""
+    """Takes the usual step, under another name."""
 
     def train_step(self, data: Any) -> Any:
         return super().train_step(data)

@@ -151,7 +151,7 @@ class Cluster:
 class Network:
     """Hosts with an address and a network namespace each, joined by a switch; for root only.
 
-    The switch has a namespace of its own, so that nothing is added to this machine's network.
+    The switch has its own namespace, so that nothing is added to this machine's network.
     """
 
     def __init__(self, num_hosts: int) -> None:

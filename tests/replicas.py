@@ -47,7 +47,7 @@ def linear(
 
 
 class OwnTrainStep(tf_keras.Model):
-    """The step of the RFC of parameter server training, with a loss of its own."""
+    """The step of the RFC of parameter server training, with its own loss."""
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         features, label = data

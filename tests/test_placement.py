@@ -192,7 +192,7 @@ def test_the_plan_spreads_the_bytes_of_a_step_over_tasks():
     # A pass over 500 examples, whose last batch of 32 is smaller, moves as much a step.
     once = run_config("data.visitation=once", "partitioner=fixed_shards", "cluster.num_workers=3", *SMALL["features"])
     assert planner.make(once, source).traffic == plan.traffic
-    # Each of three replicas of a worker reads the kernel and the bias, and rows of its own.
+    # Each of three replicas of a worker reads the kernel and the bias, and its own rows.
     split = run_config("partitioner=fixed_shards", "cluster.replicas_per_worker=3", *SMALL["features"])
     traffic = planner.make(split, source).traffic
     assert traffic.read_bytes == plan.traffic.read_bytes + 2 * (20 * 4 + 4)

@@ -43,7 +43,7 @@ def defined(tree: ast.Module) -> Iterator[str]:
 
 
 def used(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
-    """The private attributes that a module reads: the line, the name, and whether of an object of its own."""
+    """The private attributes that a module reads: line, name, and whether the object is the module's own."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and private(node.attr):
             yield node.lineno, node.attr, own(node.value)

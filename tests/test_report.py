@@ -61,7 +61,7 @@ def test_runs_are_found_in_sweeps_and_folders_of_them_each_once_and_in_the_order
     a_sweep(tmp_path / "runs" / "sweep")
     a_run(tmp_path / "runs" / "single")
     (tmp_path / "runs" / "single" / "evaluations" / "cluster").mkdir(parents=True)
-    (tmp_path / "runs" / "single" / "evaluations" / "cluster" / "run.json").write_text("{}")  # no run of its own
+    (tmp_path / "runs" / "single" / "evaluations" / "cluster" / "run.json").write_text("{}")  # not a run
     (tmp_path / "runs" / "notes").mkdir()
     all_runs = runs.find([tmp_path / "runs", tmp_path / "runs" / "sweep" / "3"])
     assert [run.name for run in all_runs] == ["single", *(f"sweep/{index}" for index in range(12))]

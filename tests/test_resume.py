@@ -138,7 +138,7 @@ class Composed:
         self._argv(arguments)
         ConfigStore.instance().repo = {
             k: v for k, v in ConfigStore.instance().repo.items() if k not in {name.partition("/")[0] for name in OWN}
-        }  # as in a process of its own
+        }  # as in another process
         hydra_app.run(0.0)
         return self.raw
 

@@ -132,7 +132,7 @@ class Tests(tf_keras.callbacks.Callback):
 
 
 class Timing(tf_keras.callbacks.Callback):
-    """Saves the model every so many seconds, by a thread of its own."""
+    """Saves the model every so many seconds, in its own thread."""
 
     def __init__(self, save_dir: str, interval: float) -> None:
         super().__init__()

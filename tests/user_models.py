@@ -14,7 +14,7 @@ from psrun.models.model import Model
 
 
 def heroes(source: HeroFeatures, *, last: str | None = None, loss_logits: bool | None = None) -> Model:
-    """The model of the tutorial, with the activation of its last layer given, and perhaps a loss of its own."""
+    """The model of the tutorial, with the given activation of its last layer, and optionally its own loss."""
     base = embedding(source, embedding_dim=4)
     (before,) = [layer for layer in base.network.layers if isinstance(layer, tf_keras.layers.GlobalAveragePooling1D)]
     outputs = tf_keras.layers.Dense(1, activation=last, name="prediction")(before.output)
@@ -44,7 +44,7 @@ def weighted(source: Shifted, *, weight: float = 1.0, bias: float = 0.0) -> tf_k
 
 
 class Steps(tf_keras.Model):
-    """A step in the style of a loop by hand: a loss of its own, a metric of its own, and the number of the step.
+    """A step in the style of a loop by hand: its own loss, its own metric, and the number of the step.
 
     Attributes:
       nan_at: the step, from 1, whose loss is returned as NaN; 0 for none.

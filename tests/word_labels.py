@@ -15,7 +15,7 @@ class Labelled(ArraySource):
 
     Args:
       values: of the labels, in the order of the classes; None for class numbers.
-      wrong: the label of the first training example, where it is another one.
+      wrong: the label of the first training example, where it differs.
     """
 
     def __init__(self, *, values: list[Any] | None = None, num_classes: int = 2, wrong: str | None = None) -> None:

@@ -49,7 +49,7 @@ def network() -> Iterator[Network]:
 
 @pytest.fixture
 def tasks(start, network):
-    """Starts tasks of one cluster, each on its host and in a run folder of its own."""
+    """Starts tasks of one cluster, each on its host and in its own run folder."""
     where = {name: f"{network.hosts[index]}:{PORT}" for name, index in TASKS.items()}
     listed = {
         "chief": [where["chief-0"]], "ps": [where["ps-0"]], "worker": [where["worker-0"], where["worker-1"]]

@@ -1,4 +1,4 @@
-"""The pods of a manifest as processes: command, arguments and environment as written, a host of its own each.
+"""The pods of a manifest as processes: command, arguments and environment as written, each on its own host.
 
 No container engine runs here. Each pod gets a network namespace, the names of its headless Service in a file of hosts,
 a root file system that it cannot write to and a user without rights. Kubernetes itself takes no part.

@@ -1,4 +1,4 @@
-"""Tasks that somebody else starts: TF_CONFIG and static addresses, each in a process and a run folder of its own."""
+"""Tasks that somebody else starts: TF_CONFIG and static addresses, each in its own process and run folder."""
 
 from __future__ import annotations
 

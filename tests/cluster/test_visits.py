@@ -17,7 +17,7 @@ ONCE = {"0": 0, "1": NUM_EXAMPLES, "2": 0, "3+": 0}
 
 @pytest.fixture
 def run(tmp_path: Path) -> list[str]:
-    """Passes over files in which each row is another one."""
+    """Passes over files in which all rows differ."""
     numbers = iter(range(NUM_EXAMPLES))
     for index, size in enumerate(SIZES):
         rows = (
