@@ -205,6 +205,14 @@ def test_null_in_one_run_and_nothing_in_another_is_the_same(tmp_path):
     assert rows.axes(runs.find([tmp_path / "runs"])) == ["cluster.num_workers"]
 
 
+def test_the_options_of_a_sweep_are_not_compared(tmp_path):
+    a_run(tmp_path / "runs" / "a", workers=1)
+    overrides = ["cluster.num_workers=2", "sweep.metric=val_auc", "sweep.mode=max"]
+    config = a_run(tmp_path / "runs" / "b", workers=2, overrides=overrides) / "config.yaml"
+    config.write_text(config.read_text() + "sweep: {metric: val_auc, mode: max}\n")
+    assert rows.axes(runs.find([tmp_path / "runs"])) == ["cluster.num_workers"]
+
+
 # -- runs that are not whole, and older ones
 
 

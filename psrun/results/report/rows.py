@@ -96,7 +96,7 @@ def axes(runs: Sequence[Run]) -> list[str]:
 
 def _is_axis(key: str, rows: Sequence[Row], overridden: bool) -> bool:
     group, _, last = key.rpartition(".")
-    if key in _NOT_COMPARED or (last in _TYPES and "." not in group):
+    if key in _NOT_COMPARED or group == "sweep" or (last in _TYPES and "." not in group):
         return False
     if not any(key in each for each in rows) or not _differs(each.get(key) for each in rows):
         return False
