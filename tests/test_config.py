@@ -80,6 +80,9 @@ def test_every_choice_of_every_group_loads(group):
         (("model", "_target_"), 3, "must have a _target_"),
         (("data", "global_batch_size"), 0, "must be 1 or more"),
         (("cluster", "replicas_per_worker"), 0, "must be 1 or more"),
+        (("cluster", "slow_workers"), {2: 0.1}, "names worker 2, which does not exist; the workers are 0 to 1"),
+        (("cluster", "slow_workers"), {1: -0.1}, "is -0.1 for worker 1, must be 0 or more"),
+        (("cluster", "slow_workers"), "all", "must be"),
         (("data", "path"), "/no/such/file", "does not exist"),
         (("data", "visitation"), "twice", "must be one of once, every_worker, dynamic"),
         (("optimizer", "learning_rate"), -1, "is -1, must be a number of 0 or more"),
@@ -153,8 +156,10 @@ def test_the_data_service_needs_parameter_servers():
 
 
 def test_a_consistency_mode_needs_parameter_servers_to_train():
+    for mode in ("bounded_delay", "ssp"):
+        raw = raw_config(f"consistency={mode}", "cluster=mirrored")
+        assert f"'{mode}' requires parameter servers" in problems(raw)["consistency"]
     raw = raw_config("consistency=bounded_delay", "cluster=mirrored")
-    assert "'bounded_delay' requires parameter servers" in problems(raw)["consistency"]
     bounded = parse.load({**raw, "mode": "export", "resume": "runs/a"}).consistency
     assert bounded.facts == {"mode": "bounded_delay", "max_delay": 8}
     assert parse.load({**raw, "consistency": {"kind": "async"}}).consistency.facts == {"mode": "async"}

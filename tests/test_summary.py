@@ -58,6 +58,8 @@ CASES = [
     ("checkpoints", {"checkpoints": [GOOD]}, {"good": [{**GOOD, "step": 3}], "damaged": [DAMAGED]},
      {"checkpoints": [DAMAGED, {**GOOD, "step": 3}]}),
     ("checkpoints", {"checkpoints": [DAMAGED]}, {"good": [GOOD], "damaged": []}, {"checkpoints": [DAMAGED, GOOD]}),
+    ("waits", {"consistency": {"mode": "ssp", "waited_s": {"worker-0": 0.5}}},
+     {"epoch": 2, "waited_s": {"worker-0": 1.0}}, {"consistency": {"mode": "ssp", "waited_s": {"worker-0": 1.0}}}),
     ("trained", {"time_to_first_step_s": 3.0}, {"time_to_first_step_s": 9.0, "wall_s": 1},
      {"time_to_first_step_s": 3.0, "wall_s": 1}),
     ("trained", {}, {"time_to_first_step_s": 9.0}, {"time_to_first_step_s": 9.0}),

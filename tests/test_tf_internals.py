@@ -358,6 +358,53 @@ def test_the_end_of_a_closure_is_notified(cluster_spec):
 
 
 @inprocess
+def test_workers_take_closures_by_a_rule(cluster_spec):
+    import tensorflow as tf
+
+    from psrun.cluster import strategy
+    from psrun.config import choices
+    from psrun.tf_internals.closure_queue import MarkedClosures
+
+    class OnlyWorkerOne:
+        finished_by, gone, back = [], [], []
+
+        def choose(self, worker, queued):
+            return next((place for place, mark in enumerate(queued) if worker == 1 or mark is None), None)
+
+        def finished(self, worker, mark):
+            self.finished_by.append((worker, mark))
+
+        def left(self, worker):
+            self.gone.append(worker)
+
+        def returned(self, worker):
+            self.back.append(worker)
+
+    coordinator = strategy.parameter_servers(cluster_spec[2], choices.NoPartitioner("none")).coordinator
+    queue, rule = MarkedClosures.of(coordinator), OnlyWorkerOne()
+    assert MarkedClosures.of(coordinator) is queue
+    queue.follow(rule)
+
+    @tf.function
+    def worker():
+        return tf.distribute.coordinator.experimental_get_current_worker_index()
+
+    with queue.marking("mine"):
+        marked = [coordinator.schedule(worker) for _ in range(5)]
+    others = [coordinator.schedule(worker) for _ in range(20)]
+    coordinator.join()
+    assert [value.fetch() for value in marked] == [1] * 5
+    assert 0 in [value.fetch() for value in others]
+    queue.joined()
+    assert set(queue.waited_s()) == {1}
+    coordinator._cluster.closure_queue.clear_tag_unlocked(0)  # as the thread of a lost worker
+    assert rule.gone == [0]
+    coordinator.schedule(worker)
+    coordinator.join()
+    assert set(rule.finished_by) == {(1, "mine")}
+
+
+@inprocess
 def test_a_coordinator_waits_for_workers_by_the_method_that_is_replaced(cluster_spec):
     import tensorflow as tf
 

@@ -43,6 +43,17 @@ def test_the_evaluator_needs_no_cluster(cluster, evaluation):
     assert identify(static, {}).role == "evaluator"
 
 
+def test_a_worker_to_slow_down_must_be_in_the_cluster():
+    text = json.dumps({"cluster": CLUSTER, "task": {"type": "chief", "index": 0}})
+    for last, names in ((1, "{0: 0.1, 1: 0.1}"), (2, "{2: 0.1}")):
+        run = run_config("cluster=tf_config", f"cluster.slow_workers={names}")
+        if last == 1:
+            assert identify(run, {"TF_CONFIG": text}).role == "coordinator"
+            continue
+        with pytest.raises(ConfigError, match="names worker 2, which does not exist; the workers are 0 to 1"):
+            identify(run, {"TF_CONFIG": text})
+
+
 def test_sparse_workers_master_and_text_for_an_index():
     cluster = parsed({"master": ["c:1"], "worker": {"1": "w:2"}, "ps": ["p:1"]}, {"type": "worker", "index": "1"})
     assert cluster.spec() == {"chief": {0: "c:1"}, "worker": {1: "w:2"}, "ps": {0: "p:1"}}

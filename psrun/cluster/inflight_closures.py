@@ -9,13 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.cluster.strategy import Distribution
-from psrun.config import choices
 from psrun.tf_internals.cluster import closure_ends, has_ended
-
-
-def of_training(distribution: Distribution, consistency: choices.Consistency) -> InFlightClosures:
-    """For the closures of all kinds of training steps: one object, because a round may be of any kind."""
-    return InFlightClosures(distribution, max_delay=consistency.max_delay)
 
 
 class InFlightClosures:

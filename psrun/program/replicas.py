@@ -17,7 +17,7 @@ import tf_keras
 
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program, metric_variables
-from psrun.tf_internals.optimizers import learning_rates
+from psrun.tf_internals.optimizers import applying, learning_rates
 from psrun.tf_internals.variables import aggregate_alike, aggregating
 
 _CPU = "/device:CPU:0"  # the device of a worker's input pipeline
@@ -76,21 +76,20 @@ class Replicas:
     @contextlib.contextmanager
     def _weighting(self) -> Iterator[None]:
         """In this context the optimizer weights the gradients of each part."""
-        apply = self._optimizer.apply_gradients
 
-        @tf.autograph.experimental.do_not_convert
-        def apply_gradients(grads_and_vars: Iterable[tuple[Any, Any]], *arguments: Any, **options: Any) -> Any:
-            context = tf.distribute.get_replica_context()
-            if context is not None and self._weights is not None:
-                weight = tf.gather(tf.stack(self._weights), context.replica_id_in_sync_group)
-                grads_and_vars = [(_times(gradient, weight), variable) for gradient, variable in grads_and_vars]
-            return apply(grads_and_vars, *arguments, **options)
+        def weighted(apply: Callable[..., Any]) -> Callable[..., Any]:
+            @tf.autograph.experimental.do_not_convert
+            def apply_gradients(grads_and_vars: Iterable[tuple[Any, Any]], *arguments: Any, **options: Any) -> Any:
+                context = tf.distribute.get_replica_context()
+                if context is not None and self._weights is not None:
+                    weight = tf.gather(tf.stack(self._weights), context.replica_id_in_sync_group)
+                    grads_and_vars = [(_times(gradient, weight), variable) for gradient, variable in grads_and_vars]
+                return apply(grads_and_vars, *arguments, **options)
 
-        self._optimizer.apply_gradients = apply_gradients
-        try:
+            return apply_gradients
+
+        with applying(self._optimizer, weighted):
             yield
-        finally:
-            del self._optimizer.apply_gradients
 
     @tf.autograph.experimental.do_not_convert
     def _summed(self, outputs: Any) -> Any:

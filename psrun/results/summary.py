@@ -59,6 +59,12 @@ def _placement(state: State, event: Event) -> State:
     return {"placement": balance.pop("placement"), "balance": balance}
 
 
+def _waits(state: State, event: Event) -> State:
+    """The totals since the process began replace those of earlier epochs."""
+    totals = {name: value for name, value in event.data.items() if name != "epoch"}
+    return {"consistency": {**state.get("consistency", {}), **totals}}
+
+
 def _visitation(state: State, event: Event) -> State:
     return {"visitation": [*state.get("visitation", []), event.data]}
 
@@ -126,6 +132,7 @@ CHANGES: dict[str, Change] = {
     # Results.
     "epoch": _epoch,
     "visitation": _visitation,
+    "waits": _waits,
     "evaluation": _evaluation,
     "checkpoints": _checkpoints,
     "best_checkpoint": _given,

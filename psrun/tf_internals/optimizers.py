@@ -107,3 +107,21 @@ def updating(optimizer: Any, around: Callable[[Callable[..., Any]], Callable[...
         yield
     finally:
         del optimizer._internal_apply_gradients
+
+
+@contextlib.contextmanager
+def applying(optimizer: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Replaces `apply_gradients`, also where it is replaced already.
+
+    Args:
+      around: makes the replacement, from the method that it replaces.
+    """
+    before = vars(optimizer).get("apply_gradients")
+    optimizer.apply_gradients = around(optimizer.apply_gradients)
+    try:
+        yield
+    finally:
+        if before is None:
+            del optimizer.apply_gradients
+        else:
+            optimizer.apply_gradients = before

@@ -10,7 +10,6 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.checkpoint.manifest import Position
-from psrun.cluster import inflight_closures
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.errors import DataExhaustedError
@@ -73,8 +72,8 @@ def _train(callback_list: list[Any], program: Program, session: Session) -> None
         return
     packing = None
     if program.distribution.coordinator is not None:
-        in_flight = inflight_closures.of_training(program.distribution, program.config.consistency)
-        packing = Packing(program, in_flight, session.feed(), session.stages(), session.packed, planned=session.left)
+        feed, stages, closures = session.feed(), session.stages(), session.closures
+        packing = Packing(program, closures, feed, stages, session.packed, planned=session.left)
         saves = keras.lock_of_saves(program.network)
         execution = functools.partial(_execution, program, packing, saves)
         keras.replace_train_function(program.network, execution)

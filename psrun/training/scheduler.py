@@ -9,8 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.cluster import inflight_closures
-from psrun.cluster.inflight_closures import InFlightClosures
 from psrun.program.compiled_model import Program
 from psrun.training.input_streams import Stream
 from psrun.training.parameter_server.closure_tracing import Step, packed
@@ -72,10 +70,6 @@ class Scheduler:
         return self._session.feed()
 
     @functools.cached_property
-    def _in_flight(self) -> InFlightClosures:
-        return inflight_closures.of_training(self._program.distribution, self._program.config.consistency)
-
-    @functools.cached_property
     def _stages(self) -> StepProfiler:
         return self._session.stages()
 
@@ -87,7 +81,7 @@ class Scheduler:
     def _packing(self, step: Step | None) -> Packing:
         session, planned = self._session, self._session.left - self._session.scheduled
         packing = Packing(
-            self._program, self._in_flight, self._feed, self._stages, session.packed, planned=planned, step=step
+            self._program, session.closures, self._feed, self._stages, session.packed, planned=planned, step=step
         )
         self._packings[step] = packing
         return packing

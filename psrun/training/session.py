@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.checkpoint.manifest import Position
+from psrun.cluster.training_closures import TrainingClosures
 from psrun.errors import DataExhaustedError, NonFiniteLossError
 from psrun.process import Stop
 from psrun.program.compiled_model import Program
@@ -118,6 +120,11 @@ class Session:
         self._stages = StepProfiler(self.program)
         return self._stages
 
+    @functools.cached_property
+    def closures(self) -> TrainingClosures:
+        """The closures of steps, on the workers of a coordinator."""
+        return TrainingClosures(self.program.distribution, self.program.config.consistency)
+
     def packed(self, packed: Packed) -> None:
         """Call when it is known how many steps an execution has."""
         report = self._folder.record if packed.step_s is None else self._reporter.emit
@@ -157,6 +164,8 @@ class Session:
             visitation = {"epoch": self._epoch, "steps": self._into - self._entered, **self._audit.epoch()}
             self._reporter.emit("visitation", step=self.monitor.last_step, **visitation)
         self._entered = 0
+        if "closures" in vars(self):
+            self._reporter.emit("waits", step=self.monitor.last_step, epoch=self._epoch, **self.closures.facts())
 
     def check(self) -> None:
         """Raises NonFiniteLossError once the monitor has seen the loss go, and HookError once a hook has failed."""

@@ -22,7 +22,7 @@ from psrun.config.choices.clusters import (
     TfConfig,
     Unsupervised,
 )
-from psrun.config.choices.consistency import Asynchronous, BoundedDelay, Consistency
+from psrun.config.choices.consistency import Asynchronous, BoundedDelay, Consistency, StaleSynchronous
 from psrun.config.choices.engines import SUBMISSIONS, KubernetesKeys, PodResources, ResourcesByJob, SlurmJob, Submission
 from psrun.config.choices.results import (
     Checkpoints,
@@ -105,6 +105,7 @@ __all__ = [
     "SidecarThread",
     "Slurm",
     "SlurmJob",
+    "StaleSynchronous",
     "Static",
     "Submission",
     "Supervised",
@@ -133,7 +134,7 @@ KINDS: dict[str, dict[str, type]] = {
     },
     "partitioner": {"none": NoPartitioner, "fixed_shards": FixedShards, "min_size": MinSize, "max_size": MaxSize},
     "trainer": {"custom_loop": CustomLoop, "fit": Fit},
-    "consistency": {"async": Asynchronous, "bounded_delay": BoundedDelay},
+    "consistency": {"async": Asynchronous, "bounded_delay": BoundedDelay, "ssp": StaleSynchronous},
     "evaluation": {
         "none": NoEvaluation,
         "validation": Validation,

@@ -23,6 +23,7 @@ class _Cluster:
       num_ps: likewise.
       num_data_workers: of tf.data service.
       replicas_per_worker: None where the devices of the workers decide.
+      slow_workers: seconds added to each step of a worker, by its index.
       placement: the rule by which variables are spread over parameter servers.
       isolate: whether the tasks are to be out of reach of other machines.
       connect_timeout_s: how long the chief waits for its servers.
@@ -38,6 +39,7 @@ class _Cluster:
     num_ps: int | None = 0
     num_data_workers: int = 0
     replicas_per_worker: int | None = None
+    slow_workers: dict[int, float] | None = None
     placement: str = PLACEMENT_RULES[0]
     isolate: Any = False
     connect_timeout_s: float = 0.0
@@ -87,6 +89,7 @@ class _ParameterServers(_Cluster):
 
     has_parameter_servers: ClassVar[bool] = True
     replicas_per_worker: int | None = at_least(1, default=None)
+    slow_workers: dict[int, float] | None = None
 
     @property
     def title(self) -> str:

@@ -14,11 +14,13 @@ class _Consistency:
     Attributes:
       needs_parameter_servers: whether the mode has a meaning only with parameter servers.
       max_delay: a round starts once all rounds before the one this many rounds earlier are done; None for no bound.
+      staleness: a worker waits while it is more than this many rounds ahead of the slowest one; None for no bound.
     """
 
     needs_parameter_servers: ClassVar[bool] = True
     kind: str
     max_delay: int | None = None
+    staleness: int | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -46,4 +48,10 @@ class BoundedDelay(_Consistency):
     max_delay: int = at_least(0)
 
 
-Consistency = Asynchronous | BoundedDelay
+@dataclass(frozen=True)
+class StaleSynchronous(_Consistency):
+    kind: str
+    staleness: int = at_least(0)
+
+
+Consistency = Asynchronous | BoundedDelay | StaleSynchronous

@@ -16,6 +16,7 @@ from psrun.tf_internals.optimizers import counters
 from psrun.training.input_streams import Stream
 from psrun.training.parameter_server.dense_bundling import DenseBundles
 from psrun.training.parameter_server.row_prefetch import RowPrefetch
+from psrun.training.parameter_server.slow_workers import SlowWorkers
 from psrun.training.parameter_server.step_profiler import StepProfiler, Unmeasured
 from psrun.training.parameter_server.worker_local_variables import CannotBeKept, WorkerLocalVariables
 
@@ -23,6 +24,9 @@ from psrun.training.parameter_server.worker_local_variables import CannotBeKept,
 Step = Callable[[Any], Any]
 # Within it a number of steps is traced. Told how many, and what takes a batch, it gives what the steps take theirs by.
 InClosure = Callable[[int, Callable[[], Any]], contextlib.AbstractContextManager[Callable[[], Any]]]
+
+# Called in a closure before any step, with the number of steps and the arguments of the closure.
+Begin = Callable[..., None]
 
 
 class ClosureTracer:
@@ -32,6 +36,7 @@ class ClosureTracer:
       feed: where the steps get their batches.
       iterator: of `feed` on the workers.
       stages: measure where the time of steps goes.
+      slow: slows down some workers.
       step: of one batch; None for the network's own `train_step`.
 
     Raises:
@@ -39,10 +44,17 @@ class ClosureTracer:
     """
 
     def __init__(
-        self, program: Program, feed: Stream, iterator: Any, stages: StepProfiler, step: Step | None = None
+        self,
+        program: Program,
+        feed: Stream,
+        iterator: Any,
+        stages: StepProfiler,
+        slow: SlowWorkers,
+        step: Step | None = None,
     ) -> None:
         trainer = program.config.trainer
         self._program, self._feed, self._stages, self._step = program, feed, stages, step
+        self._slow = slow
         self._iterator_spec = iterator_spec(iterator)
         self._bundles = DenseBundles(program, trainer.dense_sync_every)
         self._prefetch = RowPrefetch(program) if trainer.prefetch_rows else None
@@ -61,14 +73,21 @@ class ClosureTracer:
         count = (tf.TensorSpec([], tf.int32),) if num_steps is None else ()
         specs = (self._iterator_spec, *count, tf.TensorSpec([], tf.bool), *self._feed.specs)
         while True:
-            steps = packed(self._program, self._step, self._feed, self._in_closure, self._stages, unrolled, num_steps)
+            steps = packed(
+                self._program, self._step, self._feed, self._in_closure, self._stages, unrolled, num_steps, self._begin
+            )
             with self._program.distribution.strategy.scope(), contextlib.suppress(CannotBeKept):  # then with fewer kept
                 return steps.get_concrete_function(*specs)
+
+    @tf.autograph.experimental.do_not_convert
+    def _begin(self, num_steps: tf.Tensor | int, *arguments: tf.Tensor) -> None:
+        self._feed.begin(num_steps, *arguments)
+        self._slow.begin()
 
     @contextlib.contextmanager
     def _in_closure(self, num_steps: int, take: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
         batches = self._prefetch.batches(num_steps, take) if self._prefetch else take
-        with self._kept.in_closure(), self._bundles.in_closure(num_steps) as next_step:
+        with self._kept.in_closure(), self._bundles.in_closure(num_steps) as next_step, self._slow.in_closure():
 
             @tf.autograph.experimental.do_not_convert
             def next_batch() -> Any:
@@ -86,9 +105,10 @@ def packed(
     stages: Unmeasured,
     unrolled: int = 1,
     num_steps: int | None = None,
+    begin: Begin | None = None,
 ) -> Any:
     """The function of a closure. Its arguments: iterator, number of steps (absent if `num_steps` is given), whether to
-    measure the stages, and those of `feed`.
+    measure the stages, and those of `begin`, of which the first are those of `feed`.
 
     It returns what the network's `train_step` returned in the last step, without metrics. The return value of `step`
     is dropped: results of a closure are sent to the chief.
@@ -97,7 +117,9 @@ def packed(
       step: trains on one batch; None for the network's `train_step`, as in Keras.
       unrolled: number of unrolled steps; a loop over them does the others.
       num_steps: number of steps; None if each call passes it, which requires `unrolled` 1.
+      begin: called before any step; by default that of `feed`.
     """
+    begin = begin or feed.begin
     train_step, replicas = step or program.network.train_step, Replicas(program)
     own = program.own_step if step is None else None
 
@@ -110,9 +132,9 @@ def packed(
         return spent, None if own is None else own.plain(outputs)
 
     if num_steps is None:
-        steps = _given(unrolled_steps, feed, stages, returns=own is not None)
+        steps = _given(unrolled_steps, begin, feed, stages, returns=own is not None)
     else:
-        steps = _known(unrolled_steps, feed, stages, unrolled, num_steps)
+        steps = _known(unrolled_steps, begin, feed, stages, unrolled, num_steps)
     return steps if program.config.trainer.run_eagerly else tf.function(steps)
 
 
@@ -121,12 +143,14 @@ def packed(
 Unrolled = Callable[[Callable[[], Any], int, tf.Tensor], Any]
 
 
-def _known(unrolled_steps: Unrolled, feed: Stream, stages: Unmeasured, unrolled: int, num_steps: int) -> Any:
+def _known(
+    unrolled_steps: Unrolled, begin: Begin, feed: Stream, stages: Unmeasured, unrolled: int, num_steps: int
+) -> Any:
     rounds, rest = divmod(num_steps, unrolled)
     rest = rest or unrolled
 
     def known(iterator: Any, measured: tf.Tensor, *arguments: tf.Tensor) -> Any:
-        feed.begin(num_steps, *arguments)
+        begin(num_steps, *arguments)
         spent = stages.begin()
         if num_steps > rest:
             for number in tf.range(rounds - (rest == unrolled)):
@@ -139,9 +163,9 @@ def _known(unrolled_steps: Unrolled, feed: Stream, stages: Unmeasured, unrolled:
     return known
 
 
-def _given(unrolled_steps: Unrolled, feed: Stream, stages: Unmeasured, *, returns: bool) -> Any:
+def _given(unrolled_steps: Unrolled, begin: Begin, feed: Stream, stages: Unmeasured, *, returns: bool) -> Any:
     def given(iterator: Any, count: tf.Tensor, measured: tf.Tensor, *arguments: tf.Tensor) -> Any:
-        feed.begin(count, *arguments)
+        begin(count, *arguments)
         outputs, spent = None, stages.begin()
         if returns:  # otherwise one trace of the step less
             for number in tf.range(count - 1):

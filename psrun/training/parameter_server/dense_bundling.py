@@ -58,15 +58,17 @@ class DenseBundles:
         stand_ins = [stand_in for bundle in self._bundles for stand_in in bundle.stand_ins]
         optimizer = self._optimizer
         steps = _Steps(self._bundles, self._every, num_steps)
-        with taking_over(variables, stand_ins), optimizers.updating(optimizer, steps.applying):
-            optimizer.apply_gradients = steps.updating(optimizer.apply_gradients)
+        with (
+            taking_over(variables, stand_ins),
+            optimizers.updating(optimizer, steps.applying),
+            optimizers.applying(optimizer, steps.updating),
+        ):
             if self._alone:
                 # There is nothing to aggregate; Keras would fetch gradients from parameter servers for it.
                 optimizer.aggregate_gradients = _as_they_are
             try:
                 yield steps.next
             finally:
-                del optimizer.apply_gradients
                 if self._alone:
                     del optimizer.aggregate_gradients
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.cluster.inflight_closures import InFlightClosures
+from psrun.cluster.training_closures import TrainingClosures
 from psrun.config import choices
 from psrun.program.compiled_model import Program
 from psrun.training.input_streams import Stream
 from psrun.training.parameter_server import closure_length
 from psrun.training.parameter_server.closure_length import ClosureTimer
 from psrun.training.parameter_server.closure_tracing import ClosureTracer, Step
+from psrun.training.parameter_server.slow_workers import SlowWorkers
 from psrun.training.parameter_server.step_profiler import StepProfiler
 
 # Writing ten out took 5 to 9 s of training and saved 2 to 3 ms a step, with a tiny and a large model on two slow cores:
@@ -62,7 +63,7 @@ class Packing:
     def __init__(
         self,
         program: Program,
-        in_flight: InFlightClosures,
+        in_flight: TrainingClosures,
         feed: Stream,
         stages: StepProfiler,
         on_packed: Callable[[Packed], None],
@@ -72,10 +73,11 @@ class Packing:
     ) -> None:
         distribution, trainer = program.distribution, program.config.trainer
         assert distribution.coordinator is not None
-        self._program, self._coordinator = program, distribution.coordinator
+        self._program = program
         self._in_flight, self._stages = in_flight, stages
         self._feed, self._iterator = feed, feed.iterator(distribution.coordinator)
-        self._tracer = ClosureTracer(program, feed, self._iterator, stages, step)
+        slow = SlowWorkers(program.optimizer, program.config.cluster.slow_workers or {}, distribution.num_workers)
+        self._tracer = ClosureTracer(program, feed, self._iterator, stages, slow, step)
         self._late = trainer.prefetch_rows or trainer.dense_sync_every > 1  # only unrolled steps can be
         self._unrolled_steps = choices.MAX_UNROLLED_STEPS if self._late or planned >= _STEPS_TO_UNROLL_FOR else 1
         self._looped, self._unrolled = self._tracer.trace(1, num_steps=None), None
@@ -96,12 +98,9 @@ class Packing:
             self._timer.resume()
         arguments = (tf.constant(self._stages.wanted()), *self._feed.arguments(num_steps))
         if num_steps == self.num_steps and self._unrolled is not None:
-            scheduled = self._coordinator.schedule(self._unrolled, args=(self._iterator, *arguments))
+            scheduled = self._in_flight.schedule(self._unrolled, (self._iterator, *arguments))
         else:
-            scheduled = self._coordinator.schedule(
-                self._looped, args=(self._iterator, tf.constant(num_steps), *arguments)
-            )
-        self._in_flight.add(scheduled)
+            scheduled = self._in_flight.schedule(self._looped, (self._iterator, tf.constant(num_steps), *arguments))
         if self._looped.structured_outputs is not None:
             self.logs = scheduled
         self._num_closures += 1
