@@ -653,3 +653,27 @@ def test_the_errors_of_lost_tasks_and_cancelled_steps_are_reported_apart():
     assert messages.task_in(inner) == "ps-1"
     assert messages.task_in("/job:localhost/replica:0/task:0/device:CPU:0") is None
     assert messages.cancelled(str(tf.errors.CancelledError(None, None, "Operation was cancelled")))
+
+
+@tensorflow
+def test_a_function_that_is_not_converted_passes_on_functions_that_are():
+    import tensorflow as tf
+
+    from psrun.tf_internals.tracing import unconverted
+
+    def halved(number):
+        if number % 2 == 0:  # only AutoGraph understands this
+            return number // 2
+        return number
+
+    @unconverted
+    def dataset(limit):
+        with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
+            halved(limit)
+        return tf.data.Dataset.range(limit).map(halved)
+
+    @tf.function
+    def total(limit):
+        return dataset(limit).reduce(tf.constant(0, tf.int64), lambda total, number: total + number)
+
+    assert int(total(tf.constant(5, tf.int64))) == 0 + 1 + 1 + 3 + 2

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager import record
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
@@ -17,6 +18,7 @@ __all__ = [
     "not_inlined",
     "record_operation",
     "stop_recording",
+    "unconverted",
     "variable_accessed",
 ]
 
@@ -39,3 +41,18 @@ def not_inlined(function: Callable[..., Any]) -> Any:
     Public is only `experimental_attributes`, without the attribute's name (TensorFlow 2.21).
     """
     return tf.function(function, experimental_attributes={"_noinline": True})
+
+
+def unconverted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` for a `tf.function`, which would otherwise convert it and all that it calls by AutoGraph.
+
+    Functions that it passes on, such as to `Dataset.map` or to Keras, are converted as usual. With the public
+    `do_not_convert` they would not be (TensorFlow 2.21).
+    """
+
+    @tf.autograph.experimental.do_not_convert
+    def called(*arguments: Any, **options: Any) -> Any:
+        with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.UNSPECIFIED):
+            return function(*arguments, **options)
+
+    return called

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from psrun.checkpoint.manifest import Position
+from psrun.data.source import traceable
 from psrun.program.compiled_model import Program
 from psrun.training.audit import Audit
 from psrun.training.data_service_input import DataServiceInput
@@ -36,12 +37,12 @@ class InputPosition:
 
     def on_workers(self, scheduled: int) -> Stream:
         """The input of the steps on workers, after `scheduled` steps."""
-        first = self.next_batch(scheduled)
+        first, source = self.next_batch(scheduled), self._program.source
         if self._program.distribution.data_service:
             return DataServiceInput(self._program, first, self._audit)
         if self._program.dealt:
-            return DealtInput(self._program.train_dataset, first, self._audit)
-        return Stream(self.dataset(scheduled), self._audit)
+            return DealtInput(traceable(source, self._program.train_dataset), first, self._audit)
+        return Stream(traceable(source, self.dataset(scheduled)), self._audit)
 
     def dataset(self, scheduled: int) -> Callable[..., tf.data.Dataset]:
         """Creates the training data after `scheduled` steps; for this process, or for each worker.
