@@ -49,3 +49,64 @@ def test_columns_of_any_type_and_width_are_those_of_the_arrays():
         np.testing.assert_array_equal(given["pair"].numpy(), arrays["pair"][rows.numpy()])
         np.testing.assert_array_equal(given["word"].numpy(), arrays["word"].astype(object)[rows.numpy()])
         np.testing.assert_array_equal(of_rows.numpy(), label[rows.numpy()])
+
+
+def test_lists_of_several_columns_are_gathered_together():
+    import tensorflow as tf
+
+    from psrun.data.gathering import gathering
+    from psrun.data.lists import empty, of_lengths
+
+    rng, size = np.random.default_rng(2), 6
+    lengths = [rng.integers(3, size=size) for _ in range(4)]
+    columns = {
+        "a": of_lengths(rng.integers(9, size=lengths[0].sum()), lengths[0]),
+        "b": of_lengths(rng.integers(9, size=lengths[1].sum()), lengths[1]),
+        "x": of_lengths(rng.random(lengths[2].sum()).astype(np.float32), lengths[2]),
+        "word": of_lengths(rng.choice(np.array(["ant", "bee"], object), size=lengths[3].sum()), lengths[3]),
+        "none": empty(size),
+    }
+    rows = np.array([5, 0, 0, 3])
+    gather = gathering((columns, np.arange(size)))
+    for gathered, label in (gather(tf.constant(rows)), tf.function(gather)(tf.constant(rows))):
+        np.testing.assert_array_equal(label, rows)
+        for name, column in columns.items():
+            expected = [column.objects()[row] for row in rows]
+            values = [[word.encode() for word in each] for each in expected] if name == "word" else expected
+            assert gathered[name].to_list() == values
+            assert gathered[name].shape == (4, None)
+            assert gathered[name].row_splits.dtype == tf.int64
+
+
+def test_batches_are_converted_where_they_are_read_unless_a_source_changes_them():
+    import tensorflow as tf
+
+    from psrun.data.source import ArraySource, Feature, converted_batches, endless
+
+    class Doubled(ArraySource):
+        def read(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+            return super().read(batches).map(lambda number, numbers, batch: (number, numbers, (batch[0], 2 * batch[1])))
+
+    class Later(ArraySource):
+        def batches(self, *arguments: object) -> tf.data.Dataset:
+            return (
+                super().batches(*arguments).map(lambda number, numbers, batch: (number, numbers, (batch[0], -batch[1])))
+            )
+
+    examples = {"x": np.arange(8.0, dtype=np.float32)[:, np.newaxis]}, np.arange(1, 9)
+    seed, labels = tf.constant(1, tf.int64), {}
+    for kind in (ArraySource, Doubled, Later):
+        source = kind(features={"x": Feature((1,), tf.float32)}, task="multiclass", num_classes=9, train=examples,
+                      evaluation=examples)  # fmt: skip
+        order = source.order(4)
+        dataset = converted_batches(source, endless(3), order, seed, lambda number, numbers, batch: (number, batch[1]))
+        (number, label), (next_number, _) = dataset.take(2)
+        assert (number, next_number) == (3, 4)
+        labels[kind] = label.numpy()
+        _, trained = next(iter(source.train(batch_size=4, seed=seed).skip(3)))
+        np.testing.assert_array_equal(trained, label)
+        np.testing.assert_array_equal(
+            abs(label) // (2 if kind is Doubled else 1), order.numbers(number, seed).numpy() + 1
+        )
+    np.testing.assert_array_equal(labels[Doubled], 2 * labels[ArraySource])
+    np.testing.assert_array_equal(labels[Later], -labels[ArraySource])

@@ -231,6 +231,62 @@ def test_a_batch_without_any_id_gives_zeros(combiner):
     assert not np.any(tf.convert_to_tensor(gradient))
 
 
+@pytest.mark.parametrize("combiner", ["mean", "max"])
+def test_lists_of_one_value_are_the_rows_themselves(combiner):
+    """In one function for all lengths: that nothing is summed where all have one value is decided for each batch."""
+    import tensorflow as tf
+
+    from psrun.layers import EmbeddingCollection, Table
+
+    layer = EmbeddingCollection([Table(n, (n,), 9, DIM) for n in "xy"], combiner=combiner, stack=True)
+    layer.build(None)
+
+    @tf.function(input_signature=[tf.RaggedTensorSpec([None, None], tf.int64)] * 2)
+    def pooled(x: Any, y: Any) -> tuple[Any, Any]:
+        with tf.GradientTape() as tape:
+            rows = layer({"x": x, "y": y})
+            loss = tf.reduce_sum(rows["x"] ** 3 + 2 * rows["y"] ** 3)
+        return rows, tf.convert_to_tensor(tape.gradient(loss, layer.trainable_variables)[0])
+
+    single = tf.constant([[3], [0], [3]]), tf.constant([[8], [8], [1]])
+    rows, gradient = pooled(*(tf.RaggedTensor.from_tensor(tf.cast(each, tf.int64)) for each in single))
+    alone = EmbeddingCollection(layer.tables, stack=True)
+    alone.build(None)
+    alone.stacks[0].variable.assign(layer.stacks[0].variable)
+    with tf.GradientTape() as tape:
+        expected = alone({"x": single[0][:, 0], "y": single[1][:, 0]})
+        loss = tf.reduce_sum(expected["x"] ** 3 + 2 * expected["y"] ** 3)
+    for name in "xy":
+        np.testing.assert_array_equal(rows[name], expected[name])
+    by_hand = tf.convert_to_tensor(tape.gradient(loss, alone.trainable_variables)[0])
+    np.testing.assert_allclose(gradient, by_hand, rtol=1e-6)
+    # As many values as lists, but not one in each.
+    rows, _ = pooled(tf.ragged.constant([[3, 0], [], [3]], dtype=tf.int64), tf.ragged.constant([[8]] * 3, tf.int64))
+    reduce = tf.reduce_mean if combiner == "mean" else tf.reduce_max
+    np.testing.assert_allclose(rows["x"][0], reduce(expected["x"][:2], 0), rtol=1e-6)
+    assert not np.any(rows["x"][1])
+
+
+def test_parts_without_common_rows_are_deduplicated_as_the_whole():
+    import tensorflow as tf
+
+    from psrun.layers import EmbeddingCollection, Table, fetch
+
+    parts = [tf.constant([4, 2, 4, 4]), tf.zeros([0], tf.int32), tf.constant([9]), tf.constant([8, 8, 7])]
+    whole = tf.unique(tf.concat(parts, 0))
+    for given, expected in zip(fetch._unique(tf.concat(parts, 0), [4, 0, 1, 3]), whole):
+        np.testing.assert_array_equal(given, expected)
+
+    ids = {name: tf.ragged.constant([[1, 1], [2]]) for name in "abc"} | {"d": tf.constant([[1], [1]])}
+    tables = [Table(name, (name,), 5, DIM) for name in "abd"]
+    combiner = dict.fromkeys("abc", "sum")
+    for changed, sizes in ((Table("c", ("c",), 5, DIM), [2, 3, 3, 3]), (Table("c", ("c", "e"), 5, DIM), [])):
+        layer = EmbeddingCollection([*tables, changed], stack=True, combiner=combiner)
+        layer.build(None)
+        (only,) = layer.fetch({**ids, "e": ids["d"]})
+        assert only.ids.parts == sizes
+
+
 IDS = [[1], [2, 3]]
 
 

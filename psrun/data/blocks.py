@@ -8,7 +8,7 @@ feature (the last one is padded) and, of lists, also their lengths; `offsets.npy
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from psrun.data.order import runs
-from psrun.data.source import Batches, shard_of
+from psrun.data.source import Batches, Convert, shard_of, unconverted
 from psrun.data.statistics import Scale
 
 ROWS = 128  # of a record
@@ -63,11 +63,11 @@ class Blocks:
         most = min(ROWS, batch_size // _PLACES, self.num_examples // _PLACES**2)
         return 1 << max(0, most.bit_length() - 1)
 
-    def read(self, batches: Batches, example: Callable[[dict[str, Any]], Any] = lambda columns: columns) -> Batches:
-        """Examples of batches: (number, numbers, example) of each.
+    def read(self, batches: Batches, convert: Convert = unconverted) -> tf.data.Dataset:
+        """Examples of batches, converted.
 
         Args:
-          example: converts columns by name, of shape (n, width) or, of lists, RaggedTensors (n, None). Called here and
+          convert: of the columns by name, of shape (n, width) or, of lists, RaggedTensors (n, None). Called here and
             not in another `map`, because each `map` packs and unpacks RaggedTensors.
         """
         offsets = tf.constant(self.offsets)
@@ -83,7 +83,7 @@ class Blocks:
             )
             return tf.data.experimental.from_variant(records, tf.TensorSpec([], tf.string)).take(1).get_single_element()
 
-        def columns(number: tf.Tensor, numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Any]:
+        def columns(number: tf.Tensor, numbers: tf.Tensor) -> Any:
             of = numbers // ROWS
             firsts, which = runs(of[1:] != of[:-1])
             records = tf.map_fn(
@@ -92,11 +92,13 @@ class Blocks:
             rows = which * ROWS + numbers % ROWS
             parsed = tf.io.parse_example(records, specs)
             batch = {name: tf.gather(_rows(name, column, parsed), rows) for name, column in self.columns.items()}
-            return number, numbers, example(batch)
+            return convert(number, numbers, batch)
 
         return batches.map(columns, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
-    def in_order(self, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> Batches:
+    def in_order(
+        self, batch_size: int, shard: tuple[tf.Tensor, int] | None = None, convert: Convert = unconverted
+    ) -> tf.data.Dataset:
         """All examples once, as from `read`; with a shard, only its batches."""
         num_batches = -(-self.num_examples // batch_size)
         batches = tf.data.Dataset.range(*((0, num_batches) if shard is None else shard_of(num_batches, shard)))
@@ -105,7 +107,7 @@ class Blocks:
             first = number * batch_size
             return number, tf.range(first, tf.minimum(first + batch_size, self.num_examples))
 
-        return self.read(batches.map(numbers))
+        return self.read(batches.map(numbers), convert)
 
 
 def lengths_of(name: str) -> str:

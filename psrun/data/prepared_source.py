@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from psrun.data import files
 from psrun.data.blocks import Blocks
-from psrun.data.source import Batches, ByNumber
+from psrun.data.source import Batches, ByNumber, Convert, unconverted
 from psrun.errors import ConfigError, DataError, Problem
 
 
@@ -68,13 +68,12 @@ class PreparedSource(ByNumber):
     def block(self, batch_size: int) -> int:
         return self._train.block(batch_size)
 
-    def read(self, batches: Batches) -> Batches:
-        return self._train.read(batches, self._example)
+    def read(self, batches: Batches, convert: Convert = unconverted) -> tf.data.Dataset:
+        return self._train.read(batches, lambda *columns: convert(*columns[:2], self._example(columns[2])))
 
     def evaluation(self, *, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
         assert self._evaluation is not None
-        dataset = self._evaluation.in_order(batch_size, shard)
-        return dataset.map(lambda number, numbers, columns: self._example(columns))
+        return self._evaluation.in_order(batch_size, shard, lambda *columns: self._example(columns[2]))
 
     def _example(self, columns: dict[str, tf.Tensor]) -> tuple[Any, ...]:
         """The features, the label and, where the set has them, the weights of rows."""

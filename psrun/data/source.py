@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
-import numpy as np
 import tensorflow as tf
 
-from psrun.data.lists import Lists
+from psrun.data.gathering import Arrays, gathering
 from psrun.data.order import Order
 from psrun.errors import ConfigError, Problem
 from psrun.tf_internals.tracing import unconverted
+
+_ENDLESS = 2**62  # batches; nobody waits for the end of that
 
 Task = Literal["binary", "multiclass", "regression"]
 
@@ -167,6 +168,9 @@ def evaluation_batches(
 # The number of a batch, int64, and those of its examples, int64 of shape (n,); read, those and the examples themselves.
 Batches: TypeAlias = tf.data.Dataset
 
+# Of the number of a batch, those of its examples, and the examples.
+Convert: TypeAlias = Callable[[tf.Tensor, tf.Tensor, Any], Any]
+
 
 class ByNumber(abc.ABC):
     """Base of sources whose training examples can be read by their numbers, from 0 to num_train_examples - 1.
@@ -196,17 +200,52 @@ class ByNumber(abc.ABC):
 
     def batches(self, numbers: tf.data.Dataset, order: Order, seed: tf.Tensor) -> Batches:
         """The batches with these numbers, as `read` gives them."""
-        return self.read(numbers.map(lambda number: (number, order.numbers(number, seed))))
+        return self.read(_numbered(numbers, order, seed))
 
     def train(self, *, batch_size: int, seed: tf.Tensor) -> tf.data.Dataset:
-        dataset = self.batches(tf.data.Dataset.counter(), self.order(batch_size), seed)
-        return dataset.map(lambda number, numbers, examples: examples)
+        return converted_batches(self, endless(), self.order(batch_size), seed, _examples)
 
 
-# Features by name, label and, where examples have them, weights; examples along the first axis. Lists are
-# `psrun.data.lists.Lists`, or RaggedTensors, which start TensorFlow before psrun has configured its devices. Labels and
-# weights may be dicts by output.
-Arrays: TypeAlias = tuple[Any, ...]
+def trains_by_number(source: DataSource) -> bool:
+    """Whether `train` gives the batches with the numbers from 0 on."""
+    return isinstance(source, ByNumber) and type(source).train is ByNumber.train
+
+
+def endless(first: int = 0) -> tf.data.Dataset:
+    """The numbers from `first` on. `Dataset.counter` would call a function for each."""
+    return tf.data.Dataset.range(first, tf.int64.max)
+
+
+def num_batches_of(dataset: tf.data.Dataset) -> int | None:
+    """The number of batches; None if they never end, or it is unknown."""
+    cardinality = int(dataset.cardinality()) if tf.executing_eagerly() else tf.data.INFINITE_CARDINALITY
+    return cardinality if 0 <= cardinality < _ENDLESS else None
+
+
+def converted_batches(
+    source: ByNumber, numbers: tf.data.Dataset, order: Order, seed: tf.Tensor, convert: Convert
+) -> tf.data.Dataset:
+    """The batches of a source with these numbers, converted.
+
+    A `read` with a second parameter, the conversion, converts what it reads in the same `map`. Each `map` costs a
+    function call per batch, and packs and unpacks RaggedTensors.
+    """
+    if type(source).batches is ByNumber.batches and "convert" in inspect.signature(source.read).parameters:
+        return source.read(_numbered(numbers, order, seed), convert)  # type: ignore[call-arg]
+    return source.batches(numbers, order, seed).map(convert)
+
+
+def _numbered(numbers: tf.data.Dataset, order: Order, seed: tf.Tensor) -> Batches:
+    return numbers.map(lambda number: (number, order.numbers(number, seed)))
+
+
+def _examples(number: tf.Tensor, numbers: tf.Tensor, examples: Any) -> Any:
+    return examples
+
+
+def unconverted(number: tf.Tensor, numbers: tf.Tensor, examples: Any) -> Any:
+    """The `Convert` that changes nothing."""
+    return number, numbers, examples
 
 
 class ArraySource(ByNumber):
@@ -230,9 +269,9 @@ class ArraySource(ByNumber):
         self.num_train_examples: int = len(tf.nest.flatten(train[1])[0])
         self.num_eval_examples: int = len(tf.nest.flatten(evaluation[1])[0])
 
-    def read(self, batches: Batches) -> Batches:
-        gathered = _gathering(self._train)
-        return batches.map(lambda number, numbers: (number, numbers, gathered(numbers)))
+    def read(self, batches: Batches, convert: Convert = unconverted) -> tf.data.Dataset:
+        gather = gathering(self._train)
+        return batches.map(lambda number, numbers: convert(number, numbers, gather(numbers)))
 
     def evaluation(self, *, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
         first: tf.Tensor | int = 0
@@ -240,48 +279,4 @@ class ArraySource(ByNumber):
         if shard is not None:
             first, last = (batch * batch_size for batch in shard_of(-(-last // batch_size), shard))
             last = tf.minimum(last, self.num_eval_examples)
-        return tf.data.Dataset.range(first, last).batch(batch_size).map(_gathering(self._evaluation))
-
-
-def _gathering(arrays: Arrays) -> Callable[[tf.Tensor], Any]:
-    """A function of row numbers to those rows. It costs a tenth of slicing single examples and batching those.
-
-    Columns of one type are gathered as one matrix: with 28 columns, gathering each took 10 % of a step of DLRM.
-    """
-    columns = [_column(array) for array in tf.nest.flatten(arrays)]
-    together: dict[np.dtype, list[int]] = {}
-    alone: dict[int, Any] = {}
-    for index, (array, _) in enumerate(columns):
-        if isinstance(array, np.ndarray) and array.ndim == 2:
-            together.setdefault(array.dtype, []).append(index)
-        else:
-            alone[index] = tf.constant(array) if isinstance(array, np.ndarray) else array
-    matrices = [
-        (tf.constant(np.concatenate([columns[index][0] for index in indices], axis=1)), indices)
-        for indices in together.values()
-    ]
-
-    @tf.autograph.experimental.do_not_convert  # the conversion took 0.3 s before the first step
-    def gather(numbers: tf.Tensor) -> Any:
-        rows = {index: tf.gather(tensor, numbers) for index, tensor in alone.items()}
-        for matrix, indices in matrices:
-            widths = [columns[index][0].shape[1] for index in indices]
-            rows |= zip(indices, tf.split(tf.gather(matrix, numbers), widths, axis=1))
-        return tf.nest.pack_sequence_as(arrays, [decode(rows[index]) for index, (_, decode) in enumerate(columns)])
-
-    return gather
-
-
-def _column(array: np.ndarray | Lists | tf.RaggedTensor) -> tuple[Any, Callable[[Any], Any]]:
-    """What to gather rows of, as an array or a RaggedTensor, and a function of these rows to those of `array`.
-
-    The arrays travel to every worker inside the pipeline's graph. Strings are slow there: they are sent as numbers and
-    a list of the distinct ones.
-    """
-    if isinstance(array, Lists):
-        array = tf.RaggedTensor.from_row_splits(array.values, array.splits, validate=False)
-    if isinstance(array, tf.RaggedTensor) or array.dtype.kind != "S":
-        return array, lambda rows: rows
-    distinct, codes = np.unique(array, return_inverse=True)
-    strings = tf.constant(distinct)
-    return codes.reshape(array.shape).astype(np.int32), lambda rows: tf.gather(strings, rows)
+        return tf.data.Dataset.range(first, last).batch(batch_size).map(gathering(self._evaluation))

@@ -161,7 +161,13 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
         for stack in self.stacks:
             with stop_recording():
                 stack_ids = stack.positions(ids, self.name)
-            fetch = Fetch(stack.variable, stack_ids.positions, deduplicate=stack.deduplicate is True, wire=self.wire)
+            fetch = Fetch(
+                stack.variable,
+                stack_ids.positions,
+                deduplicate=stack.deduplicate is True,
+                wire=self.wire,
+                parts=stack_ids.parts,
+            )
             fetches.append(StackFetch(stack, fetch, stack_ids))
         return fetches
 

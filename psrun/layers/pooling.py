@@ -114,21 +114,16 @@ def pooled(rows: Rows, ids: Sequence[Any], combiner: str, weights: Sequence[tf.T
     lists = [ragged(each) for each in ids]
     with tf.control_dependencies(_same_batch(lists)):
         lengths = tf.concat([tf.cast(each.row_lengths(), tf.int32) for each in lists], 0)
-    which, values = positions.part_of_each(lengths), rows.gathered()
-    if combiner == "max":
-        most = _in_each(tf.math.segment_max, values, which, lengths)
-        vectors = tf.where((lengths > 0)[:, tf.newaxis], most, 0)
-    elif all(each is None for each in weights):
-        vectors = _in_each(tf.math.segment_sum, values, which, lengths)
-        if combiner != "sum":
-            norm = tf.cast(tf.maximum(lengths, 1), values.dtype)[:, tf.newaxis]
-            vectors /= norm if combiner == "mean" else tf.sqrt(norm)
+    values = rows.gathered()
+    if all(each is None for each in weights):
+        # Often all lists have one value: then nothing is left to do.
+        vectors = tf.cond(tf.reduce_all(lengths == 1), lambda: values, lambda: _unweighted(values, lengths, combiner))
     else:
         flat = [
             tf.ones([num_values(each)], tf.float32) if weight is None else weight
             for each, weight in zip(lists, weights)
         ]
-        vectors = _weighted(values, tf.concat(flat, 0), which, lengths, combiner)
+        vectors = _weighted(values, tf.concat(flat, 0), positions.part_of_each(lengths), lengths, combiner)
     return tf.reshape(vectors, [len(ids), lists[0].shape[0] or -1, values.shape[-1]])
 
 
@@ -146,6 +141,18 @@ def _in_each(reduce: Callable[..., tf.Tensor], values: tf.Tensor, which: tf.Tens
     # Operations that take the number of lists, such as `tf.sparse.segment_mean`, take four times as long.
     reduced = reduce(values, which)
     return tf.pad(reduced, [[0, tf.size(lengths) - tf.shape(reduced)[0]], [0, 0]])
+
+
+def _unweighted(values: tf.Tensor, lengths: tf.Tensor, combiner: str) -> tf.Tensor:
+    which = positions.part_of_each(lengths)
+    if combiner == "max":
+        most = _in_each(tf.math.segment_max, values, which, lengths)
+        return tf.where((lengths > 0)[:, tf.newaxis], most, 0)
+    summed = _in_each(tf.math.segment_sum, values, which, lengths)
+    if combiner == "sum":
+        return summed
+    norm = tf.cast(tf.maximum(lengths, 1), values.dtype)[:, tf.newaxis]
+    return summed / (norm if combiner == "mean" else tf.sqrt(norm))
 
 
 def _weighted(rows: tf.Tensor, weights: tf.Tensor, which: tf.Tensor, lengths: tf.Tensor, combiner: str) -> tf.Tensor:

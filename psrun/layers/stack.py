@@ -186,6 +186,7 @@ class Stack:
             parts[0] if len(parts) == 1 else tf.concat(parts, 0),
             {place.feature: widths[place.feature] or 0 for place in in_columns},
             {place.feature: pooling.num_values(ids[place.feature]) for place in others},
+            separate=_separate(in_columns, others),
         )
 
     def _width(self, feature: str, ids: Any) -> int | None:
@@ -226,11 +227,32 @@ class StackIds:
       positions: int32 (n,): first those of `columns`, example by example; then those of `lists`, feature by feature.
       columns: features whose examples all have the same number of ids, with that number; in the order of the tables.
       lists: the other features, with the number of ids of the batch, by their combiner.
+      separate: whether the columns and each of the lists have tables of their own, and so no rows in common.
     """
 
     positions: tf.Tensor
     columns: Mapping[str, int]
     lists: Mapping[str, int | tf.Tensor]
+    separate: bool
+
+    @property
+    def parts(self) -> list[int | tf.Tensor]:
+        """The sizes of consecutive parts of `positions` that have no row in common; empty if there are none."""
+        if not self.separate:
+            return []
+        sizes = list(self.lists.values())
+        return [self.num_in_columns, *sizes] if self.columns else sizes
+
+    @property
+    def num_in_columns(self) -> int | tf.Tensor:
+        """The number of positions of `columns`."""
+        static = self.positions.shape[0]
+        return (tf.size(self.positions) if static is None else static) - sum(self.lists.values())
+
+
+def _separate(columns: Sequence[Place], lists: Sequence[Place]) -> bool:
+    of_lists = [place.index for place in lists]
+    return len({*of_lists}) == len(of_lists) and not {*of_lists} & {place.index for place in columns}
 
 
 # -- the tables in a shard of a stack, for code that has only the variable

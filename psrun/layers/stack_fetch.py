@@ -52,8 +52,7 @@ class StackFetch:
         groups, columns = self._groups(), self.ids.columns
         sizes = [sum(self.ids.lists[name] for name in names) for _, names in groups]
         if columns:
-            num_lists = sum(sizes)
-            sizes = [self._num_in_columns(num_lists), *sizes]
+            sizes = [self.ids.num_in_columns, *sizes]
         parts = self.fetch.rows().split(sizes)
         if columns:
             split = tf.split(self._columns(parts.pop(0)), list(columns.values()), axis=1)
@@ -75,10 +74,6 @@ class StackFetch:
             else:
                 groups.append((combiner, [name]))
         return groups
-
-    def _num_in_columns(self, num_in_lists: int | tf.Tensor) -> int | tf.Tensor:
-        static = self.ids.positions.shape[0]
-        return (tf.size(self.ids.positions) if static is None else static) - num_in_lists
 
     def _columns(self, rows: Rows) -> tf.Tensor:
         return tf.reshape(rows.gathered(), [-1, sum(self.ids.columns.values()), self.stack.dim])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from psrun.layers.fetch import are_distinct
 from psrun.layers.stack import Held, held_by
 from psrun.tf_internals.tracing import not_inlined
 
@@ -23,6 +24,7 @@ def replace(
     *numbers: tf.Tensor,
     label: str,
     lock: tf.CriticalSection | None = None,
+    distinct: bool = False,
 ) -> None:
     """Replaces the rows that a gradient uses by the results of `formula`.
 
@@ -35,12 +37,15 @@ def replace(
       gradient: may contain a row several times.
       numbers: further arguments of the formula.
       label: the name of the variable in messages.
+      distinct: whether the gradient contains no row several times.
 
     Raises:
       tf.errors.InvalidArgumentError: when run: the gradient is not finite. No part of it is applied.
     """
-    rows, position = tf.unique(gradient.indices)
-    summed = tf.math.unsorted_segment_sum(gradient.values, position, tf.size(rows))
+    rows, summed = gradient.indices, gradient.values
+    if not distinct:
+        rows, position = tf.unique(rows)
+        summed = tf.math.unsorted_segment_sum(summed, position, tf.size(rows))
     # A bad weight that all examples use shows in the next loss; a bad row that is rarely used would go unnoticed.
     # Checking each number would cost 2 % of a step, checking their sum costs nothing.
     check = _finite(summed, rows, label, held_by(variables[0]))
@@ -85,14 +90,15 @@ def replacing(variables: Sequence[tf.Variable], formula: Formula, *, label: str,
         with tf.init_scope(), tf.device(device):
             lock = tf.CriticalSection(shared_name=f"rows-{uuid.uuid4().hex}")  # without a name, all locks would be one
 
-    def update(indices: tf.Tensor, values: tf.Tensor, *numbers: tf.Tensor) -> None:
+    def update(distinct: bool, indices: tf.Tensor, values: tf.Tensor, *numbers: tf.Tensor) -> None:
+        gradient = tf.IndexedSlices(values, indices)
         with tf.device(device):  # CriticalSection acquires the lock only when the numbers are available
-            replace(variables, formula, tf.IndexedSlices(values, indices), *numbers, label=label, lock=lock)
+            replace(variables, formula, gradient, *numbers, label=label, lock=lock, distinct=distinct)
 
     function = not_inlined(update)
 
     def called(gradient: tf.IndexedSlices, *numbers: tf.Tensor) -> None:
         with tf.device(device):
-            function(gradient.indices, gradient.values, *numbers)
+            function(are_distinct(gradient.indices), gradient.indices, gradient.values, *numbers)
 
     return called

@@ -16,7 +16,17 @@ from psrun.config import targets
 from psrun.config.run_config import RunConfig
 from psrun.data import autoshard, labels
 from psrun.data.order import Order
-from psrun.data.source import ByNumber, DataSource, checked_dataset, evaluation_batches, task_of
+from psrun.data.source import (
+    ByNumber,
+    DataSource,
+    checked_dataset,
+    converted_batches,
+    endless,
+    evaluation_batches,
+    num_batches_of,
+    task_of,
+    trains_by_number,
+)
 from psrun.errors import ConfigError, Problem
 from psrun.layers import lookups, stacks
 from psrun.models.model import Model, refuse_single_files
@@ -25,6 +35,7 @@ from psrun.program.evaluation_sizes import eval_batch_size, num_eval_shards
 from psrun.program.example_counter import ExamplesSeen
 from psrun.program.make_model import make_model
 from psrun.program.train_step import OwnTrainStep, is_in
+from psrun.program.zeros import zeros
 from psrun.tf_internals import keras, optimizers
 
 # The shuffles of workers must differ, and so must those of adjacent seeds in a sweep.
@@ -119,18 +130,22 @@ class Program:
             worker = tf.constant(autoshard.index(self.distribution.strategy), tf.int64)
         own = tf.constant(seed, tf.int64) if once else worker + (seed + first_step * _STEP_STRIDE)
         ready = self._ready if self.class_weight is None else self._by_class
-        if not once and numbers is None:
-            batches = checked_dataset(self.source.train(batch_size=batch_size, seed=own), self.source, "train")
-            list_inputs.check_features(self.source.features, batches.element_spec)
+        source = self.source
+        if not once and numbers is None and not trains_by_number(source):
+            batches = checked_dataset(source.train(batch_size=batch_size, seed=own), source, "train")
+            list_inputs.check_features(source.features, batches.element_spec)
             return self._preprocessed(batches.skip(num_batches_done) if num_batches_done else batches, ready)
-        assert isinstance(self.source, ByNumber)
-        batch_numbers = tf.data.Dataset.counter(num_batches_done) if numbers is None else numbers()
-        dataset = self.source.batches(batch_numbers, self.order or self.source.order(batch_size), own)
-        list_inputs.check_features(self.source.features, dataset.element_spec[2])
-        if numbers is None:
-            return self._preprocessed(dataset, lambda number, examples, batch: ready(*batch))
-        first = worker * self.source.num_train_examples
-        return self._preprocessed(dataset, lambda number, examples, batch: (number, first + examples, ready(*batch)))
+        assert isinstance(source, ByNumber)
+        batch_numbers = endless(num_batches_done) if numbers is None else numbers()
+        first = worker * source.num_train_examples if numbers is not None else None
+
+        def convert(number: tf.Tensor, examples: tf.Tensor, batch: Any) -> Any:
+            list_inputs.note_spec(specs, batch)
+            return ready(*batch) if first is None else (number, first + examples, ready(*batch))
+
+        order, specs = self.order or source.order(batch_size), list[Any]()
+        with list_inputs.checked_features(source.features, specs):
+            return converted_batches(source, batch_numbers, order, own, convert).prefetch(2)
 
     @functools.cached_property
     def batch_spec(self) -> Any:
@@ -140,11 +155,9 @@ class Program:
           ConfigError: the training data ends.
         """
         dataset = self.train_dataset()
-        cardinality = int(dataset.cardinality()) if tf.executing_eagerly() else tf.data.INFINITE_CARDINALITY
-        if cardinality not in (tf.data.INFINITE_CARDINALITY, tf.data.UNKNOWN_CARDINALITY):
-            raise ConfigError(
-                [Problem("data", f"the training data ends after {cardinality} batches; make it endless with .repeat()")]
-            )
+        if (num_batches := num_batches_of(dataset)) is not None:
+            message = f"the training data ends after {num_batches} batches; make it endless with .repeat()"
+            raise ConfigError([Problem("data", message)])
         labels.check_numbers(dataset.element_spec[1])
         return dataset.element_spec
 
@@ -285,15 +298,3 @@ def traced_forward(program: Program) -> Any:
     return tf.function(lambda batch: program.network(batch, training=False)).get_concrete_function(
         program.batch_spec[0]
     )
-
-
-def zeros(
-    spec: tf.TensorSpec | tf.RaggedTensorSpec, batch_size: int = 1, num_values: int = 1
-) -> tf.Tensor | tf.RaggedTensor:
-    """Zeros, or empty strings, for a spec with the batch as first axis; lists have `num_values` values."""
-    if isinstance(spec, tf.RaggedTensorSpec):
-        values = zeros(tf.TensorSpec([None, *spec.shape[2:]], spec.dtype), batch_size * num_values)
-        splits = num_values * tf.range(batch_size + 1, dtype=spec.row_splits_dtype)
-        return tf.RaggedTensor.from_row_splits(values, splits)
-    shape = [batch_size, *spec.shape[1:]]
-    return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)

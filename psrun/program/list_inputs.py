@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -105,6 +105,22 @@ def check_features(features: Mapping[str, Feature], batch: Any) -> None:
     ]
     if problems:
         raise ConfigError(problems)
+
+
+@tf.autograph.experimental.do_not_convert
+def note_spec(specs: list[Any], batch: Any) -> None:
+    """Appends the spec of a batch, in a function that is being traced."""
+    specs.append(tf.nest.map_structure(tf.type_spec_from_value, batch))
+
+
+@contextlib.contextmanager
+def checked_features(features: Mapping[str, Feature], specs: Sequence[Any]) -> Iterator[None]:
+    """Calls `check_features` for the specs that were noted in this context, and so before an error within it."""
+    try:
+        yield
+    finally:
+        for spec in specs[:1]:
+            check_features(features, spec)
 
 
 def _wrong(name: str, feature: Feature, features: Mapping[str, Feature], spec: Any) -> Iterator[str]:

@@ -8,7 +8,8 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.errors import ConfigError, Problem
-from psrun.program.compiled_model import Program, zeros
+from psrun.program.compiled_model import Program
+from psrun.program.zeros import zeros
 
 
 def check(program: Program, metrics: Sequence[tf_keras.metrics.Metric]) -> None:

@@ -1,0 +1,17 @@
+"""Values for specs, where only their types and shapes matter."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+
+def zeros(
+    spec: tf.TensorSpec | tf.RaggedTensorSpec, batch_size: int = 1, num_values: int = 1
+) -> tf.Tensor | tf.RaggedTensor:
+    """Zeros, or empty strings, for a spec with the batch as first axis; lists have `num_values` values."""
+    if isinstance(spec, tf.RaggedTensorSpec):
+        values = zeros(tf.TensorSpec([None, *spec.shape[2:]], spec.dtype), batch_size * num_values)
+        splits = num_values * tf.range(batch_size + 1, dtype=spec.row_splits_dtype)
+        return tf.RaggedTensor.from_row_splits(values, splits)
+    shape = [batch_size, *spec.shape[1:]]
+    return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
