@@ -113,18 +113,23 @@ def pooled(rows: Rows, ids: Sequence[Any], combiner: str, weights: Sequence[tf.T
     """
     lists = [ragged(each) for each in ids]
     with tf.control_dependencies(_same_batch(lists)):
-        lengths = tf.concat([tf.cast(each.row_lengths(), tf.int32) for each in lists], 0)
+        lengths = _side_by_side([tf.cast(each.row_lengths(), tf.int64) for each in lists])
     values = rows.gathered()
-    if all(each is None for each in weights):
-        # Often all lists have one value: then nothing is left to do.
-        vectors = tf.cond(tf.reduce_all(lengths == 1), lambda: values, lambda: _unweighted(values, lengths, combiner))
-    else:
+    if any(each is not None for each in weights):
         flat = [
             tf.ones([num_values(each)], tf.float32) if weight is None else weight
             for each, weight in zip(lists, weights)
         ]
-        vectors = _weighted(values, tf.concat(flat, 0), positions.part_of_each(lengths), lengths, combiner)
+        vectors = _weighted(values, _side_by_side(flat), lengths, combiner)
+    elif not values.shape[:1].is_compatible_with(lengths.shape):
+        vectors = _unweighted(values, lengths, combiner)
+    else:  # Often all lists have one value: then nothing is left to do.
+        vectors = tf.cond(tf.reduce_all(lengths == 1), lambda: values, lambda: _unweighted(values, lengths, combiner))
     return tf.reshape(vectors, [len(ids), lists[0].shape[0] or -1, values.shape[-1]])
+
+
+def _side_by_side(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
 
 
 def _same_batch(lists: Sequence[tf.RaggedTensor]) -> list[tf.Operation]:
@@ -155,7 +160,8 @@ def _unweighted(values: tf.Tensor, lengths: tf.Tensor, combiner: str) -> tf.Tens
     return summed / (norm if combiner == "mean" else tf.sqrt(norm))
 
 
-def _weighted(rows: tf.Tensor, weights: tf.Tensor, which: tf.Tensor, lengths: tf.Tensor, combiner: str) -> tf.Tensor:
+def _weighted(rows: tf.Tensor, weights: tf.Tensor, lengths: tf.Tensor, combiner: str) -> tf.Tensor:
+    which = positions.part_of_each(lengths)
     if combiner != "sum":
         weights = tf.where(weights > 0, weights, 0)
     weights = tf.cast(weights, rows.dtype)[:, tf.newaxis]
