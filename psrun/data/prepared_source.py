@@ -69,7 +69,7 @@ class PreparedSource(ByNumber):
         return self._train.block(batch_size)
 
     def read(self, batches: Batches, convert: Convert = unconverted) -> tf.data.Dataset:
-        return self._train.read(batches, lambda *columns: convert(*columns[:2], self._example(columns[2])))
+        return self._train.read(batches, lambda number, numbers, row: convert(number, numbers, self._example(row)))
 
     def evaluation(self, *, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
         assert self._evaluation is not None
