@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from psrun.data.order import runs
-from psrun.data.source import Batches, Convert, shard_of, unconverted
+from psrun.data.source import Batches, Convert, as_read, shard_of
 from psrun.data.statistics import Scale
 
 ROWS = 128  # of a record
@@ -63,7 +63,7 @@ class Blocks:
         most = min(ROWS, batch_size // _PLACES, self.num_examples // _PLACES**2)
         return 1 << max(0, most.bit_length() - 1)
 
-    def read(self, batches: Batches, convert: Convert = unconverted) -> tf.data.Dataset:
+    def read(self, batches: Batches, convert: Convert = as_read) -> tf.data.Dataset:
         """Examples of batches, converted.
 
         Args:
@@ -97,7 +97,7 @@ class Blocks:
         return batches.map(columns, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
     def in_order(
-        self, batch_size: int, shard: tuple[tf.Tensor, int] | None = None, convert: Convert = unconverted
+        self, batch_size: int, shard: tuple[tf.Tensor, int] | None = None, convert: Convert = as_read
     ) -> tf.data.Dataset:
         """All examples once, as from `read`; with a shard, only its batches."""
         num_batches = -(-self.num_examples // batch_size)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from psrun.data import files
 from psrun.data.blocks import Blocks
-from psrun.data.source import Batches, ByNumber, Convert, unconverted
+from psrun.data.source import Batches, ByNumber, Convert, as_read
 from psrun.errors import ConfigError, DataError, Problem
 
 
@@ -68,7 +68,7 @@ class PreparedSource(ByNumber):
     def block(self, batch_size: int) -> int:
         return self._train.block(batch_size)
 
-    def read(self, batches: Batches, convert: Convert = unconverted) -> tf.data.Dataset:
+    def read(self, batches: Batches, convert: Convert = as_read) -> tf.data.Dataset:
         return self._train.read(batches, lambda number, numbers, row: convert(number, numbers, self._example(row)))
 
     def evaluation(self, *, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:

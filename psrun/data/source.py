@@ -243,7 +243,7 @@ def _examples(number: tf.Tensor, numbers: tf.Tensor, examples: Any) -> Any:
     return examples
 
 
-def unconverted(number: tf.Tensor, numbers: tf.Tensor, examples: Any) -> Any:
+def as_read(number: tf.Tensor, numbers: tf.Tensor, examples: Any) -> Any:
     """The `Convert` that changes nothing."""
     return number, numbers, examples
 
@@ -269,7 +269,7 @@ class ArraySource(ByNumber):
         self.num_train_examples: int = len(tf.nest.flatten(train[1])[0])
         self.num_eval_examples: int = len(tf.nest.flatten(evaluation[1])[0])
 
-    def read(self, batches: Batches, convert: Convert = unconverted) -> tf.data.Dataset:
+    def read(self, batches: Batches, convert: Convert = as_read) -> tf.data.Dataset:
         gather = gathering(self._train)
         return batches.map(lambda number, numbers: convert(number, numbers, gather(numbers)))
 
