@@ -156,13 +156,39 @@ def test_the_data_service_needs_parameter_servers():
 
 
 def test_a_consistency_mode_needs_parameter_servers_to_train():
-    for mode in ("bounded_delay", "ssp"):
+    for mode in ("bounded_delay", "ssp", "sync"):
         raw = raw_config(f"consistency={mode}", "cluster=mirrored")
         assert f"'{mode}' requires parameter servers" in problems(raw)["consistency"]
     raw = raw_config("consistency=bounded_delay", "cluster=mirrored")
     bounded = parse.load({**raw, "mode": "export", "resume": "runs/a"}).consistency
     assert bounded.facts == {"mode": "bounded_delay", "max_delay": 8}
     assert parse.load({**raw, "consistency": {"kind": "async"}}).consistency.facts == {"mode": "async"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "message"),
+    [
+        (["trainer.steps_per_execution=5"], "trainer.steps_per_execution", "is 5, which consistency=sync does not"),
+        (["trainer.prefetch_rows=true"], "trainer.prefetch_rows", "set it to False"),
+        (["trainer.dense_sync_every=2"], "trainer.dense_sync_every", "set it to 1"),
+        (["data.visitation=dynamic"], "data.visitation", "choose once"),
+        (["cluster.replicas_per_worker=2"], "cluster.replicas_per_worker", "must be 1"),
+        (["consistency.backup_workers=2"], "consistency.backup_workers", "must be less than the number of workers, 2"),
+        (["consistency.backup_workers=-1"], "consistency.backup_workers", "must be 0 or more"),
+        (["consistency.min_workers=3"], "consistency.min_workers", "is 3, must be at most 2"),
+        (["consistency.min_workers=2", "consistency.backup_workers=1"], "consistency.min_workers", "at most 1"),
+        (["cluster=tf_config", "trainer.steps_per_epoch=null"], "trainer.steps_per_epoch", "is required"),
+    ],
+)  # fmt: skip
+def test_what_synchronous_training_does_not_support_is_named(overrides, key, message):
+    assert message in problems(raw_config("consistency=sync", *overrides))[key]
+
+
+def test_synchronous_steps_are_executed_one_by_one():
+    for packed in ("null", "auto", "1"):
+        run = parse.load(raw_config("consistency=sync", f"trainer.steps_per_execution={packed}"))
+        assert run.trainer.num_steps_packed == 1
+    assert run.consistency.facts == {"mode": "sync", "backup_workers": 0, "min_workers": None}
 
 
 def test_validation_needs_fit():

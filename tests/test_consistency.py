@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
+from support import TABLED, variables
+
+from psrun.checkpoint.store import Store
 
 pytestmark = pytest.mark.inprocess
 
@@ -104,7 +108,8 @@ def test_no_bound_is_broken_in_ten_thousand_updates_with_a_slow_worker(three_wor
             assert rounds.early.numpy()[0]
 
 
-@pytest.mark.parametrize("trainer", ["custom_loop", pytest.param("fit", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
 def test_workers_of_ssp_are_never_too_far_apart(train, trainer):
     result, _ = train(*SMALL, f"trainer={trainer}", "consistency=ssp", "consistency.staleness=1",
                       "cluster.slow_workers={0: 0.05}", "data.visitation=once", "data.audit=true")  # fmt: skip
@@ -112,3 +117,92 @@ def test_workers_of_ssp_are_never_too_far_apart(train, trainer):
     assert result["consistency"]["staleness"] == 1
     waited_s = result["consistency"]["waited_s"]
     assert waited_s["worker-1"] > 0.05  # of some 0.4 s, in which worker 0 alone works
+
+
+LARGE_BATCH = [  # initial values by seed depend on the shards
+    "model=embedding", *TABLED, "model._target_=embeddings.model", "+model.embeddings_initializer=ones",
+    "data.visitation=once", "trainer.steps_per_epoch=25", "trainer.epochs=2",
+]  # fmt: skip
+EQUAL = [
+    ("custom_loop", "optimizer=sparse_adagrad", ["partitioner=fixed_shards", "data.audit=true"]),
+    ("fit", "optimizer=sgd", ["optimizer.learning_rate=0.1", "+optimizer.global_clipnorm=0.05"]),
+    ("fit", "optimizer=adagrad", ["partitioner=fixed_shards"]),
+    ("custom_loop", "optimizer=lazy_adam", ["partitioner=fixed_shards"]),
+    ("custom_loop", "optimizer=sparse_sgd", []),
+]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "optimizer", "more"),
+    [EQUAL[0], *(pytest.param(*each, marks=pytest.mark.thorough) for each in EQUAL[1:])],
+)
+def test_synchronous_training_is_that_of_one_process_with_the_batches_of_all_workers(train, trainer, optimizer, more):
+    run = [*LARGE_BATCH, f"trainer={trainer}", optimizer]
+    result, folder = train(*run, *more, "consistency=sync", "trainer.steps_per_execution=1")
+    own = [override for override in more if "audit" not in override and "partitioner" not in override]
+    _, alone = train(*run, *own, "cluster=none", "data.global_batch_size=16", "trainer.steps_per_execution=5")
+    for name, value in variables(alone).items():
+        np.testing.assert_allclose(variables(folder)[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    assert result["steps"] == {"applied": 50, "scheduled": 50, "repeated": 0}
+    assert result["consistency"]["gradients_applied"] == 100
+    assert result["consistency"]["updates_dropped"] == {"worker-0": 0, "worker-1": 0}
+    if "data.audit=true" in more:
+        assert [row["seen"]["0"] for row in result["visitation"]] == [0, 0]
+
+
+@pytest.mark.thorough
+def test_dropped_batches_are_dealt_again_also_after_a_resume_in_another_mode(train):
+    run = ["model=embedding", *TABLED, "model._target_=embeddings.model", "optimizer=sparse_sgd", "data.audit=true",
+           "data.visitation=once", "trainer.steps_per_epoch=null"]  # fmt: skip
+    backup = [
+        "consistency=sync",
+        "consistency.backup_workers=1",
+        "cluster.slow_workers={0: 0.05}",
+        "trainer.steps_per_execution=1",
+    ]
+    result, folder = train(*run, *backup, "trainer.epochs=2")
+    once = {"0": 0, "1": 64, "2": 0, "3+": 0}
+    assert [row["seen"] for row in result["visitation"]] == [once, once]
+    assert result["steps"] == {"applied": 16, "scheduled": 16, "repeated": 0}
+    dropped = result["consistency"]["updates_dropped"]
+    assert dropped["worker-0"] > dropped["worker-1"] >= 0
+    result, _ = train(*run, *backup, "trainer.epochs=3", "checkpoint.every_steps=3", into=folder)
+    position = Store(folder.checkpoints).manifest(22).position
+    assert (position.steps, position.batch - len(position.again)) == (6, 22)
+    for file in folder.checkpoints.glob("*24.*"):
+        file.unlink()  # as if the run had ended before
+    result, _ = train(*run, "consistency=async", "trainer.epochs=4", "trainer.steps_per_execution=3", into=folder)
+    assert result["steps"]["applied"] == 32
+    assert [row["seen"]["1"] for row in result["visitation"][-2:]] == [16, 64]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "own",
+    [
+        ["model=dense", "~model.hidden_units", "model._target_=user_models.steps", "+model.nan_at=-1", "trainer=fit"],
+        ["trainer=own_loop", "trainer._target_=user_code.plain"],
+    ],
+    ids=["step", "loop"],
+)
+def test_steps_and_loops_of_users_are_synchronous_too(train, own):
+    result, _ = train(
+        *own, "optimizer=sgd", "consistency=sync", "trainer.steps_per_execution=1", "checkpoint.every_steps=5"
+    )
+    assert result["steps"] == {"applied": 24, "scheduled": 24, "repeated": 0}
+    assert result["consistency"]["gradients_applied"] == 48
+    assert {each["step"] for each in result["checkpoints"]} >= {17, 22, 24}
+
+
+def test_batches_that_were_not_applied_come_first():
+    from psrun.training.input_streams import DealtInput
+
+    dealt = DealtInput(lambda: None, 12, again=[3, 7])
+    assert [int(dealt._number(np.int64(place))) for place in range(4)] == [3, 7, 12, 13]
+    assert (dealt.next_number, dealt.left) == (12, [3, 7])
+    arguments = [dealt.arguments(1) for _ in range(4)]
+    assert (dealt.next_number, dealt.left) == (14, [])
+    dealt.deal_again([arguments[2], arguments[0]])
+    assert (dealt.next_number, dealt.left) == (14, [3, 12])
+    assert [int(dealt.arguments(1)[0]) for _ in range(3)] == [0, 2, 4]
+    assert (dealt.next_number, dealt.left) == (15, [])

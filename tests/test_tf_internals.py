@@ -380,6 +380,9 @@ def test_workers_take_closures_by_a_rule(cluster_spec):
         def returned(self, worker):
             self.back.append(worker)
 
+        def is_over(self, mark):
+            return mark == "over"
+
     coordinator = strategy.parameter_servers(cluster_spec[2], choices.NoPartitioner("none")).coordinator
     queue, rule = MarkedClosures.of(coordinator), OnlyWorkerOne()
     assert MarkedClosures.of(coordinator) is queue

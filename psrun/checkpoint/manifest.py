@@ -29,6 +29,8 @@ class Position:
       scheduled: steps scheduled so far, over all epochs.
       stream: the step at which the stream of training batches began; None if each worker has a separate stream.
       batch: the number of the next batch, if batches are numbered.
+      batches_per_step: the number of batches that an update was computed from.
+      again: the numbers of earlier batches that were not applied.
       order: the geometry of numbered batches: examples, batch size and block; None otherwise.
     """
 
@@ -38,6 +40,8 @@ class Position:
     stream: int | None = None
     batch: int = 0
     order: Sequence[int] | None = None
+    again: Sequence[int] = ()
+    batches_per_step: int = 1
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,8 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
         raise ConfigError(problems)
     values = {field.name: getattr(top, field.name) for field in dataclasses.fields(top)}
     config = RunConfig(**{**parts, **values, "restore": str(top.restore)}, raw=raw)
+    if config.consistency.averages and config.trainer.steps_per_execution in (None, "auto"):
+        config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, steps_per_execution=1))
     problems += rules.problems(config)
     if problems:
         raise ConfigError(problems)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from psrun.config import choices, keras_callbacks, topology
+from psrun.config import choices, consistency_rules, keras_callbacks, topology
 from psrun.config.run_config import OF_A_RUN, RunConfig
 from psrun.errors import Problem
 
@@ -13,10 +13,9 @@ def problems(config: RunConfig) -> list[Problem]:
     """All problems of the combination of a run's pieces."""
     checks = (
         _of_the_cluster,
-        _of_workers,
         _of_data,
         _of_training,
-        _of_consistency,
+        consistency_rules.problems,
         _of_callbacks,
         _of_checkpoints,
         _of_the_sidecar,
@@ -45,26 +44,6 @@ def _of_the_cluster(config: RunConfig) -> list[Problem]:
         message = f"true makes the servers unreachable from the nodes of {key}={cluster.address}; set it to auto"
         problems.append(Problem("cluster.isolate", message))
     return problems
-
-
-def of_workers(config: RunConfig, num_workers: int | None) -> list[Problem]:
-    """Problems that depend on the number of workers.
-
-    Args:
-      num_workers: None where the addresses of workers are not known yet.
-    """
-    problems = []
-    for worker, seconds in (config.cluster.slow_workers or {}).items():
-        if seconds < 0:
-            problems.append(Problem("cluster.slow_workers", f"is {seconds:g} for worker {worker}, must be 0 or more"))
-        if worker < 0 or (num_workers is not None and worker >= num_workers):
-            last = "" if num_workers is None else f"; the workers are 0 to {num_workers - 1}"
-            problems.append(Problem("cluster.slow_workers", f"names worker {worker}, which does not exist{last}"))
-    return problems
-
-
-def _of_workers(config: RunConfig) -> list[Problem]:
-    return of_workers(config, config.cluster.num_workers)
 
 
 def _of_data(config: RunConfig) -> list[Problem]:
@@ -136,17 +115,6 @@ def _of_training(config: RunConfig) -> list[Problem]:
             )
         )
     return problems
-
-
-def _of_consistency(config: RunConfig) -> list[Problem]:
-    """Problems of the consistency mode; modes that only take a checkpoint of a run ignore it."""
-    mode = config.consistency
-    if not mode.needs_parameter_servers or config.cluster.has_parameter_servers or config.mode in OF_A_RUN:
-        return []
-    message = (
-        f"'{mode.kind}' requires parameter servers, which cluster={config.cluster.kind} does not have; choose async"
-    )
-    return [Problem("consistency", message)]
 
 
 def _of_callbacks(config: RunConfig) -> list[Problem]:

@@ -179,6 +179,12 @@ class RunConfig:
         return [f"partitioner={self.partitioner.kind} has no effect without parameter servers"]
 
     @property
+    def num_training_workers(self) -> int | None:
+        """The number of workers that train; None where the addresses of the cluster decide."""
+        aside = self.sidecar is not None and self.sidecar.sets_worker_aside
+        return None if self.cluster.num_workers is None else self.cluster.num_workers - aside
+
+    @property
     def uses_cluster(self) -> bool:
         """Whether the mode uses the workers of the cluster; the others run in one process."""
         return self.mode in CHIEF_ROLES

@@ -112,7 +112,8 @@ def planned(run: RunConfig, source: DataSource) -> RunConfig:
     if trainer.steps_per_epoch is not None:
         return run
     assert source.num_train_examples is not None
-    steps = Order(source.num_train_examples, run.data.global_batch_size).batches_per_pass
+    batches = Order(source.num_train_examples, run.data.global_batch_size).batches_per_pass
+    steps = max(1, batches // run.consistency.gradients_per_update(run.num_training_workers or 1))
     packed = trainer.steps_per_execution
     packed = min(packed, steps) if isinstance(packed, int) else packed
     completed = replace(run, trainer=replace(trainer, steps_per_epoch=steps, steps_per_execution=packed))

@@ -76,6 +76,15 @@ class Program:
         return [metric.name for metric in self.network.compiled_metrics.metrics if not isinstance(metric, ExamplesSeen)]
 
     @property
+    def gradients_per_update(self) -> int:
+        """The number of batches that a step, which is one update, is computed from."""
+        return self.config.consistency.gradients_per_update(self.distribution.num_workers)
+
+    @property
+    def examples_per_step(self) -> int:
+        return self.gradients_per_update * self.config.data.global_batch_size
+
+    @property
     def dealt(self) -> bool:
         """Whether the chief assigns batches to workers; otherwise each worker has its own stream."""
         return self.config.data.visitation == "once" and self.distribution.coordinator is not None

@@ -163,7 +163,7 @@ def _result(session: Session, reporter: Reporter) -> dict[str, Any]:
     return {
         "steps": session.steps,
         "steps_per_s": rate,
-        "examples_per_s": None if rate is None else rate * session.program.config.data.global_batch_size,
+        "examples_per_s": None if rate is None else rate * session.program.examples_per_step,
         "time_to_first_step_s": None if first_s is None else round(reporter.wall_s - (time.monotonic() - first_s), 3),
         "step_time": asdict(session.step_time) if session.step_time else None,
         "wall_s": round(reporter.wall_s, 3),

@@ -262,7 +262,8 @@ def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, cons
     if cluster.has_synchronous_workers:
         show(f"Each of the {cluster.num_workers} workers, the chief among them, holds a copy of all of this.")
     show("Variables only, without TensorFlow itself, the input pipeline and activations.\n")
-    batch, steps = run_config.data.global_batch_size, trainer.epochs * trainer.num_steps
+    num_batches = run_config.consistency.gradients_per_update(_size(run_config)[0])
+    batch, steps = num_batches * run_config.data.global_batch_size, trainer.epochs * trainer.num_steps
     traffic = plan.traffic
     if run_config.cluster.has_parameter_servers:
         show(

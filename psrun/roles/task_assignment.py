@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from psrun.config import choices, rules, topology
+from psrun.config import choices, consistency_rules, topology
 from psrun.config.run_config import CHIEF_ROLES, RunConfig
 from psrun.config.topology import CHIEF, Task, Topology
 from psrun.errors import ConfigError, Problem
@@ -55,7 +55,7 @@ def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
         return Identity("replica", str(cluster.me), cluster, owns_folder=False)
     if run.sidecar is not None and run.sidecar.sets_worker_aside and cluster.me.job != topology.EVALUATOR.job:
         cluster = topology.with_one_set_aside(cluster)
-    if cluster.me == CHIEF and (problems := rules.of_workers(run, len(cluster.of("worker")))):
+    if cluster.me == CHIEF and (problems := consistency_rules.of_workers(run, len(cluster.of("worker")))):
         raise ConfigError(problems)
     return _of(cluster, cluster.me, CHIEF_ROLES[run.mode])
 

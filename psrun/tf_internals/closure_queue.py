@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -33,6 +33,9 @@ class Rule(Protocol):
     def returned(self, worker: int) -> None:
         """A worker that had left asks for a closure."""
 
+    def is_over(self, mark: Any) -> bool:
+        """Whether a closure with this mark need not run any more."""
+
 
 class MarkedClosures:
     """The queue of a coordinator, from which workers take closures by a rule. There is one object per coordinator.
@@ -47,7 +50,7 @@ class MarkedClosures:
         queue = coordinator._cluster.closure_queue
         require(queue, "put", "get", "put_back", "clear_tag_unlocked", "_queue_lock", "_closures_queued_condition",
                 "_queue_free_slot_condition", "_queue", "_tagged_queue", "_should_process_closures",
-                "_stop_waiting_condition")  # fmt: skip
+                "_stop_waiting_condition", "_error")  # fmt: skip
         self._closures, self._lock = queue, queue._queue_lock
         self._rule: Rule | None = None  # None: TensorFlow's own
         self._scheduling = threading.local()
@@ -71,6 +74,29 @@ class MarkedClosures:
         """Makes workers take closures by `rule` from now on; None for TensorFlow's."""
         with self._lock:
             self._rule = rule
+
+    def wait_for(self, condition: Callable[[], Any]) -> Any:
+        """Waits until a condition on what the rule knows is true; returns its value.
+
+        Returns None once a closure has failed; the coordinator's `join` raises the error.
+        """
+        with self._lock:
+            while self._closures._error is None:
+                if value := condition():
+                    return value
+                self._closures._closures_queued_condition.wait()
+            return None
+
+    def drop_what_is_over(self) -> None:
+        """Removes the queued closures that need not run any more."""
+        assert self._rule is not None
+        with self.locked():
+            queued = self._closures._queue.queue
+            for closure in [each for each in queued if _mark(each) is not None and self._rule.is_over(_mark(each))]:
+                queued.remove(closure)
+                closure.mark_cancelled()
+            if not queued and not self._closures.inflight_closure_count:
+                self._closures._stop_waiting_condition.notify_all()
 
     def joined(self) -> None:
         """Call when all closures are done: until the next one is scheduled, workers do not count as waiting."""
@@ -115,7 +141,8 @@ class MarkedClosures:
             for worker in [worker for worker, running in self._running.items() if running is closure]:
                 self._leave(worker)
         self._put_back(closure)
-        self._wake()
+        if self._rule is not None:
+            self.drop_what_is_over()
 
     def _clear_tag(self, tag: int) -> None:
         with self.locked():

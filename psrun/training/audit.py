@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ class Audit:
     def __init__(self, program: Program) -> None:
         assert isinstance(program.source, ByNumber)
         self._shape: tuple[int, int] = (program.distribution.num_workers, program.source.num_train_examples)
+        self._deferred: list[tf.Tensor] | None = None
         with tf.device("/job:ps/replica:0/task:0/device:CPU:0"):
             self._counts: Any = tf.Variable(tf.zeros([self._shape[0] * self._shape[1]], tf.int32), trainable=False)
 
@@ -31,7 +34,19 @@ class Audit:
         Args:
           examples: the number of each example, plus the worker's index times the number of examples.
         """
+        if self._deferred is not None:
+            self._deferred.append(examples)
+            return
         self._counts.scatter_add(tf.IndexedSlices(tf.ones_like(examples, tf.int32), examples))
+
+    @contextlib.contextmanager
+    def deferring(self) -> Iterator[list[tf.Tensor]]:
+        """In this context examples are not counted, but added to the list, to be counted when they are applied."""
+        self._deferred = []
+        try:
+            yield self._deferred
+        finally:
+            self._deferred = None
 
     def epoch(self) -> dict[str, Any]:
         """The counts since the last call; call when all steps are joined.

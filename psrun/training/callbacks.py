@@ -15,7 +15,7 @@ from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
 from psrun.program.monitored import check_metric
 from psrun.tf_internals import keras
-from psrun.training.parameter_server.steps_per_execution import Packing
+from psrun.training.executions import Executions
 from psrun.training.session import Session
 from psrun.training.synchronized_stop import SynchronizedStop
 
@@ -103,7 +103,7 @@ class Epochs(tf_keras.callbacks.Callback):
       first_batch: the number, from 0, that Keras gives the first batch of the first epoch.
     """
 
-    def __init__(self, session: Session, packing: Packing | None, *, first_batch: int = 0) -> None:
+    def __init__(self, session: Session, packing: Executions | None, *, first_batch: int = 0) -> None:
         super().__init__()
         keras.give_unread_logs(self)
         self._session = session

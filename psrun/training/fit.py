@@ -15,8 +15,8 @@ from psrun.config.run_config import RunConfig
 from psrun.errors import DataExhaustedError
 from psrun.program.compiled_model import Program
 from psrun.tf_internals import keras, messages
-from psrun.training import callbacks
-from psrun.training.parameter_server.steps_per_execution import Packing
+from psrun.training import callbacks, executions
+from psrun.training.executions import Executions
 from psrun.training.progress import iterations
 from psrun.training.session import Session
 from psrun.training.trainer import Trainer
@@ -72,8 +72,7 @@ def _train(callback_list: list[Any], program: Program, session: Session) -> None
         return
     packing = None
     if program.distribution.coordinator is not None:
-        feed, stages, closures = session.feed(), session.stages(), session.closures
-        packing = Packing(program, closures, feed, stages, session.packed, planned=session.left)
+        packing = executions.make(program, session, session.feed(), session.stages())
         saves = keras.lock_of_saves(program.network)
         execution = functools.partial(_execution, program, packing, saves)
         keras.replace_train_function(program.network, execution)
@@ -116,7 +115,7 @@ def _fit(callback_list: list[Any], program: Program, session: Session, epochs: r
         raise
 
 
-def _execution(program: Program, packing: Packing, saves: threading.Lock, _: Any) -> Any:
+def _execution(program: Program, packing: Executions, saves: threading.Lock, _: Any) -> Any:
     """Schedules the steps of one execution; replaces the train function that Keras would create.
 
     Args:

@@ -27,13 +27,19 @@ class InputPosition:
 
     def __init__(self, program: Program, start: Position, first_step: int, audit: Audit | None) -> None:
         self._program, self._start, self._first_step, self._audit = program, start, first_step, audit
+        self._dealt: DealtInput | None = None
         begun = first_step if start.stream is None else start.stream
         begun = first_step if first_step - begun > _MAX_SKIPPED_BATCHES else begun
         self.stream = None if program.own_streams else begun
 
     def next_batch(self, scheduled: int) -> int:
         """The number of the next batch, if batches are numbered, after `scheduled` steps of this process."""
-        return self._start.batch + scheduled
+        return self._start.batch + scheduled if self._dealt is None else self._dealt.next_number
+
+    @property
+    def left(self) -> list[int]:
+        """The numbers of earlier batches that were not applied, and that a resumed run reads."""
+        return list(self._start.again) if self._dealt is None else self._dealt.left
 
     def on_workers(self, scheduled: int) -> Stream:
         """The input of the steps on workers, after `scheduled` steps."""
@@ -41,7 +47,9 @@ class InputPosition:
         if self._program.distribution.data_service:
             return DataServiceInput(self._program, first, self._audit)
         if self._program.dealt:
-            return DealtInput(traceable(source, self._program.train_dataset), first, self._audit)
+            dataset = traceable(source, self._program.train_dataset)
+            self._dealt = DealtInput(dataset, first, self._audit, self.left)
+            return self._dealt
         return Stream(traceable(source, self.dataset(scheduled)), self._audit)
 
     def dataset(self, scheduled: int) -> Callable[..., tf.data.Dataset]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import heapq
 import itertools
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,13 +26,16 @@ class Stream:
     Attributes:
       specs: of the input arguments of a closure.
       least: closures of fewer steps wait for their batches longer than necessary.
+      is_dealt: whether the chief decides which batch a closure reads, so that it can be read again.
+      audit: as the argument.
     """
 
     specs: tuple[tf.TensorSpec, ...] = ()
     least = 1
+    is_dealt = False
 
     def __init__(self, dataset: Callable[..., tf.data.Dataset], audit: Audit | None = None) -> None:
-        self._dataset, self._audit = dataset, audit
+        self._dataset, self.audit = dataset, audit
         self._iterator: Any = None
 
     def iterator(self, coordinator: tf.distribute.coordinator.ClusterCoordinator) -> Any:
@@ -42,11 +46,14 @@ class Stream:
         return self._iterator
 
     def _numbers(self) -> Callable[[], tf.data.Dataset] | None:
-        return tf.data.Dataset.counter if self._audit else None
+        return tf.data.Dataset.counter if self.audit else None
 
     def arguments(self, num_steps: int) -> tuple[tf.Tensor, ...]:
         """The input arguments of a closure of `num_steps` steps."""
         return ()
+
+    def deal_again(self, arguments: Sequence[tuple[tf.Tensor, ...]]) -> None:
+        """Takes back the input arguments of closures of one step that were not applied."""
 
     @tf.autograph.experimental.do_not_convert
     def begin(self, num_steps: tf.Tensor | int, *arguments: tf.Tensor) -> None:
@@ -59,7 +66,7 @@ class Stream:
         Args:
           place: index of the first batch among the steps of the closure.
         """
-        return functools.partial(self._next, iterator) if self._audit else functools.partial(next, iterator)
+        return functools.partial(self._next, iterator) if self.audit else functools.partial(next, iterator)
 
     @tf.autograph.experimental.do_not_convert
     def _next(self, iterator: Any) -> Any:
@@ -67,8 +74,8 @@ class Stream:
         return self._counted(examples, batch)
 
     def _counted(self, examples: tf.Tensor, batch: Any) -> Any:
-        if self._audit is not None:
-            self._audit.count(examples)
+        if self.audit is not None:
+            self.audit.count(examples)
         return batch
 
 
@@ -78,22 +85,59 @@ class DealtInput(Stream):
     A worker has one pipeline, which takes the numbers of batches from a queue, so that it reads ahead within a closure.
     A closure that was interrupted leaves numbers or batches behind; later closures skip them by number.
 
+    Batches have places: first those that are `again` to read, then those from `first` on.
+
     Args:
       first: number of the first batch.
+      again: numbers of earlier batches that were not applied.
     """
 
     specs = (tf.TensorSpec([], tf.int64),)
     least = 4  # the first batch is only read when the closure begins
+    is_dealt = True
 
-    def __init__(self, dataset: Callable[..., tf.data.Dataset], first: int, audit: Audit | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Callable[..., tf.data.Dataset],
+        first: int,
+        audit: Audit | None = None,
+        again: Sequence[int] = (),
+    ) -> None:
         super().__init__(dataset, audit)
-        self._next_number = first
+        self._first, self._again, self._next_place = first, tuple(again), 0
+        self._returned: list[int] = []  # places, a heap
         self._name = f"psrun-{uuid.uuid4().hex}"  # workers outlive a chief and keep its queue
 
     def arguments(self, num_steps: int) -> tuple[tf.Tensor, ...]:
-        first = self._next_number
-        self._next_number += num_steps
-        return (tf.constant(first, tf.int64),)
+        if self._returned and num_steps == 1:
+            return (tf.constant(heapq.heappop(self._returned), tf.int64),)
+        place = self._next_place
+        self._next_place += num_steps
+        return (tf.constant(place, tf.int64),)
+
+    def deal_again(self, arguments: Sequence[tuple[tf.Tensor, ...]]) -> None:
+        for (place,) in arguments:
+            heapq.heappush(self._returned, int(place))
+
+    @property
+    def next_number(self) -> int:
+        """The number of the first batch that was not dealt yet; those of `left` were not applied."""
+        return self._first + max(0, self._next_place - len(self._again))
+
+    @property
+    def left(self) -> list[int]:
+        """The numbers of batches before `next_number` that are to be read again."""
+        first, again = self._first, self._again
+        returned = [again[place] if place < len(again) else first + place - len(again) for place in self._returned]
+        return sorted([*returned, *again[self._next_place :]])
+
+    def _number(self, place: tf.Tensor) -> tf.Tensor:
+        """The number of the batch at a place."""
+        if not self._again:
+            return self._first + place
+        again = tf.constant(self._again, tf.int64)
+        number = tf.gather(again, tf.minimum(place, len(self._again) - 1))
+        return tf.where(place < len(self._again), number, self._first + place - len(self._again))
 
     @tf.autograph.experimental.do_not_convert
     def begin(self, num_steps: tf.Tensor | int, *arguments: tf.Tensor) -> None:
@@ -106,7 +150,7 @@ class DealtInput(Stream):
 
         @tf.autograph.experimental.do_not_convert
         def take() -> Any:
-            number = first + next(steps)
+            number = self._number(first + next(steps))
             # Values in which the batch is wrapped, not the tensors of it, go through the loop.
             (element,) = tf.while_loop(
                 lambda element: tf.not_equal(element.get_value()[0], number),
@@ -125,7 +169,8 @@ class DealtInput(Stream):
                     tf.raw_ops.QueueDequeueV2(handle=self._queue(), component_types=[tf.int64])[0], [2]
                 )
             )
-            return pieces.flat_map(lambda piece: tf.data.Dataset.range(piece[0], piece[0] + piece[1]))
+            places = pieces.flat_map(lambda piece: tf.data.Dataset.range(piece[0], piece[0] + piece[1]))
+            return places.map(self._number)
 
         return numbers
 

@@ -131,7 +131,7 @@ class ProgressMonitor(Pulse):
         self._samples.append((time.monotonic(), step))
         (start_s, start), (now_s, now) = self._samples[0], self._samples[-1]
         rate = (now - start) / (now_s - start_s) if now_s > start_s else 0.0
-        examples = rate * self._program.config.data.global_batch_size
+        examples = rate * self._program.examples_per_step
         self.progress = Progress(self.epoch, self._epochs, step, self.planned, rate, examples, loss, self.metrics)
         self._reporter.progress(self.progress)
 

@@ -23,16 +23,20 @@ def restored_by_trainer(built: Program, trainer: Trainer, reporter: Reporter) ->
 
 
 def taken_up(built: Program, position: Position, reporter: Reporter) -> Position:
-    """`position` in terms of the current epoch length and batch size."""
-    steps, order = built.config.trainer.num_steps, built.order
-    if position.steps >= steps:
-        position = replace(position, epochs=position.epochs + 1, steps=0)
+    """`position` in terms of the current epoch length and batch size, and of the batches of a step."""
+    steps, order, batches = built.config.trainer.num_steps, built.order, built.gradients_per_update
     if order is None:
-        return replace(position, batch=0, order=None)
+        return replace(_within(steps, position), batch=0, order=None, again=())
     batch, left_out = order.taken_up(position.batch, position.order)
+    again = position.again if batch == position.batch else ()
+    left_out += (len(position.again) - len(again)) * order.batch_size
     into = batch % order.batches_per_pass
-    together = steps == order.batches_per_pass and built.config.trainer.has_fixed_epochs
-    if together and into != position.steps:  # epochs and passes begin together
+    together = steps * batches == order.batches_per_pass and built.config.trainer.has_fixed_epochs
+    done = into - len(again)
+    fits = done == position.steps * position.batches_per_step and done % batches == 0
+    position = replace(position, steps=done // batches) if together and fits else _within(steps, position)
+    if together and into != position.steps * batches + len(again):  # epochs and passes begin together
+        again = ()
         if into:
             left_out = order.num_examples - into * order.batch_size
             batch += order.batches_per_pass - into
@@ -40,4 +44,9 @@ def taken_up(built: Program, position: Position, reporter: Reporter) -> Position
             position = replace(position, epochs=position.epochs + 1, steps=0)
     if left_out:
         reporter.warn(f"the batch size or the epochs changed: skipping the last {left_out:,} examples of the pass")
-    return replace(position, batch=batch, order=order.geometry)
+    return replace(position, batch=batch, order=order.geometry, again=again)
+
+
+def _within(steps: int, position: Position) -> Position:
+    """The position, or the next epoch if epochs of `steps` steps are too short for it."""
+    return position if position.steps < steps else replace(position, epochs=position.epochs + 1, steps=0)

@@ -10,10 +10,11 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.program.compiled_model import Program
+from psrun.training import executions
+from psrun.training.executions import Executions
 from psrun.training.input_streams import Stream
 from psrun.training.parameter_server.closure_tracing import Step, packed
 from psrun.training.parameter_server.step_profiler import StepProfiler, Unmeasured
-from psrun.training.parameter_server.steps_per_execution import Packing
 from psrun.training.session import Session
 
 _MOST_KINDS = 8
@@ -24,7 +25,7 @@ class Scheduler:
 
     def __init__(self, program: Program, session: Session) -> None:
         self._program, self._session = program, session
-        self._packings: dict[Step | None, Packing] = {}
+        self._packings: dict[Step | None, Executions] = {}
         self._coordinator = program.distribution.coordinator
         self._do: dict[Step | None, Callable[[int], int]] = {}
         self._last: Any = None  # additional values that the network's own `train_step` returned in this process
@@ -78,17 +79,14 @@ class Scheduler:
         dataset = self._session.train_dataset()
         return iter(self._program.distribution.strategy.experimental_distribute_dataset(dataset()))
 
-    def _packing(self, step: Step | None) -> Packing:
-        session, planned = self._session, self._session.left - self._session.scheduled
-        packing = Packing(
-            self._program, session.closures, self._feed, self._stages, session.packed, planned=planned, step=step
-        )
+    def _packing(self, step: Step | None) -> Executions:
+        packing = executions.make(self._program, self._session, self._feed, self._stages, step)
         self._packings[step] = packing
         return packing
 
     def _alone(self, step: Step | None) -> Callable[[int], int]:
         stream = Stream(self._program.train_dataset)
-        steps = packed(self._program, step, stream, _nothing_kept, Unmeasured())
+        steps = packed(self._program, step, stream, _nothing_kept, Unmeasured(), stream.begin)
         unmeasured, length = tf.constant(False), self._program.config.trainer.num_steps_packed
 
         def do(most: int) -> int:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from psrun.checkpoint.manifest import Position
 from psrun.cluster.training_closures import TrainingClosures
+from psrun.cluster.update_rounds import closures_of
 from psrun.errors import DataExhaustedError, NonFiniteLossError
 from psrun.process import Stop
 from psrun.program.compiled_model import Program
@@ -51,6 +52,7 @@ class Session:
     Attributes:
       scheduled: number of steps scheduled by this process.
       left: number of steps to apply when the session began.
+      warn: reports a warning.
       step_time: the stages of a step up to the last join; None if they are not measured.
     """
 
@@ -68,7 +70,7 @@ class Session:
         hooks: Hooks,
         lockstep: SynchronizedStop | None = None,
     ) -> None:
-        self.program, self._reporter, self._folder = program, reporter, folder
+        self.program, self._reporter, self._folder, self.warn = program, reporter, folder, reporter.warn
         self._evaluation, self._saving, self._following, self._hooks = evaluation, saving, following, hooks
         self.start, self.stop, self.lockstep = start, stop, lockstep
         self.first_step = iterations(program)
@@ -123,7 +125,11 @@ class Session:
     @functools.cached_property
     def closures(self) -> TrainingClosures:
         """The closures of steps, on the workers of a coordinator."""
-        return TrainingClosures(self.program.distribution, self.program.config.consistency)
+        return closures_of(self.program.distribution, self.program.config.consistency)
+
+    def ends_epoch(self) -> bool:
+        """Whether the next step is the last one of the epoch."""
+        return self._into + 1 == self.program.config.trainer.num_steps
 
     def packed(self, packed: Packed) -> None:
         """Call when it is known how many steps an execution has."""
@@ -258,7 +264,8 @@ class Session:
         if self._saving is not None:
             self.monitor.state = "saving"
             scheduled = self.start.scheduled + self.scheduled
-            numbered = (self._feeds.next_batch(self.scheduled), self.start.order)
+            batch, order, again = self._feeds.next_batch(self.scheduled), self.start.order, self._feeds.left
+            numbered = (batch, order, again, self.program.gradients_per_update)
             self._saving.save(step, Position(epochs, self._into, scheduled, self._feeds.stream, *numbered))
 
     def _compare(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -277,7 +284,7 @@ class Session:
             metrics=dict(metrics),
             seconds=round(seconds, 3),
             steps_per_s=rate,
-            examples_per_s=rate * self.program.config.data.global_batch_size,
+            examples_per_s=rate * self.program.examples_per_step,
             step_time=self._step_time(),
             steps=self.steps,
             steps_repeated=self.steps_repeated,

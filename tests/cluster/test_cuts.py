@@ -21,10 +21,15 @@ LONG = [
 WRITTEN_OUT = 12
 
 
-def test_a_worker_that_is_cut_off_is_left_behind_and_taken_back(tasks, network):
+@pytest.mark.parametrize(
+    "mode",
+    [["trainer=fit", "consistency=ssp", "consistency.staleness=2"], ["consistency=sync", "trainer.steps_per_epoch=10"]],
+    ids=["ssp", "sync"],
+)
+def test_a_worker_that_is_cut_off_is_left_behind_and_taken_back(tasks, network, mode):
     for name in ("ps-0", "worker-0", "worker-1"):
         tasks(name)
-    chief = tasks("chief-0", *LONG, "trainer=fit")
+    chief = tasks("chief-0", *LONG, *mode)
     chief.wait_for("epoch", WRITTEN_OUT)
     network.cut(network.hosts[TASKS["worker-1"]])
     failure = chief.wait_for("failure")
@@ -81,7 +86,7 @@ def test_a_worker_that_hangs_is_left_behind_and_taken_back(start):
         return start("cluster=tf_config", *arguments, TF_CONFIG=text)
 
     servers = [task("ps", 0), task("worker", 0), task("worker", 1)]
-    chief = task("chief", 0, *LONG, "trainer=custom_loop")
+    chief = task("chief", 0, *LONG, "consistency=bounded_delay")
     chief.wait_for("epoch", WRITTEN_OUT)
     servers[1].stop("worker-0")
     assert chief.wait_for("failure")["task"] == "worker-0"

@@ -14,6 +14,8 @@ class _Consistency:
     Attributes:
       needs_parameter_servers: whether the mode has a meaning only with parameter servers.
       max_delay: a round starts once all rounds before the one this many rounds earlier are done; None for no bound.
+      averages: whether an update averages the gradients of several workers; else each gradient is an update.
+      min_workers: the least number of gradients of an update while workers are lost; None for as many as otherwise.
       staleness: a worker waits while it is more than this many rounds ahead of the slowest one; None for no bound.
     """
 
@@ -21,6 +23,12 @@ class _Consistency:
     kind: str
     max_delay: int | None = None
     staleness: int | None = None
+    averages: ClassVar[bool] = False
+    min_workers: int | None = None
+
+    def gradients_per_update(self, num_workers: int) -> int:
+        """The number of batches that an update is computed from."""
+        return 1
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -54,4 +62,21 @@ class StaleSynchronous(_Consistency):
     staleness: int = at_least(0)
 
 
-Consistency = Asynchronous | BoundedDelay | StaleSynchronous
+@dataclass(frozen=True)
+class Synchronous(_Consistency):
+    """The first gradients of a round are averaged and applied once.
+
+    Attributes:
+      backup_workers: the number of gradients of a round that are not waited for.
+    """
+
+    averages = True
+    kind: str
+    backup_workers: int = at_least(0)
+    min_workers: int | None = at_least(1)
+
+    def gradients_per_update(self, num_workers: int) -> int:
+        return num_workers - self.backup_workers
+
+
+Consistency = Asynchronous | BoundedDelay | StaleSynchronous | Synchronous

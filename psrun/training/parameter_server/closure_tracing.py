@@ -15,6 +15,7 @@ from psrun.tf_internals.cluster import iterator_spec
 from psrun.tf_internals.optimizers import counters
 from psrun.training.input_streams import Stream
 from psrun.training.parameter_server.dense_bundling import DenseBundles
+from psrun.training.parameter_server.gradient_rounds import GradientRounds
 from psrun.training.parameter_server.row_prefetch import RowPrefetch
 from psrun.training.parameter_server.slow_workers import SlowWorkers
 from psrun.training.parameter_server.step_profiler import StepProfiler, Unmeasured
@@ -38,6 +39,7 @@ class ClosureTracer:
       stages: measure where the time of steps goes.
       slow: slows down some workers.
       step: of one batch; None for the network's own `train_step`.
+      rounds: takes the gradients of a step; None if the step itself updates.
 
     Raises:
       ConfigError: weights cannot be exchanged as rarely as `trainer.dense_sync_every` asks.
@@ -51,10 +53,11 @@ class ClosureTracer:
         stages: StepProfiler,
         slow: SlowWorkers,
         step: Step | None = None,
+        rounds: GradientRounds | None = None,
     ) -> None:
         trainer = program.config.trainer
         self._program, self._feed, self._stages, self._step = program, feed, stages, step
-        self._slow = slow
+        self._slow, self._rounds = slow, rounds
         self._iterator_spec = iterator_spec(iterator)
         self._bundles = DenseBundles(program, trainer.dense_sync_every)
         self._prefetch = RowPrefetch(program) if trainer.prefetch_rows else None
@@ -72,9 +75,10 @@ class ClosureTracer:
         """
         count = (tf.TensorSpec([], tf.int32),) if num_steps is None else ()
         specs = (self._iterator_spec, *count, tf.TensorSpec([], tf.bool), *self._feed.specs)
+        specs = (*specs, *(self._rounds.specs if self._rounds else ()))
         while True:
             steps = packed(
-                self._program, self._step, self._feed, self._in_closure, self._stages, unrolled, num_steps, self._begin
+                self._program, self._step, self._feed, self._in_closure, self._stages, self._begin, unrolled, num_steps
             )
             with self._program.distribution.strategy.scope(), contextlib.suppress(CannotBeKept):  # then with fewer kept
                 return steps.get_concrete_function(*specs)
@@ -83,11 +87,19 @@ class ClosureTracer:
     def _begin(self, num_steps: tf.Tensor | int, *arguments: tf.Tensor) -> None:
         self._feed.begin(num_steps, *arguments)
         self._slow.begin()
+        if self._rounds is not None:
+            self._rounds.begin(*arguments[len(self._feed.specs) :])
 
     @contextlib.contextmanager
     def _in_closure(self, num_steps: int, take: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
         batches = self._prefetch.batches(num_steps, take) if self._prefetch else take
-        with self._kept.in_closure(), self._bundles.in_closure(num_steps) as next_step, self._slow.in_closure():
+        rounds = self._rounds.in_closure() if self._rounds else contextlib.nullcontext()
+        with (
+            self._kept.in_closure(),
+            self._bundles.in_closure(num_steps) as next_step,
+            rounds,
+            self._slow.in_closure(),
+        ):
 
             @tf.autograph.experimental.do_not_convert
             def next_batch() -> Any:
@@ -103,9 +115,9 @@ def packed(
     feed: Stream,
     in_closure: InClosure,
     stages: Unmeasured,
+    begin: Begin,
     unrolled: int = 1,
     num_steps: int | None = None,
-    begin: Begin | None = None,
 ) -> Any:
     """The function of a closure. Its arguments: iterator, number of steps (absent if `num_steps` is given), whether to
     measure the stages, and those of `begin`, of which the first are those of `feed`.
@@ -115,11 +127,10 @@ def packed(
 
     Args:
       step: trains on one batch; None for the network's `train_step`, as in Keras.
+      begin: called before any step; it calls that of `feed`.
       unrolled: number of unrolled steps; a loop over them does the others.
       num_steps: number of steps; None if each call passes it, which requires `unrolled` 1.
-      begin: called before any step; by default that of `feed`.
     """
-    begin = begin or feed.begin
     train_step, replicas = step or program.network.train_step, Replicas(program)
     own = program.own_step if step is None else None
 

@@ -1,0 +1,32 @@
+"""What schedules the steps of a trainer on workers."""
+
+from __future__ import annotations
+
+from psrun.cluster.update_rounds import RoundClosures
+from psrun.program.compiled_model import Program
+from psrun.training.input_streams import Stream
+from psrun.training.parameter_server.closure_tracing import Step
+from psrun.training.parameter_server.step_profiler import StepProfiler
+from psrun.training.parameter_server.steps_per_execution import Packed, Packing
+from psrun.training.parameter_server.synchronous_steps import SynchronousSteps
+from psrun.training.session import Session
+
+Executions = Packing | SynchronousSteps
+
+
+def make(
+    program: Program, session: Session, feed: Stream, stages: StepProfiler, step: Step | None = None
+) -> Executions:
+    """Schedules the steps of one kind, as the consistency mode says.
+
+    Args:
+      feed, stages, step: as for `Packing`.
+    """
+    closures = session.closures
+    if isinstance(closures, RoundClosures):
+        session.packed(Packed(1))
+        return SynchronousSteps(
+            program, closures, feed, stages, ends_epoch=session.ends_epoch, warn=session.warn, step=step
+        )
+    planned = session.left - session.scheduled
+    return Packing(program, closures, feed, stages, session.packed, planned=planned, step=step)

@@ -1,0 +1,84 @@
+"""Schedules rounds of steps on workers, and applies the gradients of each round at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from psrun.cluster.update_rounds import RoundClosures, Slot
+from psrun.program.compiled_model import Program
+from psrun.training.input_streams import Stream
+from psrun.training.parameter_server.closure_tracing import ClosureTracer, Step
+from psrun.training.parameter_server.gradient_rounds import GradientRounds
+from psrun.training.parameter_server.slow_workers import SlowWorkers
+from psrun.training.parameter_server.step_profiler import StepProfiler
+
+
+class SynchronousSteps:
+    """Schedules synchronous steps; the interface of `Packing`, with executions of one step.
+
+    Args:
+      closures, feed, stages, step: as for `Packing`.
+      ends_epoch: whether the next step is the last one of its epoch.
+      warn: called when an update begins to average another number of gradients.
+
+    Attributes:
+      num_steps, logs: as of `Packing`.
+    """
+
+    num_steps = 1
+
+    def __init__(
+        self,
+        program: Program,
+        closures: RoundClosures,
+        feed: Stream,
+        stages: StepProfiler,
+        *,
+        ends_epoch: Callable[[], bool],
+        warn: Callable[[str], None],
+        step: Step | None = None,
+    ) -> None:
+        distribution = program.distribution
+        assert distribution.coordinator is not None
+        self._closures, self._feed, self._stages = closures, feed, stages
+        self._ends_epoch, self._warn = ends_epoch, warn
+        self._iterator = feed.iterator(distribution.coordinator)
+        rounds = GradientRounds(program, feed.audit)
+        slow = SlowWorkers(program.optimizer, program.config.cluster.slow_workers or {}, distribution.num_workers)
+        self._function = ClosureTracer(program, feed, self._iterator, stages, slow, step, rounds).trace(1, num_steps=1)
+        self._apply = rounds.apply_function()
+        self._num_averaged = program.gradients_per_update
+        self.logs: Any = dict.fromkeys((metric.name for metric in program.network.metrics), 0.0)
+
+    def schedule(self, most: int) -> int:
+        """Computes and applies one update; returns 1, the number of its steps.
+
+        Raises:
+          tf.errors.OpError: a step failed.
+        """
+        number, num_averaged, num_slots = self._closures.begin_round()
+        if num_averaged != self._num_averaged:
+            self._warn(f"an update now averages {num_averaged} gradients, not {self._num_averaged}: "
+                       f"{self._closures.num_live} workers are there")  # fmt: skip
+            self._num_averaged = num_averaged
+        if self._feed.is_dealt and self._ends_epoch():
+            num_slots = num_averaged  # so that every batch of the epoch is applied in it
+        batches, scheduled = [], []
+        for index in range(num_slots):
+            batches.append(self._feed.arguments(1))
+            head = (tf.constant(number, tf.int64), tf.constant(index, tf.int64))
+            arguments = (self._iterator, tf.constant(self._stages.wanted()), *batches[-1], *head)
+            scheduled.append(self._closures.schedule_slot(self._function, arguments, Slot(number, index)))
+        chosen = self._closures.first(num_averaged)
+        self._feed.deal_again([batch for index, batch in enumerate(batches) if index not in chosen])
+        self._apply(tf.constant(number, tf.int64), tf.constant(chosen, tf.int64))
+        if self._function.structured_outputs is not None:
+            self.logs = scheduled[chosen[-1]]
+        return 1
+
+    def join(self) -> None:
+        """Waits for late gradients; raises as `schedule`."""
+        self._closures.join()
