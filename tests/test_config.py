@@ -52,6 +52,7 @@ def test_every_choice_of_every_group_loads(group):
     for kind, cls in choices.KINDS[group].items():
         needed = ("trainer=fit",) if kind in ("validation", "multi_worker_mirrored") else ()
         needed = ("cluster=local",) if kind.startswith("sidecar") else needed
+        needed = ("cluster=none",) if kind == "simulated" else needed
         loaded = run_config(f"{group}={kind}", *needed)
         assert type(getattr(loaded, group)) is cls
 
@@ -163,6 +164,20 @@ def test_a_consistency_mode_needs_parameter_servers_to_train():
     bounded = parse.load({**raw, "mode": "export", "resume": "runs/a"}).consistency
     assert bounded.facts == {"mode": "bounded_delay", "max_delay": 8}
     assert parse.load({**raw, "consistency": {"kind": "async"}}).consistency.facts == {"mode": "async"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "message"),
+    [
+        (("cluster=none", "optimizer.staleness_aware=true"), "staleness_aware", "requires a known staleness"),
+        (("cluster=mirrored", "optimizer.delay_compensation=0.1"), "delay_compensation", "cluster=mirrored does not"),
+        (("optimizer.delay_compensation=-1",), "delay_compensation", "is -1, must be 0 or more"),
+        (("optimizer.staleness_aware=true", "trainer.dense_sync_every=2"), "staleness_aware", "dense_sync_every=2"),
+    ],
+)
+def test_an_optimizer_that_knows_the_staleness_needs_one(overrides, key, message):
+    raw = raw_config("optimizer=sparse_sgd", *overrides)
+    assert message in problems(raw)[f"optimizer.{key}"]
 
 
 def test_validation_needs_fit():

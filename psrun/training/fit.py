@@ -72,8 +72,9 @@ def _train(callback_list: list[Any], program: Program, session: Session) -> None
         return
     packing = None
     if program.distribution.coordinator is not None:
-        feed, stages, closures = session.feed(), session.stages(), session.closures
-        packing = Packing(program, closures, feed, stages, session.packed, planned=session.left)
+        feed, closures = session.feed(), session.closures
+        measures = session.stages(), session.staleness.meter
+        packing = Packing(program, closures, feed, *measures, session.packed, planned=session.left)
         saves = keras.lock_of_saves(program.network)
         execution = functools.partial(_execution, program, packing, saves)
         keras.replace_train_function(program.network, execution)

@@ -81,7 +81,14 @@ class Scheduler:
     def _packing(self, step: Step | None) -> Packing:
         session, planned = self._session, self._session.left - self._session.scheduled
         packing = Packing(
-            self._program, session.closures, self._feed, self._stages, session.packed, planned=planned, step=step
+            self._program,
+            session.closures,
+            self._feed,
+            self._stages,
+            session.staleness.meter,
+            session.packed,
+            planned=planned,
+            step=step,
         )
         self._packings[step] = packing
         return packing

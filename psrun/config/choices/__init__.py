@@ -22,7 +22,7 @@ from psrun.config.choices.clusters import (
     TfConfig,
     Unsupervised,
 )
-from psrun.config.choices.consistency import Asynchronous, BoundedDelay, Consistency, StaleSynchronous
+from psrun.config.choices.consistency import Asynchronous, BoundedDelay, Consistency, Simulated, StaleSynchronous
 from psrun.config.choices.engines import SUBMISSIONS, KubernetesKeys, PodResources, ResourcesByJob, SlurmJob, Submission
 from psrun.config.choices.results import (
     Checkpoints,
@@ -103,6 +103,7 @@ __all__ = [
     "RestartLimits",
     "Sidecar",
     "SidecarThread",
+    "Simulated",
     "Slurm",
     "SlurmJob",
     "StaleSynchronous",
@@ -134,7 +135,12 @@ KINDS: dict[str, dict[str, type]] = {
     },
     "partitioner": {"none": NoPartitioner, "fixed_shards": FixedShards, "min_size": MinSize, "max_size": MaxSize},
     "trainer": {"custom_loop": CustomLoop, "fit": Fit},
-    "consistency": {"async": Asynchronous, "bounded_delay": BoundedDelay, "ssp": StaleSynchronous},
+    "consistency": {
+        "async": Asynchronous,
+        "bounded_delay": BoundedDelay,
+        "ssp": StaleSynchronous,
+        "simulated": Simulated,
+    },
     "evaluation": {
         "none": NoEvaluation,
         "validation": Validation,

@@ -17,6 +17,7 @@ from psrun.training.input_streams import Stream
 from psrun.training.parameter_server.dense_bundling import DenseBundles
 from psrun.training.parameter_server.row_prefetch import RowPrefetch
 from psrun.training.parameter_server.slow_workers import SlowWorkers
+from psrun.training.parameter_server.staleness_meter import StalenessMeter
 from psrun.training.parameter_server.step_profiler import StepProfiler, Unmeasured
 from psrun.training.parameter_server.worker_local_variables import CannotBeKept, WorkerLocalVariables
 
@@ -37,6 +38,7 @@ class ClosureTracer:
       iterator: of `feed` on the workers.
       stages: measure where the time of steps goes.
       slow: slows down some workers.
+      meter: measures the staleness of updates.
       step: of one batch; None for the network's own `train_step`.
 
     Raises:
@@ -50,13 +52,14 @@ class ClosureTracer:
         iterator: Any,
         stages: StepProfiler,
         slow: SlowWorkers,
+        meter: StalenessMeter,
         step: Step | None = None,
     ) -> None:
         trainer = program.config.trainer
         self._program, self._feed, self._stages, self._step = program, feed, stages, step
         self._slow = slow
         self._iterator_spec = iterator_spec(iterator)
-        self._bundles = DenseBundles(program, trainer.dense_sync_every)
+        self._bundles = DenseBundles(program, meter, trainer.dense_sync_every, rows_ahead=trainer.prefetch_rows)
         self._prefetch = RowPrefetch(program) if trainer.prefetch_rows else None
         self._kept = WorkerLocalVariables(metric_variables(program), counters(program.optimizer))
         if trainer.dense_sync_every > 1 and not self._bundles:
