@@ -88,12 +88,16 @@ class StalenessMeter:
 class UpdatesInClosure:
     """The updates of the unrolled steps of a closure: when their weights were read, and that they are applied.
 
+    Create it in the closure, outside of other functions.
+
     Args:
       rows_ahead: whether rows of tables are requested when the previous step begins.
     """
 
     def __init__(self, meter: StalenessMeter, *, rows_ahead: bool) -> None:
         self._meter, self._rows_ahead = meter, rows_ahead
+        index = in_outermost_graph(tf.distribute.coordinator.experimental_get_current_worker_index)
+        self._worker = tf.cast(index, tf.float32)[tf.newaxis]
         self._weights: Any = None  # `applied` when the weights of the current step were read
         self._previous: Any = None  # and when the previous and the current step began
         self._current: Any = None
@@ -129,8 +133,7 @@ class UpdatesInClosure:
     def numbers(self) -> list[tf.Tensor]:
         """What travels with an update: shape (1,) each; for `count`."""
         reads, self._reads = self._reads, []
-        index = in_outermost_graph(tf.distribute.coordinator.experimental_get_current_worker_index)
-        return [tf.cast(index, tf.float32)[tf.newaxis], *reads]
+        return [self._worker, *reads]
 
     def count(self, numbers: Sequence[tf.Tensor]) -> tf.Tensor:
         """Counts an update when it is applied; returns its staleness, as `StalenessMeter.count`.
