@@ -45,7 +45,7 @@ class LateGradients(tf_keras.optimizers.Optimizer):
         if self.staleness is None:
             return rate
         with tf.device(self.staleness.device):
-            return rate / tf.cast(tf.maximum(self.staleness, 1), rate.dtype)
+            return rate / tf.cast(tf.reshape(tf.maximum(self.staleness, 1), []), rate.dtype)
 
     @learning_rate.setter
     def learning_rate(self, rate: Any) -> None:
@@ -69,7 +69,7 @@ def applying(optimizer: Any, staleness: tf.Tensor | None) -> Iterator[None]:
     """In this context a staleness-aware optimizer applies an update.
 
     Args:
-      staleness: of the update, an integer scalar; None if it is not known.
+      staleness: of the update, an integer, of shape () or (1,); None if it is not known.
     """
     if staleness is None or not is_staleness_aware(optimizer):
         yield

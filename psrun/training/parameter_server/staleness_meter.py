@@ -50,23 +50,23 @@ class StalenessMeter:
         with tf.device(self.device):
             return tf.cast(tf.math.floormod(self._applied.read_value(), _MODULUS), dtype)[tf.newaxis]
 
-    def count(self, worker: tf.Tensor, reads: Sequence[tf.Tensor]) -> tf.Tensor:
+    def count(self, first: tf.Tensor, reads: Sequence[tf.Tensor]) -> tf.Tensor:
         """Counts an update when it is applied; call in a closure.
 
         Args:
-          worker: the index of the worker, on the parameter server: shape (1,).
+          first: the place of the worker's histogram, on the parameter server: shape (1,).
           reads: of each gradient in the update, `applied` when its oldest weights were read: shape (1,) each.
 
         Returns:
-          The staleness of the last gradient, on the parameter server: int32 scalar.
+          The staleness of the last gradient, on the parameter server: int32, shape (1,).
         """
         # Without the dependency the server would count as soon as the closure starts: the count has no input.
-        with tf.device(self.device), tf.control_dependencies([worker, *reads]):
-            before = [self._next() for _ in reads]
-            staleness = tf.math.floormod(tf.stack(before) - tf.cast(tf.concat(reads, 0), tf.int32), _MODULUS)
-            place = tf.cast(worker, tf.int32) * (LONGEST + 1) + tf.minimum(staleness, LONGEST)
-            self._counts.scatter_add(tf.IndexedSlices(tf.ones_like(place), place))
-            return staleness[-1]
+        with tf.device(self.device), tf.control_dependencies([first, *reads]):
+            for read in reads:
+                staleness = tf.math.floormod(self._next() - tf.cast(read, tf.int32), _MODULUS)
+                place = tf.cast(first, tf.int32) + tf.minimum(staleness, LONGEST)
+                tf.raw_ops.ResourceScatterAdd(resource=self._counts.handle, indices=place, updates=1)
+            return staleness
 
     def _next(self) -> tf.Tensor:
         """Counts an update. One operation reads and adds: no two updates get the same number."""
@@ -97,7 +97,7 @@ class UpdatesInClosure:
     def __init__(self, meter: StalenessMeter, *, rows_ahead: bool) -> None:
         self._meter, self._rows_ahead = meter, rows_ahead
         index = in_outermost_graph(tf.distribute.coordinator.experimental_get_current_worker_index)
-        self._worker = tf.cast(index, tf.float32)[tf.newaxis]
+        self._first = tf.cast(index * (LONGEST + 1), tf.float32)[tf.newaxis]
         self._weights: Any = None  # `applied` when the weights of the current step were read
         self._previous: Any = None  # and when the previous and the current step began
         self._current: Any = None
@@ -133,7 +133,7 @@ class UpdatesInClosure:
     def numbers(self) -> list[tf.Tensor]:
         """What travels with an update: shape (1,) each; for `count`."""
         reads, self._reads = self._reads, []
-        return [self._worker, *reads]
+        return [self._first, *reads]
 
     def count(self, numbers: Sequence[tf.Tensor]) -> tf.Tensor:
         """Counts an update when it is applied; returns its staleness, as `StalenessMeter.count`.
@@ -141,8 +141,8 @@ class UpdatesInClosure:
         Args:
           numbers: on the parameter server.
         """
-        worker, *reads = numbers
-        return self._meter.count(worker, reads)
+        first, *reads = numbers
+        return self._meter.count(first, reads)
 
     @property
     def are_waiting(self) -> bool:
