@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import sys
 import tempfile
 import time
@@ -24,6 +25,7 @@ from measured import BENCHMARKS, Summary, run_python
 
 KINDS = ("with", "without")
 MAX_RATIO = 1.01
+_WARM_UP = 300  # more than the steps after which psrun unrolls them
 
 
 class Idle:
@@ -39,7 +41,7 @@ class Idle:
 @contextlib.contextmanager
 def unmeasured() -> Iterator[None]:
     """Closures of steps named 'without' carry no counts."""
-    from psrun.training.parameter_server import closure_tracing, dense_bundling
+    from psrun.training.parameter_server import closure_tracing, dense_bundling, steps_per_execution
 
     make = closure_tracing.ClosureTracer.__init__
 
@@ -49,7 +51,9 @@ def unmeasured() -> Iterator[None]:
             self._bundles._carrier = None
             self._bundles.in_closure = _replacing(self._bundles.in_closure, dense_bundling)
 
-    with mock.patch.object(closure_tracing.ClosureTracer, "__init__", made):
+    # However slow this machine is, steps of both kinds are unrolled.
+    unrolled = mock.patch.object(steps_per_execution, "_SLOW_STEP_S", math.inf)
+    with mock.patch.object(closure_tracing.ClosureTracer, "__init__", made), unrolled:
         yield
 
 
@@ -63,14 +67,14 @@ def _replacing(in_closure: Callable[..., Any], module: Any) -> Callable[..., Any
 
 
 def loop(program: Any, session: Any, steps: int, windows: int, report: str) -> None:
-    """The training loop: windows of `steps` steps of both kinds; the first of each is not measured."""
+    """The training loop: windows of `steps` steps of both kinds, after one of each in which they are traced."""
     kinds = [_step(program, name) for name in KINDS]
     spent: dict[str, list[list[float]]] = {name: [] for name in KINDS}
     with unmeasured():
         for window in range(windows + 1):
             for step in kinds if window % 2 else reversed(kinds):
                 began_s, cpu_s = time.monotonic(), time.process_time()
-                session.schedule(step, steps)
+                session.schedule(step, steps if window else _WARM_UP)
                 session.join()
                 each = [(time.process_time() - cpu_s) / steps, (time.monotonic() - began_s) / steps]
                 spent[step.__name__] += [each] if window else []
@@ -94,7 +98,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="psrun-staleness-") as name:
         folder = Path(name)
-        total = 2 * options.steps * (options.windows + 1)
+        total = 2 * (options.steps * options.windows + _WARM_UP)
         run_python([
             "-m", "psrun", f"--config-dir={BENCHMARKS / 'conf'}", "cluster=inprocess", f"model={options.model}",
             "trainer=own_loop", "trainer._target_=staleness.loop", f"+trainer.steps={options.steps}",
