@@ -8,6 +8,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from psrun.results import staleness
+
 KINDS = {"none": {"kind": "none"}, "fixed_shards": {"kind": "fixed_shards", "num_shards": 2}}
 
 
@@ -47,6 +49,7 @@ def a_run(
         "step_time": {
             "input_s": 0.001, "traffic_s": 0.004, "compute_s": 0.002, "other_s": 0.001, "bottleneck": "traffic"
         },
+        "staleness": staleness.facts({"worker-0": {0: 40, 1: 50, 2: 8, 5: 2}}),
     }  # fmt: skip
     kept = {key: value for key, value in {**result, **changes}.items() if key not in changes or value is not None}
     (folder / "run.json").write_text(json.dumps(kept))

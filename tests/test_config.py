@@ -52,6 +52,7 @@ def test_every_choice_of_every_group_loads(group):
     for kind, cls in choices.KINDS[group].items():
         needed = ("trainer=fit",) if kind in ("validation", "multi_worker_mirrored") else ()
         needed = ("cluster=local",) if kind.startswith("sidecar") else needed
+        needed = ("cluster=none",) if kind == "simulated" else needed
         loaded = run_config(f"{group}={kind}", *needed)
         assert type(getattr(loaded, group)) is cls
 
@@ -189,6 +190,25 @@ def test_synchronous_steps_are_executed_one_by_one():
         run = parse.load(raw_config("consistency=sync", f"trainer.steps_per_execution={packed}"))
         assert run.trainer.num_steps_packed == 1
     assert run.consistency.facts == {"mode": "sync", "backup_workers": 0, "min_workers": None}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "message"),
+    [
+        (("cluster=none", "optimizer.staleness_aware=true"), "staleness_aware", "requires a known staleness"),
+        (("cluster=mirrored", "optimizer.delay_compensation=0.1"), "delay_compensation", "cluster=mirrored does not"),
+        (("optimizer.delay_compensation=-1",), "delay_compensation", "is -1, must be 0 or more"),
+        (("optimizer.staleness_aware=true", "trainer.dense_sync_every=2"), "staleness_aware", "dense_sync_every=2"),
+        (
+            ("consistency=sync", "optimizer.staleness_aware=true"),
+            "staleness_aware",
+            "has no effect with consistency=sync",
+        ),
+    ],
+)
+def test_an_optimizer_that_knows_the_staleness_needs_one(overrides, key, message):
+    raw = raw_config("optimizer=sparse_sgd", *overrides)
+    assert message in problems(raw)[f"optimizer.{key}"]
 
 
 def test_validation_needs_fit():

@@ -13,7 +13,7 @@ from psrun.results.report.commands import main
 
 pytestmark = pytest.mark.browser
 
-CHARTS = ["loss", "steps", "wall", "times", "throughput", "efficiency", "stages", "placement", "timeline"]
+CHARTS = ["loss", "steps", "wall", "times", "throughput", "efficiency", "stages", "staleness", "placement", "timeline"]
 WIDTHS = [1440, 390]
 DRAWN = ".scatterlayer path.js-line, .scatterlayer path.point, .barlayer path, .boxlayer path"
 

@@ -31,7 +31,7 @@ def unrolled(monkeypatch):
     original = closure_tracing.packed
 
     def packed(*arguments: Any) -> Any:
-        *_, unrolled, num_steps = arguments
+        *_, unrolled, num_steps, _ = arguments
         traced.append((unrolled, num_steps))
         return original(*arguments)
 
@@ -120,7 +120,7 @@ def test_slow_steps_are_not_unrolled(train, monkeypatch, slow_s, unrolled):
     original, traced = closure_tracing.packed, []
 
     def packed(*arguments: Any) -> Any:
-        traced.append(arguments[-1])
+        traced.append(arguments[-2])
         return original(*arguments)
 
     monkeypatch.setattr(closure_tracing, "packed", packed)

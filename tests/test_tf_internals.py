@@ -275,6 +275,7 @@ def test_the_graphs_of_functions_and_of_branches_are_reported_apart():
 
         def branch():
             graphs.append(tf.compat.v1.get_default_graph())
+            assert tracing.in_outermost_graph(tf.compat.v1.get_default_graph) is outer[0]
             return x + 1
 
         return tf.cond(x > 0, branch, lambda: x)

@@ -30,6 +30,8 @@ def test_tensorboard_has_metrics_text_and_hyperparameters(train):
     loss = scalars(folder.tensorboard / "train")["loss"]
     assert [step for step, _ in loss] == [STEPS, 2 * STEPS]
     assert loss[-1][1] == pytest.approx(result["metrics"]["loss"], rel=1e-5)
+    stale = scalars(folder.tensorboard / "train")["staleness/max"]
+    assert max(value for _, value in stale) == result["staleness"]["max"]
     assert scalars(folder.tensorboard / "evaluation")["auc"][-1][1] == pytest.approx(result["metrics"]["val_auc"])
     held = EventAccumulator(str(folder.tensorboard)).Reload()
     assert b"trainer.epochs | 2" in held.Tensors("configuration")[0].tensor_proto.string_val[0]
@@ -70,6 +72,7 @@ def test_mlflow_has_the_run_its_parameters_and_metrics(train, mlflow):
     assert run.data.params["trainer.epochs"] == "2"
     assert run.data.metrics["val_auc"] == pytest.approx(result["metrics"]["val_auc"])
     assert [each.step for each in client.get_metric_history(run_id, "loss")] == [STEPS, 2 * STEPS]
+    assert run.data.metrics["staleness_mean"] >= 0
     again, _ = train("tracker=mlflow", uri, "tracker.experiment=tests", "trainer.epochs=3", into=folder)
     client, run = look(run_id)
     assert again["tracker"]["run_id"] == run_id

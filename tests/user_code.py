@@ -72,6 +72,46 @@ def managing(program: Any, session: Any, folder: str) -> None:
         manager.save()
 
 
+def held_back(program: Any, session: Any, late_by: int) -> None:
+    """One step reads its weights, and gets its gradients when `late_by` steps of another worker are applied.
+
+    What does not depend on the gradients is not held back.
+    """
+    network, optimizer = program.network, program.optimizer
+    with program.distribution.strategy.scope():
+        reading, released = (tf.Variable(0, trainable=False) for _ in range(2))
+
+    def gradients(batch: Any) -> list[Any]:
+        with tf.GradientTape() as tape:
+            loss = network.compute_loss(batch[0], batch[1], network(batch[0], training=True))
+        return tape.gradient(loss, network.trainable_variables)
+
+    def update(computed: list[Any]) -> None:
+        optimizer.apply_gradients(zip(computed, network.trainable_variables))
+
+    def slow(batch: Any) -> None:
+        computed = gradients(batch)
+        with tf.control_dependencies(computed):
+            reading.assign(1)
+            waited = tf.while_loop(lambda _: released < 1, lambda number: (number + 1,), (0,))
+        with tf.control_dependencies(waited):
+            late = [tf.identity(gradient) for gradient in computed]
+        update(late)
+
+    def quick(batch: Any) -> None:
+        update(gradients(batch))
+
+    def release(batch: Any) -> None:
+        released.assign(1)
+
+    session.schedule(slow, 1)
+    while not int(reading):
+        time.sleep(0.01)
+    session.schedule(quick, late_by)
+    session.schedule(release, 1)  # on the same worker, after them
+    session.end_epoch()
+
+
 def idle(program: Any, session: Any) -> None:
     """Schedules nothing."""
 

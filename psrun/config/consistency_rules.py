@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from psrun.config import choices
 from psrun.config.run_config import OF_A_RUN, RunConfig
 from psrun.errors import Problem
 
 
 def problems(config: RunConfig) -> list[Problem]:
     """All problems that are known before the addresses of a cluster are."""
-    return [*of_workers(config, config.num_training_workers), *_of_the_mode(config)]
+    return [*of_workers(config, config.num_training_workers), *_of_the_mode(config), *_of_late_gradients(config)]
 
 
 def of_workers(config: RunConfig, num_workers: int | None) -> list[Problem]:
@@ -40,7 +41,11 @@ def of_workers(config: RunConfig, num_workers: int | None) -> list[Problem]:
 def _of_the_mode(config: RunConfig) -> list[Problem]:
     """Problems of the consistency mode; modes that only take a checkpoint of a run ignore it."""
     mode = config.consistency
-    if not mode.needs_parameter_servers or config.mode in OF_A_RUN:
+    if config.mode in OF_A_RUN:
+        return []
+    if isinstance(mode, choices.Simulated):
+        return _of_simulated_delays(config, mode)
+    if not mode.needs_parameter_servers:
         return []
     if not config.cluster.has_parameter_servers:
         why = f"which cluster={config.cluster.kind} does not have; choose async"
@@ -68,4 +73,46 @@ def _of_averaging(config: RunConfig) -> list[Problem]:
     if trainer.steps_per_epoch is None and config.num_training_workers is None:
         message = f"is required with {mode} where the addresses of the cluster decide on the number of workers"
         problems.append(Problem("trainer.steps_per_epoch", message))
+    return problems
+
+
+def _of_late_gradients(config: RunConfig) -> list[Problem]:
+    """Problems of the options of optimizers for stale gradients."""
+    problems, options = [], config.optimizer.options
+    compensation = options.get("delay_compensation")
+    if isinstance(compensation, int | float) and compensation < 0:
+        problems.append(Problem("optimizer.delay_compensation", f"is {compensation}, must be 0 or more"))
+    for name in ("staleness_aware", "delay_compensation"):
+        key = f"optimizer.{name}"
+        if not options.get(name) or config.mode in OF_A_RUN:
+            continue
+        if not config.cluster.has_parameter_servers and not config.consistency.one_process:
+            message = f"requires a known staleness, which cluster={config.cluster.kind} does not have"
+            problems.append(Problem(key, f"{message}; choose consistency=simulated or parameter servers"))
+        elif config.consistency.averages:
+            message = f"has no effect with consistency={config.consistency.kind}, where no gradient is stale; remove it"
+            problems.append(Problem(key, message))
+        elif config.trainer.dense_sync_every > 1:
+            pushed = (
+                f"gradients of trainer.dense_sync_every={config.trainer.dense_sync_every} steps are pushed together"
+            )
+            problems.append(Problem(key, f"is not supported where {pushed}; set that to 1"))
+    return problems
+
+
+def _of_simulated_delays(config: RunConfig, mode: choices.Simulated) -> list[Problem]:
+    problems = []
+    if config.cluster.kind != "none":
+        message = f"'simulated' trains in one process; got cluster={config.cluster.kind}: choose cluster=none, or async"
+        problems.append(Problem("consistency", message))
+    if not config.trainer.has_fixed_epochs:
+        problems.append(Problem("trainer", "steps of 'own_loop' cannot be delayed; choose custom_loop or fit"))
+    key, unused = ("run", "mean") if mode.delay == "recorded" else ("mean", "run")
+    if getattr(mode, unused) is not None:
+        message = f"has no effect with consistency.delay={mode.delay}; set it to null"
+        problems.append(Problem(f"consistency.{unused}", message))
+    try:
+        _ = mode.probabilities
+    except ValueError as error:
+        problems.append(Problem(f"consistency.{key}", str(error)))
     return problems

@@ -169,7 +169,8 @@ class RunConfig:
     def title(self) -> str:
         """Model, cluster, trainer and, unless it is asynchronous, the consistency mode in one line."""
         title = f"{self.model.name.rpartition('.')[2]} on {self.cluster.title}, {self.trainer.kind}"
-        return f"{title}, {self.consistency.title}" if self.consistency.needs_parameter_servers else title
+        mode = self.consistency
+        return f"{title}, {mode.title}" if mode.needs_parameter_servers or mode.one_process else title
 
     @property
     def notes(self) -> list[str]:

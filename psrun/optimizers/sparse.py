@@ -17,14 +17,15 @@ import tf_keras
 
 from psrun.cluster.placement import split_name
 from psrun.optimizers import rows
+from psrun.optimizers.late_gradients import LateGradients
 from psrun.tf_internals import optimizers as internals
 from psrun.tf_internals.optimizers import SlotOptimizer
 
 
-class _OnTouchedRows(SlotOptimizer):
+class _OnTouchedRows(SlotOptimizer, LateGradients):
     """The common part; a base class before a tf-keras optimizer.
 
-    Args:
+    Args, beside those of `LateGradients`:
       locking: whether updates of a shard on a parameter server exclude each other. Without locking, one of two
         concurrent updates of a row is lost.
     """

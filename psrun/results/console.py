@@ -178,6 +178,8 @@ class ConsoleSink:
     def _show_end(self, event: Event) -> None:
         if event.data["step_time"]:
             self._print(step_time_line(event.data["step_time"]))
+        if measured := event.data.get("staleness"):  # earlier versions did not measure it
+            self._print(staleness_line(measured))
         first_s = event.data["time_to_first_step_s"]
         first = "" if first_s is None else f" (first step after {first_s:.1f} s)"
         last, own = "", event.data.get("this_process")  # earlier versions did not record it
@@ -212,6 +214,12 @@ def step_time_line(found: Mapping[str, Any]) -> str:
     whole = sum(seconds.values())
     parts = ", ".join(f"{_STAGES[name]} {seconds[name] / whole:.0%}" for name in seconds)
     return f"a step takes {whole * 1000:.3g} ms on a worker: {parts}; the bottleneck is {_STAGES[found['bottleneck']]}"
+
+
+def staleness_line(measured: Mapping[str, Any]) -> str:
+    """The mean staleness of updates, and how stale the most stale ones were."""
+    worst = ", ".join(f"{name} {measured[name]:,}" for name in ("p95", "p99", "max"))
+    return f"staleness of updates: mean {measured['mean']:.3g}, {worst}"
 
 
 def _progress_text(progress: Progress) -> str:

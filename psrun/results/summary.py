@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from psrun.results import staleness
 from psrun.results.events import Event
 
 PENDING = "pending_recovery"  # the loss that ended an attempt, until a later one trains
@@ -73,6 +74,11 @@ def _epoch(state: State, event: Event) -> State:
     return {name: event.data[name] for name in ("metrics", "steps") if name in event.data}  # once there were no steps
 
 
+def _staleness(state: State, event: Event) -> State:
+    """Adds the updates of an epoch."""
+    return {"staleness": staleness.together(state.get("staleness") or {}, event.data)}
+
+
 def _evaluation(state: State, event: Event) -> State:
     """Adds to the metrics of the training. An event of mode=evaluate has a path and belongs to no training."""
     metrics = {} if "path" in event.data else state.get("metrics", {})
@@ -133,6 +139,7 @@ CHANGES: dict[str, Change] = {
     "epoch": _epoch,
     "visitation": _visitation,
     "waits": _waits,
+    "staleness": _staleness,
     "evaluation": _evaluation,
     "checkpoints": _checkpoints,
     "best_checkpoint": _given,

@@ -21,7 +21,7 @@ from psrun.data import load
 from psrun.process import Stop
 from psrun.program import inventory
 from psrun.program.compiled_model import Program
-from psrun.results import task_files
+from psrun.results import staleness, task_files
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.results.trackers.sinks import tracker_sinks
@@ -57,7 +57,7 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
         reporter.emit("start", title=run_config.title, run_folder=str(folder.path), notes=run_config.notes)
         versions = {name: version(name) for name in _VERSIONS}
         folder.record("cluster", cluster=chief.cluster_facts, versions=versions)
-        if run_config.cluster.has_parameter_servers:
+        if run_config.cluster.has_parameter_servers or run_config.consistency.one_process:
             folder.record("consistency", **run_config.consistency.facts)
         trainer, hooks = TRAINERS[run_config.trainer.kind](run_config), Hooks(run_config, folder, reporter)
         source = load.load_source(run_config, folder.stored().get("data"), chief.preparing)
@@ -96,8 +96,9 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
     result = folder.stored()
     keys = ("metrics", "time_to_first_step_s", "steps_per_s", "examples_per_s", "step_time")
     last_step = session.monitor.last_step
+    stale = staleness.brief(result.get("staleness"))
     own = {"steps": last_step - session.first_step, "seconds": round(time.time() - psutil.Process().create_time(), 3)}
-    reporter.emit("end", step=last_step, this_process=own, **{key: result.get(key) for key in keys})
+    reporter.emit("end", step=last_step, this_process=own, staleness=stale, **{key: result.get(key) for key in keys})
 
 
 def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop) -> Session:

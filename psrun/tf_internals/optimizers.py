@@ -88,7 +88,7 @@ def counters(optimizer: Any) -> list[tf.Variable]:
 
 
 def updates_together(optimizer: Any) -> bool:
-    """Whether the optimizer updates all variables in the method that `updating` replaces."""
+    """Whether the optimizer updates all variables in one method, once gradients are added up and clipped."""
     return not is_legacy(optimizer)
 
 
@@ -96,32 +96,42 @@ def updates_together(optimizer: Any) -> bool:
 def updating(optimizer: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
     """Replaces what updates the variables, once gradients are added up and clipped.
 
-    The public `apply_gradients` does both. An optimizer of before Keras 2.11 has no such method (tf-keras 2.21).
+    The public `apply_gradients` does both. An optimizer of before Keras 2.11 has no other method: there it is replaced
+    (tf-keras 2.21).
 
     Args:
       around: makes the replacement, from the method that it replaces: it takes pairs of gradient and variable.
     """
-    require(optimizer, "_internal_apply_gradients")
-    optimizer._internal_apply_gradients = around(optimizer._internal_apply_gradients)
-    try:
+    name = "_internal_apply_gradients" if updates_together(optimizer) else "apply_gradients"
+    with replaced(optimizer, name, around):
         yield
-    finally:
-        del optimizer._internal_apply_gradients
 
 
 @contextlib.contextmanager
-def applying(optimizer: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def replaced(optimizer: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Replaces a method of an optimizer.
+
+    Args:
+      around: makes the replacement from the method.
+    """
+    require(optimizer, name)
+    before = vars(optimizer).get(name)
+    setattr(optimizer, name, around(getattr(optimizer, name)))
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(optimizer, name)
+        else:
+            setattr(optimizer, name, before)
+
+
+def applying(
+    optimizer: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> contextlib.AbstractContextManager[None]:
     """Replaces `apply_gradients`, also where it is replaced already.
 
     Args:
       around: makes the replacement, from the method that it replaces.
     """
-    before = vars(optimizer).get("apply_gradients")
-    optimizer.apply_gradients = around(optimizer.apply_gradients)
-    try:
-        yield
-    finally:
-        if before is None:
-            del optimizer.apply_gradients
-        else:
-            optimizer.apply_gradients = before
+    return replaced(optimizer, "apply_gradients", around)

@@ -15,6 +15,7 @@ from tensorflow.python.ops.resource_variable_ops import variable_accessed
 __all__ = [
     "ControlFlowFuncGraph",
     "FuncGraph",
+    "in_outermost_graph",
     "not_inlined",
     "record_operation",
     "stop_recording",
@@ -56,3 +57,16 @@ def unconverted(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*arguments, **options)
 
     return called
+
+
+def in_outermost_graph(function: Callable[[], Any]) -> Any:
+    """The result of `function`, called in the graph of the traced function, also within a branch or loop of it.
+
+    A value that is captured when the function is called, such as the index of the worker, cannot be captured in a
+    branch or loop (TensorFlow 2.21).
+    """
+    graph = tf.compat.v1.get_default_graph()
+    while isinstance(graph, ControlFlowFuncGraph):
+        graph = graph.outer_graph
+    with graph.as_default():
+        return function()

@@ -22,11 +22,11 @@ def make(
     Args:
       feed, stages, step: as for `Packing`.
     """
-    closures = session.closures
+    closures, meter = session.closures, session.staleness.meter
     if isinstance(closures, RoundClosures):
         session.packed(Packed(1))
         return SynchronousSteps(
-            program, closures, feed, stages, ends_epoch=session.ends_epoch, warn=session.warn, step=step
+            program, closures, feed, stages, meter, ends_epoch=session.ends_epoch, warn=session.warn, step=step
         )
     planned = session.left - session.scheduled
-    return Packing(program, closures, feed, stages, session.packed, planned=planned, step=step)
+    return Packing(program, closures, feed, stages, meter, session.packed, planned=planned, step=step)

@@ -32,6 +32,7 @@ from psrun.training.parameter_server.step_profiler import StepProfiler, StepTime
 from psrun.training.parameter_server.steps_per_execution import Packed
 from psrun.training.progress import ProgressMonitor, iterations
 from psrun.training.synchronized_stop import SynchronizedStop
+from psrun.training.update_staleness import UpdateStaleness
 
 
 class Session:
@@ -53,6 +54,7 @@ class Session:
       scheduled: number of steps scheduled by this process.
       left: number of steps to apply when the session began.
       warn: reports a warning.
+      staleness: of the updates.
       step_time: the stages of a step up to the last join; None if they are not measured.
     """
 
@@ -83,6 +85,7 @@ class Session:
         self.scheduled = 0
         self._audit = Audit(program) if program.config.data.audit else None
         self._stages: StepProfiler | None = None
+        self.staleness = UpdateStaleness(program, reporter)
         self.step_time: StepTime | None = None
         self._epoch, self._into = start.epochs, start.steps
         self._entered = start.steps  # of its first epoch done in other processes
@@ -140,6 +143,7 @@ class Session:
         """Call before the first step of each epoch is scheduled."""
         self._epoch += 1
         self._due = False
+        self.staleness.begin()
         self.clock.epoch_begins()
         self.monitor.epoch_begins(self._epoch)
 
@@ -160,6 +164,7 @@ class Session:
         with self.clock.paused():
             self._loss_is(self.monitor.loss() or 0.0)
             self._save(iterations(self.program), self._epoch - 1)
+            self.staleness.begin()
             self.monitor.goes_on()
 
     def steps_joined(self) -> None:
@@ -169,6 +174,7 @@ class Session:
         if self._audit is not None:
             visitation = {"epoch": self._epoch, "steps": self._into - self._entered, **self._audit.epoch()}
             self._reporter.emit("visitation", step=self.monitor.last_step, **visitation)
+        self.staleness.epoch_joined(self.monitor.last_step, self._epoch)
         self._entered = 0
         if "closures" in vars(self):
             self._reporter.emit("waits", step=self.monitor.last_step, epoch=self._epoch, **self.closures.facts())

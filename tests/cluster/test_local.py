@@ -64,6 +64,9 @@ def test_a_worker_is_killed(start):
     (recovery,) = cluster.result["recoveries"]
     assert (recovery["task"], recovery["cause"], recovery["steps_lost"]) == ("worker-1", "was killed by SIGKILL", 0)
     assert not cluster.events("restored")  # the training went on
+    stale = cluster.result["staleness"]  # of all updates, also those of the worker that was lost
+    assert stale["updates"] >= cluster.result["steps"]["applied"]
+    assert set(stale["by_worker"]) == {"worker-0", "worker-1"}
 
 
 @pytest.mark.parametrize(("task", "trainer"), [("ps-0", "custom_loop"), ("chief-0", "fit")])

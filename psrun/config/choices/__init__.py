@@ -22,7 +22,14 @@ from psrun.config.choices.clusters import (
     TfConfig,
     Unsupervised,
 )
-from psrun.config.choices.consistency import Asynchronous, BoundedDelay, Consistency, StaleSynchronous, Synchronous
+from psrun.config.choices.consistency import (
+    Asynchronous,
+    BoundedDelay,
+    Consistency,
+    Simulated,
+    StaleSynchronous,
+    Synchronous,
+)
 from psrun.config.choices.engines import SUBMISSIONS, KubernetesKeys, PodResources, ResourcesByJob, SlurmJob, Submission
 from psrun.config.choices.results import (
     Checkpoints,
@@ -103,6 +110,7 @@ __all__ = [
     "RestartLimits",
     "Sidecar",
     "SidecarThread",
+    "Simulated",
     "Slurm",
     "SlurmJob",
     "StaleSynchronous",
@@ -135,7 +143,13 @@ KINDS: dict[str, dict[str, type]] = {
     },
     "partitioner": {"none": NoPartitioner, "fixed_shards": FixedShards, "min_size": MinSize, "max_size": MaxSize},
     "trainer": {"custom_loop": CustomLoop, "fit": Fit},
-    "consistency": {"async": Asynchronous, "bounded_delay": BoundedDelay, "ssp": StaleSynchronous, "sync": Synchronous},
+    "consistency": {
+        "async": Asynchronous,
+        "bounded_delay": BoundedDelay,
+        "ssp": StaleSynchronous,
+        "sync": Synchronous,
+        "simulated": Simulated,
+    },
     "evaluation": {
         "none": NoEvaluation,
         "validation": Validation,

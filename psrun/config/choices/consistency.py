@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from psrun.config.schema import at_least
+from psrun.config import delays
+from psrun.config.schema import at_least, one_of
 
 
 class _Consistency:
@@ -13,6 +14,7 @@ class _Consistency:
 
     Attributes:
       needs_parameter_servers: whether the mode has a meaning only with parameter servers.
+      one_process: whether the mode has a meaning only without a cluster.
       max_delay: a round starts once all rounds before the one this many rounds earlier are done; None for no bound.
       averages: whether an update averages the gradients of several workers; else each gradient is an update.
       min_workers: the least number of gradients of an update while workers are lost; None for as many as otherwise.
@@ -20,6 +22,7 @@ class _Consistency:
     """
 
     needs_parameter_servers: ClassVar[bool] = True
+    one_process: ClassVar[bool] = False
     kind: str
     max_delay: int | None = None
     staleness: int | None = None
@@ -79,4 +82,27 @@ class Synchronous(_Consistency):
         return num_workers - self.backup_workers
 
 
-Consistency = Asynchronous | BoundedDelay | StaleSynchronous | Synchronous
+@dataclass(frozen=True)
+class Simulated(_Consistency):
+    """Each gradient is applied a drawn number of updates after its weights were read.
+
+    Attributes:
+      delay: the distribution of that number.
+      mean: its mean, in updates; None if recorded.
+      run: the run folder, or the run.json, whose recorded staleness is reproduced; None otherwise.
+    """
+
+    needs_parameter_servers = False
+    one_process = True
+    kind: str
+    run: str | None
+    delay: str = one_of(*delays.KINDS)
+    mean: float | None = at_least(0)
+
+    @property
+    def probabilities(self) -> list[float]:
+        """The probabilities of delays of 0, 1, ... updates. Raises ValueError without such a distribution."""
+        return delays.probabilities(self.delay, self.mean, self.run)
+
+
+Consistency = Asynchronous | BoundedDelay | StaleSynchronous | Synchronous | Simulated

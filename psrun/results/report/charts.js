@@ -173,6 +173,17 @@ function stages(runs) {
   };
 }
 
+function staleness(runs, color) {
+  const found = runs.filter((run) => run.staleness);
+  if (!found.length) return "no run has measured the staleness of its updates";
+  const traces = found.slice(0, MOST_CURVES).map((run) => ({
+    x: run.staleness.map(([updates]) => updates), y: run.staleness.map(([, share]) => share), mode: "lines+markers", line: { color: color(run), width: 1.7, shape: "hv" },
+    marker: { size: 4 }, name: plain(short(run.name, 40)), text: plain(label(run)), hovertemplate: "%{y:.1%} at %{x} or less<br>%{text}",
+  }));
+  const note = found.length > MOST_CURVES ? ` The first ${MOST_CURVES} of ${found.length} runs.` : "";
+  return { traces, note, layout: { xaxis: { title: { text: "staleness (updates)" }, rangemode: "tozero" }, yaxis: { title: { text: "share of updates" }, range: [0, 1.03], tickformat: ".0%" } } };
+}
+
 function stepTimes(runs, color) {
   const all = [...grouped(runs.filter((run) => run.epochs.some((epoch) => known(epoch[3]))), (run) => run.group).values()];
   if (!all.length) return "no run has step times of its epochs";
@@ -269,6 +280,7 @@ const CHARTS = [
   { id: "throughput", title: "Throughput against workers", note: "One point per run; lines connect the means.", draw: (runs, state) => scaling(runs, state.tone, { efficiency: false }) },
   { id: "efficiency", title: "Scaling efficiency", note: "Throughput per worker, relative to the fewest workers.", draw: (runs, state) => scaling(runs, state.tone, { efficiency: true }) },
   { id: "stages", title: "Where the time of a step goes", note: "Measured on a worker during training; mean of the runs of a configuration.", wide: true, draw: (runs) => stages(runs) },
+  { id: "staleness", title: "Staleness of updates", note: "Updates applied between the read of the weights and the own update; the share of updates up to each number.", wide: true, draw: (runs, state) => staleness(runs, state.tone) },
   { id: "placement", title: "Placement", note: "Bytes of model and optimizer on each task.", wide: true, draw: (runs) => placement(runs) },
   { id: "timeline", title: "Timeline of a run", note: "Lost tasks, restarts and recoveries.", wide: true, pick: true, draw: (runs, state) => timeline(runs.find((run) => run.name === state.run)) },
 ];

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -11,6 +12,7 @@ from string import Template
 from typing import Any
 
 from psrun import __version__
+from psrun.config import delays
 from psrun.errors import PsrunError
 from psrun.results.events import Event
 from psrun.results.reading import mapping, number
@@ -93,6 +95,7 @@ def _run(run: Run, group: int, axes: Sequence[str], common: Mapping[str, Any]) -
         "ps": number(cluster.get("num_ps")),
         "topology": cluster.get("topology"),
         "step_time": _stages(run),
+        "staleness": _staleness(run),
         "curves": _curves(happened),
         "epochs": [_epoch(event) for event in happened if event.kind == "epoch"],
         "bytes": _bytes(run),
@@ -139,6 +142,16 @@ def _stages(run: Run) -> dict[str, float] | None:
     """Seconds of a step on a worker by stage; None if they were not measured."""
     stages = mapping(run.result.get("step_time"))
     return {key.removesuffix("_s"): each for key, each in stages.items() if number(each) is not None} or None
+
+
+def _staleness(run: Run) -> list[list[float]] | None:
+    """Pairs of a staleness and the share of updates that are as stale or less; None if it was not measured."""
+    try:
+        counts = delays.histogram(mapping(run.result.get("staleness")))
+    except (KeyError, TypeError, ValueError):  # without a measurement, or of another version of psrun
+        return None
+    updates = sum(counts.values())
+    return [[each, so_far / updates] for each, so_far in zip(counts, itertools.accumulate(counts.values()))]
 
 
 def _bytes(run: Run) -> dict[str, int]:

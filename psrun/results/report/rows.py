@@ -44,14 +44,16 @@ class Spread:
 
 def row(run: Run) -> Row:
     """All values of a run by column: configuration, choices of groups, run.json, metrics."""
-    skipped = ("placement", "checkpoints", "overrides", "error", "recoveries", "steps", "metrics")
+    skipped = ("placement", "checkpoints", "overrides", "error", "recoveries", "steps", "metrics", "staleness")
     results = flat({name: value for name, value in run.result.items() if name not in skipped})
     steps = mapping(run.result.get("steps"))
+    stale = {f"staleness.{name}": each for name, each in mapping(run.result.get("staleness")).items()}
     recoveries = run.result.get("recoveries")
     # An experiment is not a key of the configuration.
     experiment = {key: value for key, value in run.overrides.items() if key == "experiment"}
     return {
-        **results, **{f"steps.{name}": value for name, value in steps.items()},
+        **results, **{name: each for name, each in stale.items() if number(each) is not None},
+        **{f"steps.{name}": value for name, value in steps.items()},
         **experiment, **run.config, **choices(run.config),
         "run": run.name, "folder": printable(run.path), "status": run.state.status, **metrics(run),
         "steps": number(steps.get("applied")), **{name: number(run.result.get(name)) for name in MEASURED[1:4]},

@@ -9,6 +9,7 @@ from typing import Any
 
 from psrun.config.choices import MLflow
 from psrun.errors import ConfigError, Problem
+from psrun.results import staleness
 from psrun.results.events import Event, Progress
 from psrun.results.run_folder import RunFolder
 
@@ -18,7 +19,7 @@ _STATUS = {"stopping": "KILLED", "end": "FINISHED"}
 
 
 class MLflowSink:
-    """Creates a run in MLflow with its parameters, and the metrics of its epochs and evaluations.
+    """Creates a run in MLflow with its parameters, and the metrics and the staleness of its epochs and evaluations.
 
     The first error of MLflow prints a warning and disables tracking; training continues.
 
@@ -58,6 +59,9 @@ class MLflowSink:
         elif event.kind == "evaluation":
             metrics = {f"val_{name}": value for name, value in event.data["metrics"].items()}
             self._try(lambda: self._log(event, metrics))
+        elif event.kind == "staleness":
+            values = {f"staleness_{name}": value for name, value in staleness.brief(event.data).items()}
+            self._try(lambda: self._log(event, values))
         self._status = _STATUS.get(event.kind, self._status)
 
     def progress(self, progress: Progress) -> None:

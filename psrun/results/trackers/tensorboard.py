@@ -10,11 +10,12 @@ from typing import Any
 import tensorflow as tf
 from tensorboard.plugins.hparams import api as hparams
 
+from psrun.results import staleness
 from psrun.results.events import Event, Progress
 
 
 class Summaries:
-    """Writes each epoch's metrics under train/ and each evaluation's under evaluation/.
+    """Writes each epoch's metrics and staleness under train/, and each evaluation's under evaluation/.
 
     Args:
       values: of the configuration, by dotted key, written as text and as hyperparameters; None for none.
@@ -27,10 +28,12 @@ class Summaries:
     def event(self, event: Event) -> None:
         if event.kind == "placement" and self._values is not None:  # TensorFlow must not run anything before
             self._describe(self._values)
-        name = {"epoch": "train", "evaluation": "evaluation"}.get(event.kind)
+        name = {"epoch": "train", "evaluation": "evaluation", "staleness": "train"}.get(event.kind)
         if name is None:
             return
-        scalars = dict(event.data["metrics"])
+        scalars = dict(event.data.get("metrics", {}))
+        if event.kind == "staleness":
+            scalars = {f"staleness/{name}": value for name, value in staleness.brief(event.data).items()}
         if "steps_per_s" in event.data:
             scalars["steps_per_s"] = event.data["steps_per_s"]
         with self._writing(name):

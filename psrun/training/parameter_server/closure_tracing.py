@@ -18,6 +18,7 @@ from psrun.training.parameter_server.dense_bundling import DenseBundles
 from psrun.training.parameter_server.gradient_rounds import GradientRounds
 from psrun.training.parameter_server.row_prefetch import RowPrefetch
 from psrun.training.parameter_server.slow_workers import SlowWorkers
+from psrun.training.parameter_server.staleness_meter import StalenessMeter
 from psrun.training.parameter_server.step_profiler import StepProfiler, Unmeasured
 from psrun.training.parameter_server.worker_local_variables import CannotBeKept, WorkerLocalVariables
 
@@ -38,6 +39,7 @@ class ClosureTracer:
       iterator: of `feed` on the workers.
       stages: measure where the time of steps goes.
       slow: slows down some workers.
+      meter: measures the staleness of updates.
       step: of one batch; None for the network's own `train_step`.
       rounds: takes the gradients of a step; None if the step itself updates.
 
@@ -52,6 +54,7 @@ class ClosureTracer:
         iterator: Any,
         stages: StepProfiler,
         slow: SlowWorkers,
+        meter: StalenessMeter,
         step: Step | None = None,
         rounds: GradientRounds | None = None,
     ) -> None:
@@ -59,7 +62,7 @@ class ClosureTracer:
         self._program, self._feed, self._stages, self._step = program, feed, stages, step
         self._slow, self._rounds = slow, rounds
         self._iterator_spec = iterator_spec(iterator)
-        self._bundles = DenseBundles(program, trainer.dense_sync_every)
+        self._bundles = DenseBundles(program, meter, trainer.dense_sync_every, rows_ahead=trainer.prefetch_rows)
         self._prefetch = RowPrefetch(program) if trainer.prefetch_rows else None
         self._kept = WorkerLocalVariables(metric_variables(program), counters(program.optimizer))
         if trainer.dense_sync_every > 1 and not self._bundles:

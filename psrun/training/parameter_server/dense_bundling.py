@@ -16,10 +16,13 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from psrun.errors import ConfigError, Problem
+from psrun.optimizers import late_gradients
 from psrun.program.compiled_model import Program, traced_forward
 from psrun.tf_internals import optimizers
 from psrun.tf_internals.tracing import FuncGraph, record_operation, stop_recording, variable_accessed
 from psrun.tf_internals.variables import remote, wrapped
+from psrun.training.parameter_server.staleness_meter import StalenessMeter, UpdatesInClosure
 from psrun.training.parameter_server.variable_proxy import VariableProxy, taking_over
 
 GradientsAndVariables = Sequence[tuple[Any, tf.Variable]]
@@ -29,11 +32,16 @@ class DenseBundles:
     """The trainable variables of a program that its model reads as a whole, by parameter server.
 
     Args:
+      meter: measures the staleness of updates; its numbers travel with a bundle.
       sync_every: number of steps per read of the variables, and per push of their summed gradients.
+      rows_ahead: whether rows of tables are requested one step ahead, so that they are staler than the variables.
     """
 
-    def __init__(self, program: Program, sync_every: int = 1) -> None:
+    def __init__(
+        self, program: Program, meter: StalenessMeter, sync_every: int = 1, *, rows_ahead: bool = False
+    ) -> None:
         self._optimizer, self._every = program.optimizer, sync_every
+        self._meter, self._rows_ahead = meter, rows_ahead
         by_server: dict[tuple[str, tf.DType], list[Any]] = {}
         if optimizers.updates_together(self._optimizer):
             for variable in _read_as_a_whole(program):
@@ -42,6 +50,16 @@ class DenseBundles:
         own = getattr(type(self._optimizer), "aggregate_gradients", None)
         keras = tf_keras.optimizers.Optimizer.aggregate_gradients
         self._alone = program.distribution.strategy.num_replicas_in_sync == 1 and own is keras
+        for option, stops in (
+            ("staleness_aware", late_gradients.is_staleness_aware(self._optimizer) and not self._alone),
+            ("delay_compensation", late_gradients.compensation(self._optimizer) and not (self._alone and self)),
+        ):
+            if stops:
+                message = "is not supported with this model, or with several replicas per worker; remove it"
+                raise ConfigError([Problem(f"optimizer.{option}", message)])
+        exact = [bundle for bundle in self._bundles if bundle.dtype in (tf.float32, tf.float64)]
+        self._carrier = max(exact, key=lambda bundle: bundle.num_values, default=None)
+        meter.place(program.optimizer.iterations.device if self._carrier is None else self._carrier.device)
 
     def __bool__(self) -> bool:
         return bool(self._bundles)
@@ -49,28 +67,25 @@ class DenseBundles:
     @contextlib.contextmanager
     def in_closure(self, num_steps: int) -> Iterator[Callable[[], None]]:
         """Traces the operations in this context on bundles; yields a function to call before each of the steps."""
-        if not self._bundles:
-            yield lambda: None
-            return
         for bundle in self._bundles:
             bundle.begin()
         variables = [variable for bundle in self._bundles for variable in bundle.variables]
         stand_ins = [stand_in for bundle in self._bundles for stand_in in bundle.stand_ins]
         optimizer = self._optimizer
-        steps = _Steps(self._bundles, self._every, num_steps)
-        with (
-            taking_over(variables, stand_ins),
-            optimizers.updating(optimizer, steps.applying),
-            optimizers.applying(optimizer, steps.updating),
-        ):
-            if self._alone:
-                # There is nothing to aggregate; Keras would fetch gradients from parameter servers for it.
-                optimizer.aggregate_gradients = _as_they_are
-            try:
+        updates = UpdatesInClosure(self._meter, rows_ahead=self._rows_ahead)
+        steps = _Steps(optimizer, self._bundles, self._carrier, updates, self._every, num_steps)
+        with taking_over(variables, stand_ins), optimizers.updating(optimizer, steps.applying):
+            if not self._bundles:
                 yield steps.next
-            finally:
-                if self._alone:
-                    del optimizer.aggregate_gradients
+                return
+            with optimizers.applying(optimizer, steps.updating), self._aggregating():
+                yield steps.next
+
+    def _aggregating(self) -> contextlib.AbstractContextManager[None]:
+        """In a closure on one device, there is nothing to aggregate; Keras would fetch gradients for it."""
+        if not self._alone:
+            return contextlib.nullcontext()
+        return optimizers.replaced(self._optimizer, "aggregate_gradients", lambda _: _as_they_are)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -79,10 +94,24 @@ def _as_they_are(grads_and_vars: GradientsAndVariables) -> GradientsAndVariables
 
 
 class _Steps:
-    """Wraps the steps of a closure."""
+    """Wraps the steps of a closure.
 
-    def __init__(self, bundles: Sequence[_Bundle], every: int, num_steps: int) -> None:
-        self._bundles, self._every, self._num_steps = bundles, every, num_steps
+    Args:
+      carrier: the bundle with which the numbers of `updates` travel; None if they travel alone.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        bundles: Sequence[_Bundle],
+        carrier: _Bundle | None,
+        updates: UpdatesInClosure,
+        every: int,
+        num_steps: int,
+    ) -> None:
+        self._optimizer, self._factor = optimizer, late_gradients.compensation(optimizer)
+        self._bundles, self._carrier, self._updates = bundles, carrier, updates
+        self._every, self._num_steps = every, num_steps
         self._step = -1
         self._apply: Callable[..., Any]
 
@@ -110,20 +139,34 @@ class _Steps:
     def next(self) -> None:
         self._step += 1
         self._mark(False)
-        if self._step % self._every == 0:
-            for bundle in self._bundles:
+        fetches = self._step % self._every == 0
+        carried = None
+        for bundle in self._bundles if fetches else ():
+            if bundle is self._carrier:
+                (carried,) = bundle.fetch([self._updates.applied(bundle.dtype)])
+            else:
                 bundle.fetch()
+        self._updates.begin_step(carried, reads_weights=fetches)
 
     @tf.autograph.experimental.do_not_convert
-    def apply_gradients(self, grads_and_vars: GradientsAndVariables) -> Any:
+    def apply_gradients(self, grads_and_vars: GradientsAndVariables, *arguments: Any, **options: Any) -> Any:
         """Applies the gradients outside of bundles, and those of bundles when a push is due."""
-        rest = list(grads_and_vars)
+        grads_and_vars = rest = list(grads_and_vars)
+        self._updates.add()
+        staleness = None
+        pushes = (self._step + 1) % self._every == 0 or self._step + 1 == self._num_steps
         for bundle in self._bundles:
             rest = bundle.take(rest)
-        if (self._step + 1) % self._every == 0 or self._step + 1 == self._num_steps:
-            for bundle in self._bundles:
-                rest += bundle.push()
-        return self._apply(rest)
+        for bundle in self._bundles if pushes else ():
+            carries = bundle is self._carrier and not bundle.is_empty
+            pairs, carried = bundle.push(self._updates.numbers() if carries else [], self._factor)
+            rest += pairs
+            if carries:
+                staleness = self._updates.count(carried)
+        if pushes and self._updates.are_waiting:
+            staleness = self._updates.count_alone(gradient for gradient, _ in grads_and_vars)
+        with late_gradients.applying(self._optimizer, staleness):
+            return self._apply(rest, *arguments, **options)
 
 
 class _Bundle:
@@ -133,20 +176,37 @@ class _Bundle:
         self.variables = variables
         self.stand_ins: list[_Fetched] = []
         self._sizes = [math.prod(variable.shape) for variable in variables]
-        self._summed: Any = None
+        self._read: list[tf.Tensor] = []  # the fetched values
+        self._summed: list[tf.Tensor] = []  # parts, one after the other
         self._pushed: list[int] = []
+        self.device, self.dtype, self.num_values = variables[0].device, variables[0].dtype, sum(self._sizes)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no gradients to push."""
+        return not self._summed
 
     def begin(self) -> None:
-        self.stand_ins, self._summed = [_Fetched(wrapped(variable)) for variable in self.variables], None
+        self.stand_ins, self._summed = [_Fetched(wrapped(variable)) for variable in self.variables], []
 
-    def fetch(self) -> None:
-        """Reads all variables, for the steps until the next call."""
+    def fetch(self, carried: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+        """Reads all variables, for the steps until the next call.
+
+        Args:
+          carried: numbers on the parameter server that travel with the variables: shape (1,) each.
+
+        Returns:
+          These numbers, on the worker.
+        """
         with stop_recording():
-            with tf.device(self.variables[0].device):
+            with tf.device(self.device):
                 values = [tf.reshape(stand_in.variable.read_value(), [-1]) for stand_in in self.stand_ins]
-                together = tf.concat(values, 0)
-            for stand_in, part in zip(self.stand_ins, tf.split(tf.identity(together), self._sizes)):
+                together = tf.concat([*values, *carried], 0)
+            parts = tf.split(tf.identity(together), [*self._sizes, *(1 for _ in carried)])
+            self._read = parts[: len(self._sizes)]
+            for stand_in, part in zip(self.stand_ins, self._read):
                 stand_in.fetched = tf.reshape(part, stand_in.variable.shape)
+            return parts[len(self._sizes) :]
 
     def take(self, grads_and_vars: GradientsAndVariables) -> list[tuple[Any, tf.Variable]]:
         """Adds up the gradients of its variables; returns the others."""
@@ -165,19 +225,38 @@ class _Bundle:
                 for gradient, variable, size in zip(own, self.variables, self._sizes)
             ]
             self._pushed = [place for place, gradient in enumerate(own) if gradient is not None]
-            together = tf.concat(flat, 0)
-            self._summed = together if self._summed is None else self._summed + together
+            self._summed = flat if self.is_empty else [tf.concat(self._summed, 0) + tf.concat(flat, 0)]
         return others
 
-    def push(self) -> list[tuple[tf.Tensor, tf.Variable]]:
-        """The summed gradients, on the parameter server."""
-        if self._summed is None:
-            return []
-        with tf.device(self.variables[0].device):
-            parts = tf.split(tf.identity(self._summed), self._sizes)
-            self._summed = None
-            pairs = [(tf.reshape(part, variable.shape), variable) for part, variable in zip(parts, self.variables)]
-            return [pairs[place] for place in self._pushed]
+    def push(
+        self, carried: Sequence[tf.Tensor], compensation: float
+    ) -> tuple[list[tuple[tf.Tensor, tf.Variable]], list[tf.Tensor]]:
+        """The summed gradients, on the parameter server.
+
+        Args:
+          carried: numbers on the worker that travel with them: shape (1,) each.
+          compensation: the factor of `late_gradients.compensated`; if it is not 0, the fetched values travel, too.
+
+        Returns:
+          Pairs of gradient and variable, and the numbers.
+        """
+        if self.is_empty:
+            return [], []
+        read = self._read if compensation else []
+        together = tf.concat([*self._summed, *(tf.cast(number, self.dtype) for number in carried), *read], 0)
+        self._summed = []
+        with tf.device(self.device):
+            sizes = [*self._sizes, *(1 for _ in carried)]
+            received = tf.identity(together)
+            parts = tf.split(received, [*sizes, *(self._sizes if read else ())])
+            gradients = [tf.reshape(part, variable.shape) for part, variable in zip(parts, self.variables)]
+            for place, late in enumerate(parts[len(sizes) :]):
+                with tf.control_dependencies([received]):  # else read when the closure starts
+                    now = self.stand_ins[place].variable.read_value()
+                values = gradients[place], now, tf.reshape(late, now.shape)
+                gradients[place] = late_gradients.compensated(*values, compensation)
+            pairs = [(gradients[place], self.variables[place]) for place in self._pushed]
+            return pairs, parts[len(self._sizes) : len(sizes)]
 
 
 class _Fetched(VariableProxy):

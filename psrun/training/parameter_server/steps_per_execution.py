@@ -17,6 +17,7 @@ from psrun.training.parameter_server import closure_length
 from psrun.training.parameter_server.closure_length import ClosureTimer
 from psrun.training.parameter_server.closure_tracing import ClosureTracer, Step
 from psrun.training.parameter_server.slow_workers import SlowWorkers
+from psrun.training.parameter_server.staleness_meter import StalenessMeter
 from psrun.training.parameter_server.step_profiler import StepProfiler
 
 # Writing ten out took 5 to 9 s of training and saved 2 to 3 ms a step, with a tiny and a large model on two slow cores:
@@ -50,6 +51,7 @@ class Packing:
       in_flight: the closures of all kinds of steps.
       feed: the input of the steps.
       stages: measures the stages of a step.
+      meter: measures the staleness of updates.
       planned: total number of steps to schedule.
       on_packed: called when the length of closures is decided, and when it changes.
       step: trains on one batch, instead of the network's `train_step`; its return value is dropped.
@@ -66,6 +68,7 @@ class Packing:
         in_flight: TrainingClosures,
         feed: Stream,
         stages: StepProfiler,
+        meter: StalenessMeter,
         on_packed: Callable[[Packed], None],
         *,
         planned: int,
@@ -77,7 +80,7 @@ class Packing:
         self._in_flight, self._stages = in_flight, stages
         self._feed, self._iterator = feed, feed.iterator(distribution.coordinator)
         slow = SlowWorkers(program.optimizer, program.config.cluster.slow_workers or {}, distribution.num_workers)
-        self._tracer = ClosureTracer(program, feed, self._iterator, stages, slow, step)
+        self._tracer = ClosureTracer(program, feed, self._iterator, stages, slow, meter, step)
         self._late = trainer.prefetch_rows or trainer.dense_sync_every > 1  # only unrolled steps can be
         self._unrolled_steps = choices.MAX_UNROLLED_STEPS if self._late or planned >= _STEPS_TO_UNROLL_FOR else 1
         self._looped, self._unrolled = self._tracer.trace(1, num_steps=None), None

@@ -13,6 +13,7 @@ from psrun.training.input_streams import Stream
 from psrun.training.parameter_server.closure_tracing import ClosureTracer, Step
 from psrun.training.parameter_server.gradient_rounds import GradientRounds
 from psrun.training.parameter_server.slow_workers import SlowWorkers
+from psrun.training.parameter_server.staleness_meter import StalenessMeter
 from psrun.training.parameter_server.step_profiler import StepProfiler
 
 
@@ -20,7 +21,7 @@ class SynchronousSteps:
     """Schedules synchronous steps; the interface of `Packing`, with executions of one step.
 
     Args:
-      closures, feed, stages, step: as for `Packing`.
+      closures, feed, stages, meter, step: as for `Packing`.
       ends_epoch: whether the next step is the last one of its epoch.
       warn: called when an update begins to average another number of gradients.
 
@@ -36,6 +37,7 @@ class SynchronousSteps:
         closures: RoundClosures,
         feed: Stream,
         stages: StepProfiler,
+        meter: StalenessMeter,
         *,
         ends_epoch: Callable[[], bool],
         warn: Callable[[str], None],
@@ -48,7 +50,8 @@ class SynchronousSteps:
         self._iterator = feed.iterator(distribution.coordinator)
         rounds = GradientRounds(program, feed.audit)
         slow = SlowWorkers(program.optimizer, program.config.cluster.slow_workers or {}, distribution.num_workers)
-        self._function = ClosureTracer(program, feed, self._iterator, stages, slow, step, rounds).trace(1, num_steps=1)
+        tracer = ClosureTracer(program, feed, self._iterator, stages, slow, meter, step, rounds)
+        self._function = tracer.trace(1, num_steps=1)
         self._apply = rounds.apply_function()
         self._num_averaged = program.gradients_per_update
         self.logs: Any = dict.fromkeys((metric.name for metric in program.network.metrics), 0.0)

@@ -1,0 +1,124 @@
+"""Trains in one process as if each gradient came late: computed on the weights of some updates before.
+
+Update k, from 0, applies the gradient of a batch at the weights that update k - d left, where d is drawn; the first
+updates take d at most k. Dai et al.: Toward Understanding the Impact of Staleness in Distributed Machine Learning,
+ICLR 2019. The weights of the last updates are kept, as many as the longest delay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from psrun.config import choices
+from psrun.errors import ConfigError, Problem
+from psrun.optimizers import late_gradients
+from psrun.program.compiled_model import Program
+from psrun.results.staleness import Histogram
+
+_TASK = "chief-0"
+
+
+class SimulatedDelay:
+    """Delays the gradients of a program, whichever trainer calls its network's `train_step`.
+
+    The delay of an update depends on the seed of the run and the number of the update only.
+    """
+
+    def __init__(self, program: Program, mode: choices.Simulated) -> None:
+        self._network, self._optimizer, self._seed = program.network, program.optimizer, program.config.seed
+        self._cumulated = tf.constant(mode.probabilities, tf.float64)[:-1]
+        self._cumulated = tf.cumsum(self._cumulated)
+        self._num_versions = len(mode.probabilities)
+        self._variables = list(program.network.trainable_variables)
+        self._versions: list[Any] = [
+            tf.Variable(tf.zeros([self._num_versions, *variable.shape], variable.dtype), trainable=False)
+            for variable in self._variables
+        ]
+        self._updates = tf.Variable(0, dtype=tf.int64, trainable=False)  # since `begin`
+        self._counts = tf.Variable(tf.zeros([self._num_versions], tf.int32), trainable=False)
+        self._current: list[tf.Tensor] | None = None  # weights, while the variables have those of before
+        self._read: list[tf.Tensor] = []  # and those
+        self._delay: tf.Tensor | None = None  # of the current update
+        self._graph: Any = None
+        self._train_step, self._apply = self._network.train_step, self._optimizer.apply_gradients
+        self._network.train_step, self._optimizer.apply_gradients = self._late_step, self._apply_late
+
+    def begin(self) -> None:
+        """The next update takes the present weights, and those after it no older ones.
+
+        Call when an epoch begins, as workers begin one together, and after a checkpoint, which has the present weights
+        only.
+        """
+        self._updates.assign(0)
+
+    def take(self) -> Mapping[str, Histogram]:
+        """The delays since the last call, as a histogram of a single task."""
+        counts = self._counts.numpy()
+        self._counts.assign(tf.zeros_like(self._counts))
+        return {_TASK: {int(delay): int(counts[delay]) for delay in counts.nonzero()[0]}} if counts.any() else {}
+
+    def _late_step(self, data: Any) -> Any:
+        self._read_late()
+        returned = self._train_step(data)
+        self._check_applied()
+        return returned
+
+    @tf.autograph.experimental.do_not_convert
+    def _read_late(self) -> None:
+        """Keeps the weights, and gives the variables those of before."""
+        number = tf.cast(self._optimizer.iterations, tf.int64)
+        seed = tf.stack([tf.constant(self._seed, tf.int64), number])
+        drawn = tf.random.stateless_uniform([1], seed, dtype=tf.float64)
+        delay = tf.searchsorted(self._cumulated, drawn, side="right", out_type=tf.int64)[0]
+        updates = self._updates.read_value()
+        delay = tf.minimum(delay, updates)
+        self._delay, self._graph = delay, tf.compat.v1.get_default_graph()
+        self._current, self._read = [], []
+        for variable, versions in zip(self._variables, self._versions):
+            current = tf.identity(variable)
+            self._current.append(current)
+            versions.scatter_update(tf.IndexedSlices(current[tf.newaxis], [updates % self._num_versions]))
+            read = tf.gather(versions, (updates - delay) % self._num_versions)
+            self._read.append(read)
+            variable.assign(read)
+        self._updates.assign_add(1)
+        self._counts.scatter_add(tf.IndexedSlices(tf.ones([1], tf.int32), [delay]))
+
+    @tf.autograph.experimental.do_not_convert
+    def _apply_late(self, grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
+        """Gives the variables their weights back, and applies the gradients to them."""
+        if self._current is not None:
+            if tf.compat.v1.get_default_graph() is not self._graph:
+                raise _unsupported("applies gradients within a branch or a loop")
+            pairs = list(grads_and_vars)
+            for variable, current in zip(self._variables, self._current):
+                variable.assign(current)
+            grads_and_vars, self._current = self._compensated(pairs), None
+        delay, self._delay = self._delay, None
+        with late_gradients.applying(self._optimizer, delay):
+            return self._apply(grads_and_vars, *arguments, **options)
+
+    def _compensated(self, grads_and_vars: list[Any]) -> list[Any]:
+        factor = late_gradients.compensation(self._optimizer)
+        if not factor or self._current is None:
+            return grads_and_vars
+        places = {id(variable): place for place, variable in enumerate(self._variables)}
+        pairs = []
+        for gradient, variable in grads_and_vars:
+            place = places.get(id(variable))
+            if place is not None and isinstance(gradient, tf.Tensor):
+                gradient = late_gradients.compensated(gradient, self._current[place], self._read[place], factor)
+            pairs.append((gradient, variable))
+        return pairs
+
+    @tf.autograph.experimental.do_not_convert
+    def _check_applied(self) -> None:
+        if self._current is not None:
+            raise _unsupported("does not apply gradients with the optimizer of the model")
+
+
+def _unsupported(what: str) -> ConfigError:
+    return ConfigError([Problem("consistency", f"'simulated' does not support a train_step that {what}; choose async")])

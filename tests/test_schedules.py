@@ -1,0 +1,52 @@
+"""Learning rates that begin small, and that grow with the number of workers."""
+
+from __future__ import annotations
+
+import pytest
+from support import run_config
+
+pytestmark = pytest.mark.tensorflow
+
+
+def rates(schedule: dict, *steps: int) -> list[float]:
+    from psrun.config import targets
+    from psrun.config.targets import Target
+
+    name = f"psrun.optimizers.schedules.{schedule.pop('_target_')}"
+    made = targets.call(Target(name, schedule, "optimizer.learning_rate"))
+    assert type(made).from_config(made.get_config()).get_config() == made.get_config()
+    return [float(made(step)) for step in steps]
+
+
+def test_a_warm_up_grows_to_the_rate_and_stays_or_follows_another_schedule():
+    assert rates({"_target_": "WarmUp", "learning_rate": 0.4, "steps": 4}, 0, 1, 4, 9) == pytest.approx(
+        [0.0, 0.1, 0.4, 0.4]
+    )
+    decay = {"_target_": "tf_keras.optimizers.schedules.ExponentialDecay", "initial_learning_rate": 0.4,
+             "decay_steps": 2, "decay_rate": 0.5}  # fmt: skip
+    followed = {"_target_": "WarmUp", "learning_rate": 0.4, "steps": 4, "start": 0.2, "after": decay}
+    assert rates(followed, 0, 2, 4, 6) == pytest.approx([0.2, 0.3, 0.4, 0.2])
+
+
+def test_a_rate_is_scaled_by_a_factor_or_its_root():
+    scaled = {"_target_": "Scaled", "learning_rate": 0.1, "factor": 4, "steps": 2}
+    assert rates({**scaled}, 0, 1, 2) == pytest.approx([0.1, 0.25, 0.4])
+    assert rates({**scaled, "rule": "sqrt"}, 2) == pytest.approx([0.2])
+    assert rates({"_target_": "Scaled", "learning_rate": 0.1, "factor": 4}, 0) == pytest.approx([0.4])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"rule": "cubic"}, "rule is 'cubic'"), ({"factor": 0}, "factor is 0"), ({"steps": -1}, "steps is -1")],
+)
+def test_a_schedule_that_cannot_be_is_an_error(options, message):
+    from psrun.optimizers.schedules import Scaled
+
+    with pytest.raises(ValueError, match=message):
+        Scaled(**{"learning_rate": 0.1, "factor": 2, **options})
+
+
+def test_a_schedule_is_configured_by_name():
+    rate = "{_target_: psrun.optimizers.schedules.Scaled, learning_rate: 0.05, factor: ${cluster.num_workers}}"
+    config = run_config("optimizer=sparse_adagrad", f"optimizer.learning_rate={rate}", "cluster.num_workers=4")
+    assert config.optimizer.options["learning_rate"]["factor"] == 4

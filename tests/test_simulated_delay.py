@@ -1,0 +1,119 @@
+"""Gradients that are applied late in one process, against plain training and against gradient descent by hand."""
+
+from __future__ import annotations
+
+import json
+
+import delayed
+import numpy as np
+import pytest
+from support import STEPS, raw_config, variables
+
+from psrun.config import delays, parse
+from psrun.errors import ConfigError
+from psrun.results.run_folder import RunFolder
+from psrun.results.staleness import facts
+
+LATE = ("cluster=none", "consistency=simulated")
+
+AWARE = ("optimizer.staleness_aware=true", "optimizer.delay_compensation=0.5")
+
+
+def weights(folder: RunFolder) -> dict[str, np.ndarray]:
+    return {name: value for name, value in variables(folder).items() if np.size(value) > 1}
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("trainer", "model", "optimizer"),
+    [
+        ("custom_loop", "wide_deep", "lazy_adam"),
+        pytest.param("fit", "dense", "adam", marks=pytest.mark.thorough),
+        pytest.param("fit", "embedding", "sparse_adagrad", marks=pytest.mark.thorough),
+    ],
+)
+def test_without_delay_all_bits_are_those_of_plain_training(train, trainer, model, optimizer):
+    pieces = ("cluster=none", f"trainer={trainer}", f"model={model}", f"optimizer={optimizer}")
+    plain, here = train(*pieces)
+    late, there = train(*pieces, *LATE, "consistency.mean=0")
+    assert late["metrics"] == plain["metrics"]
+    assert late["staleness"]["histogram"] == [[0, 2 * STEPS]]
+    before, after = variables(here), variables(there)
+    for name, values in before.items():
+        np.testing.assert_array_equal(after[name], values, err_msg=name)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("trainer", "options", "formula"),
+    [
+        ("custom_loop", (), {}),
+        ("fit", AWARE, {"divides": True, "compensation": 0.5}),
+        pytest.param("fit", (), {}, marks=pytest.mark.thorough),
+    ],
+)
+def test_a_constant_delay_is_delayed_gradient_descent(train, trainer, options, formula):
+    steps = ("trainer.epochs=1", "trainer.steps_per_epoch=20", "trainer.steps_per_execution=5")
+    result, folder = train(*delayed.LINEAR, *LATE, "consistency.mean=3", f"trainer={trainer}", *steps, *options)
+    delayed.check(weights(folder), *delayed.by_hand(delayed.delayed(3, 20), 0.1, **formula))
+    assert result["staleness"]["histogram"] == [[0, 1], [1, 1], [2, 1], [3, 17]]
+    assert result["consistency"] == {"mode": "simulated", "run": None, "delay": "constant", "mean": 3}
+
+
+@pytest.mark.tensorflow
+def test_a_recorded_histogram_is_reproduced_with_the_seed_and_after_a_resume(train, tmp_path):
+    recorded = {0: 50, 1: 120, 2: 20, 6: 10}
+    (tmp_path / "run.json").write_text(json.dumps({"staleness": facts({"worker-0": recorded})}))
+    num_steps = 400
+    pieces = (*delayed.LINEAR, *LATE, "consistency.delay=recorded", "consistency.mean=null",
+              f"consistency.run={tmp_path}", f"trainer.steps_per_epoch={num_steps}",
+              "trainer.steps_per_execution=100")  # fmt: skip
+    result, folder = train(*pieces)
+    drawn = dict(result["staleness"]["histogram"])
+    for delay, number in recorded.items():
+        share = number / sum(recorded.values())
+        sampled = 4 * np.sqrt(share * (1 - share) * 2 * num_steps)  # four standard deviations
+        assert drawn[delay] == pytest.approx(
+            2 * num_steps * share, abs=sampled + 2 * 6
+        )  # an epoch begins without delay
+    _, first_epoch = train(*pieces, "trainer.epochs=1")
+    again, resumed = train(*pieces, into=RunFolder.take_over(first_epoch.path, completed=True))
+    assert again["staleness"] == result["staleness"]
+    _, other = train(*pieces, "seed=2")
+    for name, values in weights(folder).items():
+        np.testing.assert_array_equal(weights(resumed)[name], values, err_msg=name)
+        assert np.abs(weights(other)[name] - values).max() > 0, name
+
+
+def test_probabilities_have_the_configured_mean():
+    assert delays.probabilities("constant", 2, None) == [0, 0, 1]
+    assert delays.probabilities("uniform", 1.5, None) == [0.25] * 4
+    geometric = delays.probabilities("geometric", 4, None)
+    assert sum(geometric) == pytest.approx(1)
+    assert sum(delay * share for delay, share in enumerate(geometric)) == pytest.approx(4, rel=0.02)
+    assert geometric[1] / geometric[0] == pytest.approx(0.8)
+    assert delays.probabilities("geometric", 0, None) == [1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("cluster=inprocess",), "consistency: 'simulated' trains in one process; got cluster=inprocess"),
+        (("trainer=own_loop", "trainer._target_=user_code.plain"), "trainer: steps of 'own_loop' cannot be delayed"),
+        (("consistency.mean=-1",), "consistency.mean: is -1"),
+        (("consistency.mean=1.5",), "consistency.mean: is 1.5, must be an integer with consistency.delay=constant"),
+        (("consistency.mean=null",), "consistency.mean: is required with consistency.delay=constant"),
+        (("consistency.delay=normal",), "consistency.delay: is 'normal', must be one of constant, uniform, geometric"),
+        (("consistency.run=x",), "consistency.run: has no effect with consistency.delay=constant; set it to null"),
+        (("consistency.delay=recorded",), "consistency.mean: has no effect with consistency.delay=recorded"),
+        (("consistency.delay=recorded", "consistency.run=FOLDER/none"), "none cannot be read: No such file"),
+        (("consistency.delay=recorded", "consistency.run=FOLDER/text"), "text is not JSON"),
+        (("consistency.delay=recorded", "consistency.run=FOLDER"), "run.json has no histogram at staleness.histogram"),
+    ],
+)
+def test_a_delay_that_cannot_be_is_an_error_before_training(tmp_path, overrides, message):
+    (tmp_path / "text").write_text("mean: 3")
+    (tmp_path / "run.json").write_text('{"staleness": {"mean": 3}}')
+    with pytest.raises(ConfigError) as error:
+        parse.load(raw_config(*LATE, *(override.replace("FOLDER", str(tmp_path)) for override in overrides)))
+    assert message in str(error.value).replace(str(tmp_path) + "/", "")

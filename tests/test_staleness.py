@@ -1,0 +1,72 @@
+"""The staleness of updates: known answers for one worker, two workers, and updates that are forced in between."""
+
+from __future__ import annotations
+
+import json
+
+import delayed
+import pytest
+from support import STEPS, TABLED, variables
+
+SHORT = ("evaluation=none", "checkpoint=none")
+
+
+def events(folder, kind):
+    lines = map(json.loads, (folder.path / "metrics.jsonl").read_text().splitlines())
+    return [event for event in lines if event["event"] == kind]
+
+
+@pytest.mark.inprocess
+def test_updates_of_another_worker_between_a_read_and_its_update_are_counted(train):
+    """And an optimizer that knows divides its learning rate by them, and compensates the gradient."""
+    result, folder = train(
+        *delayed.LINEAR, "trainer=own_loop", "+trainer.late_by=5", "trainer._target_=user_code.held_back",
+        "trainer.steps_per_execution=1", "trainer.epochs=1", "optimizer.staleness_aware=true",
+        "optimizer.delay_compensation=0.5",
+    )  # fmt: skip
+    updates = [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (0, 0)]
+    delayed.check(variables(folder), *delayed.by_hand(updates, 0.1, divides=True, compensation=0.5))
+    measured = result["staleness"]
+    assert measured["histogram"] == [[0, 5], [5, 1]]
+    assert {name: measured[name] for name in ("updates", "mean", "p50", "p95", "p99", "max")} == {
+        "updates": 6, "mean": 0.8333, "p50": 0, "p95": 5, "p99": 5, "max": 5,
+    }  # fmt: skip
+    assert sorted(worker["histogram"] for worker in measured["by_worker"].values()) == [[[0, 5]], [[5, 1]]]
+    (event,) = events(folder, "staleness")
+    assert event["epoch"] == 1
+    assert event["mean"] == measured["mean"]
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize(
+    ("pieces", "histogram"),
+    [
+        (("trainer=fit", "model=wide_deep"), [[0, 2 * STEPS]]),
+        # Nothing that could carry the counts: a message by themselves.
+        (("optimizer._target_=tf_keras.optimizers.legacy.Adagrad",), [[0, 2 * STEPS]]),
+        # Per closure of 3 steps: the rows of two, and the weights of two, are from before own updates.
+        *(
+            pytest.param((*TABLED, "model._target_=embeddings.model", *late), histogram, marks=pytest.mark.thorough)
+            for late, histogram in (
+                (("trainer.prefetch_rows=true",), [[0, 8], [1, 16]]),
+                (("trainer.dense_sync_every=3",), [[0, 8], [1, 8], [2, 8]]),
+                # The third step's rows are requested before the first two count, when their weights are pushed.
+                (("trainer.dense_sync_every=2", "trainer.prefetch_rows=true"), [[0, 8], [1, 8], [2, 8]]),
+            )
+        ),
+    ],
+)
+def test_with_one_worker_only_its_own_updates_are_between(train, monkeypatch, pieces, histogram):
+    from psrun.training.parameter_server import steps_per_execution
+
+    begin = steps_per_execution.Packing.__init__
+
+    def unrolled_at_once(self, *arguments, **options):
+        begin(self, *arguments, **options)
+        self._unroll()
+
+    monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
+    monkeypatch.setattr(steps_per_execution.Packing, "__init__", unrolled_at_once)
+    result, folder = train(*pieces, *SHORT, num_workers=1)
+    assert result["staleness"]["histogram"] == histogram
+    assert [event["updates"] for event in events(folder, "staleness")] == [STEPS, STEPS]
