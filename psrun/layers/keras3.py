@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from psrun.layers import collection, embedding
 from psrun.layers.base import EmbeddingLayer
-from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
 from psrun.layers.layout import Table
 from psrun.layers.row_blocks import Blocks, Partitioned
 from psrun.tf_internals import keras3
@@ -59,9 +58,11 @@ class Embedding(TableLayer):
     The initial values depend on the seed only, not on the number of shards.
 
     Args:
-      input_dim, output_dim, deduplicate, wire, oov, combiner: as in `psrun.layers.Embedding`.
+      input_dim, output_dim: as in `psrun.layers.Embedding`.
       embeddings_initializer, embeddings_regularizer: as in Keras 3's Embedding; a regularizer makes each step read the
         whole table.
+      name, trainable, dtype: as in Keras 3's layers.
+      options: deduplicate, wire, oov and combiner of `psrun.layers.Embedding`.
 
     Call arguments:
       inputs, weights: as the ids and weights of `psrun.layers.Embedding`.
@@ -81,28 +82,17 @@ class Embedding(TableLayer):
         *,
         embeddings_initializer: Any = "uniform",
         embeddings_regularizer: Any = None,
-        deduplicate: bool | str = "auto",
-        wire: str = "float32",
-        oov: str = "error",
-        combiner: str | None = None,
         name: str | None = None,
-        **kwargs: Any,
+        trainable: bool = True,
+        dtype: Any = None,
+        **options: Any,
     ) -> None:
         self._own_initializer = keras.initializers.get(embeddings_initializer)
         self._own_regularizer = keras.regularizers.get(embeddings_regularizer)
-        name = name or keras3.new_name("embedding")
-        table = embedding.Embedding(
-            input_dim,
-            output_dim,
-            embeddings_initializer=_in_blocks(self._own_initializer),
-            deduplicate=deduplicate,
-            wire=wire,
-            oov=oov,
-            combiner=combiner,
-            name=name,
-        )
-        super().__init__(table, name=name, **kwargs)
-        self.input_dim, self.output_dim, self.combiner = input_dim, output_dim, combiner
+        initial, name = _in_blocks(self._own_initializer), name or keras3.new_name("embedding")
+        table = embedding.Embedding(input_dim, output_dim, embeddings_initializer=initial, name=name, **options)
+        super().__init__(table, name=name, trainable=trainable, dtype=dtype)
+        self.input_dim, self.output_dim, self.combiner = input_dim, output_dim, table.combiner
 
     def _variable(self, *, regularizer: Any = None, **options: Any) -> Any:
         return super()._variable(regularizer=self._own_regularizer, **options)
@@ -130,7 +120,8 @@ class EmbeddingCollection(TableLayer):
 
     Args:
       tables: as in `psrun.layers.EmbeddingCollection`; their initializers are those of Keras 3.
-      stack, max_stacked_table_bytes, deduplicate, wire, oov, concatenate, combiner: as there.
+      name, trainable, dtype: as in Keras 3's layers.
+      options: stack, max_stacked_table_bytes, deduplicate, wire, oov, concatenate and combiner, as there.
 
     Call arguments:
       inputs, weights: by feature, as there.
@@ -147,32 +138,17 @@ class EmbeddingCollection(TableLayer):
         self,
         tables: Sequence[Table | Mapping[str, Any]],
         *,
-        stack: bool | str = "auto",
-        max_stacked_table_bytes: int = MAX_STACKED_TABLE_BYTES,
-        deduplicate: bool | str = "auto",
-        wire: str = "float32",
-        oov: str = "error",
-        concatenate: bool = False,
-        combiner: str | Mapping[str, str | None] | None = None,
         name: str | None = None,
-        **kwargs: Any,
+        trainable: bool = True,
+        dtype: Any = None,
+        **options: Any,
     ) -> None:
         given = [table if isinstance(table, Table) else Table(**table) for table in tables]
         own = [replace(table, initializer=keras.initializers.get(table.initializer)) for table in given]
-        self._own_tables = tuple(own)
-        name = name or keras3.new_name("embedding_collection")
-        table = collection.EmbeddingCollection(
-            [replace(each, initializer=_in_blocks(each.initializer)) for each in own],
-            stack=stack,
-            max_stacked_table_bytes=max_stacked_table_bytes,
-            deduplicate=deduplicate,
-            wire=wire,
-            oov=oov,
-            concatenate=concatenate,
-            combiner=combiner,
-            name=name,
-        )
-        super().__init__(table, name=name, **kwargs)
+        self._own_tables, name = tuple(own), name or keras3.new_name("embedding_collection")
+        in_blocks = [replace(each, initializer=_in_blocks(each.initializer)) for each in own]
+        table = collection.EmbeddingCollection(in_blocks, name=name, **options)
+        super().__init__(table, name=name, trainable=trainable, dtype=dtype)
 
     def _initial(self, name: str, initializer: Any) -> Any:
         # The layer has opened the scope of a table, or of a stack: checkpoints go by these names.
