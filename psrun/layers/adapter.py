@@ -18,9 +18,18 @@ class AdaptedModel(ModelWithOwnChildren):
 
     def save(self, filepath: Any, *arguments: Any, **options: Any) -> None:
         """Raises ExportError: tf-keras could not load it again."""
-        raise ExportError(
+        raise self._not_saved(filepath)
+
+    def save_weights(self, filepath: Any, *arguments: Any, **options: Any) -> None:
+        """As in tf-keras, in TensorFlow's format; raises ExportError for .h5, which tf-keras could not load again."""
+        if str(filepath).endswith((".keras", ".h5", ".hdf5")) or options.get("save_format") in ("keras", "h5"):
+            raise self._not_saved(filepath)
+        super().save_weights(filepath, *arguments, **options)
+
+    def _not_saved(self, filepath: Any) -> ExportError:
+        return ExportError(
             f"{filepath}: a model of {self.library} cannot be saved as one of tf-keras; write a SavedModel with "
-            "export.at_end=true or mode=export, and weights with save_weights_only"
+            "export.at_end=true or mode=export, and weights with save_weights_only and a filepath without extension"
         )
 
     @property

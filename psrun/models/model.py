@@ -146,16 +146,13 @@ def concatenated(tensors: list[tf.Tensor]) -> tf.Tensor:
 
 
 def refuse_single_files(network: tf_keras.Model) -> None:
-    """Makes `save` and `save_weights` refuse .keras and .h5, which Keras could not load again.
-
-    For models with sharded variables, and for those of another library.
-    """
+    """Makes `save` and `save_weights` of a sharded model refuse .keras and .h5, which Keras could not load again."""
 
     def refusing(method: Callable[..., None]) -> Callable[..., None]:
         def call(filepath: Any, *arguments: Any, **options: Any) -> None:
             if str(filepath).endswith((".keras", ".h5", ".hdf5")) or options.get("save_format") in ("keras", "h5"):
                 raise ExportError(
-                    f"{filepath}: Keras writes .keras and .h5 files of these variables, but cannot load them again; "
+                    f"{filepath}: Keras writes .keras and .h5 files of sharded variables, but cannot load them again; "
                     "write a SavedModel with export.at_end=true or mode=export"
                 )
             method(filepath, *arguments, **options)

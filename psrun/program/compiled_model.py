@@ -28,7 +28,6 @@ from psrun.data.source import (
 )
 from psrun.errors import ConfigError, Problem
 from psrun.layers import lookups, stacks
-from psrun.layers.adapter import AdaptedModel
 from psrun.models.model import Model, refuse_single_files
 from psrun.program import class_weights, list_inputs, objective, output_widths
 from psrun.program.evaluation_sizes import eval_batch_size, num_eval_shards
@@ -249,8 +248,7 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
             run_eagerly=run.trainer.run_eagerly,
             pss_evaluation_shards=num_eval_shards(run, source, distribution.num_workers) if exact else 0,
         )
-        in_parts = run.cluster.has_parameter_servers and (run.partitioner.splits or stacks.of(model.network))
-        if in_parts or isinstance(model.network, AdaptedModel):
+        if run.cluster.has_parameter_servers and (run.partitioner.splits or stacks.of(model.network)):
             refuse_single_files(model.network)
         stacks.check_storable(model.network, model.network.optimizer)
     if distribution.strategy.num_replicas_in_sync > 1 and exact:
