@@ -37,6 +37,7 @@ _GUIDES = [
     {"Watch and compare runs": "guides/reports.md"},
     {"Workers with several GPUs": "guides/gpus.md"},
     {"Your own model and data": "guides/own-components.md"},
+    {"Bring your Keras 3 model": "guides/keras3.md"},
     {"Losses, metrics and weights": "guides/losses.md"},
     {"Loops, hooks and callbacks": "guides/own-loops.md"},
     {"Engines": _ENGINES},

@@ -53,6 +53,7 @@ def this_process() -> dict[str, Any]:
 def prepare() -> None:
     """Sets the environment variables of every task. Call before TensorFlow is imported."""
     os.environ.update(VARIABLES)
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")  # of Keras 3, whatever its own file of settings says
     for name in UNWANTED:
         os.environ.pop(name, None)
 

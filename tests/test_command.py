@@ -34,6 +34,7 @@ RESULT_KEYS = {
 def test_a_run_reports_on_the_terminal_and_in_its_folder(psrun, tmp_path):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
+    (tmp_path / "keras.py").write_text("raise RuntimeError('a run of tf-keras has imported Keras 3')\n")
     done = psrun("cluster=inprocess", "model=embedding", "partitioner=fixed_shards", *QUICK, TMPDIR=str(temporary))
     assert done.code == 0, done.stderr
     assert done.stderr == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 PSRUN = Path(__file__).parents[1] / "psrun"
 OWNERS = ("tf_internals", "config/hydra_internals.py")
-MODULES = ("tensorflow.python", "tensorflow.core", "tf_keras.src", "hydra._internal")
+MODULES = ("tensorflow.python", "tensorflow.core", "tf_keras.src", "keras.src", "hydra._internal")
 # Of Python's namedtuples, `os`, `atexit` and `argparse`, which have no others; and keys of a configuration.
 PUBLIC = {"_replace", "_exit", "_run_exitfuncs", "_SubParsersAction", "_target_"}
 # Which psrun's own classes could take for names of theirs, as they assign them or inherit them.

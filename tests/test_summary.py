@@ -34,6 +34,7 @@ AS_THEY_ARE = {
     "best_checkpoint": {"best_checkpoint": None},
 }
 UNDER_A_KEY = {
+    "network": "network",
     "replicas": "replicas",
     "tracker": "tracker",
     "packing": "steps_per_execution",

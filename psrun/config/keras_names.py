@@ -31,6 +31,23 @@ def problems(keys: ModelKeys) -> list[Problem]:
     return problems
 
 
+def problem_of_keras3(target: str, kind: str) -> str | None:
+    """The problem of a `_target_` of Keras 3; None if it is another one.
+
+    Args:
+      kind: the module of tf-keras that has it: optimizers or callbacks.
+    """
+    library, _, rest = target.partition(".")
+    if library != "keras":
+        return None
+    name = rest.rpartition(".")[2]
+    why = {
+        "optimizers": "Keras 3's optimizers lose updates on parameter servers",
+        "callbacks": "tf-keras trains, also models of Keras 3, and does not call it",
+    }[kind]
+    return f"is {target}, which is of Keras 3: {why}; use tf_keras.{kind}.{name}"
+
+
 @functools.cache
 def losses() -> frozenset[str]:
     """The names of Keras' losses."""

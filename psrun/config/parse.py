@@ -99,7 +99,9 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
     parts["data"] = _read_data(raw.get("data"), raw.get("cluster"), problems, elsewhere=elsewhere)
     for group, takes_callbacks in (("trainer", choices.Fit), ("evaluation", choices.Sidecar)):
         for index, node in enumerate(parts[group].callbacks if isinstance(parts[group], takes_callbacks) else ()):
-            targets.read(node, key=f"{group}.callbacks[{index}]", problems=problems)
+            target = targets.read(node, key=f"{group}.callbacks[{index}]", problems=problems)
+            if target is not None and (problem := keras_names.problem_of_keras3(target.name, "callbacks")):
+                problems.append(Problem(f"{group}.callbacks[{index}]._target_", problem))
     if problems or top is None:
         raise ConfigError(problems)
     values = {field.name: getattr(top, field.name) for field in dataclasses.fields(top)}
@@ -154,6 +156,8 @@ def _read_model(node: Any, problems: list[Problem]) -> tuple[Target | None, Mode
 def _read_optimizer(node: Any, problems: list[Problem]) -> Target | None:
     target = targets.read(node, key="optimizer", problems=problems)
     rate, key = target.options.get("learning_rate") if target else None, "optimizer.learning_rate"
+    if target is not None and (problem := keras_names.problem_of_keras3(target.name, "optimizers")):
+        problems.append(Problem("optimizer._target_", problem))
     if isinstance(rate, Mapping):
         if "_target_" not in rate:
             problems.append(Problem(key, f"is {dict(rate)}, must be a number, or a schedule with a _target_"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.errors import ConfigError, Problem
+from psrun.layers.adapter import AdaptedModel
 from psrun.layers.base import EmbeddingLayer
 from psrun.layers.fetch import DISTINCT_TO_PAY
 from psrun.tf_internals import keras
@@ -31,22 +33,29 @@ def of(network: tf_keras.Model) -> list[EmbeddingLayer]:
 class Lookup:
     """The ids of a layer, as a function of a network's features."""
 
-    def __init__(self, network: tf_keras.Model, layer: EmbeddingLayer) -> None:
-        self.layer, self._names = layer, [tensor.name for tensor in network.inputs]
-        self._ids = tf_keras.Model(network.inputs, layer.input)
+    def __init__(self, layer: EmbeddingLayer, ids: Callable[[Any], Any]) -> None:
+        self.layer, self._ids = layer, ids
 
     @classmethod
     def of(cls, network: tf_keras.Model, layer: EmbeddingLayer) -> Lookup | None:
         """None if there is no such function: the network is not a functional model, or calls the layer twice."""
+        if isinstance(network, AdaptedModel):
+            ids = network.ids_of(layer)
+            return None if ids is None else cls(layer, ids)
         own = any(each is layer for each in network.layers)  # not in a nested model
         if not own or not keras.is_functional(network) or len(layer.inbound_nodes) != 1:
             return None
-        return cls(network, layer)
+        names, model = [tensor.name for tensor in network.inputs], tf_keras.Model(network.inputs, layer.input)
+
+        def of_features(features: Any) -> Any:
+            by_name = isinstance(features, dict)
+            return model([features[name] for name in names] if by_name else tf.nest.flatten(features))
+
+        return cls(layer, of_features)
 
     def ids(self, features: Any) -> Any:
         """The inputs of the layer for a batch of features."""
-        by_name = isinstance(features, dict)
-        return self._ids([features[name] for name in self._names] if by_name else tf.nest.flatten(features))
+        return self._ids(features)
 
     def check(self, num_batches: int) -> None:
         """Drops prefetched rows after a failed trace.

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.errors import ConfigError, Problem
+from psrun.layers.adapter import AdaptedModel
 from psrun.models.model import Model
 
 
@@ -35,6 +36,8 @@ def _only(features: Mapping[str, tf.Tensor]) -> tf.Tensor:
 
 def _takes_one_tensor(network: tf_keras.Model, features: Collection[str]) -> bool:
     """Whether the network takes one tensor instead of features by name; subclasses of Model take features by name."""
+    if isinstance(network, AdaptedModel):
+        return network.takes_one_tensor(features)
     if isinstance(network, tf_keras.Sequential) and not network.inputs:
         return bool(network.layers) and _of_keras(network.layers[0], features)
     names = getattr(network, "input_names", None) or []

@@ -12,7 +12,6 @@ import tf_keras
 
 from psrun.cluster import variable_creation
 from psrun.cluster.strategy import Distribution
-from psrun.config import targets
 from psrun.config.run_config import RunConfig
 from psrun.data import autoshard, labels
 from psrun.data.order import Order
@@ -33,7 +32,7 @@ from psrun.models.model import Model, refuse_single_files
 from psrun.program import class_weights, list_inputs, objective, output_widths
 from psrun.program.evaluation_sizes import eval_batch_size, num_eval_shards
 from psrun.program.example_counter import ExamplesSeen
-from psrun.program.make_model import make_model
+from psrun.program.make_model import make_model, make_optimizer
 from psrun.program.train_step import OwnTrainStep, is_in
 from psrun.program.zeros import zeros
 from psrun.tf_internals import keras, optimizers
@@ -251,7 +250,7 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
         program = Program(run, source, model, distribution, own)
         exact = by_fit and run.cluster.has_parameter_servers
         model.network.compile(
-            optimizer=targets.called(run.optimizer),
+            optimizer=make_optimizer(run),
             loss=loss,
             **{"weighted_metrics" if program.weighted else "metrics": metrics},
             steps_per_execution=run.trainer.num_steps_packed,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from importlib.metadata import version
 
 from psrun.cluster import placement
 from psrun.layers import stacks
+from psrun.layers.adapter import AdaptedModel
 from psrun.optimizers import cost
 from psrun.program import compiled_model
 from psrun.program.compiled_model import Program
@@ -22,6 +24,10 @@ def report(program: Program, reporter: Reporter, folder: RunFolder) -> None:
     if program.config.cluster.has_parameter_servers:
         devices = [device.removeprefix("/device:") for device in program.distribution.strategy.extended.worker_devices]
         folder.record("replicas", per_worker=len(devices), devices=devices)
+    if isinstance(program.network, AdaptedModel):
+        reporter.emit("network", library=program.network.library)
+    else:
+        folder.record("network", library=f"tf-keras {version('tf-keras')}")
     if program.model.unused:
         names = ", ".join(program.model.unused)
         reporter.warn(f"this model does not use categorical features: {names}; choose model=wide_deep for embeddings")

@@ -13,6 +13,7 @@ from psrun.data.lists import COMBINERS, length_name
 from psrun.data.source import Feature
 from psrun.errors import ConfigError, Problem
 from psrun.layers import pooling
+from psrun.layers.adapter import AdaptedModel
 from psrun.models.model import is_ragged
 from psrun.tf_internals import keras
 
@@ -29,7 +30,12 @@ def checked(network: tf_keras.Model, features: Any) -> Iterator[None]:
     Raises:
       ConfigError: an input takes lists and the data has none, or the other way round; or a call failed.
     """
-    _check_inputs(keras.declared_inputs(network), features)
+    by_input = (
+        network.lists_by_input()
+        if isinstance(network, AdaptedModel)
+        else {name: is_ragged(tensor) for name, tensor in keras.declared_inputs(network).items()}
+    )
+    _check_inputs(by_input, features)
     try:
         yield
     except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
@@ -41,13 +47,14 @@ def checked(network: tf_keras.Model, features: Any) -> Iterator[None]:
         raise ConfigError([Problem("model", f"{message}: {type(error).__name__}: {error}")]) from error
 
 
-def _check_inputs(inputs: Mapping[str, Any], features: Any) -> None:
+def _check_inputs(inputs: Mapping[str, bool], features: Any) -> None:
+    """Args: inputs: by name, whether they take lists."""
     problems = []
     if not isinstance(features, Mapping):
         flat = tf.nest.flatten(features)
         features = dict(zip(inputs, flat)) if len(flat) == len(inputs) else {}
     for name in inputs.keys() & features.keys():
-        takes_lists = is_ragged(inputs[name])
+        takes_lists = inputs[name]
         if isinstance(features[name], tf.RaggedTensorSpec) and not takes_lists:
             message = f"its input {name} takes one value per example, but the data has lists (RaggedTensor)"
             problems.append(Problem("model", f"{message}; use tf_keras.Input((None,), ragged=True), or remove {name}"))

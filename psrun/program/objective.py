@@ -15,6 +15,7 @@ import tf_keras
 from psrun.config.keras_names import BY_SHAPE
 from psrun.data.source import Task
 from psrun.errors import ConfigError, Problem
+from psrun.layers.adapter import AdaptedModel
 from psrun.models.model import Model
 
 _BINARY_ACCURACY = ("accuracy", "acc", "binary_accuracy", "binaryaccuracy")
@@ -164,6 +165,8 @@ def _loss_logits(model: Model) -> bool | None:
 
 def _last_activation(network: tf_keras.Model) -> str | None:
     """The name of the activation of the output layer; None if it is unknown."""
+    if isinstance(network, AdaptedModel):
+        return network.last_activation
     if isinstance(network, tf_keras.Sequential):
         return _activation(network.layers[-1]) if network.layers else None
     names = {_activation(network.get_layer(name)) for name in getattr(network, "output_names", None) or ()}

@@ -162,6 +162,9 @@ class ConsoleSink:
         data = event.data
         self._print(f"{data['num_steps']} steps per execution: a step takes {data['step_s'] * 1000:.1f} ms on a worker")
 
+    def _show_network(self, event: Event) -> None:
+        self._print(f"the model is one of {event.data['library']}; tf-keras trains it")
+
     def _show_lookups(self, event: Event) -> None:
         for decided, once in ((True, "sent once"), (False, "sent each time")):
             lookups = [lookup for lookup in event.data["lookups"] if bool(lookup["deduplicate"]) == decided]

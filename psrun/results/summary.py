@@ -131,6 +131,7 @@ CHANGES: dict[str, Change] = {
     # Model and data.
     "data": _data,
     "sharding": _sharding,
+    "network": _under("network"),
     "lookups": _given,
     "placement": _placement,
     "plan": _given,

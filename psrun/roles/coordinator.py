@@ -37,7 +37,7 @@ from psrun.training.synchronized_stop import SynchronizedStop
 from psrun.training.trainer import Trainer
 
 TRAINERS = {"custom_loop": custom_loop.trainer, "fit": fit.trainer, "own_loop": own_loop.trainer}
-_VERSIONS = ("psrun", "tensorflow", "tf-keras", "hydra-core")
+_VERSIONS = ("psrun", "tensorflow", "tf-keras", "keras", "hydra-core")
 _STOP_WITHIN_S = 25.0  # less than the 30 s after which supervisors, schedulers and container runtimes kill
 
 

@@ -139,6 +139,28 @@ def give_unread_logs(callback: tf_keras.callbacks.Callback) -> None:
     callback._supports_tf_logs = True
 
 
+class ModelWithOwnChildren(tf_keras.Model):
+    """A model whose checkpoints and SavedModels hold objects of its choice in place of its layers (tf-keras 2.21)."""
+
+    def saved_children(self, save_type: str) -> dict[str, Any] | None:
+        """The objects by name; None for those that tf-keras finds in the attributes.
+
+        Args:
+          save_type: 'checkpoint' or 'savedmodel'.
+        """
+        raise NotImplementedError
+
+    def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> dict[str, Any]:
+        own = self.saved_children(save_type)
+        if own is None:
+            return super()._trackable_children(save_type, **options)
+        if save_type != "checkpoint":
+            return own
+        # Backups of Keras' callbacks have the optimizer, too.
+        optimizer = getattr(self, "optimizer", None)
+        return own if optimizer is None else {**own, "optimizer": optimizer}
+
+
 class LayerWithTables(tf_keras.layers.Layer):
     """A layer whose checkpoints, Keras' own among them, hold the tables within its variables rather than these.
 

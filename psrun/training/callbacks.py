@@ -43,7 +43,9 @@ def made(nodes: Sequence[Any], key: str) -> list[tf_keras.callbacks.Callback]:
         callback = targets.called(targets.Target(node["_target_"], options, where))
         callbacks.append(callback)
         if not isinstance(callback, tf_keras.callbacks.Callback):
-            message = f"{node['_target_']} returned a {type(callback).__name__}, not a Keras callback"
+            message = f"{node['_target_']} returned a {type(callback).__name__}, not a callback of tf-keras"
+            if any(each.__module__.startswith("keras.") for each in type(callback).__mro__):
+                message += ", which trains models of Keras 3, too; derive it from tf_keras.callbacks.Callback"
             problems.append(Problem(where, message))
     if problems:
         raise ConfigError(problems)

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.errors import ConfigError, Problem
+from psrun.layers.adapter import AdaptedModel
 from psrun.program.compiled_model import Program
 from psrun.program.zeros import zeros
 
@@ -16,8 +17,8 @@ def check(program: Program, metrics: Sequence[tf_keras.metrics.Metric]) -> None:
     """Keras' exact evaluation clones each metric on the workers, adds up the variables of new clones, and leaves losses
     of layers out.
     """
-    losses = program.network.compiled_loss
-    if program.network.losses:
+    network, losses = program.network, program.network.compiled_loss
+    if network.losses or (isinstance(network, AdaptedModel) and network.has_losses):
         raise _not_mergeable("omits the regularization of the model from val_loss")
     if tf.nest.is_nested(program.prediction_spec):
         raise _not_mergeable("requires a model with one output")

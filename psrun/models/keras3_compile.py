@@ -1,0 +1,150 @@
+"""Losses, metrics and compile settings of Keras 3 as those of tf-keras. Imports Keras 3."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+import tf_keras
+
+from psrun.errors import ConfigError, Problem
+from psrun.models.model import Model
+from psrun.tf_internals import keras3
+
+# Settings of `compile` that psrun has a key for.
+_INSTEAD = {
+    "loss_weights": "weight the outputs in one loss of your own (model.loss)",
+    "weighted_metrics": "use metrics=, which psrun weights where the data has weights",
+    "run_eagerly": "set trainer.run_eagerly=true",
+    "steps_per_execution": "set trainer.steps_per_execution",
+    "jit_compile": "psrun does not compile with XLA",
+}
+_UNSET: dict[str, tuple[Any, ...]] = {"steps_per_execution": (1, None), "jit_compile": (False, "auto", None)}
+_REDUCTIONS = {
+    "sum_over_batch_size": tf_keras.losses.Reduction.AUTO,
+    "mean": tf_keras.losses.Reduction.AUTO,
+    "sum": tf_keras.losses.Reduction.SUM,
+    "none": tf_keras.losses.Reduction.NONE,
+    None: tf_keras.losses.Reduction.NONE,
+}
+
+
+def with_compiled(model: Model, compiled: keras.Model) -> Model:
+    """`model` with the loss and metrics that the Keras 3 model was compiled with, where it has none.
+
+    Raises:
+      ConfigError: the model was compiled with other settings, which psrun would not use.
+    """
+    settings = keras3.compile_settings(compiled)
+    problems = list(_unused(settings)) if settings else []
+    if problems:
+        raise ConfigError(problems)
+    loss, metrics = settings.get("loss"), settings.get("metrics")
+    if model.loss is None and loss is not None:
+        model = replace(model, loss=loss)
+    if model.metrics is None and metrics is not None:
+        model = replace(model, metrics=lambda: metrics)
+    return model
+
+
+def converted(model: Model) -> Model:
+    """`model` with the losses and metrics of Keras 3 as those of tf-keras.
+
+    Raises:
+      ConfigError: there is no such loss or metric in tf-keras.
+    """
+    metrics = model.metrics
+    model = replace(model, loss=loss_of(model.loss))
+    return model if metrics is None else replace(model, metrics=lambda: metrics_of(metrics()))
+
+
+def _unused(settings: Mapping[str, Any]) -> Any:
+    optimizer, default = settings["optimizer"], keras.optimizers.RMSprop()
+    if type(optimizer) is not type(default) or optimizer.get_config() != {
+        **default.get_config(),
+        "name": optimizer.name,
+    }:
+        kind = type(optimizer).__name__
+        message = f"is compiled with the optimizer {kind}, but a run trains with the optimizer group"
+        yield Problem("model", f"{message}; choose optimizer=..., and remove optimizer= from compile")
+    for name, instead in _INSTEAD.items():
+        value = settings.get(name)
+        if value not in _UNSET.get(name, (False, None)):
+            yield Problem("model", f"is compiled with {name}={value!r}, which psrun does not use; {instead}")
+
+
+# -- losses
+
+
+def loss_of(loss: Any) -> Any:
+    """A loss, or losses by output, as tf-keras' `compile` takes them; Keras 3's become those of tf-keras."""
+    if isinstance(loss, Mapping):
+        return {name: loss_of(each) for name, each in loss.items()}
+    if isinstance(loss, list | tuple):
+        return [loss_of(each) for each in loss]
+    if isinstance(loss, str):
+        return loss if _is_known(tf_keras.losses.get, loss) else loss_of(keras.losses.get(loss))
+    return Keras3Loss(loss) if isinstance(loss, keras.losses.Loss) else loss
+
+
+class Keras3Loss(tf_keras.losses.Loss):
+    """A loss of Keras 3: its values by example, weighted and reduced by tf-keras."""
+
+    def __init__(self, loss: keras.losses.Loss) -> None:
+        if loss.reduction not in _REDUCTIONS:
+            message = (
+                f"{loss.name} has the reduction {loss.reduction!r}, must be sum_over_batch_size, mean, sum or none"
+            )
+            raise ConfigError([Problem("model.loss", message)])
+        super().__init__(reduction=_REDUCTIONS[loss.reduction], name=loss.name)
+        self._loss = loss
+
+    @tf.autograph.experimental.do_not_convert
+    def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
+        label, prediction = (keras.ops.convert_to_tensor(each, dtype=self._loss.dtype) for each in (y_true, y_pred))
+        return self._loss.call(label, prediction)
+
+    def get_config(self) -> dict[str, Any]:
+        """That of Keras 3's loss; it says whether the loss takes logits."""
+        return self._loss.get_config()
+
+
+# -- metrics
+
+
+def metrics_of(metrics: Any) -> Any:
+    """Metrics as tf-keras' `compile` takes them: new ones of the same kinds for those of Keras 3."""
+    if isinstance(metrics, Mapping):
+        return {name: metrics_of(each) for name, each in metrics.items()}
+    if isinstance(metrics, list | tuple):
+        return [metrics_of(each) for each in metrics]
+    if isinstance(metrics, str):
+        return metrics if _is_known(tf_keras.metrics.get, metrics) else metrics_of(keras.metrics.get(metrics))
+    return _twin(metrics) if isinstance(metrics, keras.metrics.Metric) else metrics
+
+
+def _twin(metric: keras.metrics.Metric) -> tf_keras.metrics.Metric:
+    kind = type(metric)
+    twin = getattr(tf_keras.metrics, kind.__name__, None)
+    if not kind.__module__.startswith("keras.") or twin is None:
+        message = f"{kind.__name__} is a metric of Keras 3, which loses updates on parameter servers; use a metric of"
+        raise ConfigError([Problem("model.metrics", f"{message} tf_keras.metrics, or a function of y_true and y_pred")])
+    options = {name: value for name, value in metric.get_config().items() if name != "dtype"}
+    if kind is keras.metrics.MeanMetricWrapper:
+        return twin(keras3.function_of(metric), name=metric.name)
+    known = inspect.signature(twin.__init__).parameters
+    return twin(**{name: value for name, value in options.items() if name in known})
+
+
+def _is_known(get: Callable[[str], Any], name: str) -> bool:
+    if name in ("accuracy", "acc", "crossentropy", "ce"):
+        return True
+    try:
+        get(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,295 @@
+"""Models of Keras 3: trained as their twins in tf-keras, from equal weights, with equal initial values everywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from documented import ROOT, blocks, commands
+from support import SAME, SMALL, TRAINING, run_config, variables
+
+from psrun.errors import ConfigError
+
+pytestmark = pytest.mark.inprocess
+thorough = pytest.mark.thorough
+
+NUMBERS = ["model=dense", "~model.hidden_units", "model._target_=keras3_models.twin"]
+SEQUENCES = [
+    "model=dense", "~model.hidden_units", "~data.num_features", "~data.num_train_examples", "~data.num_eval_examples",
+    "~data.noise", "data._target_=keras3_models.Sequences", "data.global_batch_size=16",
+]  # fmt: skip
+SHARDS = ("cluster=inprocess", "partitioner=fixed_shards", "partitioner.num_shards=2")
+
+
+def model(name: str, **options: Any) -> list[str]:
+    return [f"model._target_=keras3_models.{name}", *(f"+model.{key}={value}" for key, value in options.items())]
+
+
+CASES = [
+    (("cluster=none",), ("trainer=fit", "evaluation=validation")),
+    (("cluster=inprocess", "partitioner=none"), ("trainer=custom_loop", "evaluation=exact")),
+    (("cluster=inprocess", "partitioner=fixed_shards"),
+     ("trainer=fit", "evaluation=validation", "+model.regularizer=null")),
+    (("cluster=inprocess", "partitioner=min_size", "partitioner.min_shard_bytes=32"),
+     ("trainer=custom_loop", "evaluation=distributed", "trainer.dense_sync_every=1")),
+    (("cluster=inprocess", "partitioner=max_size", "partitioner.max_shard_bytes=64"),
+     ("trainer=fit", "evaluation=direct", "data.audit=true")),
+]  # fmt: skip
+
+
+def test_a_model_trains_as_its_twin(train):
+    pieces = [*NUMBERS, "+model.kind=functional", "evaluation=exact"]
+    result, folder = train(*pieces, *SHARDS, "+model.library=keras", num_workers=1)
+    twin, _ = train(*pieces, "cluster=none", "evaluation=direct", "+model.library=tf_keras", num_workers=1)
+    assert result["metrics"] == pytest.approx(twin["metrics"], rel=1e-5)
+    assert result["network"]["library"] == f"keras {result['versions']['keras']}"
+    assert twin["network"]["library"] == f"tf-keras {twin['versions']['tf-keras']}"
+    shards = {each["shard"] for each in result["placement"] if each["variable"] == "first/kernel"}
+    assert shards == {0, 1}
+    assert "model/first.Skernel/.ATTRIBUTES/VARIABLE_VALUE" in variables(folder)
+
+
+@thorough
+@pytest.mark.parametrize(("cluster", "pieces"), CASES)
+def test_every_cluster_trainer_and_partitioner_trains_as_the_twin(train, cluster, pieces):
+    kind = "sequential" if "trainer=fit" in pieces else "functional"
+    model_of = [*NUMBERS, f"+model.kind={kind}", *(each for each in pieces if "+model" in each)]
+    pieces = [each for each in pieces if "+model" not in each]
+    result, _ = train(*model_of, *cluster, *pieces, "+model.library=keras", num_workers=1)
+    twin, _ = train(*model_of, "cluster=none", "evaluation=direct", "+model.library=tf_keras", num_workers=1)
+    assert result["metrics"] == pytest.approx(twin["metrics"], rel=1e-5)
+
+
+@thorough
+@pytest.mark.command
+def test_replicas_train_as_their_twins(psrun):
+    """In processes, which have a device for each replica. Each has statistics of its own, which are averaged."""
+    few = [*TRAINING, *SMALL["regression"], "cluster=mirrored", "cluster.num_replicas=2"]
+    own = {"PYTHONPATH": str(ROOT / "tests")}
+    pieces = [*NUMBERS, *few, "trainer=fit", "evaluation=validation", "+model.kind=sequential"]
+    runs = [psrun(*pieces, f"+model.library={each}", folder=each, **own) for each in ("keras", "tf_keras")]
+    assert [run.code for run in runs] == [0, 0], runs[0].stderr
+    assert runs[0].result["metrics"] == pytest.approx(runs[1].result["metrics"], rel=1e-5)
+    with_masks = psrun(*SEQUENCES, *TRAINING, *few[-2:], *model("subclassed"), **own)
+    assert with_masks.code == 0, with_masks.stderr
+
+
+@thorough
+def test_attention_and_a_recurrent_layer_train_as_their_twins(train):
+    result, _ = train(*SEQUENCES, *model("reading"), *SHARDS, num_workers=1)
+    twin, _ = train(*SEQUENCES, *model("reading", library="tf_keras"), "cluster=none", num_workers=1)
+    assert result["metrics"] == pytest.approx(twin["metrics"], rel=1e-5)
+    compiled, _ = train(*SEQUENCES, *model("compiled"), *SHARDS, num_workers=1)
+    same = {"loss": "loss", "accuracy": "accuracy", "area": "auc", "val_area": "val_auc"}
+    assert {one: compiled["metrics"][one] for one in same} == {
+        one: pytest.approx(result["metrics"][other], rel=1e-5) for one, other in same.items()
+    }
+
+
+@thorough
+@pytest.mark.parametrize("name", ["subclassed", "tables", "transformer"])
+def test_equal_seeds_are_equal_values_on_every_layout(train, name):
+    """Also those of Dropout's masks, with one worker."""
+    from psrun.data import load
+    from psrun.roles import planner
+
+    pieces = [*SEQUENCES, *model(name)]
+    alone, whole = train(*pieces, "cluster=none", num_workers=1)
+    result, cut = train(*pieces, *SHARDS, num_workers=1)
+    assert result["metrics"] == pytest.approx(alone["metrics"], rel=1e-5)
+    expected = variables(whole)
+    held = variables(cut)
+    assert held.keys() == expected.keys()
+    for key, values in expected.items():
+        np.testing.assert_allclose(held[key], values, **SAME, err_msg=key)
+    epochs = [json.loads(line) for line in (cut.path / "metrics.jsonl").read_text().splitlines()]
+    losses = [event["metrics"]["loss"] for event in epochs if event["event"] == "epoch"]
+    assert losses[-1] < losses[0]
+
+    run = run_config(*pieces, *SHARDS, "cluster.num_workers=1")
+    plan = planner.make(run, load.load_source(run))
+    assert sorted((each.variable, each.shard, each.bytes) for each in plan.placed) == sorted(
+        (each["variable"], each["shard"], each["bytes"]) for each in result["placement"]
+    )
+
+
+@thorough
+@pytest.mark.parametrize("name", ["subclassed", "tables"])
+def test_a_run_resumes_on_another_layout_with_its_slots(train, name):
+    pieces = [*SEQUENCES, *model(name), "optimizer=adam", "data.visitation=once", "evaluation=none"]
+    pieces += ["+model.dropout=0"] if name == "subclassed" else []  # masks begin anew
+    _, straight = train(*pieces, "cluster=none", num_workers=1)
+    _, folder = train(*pieces, *SHARDS, "trainer.epochs=1", num_workers=1)
+    train(*pieces, "cluster=none", num_workers=1, into=folder)
+    expected, held = variables(straight), variables(folder)
+    assert held.keys() == expected.keys()
+    for key, values in expected.items():
+        np.testing.assert_allclose(held[key], values, **SAME, err_msg=key)
+
+
+# Loads an export where neither psrun nor a Keras can be imported, and prints the predictions.
+PLAIN = """
+import sys
+sys.modules["psrun"] = sys.modules["tf_keras"] = sys.modules["keras"] = None
+import tensorflow as tf
+serve = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
+words = tf.reshape(tf.range(12, dtype=tf.int64), [2, 6])
+print(serve(words=words, number=tf.ones([2, 1]))["prediction"].numpy().tolist())
+"""
+
+
+@thorough
+@pytest.mark.parametrize("name", ["subclassed", "tables"])
+def test_an_export_loads_without_psrun_and_keras(train, name):
+    import tensorflow as tf
+
+    from psrun.checkpoint import load_model
+    from psrun.checkpoint.store import Store
+    from psrun.data import load
+
+    pieces = [*SEQUENCES, *model(name), *SHARDS, "evaluation=none"]
+    result, folder = train(*pieces, "export.at_end=true")
+    loaded = subprocess.run(
+        [sys.executable, "-c", PLAIN, result["export"]], capture_output=True, text=True, timeout=120, check=False,
+        cwd="/", env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )  # fmt: skip
+    assert loaded.returncode == 0, loaded.stderr
+    run = run_config(*pieces)
+    trained = load_model.load(run, load.load_source(run), Store(folder.checkpoints), print)
+    words = tf.reshape(tf.range(12, dtype=tf.int64), [2, 6])
+    here = load_model.predict(trained.model, trained.source, {"words": words, "number": tf.ones([2, 1])})
+    np.testing.assert_allclose(json.loads(loaded.stdout), here.numpy(), rtol=1e-5)
+
+
+@thorough
+@pytest.mark.command
+def test_the_guide_can_be_followed(shell, tmp_path):
+    """Its files and its command, at a small size."""
+    text = (ROOT / "docs" / "guides" / "keras3.md").read_text()
+    for language in ("python", "yaml"):
+        for name, code in blocks(text, language):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(code)
+    ((arguments),) = commands(text)
+    small = ["trainer.epochs=2", "trainer.steps_per_epoch=5", "trainer.steps_per_execution=5", "hydra.run.dir=run"]
+    shell(shlex.join(["psrun", *arguments, *small]), tmp_path)
+    result = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (result["steps"]["applied"], result["network"]["library"][:6]) == (10, "keras ")
+
+
+@thorough
+def test_the_layers_work_in_a_model_of_keras3_alone():
+    import keras
+    import keras3_models
+    import tensorflow as tf
+
+    from psrun.layers import row_blocks
+    from psrun.tf_internals import keras3
+
+    source = keras3_models.Sequences()
+    model = keras3_models.tables(source).network
+    (features, label), *_ = source.train(batch_size=16, seed=tf.constant(0, tf.int64)).take(1)
+    model.compile("adam", "binary_crossentropy")
+    before = [variable.numpy() for variable in model.trainable_variables]
+    model.fit(features, label, epochs=1, verbose=0)
+    assert all((one != other.numpy()).any() for one, other in zip(before, model.trainable_variables))
+    copy = keras.Model.from_config(model.get_config())
+    copy.set_weights(model.get_weights())
+    np.testing.assert_array_equal(copy(features), model(features))
+
+    initializer = row_blocks.Blocks(keras.initializers.RandomNormal(seed=3), keras3.FixedSeed)
+    rows = row_blocks.Blocks.BLOCK_ROWS
+    whole = initializer((3 * rows + 5, 2))
+    part = initializer(whole.shape, partition_shape=(rows, 2), partition_offset=(rows - 7, 0))
+    np.testing.assert_array_equal(part, whole[rows - 7 : 2 * rows - 7])
+    assert len(np.unique(whole)) > 5 * rows
+
+
+# -- mistakes
+
+
+def test_an_evaluation_without_losses_of_layers_is_refused(train):
+    with pytest.raises(ConfigError, match="'validation' omits the regularization of the model from val_loss"):
+        train(*NUMBERS, "cluster=inprocess", "trainer=fit", "evaluation=validation", num_workers=1)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "message"),
+    [
+        ("own_step", (), "Steps overrides train_step, which parameter servers cannot use"),
+        ("large_table", (), "of 100,001 rows, more than 100,000; use psrun.layers.keras3.Embedding(100001, 2)"),
+        ("half", (), "half computes in float16, whose losses only Keras 3's optimizers scale; use mixed_bfloat16"),
+        ("constrained", (), "kept/kernel has the constraint NonNeg, which only Keras 3's optimizers apply; remove it"),
+        ("metric_in_layer", (), "counting.seen is a metric of Keras 3, which loses updates on parameter servers"),
+        ("of_tf_keras_within", (), "holds.inner is tf_keras.layers.Dense in a model of Keras 3: one model cannot have"),
+        ("of_keras3_within", (), "dense/kernel is a weight of a keras.layers layer in a tf_keras.Model: one model"),
+        ("in_a_sequential", (), "one model cannot have layers of both"),
+        ("on_an_input", (), "one model cannot have layers of both"),
+        ("own_metric", (), "OwnMetric is a metric of Keras 3, which loses updates on parameter servers; use a metric"),
+        ("compiled", ("optimizer: adam",), "is compiled with the optimizer Adam, but a run trains with the optimizer"),
+        ("compiled", ("run_eagerly: true",), "run_eagerly=True, which psrun does not use; set trainer.run_eagerly"),
+        ("compiled", ("loss_weights: [2.0]",), "is compiled with loss_weights=[2.0], which psrun does not use"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused(target, options, message):
+    from psrun.data import load
+    from psrun.program import objective
+    from psrun.program.make_model import make_model
+
+    settings = [f"+model.settings={{{','.join(options)}}}"] if options else []
+    run = run_config("model=dense", "~model.hidden_units", f"model._target_=keras3_mistakes.{target}", *settings)
+    with pytest.raises(ConfigError, match="model") as raised:
+        objective.metrics_of(make_model(run, load.load_source(run)), "regression")
+    assert message in str(raised.value)
+
+
+def test_another_backend_is_refused(monkeypatch, tmp_path):
+    import keras
+
+    from psrun.data import load
+    from psrun.program.make_model import make_model
+
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    run = run_config(*NUMBERS)
+    refused = pytest.raises(ConfigError, match=r"the backend of Keras 3 is jax.*set KERAS_BACKEND=tensorflow")
+    with refused:
+        make_model(run, load.load_source(run))
+    # JAX is not installed: then the import of Keras 3 fails.
+    (tmp_path / "needs_jax.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'jax'\", name='jax')\ndef model(source): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    run = run_config("model=dense", "~model.hidden_units", "model._target_=needs_jax.model")
+    with refused:
+        make_model(run, load.load_source(run))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        (("optimizer._target_=keras.optimizers.SGD",), "use tf_keras.optimizers.SGD"),
+        (("trainer=fit", "+trainer.callbacks=[{_target_: keras.callbacks.CSVLogger, filename: a}]"),
+         "trainer.callbacks[0]._target_: is keras.callbacks.CSVLogger, which is of Keras 3"),
+    ],
+)  # fmt: skip
+def test_optimizers_and_callbacks_of_keras3_are_refused_by_name(pieces, message):
+    with pytest.raises(ConfigError) as raised:
+        run_config(*pieces)
+    assert message in str(raised.value)
+
+
+def test_optimizers_and_callbacks_of_keras3_are_refused_when_made():
+    from psrun.program.make_model import make_optimizer
+    from psrun.training.callbacks import made
+
+    with pytest.raises(ConfigError, match="returned SGD of Keras 3, which loses updates"):
+        make_optimizer(run_config("optimizer._target_=keras3_mistakes.optimizer"))
+    with pytest.raises(ConfigError, match=r"derive it from tf_keras.callbacks.Callback"):
+        made([{"_target_": "keras3_mistakes.Callback"}], "trainer.callbacks")
