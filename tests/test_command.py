@@ -51,7 +51,7 @@ def test_a_run_reports_on_the_terminal_and_in_its_folder(psrun, tmp_path):
     assert 0 < result["time_to_first_step_s"] < result["wall_s"]
     assert "partitioner=fixed_shards" in result["overrides"]
     assert [event["event"] for event in done.events if event["event"] != "warning"] == [
-        "start", "placement", *["epoch", "checkpoint", "evaluation"] * 2, "end",
+        "start", "placement", *["staleness", "waits", "epoch", "checkpoint", "evaluation"] * 2, "end",
     ]  # fmt: skip
     assert (done.folder / "config.yaml").exists()
     assert (done.folder / ".hydra" / "overrides.yaml").exists()

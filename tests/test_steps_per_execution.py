@@ -30,10 +30,9 @@ def unrolled(monkeypatch):
     monkeypatch.setattr(steps_per_execution.Packing, "__init__", begins)
     original = closure_tracing.packed
 
-    def packed(*arguments: Any) -> Any:
-        *_, unrolled, num_steps, _ = arguments
-        traced.append((unrolled, num_steps))
-        return original(*arguments)
+    def packed(*arguments: Any, **options: Any) -> Any:
+        traced.append((options["unrolled"], options["num_steps"]))
+        return original(*arguments, **options)
 
     monkeypatch.setattr(closure_tracing, "packed", packed)
     return traced
@@ -119,9 +118,9 @@ def test_slow_steps_are_not_unrolled(train, monkeypatch, slow_s, unrolled):
     monkeypatch.setattr(steps_per_execution, "_SLOW_STEP_S", slow_s)
     original, traced = closure_tracing.packed, []
 
-    def packed(*arguments: Any) -> Any:
-        traced.append(arguments[-2])
-        return original(*arguments)
+    def packed(*arguments: Any, **options: Any) -> Any:
+        traced.append(options["num_steps"])
+        return original(*arguments, **options)
 
     monkeypatch.setattr(closure_tracing, "packed", packed)
     result, _ = train("trainer.epochs=3", "evaluation=none", "checkpoint=none", num_workers=1)

@@ -81,7 +81,14 @@ class ClosureTracer:
         specs = (*specs, *(self._rounds.specs if self._rounds else ()))
         while True:
             steps = packed(
-                self._program, self._step, self._feed, self._in_closure, self._stages, self._begin, unrolled, num_steps
+                self._program,
+                self._step,
+                self._feed,
+                self._in_closure,
+                self._stages,
+                self._begin,
+                unrolled=unrolled,
+                num_steps=num_steps,
             )
             with self._program.distribution.strategy.scope(), contextlib.suppress(CannotBeKept):  # then with fewer kept
                 return steps.get_concrete_function(*specs)
