@@ -49,7 +49,7 @@ def a_run(
         "step_time": {
             "input_s": 0.001, "traffic_s": 0.004, "compute_s": 0.002, "other_s": 0.001, "bottleneck": "traffic"
         },
-        "staleness": staleness.facts({"worker-0": {0: 40, 1: 50, 2: 8, 5: 2}}),
+        "staleness": staleness.statistics_by_worker({"worker-0": {0: 40, 1: 50, 2: 8, 5: 2}}),
     }  # fmt: skip
     kept = {key: value for key, value in {**result, **changes}.items() if key not in changes or value is not None}
     (folder / "run.json").write_text(json.dumps(kept))

@@ -51,15 +51,15 @@ def with_compiled(model: Model, compiled: keras.Model) -> Model:
     return model
 
 
-def converted(model: Model) -> Model:
+def with_converted(model: Model) -> Model:
     """`model` with the losses and metrics of Keras 3 as those of tf-keras.
 
     Raises:
       ConfigError: there is no such loss or metric in tf-keras.
     """
     metrics = model.metrics
-    model = replace(model, loss=loss_of(model.loss))
-    return model if metrics is None else replace(model, metrics=lambda: metrics_of(metrics()))
+    model = replace(model, loss=converted_loss(model.loss))
+    return model if metrics is None else replace(model, metrics=lambda: converted_metrics(metrics()))
 
 
 def _unused(settings: Mapping[str, Any]) -> Any:
@@ -80,14 +80,14 @@ def _unused(settings: Mapping[str, Any]) -> Any:
 # -- losses
 
 
-def loss_of(loss: Any) -> Any:
+def converted_loss(loss: Any) -> Any:
     """A loss, or losses by output, as tf-keras' `compile` takes them; Keras 3's become those of tf-keras."""
     if isinstance(loss, Mapping):
-        return {name: loss_of(each) for name, each in loss.items()}
+        return {name: converted_loss(each) for name, each in loss.items()}
     if isinstance(loss, list | tuple):
-        return [loss_of(each) for each in loss]
+        return [converted_loss(each) for each in loss]
     if isinstance(loss, str):
-        return loss if _is_known(tf_keras.losses.get, loss) else loss_of(keras.losses.get(loss))
+        return loss if _is_known(tf_keras.losses.get, loss) else converted_loss(keras.losses.get(loss))
     return Keras3Loss(loss) if isinstance(loss, keras.losses.Loss) else loss
 
 
@@ -116,14 +116,14 @@ class Keras3Loss(tf_keras.losses.Loss):
 # -- metrics
 
 
-def metrics_of(metrics: Any) -> Any:
+def converted_metrics(metrics: Any) -> Any:
     """Metrics as tf-keras' `compile` takes them: new ones of the same kinds for those of Keras 3."""
     if isinstance(metrics, Mapping):
-        return {name: metrics_of(each) for name, each in metrics.items()}
+        return {name: converted_metrics(each) for name, each in metrics.items()}
     if isinstance(metrics, list | tuple):
-        return [metrics_of(each) for each in metrics]
+        return [converted_metrics(each) for each in metrics]
     if isinstance(metrics, str):
-        return metrics if _is_known(tf_keras.metrics.get, metrics) else metrics_of(keras.metrics.get(metrics))
+        return metrics if _is_known(tf_keras.metrics.get, metrics) else converted_metrics(keras.metrics.get(metrics))
     return _twin(metrics) if isinstance(metrics, keras.metrics.Metric) else metrics
 
 

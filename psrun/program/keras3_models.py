@@ -6,14 +6,12 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import tf_keras
 
-from psrun.config import targets
-from psrun.config.targets import Target
 from psrun.errors import ConfigError, Problem
 from psrun.models.model import Model
 
@@ -28,24 +26,25 @@ def is_imported() -> bool:
     return "keras" in sys.modules
 
 
-def called(target: Target, initial_seed: int, **provided: Any) -> Any:
+def returned_model(load: Callable[[], Any], call: Callable[[], Any], seed: int) -> Any:
     """The return value of a model function, a model of Keras 3 as one of tf-keras.
 
     Args:
-      initial_seed: of the initial values of a model of Keras 3.
-      provided: as `targets.call` takes them.
+      load: imports the function's module, and so perhaps Keras 3.
+      call: calls the function.
+      seed: of the initial values of a model of Keras 3.
 
     Raises:
       ConfigError: the model has layers of both libraries, or what cannot be trained; or Keras 3 has another backend.
     """
     with _named_errors():
-        targets.find(target)  # imports it, and so perhaps Keras 3
+        load()
         known = is_imported()
-        with _creating(initial_seed) as creation:
-            returned = targets.called(target, **provided)
+        with _creating(seed) as creation:
+            returned = call()
         if not known and is_imported() and _network(returned) is not None:  # imported by the function itself
-            with _creating(initial_seed) as creation:
-                returned = targets.called(target, **provided)
+            with _creating(seed) as creation:
+                returned = call()
     if creation is None:
         return returned
     return _adapted(returned, creation)
@@ -88,28 +87,28 @@ def _adapted(returned: Any, creation: VariableCreation) -> Any:
         if isinstance(own, tf_keras.Model) and creation.created:
             what = f"{creation.created[0].path} is a weight of a keras.layers layer in a tf_keras.Model"
             raise ConfigError([Problem("model", keras3_checks.mixed(what))])
-        return keras3_compile.converted(returned) if isinstance(returned, Model) else returned
+        return keras3_compile.with_converted(returned) if isinstance(returned, Model) else returned
     model = returned if isinstance(returned, Model) else Model(network)
     model = keras3_compile.with_compiled(model, network)
-    return keras3_compile.converted(replace(model, network=keras3.adapted(network, creation)))
+    return keras3_compile.with_converted(replace(model, network=keras3.adapted(network, creation)))
 
 
-def loss_of(loss: Any) -> Any:
+def converted_loss(loss: Any) -> Any:
     """A loss, or losses by output, those of Keras 3 as losses of tf-keras."""
     if not is_imported():
         return loss
     from psrun.models import keras3_compile
 
-    return keras3_compile.loss_of(loss)
+    return keras3_compile.converted_loss(loss)
 
 
-def metrics_of(metrics: Any) -> Any:
+def converted_metrics(metrics: Any) -> Any:
     """Metrics, those of Keras 3 as metrics of tf-keras; raises ConfigError if tf-keras has none like them."""
     if not is_imported():
         return metrics
     from psrun.models import keras3_compile
 
-    return keras3_compile.metrics_of(metrics)
+    return keras3_compile.converted_metrics(metrics)
 
 
 # -- mistakes

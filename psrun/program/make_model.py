@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tf_keras
@@ -23,17 +24,18 @@ def make_model(run: RunConfig, source: DataSource) -> Model:
       ConfigError: model, data and options do not fit each other.
     """
     # A function without readable source may have such a parameter, too.
-    returned = keras3_models.called(run.model, run.seed, source=source, seed=run.seed, **run.model_keys.given)
+    call = functools.partial(targets.called, run.model, source=source, seed=run.seed, **run.model_keys.given)
+    returned = keras3_models.returned_model(functools.partial(targets.find, run.model), call, run.seed)
     model = Model(returned) if isinstance(returned, tf_keras.Model) else returned
     if not isinstance(model, Model):
         raise ConfigError(
             [Problem("model._target_", f"{run.model.name} returned {type(returned).__name__}, not a model")]
         )
     keys = run.model_keys
-    loss = keras3_models.loss_of(targets.bound_within(keys.loss, "model.loss", CALLED_WITH))
+    loss = keras3_models.converted_loss(targets.bound_within(keys.loss, "model.loss", CALLED_WITH))
 
     def metrics() -> Any:
-        return keras3_models.metrics_of(targets.bound_within(keys.metrics, "model.metrics", CALLED_WITH))
+        return keras3_models.converted_metrics(targets.bound_within(keys.metrics, "model.metrics", CALLED_WITH))
 
     model = passed(model, source.features)
     return objective.resolve(

@@ -13,7 +13,7 @@ _PERCENTILES = (50, 95, 99)
 _NAMES = tuple(f"p{percent}" for percent in _PERCENTILES)
 
 
-def facts(by_worker: Mapping[str, Histogram]) -> dict[str, Any]:
+def statistics_by_worker(by_worker: Mapping[str, Histogram]) -> dict[str, Any]:
     """The staleness of the updates of all workers, as in run.json.
 
     Returns:
@@ -47,7 +47,7 @@ def added(each: Iterable[Histogram]) -> Histogram:
 def together(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """`facts` of the updates of both."""
     one, other = histograms(before), histograms(after)
-    return facts({name: added([one.get(name, {}), other.get(name, {})]) for name in {**one, **other}})
+    return statistics_by_worker({name: added([one.get(name, {}), other.get(name, {})]) for name in {**one, **other}})
 
 
 def _statistics(counts: Histogram) -> dict[str, Any]:

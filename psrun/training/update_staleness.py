@@ -34,6 +34,6 @@ class UpdateStaleness:
     def epoch_joined(self, step: int, epoch: int) -> None:
         """Call when the steps of an epoch are done, `step` in total."""
         source = self.meter if self._on_workers else self._delay
-        measured = staleness.facts(source.take()) if source is not None else {}
+        measured = staleness.statistics_by_worker(source.take()) if source is not None else {}
         if measured:
             self._reporter.emit("staleness", step=step, epoch=epoch, **measured)
