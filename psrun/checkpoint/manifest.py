@@ -40,7 +40,7 @@ class Position:
     stream: int | None = None
     batch: int = 0
     order: Sequence[int] | None = None
-    again: Sequence[int] = ()
+    again: Sequence[int] = field(default_factory=list)  # as JSON has it
     batches_per_step: int = 1
 
 
