@@ -12,7 +12,7 @@ from support import STEPS, raw_config, variables
 from psrun.config import delays, parse
 from psrun.errors import ConfigError
 from psrun.results.run_folder import RunFolder
-from psrun.results.staleness import facts
+from psrun.results.staleness import statistics_by_worker
 
 LATE = ("cluster=none", "consistency=simulated")
 
@@ -63,7 +63,7 @@ def test_a_constant_delay_is_delayed_gradient_descent(train, trainer, options, f
 @pytest.mark.tensorflow
 def test_a_recorded_histogram_is_reproduced_with_the_seed_and_after_a_resume(train, tmp_path):
     recorded = {0: 50, 1: 120, 2: 20, 6: 10}
-    (tmp_path / "run.json").write_text(json.dumps({"staleness": facts({"worker-0": recorded})}))
+    (tmp_path / "run.json").write_text(json.dumps({"staleness": statistics_by_worker({"worker-0": recorded})}))
     num_steps = 400
     pieces = (*delayed.LINEAR, *LATE, "consistency.delay=recorded", "consistency.mean=null",
               f"consistency.run={tmp_path}", f"trainer.steps_per_epoch={num_steps}",

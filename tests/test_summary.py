@@ -16,7 +16,7 @@ from psrun.launch.recoveries import Recoveries
 from psrun.results.event_reader import EventReader
 from psrun.results.events import Event, Reporter
 from psrun.results.run_folder import RunFolder
-from psrun.results.staleness import facts
+from psrun.results.staleness import statistics_by_worker
 from psrun.results.summary import CHANGES, PENDING, fold
 
 SOURCES = Path(psrun.__file__).parent
@@ -25,7 +25,7 @@ EVALUATION = {"mode": "exact", "examples_seen": 100, "metrics": {"auc": 0.7}}
 LOST = {"task": "chief-0", "at_s": 1.0, "steps_repeated": 0}
 GOOD = {"path": "ckpt-2", "step": 2, "good": True}
 DAMAGED = {"path": "ckpt-1", "step": 1, "good": False}
-STALE = facts({"worker-0": {0: 9, 2: 1}})
+STALE = statistics_by_worker({"worker-0": {0: 9, 2: 1}})
 AS_THEY_ARE = {
     "ended": {"status": "failed", "exit_code": 1, "error": {"type": "E"}, "wall_s": 2.5},
     "cluster": {"cluster": {"num_ps": 2}, "versions": {"psrun": "1"}},
@@ -55,8 +55,8 @@ CASES = [
     ("epoch", {"metrics": {"val_auc": 0.5}}, {"epoch": 2, "metrics": {"loss": 1.0}, "steps": {"applied": 9}},
      {"metrics": {"loss": 1.0}, "steps": {"applied": 9}}),
     ("staleness", {}, {"epoch": 1, **STALE}, {"staleness": STALE}),
-    ("staleness", {"staleness": STALE}, {"epoch": 2, **facts({"worker-1": {7: 1}})},
-     {"staleness": facts({"worker-0": {0: 9, 2: 1}, "worker-1": {7: 1}})}),
+    ("staleness", {"staleness": STALE}, {"epoch": 2, **statistics_by_worker({"worker-1": {7: 1}})},
+     {"staleness": statistics_by_worker({"worker-0": {0: 9, 2: 1}, "worker-1": {7: 1}})}),
     ("evaluation", {"metrics": {"loss": 1.0, "val_auc": 0.5}}, EVALUATION,
      {"metrics": {"loss": 1.0, "val_auc": 0.7}, "evaluation": {"step": 7, **EVALUATION}}),
     ("evaluation", {"metrics": {"val_old": 1.0}}, {**EVALUATION, "path": "7-exact.json"},
