@@ -32,7 +32,7 @@ def problems(keys: ModelKeys) -> list[Problem]:
 
 
 def problem_of_keras3(target: str, kind: str) -> str | None:
-    """The problem of a `_target_` of Keras 3; None if it is another one.
+    """The problem of a `_target_` of Keras 3; None for other targets.
 
     Args:
       kind: the module of tf-keras that has it: optimizers or callbacks.

@@ -40,7 +40,7 @@ class Slices(InParts):
     """
 
     def __init__(self, initializer: Any) -> None:
-        # Others would give each shard values of its own.
+        # Others would give each shard different values.
         self._whole = _computed if _repeats(initializer) else functools.cache(_computed_eagerly)
         self._initializer = initializer
 

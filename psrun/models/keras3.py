@@ -204,7 +204,7 @@ def creation() -> keras3.VariableCreation:
 class _Seeds:
     """Takes the place of a random generator of Keras 3, whose state all workers would read and assign at each step.
 
-    As with tf-keras, each worker has random numbers of its own.
+    As with tf-keras, each worker has different random numbers.
     """
 
     def __init__(self) -> None:

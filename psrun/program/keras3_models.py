@@ -71,7 +71,7 @@ def _creating(seed: int) -> Iterator[VariableCreation | None]:
 
 
 def _network(returned: Any) -> Any:
-    """The Keras 3 model that a function returned, as it is or in a Model; None if it is another one."""
+    """The Keras 3 model that a function returned, as it is or in a Model; None for other values."""
     import keras
 
     network = returned.network if isinstance(returned, Model) else returned
