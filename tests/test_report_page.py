@@ -145,7 +145,7 @@ def test_names_are_text_whatever_is_in_them(opened, tmp_path):
 
 def test_the_page_of_runs_without_metrics_shows_what_is_missing(opened, tmp_path):
     folder = a_run(tmp_path / "run", status="failed", metrics=None, placement=None, recoveries=None, step_time=None,
-                   wall_s=None, examples_per_s=None)  # fmt: skip
+                   wall_s=None, examples_per_s=None, staleness=None)  # fmt: skip
     (folder / "metrics.jsonl").unlink()
     page = opened(folder)
     for chart in CHARTS:

@@ -70,19 +70,22 @@ def test_the_last_worker_is_set_aside_and_evaluates_whatever_becomes_of_it(start
 
 
 def test_one_of_the_workers_that_somebody_else_starts_is_set_aside(tasks):
-    rules = ("reduce_lr.metric=val_loss", "reduce_lr.mode=max", "reduce_lr.patience=1")
+    # The loss falls, which these rules take for the worse: the learning rate falls, then the run ends.
+    rules = [f"{rule}.{key}" for rule in ("reduce_lr", "early_stopping") for key in ("metric=val_loss", "mode=max")]
     kept = (each for each in RUN if each.startswith(("trainer.", "data.")))
-    given = [*kept, "evaluation=sidecar_thread", "trainer.epochs=80", *rules]
+    given = [*kept, "evaluation=sidecar_thread", "trainer.epochs=10000", "reduce_lr.patience=1", *rules,
+             "early_stopping.patience=3"]  # fmt: skip
     chief = tasks("chief-0", *given)
     shared = f"hydra.run.dir='{chief.folder}'"
     others = [tasks(name, *given, shared) for name in ("ps-0", "worker-0", "worker-1")]
-    lowered = chief.wait_for("learning_rate")  # the loss falls, which this rule takes for the worse
+    lowered = chief.wait_for("learning_rate")
     assert lowered["value"] == lowered["before"] / 2
     assert "val_loss has not improved" in lowered["reason"]
     assert chief.end() == 0, chief.stderr
     assert [other.end() for other in others] == [0, 0, 0]
     assert chief.result["cluster"]["num_workers"] == 1
-    assert (chief.result["evaluation"]["mode"], chief.result["evaluation"]["step"]) == ("sidecar_thread", 4000)
+    last = chief.result["steps"]["applied"]
+    assert (chief.result["evaluation"]["mode"], chief.result["evaluation"]["step"]) == ("sidecar_thread", last)
 
 
 def test_it_is_started_after_the_run_with_the_tutorials_tf_config(start):

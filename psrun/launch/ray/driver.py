@@ -10,6 +10,7 @@ from rich.console import Console
 
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
+from psrun.config.topology import Task
 from psrun.errors import ExitCode
 from psrun.launch import task_plan
 from psrun.launch.ray import capacity, connection
@@ -54,8 +55,13 @@ class _Driver(Supervisor):
         super().__init__(*others)
         self._fleet = fleet
 
+    def _cause_of_exit(self, task: TaskHandle) -> tuple[Task, str]:
+        self._fleet.check_nodes()  # a chief reports a lost parameter server long before Ray reports its node
+        return super()._cause_of_exit(task)
+
     def _restarted_with(self, lost: TaskHandle) -> list[TaskHandle]:
-        if self._fleet.lost(lost.task) is None:
-            return super()._restarted_with(lost)
+        group = super()._restarted_with(lost)
+        if all(self._fleet.lost(member.task) is None for member in group):
+            return group
         self._fleet.invalidate()
         return list(self._tasks.values())

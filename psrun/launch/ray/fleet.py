@@ -87,15 +87,13 @@ class Fleet:
         info = self._seen.get(task)
         return _named(info) if info and info.node in self._lost else None
 
-    def check_node(self, task: Task) -> None:
-        """Checks the node of a task whose actor is gone: Ray takes half a minute to report a lost node."""
-        info = self._seen.get(task)
-        entry = next((node for node in ray.nodes() if info and node["NodeID"] == info.node), None)
-        if entry is None or info is None:
-            return
-        where = f"{entry['NodeManagerAddress']}:{entry['NodeManagerPort']}"
-        if not entry["Alive"] or not reachable(where, timeout_s=_REACHED_WITHIN_S):
-            self._lost.add(info.node)
+    def check_nodes(self) -> None:
+        """Checks the nodes of all tasks after a task was lost: Ray takes half a minute to report a lost node."""
+        placed = {info.node for info in self._seen.values()} - self._lost
+        for entry in ray.nodes():
+            where = f"{entry['NodeManagerAddress']}:{entry['NodeManagerPort']}"
+            if entry["NodeID"] in placed and not (entry["Alive"] and reachable(where, timeout_s=_REACHED_WITHIN_S)):
+                self._lost.add(entry["NodeID"])
 
     def invalidate(self) -> None:
         """Makes the next start place all tasks again."""

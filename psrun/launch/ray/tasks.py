@@ -68,7 +68,7 @@ class RayTask:
                 self._code = ray.get(self._ended)
                 self._how = ended(self._code)
             except RayError as error:
-                self._fleet.check_node(self.task)
+                self._fleet.check_nodes()
                 lost, message = self._fleet.lost(self.task), " ".join(str(error).split())
                 where = f"node {lost}" if lost else f"actor ({message[:_MOST_CHARACTERS]})"
                 self._code, self._how = -signal.SIGKILL, f"was lost with its {where}"
