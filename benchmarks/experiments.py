@@ -2,7 +2,7 @@
 
     python benchmarks/experiments.py [NAME...] [--folder runs/experiments] [--pictures docs/img/experiments]
 
-Each is run by the command that stands in its file under experiments/; of the cluster of `fault_drill` a worker and then
+Each is run by the commands that stand in its file under experiments/; of the cluster of `fault_drill` a worker and then
 a parameter server are killed. Pictures are taken by Chromium (the test extra brings playwright).
 """
 
@@ -24,9 +24,29 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 
-SWEEPS = ("scaling", "partitioners", "trainers", "baselines", "packing", "evaluations")
+_BACKUP = ("consistency=sync", "consistency.backup_workers=1")
+# By name, the sweeps of each: a folder in that of the experiment, "" for itself, and overrides.
+SWEEPS: dict[str, dict[str, tuple[str, ...]]] = {
+    **{name: {"": ()} for name in ("scaling", "partitioners", "trainers", "baselines", "packing", "evaluations")},
+    "consistency": {
+        "async": (),
+        "ssp": ("consistency=ssp", "consistency.staleness=1,4,16"),
+        "bounded_delay": ("consistency=bounded_delay",),
+        "sync": ("consistency=sync", "trainer.steps_per_epoch=125"),
+        "sync_backup": (*_BACKUP, "trainer.steps_per_epoch=167"),
+    },
+    "stragglers": {
+        "async": (),
+        "ssp": ("consistency=ssp", "consistency.staleness=4"),
+        "sync": ("consistency=sync",),
+        "sync_backup": _BACKUP,
+    },
+    "staleness": {"": ()},
+}
 DRILL = "fault_drill"
-DATA = ("data", "synthesize", "criteo-synthetic", "--num-values", "100", "--num-examples", "400000")
+_DATA = ("data", "synthesize", "criteo-synthetic", "--num-values", "100", "--num-examples")
+_EXAMPLES = 400_000
+_FEWER_EXAMPLES = {"stragglers": 100_000, "staleness": 100_000}
 WIDTH = 1280
 _COLOURS = 64
 _WITHIN_S = 1800.0
@@ -37,19 +57,20 @@ def main() -> None:
     folder, console = options.folder.absolute(), Console()
     folder.mkdir(parents=True, exist_ok=True)
     options.pictures.mkdir(parents=True, exist_ok=True)
-    if not (folder / DATA[2]).exists():
-        _psrun(*DATA, folder=folder)
     for name in options.names or (*SWEEPS, DRILL):
         console.rule(name)
-        shutil.rmtree(folder / name, ignore_errors=True)
+        where = folder / str(_FEWER_EXAMPLES.get(name, _EXAMPLES))  # with the data that all runs of a size share
+        where.mkdir(exist_ok=True)
+        if not (where / _DATA[2]).exists():
+            _psrun(*_DATA, where.name, folder=where)
+        shutil.rmtree(where / name, ignore_errors=True)
         if name == DRILL:
-            _drill(folder)
-        else:
-            _psrun(
-                "-m", f"experiment={name}", "sweep.max_parallel=1", f"hydra.sweep.dir={folder / name}", folder=folder
-            )
+            _drill(where)
+        for sweep, overrides in SWEEPS.get(name, {}).items():
+            runs = f"hydra.sweep.dir={where / name / sweep}"
+            _psrun("-m", f"experiment={name}", "sweep.max_parallel=1", *overrides, runs, folder=where)
         page = folder / f"{name}.html"
-        _psrun("report", name, "--html", str(page), folder=folder)
+        _psrun("report", name, "--html", str(page), folder=where)
         _picture(page, options.pictures / f"{name}.png")
 
 
