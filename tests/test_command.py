@@ -58,6 +58,7 @@ def test_a_run_reports_on_the_terminal_and_in_its_folder(psrun, tmp_path):
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.cluster
 def test_a_run_of_real_processes_leaves_nothing_among_temporary_files(psrun, tmp_path):
     temporary = tmp_path / "temporary"
     temporary.mkdir()

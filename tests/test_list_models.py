@@ -86,6 +86,7 @@ def test_models_train_on_lists(train, model, pieces):
 
 
 @pytest.mark.inprocess
+@pytest.mark.thorough
 def test_one_worker_trains_on_lists_as_one_process_does(train):
     same = _run("din", "evaluation=direct", "model.stack=false")
     one, _ = train(*same, "cluster=none")
@@ -95,6 +96,7 @@ def test_one_worker_trains_on_lists_as_one_process_does(train):
 
 
 @pytest.mark.inprocess
+@pytest.mark.thorough
 def test_an_exported_model_scores_lists_as_the_run_does(train):
     import tensorflow as tf
 

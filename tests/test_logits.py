@@ -18,8 +18,8 @@ SHIFTED = (
 @pytest.mark.parametrize(
     ("logits", "pieces"),
     [
-        ("model.from_logits=true", ("cluster=inprocess", "evaluation=exact")),
-        pytest.param("+model.loss_logits=true", ("cluster=none", "trainer=fit"), marks=pytest.mark.thorough),
+        ("+model.loss_logits=true", ("cluster=none", "trainer=fit")),
+        pytest.param("model.from_logits=true", ("cluster=inprocess", "evaluation=exact"), marks=pytest.mark.thorough),
     ],
 )
 def test_logits_and_probabilities_give_the_same_numbers(train, logits, pieces):

@@ -80,7 +80,8 @@ def test_the_same_value_has_the_same_id_in_all_features(hashed):
     assert len(set(ids["bought"].numpy()[:, 0])) > 4
 
 
-@pytest.mark.parametrize("deduplicate", ["auto", pytest.param("false", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("deduplicate", ["auto", "false"])
 def test_a_cluster_trains_it_as_one_process_does(train, tmp_path, deduplicate):
     """From the same checkpoint, in which the table is whole; batches look up half of the rows again."""
     from psrun.results.run_folder import RunFolder

@@ -60,7 +60,7 @@ def test_every_combination_trains_and_evaluates(train, cluster, partitioner, tra
 
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
-    "model", [pytest.param(model, marks=() if model == "wide_deep" else pytest.mark.thorough) for model in MODELS]
+    "model", [pytest.param(model, marks=() if model == "embedding" else pytest.mark.thorough) for model in MODELS]
 )
 def test_both_trainers_and_no_cluster_give_the_same_numbers(train, model):
     """One worker, same seed: within 2e-4 of each other, relatively, in every variable, slot and metric."""

@@ -74,7 +74,8 @@ def test_each_example_of_an_epoch_is_trained_on_once(train, monkeypatch, trainer
     assert sum(own["seen"] for own in by_worker.values()) == 200
 
 
-@pytest.mark.parametrize("trainer", ["custom_loop", pytest.param("fit", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
 def test_batches_of_the_data_service_are_trained_on_once_except_outstanding_ones(train, trainer):
     from psrun.training.data_service_input import MAX_OUTSTANDING
 
@@ -143,8 +144,8 @@ PASSES = ("data.visitation=once", "data.global_batch_size=16", "trainer.steps_pe
 @pytest.mark.parametrize(
     ("cluster", "trainer"),
     [
-        ("inprocess", "fit"),
-        pytest.param("none", "custom_loop", marks=pytest.mark.thorough),
+        ("none", "custom_loop"),
+        pytest.param("inprocess", "fit", marks=pytest.mark.thorough),
     ],
 )
 def test_a_pass_that_was_cut_ends_before_the_next_begins(train, monkeypatch, cluster, trainer):
