@@ -40,6 +40,9 @@ def main() -> None:
     values = by_configuration(rows(options.folder), options.metric)
     table = Table("configuration", "seeds", f"{options.metric}: mean ± sd", "difference", f"p (< {LEVEL}: significant)")
     key, _, value = options.baseline.partition("=")
+    known = {name for configuration in values for name, _ in configuration}
+    if unknown := {key, options.within or key} - known:
+        parser.error(f"the runs do not differ in {', '.join(unknown)}; they differ in {', '.join(sorted(known))}")
     for group in groups(values, options.within):
         baseline = next((each for each in group if dict(each).get(key) == value), None)
         if baseline is None:

@@ -33,6 +33,7 @@ SWEEPS: dict[str, dict[str, tuple[str, ...]]] = {
         "ssp": ("consistency=ssp", "consistency.staleness=1,4,16"),
         "bounded_delay": ("consistency=bounded_delay",),
         "sync": ("consistency=sync", "trainer.steps_per_epoch=125"),
+        "sync_scaled": ("consistency=sync", "trainer.steps_per_epoch=125", "optimizer.learning_rate=0.08"),
         "sync_backup": (*_BACKUP, "trainer.steps_per_epoch=167"),
     },
     "stragglers": {
@@ -48,7 +49,7 @@ _DATA = ("data", "synthesize", "criteo-synthetic", "--num-values", "100", "--num
 _EXAMPLES = 400_000
 _FEWER_EXAMPLES = {"stragglers": 100_000, "staleness": 100_000}
 WIDTH = 1280
-_COLOURS = 64
+_COLOURS = 256
 _WITHIN_S = 1800.0
 
 
