@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from support import SAME, run_config
 
-from psrun.errors import ConfigError, NonFiniteLossError, PsrunError
+from psrun.errors import ConfigError, ExitCode, NonFiniteLossError, PsrunError
 from psrun.layers.layout import RowOrder, StackLayout
 
 MODEL = (
@@ -20,6 +21,7 @@ MODEL = (
 TABLES = {"item", "shop", "city", "brand"}
 TESTS = Path(__file__).parent
 OF_EARLIER = TESTS / "data" / "checkpoints_0_1_0"
+pytestmark = pytest.mark.inprocess
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 5, 17])
@@ -41,7 +43,6 @@ def test_every_row_of_every_table_has_its_own_place_in_a_stack(num_shards):
     assert all(list(more.blocks(table)) == list(layout.blocks(table)) for table in range(len(rows)))
 
 
-@pytest.mark.tensorflow
 @pytest.mark.parametrize("num_servers", [1, 3, 20])
 def test_positions_are_those_of_the_layout(num_servers):
     import tensorflow as tf
@@ -70,7 +71,6 @@ def test_positions_are_those_of_the_layout(num_servers):
         assert by_table[table.name] <= rows
 
 
-@pytest.mark.tensorflow
 @pytest.mark.parametrize("deduplicate", [True, False])
 @pytest.mark.parametrize("oov", ["error", "row"])
 def test_rows_and_gradients_are_those_of_single_tables(deduplicate, oov):
@@ -118,8 +118,9 @@ def _assign(layer: Any, name: str, values: np.ndarray) -> None:
                 stack.variable[offset : offset + count].assign(values[first : first + count].astype(np.float32))
 
 
-def test_a_cluster_trains_stacks_as_one_process_trains_single_tables(train):
+def test_a_cluster_trains_stacks_as_one_process_trains_single_tables(train, capsys, monkeypatch):
     """One worker applies the same steps in the same order; the checkpoints compare by table, slots included."""
+    from psrun.checkpoint import commands
     from psrun.checkpoint.compare import compare
 
     folders = []
@@ -140,6 +141,20 @@ def test_a_cluster_trains_stacks_as_one_process_trains_single_tables(train):
     held = [_values(folder) for folder in folders]
     for name, values in held[0].items():
         np.testing.assert_allclose(held[1][name], values, **SAME, err_msg=name)
+
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = []
+    for prefix in prefixes:
+        assert commands.main(["inspect", prefix]) == ExitCode.DONE
+        lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+        rows_shown = [re.split(" {2,}", line) for line in lines[lines.index("Variables") + 2 : lines.index("Files")]]
+        shown.append({name: cells for name, *cells in rows_shown})
+    stacked = {name: cells for name, cells in shown[1].items() if name.endswith("/embeddings")}
+    assert stacked.keys() == {f"{slot}{name}/embeddings" for slot in ("", "m/", "v/") for name in TABLES}
+    assert {name: cells[:2] for name, cells in shown[1].items()} == {n: cells[:2] for n, cells in shown[0].items()}
+    assert stacked["city/embeddings"] == ["model", "40x3 float32", "ps-0 ps-1", "480 bytes"]
+    assert stacked["m/shop/embeddings"][:3] == ["optimizer", "8x3 float32", "ps-1 ps-0"]
+    assert not any("stack" in name for name in shown[1])
 
 
 def _values(folder: Any) -> dict[str, np.ndarray]:
