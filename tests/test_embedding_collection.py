@@ -317,6 +317,49 @@ def test_a_collection_that_cannot_be_is_refused(change, message):
         EmbeddingCollection(tables, **options)
 
 
+@pytest.mark.parametrize("library", ["tf_keras", "keras"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"optimizer": "adam"},
+            "table a has the optimizer 'adam', but a run has one optimizer for all tables; remove it",
+        ),
+        (
+            {"rows": 3},
+            "table a has the attribute 'rows'; a table has name, features, num_ids, dim, initializer, spread",
+        ),
+        ({"dim": None}, "table a lacks dim"),
+    ],
+)
+def test_attributes_that_a_table_does_not_have_are_refused_by_name(library, change, message):
+    from psrun import layers
+    from psrun.layers import keras3
+
+    given = {"name": "a", "features": ("x",), "num_ids": 5, "dim": 2, **change}
+    with pytest.raises(ValueError, match=message):
+        (layers if library == "tf_keras" else keras3).EmbeddingCollection(
+            [{name: value for name, value in given.items() if value is not None}]
+        )
+
+
+@pytest.mark.thorough
+def test_collections_with_different_optimizers_train_as_single_tables(train):
+    """Rules and learning rates differ by collection, in a loop of the user; each collection is a stack."""
+    own = [*MODEL, "model._target_=embeddings.two_collections", "trainer=own_loop"]
+    own += ["trainer._target_=user_code.two_optimizers", "optimizer=sparse_adagrad", "optimizer.learning_rate=0.05"]
+    _, folder = train(*own, "+model.stack=false", "cluster=none", num_workers=1)
+    result, stacked = train(*own, "+model.stack=true", "cluster=inprocess", num_workers=1)
+    assert result["steps"]["applied"] == 24
+    expected, held = _values(folder), _values(stacked)
+    for name, values in expected.items():
+        np.testing.assert_allclose(held[name], values, **SAME, err_msg=name)
+    # The other optimizer has trained the other tables: the slots of the run's optimizer for them are as at the start.
+    slots = {name: held[f"accumulator/{name}/embeddings"] for name in TABLES}
+    assert {name for name, slot in slots.items() if len(np.unique(slot)) > 1} == {"item", "shop"}
+    assert all(np.abs(held[f"{name}/embeddings"] - 1).max() > 0.01 for name in TABLES)
+
+
 def test_a_stack_that_is_no_choice_is_an_error_of_the_configuration(train):
     with pytest.raises(ConfigError, match="stack is 'maybe', must be true, false or auto"):
         train("model=wide_deep", "data=features", "model.stack=maybe")
