@@ -179,6 +179,28 @@ def train(cluster_spec, images, tmp_path, request):
     return run
 
 
+@pytest.fixture
+def predict(cluster_spec):
+    """Predicts in this process; returns what it prints."""
+    from psrun.cluster import strategy
+    from psrun.results.console import ConsoleSink
+    from psrun.roles import predictor
+    from psrun.roles.task_context import TaskContext
+
+    def run(folder, *overrides: str) -> str:
+        config = run_config(*overrides, "mode=predict", f"resume={folder.path}")
+        printed = io.StringIO()
+        console = ConsoleSink(Console(file=printed, width=200))
+
+        def connect(cluster, partitioner, topology):
+            return strategy.parameter_servers(cluster_spec[2], partitioner)
+
+        predictor.run(config, TaskContext(folder, console, time.time(), connect=connect))
+        return printed.getvalue()
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A .npz like Fashion-MNIST: 10 classes that a small network can tell apart."""

@@ -193,6 +193,17 @@ def basket(source: Basket, *, root: bool = False, **options: Any) -> tf_keras.Mo
     return tf_keras.Model(inputs, tf_keras.layers.Dense(1, kernel_initializer="ones")(flat))
 
 
+def two_collections(source: Basket, *, stack: bool) -> tf_keras.Model:
+    """A linear model whose tables are in the collections `first` and `second`."""
+    inputs = {name: tf_keras.Input((width,), dtype=tf.int64, name=name) for name, (_, width) in source.SIZES.items()}
+    rows = {}
+    for title, names in (("first", ("item", "shop")), ("second", ("city", "brand"))):
+        tables = [layers.Table(name, (name,), source.SIZES[name][0], DIM, "ones") for name in names]
+        rows |= layers.EmbeddingCollection(tables, name=title, stack=stack)({name: inputs[name] for name in names})
+    flat = tf_keras.layers.Concatenate()([tf_keras.layers.Flatten()(rows[name]) for name in source.SIZES])
+    return tf_keras.Model(inputs, tf_keras.layers.Dense(1, kernel_initializer="ones")(flat))
+
+
 def baskets(source: Basket) -> tf_keras.Model:
     """Two collections with tables of the same names."""
     one = basket(source)

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from psrun import layers
 from psrun.data.source import ArraySource, Feature
 from psrun.layers import keras3
 from psrun.models.model import Model
@@ -113,6 +114,27 @@ def tables(source, *, library: str = "keras") -> Model:
     rows = layer({"words": words, "others": words + 1})
     both = keras.layers.Concatenate()([rows["words"], rows["others"], number])
     return Model(keras.Model([words, number], keras.layers.Dense(1, "sigmoid")(both)))
+
+
+def lists(source, *, library: str = "keras", dtype: str = "float32") -> Any:
+    """Lists with weights and without a combiner, through stacked tables; from equal weights in both libraries."""
+    k, own = (keras, keras3) if library == "keras" else (tf_keras, layers)
+    seeded = weights_of(k)
+    inputs = {
+        name: k.Input(feature.shape, dtype=feature.dtype.name, name=name, ragged=feature.is_list)
+        for name, feature in source.features.items()
+    }
+    tables = [
+        {"name": name, "features": (name,), "num_ids": 50, "dim": 4, "initializer": k.initializers.Constant(0.1)}
+        for name in ("pooled", "read")
+    ]
+    collection = own.EmbeddingCollection(tables, combiner={"pooled": "mean"}, dtype=dtype, name="tables")
+    ids = {"pooled": inputs["history"], "read": inputs["history"]}
+    rows = collection(ids, weights={"pooled": inputs["history_weights"]})
+    seen = k.layers.LSTM(3, kernel_initializer=seeded(1), recurrent_initializer=seeded(2), dtype=dtype)(rows["read"])
+    dense = k.layers.Dense(4, "tanh", kernel_initializer=seeded(3), dtype=dtype)(inputs["x"])
+    both = k.layers.Concatenate(dtype=dtype)([rows["pooled"], seen, dense])
+    return k.Model(inputs, k.layers.Dense(1, kernel_initializer=seeded(4), name="score")(both))
 
 
 class Block(keras.layers.Layer):

@@ -57,8 +57,9 @@ def a_run(
     for epoch in (1, 2):
         at = {"step": 100 * epoch, "wall_s": 4.0 * epoch}
         metrics, speed = {"loss": 1.0 / epoch, "auc": auc - 0.1 / epoch}, rate / 64 + epoch
+        speeds = {"steps_per_s": speed, "examples_per_s": 64 * speed}
         events += [
-            {"event": "epoch", **at, "epoch": epoch, "metrics": metrics, "seconds": 2.0, "steps_per_s": speed},
+            {"event": "epoch", **at, "epoch": epoch, "metrics": metrics, "seconds": 2.0, **speeds},
             {"event": "checkpoint", **at, "path": "ckpt", "seconds": 0.1},
             {"event": "evaluation", **at, "mode": "exact", "examples_seen": 9, "metrics": metrics},
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from support import SAME, run_config
 
-from psrun.errors import ConfigError, NonFiniteLossError, PsrunError
+from psrun.errors import ConfigError, ExitCode, NonFiniteLossError, PsrunError
 from psrun.layers.layout import RowOrder, StackLayout
 
 MODEL = (
@@ -20,6 +21,7 @@ MODEL = (
 TABLES = {"item", "shop", "city", "brand"}
 TESTS = Path(__file__).parent
 OF_EARLIER = TESTS / "data" / "checkpoints_0_1_0"
+pytestmark = pytest.mark.inprocess
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 5, 17])
@@ -41,7 +43,6 @@ def test_every_row_of_every_table_has_its_own_place_in_a_stack(num_shards):
     assert all(list(more.blocks(table)) == list(layout.blocks(table)) for table in range(len(rows)))
 
 
-@pytest.mark.tensorflow
 @pytest.mark.parametrize("num_servers", [1, 3, 20])
 def test_positions_are_those_of_the_layout(num_servers):
     import tensorflow as tf
@@ -70,7 +71,6 @@ def test_positions_are_those_of_the_layout(num_servers):
         assert by_table[table.name] <= rows
 
 
-@pytest.mark.tensorflow
 @pytest.mark.parametrize("deduplicate", [True, False])
 @pytest.mark.parametrize("oov", ["error", "row"])
 def test_rows_and_gradients_are_those_of_single_tables(deduplicate, oov):
@@ -118,8 +118,9 @@ def _assign(layer: Any, name: str, values: np.ndarray) -> None:
                 stack.variable[offset : offset + count].assign(values[first : first + count].astype(np.float32))
 
 
-def test_a_cluster_trains_stacks_as_one_process_trains_single_tables(train):
+def test_a_cluster_trains_stacks_as_one_process_trains_single_tables(train, capsys, monkeypatch):
     """One worker applies the same steps in the same order; the checkpoints compare by table, slots included."""
+    from psrun.checkpoint import commands
     from psrun.checkpoint.compare import compare
 
     folders = []
@@ -140,6 +141,20 @@ def test_a_cluster_trains_stacks_as_one_process_trains_single_tables(train):
     held = [_values(folder) for folder in folders]
     for name, values in held[0].items():
         np.testing.assert_allclose(held[1][name], values, **SAME, err_msg=name)
+
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = []
+    for prefix in prefixes:
+        assert commands.main(["inspect", prefix]) == ExitCode.DONE
+        lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+        rows_shown = [re.split(" {2,}", line) for line in lines[lines.index("Variables") + 2 : lines.index("Files")]]
+        shown.append({name: cells for name, *cells in rows_shown})
+    stacked = {name: cells for name, cells in shown[1].items() if name.endswith("/embeddings")}
+    assert stacked.keys() == {f"{slot}{name}/embeddings" for slot in ("", "m/", "v/") for name in TABLES}
+    assert {name: cells[:2] for name, cells in shown[1].items()} == {n: cells[:2] for n, cells in shown[0].items()}
+    assert stacked["city/embeddings"] == ["model", "40x3 float32", "ps-0 ps-1", "480 bytes"]
+    assert stacked["m/shop/embeddings"][:3] == ["optimizer", "8x3 float32", "ps-1 ps-0"]
+    assert not any("stack" in name for name in shown[1])
 
 
 def _values(folder: Any) -> dict[str, np.ndarray]:
@@ -300,6 +315,49 @@ def test_a_collection_that_cannot_be_is_refused(change, message):
     tables = [Table(name, features, 5, 2) for name, features in options.pop("tables")]
     with pytest.raises(ValueError, match=message):
         EmbeddingCollection(tables, **options)
+
+
+@pytest.mark.parametrize("library", ["tf_keras", "keras"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"optimizer": "adam"},
+            "table a has the optimizer 'adam', but a run has one optimizer for all tables; remove it",
+        ),
+        (
+            {"rows": 3},
+            "table a has the attribute 'rows'; a table has name, features, num_ids, dim, initializer, spread",
+        ),
+        ({"dim": None}, "table a lacks dim"),
+    ],
+)
+def test_attributes_that_a_table_does_not_have_are_refused_by_name(library, change, message):
+    from psrun import layers
+    from psrun.layers import keras3
+
+    given = {"name": "a", "features": ("x",), "num_ids": 5, "dim": 2, **change}
+    with pytest.raises(ValueError, match=message):
+        (layers if library == "tf_keras" else keras3).EmbeddingCollection(
+            [{name: value for name, value in given.items() if value is not None}]
+        )
+
+
+@pytest.mark.thorough
+def test_collections_with_different_optimizers_train_as_single_tables(train):
+    """Rules and learning rates differ by collection, in a loop of the user; each collection is a stack."""
+    own = [*MODEL, "model._target_=embeddings.two_collections", "trainer=own_loop"]
+    own += ["trainer._target_=user_code.two_optimizers", "optimizer=sparse_adagrad", "optimizer.learning_rate=0.05"]
+    _, folder = train(*own, "+model.stack=false", "cluster=none", num_workers=1)
+    result, stacked = train(*own, "+model.stack=true", "cluster=inprocess", num_workers=1)
+    assert result["steps"]["applied"] == 24
+    expected, held = _values(folder), _values(stacked)
+    for name, values in expected.items():
+        np.testing.assert_allclose(held[name], values, **SAME, err_msg=name)
+    # The other optimizer has trained the other tables: the slots of the run's optimizer for them are as at the start.
+    slots = {name: held[f"accumulator/{name}/embeddings"] for name in TABLES}
+    assert {name for name, slot in slots.items() if len(np.unique(slot)) > 1} == {"item", "shop"}
+    assert all(np.abs(held[f"{name}/embeddings"] - 1).max() > 0.01 for name in TABLES)
 
 
 def test_a_stack_that_is_no_choice_is_an_error_of_the_configuration(train):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shlex
@@ -131,6 +132,56 @@ def test_a_run_resumes_on_another_layout_with_its_slots(train, name):
     assert held.keys() == expected.keys()
     for key, values in expected.items():
         np.testing.assert_allclose(held[key], values, **SAME, err_msg=key)
+
+
+LISTS = [
+    "model=dense", "~model.hidden_units", "~data.num_features", "~data.num_train_examples", "~data.num_eval_examples",
+    "~data.noise", "data._target_=list_features.Histories", "data.global_batch_size=16", "evaluation=direct",
+    "model._target_=keras3_models.lists", "optimizer=sparse_adagrad",
+]  # fmt: skip
+
+
+@thorough
+@pytest.mark.parametrize(
+    ("pieces", "dtype"),
+    [
+        (("trainer=custom_loop", "trainer.prefetch_rows=true"), "float32"),
+        (("trainer=own_loop", "trainer._target_=user_code.tutorial"), "mixed_bfloat16"),
+    ],
+)
+def test_lists_train_and_predict_as_the_twin(train, predict, tmp_path, pieces, dtype):
+    """On the same cluster; with rows fetched ahead, and in a loop of the user in bfloat16."""
+    from psrun.checkpoint import load_model
+    from psrun.checkpoint.store import Store
+    from psrun.data import load
+    from psrun.errors import ExportError
+
+    tolerance = 1e-5 if dtype == "float32" else 1e-2
+    # tf-keras cannot cut the weights of an LSTM, or of a layer in bfloat16.
+    layouts = {"keras": SHARDS, "tf_keras": ("cluster=inprocess", "partitioner=none")}
+    results, predictions = {}, {}
+    for library, layout in layouts.items():
+        model_of = [*LISTS, *layout, f"+model.library={library}", f"+model.dtype={dtype}"]
+        results[library], folder = train(*model_of, *pieces, "trainer.steps_per_execution=2", num_workers=1)
+        for where in ("inprocess", "none") if library == "keras" else ("none",):
+            path = tmp_path / f"{library}_{where}.csv"
+            predict(folder, *model_of, f"cluster={where}", f"predict.path={path}")
+            with path.open() as file:
+                predictions[library, where] = [float(row["prediction"]) for row in csv.DictReader(file)]
+        if library == "keras":
+            run = run_config(*model_of)
+            network = load_model.load(run, load.load_source(run), Store(folder.checkpoints), print).model.network
+    assert results["keras"]["metrics"] == pytest.approx(results["tf_keras"]["metrics"], rel=tolerance)
+    assert np.std(predictions["keras", "none"]) > 0.01
+    same = {"rtol": tolerance, "atol": tolerance}
+    for key, values in predictions.items():
+        np.testing.assert_allclose(values, predictions["tf_keras", "none"], **same, err_msg=str(key))
+    assert type(network.keras3).__module__.startswith("keras.")
+    for name in ("saved.h5", "saved.keras", "saved"):
+        with pytest.raises(ExportError, match=f"{name}: a model of keras .* cannot be saved as one of tf-keras; write"):
+            network.save(str(tmp_path / name))
+    with pytest.raises(ExportError, match="cannot be saved as one of tf-keras"):
+        network.save_weights(str(tmp_path / "weights.h5"))
 
 
 # Loads an export where neither psrun nor a Keras can be imported, and prints the predictions.

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
-import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from support import run_config
 
 from psrun.errors import DataError
-from psrun.results.console import ConsoleSink
 
 
 def counted(num_examples: int, data: str = "Numbered") -> list[str]:
@@ -28,27 +23,6 @@ def counted(num_examples: int, data: str = "Numbered") -> list[str]:
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-@pytest.fixture
-def predict(cluster_spec):
-    """Predicts in this process; returns what it prints."""
-    from psrun.cluster import strategy
-    from psrun.roles import predictor
-    from psrun.roles.task_context import TaskContext
-
-    def run(folder, *overrides: str) -> str:
-        config = run_config(*overrides, "mode=predict", f"resume={folder.path}")
-        printed = io.StringIO()
-        console = ConsoleSink(Console(file=printed, width=200))
-
-        def connect(cluster, partitioner, topology):
-            return strategy.parameter_servers(cluster_spec[2], partitioner)
-
-        predictor.run(config, TaskContext(folder, console, time.time(), connect=connect))
-        return printed.getvalue()
-
-    return run
 
 
 @pytest.mark.inprocess

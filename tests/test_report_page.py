@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from psrun.results.report.commands import main
 
 pytestmark = pytest.mark.browser
 
-CHARTS = ["loss", "steps", "wall", "times", "throughput", "efficiency", "stages", "staleness", "placement", "timeline"]
+CHARTS = [
+    "loss", "steps", "examples", "wall", "throughput", "efficiency", "times", "stages", "staleness", "placement",
+    "timeline",
+]  # fmt: skip
 WIDTHS = [1440, 390]
 DRAWN = ".scatterlayer path.js-line, .scatterlayer path.point, .barlayer path, .boxlayer path"
 
@@ -95,6 +99,18 @@ def test_cards_name_the_best_runs_and_axes_have_units(opened, tmp_path):
     assert page.locator("aside label").first.inner_text().startswith("Color by")
     titles = page.locator(".xtitle, .ytitle").evaluate_all("all => all.map((each) => each.textContent)")
     assert {"time per step (ms)", "time since the start (s)", "throughput (examples/s)"} <= set(titles)
+
+
+def test_examples_count_all_batches_of_an_update_also_after_a_resume_in_another_mode(opened, tmp_path):
+    folder = a_run(tmp_path / "run")
+    resumed = {"event": "epoch", "step": 300, "wall_s": 16.0, "epoch": 3, "metrics": {"auc": 0.5}, "seconds": 2.0,
+               "steps_per_s": 1.7, "examples_per_s": 1.7 * 128}  # fmt: skip
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(resumed) + "\n")
+    page = opened(folder)
+    drawn = page.evaluate("document.getElementById('plot-examples').data.map((each) => [each.name, each.x])")
+    assert drawn == [["run auc", [6400, 12800, 25600]], ["run val_auc", [6400, 12800]]]
+    assert page.locator("#examples .xtitle").text_content() == "examples"
 
 
 def test_the_table_folds_seeds_and_sorts(opened, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,33 @@ def test_a_legacy_optimizer_is_refused_for_stacks(scaled):
         stacks.check_storable(_network("a", "b", stack=True), optimizer)
     stacks.check_storable(_network("a", "b", stack=False), optimizer)
     stacks.check_storable(_network("a", "b", stack=True), tf_keras.optimizers.Adam(0.1))
+
+
+@pytest.mark.parametrize(
+    ("names", "table"),
+    [
+        (["^b/embeddings"], "b"),
+        (["embeddings"], None),
+        (["stack_4_of_a"], "a, b"),
+        (["bias"], None),
+        (["tables"], "a, b"),
+    ],
+)
+def test_weight_decay_of_some_tables_of_a_stack_is_refused(names, table):
+    import tf_keras
+
+    from psrun.layers import stacks
+
+    optimizer = tf_keras.optimizers.AdamW(0.1)
+    optimizer.exclude_from_weight_decay(var_names=names)
+    stacks.check_storable(_network("a", "b", stack=False), optimizer)
+    network = _network("a", "b", stack=True)
+    refused = pytest.raises(ConfigError, match=f"the tables {table} otherwise than the stack .*; use stack=false")
+    with refused if table else contextlib.nullcontext():
+        stacks.check_storable(network, optimizer)
+    without = tf_keras.optimizers.Adam(0.1)
+    without.exclude_from_weight_decay(var_names=names)
+    stacks.check_storable(network, without)
 
 
 def test_a_plan_refuses_a_legacy_optimizer_for_stacks():

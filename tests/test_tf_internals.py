@@ -220,6 +220,20 @@ def test_counters_of_an_optimizer_are_its_steps_and_its_numbers(name):
 
 
 @tensorflow
+def test_the_names_without_weight_decay_are_known():
+    import tf_keras
+
+    from psrun.tf_internals import optimizers
+
+    optimizer = tf_keras.optimizers.AdamW(0.1)
+    assert optimizers.names_without_weight_decay(optimizer) == []
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    assert optimizers.names_without_weight_decay(optimizer) == ["bias"]
+    optimizer.weight_decay = None
+    assert optimizers.names_without_weight_decay(optimizer) == []
+
+
+@tensorflow
 def test_what_updates_variables_can_be_replaced():
     import tensorflow as tf
     import tf_keras

@@ -10,6 +10,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from psrun.optimizers.sparse import LazyAdam
+
 BOUND_S = 60.0
 
 
@@ -61,6 +63,29 @@ def tutorial(program: Any, session: Any, clip: float | None = None) -> None:
             session.join()
         metrics = session.end_epoch({"loss": loss.result(), "squares": squares.result()})
         assert session.should_stop or "val_loss" in metrics
+
+
+def two_optimizers(program: Any, session: Any) -> None:
+    """The layer `second` has an optimizer with another rule and learning rate."""
+    network, optimizer = program.network, program.optimizer
+    second = network.get_layer("second").trainable_variables
+    with program.distribution.strategy.scope():
+        other = LazyAdam(0.02)
+        other.build(second)
+
+    def step(batch: Any) -> None:
+        features, label = batch
+        with tf.GradientTape() as tape:
+            loss = network.compute_loss(features, label, network(features, training=True))
+        variables = network.trainable_variables
+        pairs = list(zip(tape.gradient(loss, variables), variables))
+        is_other = [any(variable is each for each in second) for variable in variables]
+        optimizer.apply_gradients([pair for pair, apart in zip(pairs, is_other) if not apart])
+        other.apply_gradients([pair for pair, apart in zip(pairs, is_other) if apart])
+
+    for _ in session.epochs():
+        session.schedule(step, session.steps_left)
+        session.end_epoch()
 
 
 def managing(program: Any, session: Any, folder: str) -> None:

@@ -77,8 +77,7 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
         check_options(deduplicate, wire, oov)
         if not isinstance(stack, bool) and stack != "auto":
             raise ValueError(f"stack is {stack!r}, must be true, false or auto")
-        converted = [table if isinstance(table, Table) else Table(**table) for table in tables]
-        self.tables: tuple[Table, ...] = self.untracked(tuple(converted))
+        self.tables: tuple[Table, ...] = self.untracked(tuple(map(Table.of, tables)))
         _check(self.tables, concatenate)
         stack = stack if not is_alone() else False
         self.stack, self.max_stacked_table_bytes = stack, max_stacked_table_bytes

@@ -143,7 +143,7 @@ class EmbeddingCollection(TableLayer):
         dtype: Any = None,
         **options: Any,
     ) -> None:
-        given = [table if isinstance(table, Table) else Table(**table) for table in tables]
+        given = map(Table.of, tables)
         own = [replace(table, initializer=keras.initializers.get(table.initializer)) for table in given]
         self._own_tables, name = tuple(own), name or keras3.new_name("embedding_collection")
         in_blocks = [replace(each, initializer=_in_blocks(each.initializer)) for each in own]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 
@@ -27,6 +27,26 @@ class Table:
     dim: int
     initializer: Any = "uniform"
     spread: bool = True
+
+    @classmethod
+    def of(cls, given: Table | Mapping[str, Any]) -> Table:
+        """A table, or one from its attributes by name.
+
+        Raises:
+          ValueError: an attribute is missing, or a table has no such attribute.
+        """
+        if isinstance(given, Table):
+            return given
+        known = {each.name: each.default is MISSING for each in fields(cls)}
+        title = f"table {given.get('name', '?')}"
+        if "optimizer" in given:
+            message = f"{title} has the optimizer {given['optimizer']!r}, but a run has one optimizer for all tables"
+            raise ValueError(f"{message}; remove it, or make a collection for each optimizer, with trainer=own_loop")
+        if unknown := [name for name in given if name not in known]:
+            raise ValueError(f"{title} has the attribute {unknown[0]!r}; a table has {', '.join(known)}")
+        if missing := [name for name, required in known.items() if required and name not in given]:
+            raise ValueError(f"{title} lacks {', '.join(missing)}")
+        return cls(**given)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,7 +99,7 @@ def check_storable(network: tf_keras.Model, optimizer: Any) -> None:
     """Checks that checkpoints can hold the tables of a network and their slots by table.
 
     Raises:
-      ConfigError: two tables have the same name, or the optimizer does not support stacks.
+      ConfigError: two tables have the same name, or the optimizer does not support stacks, or not these.
     """
     layers = collections(network)
     names = Counter(table.name for layer in layers for table in layer.tables)
@@ -108,10 +109,30 @@ def check_storable(network: tf_keras.Model, optimizer: Any) -> None:
         )
         raise ConfigError([Problem("model", message)])
     stacked = [stack for layer in layers for stack in layer.stacks if len(stack.tables) > 1]
-    if stacked and optimizers.is_legacy(getattr(optimizer, "inner_optimizer", optimizer)):
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if stacked and optimizers.is_legacy(inner):
         # An optimizer of before Keras 2.11: its checkpoints find slots by the variable, in place of which they hold
         # tables.
         tables = ", ".join(table.name for table in stacked[0].tables)
-        kind = type(getattr(optimizer, "inner_optimizer", optimizer)).__name__
+        kind = type(inner).__name__
         message = f"legacy.{kind} loses its slots of tables that are stored together ({tables}) in checkpoints"
         raise ConfigError([Problem("optimizer", f"{message}; use tf_keras.optimizers.{kind}, or stack=false")])
+    patterns = optimizers.names_without_weight_decay(inner)
+    problems = [Problem("optimizer", text) for stack in stacked for text in _decays_apart(stack, patterns)]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _decays_apart(stack: Stack, patterns: Sequence[str]) -> Iterator[str]:
+    """Whether only some tables of a stack are excluded from weight decay, which an optimizer applies to all of it."""
+
+    def excluded(name: str) -> bool:
+        return any(re.search(pattern, name) for pattern in patterns)
+
+    whole = excluded(stack.variable_name)
+    if others := [table.name for table in stack.tables if excluded(f"{table.name}/{EMBEDDINGS}") != whole]:
+        together = ", ".join(table.name for table in stack.tables)
+        yield (
+            f"exclude_from_weight_decay would treat the tables {', '.join(others)} otherwise than the stack that they "
+            f"are stored in ({together}), which decays as one variable; use stack=false"
+        )

@@ -59,6 +59,16 @@ def is_legacy(optimizer: Any) -> bool:
     return isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer)
 
 
+def names_without_weight_decay(optimizer: Any) -> list[str]:
+    """The regular expressions of names of variables whose weights do not decay.
+
+    Only a private attribute keeps what `exclude_from_weight_decay` was called with (tf-keras 2.21).
+    """
+    if is_legacy(optimizer) or not optimizer.weight_decay:
+        return []
+    return list(getattr(optimizer, "_exclude_from_weight_decay_names", ()))  # set by the first call
+
+
 def build(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
     """Makes the slots of an optimizer, and its counter of steps.
 

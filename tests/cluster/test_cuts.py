@@ -12,7 +12,7 @@ from fault_injection import TASKS
 pytestmark = pytest.mark.cluster
 
 LONG = [
-    "evaluation=none", "trainer.epochs=500", "trainer.steps_per_epoch=50", "data.num_train_examples=2000",
+    "evaluation=none", "trainer.epochs=10000", "trainer.steps_per_epoch=50", "data.num_train_examples=2000",
     "data.num_eval_examples=200", "cluster.heartbeat_timeout_s=6", "cluster.connect_timeout_s=30",
 ]  # fmt: skip
 
@@ -23,8 +23,12 @@ WRITTEN_OUT = 12
 
 @pytest.mark.parametrize(
     "mode",
-    [["trainer=fit", "consistency=ssp", "consistency.staleness=2"], ["consistency=sync", "trainer.steps_per_epoch=10"]],
-    ids=["ssp", "sync"],
+    [
+        ["trainer=fit", "consistency=ssp", "consistency.staleness=2"],
+        ["consistency=bounded_delay", "consistency.max_delay=2"],
+        ["consistency=sync", "trainer.steps_per_epoch=10"],
+    ],
+    ids=["ssp", "bounded_delay", "sync"],
 )
 def test_a_worker_that_is_cut_off_is_left_behind_and_taken_back(tasks, network, mode):
     for name in ("ps-0", "worker-0", "worker-1"):

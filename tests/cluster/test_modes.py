@@ -17,8 +17,9 @@ MODES = {
     "bounded_delay": ["consistency=bounded_delay", "consistency.max_delay=2", "trainer.steps_per_execution=5"],
     "sync": ["consistency=sync", "trainer.steps_per_epoch=15"],
 }
+EPOCH = 60  # steps
 LONG = [
-    "cluster=local", "evaluation.every=100", "trainer.epochs=10000", "trainer.steps_per_epoch=60",
+    "cluster=local", "evaluation.every=100", "trainer.epochs=10000", f"trainer.steps_per_epoch={EPOCH}",
     "data.num_train_examples=2000", "data.num_eval_examples=200", "cluster.restart.heartbeat_timeout_s=6",
     "cluster.slow_workers={0: 0.01}",
 ]  # fmt: skip
@@ -44,6 +45,55 @@ def test_a_worker_is_killed_then_one_hangs_then_a_parameter_server_is_killed(sta
     assert result["checkpoints"][-1]["step"] == result["steps"]["applied"] > 0
     assert {row["task"] for row in result["recoveries"]} == {"worker-0", "worker-1", "ps-0"}
     assert cluster.left() == []
+
+
+def within_an_epoch(cluster) -> int:
+    """Waits for a checkpoint in the first half of an epoch of `EPOCH` steps; returns its step."""
+    before = len(cluster.events("checkpoint"))
+
+    def newest() -> int:
+        step = [0, *(event["step"] for event in cluster.events("checkpoint")[before:])][-1]
+        return step if 0 < step % EPOCH < EPOCH / 2 else 0
+
+    return cluster.wait(newest, "checkpoint within an epoch")
+
+
+def gradients_per_update(cluster) -> list[str]:
+    """The warnings that their number changed."""
+    messages = [event["message"] for event in cluster.events("warning")]
+    return [message for message in messages if message.startswith("gradients per update: ")]
+
+
+def test_synchronous_epochs_survive_two_lost_workers_of_three_then_a_killed_chief_then_a_signal(start):
+    cluster = start(*LONG, "consistency=sync", "consistency.min_workers=2", "cluster.num_workers=3",
+                    "checkpoint.every_steps=5")  # fmt: skip
+    cluster.wait_for("epoch")
+    cluster.kill("worker-1")
+    cluster.kill("worker-2")
+    back = "gradients per update: 3 instead of 2; live workers: 3"
+    cluster.wait(lambda: back in gradients_per_update(cluster), back)
+    assert gradients_per_update(cluster)[0].startswith("gradients per update: 2 instead of 3; live workers: ")
+    cluster.wait_for("waits", len(cluster.events("waits")) + 1)
+    done = cluster.events("waits")[-1]
+    assert 2 * done["step"] <= done["gradients_applied"] < 3 * done["step"]
+    saved = within_an_epoch(cluster)
+    cluster.kill("chief-0")
+    restored = cluster.wait_for("restored")["step"]
+    assert restored >= saved
+    assert restored % EPOCH > 0
+    within_an_epoch(cluster)
+    cluster.process.send_signal(signal.SIGTERM)
+    assert cluster.end() == 175, cluster.stderr
+    result = cluster.result
+    stopped = result["steps"]["applied"]
+    assert result["checkpoints"][-1]["step"] == stopped
+    assert [row["task"] for row in result["recoveries"]] == ["worker-1", "worker-2", "chief-0"]
+    again = start(f"resume='{cluster.folder}'", f"trainer.epochs={stopped // EPOCH + 1}")
+    assert again.end() == 0, again.stderr
+    assert again.events("restored")[-1]["step"] == stopped
+    planned = EPOCH * (stopped // EPOCH + 1)
+    assert again.result["steps"] == {"applied": planned, "scheduled": planned, "repeated": 0}
+    assert cluster.left() == again.left() == []
 
 
 def test_synchronous_updates_are_the_same_with_a_worker_that_is_killed_and_comes_back(start, psrun):

@@ -57,7 +57,7 @@ function curves(runs, name, against, color) {
   for (const [prefix, dash] of [["", "solid"], ["val_", "dash"]]) {
     for (const run of runs.slice(0, MOST_CURVES)) {
       const curve = run.curves[prefix + name];
-      if (!curve) continue;
+      if (!curve?.[against].some(known)) continue;
       const few = curve[0].length < 12;
       traces.push({
         x: curve[against], y: curve[2], mode: few ? "lines+markers" : "lines", line: { color: color(run), width: 1.7, dash },
@@ -275,10 +275,11 @@ function timeline(run) {
 const CHARTS = [
   { id: "loss", title: "Loss over steps", note: "Solid: training. Dashed: evaluation.", draw: (runs, state) => against("loss", "loss", 0, "applied steps", state.tone, runs) },
   { id: "steps", title: "Metric over steps", note: "Solid: training. Dashed: evaluation.", draw: (runs, state) => against(state.metric, state.metric, 0, "applied steps", state.tone, runs) },
+  { id: "examples", title: "Metric against examples", note: "Applied steps times the examples of a step.", draw: (runs, state) => against(state.metric, state.metric, 3, "examples", state.tone, runs) },
   { id: "wall", title: "Metric against wall time", note: "Since the start of the run, including setup.", draw: (runs, state) => against(state.metric, state.metric, 1, "time since the start (s)", state.tone, runs) },
-  { id: "times", title: "Step time", note: "All workers together; one point per epoch.", draw: (runs, state) => stepTimes(runs, state.tone) },
   { id: "throughput", title: "Throughput against workers", note: "One point per run; lines connect the means.", draw: (runs, state) => scaling(runs, state.tone, { efficiency: false }) },
   { id: "efficiency", title: "Scaling efficiency", note: "Throughput per worker, relative to the fewest workers.", draw: (runs, state) => scaling(runs, state.tone, { efficiency: true }) },
+  { id: "times", title: "Step time", note: "All workers together; one point per epoch.", wide: true, draw: (runs, state) => stepTimes(runs, state.tone) },
   { id: "stages", title: "Where the time of a step goes", note: "Measured on a worker during training; mean of the runs of a configuration.", wide: true, draw: (runs) => stages(runs) },
   { id: "staleness", title: "Staleness of updates", note: "Updates applied between the read of the weights and the own update; the share of updates up to each number.", wide: true, draw: (runs, state) => staleness(runs, state.tone) },
   { id: "placement", title: "Placement", note: "Bytes of model and optimizer on each task.", wide: true, draw: (runs) => placement(runs) },

@@ -105,19 +105,34 @@ def _run(run: Run, group: int, axes: Sequence[str], common: Mapping[str, Any]) -
     }
 
 
-def _curves(events: Sequence[Event]) -> dict[str, list[list[float]]]:
-    """For each metric: steps, seconds since the start, values; those of evaluations as val_*."""
-    curves: dict[str, list[list[float]]] = {}
+def _curves(events: Sequence[Event]) -> dict[str, list[list[float | None]]]:
+    """For each metric: steps, seconds since the start, values, examples; those of evaluations as val_*.
+
+    Examples are those of the applied updates, as `_examples_per_step` gives them; None before the first epoch ends.
+    """
+    curves: dict[str, list[list[float | None]]] = {}
+    examples, counted, per_step = 0, 0, None
     for event in events:
         if event.kind not in ("epoch", "evaluation") or "path" in event.data:  # only mode=evaluate writes a path
             continue
         prefix = "val_" if event.kind == "evaluation" else ""
+        if event.step is None:
+            continue
+        per_step = _examples_per_step(event) or per_step  # a resumed run may have another mode
+        if per_step:
+            examples, counted = examples + per_step * (event.step - counted), event.step
         for name, value in mapping(event.data.get("metrics")).items():
-            if number(value) is not None and event.step is not None:
-                curve = curves.setdefault(prefix + name, [[], [], []])
-                for values, one in zip(curve, (event.step, event.wall_s, float(value))):
+            if number(value) is not None:
+                curve = curves.setdefault(prefix + name, [[], [], [], []])
+                for values, one in zip(curve, (event.step, event.wall_s, float(value), examples if per_step else None)):
                     values.append(one)
     return curves
+
+
+def _examples_per_step(event: Event) -> int | None:
+    """The examples of one update, which has several batches with consistency=sync; None if they are not known."""
+    steps, examples = number(event.data.get("steps_per_s")), number(event.data.get("examples_per_s"))
+    return round(examples / steps) if steps and examples else None
 
 
 def _epoch(event: Event) -> list[Any]:

@@ -64,8 +64,8 @@ class SynchronousSteps:
         """
         number, num_averaged, num_slots = self._closures.begin_round()
         if num_averaged != self._num_averaged:
-            self._warn(f"an update now averages {num_averaged} gradients, not {self._num_averaged}: "
-                       f"{self._closures.num_live} workers are there")  # fmt: skip
+            self._warn(f"gradients per update: {num_averaged} instead of {self._num_averaged}; "
+                       f"live workers: {self._closures.num_live}")  # fmt: skip
             self._num_averaged = num_averaged
         if self._feed.is_dealt and self._ends_epoch():
             num_slots = num_averaged  # so that every batch of the epoch is applied in it
