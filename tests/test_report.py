@@ -20,6 +20,7 @@ from rich.console import Console
 from psrun.errors import ConfigError, ExitCode, PsrunError
 from psrun.results.report import rows, runs
 from psrun.results.report.commands import main
+from psrun.results.report.table import headings
 from psrun.results.watch import sweep as watching
 
 
@@ -189,6 +190,11 @@ def test_a_mistake_is_one_clear_message(tmp_path, arguments, message):
     with pytest.raises(ConfigError) as error:
         main([str(a_sweep(tmp_path / "s")), *arguments])
     assert message in str(error.value)
+
+
+def test_a_heading_is_the_last_part_of_a_key_with_its_indices():
+    keys = ["seed", "cluster.slow_workers.0", "trainer.epochs", "model.dim", "data.dim"]
+    assert list(headings(keys).values()) == ["seed", "slow_workers.0", "epochs", "model.dim", "data.dim"]
 
 
 def test_explicit_values_differ_even_where_they_follow_from_others(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +23,8 @@ _STYLES = {"completed": "green", "failed": "red", "interrupted": "yellow", "runn
 
 
 def headings(columns: Sequence[str]) -> dict[str, str]:
-    """The last part of each dotted column if it is unique, else the whole name."""
-    ends = [column.rpartition(".")[2] for column in columns]
+    """The last part of each dotted column, with indices after it, if it is unique; else the whole name."""
+    ends = [re.sub(r"^.*\.(?=[^.]*[^.\d])", "", column) for column in columns]
     return {column: end if ends.count(end) == 1 else column for column, end in zip(columns, ends)}
 
 
