@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -14,6 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from recorded_runs import a_run
 from support import STEPS, run_config
 
@@ -317,9 +318,9 @@ def test_every_experiment_runs_at_a_small_size(psrun, tmp_path, name):
 def test_every_job_of_an_experiment_that_is_a_sweep_is_valid(tmp_path, monkeypatch, name):
     synthesis.write(tmp_path / "criteo-synthetic", synthesis.Recipe(100, 100, num_values=20), num_files=1)
     monkeypatch.chdir(tmp_path)
-    (params,) = re.findall(r"params:\n((?: {6}.+\n)+)", SWEEPS[name])
-    lines = re.findall(r" {6}(\S+): (\S+)", params)
-    axes = [[f"{key}={value}" for value in values.split(",")] for key, values in lines]
+    params = yaml.safe_load(SWEEPS[name])["hydra"]["sweeper"]["params"]
+    given = OverridesParser.create().parse_overrides([f"{key}={values}" for key, values in params.items()])
+    axes = [[f"{axis.key_or_group}={value}" for value in axis.sweep_string_iterator()] for axis in given]
     for overrides in itertools.product(*axes):
         run_config(f"experiment={name}", *overrides)
 
