@@ -81,6 +81,7 @@ def test_synchronous_epochs_survive_two_lost_workers_of_three_then_a_killed_chie
     restored = cluster.wait_for("restored")["step"]
     assert restored >= saved
     assert restored % EPOCH > 0
+    cluster.wait_for("recovery", 3)
     within_an_epoch(cluster)
     cluster.process.send_signal(signal.SIGTERM)
     assert cluster.end() == 175, cluster.stderr
