@@ -88,7 +88,7 @@ def test_synchronous_epochs_survive_two_lost_workers_of_three_then_a_killed_chie
     result = cluster.result
     stopped = result["steps"]["applied"]
     assert result["checkpoints"][-1]["step"] == stopped
-    assert [row["task"] for row in result["recoveries"]] == ["worker-1", "worker-2", "chief-0"]
+    assert sorted(row["task"] for row in result["recoveries"]) == ["chief-0", "worker-1", "worker-2"]
     again = start(f"resume='{cluster.folder}'", f"trainer.epochs={stopped // EPOCH + 1}")
     assert again.end() == 0, again.stderr
     assert again.events("restored")[-1]["step"] == stopped
