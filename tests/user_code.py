@@ -130,7 +130,7 @@ def held_back(program: Any, session: Any, late_by: int) -> None:
         released.assign(1)
 
     session.schedule(slow, 1)
-    deadline_s = time.monotonic() + 60.0
+    deadline_s = time.monotonic() + BOUND_S
     while not int(reading):
         assert time.monotonic() < deadline_s, "the slow step did not begin"
         time.sleep(0.01)

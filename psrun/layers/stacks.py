@@ -124,7 +124,7 @@ def check_storable(network: tf_keras.Model, optimizer: Any) -> None:
 
 
 def _decays_apart(stack: Stack, patterns: Sequence[str]) -> Iterator[str]:
-    """Whether only some tables of a stack are excluded from weight decay, which an optimizer applies to all of it."""
+    """The problem if only some tables of a stack are excluded from weight decay, which applies to all of it."""
 
     def excluded(name: str) -> bool:
         return any(re.search(pattern, name) for pattern in patterns)

@@ -115,9 +115,9 @@ def _curves(events: Sequence[Event]) -> dict[str, list[list[float | None]]]:
     for event in events:
         if event.kind not in ("epoch", "evaluation") or "path" in event.data:  # only mode=evaluate writes a path
             continue
-        prefix = "val_" if event.kind == "evaluation" else ""
         if event.step is None:
             continue
+        prefix = "val_" if event.kind == "evaluation" else ""
         per_step = _examples_per_step(event) or per_step  # a resumed run may have another mode
         if per_step:
             examples, counted = examples + per_step * (event.step - counted), event.step
