@@ -2,8 +2,8 @@
 
     python benchmarks/experiments.py [NAME...] [--folder runs/experiments] [--pictures docs/img/experiments]
 
-Each is run by the commands that stand in its file under experiments/; of the cluster of `fault_drill` a worker and then
-a parameter server are killed. Pictures are taken by Chromium (the test extra brings playwright).
+The commands of sweeps are those in the files under experiments/; of the cluster of `fault_drill` a worker and then a
+parameter server are killed. Pictures are taken by Chromium (the test extra brings playwright).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -24,31 +26,17 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 
-_BACKUP = ("consistency=sync", "consistency.backup_workers=1")
-# By name, the sweeps of each: a folder in that of the experiment, "" for itself, and overrides.
-SWEEPS: dict[str, dict[str, tuple[str, ...]]] = {
-    **{name: {"": ()} for name in ("scaling", "partitioners", "trainers", "baselines", "packing", "evaluations")},
-    "consistency": {
-        "async": (),
-        "ssp": ("consistency=ssp", "consistency.staleness=1,4,16"),
-        "bounded_delay": ("consistency=bounded_delay",),
-        "sync": ("consistency=sync", "trainer.steps_per_epoch=125"),
-        "sync_scaled": ("consistency=sync", "trainer.steps_per_epoch=125", "optimizer.learning_rate=0.08"),
-        "sync_backup": (*_BACKUP, "trainer.steps_per_epoch=167"),
-    },
-    "stragglers": {
-        "async": (),
-        "ssp": ("consistency=ssp", "consistency.staleness=4"),
-        "sync": ("consistency=sync",),
-        "sync_backup": _BACKUP,
-    },
-    "staleness": {"": ()},
-}
+FILES = Path(__file__).parents[1] / "experiments"
+NAMES = (
+    "scaling", "partitioners", "trainers", "baselines", "packing", "evaluations", "consistency", "stragglers",
+    "staleness",
+)  # fmt: skip
 DRILL = "fault_drill"
 _DATA = ("data", "synthesize", "criteo-synthetic", "--num-values", "100", "--num-examples")
 _EXAMPLES = 400_000
 _FEWER_EXAMPLES = {"stragglers": 100_000, "staleness": 100_000}
 WIDTH = 1280
+_SWEEP_FOLDER = "hydra.sweep.dir=runs/"
 _COLOURS = 256
 _WITHIN_S = 1800.0
 
@@ -58,7 +46,7 @@ def main() -> None:
     folder, console = options.folder.absolute(), Console()
     folder.mkdir(parents=True, exist_ok=True)
     options.pictures.mkdir(parents=True, exist_ok=True)
-    for name in options.names or (*SWEEPS, DRILL):
+    for name in options.names or (*NAMES, DRILL):
         console.rule(name)
         where = folder / str(_FEWER_EXAMPLES.get(name, _EXAMPLES))  # with the data that all runs of a size share
         where.mkdir(exist_ok=True)
@@ -67,21 +55,32 @@ def main() -> None:
         shutil.rmtree(where / name, ignore_errors=True)
         if name == DRILL:
             _drill(where)
-        for sweep, overrides in SWEEPS.get(name, {}).items():
-            runs = f"hydra.sweep.dir={where / name / sweep}"
-            _psrun("-m", f"experiment={name}", "sweep.max_parallel=1", *overrides, runs, folder=where)
+        for runs, arguments in sweeps(name).items():
+            _psrun(*arguments, f"hydra.sweep.dir={where / runs}", folder=where)
         page = folder / f"{name}.html"
         _psrun("report", name, "--html", str(page), folder=where)
         _picture(page, options.pictures / f"{name}.png")
 
 
+def sweeps(name: str) -> dict[str, list[str]]:
+    """The arguments of psrun for each sweep in the file of an experiment, by folder: below `runs` there."""
+    text = (FILES / f"{name}.yaml").read_text(encoding="utf-8")
+    found = {}
+    for line in re.sub(r" \\\n# *", " ", text).splitlines():
+        words = shlex.split(line.removeprefix("#"), comments=True)
+        if words[:2] == ["psrun", "-m"]:
+            (folder,) = (word for word in words if word.startswith(_SWEEP_FOLDER))
+            found[folder.removeprefix(_SWEEP_FOLDER)] = [word for word in words[1:] if word != folder]
+    return found
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"by default all: {', '.join((*SWEEPS, DRILL))}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"by default all: {', '.join((*NAMES, DRILL))}")
     parser.add_argument("--folder", type=Path, default=Path("runs/experiments"), help="of runs and data")
     parser.add_argument("--pictures", type=Path, default=Path("docs/img/experiments"))
     options = parser.parse_args()
-    unknown = [name for name in options.names if name not in (*SWEEPS, DRILL)]
+    unknown = [name for name in options.names if name not in (*NAMES, DRILL)]
     if unknown:
         parser.error(f"no such experiment: {', '.join(unknown)}")
     return options

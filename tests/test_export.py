@@ -196,9 +196,9 @@ def test_what_cannot_be_done_is_reported(trained, arguments, code, message):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("optimizer", "trainers"), [("adam", "custom_loop,fit"), ("rowwise_adagrad", "fit")])
+@pytest.mark.parametrize(("optimizer", "trainers"), [("adam", "custom_loop"), ("rowwise_adagrad", "fit")])
 def test_runs_resume_from_every_layout_in_every_other(optimizer, trainers):
-    """The table in docs/guides/checkpoints.md: both trainers, two slots, and one whose slot has its own shape."""
+    """The table in docs/guides/checkpoints.md: two slots, and one whose slot has its own shape."""
     script = Path(__file__).parents[1] / "benchmarks" / "layouts.py"
     command = [sys.executable, script, "--optimizers", optimizer, "--trainers", trainers]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
