@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,51 +13,68 @@ from typing import Any
 import portpicker
 import pytest
 
-EXPERIMENT = [
-    "model=embedding", "partitioner=fixed_shards", "optimizer=adagrad", "evaluation=exact", "seed=3",
-    "trainer.epochs=2", "trainer.steps_per_epoch=20", "data.num_train_examples=500", "data.num_eval_examples=100",
+COMMON = [
+    "partitioner=fixed_shards", "optimizer=adagrad", "evaluation=exact", "seed=3", "trainer.epochs=2",
+    "trainer.steps_per_epoch=20",
 ]  # fmt: skip
+EXPERIMENTS = {
+    "tf_keras": [*COMMON, "model=embedding", "data.num_train_examples=500", "data.num_eval_examples=100"],
+    "keras3": [
+        *COMMON, "model=dense", "~model.hidden_units", "model._target_=keras3_models.reading", "~data.num_features",
+        "~data.num_train_examples", "~data.num_eval_examples", "~data.noise",
+        "data._target_=keras3_models.Sequences", "data.global_batch_size=16",
+    ],
+}  # fmt: skip
+TESTS = str(Path(__file__).parents[1])  # where keras3_models is
 NUM_TASKS = 4  # chief, one worker, two ps
 SIZE = ["cluster.num_workers=1", "cluster.num_ps=2"]
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory) -> dict[str, Any]:
-    """What comes out in one process."""
-    root = tmp_path_factory.mktemp("reference")
-    command = [sys.executable, "-m", "psrun", *EXPERIMENT, "cluster=inprocess", *SIZE, f"hydra.run.dir={root / 'run'}"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads((root / "run" / "run.json").read_text())
+def reference(tmp_path_factory) -> Callable[[str], dict[str, Any]]:
+    """What comes out of an experiment in one process."""
+
+    def run(experiment: str) -> dict[str, Any]:
+        root = tmp_path_factory.mktemp("reference")
+        where = ["cluster=inprocess", *SIZE, f"hydra.run.dir={root / 'run'}"]
+        done = subprocess.run(
+            [sys.executable, "-m", "psrun", *EXPERIMENTS[experiment], *where], cwd=root, capture_output=True, text=True,
+            timeout=180, check=False, env={**os.environ, "PYTHONPATH": TESTS},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return json.loads((root / "run" / "run.json").read_text())
+
+    return run
 
 
 def supervised(kind: str) -> Callable[..., Path]:
     """Where one command starts all tasks."""
 
-    def run(request) -> Path:
-        started = request.getfixturevalue("start")(*EXPERIMENT, f"cluster={kind}", *SIZE)
+    def run(request, experiment: list[str]) -> Path:
+        started = request.getfixturevalue("start")(*experiment, f"cluster={kind}", *SIZE, PYTHONPATH=TESTS)
         assert started.end() == 0, started.stderr
         return started.folder
 
     return run
 
 
-def slurm(request) -> Path:
+def slurm(request, experiment: list[str]) -> Path:
     """Where Slurm starts them."""
     step = ["srun", f"--ntasks={NUM_TASKS}"]
-    started = request.getfixturevalue("on_slurm")(*EXPERIMENT, "cluster=slurm", *SIZE, prefix=step)
+    on_slurm = request.getfixturevalue("on_slurm")
+    started = on_slurm(*experiment, "cluster=slurm", *SIZE, prefix=step, PYTHONPATH=TESTS)
     assert started.end() == 0, started.stderr
     return started.folder
 
 
-def static(request) -> Path:
+def static(request, experiment: list[str]) -> Path:
     """Where each task is started by itself."""
     start = request.getfixturevalue("start")
     jobs = {"ps": 2, "worker": 1, "chief": 1}
     listed = {job: [f"localhost:{portpicker.pick_unused_port()}" for _ in range(n)] for job, n in jobs.items()}
     given = f"cluster.addresses={json.dumps(listed)}".replace('"', "")
     tasks = [
-        start(*EXPERIMENT, "cluster=static", given, f"task.type={job}", f"task.index={index}")
+        start(*experiment, "cluster=static", given, f"task.type={job}", f"task.index={index}")
         for job, n in jobs.items()
         for index in range(n)
     ]
@@ -66,26 +84,28 @@ def static(request) -> Path:
 
 
 WAYS = [
-    pytest.param(supervised("local"), id="local", marks=pytest.mark.cluster),
-    pytest.param(static, id="static", marks=pytest.mark.cluster),
-    pytest.param(supervised("ray"), id="ray", marks=pytest.mark.ray),
-    pytest.param(slurm, id="slurm", marks=pytest.mark.slurm),
+    pytest.param(supervised("local"), "tf_keras", id="local", marks=pytest.mark.cluster),
+    pytest.param(static, "tf_keras", id="static", marks=pytest.mark.cluster),
+    pytest.param(supervised("ray"), "keras3", id="ray", marks=pytest.mark.ray),
+    pytest.param(slurm, "keras3", id="slurm", marks=pytest.mark.slurm),
 ]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_same_experiment_gives_the_same_numbers(reference, way, request):
+@pytest.mark.parametrize(("way", "experiment"), WAYS)
+def test_the_same_experiment_gives_the_same_numbers(reference, way, experiment, request):
     if request.node.get_closest_marker("ray"):
         pytest.importorskip("ray", reason="pip install -e '.[ray]'")
-    folder = way(request)
+    expected = reference(experiment)
+    folder = way(request, EXPERIMENTS[experiment])
     result = json.loads((folder / "run.json").read_text())
     assert result["status"] == "completed"
-    assert result["steps"]["applied"] == reference["steps"]["applied"] == 40
-    assert set(result["metrics"]) == set(reference["metrics"])
+    assert result["steps"]["applied"] == expected["steps"]["applied"] == 40
+    assert result["network"]["library"].startswith("keras 3." if experiment == "keras3" else "tf-keras ")
+    assert set(result["metrics"]) == set(expected["metrics"])
     assert {"loss", "auc", "val_loss", "val_auc"} <= set(result["metrics"])
-    for name, value in reference["metrics"].items():
+    for name, value in expected["metrics"].items():
         assert result["metrics"][name] == pytest.approx(value, rel=2e-4), name
     shards = [
-        {(row["variable"], row["shard"], row["task"]) for row in each["placement"]} for each in (result, reference)
+        {(row["variable"], row["shard"], row["task"]) for row in each["placement"]} for each in (result, expected)
     ]
     assert shards[0] == shards[1]
