@@ -95,6 +95,15 @@ def subclassed(source, *, dropout: float = 0.4) -> keras.Model:
     return Subclassed(dropout)
 
 
+def adapted(source) -> keras.Model:
+    """A layer whose kernel stays as it is, beside one of rank 2 that is trained; computed by the global policy."""
+    inputs = {name: keras.Input(feature.shape, name=name) for name, feature in source.features.items()}
+    layer = keras.layers.Dense(6, "tanh", kernel_initializer=keras.initializers.Constant(0.1), name="adapted")
+    tensor = keras.layers.Dense(1, name="last")(layer(next(iter(inputs.values()))))
+    layer.enable_lora(2)
+    return keras.Model(inputs, tensor)
+
+
 def compiled(source) -> keras.Model:
     model = reading(source)
     model.compile(loss=keras.losses.BinaryCrossentropy(), metrics=["accuracy", keras.metrics.AUC(name="area")])

@@ -134,6 +134,25 @@ def test_a_run_resumes_on_another_layout_with_its_slots(train, name):
         np.testing.assert_allclose(held[key], values, **SAME, err_msg=key)
 
 
+@thorough
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_adapters_of_low_rank_train_alone_under_a_global_policy(train, policy):
+    import keras
+
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        pieces = ["model=dense", "~model.hidden_units", *model("adapted"), "evaluation=exact", "optimizer=adagrad"]
+        alone, _ = train(*pieces, "cluster=none", "evaluation=direct", num_workers=1)
+        result, folder = train(*pieces, *SHARDS, num_workers=1)
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert result["metrics"] == pytest.approx(alone["metrics"], rel=1e-5 if policy == "float32" else 1e-2)
+    held = {key.removeprefix("model/").partition("/.ATTR")[0]: value for key, value in variables(folder).items()}
+    assert (held["adapted.Skernel"] == np.float32(0.1)).all()
+    assert held["adapted.Slora_kernel_b"].any()  # zeros at first
+
+
 LISTS = [
     "model=dense", "~model.hidden_units", "~data.num_features", "~data.num_train_examples", "~data.num_eval_examples",
     "~data.noise", "data._target_=list_features.Histories", "data.global_batch_size=16", "evaluation=direct",
