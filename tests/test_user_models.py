@@ -45,3 +45,11 @@ def test_the_only_feature_is_passed_as_itself_to_a_model_of_one_input(train, pie
 def test_what_cannot_be_trained_is_reported_by_key(train, overrides, message):
     with pytest.raises(ConfigError, match=message):
         train(*overrides, *SHIFTED)
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize("kind", ["half", "recurrent"])
+def test_layers_that_need_whole_weights_are_reported_with_the_partitioner(train, kind):
+    uncut = ("model=dense", "~model.hidden_units", "model._target_=user_models.uncut", f"+model.kind={kind}")
+    with pytest.raises(ConfigError, match=r"partitioner: is fixed_shards, which cuts .*; set partitioner=none"):
+        train(*uncut, "cluster=inprocess", "partitioner=fixed_shards")

@@ -34,6 +34,14 @@ class Shifted(ArraySource):
         )  # fmt: skip
 
 
+def uncut(source, *, kind: str) -> tf_keras.Model:
+    """A layer that cannot use the shards of its weights."""
+    x = tf_keras.Input((10,), name="x")
+    if kind == "half":
+        return tf_keras.Model(x, tf_keras.layers.Dense(4, dtype="mixed_bfloat16")(x))
+    return tf_keras.Model(x, tf_keras.layers.LSTM(4)(tf_keras.layers.Reshape((10, 1))(x)))
+
+
 def weighted(source: Shifted, *, weight: float = 1.0, bias: float = 0.0) -> tf_keras.Model:
     """A linear layer that begins as weight * x + bias."""
     x = tf_keras.Input((1,), name="x")

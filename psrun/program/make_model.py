@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import tf_keras
@@ -25,7 +27,8 @@ def make_model(run: RunConfig, source: DataSource) -> Model:
     """
     # A function without readable source may have such a parameter, too.
     call = functools.partial(targets.called, run.model, source=source, seed=run.seed, **run.model_keys.given)
-    returned = keras3_models.returned_model(functools.partial(targets.find, run.model), call, run.seed)
+    with _naming_cut_weights(run):
+        returned = keras3_models.returned_model(functools.partial(targets.find, run.model), call, run.seed)
     model = Model(returned) if isinstance(returned, tf_keras.Model) else returned
     if not isinstance(model, Model):
         raise ConfigError(
@@ -41,6 +44,26 @@ def make_model(run: RunConfig, source: DataSource) -> Model:
     return objective.resolve(
         model, keys.from_logits, loss, None if keys.metrics is None else metrics, task=task_of(source)
     )
+
+
+# Of what TensorFlow raises where a layer needs a whole variable: half precision, and functions that layers trace.
+_OF_CUT_WEIGHTS = ("ShardedVariable object", "referencing variables which have been deleted")
+
+
+@contextlib.contextmanager
+def _naming_cut_weights(run: RunConfig) -> Iterator[None]:
+    """Adds the reason to the error of a layer that cannot use the shards of its weights."""
+    try:
+        yield
+    except ConfigError as error:
+        splits = run.cluster.has_parameter_servers and run.partitioner.splits
+        if not splits or not any(text in str(error.__cause__) for text in _OF_CUT_WEIGHTS):
+            raise
+        message = (
+            f"is {run.partitioner.kind}, which cuts weights that a layer of tf-keras needs whole, as LSTM and layers "
+            "in half precision do; set partitioner=none, or use the layers of Keras 3"
+        )
+        raise ConfigError([Problem("partitioner", message), *error.problems]) from error.__cause__
 
 
 def make_optimizer(run: RunConfig) -> Any:
