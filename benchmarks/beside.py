@@ -34,7 +34,7 @@ _CLICKS = (
     "data.rows=1000000", "data.global_batch_size=1024",
 )  # fmt: skip
 _WARM_EPOCHS = 2  # more than the steps after which psrun unrolls them
-_STARTS_WITHIN_S = 300.0
+_STARTS_WITHIN_S, _ENDS_WITHIN_S = 300.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -85,17 +85,16 @@ def main() -> None:
         Side("other", options.checkout.resolve(), (*_COMMON, *options.overrides, *shlex.split(options.other))),
     ]
     steps = f"trainer.steps_per_epoch={options.steps}"
-    cpu, rate = [], []
+    cpu, rate, console = [], [], Console(highlight=False, width=120)
     for number in range(options.rounds):
         order = sides if number % 2 else sides[::-1]
         measured = dict(zip((side.name for side in order), _measured(order, steps, options.seconds)))
         this, other = measured["this"], measured["other"]
         cpu.append(this[0] / other[0])
         rate.append(this[1] / other[1])
-        Console().print(f"processor time per epoch {cpu[-1]:.3f}, epochs per second {rate[-1]:.3f}", highlight=False)
-    Console().print(
-        f"this / other: processor time per step {Summary.of(cpu).text(3)}, steps/s {Summary.of(rate).text(3)}",
-        highlight=False,
+        console.print(f"processor time per step {cpu[-1]:.3f}, steps/s {rate[-1]:.3f}")
+    console.print(
+        f"this / other: processor time per step {Summary.of(cpu).text(3)}, steps/s {Summary.of(rate).text(3)}"
     )
 
 
@@ -129,9 +128,18 @@ def _measured(sides: list[Side], steps: str, seconds: float) -> list[tuple[float
             ended = [Reading.next(*each) for each in zip(running, folders)]
         finally:
             for process in running:
-                process.kill()
-                process.wait()
+                process.terminate()
+            for process in running:
+                _end(process)
     return [last.since(first) for first, last in zip(began, ended)]
+
+
+def _end(process: subprocess.Popen) -> None:
+    try:
+        process.wait(_ENDS_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _epochs(folder: Path) -> int:
