@@ -48,6 +48,18 @@ def test_a_task_that_removes_its_heartbeat_has_time_to_exit(detector):
     assert detector.heartbeat_fault(None, 5602.0) == "did not exit within 600 s"
 
 
+def test_a_chief_that_is_silent_together_with_a_server_may_wait_for_it(detector):
+    server = HangDetector(LIMITS, 0.0, held_up_s=float("inf"))
+    assert detector.heartbeat_fault(BEAT, 0.0) is server.heartbeat_fault(BEAT, 4.0) is None
+    for now_s, waits in ((8.0, False), (10.0, True), (20.0, True), (21.0, False)):
+        detector.heartbeat_fault(BEAT, now_s)
+        server.heartbeat_fault(BEAT, now_s)
+        assert detector.may_wait_for([server]) == waits
+    detector.waited(21.0)  # the server is killed
+    assert detector.heartbeat_fault(BEAT, 31.0) is None
+    assert detector.heartbeat_fault(BEAT, 32.0) == "hangs: not heard of for 11 s"
+
+
 TRAINING = TrainingStatus.of(BEAT)
 
 

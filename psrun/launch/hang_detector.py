@@ -6,6 +6,7 @@ the clocks of two machines need not agree.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -76,17 +77,21 @@ class Silence:
 
 
 class HangDetector:
-    """Judges one process of a task, from its start on."""
+    """Judges one process of a task, from its start on.
+
+    Attributes:
+      silent_s: how long its heartbeat had not changed at the last look.
+    """
 
     def __init__(self, limits: HangLimits, now_s: float, *, held_up_s: float = HELD_UP_S) -> None:
         self._limits = limits
         self._heartbeat = Silence(now_s, held_up_s=held_up_s)
         self._progress = Silence(now_s, held_up_s=held_up_s)
-        self._came_up = False
+        self._came_up, self.silent_s = False, 0.0
 
     def heartbeat_fault(self, beat: Heartbeat | None, now_s: float) -> str | None:
         """Why the process counts as hung by its last heartbeat, None if there is none; returns None if it does not."""
-        silent_s = self._heartbeat.unchanged(beat and beat.at_s, now_s)
+        silent_s = self.silent_s = self._heartbeat.unchanged(beat and beat.at_s, now_s)
         if beat is not None:
             self._came_up = True
             return f"hangs: not heard of for {silent_s:.0f} s" if silent_s > self._limits.heartbeat_timeout_s else None
@@ -101,6 +106,18 @@ class HangDetector:
         if silent_s <= progress_limit_s(self._limits, training):
             return None
         return f"makes no progress: {training.state} at step {training.step or 0} for {silent_s:.0f} s"
+
+    def may_wait_for(self, others: Iterable[HangDetector]) -> bool:
+        """Whether the process may be silent because it waits for one of `others`, which is silent too.
+
+        TensorFlow may hold Python's lock while it waits for an answer, such as when a function is removed everywhere.
+        """
+        limit_s = self._limits.heartbeat_timeout_s
+        return self.silent_s <= 2 * limit_s and any(other.silent_s > limit_s / 2 for other in others)
+
+    def waited(self, now_s: float) -> None:
+        """The wait for a heartbeat begins again: a task that the process may have waited for is killed."""
+        self._heartbeat.reset(now_s)
 
     def progressed(self, now_s: float) -> None:
         """The wait for progress begins again: the cluster has changed."""

@@ -171,6 +171,7 @@ class Supervisor:
             self._failed(task, *self._cause_of_exit(task))
         elif cause := self._hangs(task):
             self._failed(task, task.task, cause)
+            self._detectors[CHIEF].waited(time.monotonic())
 
     def _cause_of_exit(self, task: TaskHandle) -> tuple[Task, str]:
         """The lost task and the cause. A chief that lost another task exits and names it in run.json."""
@@ -192,6 +193,9 @@ class Supervisor:
         """Why a running task counts as hung; None if it does not."""
         detector, beat, now_s = self._detectors[task.task], task.heartbeat(), time.monotonic()
         cause = detector.heartbeat_fault(beat, now_s)
+        others = [each for other, each in self._detectors.items() if other not in (CHIEF, self._evaluator)]
+        if cause is not None and task.task == CHIEF and detector.may_wait_for(others):
+            return None  # until the other one is killed
         if cause is None and beat is not None and task.task == CHIEF:
             cause = detector.progress_fault(TrainingStatus.of(beat), now_s)
             cause = cause and cause + self._unreachable()

@@ -151,6 +151,20 @@ def test_a_budget_that_is_spent_ends_the_run(start):
     assert cluster.left() == []
 
 
+def test_a_chief_that_is_silent_because_of_a_hung_worker_is_not_killed(start):
+    cluster = start(*LONG, "trainer.epochs=2000")
+    cluster.wait_for("epoch", 2)
+    chief = cluster.stop("chief-0")  # before the worker
+    cluster.stop("worker-1")
+    assert cluster.wait_for("failure")["task"] == "worker-1"
+    chief.send_signal(signal.SIGCONT)
+    assert cluster.wait_for("recovery")["task"] == "worker-1"
+    cluster.process.send_signal(signal.SIGTERM)
+    assert cluster.end() == 175
+    assert [row["task"] for row in cluster.result["recoveries"]] == ["worker-1"]
+    assert cluster.left() == []
+
+
 def test_a_server_that_never_comes_up_ends_the_run(start, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import os, time\n"
