@@ -110,7 +110,7 @@ class HangDetector:
     def may_wait_for(self, others: Iterable[HangDetector]) -> bool:
         """Whether the process may be silent because it waits for one of `others`, which is silent too.
 
-        TensorFlow may hold Python's lock while it waits for an answer, such as when a function is removed everywhere.
+        TensorFlow may hold Python's lock while it waits for an answer of another task.
         """
         limit_s = self._limits.heartbeat_timeout_s
         return self.silent_s <= 2 * limit_s and any(other.silent_s > limit_s / 2 for other in others)
