@@ -17,12 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from measured import BENCHMARKS, Summary
+from measured import BENCHMARKS, Summary, in_turns
 from rich.console import Console
 
 _COMMON = (
@@ -80,15 +80,14 @@ class Reading:
 
 def main() -> None:
     options = _options()
+    common = (*_COMMON, f"trainer.steps_per_epoch={options.steps}", *options.overrides)
     sides = [
-        Side("this", BENCHMARKS.parent, (*_COMMON, *options.overrides, *shlex.split(options.this))),
-        Side("other", options.checkout.resolve(), (*_COMMON, *options.overrides, *shlex.split(options.other))),
+        Side("this", BENCHMARKS.parent, (*common, *shlex.split(options.this))),
+        Side("other", options.checkout.resolve(), (*common, *shlex.split(options.other))),
     ]
-    steps = f"trainer.steps_per_epoch={options.steps}"
     cpu, rate, console = [], [], Console(highlight=False, width=120)
-    for number in range(options.rounds):
-        order = sides if number % 2 else sides[::-1]
-        measured = dict(zip((side.name for side in order), _measured(order, steps, options.seconds)))
+    for order in in_turns(sides, options.rounds):
+        measured = dict(zip((side.name for side in order), _measured(order, options.seconds)))
         this, other = measured["this"], measured["other"]
         cpu.append(this[0] / other[0])
         rate.append(this[1] / other[1])
@@ -110,16 +109,13 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measured(sides: list[Side], steps: str, seconds: float) -> list[tuple[float, float]]:
+def _measured(sides: Sequence[Side], seconds: float) -> list[tuple[float, float]]:
     """Processor seconds per epoch, and epochs per second, of each side."""
     with tempfile.TemporaryDirectory(prefix="beside-") as root:
         folders = [Path(root, side.name) for side in sides]
         for folder in folders:
             folder.mkdir()
-        running = [
-            Side(side.name, side.checkout, (*side.overrides, steps)).start(folder)
-            for side, folder in zip(sides, folders)
-        ]
+        running = [side.start(folder) for side, folder in zip(sides, folders)]
         try:
             for process, folder in zip(running, folders):
                 _await(lambda: _epochs(folder) >= _WARM_EPOCHS, process, folder)  # noqa: B023
