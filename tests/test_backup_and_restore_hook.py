@@ -16,6 +16,7 @@ def events(folder, kind):
     return [event for event in lines if event["event"] == kind]
 
 
+@pytest.mark.thorough
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
     ("cluster", "dies", "save_freq", "restored"),

@@ -107,9 +107,6 @@ def test_version_and_help_take_no_tensorflow(psrun, tmp_path):
         (["trainer.epochs"], "trainer.epochs"),
         (["reprot"], "unknown command 'reprot'"),
         (["-sc", "install=tcsh"], "invalid argument of -sc: install=tcsh; use install=SHELL"),
-        (["-sc"], "invalid argument of -sc: none"),
-        (["evaluation=validation"], "choose trainer=fit"),
-        (["cluster=multi_worker_mirrored"], "requires Model.fit; choose trainer=fit"),
         (["mode=plan", "partitioner=fixed_shards", "partitioner.num_shards=9"], "more than the 8 rows of embedding"),
     ],
 )  # fmt: skip
@@ -146,6 +143,13 @@ def test_a_mistake_is_one_clear_message_and_exit_code_2(psrun, arguments, messag
                 "trainer.epochs: is null; set trainer.epochs=",
             ],
         ),
+        (
+            ["evaluation=validation", "cluster=multi_worker_mirrored"],
+            [
+                "evaluation: 'validation' requires Model.fit; choose trainer=fit",
+                "trainer: cluster=multi_worker_mirrored",
+            ],
+        ),
         (["data=fashion_mnist", "data.path=/no/such"], ["data.path: '/no/such' does not exist"]),
     ],
 )
@@ -166,6 +170,7 @@ def test_a_failure_has_its_traceback_in_the_log_only(psrun):
     assert done.result["error"]["type"] == "NonFiniteLossError"
 
 
+@pytest.mark.thorough
 def test_a_port_that_is_taken_is_reported(psrun, tmp_path):
     """A module of the person's own stands in for the picking of ports; the server that cannot start is real."""
     (tmp_path / "sitecustomize.py").write_text(
@@ -336,6 +341,7 @@ def test_an_experiment_that_is_a_sweep_goes_through_all_of_its_jobs(psrun, tmp_p
     assert {result["steps"]["applied"] for result in results} == {20}
 
 
+@pytest.mark.thorough
 def test_a_run_with_a_missing_extra_reports_how_to_install_it(psrun, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         textwrap.dedent("""
@@ -366,11 +372,14 @@ def test_a_terminal_sees_a_live_line(tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--version"],
         ["--help"],
         ["--cfg", "job"],
-        ["watch", "run"],
-        ["submit", "kubernetes", "--dry-run", "kubernetes.image=x", "kubernetes.claim=runs"],
+        pytest.param(["--version"], marks=pytest.mark.thorough),
+        pytest.param(["watch", "run"], marks=pytest.mark.thorough),
+        pytest.param(
+            ["submit", "kubernetes", "--dry-run", "kubernetes.image=x", "kubernetes.claim=runs"],
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_standard_output_that_cannot_be_written_is_a_named_error(tmp_path, arguments):

@@ -223,7 +223,7 @@ def test_every_layout_restores_every_other_bit_by_bit(cluster_spec, tmp_path):
         values, before = held, (path, Contents.of("LazyAdam", [], checkpoint.keys))
 
 
-@pytest.mark.parametrize("cluster", ["none", "inprocess"])
+@pytest.mark.parametrize("cluster", [pytest.param("none", marks=pytest.mark.thorough), "inprocess"])
 def test_a_run_of_psrun_0_1_0_is_resumed_bit_by_bit(train, tmp_path, cluster):
     """It wrote a checkpoint after 6 steps with two shards a table, and resumed from it until step 12."""
     from psrun.checkpoint.compare import compare
@@ -250,12 +250,15 @@ def test_an_id_outside_of_its_table_is_an_error_with_feature_table_and_ids(train
         train(*MODEL, f"cluster={cluster}", f"trainer={trainer}", "+data.outside=true")
 
 
-@pytest.mark.parametrize(("cluster", "trainer"), [("none", "custom_loop"), ("inprocess", "fit")])
+@pytest.mark.parametrize(
+    ("cluster", "trainer"), [pytest.param("none", "custom_loop", marks=pytest.mark.thorough), ("inprocess", "fit")]
+)
 def test_a_gradient_that_is_not_finite_names_the_table(train, cluster, trainer):
     with pytest.raises(NonFiniteLossError, match=r"not finite: the gradient of.*(item|shop|city|brand).*learning_rate"):
         train(*MODEL, f"cluster={cluster}", f"trainer={trainer}", "+model.root=true")
 
 
+@pytest.mark.thorough
 def test_stacks_train_with_rows_fetched_ahead(train):
     pieces = ("optimizer=rowwise_adagrad", "partitioner=fixed_shards", "trainer.prefetch_rows=true")
     result, folder = train(*MODEL, *pieces)

@@ -45,7 +45,7 @@ CASES = [
 def cases() -> Iterator[Any]:
     for trainer, case in itertools.product(("custom_loop", "fit"), CASES):
         other = (trainer == "fit") == (case[0] in (101, 50) or case[2] == "1")
-        default = other and case[0] in (1, 101)
+        default = other and case[0] == 101
         if other:
             yield pytest.param(trainer, *case, marks=() if default else pytest.mark.thorough)
 
@@ -187,6 +187,7 @@ KERAS = (
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.inprocess
 def test_the_sidecar_evaluates_what_model_checkpoint_wrote_with_callbacks_and_so_often(train, sidecar, tmp_path):
     weights, notes = tmp_path / "weights", tmp_path / "notes"
@@ -216,6 +217,7 @@ def test_the_sidecar_evaluates_what_model_checkpoint_wrote_with_callbacks_and_so
     assert list((tmp_path / "best").glob("*.index"))
 
 
+@pytest.mark.thorough
 @pytest.mark.inprocess
 def test_the_sidecar_evaluates_checkpoints_of_a_manager_and_refuses_those_of_another_model(train, sidecar, tmp_path):
     """As TensorFlow's tutorial takes them, in an own loop."""

@@ -57,7 +57,7 @@ def test_the_layer_gives_what_keras_does_and_its_gradients():
 
 @pytest.mark.parametrize(
     ("deduplicate", "num_shards"),
-    [("true", 2), ("false", 3), pytest.param("false", 1, marks=pytest.mark.thorough)],
+    [("true", 2), *(pytest.param("false", n, marks=pytest.mark.thorough) for n in (1, 3))],
 )
 def test_a_cluster_trains_it_as_one_process_does(train, deduplicate, num_shards):
     pieces = (*MODEL, f"+model.deduplicate={deduplicate}", f"partitioner.num_shards={num_shards}")
@@ -70,6 +70,7 @@ def test_a_cluster_trains_it_as_one_process_does(train, deduplicate, num_shards)
         np.testing.assert_allclose(held[name], values, **SAME, err_msg=name)
 
 
+@pytest.mark.thorough
 def test_rounded_rows_stay_near(train):
     """8 significant bits a row and a gradient: after 24 steps still within a hundredth."""
     (exact, here), (rounded, there) = (
@@ -99,7 +100,9 @@ def test_an_id_outside_of_the_table_is_an_error_that_names_it(train, cluster, tr
         train(*MODEL, f"cluster={cluster}", f"trainer={trainer}", "+data.highest=100", "+data.distinct=100")
 
 
-@pytest.mark.parametrize(("cluster", "trainer"), [("none", "custom_loop"), ("inprocess", "fit")])
+@pytest.mark.parametrize(
+    ("cluster", "trainer"), [("none", "custom_loop"), pytest.param("inprocess", "fit", marks=pytest.mark.thorough)]
+)
 def test_a_gradient_that_is_not_finite_ends_the_run_and_names_the_table(train, cluster, trainer):
     """A row that is seldom looked up would stay spoilt without a loss that shows it."""
     with pytest.raises(NonFiniteLossError, match=r"not finite: the gradient of .*embeddings.*learning_rate"):

@@ -22,7 +22,7 @@ MODES = [
     pytest.param(("trainer=fit", "evaluation=validation"), marks=thorough),
     pytest.param(("trainer=fit", "evaluation=direct", "trainer.steps_per_execution=auto"), marks=thorough),
     pytest.param(("cluster=none", "trainer=fit", "evaluation=validation"), marks=thorough),
-    ("cluster=none", "trainer=custom_loop", "evaluation=direct"),
+    pytest.param(("cluster=none", "trainer=custom_loop", "evaluation=direct"), marks=thorough),
     pytest.param(("cluster=mirrored", "trainer=fit", "evaluation=validation"), marks=thorough),
     pytest.param(("model._target_=list_features.called", "evaluation=exact"), marks=thorough),
 ]
@@ -53,7 +53,8 @@ def start(network) -> None:
     network.layers[-1].set_weights([np.full((5, 1), 0.1, np.float32), np.zeros(1, np.float32)])
 
 
-@pytest.mark.parametrize("visitation", ["once", pytest.param("every_worker", marks=thorough)])
+@thorough
+@pytest.mark.parametrize("visitation", ["once", "every_worker"])
 def test_sparse_tensors_of_a_source_train_as_ragged_ones(train, visitation):
     pieces = ("cluster=none", "evaluation=direct", "model._target_=list_features.started", "trainer.epochs=1",
               f"data.visitation={visitation}", "trainer.steps_per_epoch=12")  # fmt: skip
@@ -78,7 +79,9 @@ def test_training_and_evaluation_are_those_of_keras(train, pieces):
     [
         ("trainer=custom_loop", "data.visitation=once"),
         pytest.param(("trainer=fit", "data.visitation=once"), marks=thorough),
-        ("trainer=fit", "data.visitation=dynamic", "trainer.epochs=5", "data.global_batch_size=4"),
+        pytest.param(
+            ("trainer=fit", "data.visitation=dynamic", "trainer.epochs=5", "data.global_batch_size=4"), marks=thorough
+        ),
         pytest.param(("trainer=custom_loop", "data.visitation=every_worker"), marks=thorough),
         pytest.param(("+data.sample_weights=true", "evaluation=exact"), marks=thorough),
         pytest.param(("evaluation=distributed",), marks=thorough),

@@ -125,6 +125,7 @@ def test_nothing_outlives_a_sweep_that_is_killed(start, launcher):
     assert [result["times"] for result in again.results().values()] == [2, 2]
 
 
+@pytest.mark.thorough
 @pytest.mark.command
 def test_a_second_signal_ends_all_at_once(start):
     sweep = start("seed=1,2", LONG, "sweep.max_parallel=2")
@@ -158,6 +159,7 @@ def test_what_is_completed_is_not_run_again_and_what_failed_is(start):
     assert fourth.results() == third.results()
 
 
+@pytest.mark.thorough
 @pytest.mark.command
 def test_a_job_that_requests_a_restart_continues_within_its_sweep_but_not_for_ever(start):
     sweep = start("seed=17,18", "checkpoint=epoch,none")  # 17 requests it twice, 18 each time
@@ -168,6 +170,7 @@ def test_a_job_that_requests_a_restart_continues_within_its_sweep_but_not_for_ev
     assert resumed == {0: str(sweep.folder / "0"), 1: None, 2: str(sweep.folder / "2"), 3: None}
 
 
+@pytest.mark.thorough
 @pytest.mark.command
 def test_what_a_sweep_has_not_begun_is_run_as_it_was_checked_at_its_start(start, tmp_path):
     mine = tmp_path / "mine" / "experiment"

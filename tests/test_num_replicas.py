@@ -89,6 +89,7 @@ def test_a_resumed_run_keeps_the_batch_of_a_replica_with_any_number_of_replicas(
     assert (held["data"]["batch_size_per_replica"], held["data"]["global_batch_size"]) == (5, 15)
 
 
+@pytest.mark.thorough
 def test_jobs_of_a_sweep_follow_each_by_its_replicas(psrun, tmp_path):
     done = psrun(
         "-m", "mode=plan", "cluster=mirrored", "cluster.num_replicas=1,2", "model=dense", *FIVE,

@@ -184,6 +184,7 @@ def sparse_optimizer(name: str):
     return getattr(sparse, name)()
 
 
+@pytest.mark.thorough
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
     ("trainer", "optimizer"),

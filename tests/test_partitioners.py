@@ -112,6 +112,7 @@ def test_what_tensorflow_cannot_use_is_an_error_that_names_it(overrides, message
     assert message in problem.message
 
 
+@pytest.mark.thorough
 @pytest.mark.inprocess
 def test_a_run_is_cut_as_planned_saved_and_resumed_with_another_partitioner(train):
     from dataclasses import asdict

@@ -41,6 +41,7 @@ MORE_CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("trainer", "pieces"), [*CASES, *(pytest.param(*case, marks=pytest.mark.thorough) for case in MORE_CASES)]
 )

@@ -205,6 +205,7 @@ def test_a_run_of_ones_own_components_continues_without_them_being_named_again(p
     assert first.result["steps"]["applied"] == 60
 
 
+@pytest.mark.thorough
 @pytest.mark.command
 @pytest.mark.parametrize(
     "then",

@@ -69,6 +69,7 @@ BY_OUTPUT = (
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
     ("trainer", "evaluation"), [("fit", "direct"), pytest.param("custom_loop", "exact", marks=pytest.mark.thorough)]
@@ -91,7 +92,8 @@ def test_losses_and_metrics_by_output_are_those_of_keras(train, trainer, evaluat
 
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
-    ("weights", "trainer", "metrics"), [("both", "custom_loop", "weighted_metrics"), ("none", "fit", "metrics")]
+    ("weights", "trainer", "metrics"),
+    [("both", "custom_loop", "weighted_metrics"), pytest.param("none", "fit", "metrics", marks=pytest.mark.thorough)],
 )
 def test_weights_of_classes_multiply_those_of_examples_in_training(train, weights, trainer, metrics):
     pieces = own_data(f"trainer={trainer}", "evaluation=direct", f"+data.weights={weights}")
@@ -119,6 +121,7 @@ def test_a_loss_and_metrics_by_name_take_logits_where_the_model_returns_them(tra
               "model.from_logits=false", "+model.activation=null")  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.inprocess
 def test_every_mode_takes_weighted_examples(train):
     """Dealt and counted batches, steps that are measured, weights of the evaluation data alone, and what follows."""
@@ -156,7 +159,7 @@ def test_every_mode_takes_weighted_examples(train):
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("weights", ["train", "evaluation"])
+@pytest.mark.parametrize("weights", ["train", pytest.param("evaluation", marks=pytest.mark.thorough)])
 def test_weights_may_come_with_the_one_part_of_the_data_alone(train, weights):
     result, _ = train(*own_data("cluster=none", f"+data.weights={weights}"))
     expected = by_keras(one_output(), Weighted(weights=weights), batch_size=16, epochs=EPOCHS, steps=STEPS,

@@ -118,6 +118,7 @@ def _exports(result: dict[str, Any]) -> None:
     assert float(loss) == pytest.approx(result["metrics"]["val_loss"], rel=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["two_tower", pytest.param("wide_deep", marks=pytest.mark.thorough)])
 def test_prefetched_rows_and_other_models_train_too(train, model):
     """The layer is called once a step, for both features."""

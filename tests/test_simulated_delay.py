@@ -60,6 +60,7 @@ def test_a_constant_delay_is_delayed_gradient_descent(train, trainer, options, f
     assert result["consistency"] == {"mode": "simulated", "run": None, "delay": "constant", "mean": 3}
 
 
+@pytest.mark.thorough
 @pytest.mark.tensorflow
 def test_a_recorded_histogram_is_reproduced_with_the_seed_and_after_a_resume(train, tmp_path):
     recorded = {0: 50, 1: 120, 2: 20, 6: 10}

@@ -128,13 +128,15 @@ def test_slow_steps_are_not_unrolled(train, monkeypatch, slow_s, unrolled):
     assert traced == [None] + [3] * unrolled
 
 
-@pytest.mark.parametrize("steps_per_epoch", [7, pytest.param(20, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("steps_per_epoch", [7, 20])
 def test_a_rest_of_steps_is_done_too(train, unrolled, steps_per_epoch):
     short = (f"trainer.steps_per_epoch={steps_per_epoch}", "trainer.epochs=5", "evaluation=none", "checkpoint=none")
     result, _ = train("trainer.steps_per_execution=5", *short)
     assert result["steps"]["applied"] == 5 * steps_per_epoch
 
 
+@pytest.mark.thorough
 def test_late_rows_and_weights_are_as_late_as_configured(train, unrolled):
     """Two steps that do not see each other are one step of both batches at twice the rate, on the same examples."""
     run = (*TABLED, "model._target_=embeddings.model", "optimizer=sparse_sgd", "trainer.epochs=9")
@@ -152,6 +154,7 @@ def test_late_rows_and_weights_are_as_late_as_configured(train, unrolled):
     assert differ > 1e-4
 
 
+@pytest.mark.thorough
 def test_what_is_late_is_in_the_result(train):
     model = (*TABLED, "model._target_=embeddings.model")
     result, _ = train(*model, "trainer.prefetch_rows=true", "trainer.dense_sync_every=3")
@@ -163,7 +166,7 @@ def test_rows_cannot_be_prefetched_if_the_model_has_no_such_table(train):
         train("model=embedding", "trainer.prefetch_rows=true")
 
 
-@pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
+@pytest.mark.parametrize("trainer", ["fit", pytest.param("custom_loop", marks=pytest.mark.thorough)])
 def test_the_number_of_steps_is_chosen_and_reported(train, trainer):
     short = ("trainer.steps_per_epoch=60", "evaluation=none", "checkpoint=none")
     result, folder = train(f"trainer={trainer}", "trainer.steps_per_execution=auto", *short)
@@ -198,7 +201,8 @@ def test_weights_with_constraints_in_loops_and_in_branches_train_as_in_one_proce
             assert np.abs(held[name] - values).max() > 1e-6, name
 
 
-@pytest.mark.parametrize("at", ["adam", pytest.param("adagrad", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("at", ["adam", "adagrad"])
 def test_moving_averages_of_weights_are_of_those_just_updated(train, unrolled, at):
     pieces = ("model=dense", f"optimizer={at}", "+optimizer.use_ema=true", "+optimizer.ema_momentum=0.5",
               "evaluation=none")  # fmt: skip
@@ -213,6 +217,7 @@ def test_rows_are_not_prefetched_for_a_train_step_that_may_look_up_others(train)
         train(*TABLED, "model._target_=embeddings.own_step", "trainer.prefetch_rows=true")
 
 
+@pytest.mark.thorough
 def test_a_number_chosen_at_the_end_of_an_epoch_holds_in_the_next(train, monkeypatch):
     """Keras puts back the number that it had before the last, shorter execution of an epoch."""
     from psrun.training.parameter_server import closure_length

@@ -34,7 +34,8 @@ def _dealt() -> DealtInput:
 @pytest.mark.parametrize(
     ("make", "firsts"),
     [
-        (_stream, (0, 50)),  # a worker's own stream begins anew
+        # A worker's own stream begins anew.
+        pytest.param(_stream, (0, 50), marks=pytest.mark.thorough),
         (_dealt, (50, 100)),  # a worker reads the rows that it was dealt
     ],
 )

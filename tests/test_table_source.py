@@ -587,6 +587,7 @@ def test_models_learn_from_inferred_features_which_are_reported_once_and_kept_at
     assert result["steps"]["applied"] == 120
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "ending"), [pytest.param("wide_deep", "tfrecord", marks=pytest.mark.thorough), ("dense", "csv.gz")]
 )

@@ -24,9 +24,9 @@ def events(folder, kind):
 @pytest.mark.parametrize(
     ("cluster", "loop"),
     [
-        ("inprocess", "plain"),
-        ("none", "tutorial"),
-        *(pytest.param(*pair, marks=pytest.mark.thorough) for pair in (("none", "plain"), ("inprocess", "tutorial"))),
+        ("inprocess", "tutorial"),
+        *(pytest.param("none", loop, marks=pytest.mark.thorough) for loop in ("plain", "tutorial")),
+        pytest.param("inprocess", "plain", marks=pytest.mark.thorough),
     ],
 )
 def test_an_own_loop_trains_as_psruns_does(train, cluster, loop):
@@ -116,6 +116,7 @@ def test_hooks_are_called_at_epochs_steps_and_seconds_and_no_step_waits_for_them
     assert len(weights) == 2  # it has read them, and they were others
 
 
+@pytest.mark.thorough
 @pytest.mark.inprocess
 def test_a_callback_may_save_the_model_in_a_thread_while_steps_run(train, tmp_path):
     """As the RFC has its timing-based callbacks. Keras takes the train function away while it saves."""
@@ -129,8 +130,8 @@ def test_a_callback_may_save_the_model_in_a_thread_while_steps_run(train, tmp_pa
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
     ("trainer", "period"),
-    [("fit", "every_epochs: 2"), ("custom_loop", "every_steps: 5"),
-     pytest.param("fit", "every_s: 0.1", marks=pytest.mark.thorough)],
+    [("custom_loop", "every_steps: 5"),
+     *(pytest.param("fit", period, marks=pytest.mark.thorough) for period in ("every_epochs: 2", "every_s: 0.1"))],
 )  # fmt: skip
 def test_a_hook_that_fails_ends_the_run_with_its_name(train, trainer, period):
     with pytest.raises(

@@ -16,7 +16,9 @@ SEQUENTIAL = ("model=dense", "~model.hidden_units", "model._target_=user_models.
     "pieces",
     [
         ("cluster=inprocess", "partitioner=fixed_shards", "evaluation=exact"),
-        ("cluster=none", "trainer=fit", "evaluation=validation", "+model.sized=true"),
+        pytest.param(
+            ("cluster=none", "trainer=fit", "evaluation=validation", "+model.sized=true"), marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_the_only_feature_is_passed_as_itself_to_a_model_of_one_input(train, pieces):

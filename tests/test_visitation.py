@@ -51,9 +51,9 @@ def test_without_whole_passes_every_batch_is_full():
 @pytest.mark.parametrize(
     ("trainer", "num_workers", "unrolled"),
     [
-        ("fit", 2, False),
         ("custom_loop", 2, True),
         pytest.param("fit", 1, True, marks=pytest.mark.thorough),
+        pytest.param("fit", 2, False, marks=pytest.mark.thorough),
         pytest.param("custom_loop", 1, False, marks=pytest.mark.thorough),
     ],
 )

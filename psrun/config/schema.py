@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
@@ -64,6 +65,9 @@ def read(
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     before = len(problems)
+    plain = {name for name in fields if not dataclasses.is_dataclass(hints[name])}
+    # All at once is much faster than one by one, which finds out where the types are wrong.
+    converted = _converted(cls, {name: value for name, value in node.items() if name in plain and value != MISSING})
     values = {}
     for name, value in node.items():
         where = f"{key}.{name}" if key else name
@@ -74,7 +78,12 @@ def read(
         elif dataclasses.is_dataclass(hints[name]):
             values[name] = _read_nested(hints[name], value, where, problems)
         else:
-            values[name] = _checked(cls, fields[name], value, where=where, problems=problems)
+            of_type = _converted(cls, {name: value}) if converted is None else converted
+            if of_type is None:
+                problems.append(_wrong_type(fields[name], value, where))
+            else:
+                values[name] = of_type[name]
+                problems += _not_allowed(fields[name], values[name], where)
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in node:
@@ -97,26 +106,36 @@ def _in_words(kind: str) -> str:
     return " or ".join(_TYPES.get(part, f"of type {part}") for part in kind.split(" | "))
 
 
-def _checked(cls: type, field: dataclasses.Field, value: Any, *, where: str, problems: list[Problem]) -> Any:
+@functools.cache
+def _schema(cls: type) -> Any:
     schema = OmegaConf.structured(cls)
     OmegaConf.set_readonly(schema, False)
+    return schema
+
+
+def _converted(cls: type, values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """`values` with the types of the fields of `cls`; None if one has another type."""
     try:
-        merged: Any = OmegaConf.to_container(OmegaConf.merge(schema, {field.name: value}), throw_on_missing=False)
-        value = merged[field.name]
+        merged: Any = OmegaConf.to_container(OmegaConf.merge(_schema(cls), values), throw_on_missing=False)
     except OmegaConfBaseException:
-        type_name = field.type.__name__ if isinstance(field.type, type) else str(field.type).replace("typing.", "")
-        if value is None:
-            problems.append(Problem(where, f"is null; set {where}=... ({type_name})"))
-        else:
-            problems.append(Problem(where, f"is {value!r}, must be {_in_words(type_name)}"))
         return None
+    return merged
+
+
+def _wrong_type(field: dataclasses.Field, value: Any, where: str) -> Problem:
+    type_name = field.type.__name__ if isinstance(field.type, type) else str(field.type).replace("typing.", "")
+    if value is None:
+        return Problem(where, f"is null; set {where}=... ({type_name})")
+    return Problem(where, f"is {value!r}, must be {_in_words(type_name)}")
+
+
+def _not_allowed(field: dataclasses.Field, value: Any, where: str) -> Iterator[Problem]:
     minimum, choices = field.metadata.get("at_least"), field.metadata.get("choices")
     if isinstance(value, str) and minimum is not None:
         word = field.metadata["or_else"]
         if value != word:
-            problems.append(Problem(where, f"is {value!r}, must be a number of {minimum} or more, or {word}"))
+            yield Problem(where, f"is {value!r}, must be a number of {minimum} or more, or {word}")
     elif minimum is not None and value is not None and value < minimum:
-        problems.append(Problem(where, f"is {value}, must be {minimum} or more"))
+        yield Problem(where, f"is {value}, must be {minimum} or more")
     if choices and value not in choices:
-        problems.append(Problem(where, f"is {value!r}, must be one of {', '.join(map(str, choices))}"))
-    return value
+        yield Problem(where, f"is {value!r}, must be one of {', '.join(map(str, choices))}")

@@ -156,13 +156,23 @@ class Program:
             return converted_batches(source, batch_numbers, order, own, convert).prefetch(2)
 
     @functools.cached_property
+    def first_batches(self) -> tf.data.Dataset:
+        """`train_dataset` of this process, for checks before training; made once, each iterator begins anew."""
+        return self.train_dataset()
+
+    @functools.cached_property
+    def evaluation_examples(self) -> tf.data.Dataset:
+        """`evaluation_dataset` of this process; made once, each iterator reads every example."""
+        return self.evaluation_dataset()
+
+    @functools.cached_property
     def batch_spec(self) -> Any:
         """The spec of a training batch.
 
         Raises:
           ConfigError: the training data ends.
         """
-        dataset = self.train_dataset()
+        dataset = self.first_batches
         if (num_batches := num_batches_of(dataset)) is not None:
             message = f"the training data ends after {num_batches} batches; make it endless with .repeat()"
             raise ConfigError([Problem("data", message)])
@@ -178,7 +188,7 @@ class Program:
         if len(trained) > 2:
             return True
         evaluated = self.source.num_eval_examples and self.config.evaluation.runs_on is not None
-        return bool(evaluated) and len(self.evaluation_dataset().element_spec) > 2
+        return bool(evaluated) and len(self.evaluation_examples.element_spec) > 2
 
     @functools.cached_property
     def prediction_spec(self) -> Any:
@@ -296,7 +306,7 @@ def decide_lookups(program: Program) -> list[lookups.Decided]:
         layer.has_undecided for layer in lookups.of(program.network)
     ):
         return []
-    return lookups.decide(program.network, next(iter(program.train_dataset()))[0])
+    return lookups.decide(program.network, next(iter(program.first_batches))[0])
 
 
 def traced_forward(program: Program) -> Any:

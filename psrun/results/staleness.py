@@ -27,12 +27,12 @@ def statistics_by_worker(by_worker: Mapping[str, Histogram]) -> dict[str, Any]:
 
 
 def brief(recorded: Mapping[str, Any] | None) -> dict[str, float]:
-    """The statistics of all updates in `facts`; empty if they were not measured."""
+    """The statistics of all updates in what `statistics_by_worker` returned; empty if they were not measured."""
     return {name: recorded[name] for name in ("mean", *_NAMES, "max")} if recorded else {}
 
 
 def histograms(recorded: Mapping[str, Any]) -> dict[str, Histogram]:
-    """The argument of `facts`, from what it returned; empty if that is empty."""
+    """The argument of `statistics_by_worker`, from what it returned; empty if that is empty."""
     return {name: delays.histogram(each) for name, each in recorded.get("by_worker", {}).items()}
 
 
@@ -45,7 +45,7 @@ def added(each: Iterable[Histogram]) -> Histogram:
 
 
 def together(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """`facts` of the updates of both."""
+    """`statistics_by_worker` of the updates of both."""
     one, other = histograms(before), histograms(after)
     return statistics_by_worker({name: added([one.get(name, {}), other.get(name, {})]) for name in {**one, **other}})
 

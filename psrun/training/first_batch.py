@@ -17,7 +17,7 @@ class FirstBatch:
         self._features, self._forward = None, None
         is_read = program.own_step is None or program.config.evaluation.runs_on is not None
         if is_read and program.may_be_logits:
-            self._features = next(iter(program.train_dataset()))[0]
+            self._features = next(iter(program.first_batches))[0]
             self._forward = traced_forward(program)
 
     def check(self) -> None:

@@ -98,7 +98,7 @@ def _fit(callback_list: list[Any], program: Program, session: Session, epochs: r
         data = session.train_dataset()()
     validation: dict[str, Any] = {}
     if isinstance(run.evaluation, choices.Validation):
-        validation = {"validation_data": program.evaluation_dataset(), "validation_freq": run.evaluation.every}
+        validation = {"validation_data": program.evaluation_examples, "validation_freq": run.evaluation.every}
     try:
         program.network.fit(
             data,

@@ -102,8 +102,8 @@ def test_synchronous_updates_are_the_same_with_a_worker_that_is_killed_and_comes
         "trainer.epochs=10", "trainer.steps_per_epoch=15", "data.num_train_examples=960", "data.visitation=once",
         "evaluation=none", "optimizer=sparse_adagrad", "optimizer.learning_rate=0.05",
     ]  # fmt: skip
-    cluster = start(*run, "cluster=local", "consistency=sync", "data.global_batch_size=16",
-                    "cluster.slow_workers={0: 0.2}")  # longer than the other worker takes to come back
+    slow = ["cluster.slow_workers={0: 0.2}"]  # the other worker is back before the run ends
+    cluster = start(*run, *slow, "cluster=local", "consistency=sync", "data.global_batch_size=16")
     cluster.wait_for("epoch", 1)
     cluster.kill("worker-1")
     cluster.wait_for("recovery")

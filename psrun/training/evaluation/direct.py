@@ -33,7 +33,7 @@ class DirectEvaluation:
     ) -> None:
         self._meters, self._mode, self._network, self._own = meters, mode, program.network, list(callbacks)
         self._num_batches = num_eval_batches(program.config, program.source)
-        self._dataset = program.evaluation_dataset()
+        self._dataset = program.evaluation_examples
         self._step = self._batch
         if not program.config.trainer.run_eagerly:
             # Traced now: a trace is sent to all workers under Python's GIL, and a hung worker would stop all threads.

@@ -26,7 +26,7 @@ def check(program: Program, metrics: Sequence[tf_keras.metrics.Metric]) -> None:
         type(losses).from_config(losses.get_config())
     except Exception as error:
         raise _not_mergeable(f"copies the loss to workers, which cannot be cloned: {_shown(error)}") from error
-    spec = tf.nest.map_structure(zeros, program.evaluation_dataset().element_spec)
+    spec = tf.nest.map_structure(zeros, program.evaluation_examples.element_spec)
     features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(spec)
     prediction = program.network(features, training=False)
     for metric in metrics:

@@ -58,7 +58,7 @@ def make(program: Program) -> Evaluator | None:
 
 
 def _check_data(program: Program) -> None:
-    evaluation = program.evaluation_dataset()
+    evaluation = program.evaluation_examples
     if int(evaluation.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise ConfigError([Problem("data", "the evaluation data is endless; remove .repeat()")])
     here, there = (
