@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from measured import BENCHMARKS, Summary, in_turns
+from measured import BENCHMARKS, Summary, in_turns, wait_for
 from rich.console import Console
 
 _COMMON = (
@@ -146,11 +146,13 @@ def _epochs(folder: Path) -> int:
 
 
 def _await(condition: Callable[[], bool], process: subprocess.Popen, folder: Path) -> None:
-    deadline_s = time.monotonic() + _STARTS_WITHIN_S
-    while not condition():
-        if process.poll() is not None or time.monotonic() > deadline_s:
-            raise SystemExit((folder / "output.log").read_text(encoding="utf-8", errors="replace")[-2000:])
-        time.sleep(0.02)
+    log = folder / "output.log"
+    wait_for(
+        condition,
+        process,
+        within_s=_STARTS_WITHIN_S,
+        otherwise=lambda: log.read_text(encoding="utf-8", errors="replace")[-2000:],
+    )
 
 
 if __name__ == "__main__":

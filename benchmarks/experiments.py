@@ -17,11 +17,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from measured import wait_for
 from PIL import Image
 from playwright.sync_api import sync_playwright
 from rich.console import Console
@@ -121,12 +121,8 @@ def _recovered(run: Path) -> int:
     return (run / "metrics.jsonl").read_text(encoding="utf-8").count('"event": "recovery"')
 
 
-def _await(condition: Callable[[], Any], process: subprocess.Popen, what: str) -> None:
-    deadline_s = time.monotonic() + _WITHIN_S
-    while not condition():
-        if process.poll() is not None or time.monotonic() > deadline_s:
-            raise SystemExit(f"no {what}")
-        time.sleep(0.2)
+def _await(condition: Callable[[], object], process: subprocess.Popen, what: str) -> None:
+    wait_for(condition, process, within_s=_WITHIN_S, otherwise=lambda: f"no {what}")
 
 
 def _picture(page: Path, picture: Path) -> None:

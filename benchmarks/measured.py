@@ -88,6 +88,17 @@ def run_python(arguments: Sequence[str], folder: Path, *, within_s: float = 3600
     return Spent(began_s, wall_s, cpu_s, max(0.0, busy_s - cpu_s))
 
 
+def wait_for(
+    condition: Callable[[], object], process: subprocess.Popen, *, within_s: float, otherwise: Callable[[], str]
+) -> None:
+    """Waits until `condition` is true; exits with the text of `otherwise` if the process ends before, or time is up."""
+    deadline_s = time.monotonic() + within_s
+    while not condition():
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            raise SystemExit(otherwise())
+        time.sleep(0.02)
+
+
 def _busy_s() -> float:
     """Processor seconds that were not idle since the machine was started, over all cores."""
     times = psutil.cpu_times()

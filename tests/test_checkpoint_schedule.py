@@ -40,7 +40,9 @@ def events(folder: RunFolder, kind: str) -> list[dict]:
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize(("cluster", "trainer"), [("none", "custom_loop"), ("inprocess", "fit")])
+@pytest.mark.parametrize(
+    ("cluster", "trainer"), [pytest.param("none", "custom_loop", marks=pytest.mark.thorough), ("inprocess", "fit")]
+)
 def test_checkpoints_within_epochs_hold_what_was_scheduled(train, cluster, trainer):
     result, folder = train(
         f"cluster={cluster}", f"trainer={trainer}", "trainer.steps_per_execution=2", "checkpoint.every_steps=5",

@@ -280,6 +280,7 @@ def test_stacks_train_on_replicas_as_in_one_process(psrun):
     assert results[0]["metrics"]["loss"] == pytest.approx(results[1]["metrics"]["loss"], rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_a_plan_names_tables_and_counts_as_a_run_does(train):
     from psrun.data import load
     from psrun.roles import planner

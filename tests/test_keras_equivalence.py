@@ -81,7 +81,7 @@ CASES = [
 
 @pytest.mark.parametrize(
     ("trainer", "pieces", "optimizer"),
-    [pytest.param(*case, marks=pytest.mark.thorough if index > 1 else ()) for index, case in enumerate(CASES)],
+    [pytest.param(*case, marks=pytest.mark.thorough if index else ()) for index, case in enumerate(CASES)],
 )
 def test_one_worker_trains_as_keras_alone(train, tmp_path, trainer, pieces, optimizer):
     alone = network(None)

@@ -134,6 +134,7 @@ def test_what_is_no_argument_of_it_is_refused(options, message):
         Embedding(**{"input_dim": 5, "output_dim": 3, **options})
 
 
+@pytest.mark.thorough
 def test_a_table_of_two_shards_resumes_in_three_and_in_one_process(train):
     _, folder = train(*MODEL)
     before = variables(folder)

@@ -116,7 +116,7 @@ def test_an_exported_model_scores_lists_as_the_run_does(train):
     np.testing.assert_allclose(scores(2), scores(7), rtol=1e-5)  # values beyond the lengths do not count
 
 
-@pytest.mark.parametrize("stack", ["true", "false"])
+@pytest.mark.parametrize("stack", ["true", pytest.param("false", marks=pytest.mark.thorough)])
 def test_a_plan_counts_the_ids_of_lists(stack):
     from psrun.data import load
     from psrun.roles import planner

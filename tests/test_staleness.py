@@ -43,7 +43,9 @@ def test_updates_of_another_worker_between_a_read_and_its_update_are_counted(tra
     [
         (("trainer=fit", "model=wide_deep"), [[0, 2 * STEPS]]),
         # Nothing that could carry the counts: a message by themselves.
-        (("optimizer._target_=tf_keras.optimizers.legacy.Adagrad",), [[0, 2 * STEPS]]),
+        pytest.param(
+            ("optimizer._target_=tf_keras.optimizers.legacy.Adagrad",), [[0, 2 * STEPS]], marks=pytest.mark.thorough
+        ),
         # Per closure of 3 steps: the rows of two, and the weights of two, are from before own updates.
         *(
             pytest.param((*TABLED, "model._target_=embeddings.model", *late), histogram, marks=pytest.mark.thorough)

@@ -45,6 +45,7 @@ def longest(step_time: dict) -> str:
 LATE = ("trainer.prefetch_rows=true", "trainer.dense_sync_every=2")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "more"),
     [

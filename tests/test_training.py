@@ -151,7 +151,7 @@ def test_synchronous_strategies_train_as_one_process_does(train, trainer, cluste
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
+@pytest.mark.parametrize("trainer", ["fit", pytest.param("custom_loop", marks=pytest.mark.thorough)])
 def test_a_loss_that_is_not_a_number_ends_the_run(train, trainer):
     with pytest.raises(NonFiniteLossError, match="learning_rate"):
         train("model=dense", f"trainer={trainer}", "optimizer=sgd", "optimizer.learning_rate=1e20")
@@ -174,7 +174,7 @@ def test_data_that_ends_is_reported_before_or_when_it_does(train, cluster, train
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
+@pytest.mark.parametrize("trainer", [pytest.param("fit", marks=pytest.mark.thorough), "custom_loop"])
 def test_a_step_that_fails_is_reported_with_its_reason(train, trainer, monkeypatch):
     import tensorflow as tf
 
