@@ -112,8 +112,7 @@ def pooled(rows: Rows, ids: Sequence[Any], combiner: str, weights: Sequence[tf.T
       tf.errors.InvalidArgumentError: when run: the features have different numbers of lists.
     """
     lists = [ragged(each) for each in ids]
-    with tf.control_dependencies(_same_batch(lists)):
-        lengths = _side_by_side([tf.cast(each.row_lengths(), tf.int64) for each in lists])
+    lengths = _lengths(lists)
     values = rows.gathered()
     if any(each is not None for each in weights):
         flat = [
@@ -132,13 +131,21 @@ def _side_by_side(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
 
 
-def _same_batch(lists: Sequence[tf.RaggedTensor]) -> list[tf.Operation]:
-    """The check that all have the same number of lists; eagerly it is done at once."""
-    if len(lists) == 1:
-        return []
-    counts = tf.stack([each.nrows(tf.int64) for each in lists])  # of splits of int32 and of int64
-    message = "pooled features must have the same number of examples; got"
-    return check(tf.reduce_all(counts == counts[0]), message, counts)
+def _lengths(lists: Sequence[tf.RaggedTensor]) -> tf.Tensor:
+    """The number of values of each list, of one feature after the other: int64 (features * batch,).
+
+    Raises:
+      tf.errors.InvalidArgumentError: when run: the features have different numbers of lists.
+    """
+    # Few operations for any number of features; `row_lengths` of each would take several.
+    splits = [tf.cast(each.row_splits, tf.int64) for each in lists]
+    if len(splits) > 1:
+        counts = tf.concat(tf.shape_n(splits), 0) - 1
+        message = "pooled features must have the same number of examples; got"
+        with tf.control_dependencies(check(tf.reduce_all(counts == counts[0]), message, counts)):
+            splits = [tf.concat(splits, 0)]
+    bounds = tf.reshape(splits[0], [len(lists), -1])
+    return tf.reshape(bounds[:, 1:] - bounds[:, :-1], [-1])
 
 
 def _in_each(reduce: Callable[..., tf.Tensor], values: tf.Tensor, which: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:

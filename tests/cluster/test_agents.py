@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from fault_injection import Cluster
 
@@ -45,6 +47,17 @@ def test_the_budget_is_spent(agents):
     assert [each.end(within_s=20) for each in (ps, worker)] == [0, 0]
 
 
+def test_a_chief_that_is_silent_because_of_a_hung_worker_is_not_killed(agents):
+    chief, *_ = agents("cluster.heartbeat_timeout_s=6")
+    chief.wait_for("checkpoint", 2)
+    stopped = chief.stop("chief-0")  # before the worker
+    chief.stop("worker-0")
+    assert chief.wait_for("failure")["task"] == "worker-0"
+    stopped.send_signal(signal.SIGCONT)
+    assert chief.wait_for("recovery")["task"] == "worker-0"
+    assert {event["task"] for event in chief.events("failure")} == {"worker-0"}
+
+
 def test_a_lost_node_asks_for_another_start(agents):
     """Slurm itself may take minutes to see it."""
     chief, ps, worker = agents("cluster.heartbeat_timeout_s=5")
@@ -59,8 +72,8 @@ def test_a_lost_node_asks_for_another_start(agents):
 
 
 def test_agents_without_the_chiefs_end(agents):
-    chief, *others = agents("cluster.chief_timeout_s=12")
+    chief, *others = agents("cluster.chief_timeout_s=25")  # a busy chief may be silent for some seconds
     chief.wait_for("checkpoint")
     chief.process.kill()
-    assert [each.end(within_s=40) for each in others] == [1, 1]
-    assert "no heartbeat from the chief's agent for 12 s" in others[0].stderr
+    assert [each.end(within_s=60) for each in others] == [1, 1]
+    assert "no heartbeat from the chief's agent for 25 s" in others[0].stderr

@@ -55,7 +55,7 @@ def test_a_run_without_faults_ends_clean_by_itself(start):
 
 def test_a_worker_is_killed(start):
     """By `fit`; by the custom loop, see `test_every_worker_is_killed_at_once` and `test_visits`."""
-    cluster = start(*LONG, "trainer=fit")
+    cluster = start(*LONG, "trainer=fit", "cluster.slow_workers={0: 0.01}")  # not done before the other is back
     cluster.wait_for("epoch", 2)
     cluster.kill("worker-1")
     cluster.wait_for("recovery")
@@ -129,7 +129,7 @@ def test_steps_that_hang_while_every_task_is_alive(start, tmp_path):
 
 
 def test_every_worker_is_killed_at_once(start):
-    cluster = start(*BRIEF)
+    cluster = start(*BRIEF, "cluster.slow_workers={0: 0.01, 1: 0.01}")  # neither is done before the other is back
     cluster.wait_for("checkpoint", 2)
     for task in ("worker-0", "worker-1"):
         cluster.kill(task)
@@ -139,7 +139,7 @@ def test_every_worker_is_killed_at_once(start):
 
 
 def test_a_budget_that_is_spent_ends_the_run(start):
-    cluster = start(*LONG, "cluster.restart.budget=1")
+    cluster = start(*LONG, "cluster.restart.budget=1", "cluster.slow_workers={1: 0.01}")
     cluster.wait_for("epoch", 1)
     cluster.kill("worker-0")
     cluster.wait_for("recovery")

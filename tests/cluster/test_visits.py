@@ -12,6 +12,7 @@ pytestmark = pytest.mark.cluster
 SIZES = (700, 3, 298)  # rows of the files
 NUM_EXAMPLES = sum(SIZES)
 BATCH, PACKED = 16, 4
+ONE_IS_SLOW = "cluster.slow_workers={0: 0.01}"  # it is not done before worker 1 is back
 ONCE = {"0": 0, "1": NUM_EXAMPLES, "2": 0, "3+": 0}
 
 
@@ -43,7 +44,7 @@ def test_each_row_is_trained_on_once_an_epoch(start, run, trainer, num_workers):
 
 
 def test_a_worker_that_is_killed_costs_no_row_and_repeats_no_more_than_one_execution(start, run):
-    cluster = start(*run, "trainer=custom_loop", "trainer.epochs=40")
+    cluster = start(*run, ONE_IS_SLOW, "trainer=custom_loop", "trainer.epochs=40")
     cluster.wait_for("epoch", 3)
     cluster.kill("worker-1")
     cluster.wait_for("recovery")
@@ -66,7 +67,7 @@ def test_a_worker_that_is_killed_costs_no_row_of_lists(start, tmp_path):
         f"data.path={tmp_path}/rows.csv", "data.label=label", f"data.features={{history: {history}}}",
         f"data.cache='{tmp_path}/cache'", "data.audit=true", f"data.global_batch_size={BATCH}",
         "trainer.steps_per_epoch=null", "evaluation=none", f"trainer.steps_per_execution={PACKED}",
-        "trainer=custom_loop", "trainer.epochs=40", "cluster.restart.heartbeat_timeout_s=6",
+        "trainer=custom_loop", "trainer.epochs=40", ONE_IS_SLOW, "cluster.restart.heartbeat_timeout_s=6",
         "optimizer.learning_rate=0.01", "model.from_logits=true", PYTHONPATH=str(Path(__file__).parents[1]),
     )  # fmt: skip
     cluster.wait_for("epoch", 3)

@@ -17,7 +17,7 @@ from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ClusterError, ExitCode, PsrunError, TaskLostError, ended
-from psrun.launch.hang_detector import TrainingStatus
+from psrun.launch.hang_detector import HangDetector, TrainingStatus
 from psrun.launch.progress_relay import ProgressRelay
 from psrun.launch.recoveries import Recoveries
 from psrun.launch.restart_policy import RestartPolicy
@@ -81,6 +81,7 @@ class ChiefAgent:
         self._managed: ManagedTask | None = None
         self._plan = ClusterPlan({})
         self._restarts: dict[Task, int] = dict.fromkeys(self._others, 0)
+        self._heard: dict[Task, HangDetector] = {}
         self._gone: set[Task] = set()
         self._step_done, self._warned, self._wants_requeue = 0, False, False
         self._policy, self._num_restarts, self._given_up = RestartPolicy.of(self._cluster.restart), 0, False
@@ -173,7 +174,7 @@ class ChiefAgent:
         if beat and beat.step is not None:
             self._step_done = beat.step
         lost_ps = [task for task in self._others if self._read_status(task)]
-        cause = managed.fault()
+        cause = managed.fault(self._servers(managed.silent_s))
         if cause is None and not lost_ps:
             return True
         if cause is not None and not lost_ps:
@@ -195,7 +196,21 @@ class ChiefAgent:
         lost = times > 0 and bool(status.cause)
         if lost:
             self._failed(task, status.cause, attempt=task.job == "ps", times=times)
+            if self._managed:
+                self._managed.waited()
         return lost and task.job == "ps"
+
+    def _servers(self, chief_silent_s: float) -> list[HangDetector]:
+        """The tasks that the chief may wait for. They are looked at while it is silent only: disks may be slow."""
+        if chief_silent_s < self._cluster.heartbeat_timeout_s / 4:
+            self._heard.clear()
+            return []
+        now_s = time.monotonic()
+        for task in self._others:
+            if task.job in ("ps", "worker"):
+                detector = self._heard.setdefault(task, HangDetector(self._cluster, now_s))
+                detector.heartbeat_fault(task_files.read(self._folder.path, task), now_s)
+        return [*self._heard.values()]
 
     def _ended(self, task: Task, status: TaskStatus) -> None:
         self._gone.add(task)

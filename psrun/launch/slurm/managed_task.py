@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from psrun.config import choices
@@ -53,12 +53,22 @@ class ManagedTask:
             time.sleep(_POLL_S)
         self.process.kill()
 
-    def fault(self) -> str | None:
-        """Why the task must be restarted; None if it runs or has ended for good."""
+    @property
+    def silent_s(self) -> float:
+        """How long its heartbeat had not changed at the last call of `fault`."""
+        return self._detector.silent_s
+
+    def waited(self) -> None:
+        """As `HangDetector.waited`."""
+        self._detector.waited(time.monotonic())
+
+    def fault(self, others: Iterable[HangDetector] = ()) -> str | None:
+        """Why the task must be restarted; None if it runs, may wait for one of `others`, or has ended for good."""
         code = self.process.code
         if code is not None:
             return ended(code) if code < 0 or code >= 128 else None
-        return self._detector.heartbeat_fault(self.process.heartbeat(), time.monotonic())
+        cause = self._detector.heartbeat_fault(self.process.heartbeat(), time.monotonic())
+        return None if cause is not None and self._detector.may_wait_for(others) else cause
 
     def lost(self) -> float:
         """Kills the process; returns when the next one is due, as of `time.monotonic`."""
