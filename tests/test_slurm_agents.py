@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +38,7 @@ class Scripted:
 
     def __init__(self, looks: list[Callable[[], str | None]], ends: Callable[[Any], None]) -> None:
         self._looks, self._ends, self.num_starts, self.backoff_s = looks, ends, 0, 0.0
-        self._num_looks = 0
+        self._num_looks, self.silent_s = 0, 0.0
         self.process = SimpleNamespace(
             task=CHIEF, code=None, restarts=0, running=True, start_at_s=None,
             kill=lambda: None, heartbeat=lambda: None, usage=lambda: (None, None),
@@ -47,10 +47,13 @@ class Scripted:
     def start(self) -> None:
         self.num_starts += 1
 
-    def fault(self) -> str | None:
+    def fault(self, others: Sequence[Any] = ()) -> str | None:
         self._num_looks += 1
         assert self._num_looks < 500, "the run goes on"
         return (self._looks.pop(0) if len(self._looks) > 1 else self._looks[0])()
+
+    def waited(self) -> None:
+        pass
 
     def lost(self) -> float:
         self.process.restarts += 1
