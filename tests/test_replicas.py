@@ -28,8 +28,6 @@ def both(train, *pieces: str, replicas: int = 3):
 OF_LINEAR = ("model._target_=replicas.linear", "evaluation=exact")
 CASES = [
     ("fit", (*OF_LINEAR, "+model.keras=true", "+model.regularizer=null", "optimizer=adam", "evaluation=validation")),
-]
-MORE_CASES = [
     ("custom_loop", ("model._target_=replicas.own_step", "optimizer=lazy_adam", "evaluation=none")),
     ("custom_loop", (*OF_LINEAR, "optimizer=sparse_adagrad")),
     ("fit", (*OF_LINEAR, "+model.reduction=sum", "optimizer=lazy_adam")),
@@ -42,9 +40,7 @@ MORE_CASES = [
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("trainer", "pieces"), [*CASES, *(pytest.param(*case, marks=pytest.mark.thorough) for case in MORE_CASES)]
-)
+@pytest.mark.parametrize(("trainer", "pieces"), CASES)
 def test_steps_are_those_of_one_device(train, monkeypatch, trainer, pieces):
     from psrun.training.parameter_server import steps_per_execution
 

@@ -71,9 +71,7 @@ BY_OUTPUT = (
 
 @pytest.mark.thorough
 @pytest.mark.inprocess
-@pytest.mark.parametrize(
-    ("trainer", "evaluation"), [("fit", "direct"), pytest.param("custom_loop", "exact", marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize(("trainer", "evaluation"), [("fit", "direct"), ("custom_loop", "exact")])
 def test_losses_and_metrics_by_output_are_those_of_keras(train, trainer, evaluation):
     from sample_weights import off_by_more
 

@@ -119,7 +119,7 @@ def _exports(result: dict[str, Any]) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("model", ["two_tower", pytest.param("wide_deep", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("model", ["two_tower", "wide_deep"])
 def test_prefetched_rows_and_other_models_train_too(train, model):
     """The layer is called once a step, for both features."""
     own = ("model.query_features=[clicked,price]", "trainer.prefetch_rows=true") if model == "two_tower" else ()

@@ -50,18 +50,13 @@ LATE = ("trainer.prefetch_rows=true", "trainer.dense_sync_every=2")
     ("model", "more"),
     [
         ("slow_branch", ()),
-        *(
-            pytest.param(*case, marks=pytest.mark.thorough)
-            for case in (
-                ("slow_function", ()),
-                ("slow_step", ()),
-                ("slow_rows", ("optimizer=sgd",)),
-                ("slow_rows", ("optimizer=adagrad",)),
-                ("slow_rows", LATE),
-                ("slow_rows", LATE[1:]),
-                ("slow", ("optimizer=adam", "+optimizer.use_ema=true")),
-            )
-        ),
+        ("slow_function", ()),
+        ("slow_step", ()),
+        ("slow_rows", ("optimizer=sgd",)),
+        ("slow_rows", ("optimizer=adagrad",)),
+        ("slow_rows", LATE),
+        ("slow_rows", LATE[1:]),
+        ("slow", ("optimizer=adam", "+optimizer.use_ema=true")),
     ],
 )
 def test_computing_is_found_wherever_it_is(train, monkeypatch, model, more):
