@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -104,8 +105,14 @@ class Cluster:
         self.wait(done, f"step {step}")
 
     def end(self, *, within_s: float = 180.0) -> int:
-        """The exit code."""
-        self.wait(lambda: self.process.poll() is not None, "end", within_s=within_s)
+        """The exit code. A process that does not end is aborted, to see in its standard error what its threads do."""
+        try:
+            self.wait(lambda: self.process.poll() is not None, "end", within_s=within_s)
+        except AssertionError as error:
+            self.process.send_signal(signal.SIGABRT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(5)
+            raise AssertionError(f"{error}\nits threads:\n{self.stderr}") from None
         return self.process.returncode
 
     def _ended_early(self) -> None:

@@ -7,6 +7,7 @@ every thread of the chief, including the one that would detect it.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import select
 import signal
@@ -26,6 +27,8 @@ from psrun.results.run_folder import RunFolder
 
 _BEAT_S = 0.5
 _HELD_UP_S = 3.0
+_WRITES_STACKS = signal.SIGUSR2
+_STACKS_WITHIN_S = 1.0
 
 
 def start(folder: Path, terminal: TextIO, *, timeout_s: float, servers: Mapping[Task, str]) -> None:
@@ -37,6 +40,7 @@ def start(folder: Path, terminal: TextIO, *, timeout_s: float, servers: Mapping[
       timeout_s: a chief without beats for this long counts as hung.
       servers: addresses (HOST:PORT) of the servers, to name those that do not answer.
     """
+    faulthandler.register(_WRITES_STACKS)  # to the log, by native code: Python's lock is not needed
     beats, ours = os.pipe()
     pairs = [f"{task}={address}" for task, address in servers.items()]
     command = [sys.executable, "-m", "psrun.launch.guard", str(os.getpid()), str(folder), str(timeout_s), *pairs]
@@ -64,7 +68,10 @@ def _until_it_hangs(timeout_s: float) -> float | None:
 
 
 def main() -> None:
-    """Kills the chief if it hangs. Its exit code, 137, requests a restart, as all from 128 on."""
+    """Kills the chief if it hangs, after it has logged the stacks of its threads.
+
+    Its exit code, 137, requests a restart, as all from 128 on.
+    """
     chief, folder, timeout_s, pairs = int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
     process.end_with_parent(chief)
     silent_s = _until_it_hangs(timeout_s)
@@ -74,6 +81,8 @@ def main() -> None:
     up = answering(servers, timeout_s=2.0)
     silent = ", ".join(task for task in servers if task not in up)
     message = f"{CHIEF} hangs: not heard of for {silent_s:.0f} s{silent and f'; no answer from {silent}'}"
+    os.kill(chief, _WRITES_STACKS)
+    time.sleep(_STACKS_WITHIN_S)
     os.kill(chief, signal.SIGSTOP)  # so that it does not overwrite what is recorded here
     try:
         result = RunFolder(folder)

@@ -14,11 +14,11 @@ pytestmark = pytest.mark.cluster
 LONG = [
     "evaluation=none", "trainer.epochs=10000", "trainer.steps_per_epoch=50", "data.num_train_examples=2000",
     "data.num_eval_examples=200", "cluster.heartbeat_timeout_s=6", "cluster.connect_timeout_s=30",
+    # Longer ones are traced once more during the training. A worker that is cut off in that second hangs the chief,
+    # whose trace is sent to all workers with Python's lock held.
+    "trainer.steps_per_execution=1",
 ]  # fmt: skip
-
-# After so many epochs the steps have been traced once more, written out. A worker that is cut off in that second hangs
-# the chief, whose trace is sent to all workers with Python's lock held; the chief is then ended by its own watch.
-WRITTEN_OUT = 12
+TRACED = 3  # epochs, after which nothing is traced any more
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_worker_that_is_cut_off_is_left_behind_and_taken_back(tasks, network, 
     for name in ("ps-0", "worker-0", "worker-1"):
         tasks(name)
     chief = tasks("chief-0", *LONG, *mode)
-    chief.wait_for("epoch", WRITTEN_OUT)
+    chief.wait_for("epoch", TRACED)
     network.cut(network.hosts[TASKS["worker-1"]])
     failure = chief.wait_for("failure")
     assert failure["task"] == "worker-1"
@@ -53,10 +53,11 @@ def test_a_worker_that_is_cut_off_is_left_behind_and_taken_back(tasks, network, 
 def test_a_parameter_server_that_is_cut_off_ends_the_attempt_and_the_next_one_resumes(tasks, network):
     servers = [tasks(name) for name in ("ps-0", "worker-0", "worker-1")]
     chief = tasks("chief-0", *LONG)
-    chief.wait_for("checkpoint", WRITTEN_OUT)
+    chief.wait_for("checkpoint", TRACED)
     network.cut(network.hosts[TASKS["ps-0"]])
-    assert chief.end(within_s=30) == 175
-    assert chief.result["error"]["task"] == "ps-0"
+    # The chief ends itself, or its guard does if TensorFlow waits for the server with Python's lock held.
+    assert chief.end(within_s=60) in (175, -signal.SIGKILL)
+    assert "ps-0" in chief.result["error"]["message"]
     assert chief.result["status"] == "failed"
     saved = chief.result["checkpoints"][-1]["step"]
     # Whoever started the tasks starts ps and chief again, as the exit code requests.
@@ -74,7 +75,7 @@ def test_no_worker_left_is_an_end_and_not_a_hang(tasks, network):
     for name in ("ps-0", "worker-0", "worker-1"):
         tasks(name)
     chief = tasks("chief-0", *LONG, "cluster.connect_timeout_s=10")
-    chief.wait_for("epoch", WRITTEN_OUT)
+    chief.wait_for("epoch", TRACED)
     for name in ("worker-0", "worker-1"):
         network.cut(network.hosts[TASKS[name]])
     assert chief.end(within_s=30) == 175
@@ -91,7 +92,7 @@ def test_a_worker_that_hangs_is_left_behind_and_taken_back(start):
 
     servers = [task("ps", 0), task("worker", 0), task("worker", 1)]
     chief = task("chief", 0, *LONG, "consistency=bounded_delay")
-    chief.wait_for("epoch", WRITTEN_OUT)
+    chief.wait_for("epoch", TRACED)
     servers[1].stop("worker-0")
     assert chief.wait_for("failure")["task"] == "worker-0"
     chief.wait_for("epoch", len(chief.events("epoch")) + 3)
@@ -123,5 +124,6 @@ def test_a_chief_that_hangs_with_pythons_lock_held_is_killed_and_reported(start,
     chief = task("chief", *LONG, "trainer=fit", "trainer.callbacks=[{_target_: hanging.Hang}]")
     assert chief.end() == -signal.SIGKILL
     assert "chief-0 hangs: not heard of for" in chief.stderr
+    assert "in on_epoch_end" in (chief.folder / "logs" / "chief-0.log").read_text()  # the stack that hangs
     result = chief.result
     assert (result["status"], result["exit_code"], result["error"]["task"]) == ("failed", 137, "chief-0")
