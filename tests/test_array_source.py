@@ -65,6 +65,8 @@ def test_lists_of_several_columns_are_gathered_together():
         "x": of_lengths(rng.random(lengths[2].sum()).astype(np.float32), lengths[2]),
         "word": of_lengths(rng.choice(np.array(["ant", "bee"], object), size=lengths[3].sum()), lengths[3]),
         "none": empty(size),
+        "pairs": of_lengths(np.arange(2 * size), np.full(size, 2)),
+        "words": of_lengths(np.array(list("abcdef"), object), np.ones(size, np.int64)),
     }
     rows = np.array([5, 0, 0, 3])
     gather = gathering((columns, np.arange(size)))
@@ -72,10 +74,12 @@ def test_lists_of_several_columns_are_gathered_together():
         np.testing.assert_array_equal(label, rows)
         for name, column in columns.items():
             expected = [column.objects()[row] for row in rows]
-            values = [[word.encode() for word in each] for each in expected] if name == "word" else expected
+            values = [[word.encode() for word in each] for each in expected] if name.startswith("word") else expected
             assert gathered[name].to_list() == values
             assert gathered[name].shape == (4, None)
             assert gathered[name].row_splits.dtype == tf.int64
+    of_any_number = tf.function(gather, input_signature=[tf.TensorSpec([None], tf.int64)])
+    assert of_any_number(tf.constant(rows))[0]["pairs"].to_list() == [[10, 11], [0, 1], [0, 1], [6, 7]]
 
 
 def test_batches_are_converted_where_they_are_read_unless_a_source_changes_them():
