@@ -14,6 +14,7 @@ pytestmark = pytest.mark.cluster
 LONG = [
     "evaluation=none", "trainer.epochs=10000", "trainer.steps_per_epoch=50", "data.num_train_examples=2000",
     "data.num_eval_examples=200", "cluster.heartbeat_timeout_s=6", "cluster.connect_timeout_s=30",
+    "cluster.slow_workers={0: 0.05, 1: 0.05}",  # steps that mostly wait leave the processor to other tests
     # Longer ones are traced once more during the training. A worker that is cut off in that second hangs the chief,
     # whose trace is sent to all workers with Python's lock held.
     "trainer.steps_per_execution=1",
@@ -121,7 +122,8 @@ def test_a_chief_that_hangs_with_pythons_lock_held_is_killed_and_reported(start,
         return start("cluster=tf_config", *arguments, TF_CONFIG=text, PYTHONPATH=str(tmp_path))
 
     task("ps"), task("worker")
-    chief = task("chief", *LONG, "trainer=fit", "trainer.callbacks=[{_target_: hanging.Hang}]")
+    chief = task("chief", *LONG, "cluster.slow_workers=null", "trainer=fit",
+                 "trainer.callbacks=[{_target_: hanging.Hang}]")  # fmt: skip
     assert chief.end() == -signal.SIGKILL
     assert "chief-0 hangs: not heard of for" in chief.stderr
     assert "in on_epoch_end" in (chief.folder / "logs" / "chief-0.log").read_text()  # the stack that hangs

@@ -151,8 +151,8 @@ def test_a_checkpoint_is_evaluated_on_a_cluster_that_somebody_else_starts(tasks,
 def test_the_only_worker_is_lost_and_comes_back(start):
     """Nobody else makes room in a queue for what the lost worker gives back."""
     cluster = start("cluster=local", "cluster.num_workers=1", "trainer=fit", *RUN, "evaluation=distributed",
-                    "trainer.steps_per_epoch=1500", PYTHONPATH=TESTS)  # fmt: skip
-    cluster.wait_for_step(500)
+                    "trainer.steps_per_epoch=300", "cluster.slow_workers={0: 0.03}", PYTHONPATH=TESTS)  # fmt: skip
+    cluster.wait_for_step(100)
     cluster.kill("worker-0")
     assert cluster.wait_for("recovery")["task"] == "worker-0"
     evaluating(cluster)

@@ -24,11 +24,13 @@ ray = pytest.importorskip("ray", reason="pip install -e '.[ray]'")
 
 NUM_NODES = 4
 TASKS = ["chief-0", "ps-0", "ps-1", "worker-0", "worker-1"]
+STEPS = 40  # per epoch
 SMALL = [
-    "partitioner=fixed_shards", "evaluation.every=100", "trainer.steps_per_epoch=100", "data.num_train_examples=2000",
-    "data.num_eval_examples=200",
+    "partitioner=fixed_shards", "evaluation.every=100", f"trainer.steps_per_epoch={STEPS}",
+    "data.num_train_examples=2000", "data.num_eval_examples=200",
 ]  # fmt: skip
-LONG = [*SMALL, "trainer.epochs=30"]
+# Steps that mostly wait leave the processor to other tests.
+LONG = [*SMALL, "trainer.epochs=30", "cluster.slow_workers={0: 0.05, 1: 0.05}"]
 
 
 class Nodes:
@@ -98,7 +100,7 @@ def under_way(cluster, *names: str) -> None:
 def learned(cluster, *, num_epochs: int = 30) -> None:
     result = cluster.result
     assert (result["status"], result["exit_code"]) == ("completed", 0)
-    assert result["steps"]["applied"] >= result["steps"]["scheduled"] == 100 * num_epochs
+    assert result["steps"]["applied"] >= result["steps"]["scheduled"] == STEPS * num_epochs
     losses = [event["metrics"]["loss"] for event in cluster.events("epoch")]
     assert losses[-1] < 0.5 * losses[0]
     assert not (cluster.folder / ".tasks").exists()
@@ -121,8 +123,8 @@ def test_training_on_four_nodes_with_an_evaluator_and_the_data_service(run):
     assert cluster.end() == 0, cluster.stderr
     result = cluster.result
     assert result["cluster"] == {"topology": "ray", "num_workers": 2, "num_ps": 2}
-    assert (result["steps"]["applied"], result["recoveries"]) == (200, [])
-    assert [event["step"] for event in cluster.events("evaluation")][-1] == 200
+    assert (result["steps"]["applied"], result["recoveries"]) == (2 * STEPS, [])
+    assert [event["step"] for event in cluster.events("evaluation")][-1] == 2 * STEPS
     assert placed(cluster).startswith("tasks on 4 nodes: ")
     for name in [*TASKS, "evaluator-0", "data_dispatcher-0", "data_worker-0"]:
         assert "Traceback" not in (cluster.folder / "logs" / f"{name}.log").read_text()
@@ -157,7 +159,7 @@ def test_a_parameter_server_is_killed_and_the_run_resumes_from_its_checkpoint(ru
     (recovery,) = cluster.result["recoveries"]
     assert (recovery["task"], recovery["cause"]) == ("ps-0", "was killed by SIGKILL")
     (restored,) = cluster.events("restored")
-    assert restored["step"] >= 200
+    assert restored["step"] >= 2 * STEPS
     assert cluster.events("failure")[0]["restarted"] == ["ps-0", "ps-1", "chief-0"]
 
 

@@ -30,12 +30,12 @@ def test_every_checkpoint_is_evaluated_and_the_last_one_always(start):
 
 
 def test_an_evaluator_that_is_killed_is_started_again(start):
-    cluster = start(*RUN, "trainer.epochs=40", "checkpoint.max_to_keep=2")
+    cluster = start(*RUN, "trainer.epochs=20", "checkpoint.max_to_keep=2", "cluster.slow_workers={0: 0.02, 1: 0.02}")
     cluster.wait_for("evaluation", 2)
     cluster.kill("evaluator-0")
     assert cluster.wait_for("failure")["task"] == "evaluator-0"
     assert cluster.end() == 0, cluster.stderr
-    assert cluster.result["evaluation"]["step"] == 2000
+    assert cluster.result["evaluation"]["step"] == 1000
     steps = [event["step"] for event in cluster.events("evaluation")]
     assert steps == sorted(set(steps))
 

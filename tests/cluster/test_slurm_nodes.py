@@ -10,7 +10,9 @@ pytestmark = pytest.mark.slurm
 
 DATA = ["data.num_train_examples=500", "data.num_eval_examples=100"]
 QUICK = [*DATA, "trainer.epochs=2", "trainer.steps_per_epoch=20"]
-LONG = [*DATA, "trainer.epochs=100000", "trainer.steps_per_epoch=100", "evaluation=none"]
+# Steps that mostly wait leave the processor to other tests.
+LONG = [*DATA, "trainer.epochs=100000", "trainer.steps_per_epoch=100", "evaluation=none",
+        "cluster.slow_workers={0: 0.05, 1: 0.05}"]  # fmt: skip
 
 
 def job_of(run) -> str:

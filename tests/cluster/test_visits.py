@@ -12,7 +12,8 @@ pytestmark = pytest.mark.cluster
 SIZES = (700, 3, 298)  # rows of the files
 NUM_EXAMPLES = sum(SIZES)
 BATCH, PACKED = 16, 4
-ONE_IS_SLOW = "cluster.slow_workers={0: 0.005}"  # it is not done before worker 1 is back
+EPOCHS = 16
+ONE_IS_SLOW = "cluster.slow_workers={0: 0.02}"  # it is not done before worker 1 is back
 ONCE = {"0": 0, "1": NUM_EXAMPLES, "2": 0, "3+": 0}
 
 
@@ -44,13 +45,13 @@ def test_each_row_is_trained_on_once_an_epoch(start, run, trainer, num_workers):
 
 
 def test_a_worker_that_is_killed_costs_no_row_and_repeats_no_more_than_one_execution(start, run):
-    cluster = start(*run, ONE_IS_SLOW, "trainer=custom_loop", "trainer.epochs=40")
+    cluster = start(*run, ONE_IS_SLOW, "trainer=custom_loop", f"trainer.epochs={EPOCHS}")
     cluster.wait_for("epoch", 3)
     cluster.kill("worker-1")
     cluster.wait_for("recovery")
     assert cluster.end() == 0
     seen = [row["seen"] for row in cluster.result["visitation"]]
-    assert len(seen) == 40
+    assert len(seen) == EPOCHS
     assert {row["0"] for row in seen} == {0}
     assert sum(row["2"] + row["3+"] for row in seen) <= BATCH * PACKED
     assert sum(row != ONCE for row in seen) <= 1
@@ -67,7 +68,7 @@ def test_a_worker_that_is_killed_costs_no_row_of_lists(start, tmp_path):
         f"data.path={tmp_path}/rows.csv", "data.label=label", f"data.features={{history: {history}}}",
         f"data.cache='{tmp_path}/cache'", "data.audit=true", f"data.global_batch_size={BATCH}",
         "trainer.steps_per_epoch=null", "evaluation=none", f"trainer.steps_per_execution={PACKED}",
-        "trainer=custom_loop", "trainer.epochs=40", ONE_IS_SLOW, "cluster.restart.heartbeat_timeout_s=6",
+        "trainer=custom_loop", f"trainer.epochs={EPOCHS}", ONE_IS_SLOW, "cluster.restart.heartbeat_timeout_s=6",
         "optimizer.learning_rate=0.01", "model.from_logits=true", PYTHONPATH=str(Path(__file__).parents[1]),
     )  # fmt: skip
     cluster.wait_for("epoch", 3)
@@ -76,7 +77,7 @@ def test_a_worker_that_is_killed_costs_no_row_of_lists(start, tmp_path):
     assert cluster.end() == 0
     assert cluster.result["data"]["num_truncated_rows"] == {"history": 400}
     seen = [row["seen"] for row in cluster.result["visitation"]]
-    assert len(seen) == 40
+    assert len(seen) == EPOCHS
     assert {row["0"] for row in seen} == {0}
     assert sum(row["2"] + row["3+"] for row in seen) <= BATCH * PACKED
     assert sum(row != ONCE for row in seen) <= 1
