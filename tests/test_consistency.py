@@ -99,7 +99,8 @@ def test_no_bound_is_broken_in_ten_thousand_updates_with_a_slow_worker(three_wor
             assert int(rounds.updates.numpy()) == 10_000
             assert 0 < gap <= 2
             assert max(by_worker) - min(by_worker) <= 3
-            assert min(waited_s, key=waited_s.get) == "worker-0"  # all wait for the chief, the others also for it
+            # All wait for the chief; the others also for worker 0, some 8 ms in each of its rounds.
+            assert min(waited_s["worker-1"], waited_s["worker-2"]) > waited_s["worker-0"] + 1.0
         elif mode.max_delay is not None:
             assert int(rounds.updates.numpy()) == 10_000
             assert not rounds.early.numpy()[0]

@@ -84,13 +84,13 @@ def _column(array: np.ndarray | Lists | tf.RaggedTensor) -> tuple[Any, Callable[
     """What to gather rows of, and a function of these rows to those of `array`.
 
     Lists of one length are a matrix, which is gathered together with others: with 26 lists of one value, gathering
-    them as lists took 5 % of a step of DLRM.
+    them as lists took 3 % of a step of DLRM.
 
     The arrays travel to every worker inside the pipeline's graph. Strings are slow there: they are sent as numbers and
     a list of the distinct ones.
     """
-    if isinstance(array, Lists) and array.width is not None:
-        return array.values.reshape(len(array), array.width), _lists
+    if isinstance(array, Lists) and (width := array.width) is not None:
+        return array.values.reshape(len(array), width), _lists
     if isinstance(array, Lists | tf.RaggedTensor) or array.dtype.kind != "S":
         return array, lambda rows: rows
     distinct, codes = np.unique(array, return_inverse=True)
@@ -99,7 +99,7 @@ def _column(array: np.ndarray | Lists | tf.RaggedTensor) -> tuple[Any, Callable[
 
 
 def _lists(rows: tf.Tensor) -> tf.RaggedTensor:
-    """The rows of a matrix as lists."""
+    """The rows of a matrix as lists: (n, None), of the spec that lists of several lengths have."""
     num_rows, width = rows.shape[0] or tf.size(rows) // rows.shape[1], rows.shape[1]
     splits = tf.range(num_rows + 1, dtype=tf.int64) * width
     return tf.RaggedTensor.from_row_splits(tf.reshape(rows, [-1]), splits, validate=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fault_injection import MOSTLY_WAITING
 
 pytestmark = pytest.mark.cluster
 
@@ -10,7 +11,7 @@ STEPS, EPOCHS = 100, 6
 RUN = [
     "cluster=local", "trainer=fit", "checkpoint=none", "evaluation=none", f"trainer.epochs={EPOCHS}",
     f"trainer.steps_per_epoch={STEPS}", "data.num_train_examples=2000", "data.num_eval_examples=200",
-    "cluster.slow_workers={0: 0.05, 1: 0.05}",  # not done before the chief is killed
+    MOSTLY_WAITING,  # not done before the chief is killed
     "trainer.callbacks=[{_target_: tf_keras.callbacks.BackupAndRestore,"
     " backup_dir: '${hydra:runtime.output_dir}/backup'}]",
 ]  # fmt: skip

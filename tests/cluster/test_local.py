@@ -9,16 +9,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fault_injection import MOSTLY_WAITING
 
 pytestmark = pytest.mark.cluster
 
 STEPS = 40  # per epoch
-# Long enough that a fault comes in the middle, on a slow machine too; 30 epochs keep what a restart loses small. Steps
-# that mostly wait leave the processor to other tests.
+# Long enough that a fault comes in the middle, on a slow machine too; 30 epochs keep what a restart loses small.
 LONG = [
     "cluster=local", "partitioner=fixed_shards", "evaluation.every=100", "trainer.epochs=30",
     f"trainer.steps_per_epoch={STEPS}", "data.num_train_examples=2000", "data.num_eval_examples=200",
-    "cluster.restart.heartbeat_timeout_s=6", "cluster.slow_workers={0: 0.05, 1: 0.05}",
+    "cluster.restart.heartbeat_timeout_s=6", MOSTLY_WAITING,
 ]  # fmt: skip
 # Where nothing is trained until the fault is over.
 BRIEF = [*LONG, "trainer.epochs=12"]

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from fault_injection import MOSTLY_WAITING
 
 pytestmark = pytest.mark.ray
 ray = pytest.importorskip("ray", reason="pip install -e '.[ray]'")
@@ -29,8 +30,7 @@ SMALL = [
     "partitioner=fixed_shards", "evaluation.every=100", f"trainer.steps_per_epoch={STEPS}",
     "data.num_train_examples=2000", "data.num_eval_examples=200",
 ]  # fmt: skip
-# Steps that mostly wait leave the processor to other tests.
-LONG = [*SMALL, "trainer.epochs=30", "cluster.slow_workers={0: 0.05, 1: 0.05}"]
+LONG = [*SMALL, "trainer.epochs=30", MOSTLY_WAITING]
 
 
 class Nodes:

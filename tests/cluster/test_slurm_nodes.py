@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from fault_injection import MOSTLY_WAITING
 
 pytestmark = pytest.mark.slurm
 
 DATA = ["data.num_train_examples=500", "data.num_eval_examples=100"]
 QUICK = [*DATA, "trainer.epochs=2", "trainer.steps_per_epoch=20"]
-# Steps that mostly wait leave the processor to other tests.
-LONG = [*DATA, "trainer.epochs=100000", "trainer.steps_per_epoch=100", "evaluation=none",
-        "cluster.slow_workers={0: 0.05, 1: 0.05}"]  # fmt: skip
+LONG = [*DATA, "trainer.epochs=100000", "trainer.steps_per_epoch=100", "evaluation=none", MOSTLY_WAITING]
 
 
 def job_of(run) -> str:
