@@ -19,7 +19,7 @@ POLL_S = 0.1
 BOUND_S = 90.0
 PORT = 5000
 # Steps of two workers that mostly wait: a run that lasts until a fault is over leaves the processor to other tests.
-MOSTLY_WAITING = "cluster.slow_workers={0: 0.05, 1: 0.05}"
+MOSTLY_WAITING = "cluster.slow_workers={0: 0.1, 1: 0.1}"
 TASKS = {"chief-0": 0, "ps-0": 1, "worker-0": 2, "worker-1": 3}  # of a cluster on a network, and each one's host
 
 

@@ -331,17 +331,6 @@ def test_every_job_of_an_experiment_that_is_a_sweep_is_valid(tmp_path, monkeypat
 
 
 @pytest.mark.thorough
-def test_an_experiment_that_is_a_sweep_goes_through_all_of_its_jobs(psrun, tmp_path):
-    synthesis.write(tmp_path / "criteo-synthetic", synthesis.Recipe(3000, 500, num_values=20), num_files=2)
-    done = psrun("-m", "experiment=trainers", "seed=1", "trainer.epochs=1", "trainer.steps_per_epoch=20",
-                 f"hydra.sweep.dir={tmp_path}/sweep", timeout_s=400)  # fmt: skip
-    assert done.code == 0, done.stdout + done.stderr
-    results = [json.loads(path.read_text()) for path in (tmp_path / "sweep").glob("*/run.json")]
-    assert [result["status"] for result in results] == ["completed"] * 2
-    assert {result["steps"]["applied"] for result in results} == {20}
-
-
-@pytest.mark.thorough
 def test_a_run_with_a_missing_extra_reports_how_to_install_it(psrun, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         textwrap.dedent("""

@@ -22,7 +22,6 @@ MODES = [
     pytest.param(("trainer=fit", "evaluation=validation"), marks=thorough),
     pytest.param(("trainer=fit", "evaluation=direct", "trainer.steps_per_execution=auto"), marks=thorough),
     pytest.param(("cluster=none", "trainer=fit", "evaluation=validation"), marks=thorough),
-    pytest.param(("cluster=none", "trainer=custom_loop", "evaluation=direct"), marks=thorough),
     pytest.param(("cluster=mirrored", "trainer=fit", "evaluation=validation"), marks=thorough),
     pytest.param(("model._target_=list_features.called", "evaluation=exact"), marks=thorough),
 ]
@@ -78,13 +77,11 @@ def test_training_and_evaluation_are_those_of_keras(train, pieces):
     "pieces",
     [
         ("trainer=custom_loop", "data.visitation=once"),
-        pytest.param(("trainer=fit", "data.visitation=once"), marks=thorough),
         pytest.param(
             ("trainer=fit", "data.visitation=dynamic", "trainer.epochs=5", "data.global_batch_size=4"), marks=thorough
         ),
         pytest.param(("trainer=custom_loop", "data.visitation=every_worker"), marks=thorough),
         pytest.param(("+data.sample_weights=true", "evaluation=exact"), marks=thorough),
-        pytest.param(("evaluation=distributed",), marks=thorough),
     ],
 )
 def test_batches_of_lists_reach_two_workers_and_are_counted(train, pieces):

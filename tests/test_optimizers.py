@@ -189,8 +189,7 @@ def sparse_optimizer(name: str):
 @pytest.mark.parametrize(
     ("trainer", "optimizer"),
     [
-        ("custom_loop", "rowwise_adagrad"), ("fit", "sparse_adagrad"), ("custom_loop", "lazy_adam"),
-        ("fit", "sparse_sgd"), ("custom_loop", "ftrl"),
+        ("custom_loop", "rowwise_adagrad"), ("fit", "lazy_adam"), ("custom_loop", "ftrl"),
     ],
 )  # fmt: skip
 def test_models_with_many_tables_learn_on_a_cluster(train, trainer, optimizer):

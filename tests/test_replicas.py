@@ -29,11 +29,8 @@ OF_LINEAR = ("model._target_=replicas.linear", "evaluation=exact")
 CASES = [
     ("fit", (*OF_LINEAR, "+model.keras=true", "+model.regularizer=null", "optimizer=adam", "evaluation=validation")),
     ("custom_loop", ("model._target_=replicas.own_step", "optimizer=lazy_adam", "evaluation=none")),
-    ("custom_loop", (*OF_LINEAR, "optimizer=sparse_adagrad")),
     ("fit", (*OF_LINEAR, "+model.reduction=sum", "optimizer=lazy_adam")),
-    ("custom_loop", (*OF_LINEAR, "optimizer=sgd", "evaluation=direct", "+optimizer.momentum=0.9")),
     ("custom_loop", (*OF_LINEAR, "optimizer=rowwise_adagrad", "partitioner=none", "trainer.steps_per_execution=1")),
-    ("fit", ("model._target_=replicas.own_step", "optimizer=ftrl", "evaluation=none")),
     ("fit", (*OF_LINEAR, "optimizer=adagrad", "optimizer.learning_rate={_target_: tf_keras.optimizers.schedules."
              "ExponentialDecay, initial_learning_rate: 0.1, decay_steps: 5, decay_rate: 0.5}")),
 ]  # fmt: skip

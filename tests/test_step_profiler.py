@@ -53,9 +53,7 @@ LATE = ("trainer.prefetch_rows=true", "trainer.dense_sync_every=2")
         ("slow_function", ()),
         ("slow_step", ()),
         ("slow_rows", ("optimizer=sgd",)),
-        ("slow_rows", ("optimizer=adagrad",)),
         ("slow_rows", LATE),
-        ("slow_rows", LATE[1:]),
         ("slow", ("optimizer=adam", "+optimizer.use_ema=true")),
     ],
 )

@@ -186,7 +186,7 @@ def test_without_parameter_servers_a_number_to_be_chosen_is_ten(train, trainer):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("optimizer", ["adagrad", "adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
 def test_weights_with_constraints_in_loops_and_in_branches_train_as_in_one_process(train, unrolled, optimizer):
     """A constraint reads what the optimizer has just written; gradients come out of loops and branches."""
     pieces = (*TABLED, "model._target_=embeddings.constrained", f"optimizer={optimizer}", "trainer.epochs=3")

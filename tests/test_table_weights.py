@@ -240,9 +240,7 @@ thorough = pytest.mark.thorough
     [
         ("trainer=custom_loop", "evaluation=exact"),
         pytest.param(("trainer=fit", "evaluation=validation"), marks=thorough),
-        pytest.param(("trainer=fit", "evaluation=direct"), marks=thorough),
         pytest.param(("trainer=custom_loop", "evaluation=distributed"), marks=thorough),
-        pytest.param(("cluster=none", "trainer=fit", "evaluation=validation"), marks=thorough),
         pytest.param(("cluster=mirrored", "trainer=custom_loop", "evaluation=direct"), marks=thorough),
         pytest.param(("model.class_weight={0: 1, 1: 5}", "evaluation=exact"), marks=thorough),
         pytest.param(("data.visitation=every_worker", "evaluation=exact"), marks=thorough),

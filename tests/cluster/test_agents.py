@@ -10,8 +10,8 @@ from fault_injection import Cluster
 pytestmark = pytest.mark.cluster
 
 LONG = ["data.num_train_examples=500", "data.num_eval_examples=100", "trainer.epochs=100000", "evaluation=none",
-        "trainer.steps_per_epoch=100", "cluster.num_ps=1", "cluster.num_workers=1",
-        "cluster.slow_workers={0: 0.02}"]  # fmt: skip
+        "trainer.steps_per_epoch=20", "cluster.num_ps=1", "cluster.num_workers=1",
+        "cluster.slow_workers={0: 0.1}"]  # fmt: skip
 
 
 @pytest.fixture

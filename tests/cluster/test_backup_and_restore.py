@@ -7,7 +7,7 @@ from fault_injection import MOSTLY_WAITING
 
 pytestmark = pytest.mark.cluster
 
-STEPS, EPOCHS = 100, 6
+STEPS, EPOCHS = 50, 6
 RUN = [
     "cluster=local", "trainer=fit", "checkpoint=none", "evaluation=none", f"trainer.epochs={EPOCHS}",
     f"trainer.steps_per_epoch={STEPS}", "data.num_train_examples=2000", "data.num_eval_examples=200",

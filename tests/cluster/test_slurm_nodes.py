@@ -11,7 +11,8 @@ pytestmark = pytest.mark.slurm
 
 DATA = ["data.num_train_examples=500", "data.num_eval_examples=100"]
 QUICK = [*DATA, "trainer.epochs=2", "trainer.steps_per_epoch=20"]
-LONG = [*DATA, "trainer.epochs=100000", "trainer.steps_per_epoch=100", "evaluation=none", MOSTLY_WAITING]
+EPOCH = 50  # steps
+LONG = [*DATA, "trainer.epochs=100000", f"trainer.steps_per_epoch={EPOCH}", "evaluation=none", MOSTLY_WAITING]
 
 
 def job_of(run) -> str:
@@ -61,11 +62,11 @@ def test_submit_a_lost_worker_a_lost_ps_and_scancel(on_slurm, slurm):
     assert run.result["checkpoints"][-1]["step"] >= step
     assert "psrun submit slurm 'resume=" in run.stdout  # the folder has a blank in its name
     assert slurm.job(job)["JobState"] == "CANCELLED"
-    epochs = run.result["checkpoints"][-1]["step"] // 100 + 1
+    epochs = run.result["checkpoints"][-1]["step"] // EPOCH + 1
     again = on_slurm("submit", "slurm", f"resume='{run.folder}'", f"trainer.epochs={epochs}")
     assert again.end() == 0, again.stderr
     assert run.result["status"] == "completed"
-    assert run.result["steps"]["applied"] >= 100 * epochs
+    assert run.result["steps"]["applied"] >= EPOCH * epochs
 
 
 def test_a_cut_node(on_slurm, slurm):
@@ -82,7 +83,7 @@ def test_a_cut_node(on_slurm, slurm):
         restored = run.wait_for("restored", before + 1)
         run.wait(lambda: run.events("epoch")[-1]["step"] > restored["step"], "epoch after it")
         assert slurm.job(job)["Restarts"] != "0"
-        assert restored["step"] >= 300
+        assert restored["step"] >= 3 * EPOCH
         assert run.process.poll() is None
     finally:
         slurm.mend(1)

@@ -70,7 +70,7 @@ def test_static_and_a_chief_that_is_started_again_but_not_beside_itself(start, t
 FAULTS = [
     "trainer.epochs=1000", "trainer.steps_per_epoch=400", "trainer.steps_per_execution=1", "checkpoint.every_steps=50",
     "data.num_train_examples=500", "data.num_eval_examples=100", "cluster.connect_timeout_s=60",
-    "cluster.slow_workers={0: 0.02, 1: 0.02}",
+    "cluster.slow_workers={0: 0.05, 1: 0.05}",
 ]  # fmt: skip
 
 

@@ -6,14 +6,14 @@ import signal
 from pathlib import Path
 
 import pytest
+from fault_injection import MOSTLY_WAITING
 
 pytestmark = pytest.mark.cluster
 
 SIZES = (700, 3, 298)  # rows of the files
 NUM_EXAMPLES = sum(SIZES)
 BATCH, PACKED = 16, 4
-EPOCHS = 16
-ONE_IS_SLOW = "cluster.slow_workers={0: 0.02}"  # it is not done before worker 1 is back
+EPOCHS = 8  # not done before a lost worker is back
 ONCE = {"0": 0, "1": NUM_EXAMPLES, "2": 0, "3+": 0}
 
 
@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("trainer", "num_workers"), [("fit", 1), ("custom_loop", 2), ("fit", 3)])
+@pytest.mark.parametrize(("trainer", "num_workers"), [("custom_loop", 2), ("fit", 3)])
 def test_each_row_is_trained_on_once_an_epoch(start, run, trainer, num_workers):
     cluster = start(*run, f"trainer={trainer}", f"cluster.num_workers={num_workers}", "trainer.epochs=3")
     assert cluster.end() == 0
@@ -44,22 +44,8 @@ def test_each_row_is_trained_on_once_an_epoch(start, run, trainer, num_workers):
     assert [row["seen"] for row in result["visitation"]] == [ONCE] * 3
 
 
-def test_a_worker_that_is_killed_costs_no_row_and_repeats_no_more_than_one_execution(start, run):
-    cluster = start(*run, ONE_IS_SLOW, "trainer=custom_loop", f"trainer.epochs={EPOCHS}")
-    cluster.wait_for("epoch", 3)
-    cluster.kill("worker-1")
-    cluster.wait_for("recovery")
-    assert cluster.end() == 0
-    seen = [row["seen"] for row in cluster.result["visitation"]]
-    assert len(seen) == EPOCHS
-    assert {row["0"] for row in seen} == {0}
-    assert sum(row["2"] + row["3+"] for row in seen) <= BATCH * PACKED
-    assert sum(row != ONCE for row in seen) <= 1
-    assert cluster.result["steps"]["repeated"] <= PACKED
-
-
-def test_a_worker_that_is_killed_costs_no_row_of_lists(start, tmp_path):
-    """Of five lists one is empty and two are truncated."""
+def test_a_worker_that_is_killed_costs_no_row_and_repeats_no_more_than_one_execution(start, tmp_path):
+    """Rows of lists, of which one in five is empty and two are truncated."""
     rows = (f"{'|'.join(map(str, range(n % 5)))},{'|'.join(['0.5'] * (n % 5))},{n % 2}" for n in range(NUM_EXAMPLES))
     (tmp_path / "rows.csv").write_text("\n".join(["history,seconds,label", *rows]) + "\n")
     history = "{dtype: int64, num_buckets: 5, max_values: 2, weights: seconds}"
@@ -68,7 +54,7 @@ def test_a_worker_that_is_killed_costs_no_row_of_lists(start, tmp_path):
         f"data.path={tmp_path}/rows.csv", "data.label=label", f"data.features={{history: {history}}}",
         f"data.cache='{tmp_path}/cache'", "data.audit=true", f"data.global_batch_size={BATCH}",
         "trainer.steps_per_epoch=null", "evaluation=none", f"trainer.steps_per_execution={PACKED}",
-        "trainer=custom_loop", f"trainer.epochs={EPOCHS}", ONE_IS_SLOW, "cluster.restart.heartbeat_timeout_s=6",
+        "trainer=custom_loop", f"trainer.epochs={EPOCHS}", MOSTLY_WAITING, "cluster.restart.heartbeat_timeout_s=6",
         "optimizer.learning_rate=0.01", "model.from_logits=true", PYTHONPATH=str(Path(__file__).parents[1]),
     )  # fmt: skip
     cluster.wait_for("epoch", 3)
@@ -81,13 +67,14 @@ def test_a_worker_that_is_killed_costs_no_row_of_lists(start, tmp_path):
     assert {row["0"] for row in seen} == {0}
     assert sum(row["2"] + row["3+"] for row in seen) <= BATCH * PACKED
     assert sum(row != ONCE for row in seen) <= 1
+    assert cluster.result["steps"]["repeated"] <= PACKED
 
 
 def test_a_data_worker_and_a_dispatcher_that_are_killed_come_back(start, run):
     """Batches in progress are lost, and the loss is recorded; later batches are read once."""
     cluster = start(
         *run, "model=wide_deep", "data.num_buckets=50", "model.hidden_units=[4]", "checkpoint=none",
-        "data.visitation=dynamic", "trainer.epochs=1000", "cluster.num_data_workers=2",
+        "data.visitation=dynamic", "trainer.epochs=1000", "cluster.num_data_workers=2", MOSTLY_WAITING,
     )  # fmt: skip
     cluster.wait_for("epoch", 2)
     cluster.kill("data_worker-1")
