@@ -71,8 +71,9 @@ def test_a_worker_is_killed_then_both_at_once(start):
     assert {recovery["task"] for recovery in lost[1:]} == {"worker-0", "worker-1"}
     assert {(recovery["cause"], recovery["steps_lost"]) for recovery in lost} == {("was killed by SIGKILL", 0)}
     assert not cluster.events("restored")  # the training went on
-    stale = cluster.result["staleness"]  # of all updates, also those of workers that were lost
-    assert stale["updates"] >= cluster.result["steps"]["applied"]
+    # Also of the updates of workers that were lost, but for the one that each was sending to several servers.
+    stale = cluster.result["staleness"]
+    assert stale["updates"] >= cluster.result["steps"]["applied"] - len(lost)
     assert set(stale["by_worker"]) == {"worker-0", "worker-1"}
 
 

@@ -2,7 +2,7 @@
 
 A parameter server counts the updates that it applies. Its count travels with the dense weights to the worker, and back
 with the gradients: the server subtracts it from its count at that time, and adds the difference to the histogram of the
-worker. A lost worker loses nothing of it, and no message is sent for it.
+worker. No message is sent for it, and a lost worker loses none of its updates but one that it was sending.
 """
 
 from __future__ import annotations
