@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import importlib.util
 import sysconfig
 import traceback
+from collections.abc import Collection
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from typing import Any, Optional
+
+from psrun.config import schema
 
 _NOT_THEIRS = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+_ANNOTATIONS = {"int": int, "float": float, "str": str, "bool": bool}
 
 
 def parse(path: Path) -> ast.Module:
@@ -43,3 +51,57 @@ def described(error: BaseException) -> str:
     ]
     where = f"{theirs[-1].filename}, line {theirs[-1].lineno}: " if theirs else ""
     return f"{where}{type(error).__name__}: {error}"
+
+
+def spec(module_name: str) -> ModuleSpec | None:
+    """The spec of a module, without importing its parent packages as `importlib.util.find_spec` does."""
+    top, *rest = module_name.split(".")
+    found = importlib.util.find_spec(top)
+    for name in rest:
+        if found is None or found.submodule_search_locations is None:
+            return None
+        found = PathFinder.find_spec(f"{found.name}.{name}", list(found.submodule_search_locations))
+    return found
+
+
+def function_of(definition: ast.FunctionDef | ast.ClassDef) -> ast.FunctionDef | None:
+    """The function that is called: the function itself, or __init__ of a class; None if the class inherits it."""
+    if isinstance(definition, ast.FunctionDef):
+        return definition
+    inits = [node for node in definition.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    return inits[0] if inits else None
+
+
+def arguments(function: ast.FunctionDef) -> list[tuple[ast.arg, ast.expr | None]]:
+    """The parameters with their defaults; None without a default."""
+    given = function.args
+    positional = [*given.posonlyargs, *given.args]
+    defaults: list[ast.expr | None] = [None] * (len(positional) - len(given.defaults))
+    return [*zip(positional, [*defaults, *given.defaults]), *zip(given.kwonlyargs, given.kw_defaults)]
+
+
+def options_class(definition: ast.FunctionDef | ast.ClassDef, provided: Collection[str]) -> type | None:
+    """The parameters of a definition but the `provided` ones, as fields of a dataclass; None if they are unknown."""
+    function = None if definition.decorator_list else function_of(definition)
+    if function is None or function.args.kwarg or function.args.vararg:
+        return None
+    fields: list[tuple[str, Any, Any]] = []
+    for argument, default in arguments(function):
+        if argument.arg in provided:
+            continue
+        field = dataclasses.field() if default is None else dataclasses.field(default=schema.MISSING)
+        fields.append((argument.arg, _annotation(argument.annotation), field))
+    return dataclasses.make_dataclass("Options", fields, kw_only=True)
+
+
+def _annotation(node: ast.expr | None) -> Any:
+    """The type to check an option against; Any if OmegaConf cannot check it."""
+    if isinstance(node, ast.Name) and node.id in _ANNOTATIONS:
+        return _ANNOTATIONS[node.id]
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in ("list", "Sequence"):
+        inner = _annotation(node.slice)
+        return Any if inner is Any else list[inner]  # type: ignore[valid-type]
+    if isinstance(node, ast.BinOp) and isinstance(node.right, ast.Constant) and node.right.value is None:
+        inner = _annotation(node.left)
+        return Any if inner is Any else Optional[inner]  # noqa: UP045 - a type made at run time
+    return Any

@@ -12,12 +12,10 @@ import contextlib
 import dataclasses
 import functools
 import importlib
-import importlib.util
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from psrun.config import schema, source_code
 from psrun.config.source_code import described
@@ -25,7 +23,6 @@ from psrun.errors import ConfigError, Problem, PsrunError
 
 # Parameters that psrun provides; the configuration does not set them.
 PROVIDED = frozenset({"self", "source", "seed", "tell", "recorded", "label_vocabulary", "predicting"})
-_ANNOTATIONS = {"int": int, "float": float, "str": str, "bool": bool}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +186,7 @@ def _build(value: Any, key: str) -> Any:
 
 
 def _no_such(target: Target, reason: str) -> Problem:
-    if target.name.isidentifier() and _spec(target.name) is not None:
+    if target.name.isidentifier() and source_code.spec(target.name) is not None:
         reason = f"it is a module; name a callable in it, such as {target.name}.NAME"
         return Problem(f"{target.key}._target_", f"cannot call '{target.name}': {reason}")
     return Problem(
@@ -201,13 +198,15 @@ def _no_such(target: Target, reason: str) -> Problem:
 def parameters_of(name: str) -> dict[str, bool]:
     """The parameters of a callable: name to whether it is required; empty if its source is not available."""
     definition = _definition(Target(name, {}, ""), [])
-    function = None if definition is None else _function(definition)
-    return {} if function is None else {argument.arg: default is None for argument, default in _arguments(function)}
+    function = None if definition is None else source_code.function_of(definition)
+    if function is None:
+        return {}
+    return {argument.arg: default is None for argument, default in source_code.arguments(function)}
 
 
 def names_in(module_name: str) -> frozenset[str]:
     """The names that a module imports or assigns; does not import the module."""
-    spec = _spec(module_name)
+    spec = source_code.spec(module_name)
     if spec is None or not spec.origin:
         return frozenset()
     return frozenset(source_code.names(source_code.parse(Path(spec.origin))))
@@ -216,7 +215,7 @@ def names_in(module_name: str) -> frozenset[str]:
 def _static_parameters(target: Target, problems: list[Problem], provided: Collection[str]) -> type | None:
     """The options of a target as a dataclass built from its source; None if they are unknown."""
     definition = _definition(target, problems)
-    return None if definition is None else _as_dataclass(definition, provided)
+    return None if definition is None else source_code.options_class(definition, provided)
 
 
 def _definition(target: Target, problems: list[Problem]) -> ast.FunctionDef | ast.ClassDef | None:
@@ -226,10 +225,10 @@ def _definition(target: Target, problems: list[Problem]) -> ast.FunctionDef | as
     if not all(part.isidentifier() for part in target.name.split(".")):
         problems.append(Problem(key, f"is '{target.name}', must be the dotted name of a callable, such as mine.model"))
         return None
-    spec = _spec(module_name) if module_name else None
+    spec = source_code.spec(module_name) if module_name else None
     if spec is None:
         # The parent may be a class (a.b.Class.method), or the name may be created at run time.
-        if not module_name or _spec(module_name.partition(".")[0]) is None:
+        if not module_name or source_code.spec(module_name.partition(".")[0]) is None:
             problems.append(_no_such(target, f"no module named '{module_name or target.name}'"))
         return None
     if not spec.origin or not spec.origin.endswith(".py") or spec.origin.endswith("__init__.py"):
@@ -246,56 +245,3 @@ def _definition(target: Target, problems: list[Problem]) -> ast.FunctionDef | as
         guess = schema.did_you_mean(attribute, definitions)
         problems.append(Problem(key, f"there is no '{attribute}' in {spec.origin}.{guess}"))
     return definition
-
-
-def _spec(module_name: str) -> ModuleSpec | None:
-    """The spec of a module, without importing its parent packages as `importlib.util.find_spec` does."""
-    top, *rest = module_name.split(".")
-    spec = importlib.util.find_spec(top)
-    for name in rest:
-        if spec is None or spec.submodule_search_locations is None:
-            return None
-        spec = PathFinder.find_spec(f"{spec.name}.{name}", list(spec.submodule_search_locations))
-    return spec
-
-
-def _function(definition: ast.FunctionDef | ast.ClassDef) -> ast.FunctionDef | None:
-    """The function that is called: the function itself, or __init__ of a class; None if the class inherits it."""
-    if isinstance(definition, ast.FunctionDef):
-        return definition
-    inits = [node for node in definition.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
-    return inits[0] if inits else None
-
-
-def _arguments(function: ast.FunctionDef) -> list[tuple[ast.arg, ast.expr | None]]:
-    """The parameters with their defaults; None without a default."""
-    arguments = function.args
-    positional = [*arguments.posonlyargs, *arguments.args]
-    defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
-    return [*zip(positional, [*defaults, *arguments.defaults]), *zip(arguments.kwonlyargs, arguments.kw_defaults)]
-
-
-def _as_dataclass(definition: ast.FunctionDef | ast.ClassDef, provided: Collection[str]) -> type | None:
-    function = None if definition.decorator_list else _function(definition)
-    if function is None or function.args.kwarg or function.args.vararg:
-        return None
-    fields: list[tuple[str, Any, Any]] = []
-    for argument, default in _arguments(function):
-        if argument.arg in provided:
-            continue
-        field = dataclasses.field() if default is None else dataclasses.field(default=schema.MISSING)
-        fields.append((argument.arg, _annotation(argument.annotation), field))
-    return dataclasses.make_dataclass("Options", fields, kw_only=True)
-
-
-def _annotation(node: ast.expr | None) -> Any:
-    """The type to check an option against; Any if OmegaConf cannot check it."""
-    if isinstance(node, ast.Name) and node.id in _ANNOTATIONS:
-        return _ANNOTATIONS[node.id]
-    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in ("list", "Sequence"):
-        inner = _annotation(node.slice)
-        return Any if inner is Any else list[inner]  # type: ignore[valid-type]
-    if isinstance(node, ast.BinOp) and isinstance(node.right, ast.Constant) and node.right.value is None:
-        inner = _annotation(node.left)
-        return Any if inner is Any else Optional[inner]  # noqa: UP045 - a type made at run time
-    return Any
