@@ -51,12 +51,13 @@ def test_it_stops_a_training_that_no_longer_learns(start):
     assert cluster.result["evaluation"]["step"] == cluster.result["steps"]["applied"]
 
 
-def test_the_last_worker_is_set_aside_and_evaluates_whatever_becomes_of_it(start):
+@pytest.mark.parametrize("fault", ["kill", "stop"])
+def test_the_last_worker_is_set_aside_and_evaluates_whatever_becomes_of_it(start, fault):
     """Without a fault: see `test_one_of_the_workers_that_somebody_else_starts_is_set_aside`."""
     cluster = start(*RUN, "evaluation=sidecar_thread", "cluster.num_workers=3", "trainer.epochs=10", MOSTLY_WAITING,
                     "checkpoint.max_to_keep=99", "cluster.restart.heartbeat_timeout_s=6")  # fmt: skip
     cluster.wait_for("evaluation", 2)
-    cluster.stop("worker-2")
+    getattr(cluster, fault)("worker-2")
     assert cluster.wait_for("failure")["task"] == "worker-2"
     assert cluster.end() == 0, cluster.stderr
     saved = [event["step"] for event in cluster.events("checkpoint")]
