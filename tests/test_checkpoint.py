@@ -161,6 +161,25 @@ def test_what_saves_that_were_cut_short_left_behind_is_removed(store):
     assert not (store.folder / "ckpt-400_temp").exists()
 
 
+def test_what_a_failed_save_left_is_removed_with_what_servers_write_later(store, monkeypatch):
+    before = everything(store)
+    save(store, 400)
+    late = [store.folder / "ckpt-400_temp" / f"part-{index}" for index in range(3)]
+    still_to_write = [file for file in late for _ in range(5)]
+
+    def write_late(seconds: float) -> None:
+        if still_to_write:
+            file = still_to_write.pop()
+            file.parent.mkdir(exist_ok=True)
+            file.write_text("half")
+
+    monkeypatch.setattr("time.sleep", write_late)
+    store.discard(400)
+    assert not still_to_write
+    assert everything(store) == {**before, "checkpoint": b'model_checkpoint_path: "ckpt-400"'}
+    assert not late[0].parent.exists()
+
+
 def test_a_checkpoint_of_which_a_part_is_missing_does_not_become_complete(store):
     write(store, 400)
     Path(store.prefix(400) + ENDINGS[1]).unlink()

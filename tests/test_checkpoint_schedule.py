@@ -153,10 +153,12 @@ def disk(tmp_path: Path):
     subprocess.run(["umount", "--lazy", where], check=True)
 
 
-def all_good(folder: RunFolder) -> bool:
+def remains_and_damage(folder: RunFolder) -> list[str]:
+    """The files of incomplete checkpoints, and the damage of the others."""
     store = Store(folder.checkpoints)
-    left = {file.name.split(".")[0] for file in folder.checkpoints.glob("*ckpt-*")}
-    return left == {f"ckpt-{step}" for step in store.steps()} and not any(map(store.damage, store.steps()))
+    complete = {f"ckpt-{step}" for step in store.steps()}
+    remains = [file.name for file in folder.checkpoints.glob("*ckpt-*") if file.name.split(".")[0] not in complete]
+    return [*remains, *filter(None, map(store.damage, store.steps()))]
 
 
 @pytest.mark.thorough
@@ -169,12 +171,12 @@ def test_a_full_disk_costs_nothing_that_was_complete(train, disk, cluster):
         train(*pieces, into=folder)
     before = kept(folder)
     assert before
-    assert all_good(folder)
+    assert not remains_and_damage(folder)
     remount("size=1m")
     result, _ = train(*pieces, into=RunFolder.take_over(folder.path))
     assert result["steps"]["applied"] == 12 * STEPS
     assert events(folder, "restored")[0]["step"] == before[-1][0]
-    assert all_good(folder)
+    assert not remains_and_damage(folder)
 
 
 @pytest.mark.thorough
@@ -187,7 +189,7 @@ def test_a_disk_that_becomes_read_only_costs_nothing_that_was_complete(train, di
     with pytest.raises(CheckpointError, match=f"no checkpoint could be written at step {2 * STEPS}"):
         train(*pieces, into=RunFolder.take_over(folder.path))
     assert kept(folder) == [(STEPS, 1, 0)]
-    assert all_good(folder)
+    assert not remains_and_damage(folder)
     remount("rw")
     train(*pieces, into=RunFolder.take_over(folder.path))
     assert kept(folder) == [(2 * STEPS, 2, 0)]
@@ -223,7 +225,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(train):
     assert events(folder, "restored")[-1]["step"] == STEPS
     assert "ckpt-24 is damaged" in events(folder, "warning")[-1]["message"]
     assert [(row["step"], row["good"]) for row in result["checkpoints"]] == [(12, True), (24, False), (24, True)]
-    assert all_good(folder)
+    assert not remains_and_damage(folder)
     assert Store(folder.checkpoints / "set-aside").steps() == [24]
 
 
@@ -277,7 +279,7 @@ def test_a_checkpoint_that_is_complete_survives_what_goes_wrong_after_it(train, 
         monkeypatch.undo()
         assert result["steps"]["applied"] == 2 * STEPS
         assert kept(folder)[-1] == (2 * STEPS, 2, 0)
-        assert all_good(folder)
+        assert not remains_and_damage(folder)
         assert "older ones could not be removed" in events(folder, "warning")[0]["message"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 
 import tensorflow as tf
@@ -67,8 +66,7 @@ class Checkpoints:
         except (tf.errors.OpError, OSError) as error:
             if isinstance(error, tf.errors.OpError) and messages.task_lost(error):
                 raise  # not an error of the disk
-            with contextlib.suppress(OSError):
-                store.make_room(step)  # frees the disk space
+            store.discard(step)  # frees the disk space
             raise CheckpointError(f"no checkpoint could be written at step {step}: {error}") from error
         try:
             self._point_to(step, store.steps())

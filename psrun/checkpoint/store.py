@@ -31,6 +31,7 @@ _DATA = re.compile(r"\.data-(?P<index>\d+)-of-(?P<count>\d+)")
 _MANIFEST = ".manifest.json"
 _LATEST, _BEST_ONE = "latest", "best"
 _ALONE_WITHIN_S = 5.0
+_LOOK_EVERY_S, _EMPTY_LOOKS, _WRITES_END_WITHIN_S = 0.02, 15, 5.0
 
 
 class Store:
@@ -126,12 +127,26 @@ class Store:
         """Removes the remains of interrupted saves, and a checkpoint of the same step. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         manifest.path(self.prefix(step)).unlink(missing_ok=True)  # now it is incomplete, too
-        complete = set(self.steps())
-        for of, file, _ in self._files():
-            if of not in complete:
-                _delete(file)
-        for file in self.folder.glob(f".{PREFIX}-*"):
+        for file in self._incomplete():
             _delete(file)
+
+    def discard(self, step: int) -> None:
+        """Removes the remains of a failed save of `step`, also files that servers still write: waits a bounded time.
+
+        TensorFlow's save returns when the first server fails, without waiting for the others (TensorFlow 2.21).
+        """
+        with contextlib.suppress(OSError):
+            manifest.path(self.prefix(step)).unlink(missing_ok=True)
+        empty_looks, deadline_s = 0, time.monotonic() + _WRITES_END_WITHIN_S
+        while empty_looks < _EMPTY_LOOKS and time.monotonic() < deadline_s:
+            remains = [
+                file for of, file, rest in self._files() if (of, rest) == (step, _MANIFEST)
+            ] or self._incomplete()
+            empty_looks = 0 if remains else empty_looks + 1
+            for file in remains:
+                with contextlib.suppress(OSError):  # a server put a new file into the folder that is being removed
+                    _delete(file)
+            time.sleep(_LOOK_EVERY_S)
 
     def complete(self, held: Manifest) -> Manifest:
         """Completes a checkpoint after TensorFlow has written its files: syncs them to disk and writes the manifest.
@@ -229,6 +244,11 @@ class Store:
             match = _FILE.fullmatch(file.name)
             if match:
                 yield int(match["step"]), file, match["rest"]
+
+    def _incomplete(self) -> list[Path]:
+        """The files and folders of checkpoints without a manifest."""
+        complete = set(self.steps())
+        return [*(file for of, file, _ in self._files() if of not in complete), *self.folder.glob(f".{PREFIX}-*")]
 
     def _remove(self, step: int) -> None:
         """Removes the manifest first, so that a partly removed checkpoint does not look complete."""
