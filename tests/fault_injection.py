@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from process_tree import ProcessTree
 
 POLL_S = 0.1
 BOUND_S = 90.0
@@ -38,7 +39,7 @@ class Cluster:
             [*prefix, sys.executable, "-m", "psrun", *arguments, *folder],
             cwd=root, stdout=self._out, stderr=self._err, env={**inherited, **environment}, start_new_session=True,
         )  # fmt: skip
-        self.seen: set[psutil.Process] = set()
+        self.tree = ProcessTree(self.process)
 
     # -- what there is to see
 
@@ -79,7 +80,7 @@ class Cluster:
         """The first true value of `condition`; fails where there is none within the bound."""
         deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s:
-            self.seen.update(self._children())
+            self.tree.look()
             value = condition()
             if value:
                 return value
@@ -131,28 +132,21 @@ class Cluster:
 
     def _send(self, name: str, signum: int) -> psutil.Process:
         process = self.task(name)
+        self.tree.look(now=True)
         process.send_signal(signum)
         return process
 
     # -- what must not be left
 
-    def _children(self) -> list[psutil.Process]:
-        try:
-            return psutil.Process(self.process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-
     def left(self) -> list[psutil.Process]:
         """Processes of the cluster that still run."""
-        return [p for p in self.seen if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        return self.tree.running()
 
     def close(self) -> None:
-        self.seen.update(self._children())
+        self.tree.look(now=True)
         self.process.kill()
         self.process.wait()
-        psutil.wait_procs([p for p in self.seen if p.is_running()], timeout=5)
-        for process in self.left():
-            process.kill()
+        self.tree.kill(after_s=5)
         self._out.close()
         self._err.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from process_tree import ProcessTree
 
 # Fails where the seed is 13; where there are more than 100 epochs it runs until a signal ends it, or the file `go`
 # exists; seed 99 kills itself; 17 requests a restart twice, 18 each time.
@@ -83,7 +83,7 @@ class Sweep:
                 [sys.executable, "-m", "psrun", "-m", *arguments],
                 cwd=root, stdout=out, stderr=out, env=environment, start_new_session=True,
             )  # fmt: skip
-        self.seen: set[psutil.Process] = set()
+        self.tree = ProcessTree(self.process)
 
     @property
     def output(self) -> str:
@@ -102,7 +102,7 @@ class Sweep:
     def wait(self, condition: Callable[[], Any], what: str, *, within_s: float = 60.0) -> Any:
         deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s:
-            self._look()
+            self.tree.look()
             value = condition()
             if value:
                 return value
@@ -122,25 +122,19 @@ class Sweep:
 
     def send(self, signum: int) -> None:
         """To all processes of the terminal, as a Ctrl-C is, where it is SIGINT."""
-        self._look()
+        self.tree.look(now=True)
         if signum == signal.SIGINT:
             os.killpg(self.process.pid, signum)
         else:
             self.process.send_signal(signum)
 
-    def _look(self) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self.seen.update(psutil.Process(self.process.pid).children(recursive=True))
-
     def left(self) -> list[psutil.Process]:
         """Processes that the sweep has started and that still run."""
-        return [each for each in self.seen if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+        return self.tree.running()
 
     def close(self) -> None:
-        self._look()
+        self.tree.look(now=True)
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        psutil.wait_procs(self.left(), timeout=10)
-        for each in self.left():
-            each.kill()
+        self.tree.kill(after_s=10)

@@ -396,7 +396,7 @@ def test_six_jobs_two_failures_and_an_interruption_end_complete(start):
 def test_no_task_of_a_cluster_outlives_a_sweep_that_is_killed(start):
     sweep = start("seed=1", "cluster=local", "trainer.epochs=10000", real=True)
     sweep.wait(lambda: list(sweep.folder.glob("0/.tasks/chief-0.json")), "a chief", within_s=120)
-    sweep.wait(lambda: len(sweep.seen) >= 6, "all tasks")
+    sweep.wait(lambda: len(sweep.tree.seen) >= 6, "all tasks")
     sweep.send(signal.SIGKILL)
     sweep.process.wait()
     sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=20)

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from fault_injection import MOSTLY_WAITING
 
@@ -87,14 +86,13 @@ def run(start, nodes):
 
     yield begin
     for each in runs:
-        gone = [p for p in each.seen if not p.is_running() or p.status() == psutil.STATUS_ZOMBIE]
-        assert set(each.seen) == set(gone)
+        assert each.left() == []
 
 
 def under_way(cluster, *names: str) -> None:
     """Waits for two checkpoints, and keeps the processes of all tasks in mind."""
     cluster.wait_for("checkpoint", 2)
-    cluster.seen.update(cluster.task(name) for name in names or TASKS)
+    cluster.tree.seen.update(cluster.task(name) for name in names or TASKS)
 
 
 def learned(cluster, *, num_epochs: int = 30) -> None:
