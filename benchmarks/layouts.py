@@ -38,7 +38,7 @@ from psrun.checkpoint.store import Store
 from psrun.cluster import inprocess, placement, strategy
 from psrun.config import choices
 from psrun.process import Stop
-from psrun.program import compiled_model
+from psrun.program.build import build, build_state, start_afresh
 from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
@@ -92,13 +92,13 @@ class Bench:
             f"trainer={trainer}", *OPTIMIZERS[optimizer], *layout.overrides, *SMALL["features"], "evaluation=none",
             "trainer.epochs=1", f"trainer.steps_per_epoch={STEPS}", "trainer.steps_per_execution=3",
         )  # fmt: skip
-        compiled_model.start_afresh(run.seed)
+        start_afresh(run.seed)
         if layout.num_ps:
             distribution = strategy.parameter_servers(self._cluster(layout.num_ps), run.partitioner)
         else:
             distribution = strategy.connect(run.cluster, run.partitioner)
-        built = compiled_model.build(run, load.load_source(run), distribution)
-        compiled_model.build_state(built)
+        built = build(run, load.load_source(run), distribution)
+        build_state(built)
         return built
 
     def _cluster(self, num_ps: int) -> object:

@@ -197,17 +197,9 @@ def test_a_disk_that_becomes_read_only_costs_nothing_that_was_complete(train, di
 
 @pytest.mark.thorough
 @pytest.mark.tensorflow
-def test_checkpoints_deleted_during_the_run_are_missed_at_resume(train, monkeypatch):
-    from psrun.training.session import Session
-
-    after = Session._evaluated
-
-    def evaluated(self, evaluation):
-        shutil.rmtree(self._folder.checkpoints)
-        return after(self, evaluation)
-
-    monkeypatch.setattr(Session, "_evaluated", evaluated)
-    result, folder = train("cluster=none")  # the last ones were there, and the run is done
+def test_checkpoints_deleted_during_the_run_are_missed_at_resume(train):
+    removes = "trainer.hooks=[{_target_: user_code.removes_checkpoints, every_epochs: 1}]"
+    result, folder = train("cluster=none", removes)  # the last ones were there, and the run is done
     assert result["steps"]["applied"] == 2 * STEPS
     with pytest.raises(CheckpointError, match=r"run\.json lists 1 checkpoints, but none exist in"):
         train("cluster=none", "trainer.epochs=3", into=RunFolder.take_over(folder.path))

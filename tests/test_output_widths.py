@@ -11,7 +11,9 @@ from psrun.cluster.strategy import Distribution
 from psrun.data.source import Feature
 from psrun.errors import ConfigError
 from psrun.models.model import Model
-from psrun.program import compiled_model, output_widths
+from psrun.program import output_widths
+from psrun.program.build import build, build_state, start_afresh
+from psrun.program.compiled_model import Program
 
 pytestmark = pytest.mark.tensorflow
 
@@ -46,15 +48,15 @@ def layered(source, *, units: int, own_loss: bool = False, computing: bool = Fal
     return Model(network, loss=tf_keras.losses.MeanSquaredError()) if own_loss else network
 
 
-def built(task: str, units: int, *more: str) -> compiled_model.Program:
+def built(task: str, units: int, *more: str) -> Program:
     data = {"binary": 1, "multiclass": 10, "regression": 1}
     run = run_config(
         "cluster=none", "data=regression", *SMALL["regression"], "model=dense", "~model.hidden_units",
         "model._target_=test_output_widths.layered", f"+model.units={units}", *more,
     )  # fmt: skip
-    compiled_model.start_afresh(1)
-    program = compiled_model.build(run, Labelled(task, data[task]), Distribution(tf.distribute.get_strategy()))
-    compiled_model.build_state(program)
+    start_afresh(1)
+    program = build(run, Labelled(task, data[task]), Distribution(tf.distribute.get_strategy()))
+    build_state(program)
     return program
 
 

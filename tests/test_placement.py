@@ -126,16 +126,17 @@ def planned() -> Iterator[Any]:
 @pytest.mark.parametrize(("pieces", "optimizer"), planned())
 def test_the_plan_is_what_tensorflow_does(cluster_spec, pieces, optimizer):
     from psrun.data import load
-    from psrun.program import compiled_model, inventory
+    from psrun.program import inventory
+    from psrun.program.build import build, build_state, start_afresh
     from psrun.roles import planner
 
     data = "features" if "model=embedding" in pieces else "regression"
     run = run_config(f"optimizer={optimizer}", *pieces, *SMALL[data])
     source = load.load_source(run)
     planned = planner.make(run, source).placed
-    compiled_model.start_afresh(run.seed)
-    built = compiled_model.build(run, source, _cluster(cluster_spec, run))
-    compiled_model.build_state(built)
+    start_afresh(run.seed)
+    built = build(run, source, _cluster(cluster_spec, run))
+    build_state(built)
     assert sorted(planned, key=repr) == sorted(inventory.observe(built), key=repr)
     assert {p.task for p in planned if p.kind == "model"} == {"ps-0", "ps-1"}
 

@@ -17,10 +17,10 @@ def test_a_large_table_and_its_slots_are_filled_in_place_with_the_same_numbers(c
     from psrun.cluster import strategy, variable_creation
     from psrun.config import choices
     from psrun.optimizers.sparse import LazyAdam, SparseAdagrad
-    from psrun.program import compiled_model
+    from psrun.program.build import start_afresh
 
     def create_variables() -> dict[str, Any]:
-        compiled_model.start_afresh(1)
+        start_afresh(1)
         distribution = strategy.parameter_servers(cluster_spec[1], choices.FixedShards("fixed_shards", 2))
         with variable_creation.in_place(), distribution.strategy.scope():
             layer = layers.Embedding(20000, 40)

@@ -18,8 +18,9 @@ from psrun.data.source import DataSource, task_of
 from psrun.errors import CheckpointError, ConfigError, Problem
 from psrun.layers import stacks
 from psrun.models.model import Model
-from psrun.program import compiled_model, objective
+from psrun.program import objective
 from psrun.program.make_model import make_model
+from psrun.program.zeros import zeros
 from psrun.tf_internals import messages
 
 DEVICE = "/CPU:0"
@@ -52,7 +53,7 @@ def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str],
         with stacks.stored_alone():  # what is written names the tables
             model = make_model(run, source)
         specs = signature(source)
-        predict(model, source, {name: compiled_model.zeros(spec) for name, spec in specs.items()})  # builds the rest
+        predict(model, source, {name: zeros(spec) for name, spec in specs.items()})  # builds the rest
         checkpoint = restore(model.network, run.restore, store, warn)
     return LoadedModel(model, source, checkpoint, labels.class_names(source, run.data.label_vocabulary))
 

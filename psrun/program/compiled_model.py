@@ -10,7 +10,6 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from psrun.cluster import variable_creation
 from psrun.cluster.strategy import Distribution
 from psrun.config.run_config import RunConfig
 from psrun.data import autoshard, labels
@@ -27,15 +26,13 @@ from psrun.data.source import (
     trains_by_number,
 )
 from psrun.errors import ConfigError, Problem
-from psrun.layers import lookups, stacks
-from psrun.models.model import Model, refuse_single_files
-from psrun.program import class_weights, list_inputs, objective, output_widths
-from psrun.program.evaluation_sizes import eval_batch_size, num_eval_shards
+from psrun.layers import lookups
+from psrun.models.model import Model
+from psrun.program import class_weights, list_inputs, objective
+from psrun.program.evaluation_sizes import eval_batch_size
 from psrun.program.example_counter import ExamplesSeen
-from psrun.program.make_model import make_model, make_optimizer
-from psrun.program.train_step import OwnTrainStep, is_in
+from psrun.program.train_step import OwnTrainStep
 from psrun.program.zeros import zeros
-from psrun.tf_internals import keras, optimizers
 
 # The shuffles of workers must differ, and so must those of adjacent seeds in a sweep.
 _SEED_STRIDE = 1_000_003
@@ -236,63 +233,6 @@ class Program:
         same = ready == self._ready and self.model.preprocessing is None and self.to_class_numbers is None
         same = same and not list_inputs.has_sparse(dataset.element_spec[0])
         return (dataset if same else dataset.map(ready)).prefetch(2)
-
-
-def start_afresh(seed: int) -> None:
-    """Resets names and random numbers to those of a new process. Call before `build`."""
-    tf_keras.backend.clear_session()
-    tf_keras.utils.set_random_seed(seed)
-
-
-def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Program:
-    """Creates the model and everything that trains it, in the scope of the run's strategy.
-
-    Raises:
-      ConfigError: model, data and options do not fit each other.
-    """
-    with variable_creation.in_place(), distribution.strategy.scope():
-        model = make_model(run, source)
-        by_fit = run.evaluation.runs_on == "fit"
-        task_metrics = objective.metrics_of(model, task_of(source))
-        metrics = objective.together(task_metrics, [ExamplesSeen()] if by_fit else [])
-        loss = objective.loss_of(model, task_of(source))
-        own = OwnTrainStep(model.network, distribution.strategy.num_replicas_in_sync) if is_in(model.network) else None
-        program = Program(run, source, model, distribution, own)
-        exact = by_fit and run.cluster.has_parameter_servers
-        model.network.compile(
-            optimizer=make_optimizer(run),
-            loss=loss,
-            **{"weighted_metrics" if program.weighted else "metrics": metrics},
-            steps_per_execution=run.trainer.num_steps_packed,
-            run_eagerly=run.trainer.run_eagerly,
-            pss_evaluation_shards=num_eval_shards(run, source, distribution.num_workers) if exact else 0,
-        )
-        if run.cluster.has_parameter_servers and (run.partitioner.splits or stacks.of(model.network)):
-            refuse_single_files(model.network)
-        stacks.check_storable(model.network, model.network.optimizer)
-    if distribution.strategy.num_replicas_in_sync > 1 and exact:
-        # Keras splits each batch, and would sum the labels and predictions of the parts for the metrics.
-        model.network.distribute_reduction_method = "concat"
-    _ = program.sharding, program.to_class_numbers  # cannot be computed in a function, in which a plan is traced
-    return program
-
-
-def build_state(program: Program) -> None:
-    """Creates the variables that Keras would create at the first step: slots, metrics, layers not built yet.
-
-    Workers cannot create them, and a checkpoint that is restored before they exist silently loses the slots.
-    """
-    network = program.network
-    with variable_creation.in_place(), program.distribution.strategy.scope():
-        label = tf.nest.map_structure(zeros, program.batch_spec[1])
-        with list_inputs.checked(network, program.batch_spec[0]):
-            prediction = tf.nest.map_structure(zeros, program.prediction_spec)
-        output_widths.check(program.prediction_spec, program.batch_spec[1], program.model, program.source)
-        optimizers.build(network.optimizer, network.trainable_variables)
-        with objective.named("loss"):
-            network.compiled_loss.build(prediction)
-        with objective.named("metrics"):
-            keras.build_metrics(network.compiled_metrics, prediction, label)
 
 
 def metric_variables(program: Program) -> list[tf.Variable]:

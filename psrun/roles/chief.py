@@ -21,7 +21,7 @@ from psrun.errors import ClusterError, TaskLostError
 from psrun.launch.hang_detector import TrainingStatus
 from psrun.launch.recoveries import Loss, Recoveries, earlier_loss
 from psrun.launch.server_watch import ANSWER_WITHIN_S, Watch
-from psrun.program import compiled_model
+from psrun.program.build import build, build_state, start_afresh
 from psrun.program.compiled_model import Program
 from psrun.results import task_files
 from psrun.results.events import Reporter
@@ -119,8 +119,8 @@ class Chief:
         with self._connected(run_config.seed) as distribution:
             if run_config.data_service:
                 distribution = replace(distribution, data_service=self._dispatcher())
-            program = compiled_model.build(run_config, source, distribution)
-            compiled_model.build_state(program)
+            program = build(run_config, source, distribution)
+            build_state(program)
             yield program
 
     def _dispatcher(self) -> str:
@@ -132,7 +132,7 @@ class Chief:
     @contextmanager
     def _connected(self, seed: int) -> Iterator[strategy.Distribution]:
         """Connects to the cluster once its servers are up, with reset names and random numbers."""
-        compiled_model.start_afresh(seed)
+        start_afresh(seed)
         cluster, topology = self._cluster, self._topology
         if topology is not None and cluster.has_server_processes:
             error = TaskLostError if self._alone else ClusterError  # a supervisor restarts the server itself

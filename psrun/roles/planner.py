@@ -22,7 +22,10 @@ from psrun.config.run_config import RunConfig
 from psrun.data import load
 from psrun.layers import stacks
 from psrun.optimizers import cost
-from psrun.program import compiled_model, list_inputs
+from psrun.program import list_inputs
+from psrun.program.build import build, build_state, start_afresh
+from psrun.program.compiled_model import Program, metric_variables
+from psrun.program.zeros import zeros
 from psrun.results.console import warner
 from psrun.results.run_folder import RunFolder
 from psrun.results.tables import features_guessed, placement_table
@@ -93,16 +96,16 @@ def make(
       ConfigError: the variables do not fit into the memory, or have too few rows for the number of shards.
     """
     recorder = _Recorder()
-    compiled_model.start_afresh(run_config.seed)
+    start_afresh(run_config.seed)
     _, num_ps = _size(run_config)
     with tf.variable_creator_scope(recorder.create), stacks.arranged_for(max(1, num_ps)):
-        built = compiled_model.build(run_config, source, strategy.Distribution(tf.distribute.get_strategy()))
+        built = build(run_config, source, strategy.Distribution(tf.distribute.get_strategy()))
         gradients: dict[str, Traffic] = {}
         lengths = list_inputs.mean_lengths(built.batch_spec, built.train_dataset)
 
         def state() -> tf.Tensor:
             # Within a function everything is symbolic: zeros of slots and the step take no memory either.
-            compiled_model.build_state(built)
+            build_state(built)
             gradients.update(_traffic(built, lengths))
             return tf.constant(0)
 
@@ -133,12 +136,10 @@ class _Recorder:
         return variable
 
 
-def _place(
-    recorder: _Recorder, built: compiled_model.Program, run_config: RunConfig, rule: placement.Rule | None
-) -> list[Placed]:
+def _place(recorder: _Recorder, built: Program, run_config: RunConfig, rule: placement.Rule | None) -> list[Placed]:
     kinds = {id(variable): "model" for variable in built.network.variables}
     kinds |= {id(variable): "optimizer" for variable in built.optimizer.variables()}
-    kinds |= {id(variable): "metric" for variable in compiled_model.metric_variables(built)}
+    kinds |= {id(variable): "metric" for variable in metric_variables(built)}
     names = sorted((placement.split_name(v.name)[0] for v in built.network.trainable_variables), key=len, reverse=True)
     planned = []
     for variable in recorder.variables:
@@ -164,16 +165,14 @@ def _place(
     return stacks.by_table([shard for shard in placed if shard.kind != "other"], built.network)
 
 
-def _traffic(built: compiled_model.Program, lengths: Any) -> dict[str, Traffic]:
+def _traffic(built: Program, lengths: Any) -> dict[str, Traffic]:
     """Bytes a step by variable, from the shapes of one step's gradients.
 
     Args:
       lengths: of lists in a batch.
     """
     batch_size = built.config.data.global_batch_size
-    batch = tf.nest.map_structure(
-        lambda spec, length: compiled_model.zeros(spec, batch_size, length), built.batch_spec, lengths
-    )
+    batch = tf.nest.map_structure(lambda spec, length: zeros(spec, batch_size, length), built.batch_spec, lengths)
     features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(batch)
     with tf.GradientTape() as tape:
         prediction = built.network(features, training=True)
@@ -194,9 +193,7 @@ def _traffic(built: compiled_model.Program, lengths: Any) -> dict[str, Traffic]:
     return dict(_by_table(by_variable, built, lengths[0]))
 
 
-def _by_table(
-    by_variable: dict[str, Traffic], built: compiled_model.Program, lengths: Any
-) -> Iterator[tuple[str, Traffic]]:
+def _by_table(by_variable: dict[str, Traffic], built: Program, lengths: Any) -> Iterator[tuple[str, Traffic]]:
     """The traffic of a stack by table, in proportion to the ids that are looked up in each."""
     of_variable = {stack.variable_name: stack for stack in stacks.of(built.network)}
     num_ids = stacks.ids_per_example(built.network, lengths if isinstance(lengths, Mapping) else {})

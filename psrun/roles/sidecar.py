@@ -25,7 +25,8 @@ from psrun.config.topology import CHIEF, Task
 from psrun.data import load
 from psrun.errors import CheckpointError, ChiefGoneError, ConfigError
 from psrun.process import Stop
-from psrun.program import compiled_model
+from psrun.program.build import build, build_state, start_afresh
+from psrun.program.compiled_model import Program
 from psrun.results import task_files
 from psrun.results.events import Reporter, Sink
 from psrun.results.run_folder import RunFolder, is_over
@@ -79,7 +80,7 @@ class Sidecar:
         journal = folder.journal  # the chief writes run.json
         warn = Reporter([journal, console], started_s=time.time()).warn
         self._sinks: list[Sink] = [journal, *tracker_sinks(run_config, folder, warn, joins=True), console]
-        self._program: tuple[compiled_model.Program, DirectEvaluation] | None = None
+        self._program: tuple[Program, DirectEvaluation] | None = None
         self._done: set[str] = set()  # checksums of checkpoints that were evaluated or are damaged
         self._last: Evaluation | None = None
         self._count = 0  # of evaluations, including those of earlier evaluators
@@ -216,9 +217,9 @@ class Sidecar:
         if self._program is None:
             callback_list = callbacks.made(self._evaluation.callbacks, "evaluation.callbacks")
             source = load.load_source(self._run, self._folder.stored().get("data"))
-            compiled_model.start_afresh(self._run.seed)
-            built = compiled_model.build(self._run, source, strategy.Distribution(tf.distribute.get_strategy()))
-            compiled_model.build_state(built)
+            start_afresh(self._run.seed)
+            built = build(self._run, source, strategy.Distribution(tf.distribute.get_strategy()))
+            build_state(built)
             evaluation = DirectEvaluation(built, Meters(built), mode=self._evaluation.kind, callbacks=callback_list)
             self._program = built, evaluation
         built, evaluation = self._program

@@ -21,6 +21,7 @@ from psrun.results.run_folder import RunFolder
 from psrun.training.audit import Audit
 from psrun.training.checkpoint_schedule import CheckpointSchedule
 from psrun.training.epoch_clock import Clock
+from psrun.training.evaluation.after_epochs import EpochEvaluations
 from psrun.training.evaluation.meters import Evaluation
 from psrun.training.evaluation.modes import Evaluator
 from psrun.training.first_batch import FirstBatch
@@ -73,7 +74,7 @@ class Session:
         lockstep: SynchronizedStop | None = None,
     ) -> None:
         self.program, self._reporter, self._folder, self.warn = program, reporter, folder, reporter.warn
-        self._evaluation, self._saving, self._following, self._hooks = evaluation, saving, following, hooks
+        self._saving, self._following, self._hooks = saving, following, hooks
         self.start, self.stop, self.lockstep = start, stop, lockstep
         self.first_step = iterations(program)
         trainer = program.config.trainer
@@ -81,6 +82,7 @@ class Session:
         self.monitor = ProgressMonitor(
             program, reporter, first_step=self.first_step, planned=start.scheduled + self.left
         )
+        self._evaluations = EpochEvaluations(program, reporter, evaluation, self.monitor)
         self.clock = Clock(self.first_step)
         self.scheduled = 0
         self._audit = Audit(program) if program.config.data.audit else None
@@ -109,8 +111,8 @@ class Session:
     def catch_up(self) -> None:
         """Does the evaluation of a training that was over already, if the process before this one did not get to it."""
         evaluated = (self._folder.stored().get("evaluation") or {}).get("step")
-        if self._evaluation is not None and self.scheduled == 0 and evaluated != self.first_step:
-            self._compare(self.first_step, self._evaluate(self.first_step))
+        if self._evaluations.run_here and self.scheduled == 0 and evaluated != self.first_step:
+            self._compare(self.first_step, self._evaluations.run(self.first_step))
 
     def feed(self) -> Stream:
         """Where the steps on workers get their batches, from here on."""
@@ -141,8 +143,7 @@ class Session:
 
     def epoch_begins(self) -> None:
         """Call before the first step of each epoch is scheduled."""
-        self._epoch += 1
-        self._due = False
+        self._epoch, self._due = self._epoch + 1, False
         self.staleness.begin()
         self.clock.epoch_begins()
         self.monitor.epoch_begins(self._epoch)
@@ -151,9 +152,8 @@ class Session:
         """Call when steps were scheduled; returns whether to join them now, for `save`."""
         self.scheduled += num_steps
         self._into += num_steps
-        within = self._into < self.program.config.trainer.num_steps
         self._due = self._saving is not None and self._saving.due(self.scheduled)
-        return self._due and within
+        return self._due and self._into < self.program.config.trainer.num_steps
 
     def save(self) -> None:
         """Takes a checkpoint within an epoch. Call when every step scheduled so far is done.
@@ -203,25 +203,16 @@ class Session:
           Interrupted: the epoch was cut short because the process is to end; its steps are in a checkpoint.
         """
         step = iterations(self.program)
-        self._loss_is(metrics.get("loss", 0.0))
-        if self.program.own_step is not None:  # whose loss is that of the last step
-            self._loss_is(self.monitor.loss() or 0.0)
-        if self._epoch == self.start.epochs + 1:
-            self._first_batch.check()  # with the weights that it began with, they may all have been 0 to 1
-        trainer = self.program.config.trainer
-        if self._stops() and self._into < trainer.num_steps:
+        self._check_loss(metrics)
+        if self._stops() and self._into < self.program.config.trainer.num_steps:
             self._save(step, self._epoch - 1)
             self.stop.raise_if_requested()
         self._report_epoch(step, metrics)
         self._following.take(step, metrics)
         self._following.note(step)  # before the checkpoint, which has the learning rate that was decided on
-        cut = self._into < trainer.num_steps and not self.program.network.stop_training
-        if trainer.has_fixed_epochs and (cut or step - self.first_step < self.scheduled):
-            # Keras only warns of data that ends; steps may be run twice, but never fewer than were scheduled.
-            num_missing = trainer.num_steps - self._into
-            raise DataExhaustedError.at(step, self.first_step + self.scheduled + num_missing)
+        self._check_steps(step)
         self._into = 0
-        last = self._epoch == trainer.epochs or self.ends_early
+        last = self._epoch == self.program.config.trainer.epochs or self.ends_early
         saves = bool(self._stops() or self._due or (self._saving and self._saving.due_after(self._epoch, last=last)))
         if saves:
             self._save(step, self._epoch)
@@ -229,9 +220,9 @@ class Session:
         val_metrics = {}
         if validation is not None:
             examples_seen, values = validation
-            val_metrics = self._evaluated(Evaluation("validation", step, examples_seen, dict(values)))
-        if self._evaluation is not None and self._evaluation_due() and not stops:
-            val_metrics = self._evaluate(step)
+            val_metrics = self._evaluations.report(Evaluation("validation", step, examples_seen, dict(values)))
+        if not stops and self._evaluations.due_after(self._epoch, last=last):
+            val_metrics = self._evaluations.run(step)
         self._compare(step, {**metrics, **val_metrics})
         self._following.take(step, val_metrics)
         self._following.epoch_ended(step)
@@ -240,10 +231,21 @@ class Session:
             self.stop.raise_if_requested()
         return val_metrics
 
-    def _evaluate(self, step: int) -> dict[str, float]:
-        assert self._evaluation is not None
-        self.monitor.state = "evaluating"
-        return self._evaluated(self._evaluation.evaluate(step, self.monitor.advance))
+    def _check_loss(self, metrics: Mapping[str, float]) -> None:
+        """Raises NonFiniteLossError; also checks what the network returns, after the first epoch."""
+        self._loss_is(metrics.get("loss", 0.0))
+        if self.program.own_step is not None:  # whose loss is that of the last step
+            self._loss_is(self.monitor.loss() or 0.0)
+        if self._epoch == self.start.epochs + 1:
+            self._first_batch.check()  # with the weights that it began with, they may all have been 0 to 1
+
+    def _check_steps(self, step: int) -> None:
+        """Raises DataExhaustedError if an epoch is over before all of its steps."""
+        trainer = self.program.config.trainer
+        cut = self._into < trainer.num_steps and not self.program.network.stop_training
+        if trainer.has_fixed_epochs and (cut or step - self.first_step < self.scheduled):
+            # Keras only warns of data that ends; steps may be run twice, but never fewer than were scheduled.
+            raise DataExhaustedError.at(step, self.first_step + self.scheduled + trainer.num_steps - self._into)
 
     @property
     def ends_early(self) -> bool:
@@ -279,22 +281,13 @@ class Session:
             self._saving.evaluated(step, metrics)
 
     def _report_epoch(self, step: int, metrics: Mapping[str, float]) -> None:
-        trainer = self.program.config.trainer
         seconds, rate = self.clock.epoch_ends(step, self.monitor)
         self.monitor.metrics = {name: value for name, value in metrics.items() if name != "loss"}
-        self._reporter.emit(
-            "epoch",
-            step=step,
-            epoch=self._epoch,
-            epochs=trainer.epochs,
-            metrics=dict(metrics),
-            seconds=round(seconds, 3),
-            steps_per_s=rate,
-            examples_per_s=rate * self.program.examples_per_step,
-            step_time=self._step_time(),
-            steps=self.steps,
-            steps_repeated=self.steps_repeated,
-        )
+        speed = {"steps_per_s": rate, "examples_per_s": rate * self.program.examples_per_step}
+        epoch = {"epoch": self._epoch, "epochs": self.program.config.trainer.epochs, "metrics": dict(metrics)}
+        steps = {"steps": self.steps, "steps_repeated": self.steps_repeated}
+        timed = {"seconds": round(seconds, 3), **speed, "step_time": self._step_time()}
+        self._reporter.emit("epoch", step=step, **epoch, **timed, **steps)
 
     def _step_time(self) -> dict[str, Any] | None:
         rate = self.clock.rate()
@@ -305,17 +298,3 @@ class Session:
     def _loss_is(self, loss: float) -> None:
         if not math.isfinite(loss):
             raise NonFiniteLossError.of_loss(loss, self._epoch)
-
-    def _evaluation_due(self) -> bool:
-        evaluation = self.program.config.evaluation
-        last = self._epoch == self.program.config.trainer.epochs or self.ends_early
-        return evaluation.runs_on == "coordinator" and (last or evaluation.is_due(self._epoch))
-
-    def _evaluated(self, evaluation: Evaluation) -> dict[str, float]:
-        self._reporter.emit("evaluation", **asdict(evaluation))
-        examples_seen, num_examples = evaluation.examples_seen, self.program.source.num_eval_examples
-        if examples_seen != num_examples and evaluation.mode != "distributed":
-            self._reporter.warn(f"evaluated {examples_seen} examples, but the data source reports {num_examples}")
-        values = evaluation.values
-        self.monitor.metrics = {**self.monitor.metrics, **values}
-        return values
