@@ -1,11 +1,11 @@
-"""Steps a second of psrun beside the same model trained by hand (benchmarks/speed_by_hand.py).
+"""Steps per second of psrun beside the same model trained by hand (benchmarks/speed_by_hand.py).
 
     python benchmarks/speed.py [--repetitions N] [--stale] [--adam] [--torch] [--json FILE] [--plot FILE]
 
-Each round runs every way once, in a fresh process, one after the other, in turns of who goes first. A way that fails is
-told as such and makes the exit code 1; the others are measured. Ratios are
-taken of the medians within a round; the median of these is held against the goal. psrun writes steps out only in runs
-of 4000 and more: fewer in all windows together, with one more to warm up, measure something else.
+Each round runs every way once, in a fresh process, one after the other; the order changes from round to round. A way
+that fails is a row that says so, and makes the exit code 1; the others are measured. Ratios are taken of the medians
+within a round; the goal holds for the median of these ratios. psrun unrolls steps only in runs of 4000 and more: with
+fewer steps in all windows, and one window to warm up, something else is measured.
 """
 
 from __future__ import annotations
