@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from support import MODELS, TRAINING, run_config
+from support import IN_PROCESS, MODELS, TRAINING, environment, run_config
 
 from psrun import process
 
 process.prepare()
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+for name, value in IN_PROCESS.items():
+    os.environ.setdefault(name, value)
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,9 @@ def psrun(tmp_path: Path):
             if any(a.startswith(("-", "resume=")) for a in arguments)
             else [*arguments, f"hydra.run.dir={here}"]
         )
-        inherited = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
         ended = subprocess.run(
             [sys.executable, "-m", "psrun", *overrides],
-            cwd=tmp_path, capture_output=True, text=True, timeout=timeout_s, env={**inherited, **environment_},
+            cwd=tmp_path, capture_output=True, text=True, timeout=timeout_s, env=environment(**environment_),
             check=False,
         )  # fmt: skip
         return Command(ended.returncode, ended.stdout, ended.stderr, here, time.monotonic() - began_s)

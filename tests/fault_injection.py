@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import support
 from process_tree import ProcessTree
 
 POLL_S = 0.1
@@ -33,11 +34,11 @@ class Cluster:
         self.root, self.folder = root, Path(given[0]) if given else root / "run"
         self._out = (root / "stdout").open("w+")
         self._err = (root / "stderr").open("w+")
-        inherited = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
         folder = [] if given else [f"hydra.run.dir='{self.folder}'"]
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "psrun", *arguments, *folder],
-            cwd=root, stdout=self._out, stderr=self._err, env={**inherited, **environment}, start_new_session=True,
+            cwd=root, stdout=self._out, stderr=self._err, env=support.environment(**environment),
+            start_new_session=True,
         )  # fmt: skip
         self.tree = ProcessTree(self.process)
 

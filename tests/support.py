@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,9 @@ SMALL = {
     "regression": ["data.num_train_examples=500", "data.num_eval_examples=100", "data.global_batch_size=32"],
 }
 STEPS = 12
+# Of processes in which tests run clusters; what they start has TensorFlow's defaults. There each server has 64 threads
+# that wait for answers of others and cannot be stopped, and each cluster of another size that is connected to adds 100.
+IN_PROCESS = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_GRPC_WORKER_CACHE_QUEUES": "2"}
 TRAINING = ["trainer.epochs=2", f"trainer.steps_per_epoch={STEPS}", "trainer.steps_per_execution=3"]
 MODELS = {
     "dense": SMALL["regression"],
@@ -37,6 +41,11 @@ SAME = {"rtol": 2e-4, "atol": 2e-5}
 
 
 resolvers.register()
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment variables of a command."""
+    return {**{name: value for name, value in os.environ.items() if name not in IN_PROCESS}, **more}
 
 
 def raw_config(*overrides: str) -> dict[str, Any]:
