@@ -24,8 +24,8 @@ SMALL = {
     "regression": ["data.num_train_examples=500", "data.num_eval_examples=100", "data.global_batch_size=32"],
 }
 STEPS = 12
-# Of processes in which tests run clusters; what they start has TensorFlow's defaults. There each server has 64 threads
-# that wait for answers of others and cannot be stopped, and each cluster of another size that is connected to adds 100.
+# Of processes in which tests run clusters; commands that get `environment` have TensorFlow's defaults. By default each
+# server has 64 threads, which wait for others and cannot be stopped; each cluster of another size adds 100.
 IN_PROCESS = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_GRPC_WORKER_CACHE_QUEUES": "2"}
 TRAINING = ["trainer.epochs=2", f"trainer.steps_per_epoch={STEPS}", "trainer.steps_per_execution=3"]
 MODELS = {

@@ -139,9 +139,7 @@ class Store:
             manifest.path(self.prefix(step)).unlink(missing_ok=True)
         empty_looks, deadline_s = 0, time.monotonic() + _WRITES_END_WITHIN_S
         while empty_looks < _EMPTY_LOOKS and time.monotonic() < deadline_s:
-            remains = [
-                file for of, file, rest in self._files() if (of, rest) == (step, _MANIFEST)
-            ] or self._incomplete()
+            remains = self._incomplete()
             empty_looks = 0 if remains else empty_looks + 1
             for file in remains:
                 with contextlib.suppress(OSError):  # a server put a new file into the folder that is being removed

@@ -283,11 +283,11 @@ class Session:
     def _report_epoch(self, step: int, metrics: Mapping[str, float]) -> None:
         seconds, rate = self.clock.epoch_ends(step, self.monitor)
         self.monitor.metrics = {name: value for name, value in metrics.items() if name != "loss"}
-        speed = {"steps_per_s": rate, "examples_per_s": rate * self.program.examples_per_step}
-        epoch = {"epoch": self._epoch, "epochs": self.program.config.trainer.epochs, "metrics": dict(metrics)}
-        steps = {"steps": self.steps, "steps_repeated": self.steps_repeated}
-        timed = {"seconds": round(seconds, 3), **speed, "step_time": self._step_time()}
-        self._reporter.emit("epoch", step=step, **epoch, **timed, **steps)
+        self._reporter.emit(
+            "epoch", step=step, epoch=self._epoch, epochs=self.program.config.trainer.epochs, metrics=dict(metrics),
+            seconds=round(seconds, 3), steps_per_s=rate, examples_per_s=rate * self.program.examples_per_step,
+            step_time=self._step_time(), steps=self.steps, steps_repeated=self.steps_repeated,
+        )  # fmt: skip
 
     def _step_time(self) -> dict[str, Any] | None:
         rate = self.clock.rate()
