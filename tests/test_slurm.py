@@ -316,10 +316,15 @@ def test_a_job_knows_nothing_of_the_one_that_it_was_submitted_from(fake, tmp_pat
 def test_a_job_that_has_gone_without_a_run(fake, tmp_path):
     fake("scontrol", "echo 'JobState=FAILED Reason=NonZeroExitCode ExitCode=3:0'")
     (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "slurm.log").write_text("no such module\n")
+    of_slurm = ["srun: error: n0: task 1: Exited with exit code 1", "srun: Terminating StepId=7.0"]
+    of_slurm += [f"srun: error: n{node}: tasks 2-3: Terminated" for node in range(9)]
+    (tmp_path / "logs" / "slurm.log").write_text("\n".join(["no such module", *of_slurm]))
     following = submission.Following(tmp_path, "7", Console(file=io.StringIO()), None)
-    with pytest.raises(PsrunError, match=r"(?s)before the run started: FAILED, exit code 3:0 .*no such module"):
+    with pytest.raises(PsrunError) as raised:
         following.follow()
+    first, *lines = str(raised.value).splitlines()
+    assert "before the run started: FAILED, exit code 3:0 (log: " in first
+    assert lines == ["no such module", *of_slurm[:2]]  # the cause, however much Slurm wrote after it
 
 
 @pytest.fixture

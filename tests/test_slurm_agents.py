@@ -166,6 +166,37 @@ def test_a_chief_agent_that_was_given_up_leaves_the_next_start_alone(agents, tmp
     assert not agents.agent._rendezvous.path.exists()
 
 
+def test_at_its_end_a_run_leaves_the_tasks_of_the_next_job_alone(agents, tmp_path):
+    """They may be there already: Slurm starts the next job while the agents of a cancelled one still end."""
+    shared = tmp_path / ".tasks"
+    (shared / "chief-0.json").write_text("{}")
+    later = Rendezvous(tmp_path, step_of(SLURM_JOB_ID="8"), WORKER)
+
+    def done() -> None:
+        later.write(agents.statuses[WORKER])
+        agents.managed.process.code = ExitCode.DONE
+
+    assert agents.supervise(looks=[done]) == ExitCode.DONE
+    assert [path.name for path in shared.iterdir()] == [later.path.name]
+    assert later.read(WORKER) == agents.statuses[WORKER]
+
+
+def test_a_task_reports_itself_though_the_end_of_another_job_removes_the_empty_folder(tmp_path, monkeypatch):
+    mkdir, removed = Path.mkdir, []
+
+    def lost(path: Path, *arguments: Any, **options: Any) -> None:
+        mkdir(path, *arguments, **options)
+        if path.name.startswith("slurm-") and not removed:
+            path.rmdir()
+            path.parent.rmdir()
+            removed.append(path)
+
+    monkeypatch.setattr(Path, "mkdir", lost)
+    rendezvous, status = Rendezvous(tmp_path, step_of(), WORKER), TaskStatus("h:1", "n1", 0.0)
+    rendezvous.write(status)
+    assert rendezvous.read(WORKER) == status
+
+
 @pytest.mark.parametrize(
     ("code", "comes_to", "requeued"),
     [(0, ExitCode.DONE, []), (1, ExitCode.FAILED, []), (175, ExitCode.RESTART, ["7"]), (-9, ExitCode.RESTART, ["7"])],

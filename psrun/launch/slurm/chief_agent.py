@@ -7,7 +7,6 @@ only continue on other nodes or after the time limit.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 
@@ -130,7 +129,7 @@ class ChiefAgent:
         if self._relay:
             self._relay.close()
         self._folder.record("recoveries", rows=self._recoveries.rows)
-        shutil.rmtree(task_files.shared(self._folder.path), ignore_errors=True)
+        self._rendezvous.remove_all()
         if self._wants_requeue:
             self._requeue()
 

@@ -93,8 +93,7 @@ class Rendezvous:
 
     def write(self, status: TaskStatus) -> None:
         """Raises OSError."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        files.write_atomic(self._file(self._me), json.dumps(asdict(status)))
+        self._write(self._file(self._me), status)
 
     def touch(self) -> None:
         """Writes a heartbeat at intervals. Call repeatedly."""
@@ -113,8 +112,7 @@ class Rendezvous:
 
     def publish(self, plan: ClusterPlan) -> None:
         """Raises OSError."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        files.write_atomic(self.path / _PLAN_FILE, json.dumps(asdict(plan)))
+        self._write(self.path / _PLAN_FILE, plan)
 
     def plan(self) -> ClusterPlan | None:
         record = _read(self.path / _PLAN_FILE)
@@ -128,6 +126,18 @@ class Rendezvous:
     def remove(self) -> None:
         """Removes the files of this start only."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+    def remove_all(self) -> None:
+        """Removes the files of the run's tasks, but none of another job: its agents may have joined already.
+
+        Slurm starts a job that resumes the run while the agents of a cancelled one still end.
+        """
+        self.remove()
+        with contextlib.suppress(OSError):  # of `rmdir`: the next job is there
+            for name in task_files.names(self._shared):
+                if not name.startswith("slurm-"):
+                    (self._shared / name).unlink(missing_ok=True)
+            self._shared.rmdir()
 
     def superseded(self) -> bool:
         """Whether the job was restarted meanwhile: Slurm has given up this node."""
@@ -161,6 +171,15 @@ class Rendezvous:
         except OSError:
             beat = -1
         return self._silences.setdefault(task, Silence(now_s)).unchanged(beat, now_s)
+
+    def _write(self, file: Path, record: TaskStatus | ClusterPlan) -> None:
+        text = json.dumps(asdict(record))
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            files.write_atomic(file, text)
+        except FileNotFoundError:  # an earlier job has just removed the folder, which it does once: see `remove_all`
+            self.path.mkdir(parents=True, exist_ok=True)
+            files.write_atomic(file, text)
 
     def _file(self, task: Task) -> Path:
         return self.path / f"{task}.json"

@@ -24,6 +24,7 @@ _NOTHING_YET_S = 30.0  # until files of other nodes are visible here
 _REQUEUED_WITHIN_S = 10.0
 _SLURM_SILENT_S = 600.0  # a restarted or overloaded controller does not answer for minutes
 _LAST_LINES = 5
+_LINES_OF_SLURM = 2
 _FOLDER = "hydra.run.dir"
 
 
@@ -183,7 +184,14 @@ class Following:
         how = f": {state.state}, exit code {state.exit_code}" if state.state else ""
         log = self._folder / "logs" / script.LOG
         try:
-            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             lines = []
-        return "\n".join([f"{how} (log: {log})", *lines])
+        return "\n".join([f"{how} (log: {log})", *_last_lines(lines)])
+
+
+def _last_lines(lines: list[str]) -> list[str]:
+    """The last lines of the tasks, then the first ones of Slurm, which names the task that ended the others."""
+    of_slurm = [line for line in lines if line.startswith(("srun: ", "slurmstepd: "))]
+    of_tasks = [line for line in lines if line not in of_slurm]
+    return [*of_tasks[-_LAST_LINES:], *of_slurm[:_LINES_OF_SLURM]]
