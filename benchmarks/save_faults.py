@@ -42,11 +42,11 @@ def _saving(store: Store) -> bool:
 
 
 def _wait(cluster: Cluster, condition, what: str) -> None:
-    """As `Cluster.wait`, but without a pause: a save may take a tenth of a second."""
+    """As `Cluster.wait`, but with a short pause: a save may take a tenth of a second."""
     deadline_s = time.monotonic() + _WITHIN_S
     while not condition():
         assert time.monotonic() < deadline_s, f"no {what} within {_WITHIN_S:.0f} s\n{cluster.stderr}"
-        time.sleep(0.002)
+        time.sleep(0.01)
 
 
 def main() -> None:

@@ -54,6 +54,9 @@ def prepare() -> None:
     """Sets the environment variables of every task. Call before TensorFlow is imported."""
     os.environ.update(VARIABLES)
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")  # of Keras 3, whatever its own file of settings says
+    # NumPy's and SciPy's threads for linear algebra, one for each core and library, wait in a loop after their start
+    # and after each use, 2 ** 26 cycles by default: 16 % of the processor time in which a server imports what it needs.
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
     for name in UNWANTED:
         os.environ.pop(name, None)
 

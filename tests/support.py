@@ -27,6 +27,9 @@ STEPS = 12
 # Of processes in which tests run clusters; commands that get `environment` have TensorFlow's defaults. By default each
 # server has 64 threads, which wait for others and cannot be stopped; each cluster of another size adds 100.
 IN_PROCESS = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_GRPC_WORKER_CACHE_QUEUES": "2"}
+# Of runs that a test ends. For more, psrun traces unrolled steps while it trains, which takes 4 s of the processor.
+# With `fault_injection.MOSTLY_WAITING` these take more than three minutes.
+MANY_STEPS = 3900
 TRAINING = ["trainer.epochs=2", f"trainer.steps_per_epoch={STEPS}", "trainer.steps_per_execution=3"]
 MODELS = {
     "dense": SMALL["regression"],
@@ -62,6 +65,11 @@ def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 def run_config(*overrides: str) -> RunConfig:
     return parse.load(raw_config(*overrides))
+
+
+def many_epochs(steps_per_epoch: int) -> str:
+    """The argument for `MANY_STEPS`."""
+    return f"trainer.epochs={MANY_STEPS // steps_per_epoch}"
 
 
 def variables(folder: RunFolder) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from recorded_runs import a_run
-from support import STEPS, run_config
+from support import STEPS, many_epochs, run_config
 
 from psrun import __version__
 from psrun.data import histories, synthesis
@@ -188,7 +188,7 @@ def test_a_port_that_is_taken_is_reported(psrun, tmp_path):
 
 def test_an_interrupted_run_reports_it_and_leaves_no_process(tmp_path):
     """By Ctrl-C; SIGTERM ends runs in the tests of clusters."""
-    short = ["cluster.num_workers=1", "trainer.epochs=10000", "trainer.steps_per_epoch=50"]
+    short = ["cluster.num_workers=1", many_epochs(50), "trainer.steps_per_epoch=50"]
     command = [sys.executable, "-m", "psrun", *short, f"hydra.run.dir={tmp_path / 'run'}"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

@@ -307,13 +307,13 @@ def test_models_learn_from_it_on_a_cluster(train, tmp_path, model):
     own = own if model == "two_tower" else ()
     result, _ = train(
         *READ, f"data.path={folder}/train-*", f"data.eval_path={folder}/eval.tsv", f"model={model}",
-        "data.num_buckets=50", "data.global_batch_size=64", "trainer.epochs=4", "trainer.steps_per_epoch=80",
+        "data.num_buckets=50", "data.global_batch_size=64", "trainer.epochs=2", "trainer.steps_per_epoch=80",
         "partitioner=fixed_shards", "partitioner.num_shards=2", "optimizer=sparse_adagrad",
-        "optimizer.learning_rate=0.1", *own,
+        "optimizer.learning_rate=0.2", *own,
     )  # fmt: skip
     assert result["data"]["num_train_files"] == 3
     assert result["evaluation"]["examples_seen"] == 200
-    assert result["metrics"]["auc"] > 0.8  # of the rows to train on, seen ten times
+    assert result["metrics"]["val_auc"] > 0.8  # by chance 0.5; it is 0.86 and more
 
 
 @pytest.mark.parametrize(

@@ -196,12 +196,10 @@ def test_what_cannot_be_done_is_reported(trained, arguments, code, message):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("optimizer", "trainers"), [("adam", "custom_loop"), ("rowwise_adagrad", "fit")])
-def test_runs_resume_from_every_layout_in_every_other(optimizer, trainers):
-    """The table in docs/guides/checkpoints.md: two slots, and one whose slot has its own shape."""
+def test_runs_resume_from_every_layout_in_every_other():
+    """The table in docs/guides/checkpoints.md, for an optimizer whose slots have shapes of their own."""
     script = Path(__file__).parents[1] / "benchmarks" / "layouts.py"
-    command = [sys.executable, script, "--optimizers", optimizer, "--trainers", trainers]
+    command = [sys.executable, script, "--optimizers", "rowwise_adagrad", "--trainers", "fit"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout
-    num_pairs = len(trainers.split(",")) ** 2
-    assert done.stdout.count(f"equal ({num_pairs})") == 7 * 7
+    assert done.stdout.count("equal (1)") == 7 * 7

@@ -6,10 +6,11 @@ import signal
 
 import pytest
 from fault_injection import Cluster
+from support import many_epochs
 
 pytestmark = pytest.mark.cluster
 
-LONG = ["data.num_train_examples=500", "data.num_eval_examples=100", "trainer.epochs=100000", "evaluation=none",
+LONG = ["data.num_train_examples=500", "data.num_eval_examples=100", many_epochs(20), "evaluation=none",
         "trainer.steps_per_epoch=20", "cluster.num_ps=1", "cluster.num_workers=1",
         "cluster.slow_workers={0: 0.1}"]  # fmt: skip
 

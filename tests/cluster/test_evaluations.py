@@ -13,7 +13,7 @@ from fault_injection import TASKS, Cluster
 pytestmark = pytest.mark.cluster
 
 TESTS = str(Path(__file__).parents[1])
-NUM_EXAMPLES = 20_000
+NUM_EXAMPLES = 12_000
 RUN = [
     "model=dense", "~model.hidden_units", "model._target_=example_ids.model", "data._target_=example_ids.Numbered",
     "~data.num_train_examples", "~data.noise", "~data.num_features", f"data.num_eval_examples={NUM_EXAMPLES}",

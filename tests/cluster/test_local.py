@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from fault_injection import MOSTLY_WAITING
+from support import many_epochs
 
 pytestmark = pytest.mark.cluster
 
@@ -150,7 +151,7 @@ def test_a_budget_that_is_spent_ends_the_run(start):
 
 
 def test_a_chief_that_is_silent_because_of_a_hung_worker_is_not_killed(start):
-    cluster = start(*LONG, "trainer.epochs=2000")
+    cluster = start(*LONG, many_epochs(STEPS))
     cluster.wait_for("epoch", 2)
     chief = cluster.stop("chief-0")  # before the worker
     cluster.stop("worker-1")
@@ -189,7 +190,7 @@ def test_a_failure_for_good_is_the_chiefs(start):
 
 def test_a_signal_saves_and_ends(start):
     """Ctrl-C in `fit`; `test_modes` has SIGTERM in the custom loop."""
-    cluster = start(*LONG, "trainer=fit", "trainer.epochs=2000")
+    cluster = start(*LONG, "trainer=fit", many_epochs(STEPS))
     cluster.wait_for("epoch", 2)
     cluster.process.send_signal(signal.SIGINT)
     assert cluster.end(within_s=40) == 130
@@ -202,7 +203,7 @@ def test_a_signal_saves_and_ends(start):
 
 
 def test_a_signal_while_the_chief_hangs_is_recorded(start):
-    cluster = start(*LONG, "trainer.epochs=2000", "cluster.restart.stop_timeout_s=2")
+    cluster = start(*LONG, many_epochs(STEPS), "cluster.restart.stop_timeout_s=2")
     cluster.wait_for("epoch", 1)
     cluster.stop("chief-0")
     cluster.process.send_signal(signal.SIGINT)
@@ -212,7 +213,7 @@ def test_a_signal_while_the_chief_hangs_is_recorded(start):
 
 
 def test_a_second_signal_ends_at_once(start):
-    cluster = start(*LONG, "trainer.epochs=2000")
+    cluster = start(*LONG, many_epochs(STEPS))
     cluster.wait_for("epoch", 1)
     cluster.stop("chief-0")  # it will not end by itself
     cluster.process.send_signal(signal.SIGINT)
@@ -224,7 +225,7 @@ def test_a_second_signal_ends_at_once(start):
 
 
 def test_no_task_outlives_a_supervisor_that_is_killed(start):
-    cluster = start(*LONG, "trainer.epochs=2000")
+    cluster = start(*LONG, many_epochs(STEPS))
     cluster.wait_for("epoch", 1)
     cluster.stop("worker-0")
     cluster.process.kill()

@@ -6,7 +6,7 @@ import signal
 
 import numpy as np
 import pytest
-from support import variables
+from support import many_epochs, variables
 
 from psrun.results.run_folder import RunFolder
 
@@ -14,13 +14,13 @@ pytestmark = pytest.mark.cluster
 
 MODES = {
     "ssp": ["consistency=ssp", "consistency.staleness=1", "trainer.steps_per_execution=5"],
-    "sync": ["consistency=sync", "trainer.steps_per_epoch=15"],
+    "sync": ["consistency=sync", many_epochs(15), "trainer.steps_per_epoch=15"],
 }
 EPOCH = 60  # steps
 LONG = [
-    "cluster=local", "evaluation.every=100", "trainer.epochs=10000", f"trainer.steps_per_epoch={EPOCH}",
+    "cluster=local", "evaluation.every=100", many_epochs(EPOCH), f"trainer.steps_per_epoch={EPOCH}",
     "data.num_train_examples=2000", "data.num_eval_examples=200", "cluster.restart.heartbeat_timeout_s=6",
-    "cluster.slow_workers={0: 0.03}",
+    "cluster.slow_workers={0: 0.06}",
 ]  # fmt: skip
 
 

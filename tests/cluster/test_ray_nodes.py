@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from fault_injection import MOSTLY_WAITING
+from support import many_epochs
 
 pytestmark = pytest.mark.ray
 ray = pytest.importorskip("ray", reason="pip install -e '.[ray]'")
@@ -183,7 +184,7 @@ def test_a_node_is_lost_and_the_run_continues_on_the_others(run, nodes):
 
 def test_a_signal_saves_and_ends(run):
     """Ctrl-C; SIGTERM ends the first run of `test_a_cluster_that_others_use_is_named`."""
-    cluster = run(*LONG, "trainer.epochs=2000")
+    cluster = run(*LONG, many_epochs(STEPS))
     under_way(cluster)
     cluster.process.send_signal(signal.SIGINT)
     assert cluster.end(within_s=60) == 130
@@ -194,7 +195,7 @@ def test_a_signal_saves_and_ends(run):
 
 
 def test_no_task_outlives_a_driver_that_is_killed(run):
-    cluster = run(*LONG, "trainer.epochs=2000")
+    cluster = run(*LONG, many_epochs(STEPS))
     under_way(cluster)
     cluster.stop("worker-0")
     cluster.process.kill()
@@ -211,7 +212,7 @@ def test_more_than_the_nodes_have_is_reported_at_once(run):
 
 
 def test_a_cluster_that_others_use_is_named(run, nodes):
-    first = run(*LONG, "trainer.epochs=2000")
+    first = run(*LONG, many_epochs(STEPS))
     under_way(first)
     second = run(*SMALL, "cluster.connect_timeout_s=3")
     assert second.end(within_s=60) == 1
@@ -266,14 +267,14 @@ def test_a_cluster_of_the_runs_own_ends_with_it(start, monkeypatch):
 
 def test_ray_ends_with_a_driver_that_is_killed_or_signalled_twice(start):
     before = own_folders()
-    killed = start("cluster=ray", *LONG, "trainer.epochs=2000")
+    killed = start("cluster=ray", *LONG, many_epochs(STEPS))
     killed.wait_for("epoch", 1)
     tasks = {killed.task(name) for name in TASKS}
     killed.process.kill()
     killed.wait(lambda: not tasks & set(killed.left()), "end of all tasks", within_s=30)
     (left,) = own_folders() - before  # nobody was there to remove it: the next one does
     os.utime(left, (0, 0))
-    signalled = start("cluster=ray", *LONG, "trainer.epochs=2000")
+    signalled = start("cluster=ray", *LONG, many_epochs(STEPS))
     signalled.wait_for("epoch", 1)
     signalled.stop("chief-0")  # it will not end by itself
     signalled.process.send_signal(signal.SIGINT)

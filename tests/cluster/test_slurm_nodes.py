@@ -6,13 +6,14 @@ import json
 
 import pytest
 from fault_injection import MOSTLY_WAITING
+from support import many_epochs
 
 pytestmark = pytest.mark.slurm
 
 DATA = ["data.num_train_examples=500", "data.num_eval_examples=100"]
 QUICK = [*DATA, "trainer.epochs=2", "trainer.steps_per_epoch=20"]
 EPOCH = 50  # steps
-LONG = [*DATA, "trainer.epochs=100000", f"trainer.steps_per_epoch={EPOCH}", "evaluation=none", MOSTLY_WAITING]
+LONG = [*DATA, many_epochs(EPOCH), f"trainer.steps_per_epoch={EPOCH}", "evaluation=none", MOSTLY_WAITING]
 
 
 def job_of(run) -> str:

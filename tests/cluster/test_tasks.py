@@ -10,6 +10,7 @@ import time
 import portpicker
 import pytest
 from fault_injection import BOUND_S
+from support import many_epochs
 
 pytestmark = pytest.mark.cluster
 
@@ -50,7 +51,7 @@ def test_static_and_a_chief_that_is_started_again_but_not_beside_itself(start, t
         for job, index in (("worker", 0), ("worker", 1), ("ps", 0))
     ]
     chief = ["cluster=static", given, "task.type=chief", *QUICK, "trainer.steps_per_epoch=100"]
-    first = start(*chief, "trainer.epochs=1000")
+    first = start(*chief, many_epochs(100), "cluster.slow_workers={0: 0.04, 1: 0.04}")
     first.wait_for("checkpoint", 2)
     beside = start(*chief, f"hydra.run.dir='{first.folder}'")
     assert beside.end() == 2

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 from fault_injection import MOSTLY_WAITING
+from support import many_epochs
 
 pytestmark = pytest.mark.cluster
 
 SIZES = (700, 3, 298)  # rows of the files
 NUM_EXAMPLES = sum(SIZES)
 BATCH, PACKED = 16, 4
+STEPS = -(-NUM_EXAMPLES // BATCH)  # per epoch
 EPOCHS = 8  # not done before a lost worker is back
 ONCE = {"0": 0, "1": NUM_EXAMPLES, "2": 0, "3+": 0}
 
@@ -40,7 +42,7 @@ def test_each_row_is_trained_on_once_an_epoch(start, run, trainer, num_workers):
     assert cluster.end() == 0
     result = cluster.result
     assert result["data"]["num_train_examples"] == NUM_EXAMPLES
-    assert result["steps"]["applied"] == 3 * -(-NUM_EXAMPLES // BATCH)
+    assert result["steps"]["applied"] == 3 * STEPS
     assert [row["seen"] for row in result["visitation"]] == [ONCE] * 3
 
 
@@ -74,7 +76,7 @@ def test_a_data_worker_and_a_dispatcher_that_are_killed_come_back(start, run):
     """Batches in progress are lost, and the loss is recorded; later batches are read once."""
     cluster = start(
         *run, "model=wide_deep", "data.num_buckets=50", "model.hidden_units=[4]", "checkpoint=none",
-        "data.visitation=dynamic", "trainer.epochs=1000", "cluster.num_data_workers=2", MOSTLY_WAITING,
+        "data.visitation=dynamic", many_epochs(STEPS), "cluster.num_data_workers=2", MOSTLY_WAITING,
     )  # fmt: skip
     cluster.wait_for("epoch", 2)
     cluster.kill("data_worker-1")
@@ -87,7 +89,7 @@ def test_a_data_worker_and_a_dispatcher_that_are_killed_come_back(start, run):
     assert [row["task"] for row in cluster.result["recoveries"]] == ["data_worker-1", "data_dispatcher-0"]
     num_epochs = len(cluster.events("epoch"))
     rows = [row["seen"] for row in cluster.result["visitation"]][:num_epochs]
-    assert cluster.result["steps"]["applied"] >= num_epochs * -(-NUM_EXAMPLES // BATCH)
+    assert cluster.result["steps"]["applied"] >= num_epochs * STEPS
     seen = sum(row["1"] + 2 * row["2"] + 3 * row["3+"] for row in rows)
     assert seen == pytest.approx(num_epochs * NUM_EXAMPLES, abs=BATCH)
     assert all(row["0"] <= 20 * BATCH for row in rows)
@@ -95,7 +97,7 @@ def test_a_data_worker_and_a_dispatcher_that_are_killed_come_back(start, run):
 
 
 def test_a_stopped_run_continues_the_pass(start, run):
-    cluster = start(*run, "trainer.epochs=400")
+    cluster = start(*run, many_epochs(STEPS))
     cluster.wait_for("epoch", 2)
     cluster.process.send_signal(signal.SIGTERM)
     assert cluster.end() == 175
