@@ -9,9 +9,9 @@ pytestmark = pytest.mark.cluster
 
 STEPS, EPOCHS = 50, 6
 RUN = [
-    "cluster=local", "trainer=fit", "checkpoint=none", "evaluation=none", f"trainer.epochs={EPOCHS}",
-    f"trainer.steps_per_epoch={STEPS}", "data.num_train_examples=2000", "data.num_eval_examples=200",
-    MOSTLY_WAITING,  # not done before the chief is killed
+    "cluster=local", "cluster.num_ps=1", "trainer=fit", "checkpoint=none", "evaluation=none",
+    f"trainer.epochs={EPOCHS}", f"trainer.steps_per_epoch={STEPS}", "data.num_train_examples=2000",
+    "data.num_eval_examples=200", MOSTLY_WAITING,  # not done before the chief is killed
     "trainer.callbacks=[{_target_: tf_keras.callbacks.BackupAndRestore,"
     " backup_dir: '${hydra:runtime.output_dir}/backup'}]",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.cluster
 
 TESTS = str(Path(__file__).parents[1])
 NUM_EXAMPLES = 12_000
+ONE_PS = ("cluster=local", "cluster.num_ps=1")
 RUN = [
     "model=dense", "~model.hidden_units", "model._target_=example_ids.model", "data._target_=example_ids.Numbered",
     "~data.num_train_examples", "~data.noise", "~data.num_features", f"data.num_eval_examples={NUM_EXAMPLES}",
@@ -43,7 +44,7 @@ def counted_once(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(("fault", "trainer"), [("kill", "fit"), ("stop", "custom_loop")])
 def test_a_worker_is_lost_in_the_middle(start, fault, trainer):
-    cluster = start("cluster=local", f"trainer={trainer}", "cluster.restart.heartbeat_timeout_s=6", *RUN,
+    cluster = start(*ONE_PS, f"trainer={trainer}", "cluster.restart.heartbeat_timeout_s=6", *RUN,
                     PYTHONPATH=TESTS)  # fmt: skip
     evaluating(cluster)
     getattr(cluster, fault)("worker-1")
@@ -115,7 +116,7 @@ def test_workers_predict_and_one_is_killed_in_the_middle(start, trained):
     resumed = ["mode=predict", f"resume='{trained}'"]
     alone = start("cluster=none", "predict.path=alone.csv", "data.global_batch_size=100", *resumed, PYTHONPATH=TESTS)
     assert alone.end() == 0, alone.stderr
-    cluster = start("cluster=local", "data.global_batch_size=10", *resumed, PYTHONPATH=TESTS)
+    cluster = start(*ONE_PS, "data.global_batch_size=10", *resumed, PYTHONPATH=TESTS)
     cluster.folder = trained / "predictions" / "cluster"
     evaluating(cluster, "predicting")
     cluster.wait(lambda: list(cluster.folder.parent.glob(".10.csv.*")), "part of the file")
@@ -150,7 +151,7 @@ def test_a_checkpoint_is_evaluated_on_a_cluster_that_somebody_else_starts(tasks,
 
 def test_the_only_worker_is_lost_and_comes_back(start):
     """Nobody else makes room in a queue for what the lost worker gives back."""
-    cluster = start("cluster=local", "cluster.num_workers=1", "trainer=fit", *RUN, "evaluation=distributed",
+    cluster = start(*ONE_PS, "cluster.num_workers=1", "trainer=fit", *RUN, "evaluation=distributed",
                     "trainer.steps_per_epoch=300", "cluster.slow_workers={0: 0.03}", PYTHONPATH=TESTS)  # fmt: skip
     cluster.wait_for_step(100)
     cluster.kill("worker-0")

@@ -17,13 +17,13 @@ pytestmark = pytest.mark.cluster
 STEPS = 20  # per epoch
 # Long enough that a fault comes in the middle, on a slow machine too; 30 epochs keep what a restart loses small.
 LONG = [
-    "cluster=local", "partitioner=fixed_shards", "evaluation.every=100", "trainer.epochs=30",
+    "cluster=local", "partitioner=fixed_shards", "evaluation=none", "trainer.epochs=30",
     f"trainer.steps_per_epoch={STEPS}", "data.num_train_examples=2000", "data.num_eval_examples=200",
     "cluster.restart.heartbeat_timeout_s=6", MOSTLY_WAITING,
 ]  # fmt: skip
 # Where nothing is trained until the fault is over.
 BRIEF = [*LONG, "trainer.epochs=12"]
-SHORT = [*LONG, "trainer.epochs=2"]
+SHORT = [*LONG, "trainer.epochs=2", "evaluation=direct"]
 
 
 def learned(cluster, *, num_epochs: int = 12) -> None:

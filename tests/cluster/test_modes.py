@@ -18,7 +18,7 @@ MODES = {
 }
 EPOCH = 60  # steps
 LONG = [
-    "cluster=local", "evaluation.every=100", many_epochs(EPOCH), f"trainer.steps_per_epoch={EPOCH}",
+    "cluster=local", "cluster.num_ps=1", "evaluation=none", many_epochs(EPOCH), f"trainer.steps_per_epoch={EPOCH}",
     "data.num_train_examples=2000", "data.num_eval_examples=200", "cluster.restart.heartbeat_timeout_s=6",
     "cluster.slow_workers={0: 0.06}",
 ]  # fmt: skip

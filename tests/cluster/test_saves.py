@@ -40,7 +40,7 @@ def test_the_table_stays_on_the_parameter_servers(tmp_path):
 
 
 def test_a_run_folder_that_is_deleted_ends_the_run(start):
-    cluster = start("cluster=local", many_epochs(100), "data.num_train_examples=2000")
+    cluster = start("cluster=local", "cluster.num_ps=1", many_epochs(100), "data.num_train_examples=2000")
     cluster.wait_for("checkpoint", 2)
     gone = cluster.folder.with_name(
         "gone"

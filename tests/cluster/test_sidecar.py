@@ -11,14 +11,15 @@ from support import MANY_STEPS, many_epochs
 pytestmark = pytest.mark.cluster
 
 RUN = [
-    "cluster=local", "partitioner=fixed_shards", "evaluation=sidecar", "trainer.steps_per_epoch=50",
+    "cluster=local", "cluster.num_ps=1", "evaluation=sidecar", "trainer.steps_per_epoch=50",
     "data.num_train_examples=2000", "data.num_eval_examples=200", "checkpoint.best_metric=val_loss",
     "checkpoint.best_mode=min", "cluster.restart.backoff_s=0",
 ]  # fmt: skip
 
 
 def test_every_checkpoint_is_evaluated_and_the_last_one_always(start):
-    cluster = start(*RUN, "trainer=fit", "trainer.epochs=4", "checkpoint.max_to_keep=9", "export.best=true")
+    cluster = start(*RUN, "cluster.num_ps=2", "partitioner=fixed_shards", "trainer=fit", "trainer.epochs=4",
+                    "checkpoint.max_to_keep=9", "export.best=true")  # fmt: skip
     assert cluster.end() == 0, cluster.stderr
     saved = [event["step"] for event in cluster.events("checkpoint")]
     assert [event["step"] for event in cluster.events("evaluation")] == saved == [50, 100, 150, 200]

@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> list[str]:
         )
         (tmp_path / f"{index}.tsv").write_text("\n".join(rows) + "\n")
     return [
-        "cluster=local", "model=dense", "data=criteo", f"data.path='{tmp_path}/*.tsv'",
+        "cluster=local", "cluster.num_ps=1", "model=dense", "data=criteo", f"data.path='{tmp_path}/*.tsv'",
         f"data.cache='{tmp_path}/cache'",
         "data.audit=true", f"data.global_batch_size={BATCH}", "trainer.steps_per_epoch=null", "evaluation=none",
         f"trainer.steps_per_execution={PACKED}", "cluster.restart.heartbeat_timeout_s=6",
@@ -52,7 +52,8 @@ def test_a_worker_that_is_killed_costs_no_row_and_repeats_no_more_than_one_execu
     (tmp_path / "rows.csv").write_text("\n".join(["history,seconds,label", *rows]) + "\n")
     history = "{dtype: int64, num_buckets: 5, max_values: 2, weights: seconds}"
     cluster = start(
-        "cluster=local", "model=dense", "~model.hidden_units", "model._target_=list_features.sums", "data=table",
+        "cluster=local", "cluster.num_ps=1", "model=dense", "~model.hidden_units",
+        "model._target_=list_features.sums", "data=table",
         f"data.path={tmp_path}/rows.csv", "data.label=label", f"data.features={{history: {history}}}",
         f"data.cache='{tmp_path}/cache'", "data.audit=true", f"data.global_batch_size={BATCH}",
         "trainer.steps_per_epoch=null", "evaluation=none", f"trainer.steps_per_execution={PACKED}",
