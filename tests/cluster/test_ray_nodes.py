@@ -27,7 +27,7 @@ NUM_NODES = 4
 TASKS = ["chief-0", "ps-0", "ps-1", "worker-0", "worker-1"]
 STEPS = 20  # per epoch
 SMALL = [
-    "partitioner=fixed_shards", "evaluation.every=100", f"trainer.steps_per_epoch={STEPS}",
+    "partitioner=fixed_shards", f"trainer.steps_per_epoch={STEPS}",
     "data.num_train_examples=2000", "data.num_eval_examples=200",
 ]  # fmt: skip
 LONG = [*SMALL, "evaluation=none", "trainer.epochs=20", MOSTLY_WAITING]
