@@ -43,17 +43,18 @@ def test_the_wheel_holds_everything_and_runs_in_a_new_folder(tmp_path):
     )
     (wheel,) = tmp_path.glob("psrun-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    for path in [*ROOT.glob("conf/*/*.yaml"), ROOT / "conf" / "config.yaml"]:
-        assert f"psrun/{path.relative_to(ROOT)}" in names
     # A checkout that is installed as editable would lend the installed package what it lacks.
-    for path in ROOT.glob("psrun/**/*.py"):
-        assert str(path.relative_to(ROOT)) in names
-    for path in [each for kind in ("html", "css", "js") for each in ROOT.glob(f"psrun/results/report/*.{kind}")]:
-        assert str(path.relative_to(ROOT)) in names
-    for path in [each for each in ROOT.glob("psrun/project/template/**/*.*") if each.parent.name != "__pycache__"]:
-        assert str(path.relative_to(ROOT)) in names
-    for path in ROOT.glob("experiments/*.yaml"):
-        assert f"psrun/conf/experiment/{path.name}" in names
+    for folder, *kinds, packed in (
+        ("conf", "yaml", "psrun/conf"),
+        ("experiments", "yaml", "psrun/conf/experiment"),
+        ("psrun", "py", "psrun"),
+        ("psrun/results/report", "html", "css", "js", "psrun/results/report"),
+        ("psrun/cli/project_template", "py", "yaml", "md", "psrun/cli/project_template"),
+    ):
+        for kind in kinds:
+            files = list((ROOT / folder).rglob(f"*.{kind}"))
+            assert files, f"{folder} has no file of kind {kind}"
+            assert [path for path in files if f"{packed}/{path.relative_to(ROOT / folder)}" not in names] == []
 
     site, here = tmp_path / "site", tmp_path / "here"
     here.mkdir()

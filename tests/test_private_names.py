@@ -17,7 +17,6 @@ FOREIGN = {
     "_internal_apply_gradients", "_is_graph_network", "_no_dependency", "_steps_per_execution", "_supports_tf_logs",
     "_trackable_children", "_var_key",
 }  # fmt: skip
-FILES = [path for path in sorted(PSRUN.rglob("*.py")) if not str(path.relative_to(PSRUN)).startswith(OWNERS)]
 
 
 def private(name: object) -> bool:
@@ -61,26 +60,24 @@ def imported(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
-EVERYWHERE = {name for tree in TREES.values() for name in defined(tree)}
-
-
-def foreign(path: Path) -> list[str]:
+def foreign(path: Path, tree: ast.Module, everywhere: set[str]) -> list[str]:
     """What is private to others in a module, with lines where known."""
-    tree = TREES[path]
     here = set(defined(tree))
     asked = [
         f"{path}:{line} {name}"
         for line, name, its_own in used(tree)
-        if name in FOREIGN or name not in (EVERYWHERE if its_own else here)
+        if name in FOREIGN or name not in (everywhere if its_own else here)
     ]
     modules = [f"{path} {name}" for name in imported(tree) if name.startswith(MODULES)]
     return [*modules, *asked, *(f"{path} defines {name}" for name in sorted(here & FOREIGN))]
 
 
 def test_private_names_of_others_are_only_in_the_modules_that_own_them():
-    assert len(FILES) > 200
-    assert [each for path in FILES for each in foreign(path)] == []
+    files = [path for path in sorted(PSRUN.rglob("*.py")) if not str(path.relative_to(PSRUN)).startswith(OWNERS)]
+    assert len(files) > 200
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files}
+    everywhere = {name for tree in trees.values() for name in defined(tree)}
+    assert [each for path, tree in trees.items() for each in foreign(path, tree, everywhere)] == []
 
 
 def test_the_rule_finds_what_it_is_for():
