@@ -160,7 +160,7 @@ def train(cluster_spec, images, tmp_path, request):
     def run(*overrides: str, num_workers: int = 2, into: RunFolder | None = None) -> tuple[dict[str, Any], RunFolder]:
         pieces = dict(override.partition("=")[::2] for override in overrides)
         model = pieces.get("model", "embedding")
-        own = any(override.startswith("data._target_=") for override in overrides)
+        own = any(override.startswith(("data._target_=", "experiment=")) for override in overrides)
         small = [] if own else [*MODELS[model], *([f"data.path={images}"] if model == "cnn" else [])]
         config = run_config(*TRAINING, *small, *overrides)
         folder = into or RunFolder.create(tmp_path / f"run{next(count)}", raw={})

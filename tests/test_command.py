@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import signal
 import subprocess
@@ -300,33 +299,40 @@ def test_keras_callbacks_do_what_keras_documents(train, tmp_path):
 
 EXPERIMENTS = {path.stem: path.read_text() for path in Path(__file__).parents[1].glob("experiments/*.yaml")}
 SWEEPS = {name: text for name, text in EXPERIMENTS.items() if "sweeper:" in text}
-BY_DEFAULT = ("smoke",)
+AS_COMMANDS = ("smoke", pytest.param("fault_drill", marks=pytest.mark.thorough))
+LEARNING = ("dlrm", "two_tower")  # in test_criteo.py
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in BY_DEFAULT else pytest.mark.thorough)
-        for name in sorted(EXPERIMENTS.keys() - SWEEPS)
-    ],
-)
-def test_every_experiment_runs_at_a_small_size(psrun, tmp_path, name):
+@pytest.fixture
+def data_of_experiments(tmp_path, monkeypatch):
     synthesis.write(tmp_path / "criteo-synthetic", synthesis.Recipe(3000, 500, num_values=20), num_files=2)
     synthesis.write(tmp_path / "histories", histories.Recipe(3000, 500, num_values=100), num_files=2)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", AS_COMMANDS)
+def test_an_experiment_runs_at_a_small_size(psrun, data_of_experiments, name):
     done = psrun(f"experiment={name}", "trainer.epochs=1", "trainer.steps_per_epoch=20", timeout_s=240)
     assert done.code == 0, done.stderr
     assert done.result["evaluation"]["examples_seen"] == done.result["data"]["num_eval_examples"]
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("name", sorted(EXPERIMENTS.keys() - SWEEPS - {"smoke", "fault_drill", *LEARNING}))
+def test_every_other_experiment_trains(train, data_of_experiments, name):
+    result, _ = train(f"experiment={name}", "trainer.epochs=1", "trainer.steps_per_epoch=20")
+    assert result["evaluation"]["examples_seen"] == result["data"]["num_eval_examples"]
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(SWEEPS))
-def test_every_job_of_an_experiment_that_is_a_sweep_is_valid(tmp_path, monkeypatch, name):
+def test_every_value_of_an_experiment_that_is_a_sweep_is_valid(tmp_path, monkeypatch, name):
     synthesis.write(tmp_path / "criteo-synthetic", synthesis.Recipe(100, 100, num_values=20), num_files=1)
     monkeypatch.chdir(tmp_path)
     params = yaml.safe_load(SWEEPS[name])["hydra"]["sweeper"]["params"]
     given = OverridesParser.create().parse_overrides([f"{key}={values}" for key, values in params.items()])
     axes = [[f"{axis.key_or_group}={value}" for value in axis.sweep_string_iterator()] for axis in given]
-    for overrides in itertools.product(*axes):
+    for overrides in {(*(axis[0] for axis in axes), value) for axis in axes for value in axis}:
         run_config(f"experiment={name}", *overrides)
 
 
