@@ -100,7 +100,7 @@ def test_equal_seeds_are_equal_values_on_every_layout(train, name):
     from psrun.data import load
     from psrun.roles import planner
 
-    pieces = [*SEQUENCES, *model(name)]
+    pieces = [*SEQUENCES, *model(name), "evaluation=none"]
     alone, whole = train(*pieces, "cluster=none", num_workers=1)
     result, cut = train(*pieces, *SHARDS, num_workers=1)
     assert result["metrics"] == pytest.approx(alone["metrics"], rel=1e-5)
@@ -155,7 +155,7 @@ def test_adapters_of_low_rank_train_alone_under_a_global_policy(train, policy):
 
 LISTS = [
     "model=dense", "~model.hidden_units", "~data.num_features", "~data.num_train_examples", "~data.num_eval_examples",
-    "~data.noise", "data._target_=list_features.Histories", "data.global_batch_size=16", "evaluation=direct",
+    "~data.noise", "data._target_=list_features.Histories", "data.global_batch_size=16", "evaluation=none",
     "model._target_=keras3_models.lists", "optimizer=sparse_adagrad",
 ]  # fmt: skip
 
