@@ -21,6 +21,7 @@ from rich.console import Console
 from support import IN_PROCESS, MODELS, TRAINING, environment, run_config
 
 from psrun import process
+from psrun.tf_internals import modules
 
 process.prepare()
 for name, value in IN_PROCESS.items():
@@ -112,6 +113,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """The thread pools of a cluster in this process must be set before any test makes TensorFlow do anything."""
     if any(item.get_closest_marker(marker) for marker in ("tensorflow", "inprocess", "thorough")):
         _configure_threads()
+
+
+def pytest_sessionfinish() -> None:
+    modules.remove_generated_files()  # TensorFlow leaves their bytecode
 
 
 @functools.cache

@@ -47,8 +47,9 @@ resolvers.register()
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment variables of a command."""
-    return {**{name: value for name, value in os.environ.items() if name not in IN_PROCESS}, **more}
+    """The environment variables of a command: Python's and TensorFlow's defaults."""
+    unset = {*IN_PROCESS, "PYTHONDONTWRITEBYTECODE"}
+    return {**{name: value for name, value in os.environ.items() if name not in unset}, **more}
 
 
 def raw_config(*overrides: str) -> dict[str, Any]:

@@ -6,7 +6,9 @@ import ast
 import logging
 import subprocess
 import sys
+import tempfile
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -23,13 +25,22 @@ def test_a_private_name_that_is_gone_is_an_error_with_the_installed_versions():
 
 
 def test_the_files_that_autograph_wrote_are_removed(tmp_path, monkeypatch):
+    """Also their bytecode, and the folder for it once it is empty."""
     from tensorflow.python.autograph.pyct import loader
 
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     module, path = loader.load_source("x = 1\n", delete_on_exit=False)
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    cached = Path(module.__spec__.cached)
+    assert (Path(path).exists(), cached.exists()) == (True, True)
+    other = cached.with_name("other.pyc")
+    other.touch()
     modules.remove_generated_files()
-    with pytest.raises(FileNotFoundError):
-        open(path)  # noqa: SIM115
+    assert list(tmp_path.rglob("*.py*")) == [other]
+    other.unlink()
+    modules.remove_generated_files()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tensorflow_is_imported_without_keras_where_that_is_asked_for(monkeypatch):

@@ -16,13 +16,20 @@ _GENERATED = "__autograph_generated_file"
 
 
 def remove_generated_files() -> None:
-    """Removes the modules that AutoGraph wrote to the folder for temporary files.
+    """Removes the modules that AutoGraph wrote to the folder for temporary files, and their bytecode.
 
-    TensorFlow removes them when the interpreter exits, which `os._exit` skips (TensorFlow 2.21).
+    TensorFlow removes the modules when the interpreter exits, which `os._exit` skips, and never their bytecode
+    (TensorFlow 2.21).
     """
-    for name in [name for name in sys.modules if name.startswith(_GENERATED)]:
-        with contextlib.suppress(OSError, TypeError):
-            os.unlink(sys.modules[name].__file__)  # type: ignore[arg-type]
+    specs = [module.__spec__ for name, module in [*sys.modules.items()] if name.startswith(_GENERATED)]
+    files = {file for spec in specs if spec is not None for file in (spec.origin, spec.cached) if file}
+    for file in files:
+        with contextlib.suppress(OSError):
+            os.unlink(file)
+    for folder in {os.path.dirname(file) for file in files}:
+        if os.path.basename(folder) == "__pycache__":
+            with contextlib.suppress(OSError):  # others have files in it
+                os.rmdir(folder)
 
 
 def import_without_keras() -> None:
