@@ -155,7 +155,7 @@ def test_adapters_of_low_rank_train_alone_under_a_global_policy(train, policy):
 
 LISTS = [
     "model=dense", "~model.hidden_units", "~data.num_features", "~data.num_train_examples", "~data.num_eval_examples",
-    "~data.noise", "data._target_=list_features.Histories", "data.global_batch_size=16", "evaluation=none",
+    "~data.noise", "data._target_=list_features.Histories", "data.global_batch_size=16",
     "model._target_=keras3_models.lists", "optimizer=sparse_adagrad",
 ]  # fmt: skip
 
@@ -164,8 +164,8 @@ LISTS = [
 @pytest.mark.parametrize(
     ("pieces", "dtype"),
     [
-        (("trainer=custom_loop", "trainer.prefetch_rows=true"), "float32"),
-        (("trainer=own_loop", "trainer._target_=user_code.tutorial"), "mixed_bfloat16"),
+        (("trainer=custom_loop", "trainer.prefetch_rows=true", "evaluation=none"), "float32"),
+        (("trainer=own_loop", "trainer._target_=user_code.tutorial", "evaluation=direct"), "mixed_bfloat16"),
     ],
 )
 def test_lists_train_and_predict_as_the_twin(train, predict, tmp_path, pieces, dtype):
