@@ -47,7 +47,7 @@ resolvers.register()
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment variables of a command: Python's and TensorFlow's defaults."""
+    """The environment variables of a command, with the defaults of TensorFlow and of Python's bytecode."""
     unset = {*IN_PROCESS, "PYTHONDONTWRITEBYTECODE"}
     return {**{name: value for name, value in os.environ.items() if name not in unset}, **more}
 

@@ -125,7 +125,7 @@ class Slow(Regression):
 
 
 def test_servers_wait_for_a_chief_that_prepares_its_data(start, tmp_path):
-    """For longer than they wait for one that is not there, which a busy machine may take 20 s to start."""
+    """For longer than they wait for a missing chief; on a busy machine its start alone exceeds 12 s."""
     (tmp_path / "slow.py").write_text(SLOW.format(seconds=45))
     cluster = start(
         "cluster=local", "model=dense", "data._target_=slow.Slow", "evaluation=none", "trainer.epochs=1",
