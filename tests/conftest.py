@@ -109,6 +109,12 @@ def browser():
         launched_browser.close()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(map(item.get_closest_marker, ("cluster", "slurm", "ray"))) and "cluster" not in item.path.parts:
+            raise pytest.UsageError(f"{item.nodeid}: belongs into tests/cluster, where .ci/run looks for its tier")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """The thread pools of a cluster in this process must be set before any test makes TensorFlow do anything."""
     if any(item.get_closest_marker(marker) for marker in ("tensorflow", "inprocess", "thorough")):

@@ -58,17 +58,6 @@ def test_a_run_reports_on_the_terminal_and_in_its_folder(psrun, tmp_path):
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.cluster
-def test_a_run_of_real_processes_leaves_nothing_among_temporary_files(psrun, tmp_path):
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    done = psrun("cluster=local", "trainer.epochs=1", "trainer.steps_per_epoch=20", TMPDIR=str(temporary))
-    assert done.code == 0, done.stderr
-    assert done.result["cluster"] == {"topology": "local", "num_workers": 2, "num_ps": 2}
-    assert done.result["steps"]["applied"] == 20
-    assert list(temporary.iterdir()) == []
-
-
 @pytest.mark.thorough
 def test_no_parameter_server_of_its_own(psrun):
     done = psrun("cluster.num_ps=0", "cluster.num_workers=1", "evaluation=none", "checkpoint=none", *QUICK)

@@ -160,41 +160,48 @@ LISTS = [
 ]  # fmt: skip
 
 
+# tf-keras cannot cut the weights of an LSTM, or of a layer in bfloat16.
+LIST_LAYOUTS = {"keras": SHARDS, "tf_keras": ("cluster=inprocess", "partitioner=none")}
+
+
+def of_lists(library: str, *, dtype: str) -> list[str]:
+    options = (f"+model.library={library}", f"+model.dtype={dtype}", "trainer.steps_per_execution=2")
+    return [*LISTS, *LIST_LAYOUTS[library], *options]
+
+
 @thorough
-@pytest.mark.parametrize(
-    ("pieces", "dtype"),
-    [
-        (("trainer=custom_loop", "trainer.prefetch_rows=true", "evaluation=none"), "float32"),
-        (("trainer=own_loop", "trainer._target_=user_code.tutorial", "evaluation=direct"), "mixed_bfloat16"),
-    ],
-)
-def test_lists_train_and_predict_as_the_twin(train, predict, tmp_path, pieces, dtype):
-    """On the same cluster; with rows fetched ahead, and in a loop of the user in bfloat16."""
+def test_lists_train_in_a_loop_of_the_user_in_bfloat16_as_the_twin(train):
+    loop = ("trainer=own_loop", "trainer._target_=user_code.tutorial", "evaluation=direct")
+    result, twin = (
+        train(*of_lists(library, dtype="mixed_bfloat16"), *loop, num_workers=1)[0] for library in LIST_LAYOUTS
+    )
+    assert result["metrics"] == pytest.approx(twin["metrics"], rel=1e-2)
+
+
+@thorough
+def test_lists_train_and_predict_as_the_twin(train, predict, tmp_path):
+    """On the same cluster, with rows fetched ahead."""
     from psrun.checkpoint import load_model
     from psrun.checkpoint.store import Store
     from psrun.data import load
     from psrun.errors import ExportError
 
-    tolerance = 1e-5 if dtype == "float32" else 1e-2
-    # tf-keras cannot cut the weights of an LSTM, or of a layer in bfloat16.
-    layouts = {"keras": SHARDS, "tf_keras": ("cluster=inprocess", "partitioner=none")}
     results, predictions = {}, {}
-    for library, layout in layouts.items():
-        model_of = [*LISTS, *layout, f"+model.library={library}", f"+model.dtype={dtype}"]
-        results[library], folder = train(*model_of, *pieces, "trainer.steps_per_execution=2", num_workers=1)
+    for library in LIST_LAYOUTS:
+        pieces = [*of_lists(library, dtype="float32"), "trainer.prefetch_rows=true", "evaluation=none"]
+        results[library], folder = train(*pieces, num_workers=1)
         for where in ("inprocess", "none") if library == "keras" else ("none",):
             path = tmp_path / f"{library}_{where}.csv"
-            predict(folder, *model_of, f"cluster={where}", f"predict.path={path}")
+            predict(folder, *pieces, f"cluster={where}", f"predict.path={path}")
             with path.open() as file:
                 predictions[library, where] = [float(row["prediction"]) for row in csv.DictReader(file)]
         if library == "keras":
-            run = run_config(*model_of)
+            run = run_config(*pieces)
             network = load_model.load(run, load.load_source(run), Store(folder.checkpoints), print).model.network
-    assert results["keras"]["metrics"] == pytest.approx(results["tf_keras"]["metrics"], rel=tolerance)
+    assert results["keras"]["metrics"] == pytest.approx(results["tf_keras"]["metrics"], rel=1e-5)
     assert np.std(predictions["keras", "none"]) > 0.01
-    same = {"rtol": tolerance, "atol": tolerance}
     for key, values in predictions.items():
-        np.testing.assert_allclose(values, predictions["tf_keras", "none"], **same, err_msg=str(key))
+        np.testing.assert_allclose(values, predictions["tf_keras", "none"], rtol=1e-5, atol=1e-5, err_msg=str(key))
     assert type(network.keras3).__module__.startswith("keras.")
     for name in ("saved.h5", "saved.keras", "saved"):
         with pytest.raises(ExportError, match=f"{name}: a model of keras .* cannot be saved as one of tf-keras; write"):

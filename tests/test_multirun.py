@@ -86,7 +86,6 @@ def test_jobs_run_beside_each_other_and_failed_ones_stop_nobody(start, launcher)
     ("launcher", "signum", "code"),
     [
         pytest.param([], *INT, id="basic-INT"),
-        pytest.param([], *TERM, id="basic-TERM", marks=pytest.mark.thorough),
         pytest.param(JOBLIB, *INT, id="joblib-INT", marks=[needs_joblib, pytest.mark.thorough]),
         pytest.param(SUBMITIT, *TERM, id="submitit-TERM", marks=[needs_submitit, pytest.mark.thorough]),
     ],

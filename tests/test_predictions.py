@@ -32,7 +32,6 @@ def rows(path: Path) -> list[dict[str, str]]:
         (100, "Numbered"),
         pytest.param(100, "AsOthersHaveIt", marks=pytest.mark.thorough),
         pytest.param(1, "Numbered", marks=pytest.mark.thorough),
-        pytest.param(24, "AsOthersHaveIt", marks=pytest.mark.thorough),
     ],
 )
 def test_workers_predict_each_example_once_and_in_order(train, predict, num_examples, data):

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import portpicker
 import pytest
 
 COMMON = [
@@ -67,25 +66,8 @@ def slurm(request, experiment: list[str]) -> Path:
     return started.folder
 
 
-def static(request, experiment: list[str]) -> Path:
-    """Where each task is started by itself."""
-    start = request.getfixturevalue("start")
-    jobs = {"ps": 2, "worker": 1, "chief": 1}
-    listed = {job: [f"localhost:{portpicker.pick_unused_port()}" for _ in range(n)] for job, n in jobs.items()}
-    given = f"cluster.addresses={json.dumps(listed)}".replace('"', "")
-    tasks = [
-        start(*experiment, "cluster=static", given, f"task.type={job}", f"task.index={index}")
-        for job, n in jobs.items()
-        for index in range(n)
-    ]
-    for task in tasks:
-        assert task.end() == 0, task.stderr
-    return tasks[-1].folder
-
-
 WAYS = [
     pytest.param(supervised("local"), "tf_keras", id="local", marks=pytest.mark.cluster),
-    pytest.param(static, "tf_keras", id="static", marks=pytest.mark.cluster),
     pytest.param(supervised("ray"), "keras3", id="ray", marks=pytest.mark.ray),
     pytest.param(slurm, "keras3", id="slurm", marks=pytest.mark.slurm),
 ]
