@@ -93,6 +93,7 @@ def test_version_and_help_take_no_tensorflow(psrun, tmp_path):
         (["data=table", "data.delimiter=;"], "quote the value: 'data.delimiter=\";\"'"),
         (["cluster=mirrored", "cluster.num_workers=2"], "cluster.num_workers: no such key"),
         (["trainer.epochs"], "trainer.epochs"),
+        (["hydra.mode=MULTIRUN"], "hydra.mode: is MULTIRUN; start a sweep with -m"),
         (["reprot"], "unknown command 'reprot'"),
         (["-sc", "install=tcsh"], "invalid argument of -sc: install=tcsh; use install=SHELL"),
         (["mode=plan", "partitioner=fixed_shards", "partitioner.num_shards=9"], "more than the 8 rows of embedding"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hydra._internal.hydra import Hydra
 from hydra.core.plugins import Plugins
 from hydra.plugins.completion_plugin import CompletionPlugin
+from hydra.types import RunMode
 
 from psrun.config import compose, hydra_internals
 
@@ -74,6 +76,21 @@ def test_only_the_error_of_a_key_within_a_value_is_suppressed_in_completion():
         CompletionPlugin._get_matches("a value", "x")
     with pytest.raises(AssertionError, match="a fault"), hydra_internals.no_completion_within_a_value():
         raise AssertionError("a fault")
+
+
+def test_the_mode_is_that_of_the_option_in_its_context_only():
+    def composes(*arguments, **options):
+        composed.append(options["run_mode"])
+        raise ValueError
+
+    composed = []
+    app = Hydra.__new__(Hydra)
+    app.compose_config = composes
+    with hydra_internals.mode_of_the_option():
+        assert app.get_mode(config_name="config", overrides=["seed=1"]) is None
+    assert composed == []
+    assert app.get_mode(config_name="config", overrides=["seed=1"]) is None  # as where nothing sets it
+    assert composed == [RunMode.MULTIRUN]
 
 
 def test_hydras_own_plugins_are_known_by_name():

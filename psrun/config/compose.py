@@ -26,6 +26,7 @@ from psrun.errors import ConfigError, Problem
 
 _NESTED = ("[", "{", "'", '"', "$")  # values with their own grammar, which quoting would turn into plain text
 _CONFIG_DIR = ("--config-dir", "-cd")
+_MAY_SET_THE_MODE = ("--config", "-c", "hydra=", "hydra.mode", "hydra.searchpath")  # files of a user, or an override
 _OWN_CHOICES = {"partitioner": "custom", "trainer": "own_loop"}  # choices that take a _target_
 _NOT_OFFERED = {
     ("cluster", "tpu"): "TensorFlow's TPUStrategy is synchronous, without parameter servers and coordinator; psrun "
@@ -52,8 +53,10 @@ def run(work: Any) -> None:
         if not folder.is_dir():
             raise ConfigError([Problem("--config-dir", f"there is no folder {folder}")])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them and exiting with 1
+    may_set_the_mode = any(each.lstrip("+~").startswith(_MAY_SET_THE_MODE) for each in sys.argv[1:])
     try:
-        hydra.main(version_base="1.3", config_path="pkg://psrun.conf", config_name="config")(job)()
+        with contextlib.nullcontext() if may_set_the_mode else hydra_internals.mode_of_the_option():
+            hydra.main(version_base="1.3", config_path="pkg://psrun.conf", config_name="config")(job)()
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError([_unreadable_file(error)]) from error
     except Exception as error:
