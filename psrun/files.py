@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,8 @@ def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
     Args:
       durable: whether to sync the file to disk before returning.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Processes of several hosts may write the same file; those of containers have the same numbers.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         temporary.write_text(text, encoding="utf-8")
         if durable:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import pathlib
 import signal
 import sys
@@ -10,6 +12,7 @@ import sys
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
+from psrun import files
 from psrun.cli import hydra_app
 from psrun.config import compose
 from psrun.errors import ConfigError, RunFolderError
@@ -136,8 +139,12 @@ def test_a_run_folder_that_cannot_be_created_is_reported_by_its_key(tmp_path, re
 
 
 def test_a_disk_that_is_full_before_the_run_begins_is_reported_with_the_folder(tmp_path, monkeypatch):
-    (tmp_path / "run" / ".hydra").mkdir(parents=True)
-    (tmp_path / "run" / ".hydra" / "config.yaml").symlink_to("/dev/full")
+    """`test_checkpoint_schedule` has a disk that is really full."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "write_atomic", full)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as the command does
     monkeypatch.setattr(sys, "argv", ["psrun", f"hydra.run.dir={tmp_path / 'run'}"])
     with pytest.raises(RunFolderError, match=rf"run folder {tmp_path}/run cannot be written to: No space left"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hydra._internal.hydra import Hydra
 from hydra.core.plugins import Plugins
 from hydra.plugins.completion_plugin import CompletionPlugin
 from hydra.types import RunMode
 
+from psrun import files
 from psrun.config import compose, hydra_internals
 
 
@@ -91,6 +94,18 @@ def test_the_mode_is_that_of_the_option_in_its_context_only():
     assert composed == []
     assert app.get_mode(config_name="config", overrides=["seed=1"]) is None  # as where nothing sets it
     assert composed == [RunMode.MULTIRUN]
+
+
+def test_the_files_of_a_job_are_written_by_what_is_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["psrun", "hydra.run.dir=run"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    written = []
+    monkeypatch.setattr(files, "write_atomic", lambda path, text: written.append((path.name, text)))
+    compose.run(lambda composed: None)
+    assert [name for name, _ in written] == ["config.yaml", "hydra.yaml", "overrides.yaml"]
+    assert "trainer:" in written[0][1]
+    assert list((tmp_path / "run" / ".hydra").iterdir()) == []
 
 
 def test_hydras_own_plugins_are_known_by_name():

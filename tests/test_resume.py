@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_injection import Cluster
+from fault_injection import MOSTLY_WAITING, Cluster
 from hydra.core.config_store import ConfigStore
-from support import STEPS
+from support import STEPS, many_epochs
 
 from psrun.cli import hydra_app
 from psrun.config import compose
@@ -190,6 +190,19 @@ def test_a_refused_resume_rewrites_nothing(composed, tmp_path):
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
+def test_the_files_of_hydra_are_replaced_whole(composed, tmp_path):
+    """The tasks of a Slurm step share a folder: one reads these files while another writes them."""
+    composed("hydra.run.dir=run")
+    files = {path.name: path.open() for path in (tmp_path / "run" / ".hydra").iterdir()}
+    before = {name: (tmp_path / "run" / ".hydra" / name).read_text() for name in files}
+    composed("resume=run", "seed=7")
+    for name, file in files.items():
+        with file:
+            assert file.read() == before[name], name
+    assert "seed: 7" in (tmp_path / "run" / ".hydra" / "config.yaml").read_text()
+    assert {path.name for path in (tmp_path / "run" / ".hydra").iterdir()} == {*files}
+
+
 @pytest.mark.thorough
 def test_a_run_of_ones_own_components_continues_without_them_being_named_again(psrun, tmp_path):
     (tmp_path / "own" / "model").mkdir(parents=True)
@@ -198,11 +211,9 @@ def test_a_run_of_ones_own_components_continues_without_them_being_named_again(p
     first = psrun("cluster=none", "hydra.run.dir=run", *QUICK, "trainer.epochs=1", "--config-dir", "own", "model=mine")
     assert first.code == 0, first.stderr
     mine.write_text("_target_: psrun.models.embedding.embedding\nembedding_dim: 7\n")
-    second = psrun("--config-dir", "own", "resume=run", "trainer.epochs=2")
-    assert second.code == 0, second.stderr
-    third = psrun("resume=run", "trainer.epochs=3")
-    assert third.code == 0, third.stderr
-    assert first.result["steps"]["applied"] == 60
+    again = psrun("resume=run", "trainer.epochs=2")
+    assert again.code == 0, again.stderr
+    assert first.result["steps"]["applied"] == 40
 
 
 @pytest.mark.thorough
@@ -245,14 +256,13 @@ def test_another_model_or_optimizer_is_refused_with_what_differs(train):
 
 @pytest.mark.thorough
 def test_a_run_that_is_going_on_is_left_alone(psrun, tmp_path):
-    going_on = Cluster(tmp_path, "cluster=none", "trainer.epochs=100000")
+    going_on = Cluster(tmp_path, "cluster=inprocess", *QUICK, many_epochs(20), MOSTLY_WAITING)
     try:
         going_on.wait_for("checkpoint")
         second = psrun("resume=run", "trainer.epochs=2")
         assert (second.code, "is in use by a running run" in second.stderr) == (2, True), second.stderr
-        for mode in ("export", "predict"):
-            done = psrun("resume=run", f"mode={mode}")
-            assert done.code == 0, done.stderr
+        done = psrun("resume=run", "mode=predict", "cluster=none")
+        assert done.code == 0, done.stderr
         assert going_on.process.poll() is None
         going_on.process.terminate()
         assert going_on.end(within_s=60) == 175

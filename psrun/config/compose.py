@@ -21,6 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from psrun import files
 from psrun.config import choices, hydra_internals, parse, resolvers, schema
 from psrun.errors import ConfigError, Problem
 
@@ -54,8 +55,9 @@ def run(work: Any) -> None:
             raise ConfigError([Problem("--config-dir", f"there is no folder {folder}")])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them and exiting with 1
     may_set_the_mode = any(each.lstrip("+~").startswith(_MAY_SET_THE_MODE) for each in sys.argv[1:])
+    mode = contextlib.nullcontext() if may_set_the_mode else hydra_internals.mode_of_the_option()
     try:
-        with contextlib.nullcontext() if may_set_the_mode else hydra_internals.mode_of_the_option():
+        with mode, hydra_internals.files_written_by(files.write_atomic):
             hydra.main(version_base="1.3", config_path="pkg://psrun.conf", config_name="config")(job)()
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError([_unreadable_file(error)]) from error

@@ -9,16 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
+from hydra.core import utils
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 _UNKNOWN_KEY = re.compile(r"Could not override '(?P<key>[^'@]+)")
 _UNKNOWN_CHOICE = re.compile(r"Could not find '(?P<group>.+)/(?P<choice>[^/']+)'")
@@ -93,6 +95,26 @@ def mode_of_the_option() -> Iterator[None]:
         yield
     finally:
         setattr(Hydra, "get_mode", get_mode)  # noqa: B010
+
+
+@contextmanager
+def files_written_by(write: Callable[[Path, str], None]) -> Iterator[None]:
+    """In this context Hydra writes the files of a job's `.hydra` by `write`.
+
+    It writes them in place. The tasks of a Slurm step share a run folder, and each composes the run: a task that
+    resumes the run would read half of what another one writes.
+    """
+    save_config = utils._save_config
+
+    def save(cfg: DictConfig, filename: str, output_dir: Path) -> None:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        write(output_dir / filename, OmegaConf.to_yaml(cfg))
+
+    utils._save_config = save
+    try:
+        yield
+    finally:
+        utils._save_config = save_config
 
 
 def is_basic_launcher(target: str) -> bool:
