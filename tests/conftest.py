@@ -110,9 +110,12 @@ def browser():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`.ci/run` names the folder and files of these tiers: a test elsewhere would run nowhere."""
     for item in items:
-        if any(map(item.get_closest_marker, ("cluster", "slurm", "ray"))) and "cluster" not in item.path.parts:
-            raise pytest.UsageError(f"{item.nodeid}: belongs into tests/cluster, where .ci/run looks for its tier")
+        tasks = any(map(item.get_closest_marker, ("cluster", "slurm", "ray"))) and item.path.parent.name != "cluster"
+        pages = item.get_closest_marker("browser") and item.path.name not in ("test_docs.py", "test_report_page.py")
+        if tasks or pages:
+            raise pytest.UsageError(f"{item.nodeid}: .ci/run looks elsewhere for its tier")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

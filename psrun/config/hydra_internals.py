@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,38 +83,37 @@ def signal_behind(error: Exception) -> BaseException | None:
 
 
 @contextmanager
-def mode_of_the_option() -> Iterator[None]:
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """In this context an attribute of Hydra's has another value. Raises AttributeError if there is no such name."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def mode_of_the_option() -> AbstractContextManager[None]:
     """In this context only the option -m makes a sweep: Hydra looks for `hydra.mode` neither in files nor in overrides.
 
     Otherwise it composes the whole configuration twice, the first time for this key: a seventh of the processor time
     until psrun's own work begins. There is no switch for it.
     """
-    get_mode = Hydra.get_mode
-    setattr(Hydra, "get_mode", lambda self, config_name, overrides: None)  # noqa: B010 - as below
-    try:
-        yield
-    finally:
-        setattr(Hydra, "get_mode", get_mode)  # noqa: B010
+    return _replaced(Hydra, "get_mode", lambda self, config_name, overrides: None)
 
 
-@contextmanager
-def files_written_by(write: Callable[[Path, str], None]) -> Iterator[None]:
+def files_written_by(write: Callable[[Path, str], None]) -> AbstractContextManager[None]:
     """In this context Hydra writes the files of a job's `.hydra` by `write`.
 
     It writes them in place. The tasks of a Slurm step share a run folder, and each composes the run: a task that
     resumes the run would read half of what another one writes.
     """
-    save_config = utils._save_config
 
     def save(cfg: DictConfig, filename: str, output_dir: Path) -> None:
         output_dir.mkdir(parents=True, exist_ok=True)
         write(output_dir / filename, OmegaConf.to_yaml(cfg))
 
-    utils._save_config = save
-    try:
-        yield
-    finally:
-        utils._save_config = save_config
+    return _replaced(utils, "_save_config", save)
 
 
 def is_basic_launcher(target: str) -> bool:
@@ -153,14 +152,11 @@ def plugins_made_by(
 
     Hydra swallows the errors of callbacks, which are public, and knows plugins only by their installed packages.
     """
-    make_sweeper, make_launcher = Plugins.instantiate_sweeper, Plugins.instantiate_launcher
-    setattr(Plugins, "instantiate_sweeper", sweeper(make_sweeper))  # noqa: B010 - mypy refuses to assign methods
-    setattr(Plugins, "instantiate_launcher", launcher(make_launcher))  # noqa: B010
-    try:
+    with (
+        _replaced(Plugins, "instantiate_sweeper", sweeper(Plugins.instantiate_sweeper)),
+        _replaced(Plugins, "instantiate_launcher", launcher(Plugins.instantiate_launcher)),
+    ):
         yield
-    finally:
-        setattr(Plugins, "instantiate_sweeper", make_sweeper)  # noqa: B010
-        setattr(Plugins, "instantiate_launcher", make_launcher)  # noqa: B010
 
 
 def joblib_options(launcher: Launcher) -> dict[str, Any] | None:
