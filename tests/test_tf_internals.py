@@ -685,24 +685,27 @@ def test_the_errors_of_lost_tasks_and_cancelled_steps_are_reported_apart():
 
 
 @tensorflow
-def test_a_function_that_is_not_converted_passes_on_functions_that_are():
+def test_autograph_converts_functions_of_users_and_none_of_psrun():
     import tensorflow as tf
 
-    from psrun.tf_internals.tracing import unconverted
+    from psrun.tf_internals.tracing import converted
 
     def halved(number):
         if number % 2 == 0:  # only AutoGraph understands this
             return number // 2
         return number
 
-    @unconverted
-    def dataset(limit):
+    def of_psrun(number):
         with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
-            halved(limit)
-        return tf.data.Dataset.range(limit).map(halved)
+            halved(number)
+        return tf.data.Dataset.range(number).map(lambda each: halved(each)), converted(halved)(number)
+
+    of_psrun.__module__ = "psrun.tf_internals.tracing"
 
     @tf.function
-    def total(limit):
-        return dataset(limit).reduce(tf.constant(0, tf.int64), lambda total, number: total + number)
+    def total(number):
+        dataset, half = of_psrun(number)
+        return half + dataset.reduce(tf.constant(0, tf.int64), lambda total, each: total + each)
 
-    assert int(total(tf.constant(5, tf.int64))) == 0 + 1 + 1 + 3 + 2
+    assert int(total(tf.constant(4, tf.int64))) == 2 + (0 + 1 + 1 + 3)
+    assert converted(halved) is halved  # outside of a traced function

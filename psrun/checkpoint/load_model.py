@@ -95,5 +95,5 @@ def signature(source: DataSource) -> dict[str, tf.TensorSpec | tf.RaggedTensorSp
 
 def predict(model: Model, source: DataSource, features: dict[str, tf.Tensor]) -> tf.Tensor | dict[str, tf.Tensor]:
     """Predictions for a batch of raw features: probabilities where labels are classes, also of a model with logits."""
-    prepared = features if model.preprocessing is None else model.preprocessing(features)
-    return objective.to_probabilities(model.network(prepared, training=False), model, task_of(source))
+    inputs = model.preprocessed(features)
+    return objective.to_probabilities(model.network(inputs, training=False), model, task_of(source))

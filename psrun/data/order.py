@@ -53,7 +53,6 @@ class Order:
     def batches_per_pass(self) -> int:
         return -(-self.num_examples // self.batch_size)
 
-    @tf.autograph.experimental.do_not_convert  # the conversion took 0.3 s
     def numbers(self, batch: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """The numbers of the examples of a batch.
 

@@ -14,7 +14,6 @@ import tensorflow as tf
 from psrun.data.gathering import Arrays, gathering
 from psrun.data.order import Order
 from psrun.errors import ConfigError, Problem
-from psrun.tf_internals.tracing import unconverted
 
 _ENDLESS = 2**62  # batches; nobody waits for the end of that
 
@@ -125,14 +124,6 @@ def checked_dataset(made: Any, source: DataSource, method: str) -> tf.data.Datas
         message = f"{type(source).__name__}.{method} returned {type(made).__name__}"
         raise ConfigError([Problem("data", f"{message}, not a tf.data.Dataset of batches (features by name, label)")])
     return made
-
-
-def traceable(source: DataSource, make: Callable[..., tf.data.Dataset]) -> Callable[..., tf.data.Dataset]:
-    """A function that makes datasets of a source, for a `tf.function`.
-
-    AutoGraph takes 0.7 s for psrun's own sources, which do not need it.
-    """
-    return unconverted(make) if type(source).__module__.startswith("psrun.") else make
 
 
 def shard_of(num_batches: int, shard: tuple[tf.Tensor, int]) -> tuple[tf.Tensor, tf.Tensor]:

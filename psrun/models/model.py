@@ -12,6 +12,7 @@ import tf_keras
 
 from psrun.data.source import DataSource, Feature
 from psrun.errors import ConfigError, ExportError, Problem
+from psrun.tf_internals.tracing import converted
 
 Preprocessing = Callable[[dict[str, tf.Tensor]], Any]
 
@@ -40,6 +41,10 @@ class Model:
     metrics: Callable[[], Any] | None = None
     from_logits: bool | None = None
     unused: Sequence[str] = ()
+
+    def preprocessed(self, features: dict[str, tf.Tensor]) -> Any:
+        """The inputs of `network` for a batch of raw features."""
+        return features if self.preprocessing is None else converted(self.preprocessing)(features)
 
 
 def inputs(features: dict[str, Feature]) -> dict[str, tf_keras.Input]:

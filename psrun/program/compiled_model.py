@@ -218,11 +218,9 @@ class Program:
         return self._preprocessed(evaluation_batches(self.source, eval_batch_size(self.config), shard), self._ready)
 
     def _ready(self, features: Any, label: Any, *rest: Any) -> Any:
-        preprocessing = self.model.preprocessing
         if self.to_class_numbers is not None:
             label = self.to_class_numbers(label)
-        features = list_inputs.ragged(features)
-        return (features if preprocessing is None else preprocessing(features), label, *rest)
+        return (self.model.preprocessed(list_inputs.ragged(features)), label, *rest)
 
     def _by_class(self, *batch: Any) -> Any:
         features, label, *weight = self._ready(*batch)

@@ -114,7 +114,6 @@ def check_features(features: Mapping[str, Feature], batch: Any) -> None:
         raise ConfigError(problems)
 
 
-@tf.autograph.experimental.do_not_convert
 def note_spec(specs: list[Any], batch: Any) -> None:
     """Appends the spec of a batch, in a function that is being traced."""
     specs.append(tf.nest.map_structure(tf.type_spec_from_value, batch))

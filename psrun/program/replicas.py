@@ -55,7 +55,6 @@ class Replicas:
         with self._weighting():
             return self._summed(self._strategy.run(step, args=(parts,)))
 
-    @tf.autograph.experimental.do_not_convert
     def _parts(self, batch: Any) -> Any:
         with tf.device(_CPU):
             size = _num_examples(batch)
@@ -78,7 +77,6 @@ class Replicas:
         """In this context the optimizer weights the gradients of each part."""
 
         def weighted(apply: Callable[..., Any]) -> Callable[..., Any]:
-            @tf.autograph.experimental.do_not_convert
             def apply_gradients(grads_and_vars: Iterable[tuple[Any, Any]], *arguments: Any, **options: Any) -> Any:
                 context = tf.distribute.get_replica_context()
                 if context is not None and self._weights is not None:
@@ -91,7 +89,6 @@ class Replicas:
         with applying(self._optimizer, weighted):
             yield
 
-    @tf.autograph.experimental.do_not_convert
     def _summed(self, outputs: Any) -> Any:
         return tf.nest.map_structure(self._sum, outputs)
 
@@ -123,7 +120,6 @@ def _add_what_is_assigned(variables: Iterable[Any]) -> None:
 
 
 def _assigning(variable: Any, assign: Callable[..., Any]) -> Callable[..., Any]:
-    @tf.autograph.experimental.do_not_convert
     def assigned(value: Any, *arguments: Any, **options: Any) -> Any:
         if tf.distribute.in_cross_replica_context():
             return assign(value, *arguments, **options)

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.errors import ConfigError, Problem
+from psrun.tf_internals.tracing import converted
 
 # A model that overrides one of these decides what a step returns.
 _METHODS = ("train_step", "compute_loss", "compute_metrics", "get_metrics_result")
@@ -80,18 +81,16 @@ class OwnTrainStep:
         reported = {**values, **measured}
         return {name: reported[name] for name in self._names if name in reported}
 
-    @tf.autograph.experimental.do_not_convert
     def plain(self, returned: Mapping[str, Any]) -> dict[str, tf.Tensor] | None:
         """The values of a step that are in no metric; None if there are none, because closures return values slowly."""
         return {name: returned[name] for name in self._names if name not in self._metrics} or None
 
     def _do(self, data: Any) -> Any:
         self._begin()
-        returned = self._own(data)
+        returned = converted(self._own)(data)
         self._end(returned)
         return returned
 
-    @tf.autograph.experimental.do_not_convert
     def _begin(self) -> None:
         self._step.results = {}
         for metric in self._network.metrics:
@@ -103,13 +102,11 @@ class OwnTrainStep:
         self._watched.add(id(metric))
         update_state, result = metric.update_state, metric.result
 
-        @tf.autograph.experimental.do_not_convert
         def watched_update(*arguments: Any, **options: Any) -> Any:
             if hasattr(self._step, "results"):
                 self._updated.add(id(metric))
             return update_state(*arguments, **options)
 
-        @tf.autograph.experimental.do_not_convert
         def watched_result(*arguments: Any, **options: Any) -> Any:
             value = result(*arguments, **options)
             if hasattr(self._step, "results"):
@@ -118,7 +115,6 @@ class OwnTrainStep:
 
         metric.update_state, metric.result = watched_update, watched_result
 
-    @tf.autograph.experimental.do_not_convert
     def _end(self, returned: Any) -> None:
         results = self._step.results
         del self._step.results

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.core import config as autograph_config
 from tensorflow.python.eager import record
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
@@ -15,13 +15,20 @@ from tensorflow.python.ops.resource_variable_ops import variable_accessed
 __all__ = [
     "ControlFlowFuncGraph",
     "FuncGraph",
+    "converted",
     "in_outermost_graph",
     "not_inlined",
     "record_operation",
     "stop_recording",
-    "unconverted",
     "variable_accessed",
 ]
+
+# AutoGraph does not convert the functions of psrun that a traced function calls, like those of Keras: the conversion
+# took a second before the first step. The function that `tf.function` gets is converted (TensorFlow 2.21).
+autograph_config.CONVERSION_RULES = (
+    autograph_config.DoNotConvert(__name__.partition(".")[0]),
+    *autograph_config.CONVERSION_RULES,
+)
 
 # FuncGraph, ControlFlowFuncGraph: the graph of a traced function, and that of a branch or loop in it. Only their types
 # say which of the two the default graph is, and only they have `outer_graph` and `captures`.
@@ -44,19 +51,13 @@ def not_inlined(function: Callable[..., Any]) -> Any:
     return tf.function(function, experimental_attributes={"_noinline": True})
 
 
-def unconverted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` for a `tf.function`, which would otherwise convert it and all that it calls by AutoGraph.
+def converted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A user's function, converted by AutoGraph if it is called in a traced function of psrun.
 
-    Functions that it passes on, such as to `Dataset.map` or to Keras, are converted as usual. With the public
-    `do_not_convert` they would not be (TensorFlow 2.21).
+    Functions that TensorFlow or Keras calls, such as those of `Dataset.map` and of layers, do not need this.
     """
-
-    @tf.autograph.experimental.do_not_convert
-    def called(*arguments: Any, **options: Any) -> Any:
-        with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.UNSPECIFIED):
-            return function(*arguments, **options)
-
-    return called
+    autograph = tf.__internal__.autograph
+    return function if tf.executing_eagerly() else autograph.tf_convert(function, autograph.control_status_ctx())
 
 
 def in_outermost_graph(function: Callable[[], Any]) -> Any:

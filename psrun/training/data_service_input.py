@@ -11,7 +11,6 @@ import tensorflow as tf
 from psrun.cluster.data_service import service
 from psrun.data.source import ByNumber
 from psrun.program.compiled_model import Program
-from psrun.tf_internals.tracing import unconverted
 from psrun.training.audit import Audit
 from psrun.training.input_streams import Stream
 
@@ -40,7 +39,7 @@ class DataServiceInput(Stream):
             "element_spec": dataset.element_spec,
             "job_name": f"psrun-{uuid.uuid4().hex}",  # one for all workers of this chief, which share its batches
         }
-        super().__init__(unconverted(self._assigned), audit)
+        super().__init__(self._assigned, audit)
 
     def _assigned(self, context: Any = None, numbers: Callable[[], tf.data.Dataset] | None = None) -> tf.data.Dataset:
         assigned = service.from_dataset_id(

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from psrun.checkpoint.manifest import Position
-from psrun.data.source import traceable
 from psrun.program.compiled_model import Program
 from psrun.training.audit import Audit
 from psrun.training.data_service_input import DataServiceInput
@@ -43,14 +42,13 @@ class InputPosition:
 
     def on_workers(self, scheduled: int) -> Stream:
         """The input of the steps on workers, after `scheduled` steps."""
-        first, source = self.next_batch(scheduled), self._program.source
+        first = self.next_batch(scheduled)
         if self._program.distribution.data_service:
             return DataServiceInput(self._program, first, self._audit)
         if self._program.dealt:
-            dataset = traceable(source, self._program.train_dataset)
-            self._dealt = DealtInput(dataset, first, self._audit, self.left)
+            self._dealt = DealtInput(self._program.train_dataset, first, self._audit, self.left)
             return self._dealt
-        return Stream(traceable(source, self.dataset(scheduled)), self._audit)
+        return Stream(self.dataset(scheduled), self._audit)
 
     def dataset(self, scheduled: int) -> Callable[..., tf.data.Dataset]:
         """Creates the training data after `scheduled` steps; for this process, or for each worker.

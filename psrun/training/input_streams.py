@@ -55,11 +55,9 @@ class Stream:
     def deal_again(self, arguments: Sequence[tuple[tf.Tensor, ...]]) -> None:
         """Takes back the input arguments of closures of one step that were not applied."""
 
-    @tf.autograph.experimental.do_not_convert
     def begin(self, num_steps: tf.Tensor | int, *arguments: tf.Tensor) -> None:
         """Call in the closure, before any step."""
 
-    @tf.autograph.experimental.do_not_convert
     def taker(self, iterator: Any, place: tf.Tensor | int, *arguments: tf.Tensor) -> Callable[[], Any]:
         """A function that returns the next batch of a closure at each call.
 
@@ -68,7 +66,6 @@ class Stream:
         """
         return functools.partial(self._next, iterator) if self.audit else functools.partial(next, iterator)
 
-    @tf.autograph.experimental.do_not_convert
     def _next(self, iterator: Any) -> Any:
         _, examples, batch = next(iterator)
         return self._counted(examples, batch)
@@ -139,16 +136,13 @@ class DealtInput(Stream):
         number = tf.gather(again, tf.minimum(place, len(self._again) - 1))
         return tf.where(place < len(self._again), number, self._first + place - len(self._again))
 
-    @tf.autograph.experimental.do_not_convert
     def begin(self, num_steps: tf.Tensor | int, *arguments: tf.Tensor) -> None:
         piece = tf.stack([arguments[0], tf.cast(num_steps, tf.int64)])
         tf.raw_ops.QueueEnqueueV2(handle=self._queue(), components=[piece])
 
-    @tf.autograph.experimental.do_not_convert
     def taker(self, iterator: Any, place: tf.Tensor | int, *arguments: tf.Tensor) -> Callable[[], Any]:
         first, steps = arguments[0] + tf.cast(place, tf.int64), itertools.count()
 
-        @tf.autograph.experimental.do_not_convert
         def take() -> Any:
             number = self._number(first + next(steps))
             # Values in which the batch is wrapped, not the tensors of it, go through the loop.

@@ -66,7 +66,6 @@ class SimulatedDelay:
         self._check_applied()
         return returned
 
-    @tf.autograph.experimental.do_not_convert
     def _read_late(self) -> None:
         """Keeps the weights, and gives the variables those of before."""
         number = tf.cast(self._optimizer.iterations, tf.int64)
@@ -87,7 +86,6 @@ class SimulatedDelay:
         self._updates.assign_add(1)
         self._counts.scatter_add(tf.IndexedSlices(tf.ones([1], tf.int32), [delay]))
 
-    @tf.autograph.experimental.do_not_convert
     def _apply_late(self, grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
         """Gives the variables their weights back, and applies the gradients to them."""
         if self._current is not None:
@@ -114,7 +112,6 @@ class SimulatedDelay:
             pairs.append((gradient, variable))
         return pairs
 
-    @tf.autograph.experimental.do_not_convert
     def _check_applied(self) -> None:
         if self._current is not None:
             raise _unsupported("does not apply gradients with the optimizer of the model")

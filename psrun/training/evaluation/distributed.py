@@ -8,11 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.cluster.inflight_closures import InFlightClosures
-from psrun.data.source import traceable
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import num_eval_batches
 from psrun.tf_internals.cluster import iterator_spec
-from psrun.tf_internals.tracing import unconverted
 from psrun.training.evaluation.meters import Evaluation, Meters
 
 
@@ -33,11 +31,9 @@ class DistributedEvaluation:
         self._program, self._meters, self._coordinator = program, meters, distribution.coordinator
         self._num_batches = num_eval_batches(program.config, program.source)
         with distribution.strategy.scope():
-            self._iterator = iter(self._coordinator.create_per_worker_dataset(traceable(program.source, self._dataset)))
+            self._iterator = iter(self._coordinator.create_per_worker_dataset(self._dataset))
             # Concrete, for the reason in `shards`; the iterators of all workers are alike.
-            self._batch = tf.function(unconverted(self._over_batch)).get_concrete_function(
-                iterator_spec(self._iterator)
-            )
+            self._batch = tf.function(self._over_batch).get_concrete_function(iterator_spec(self._iterator))
 
     def evaluate(self, step: int, progress: Callable[[], None]) -> Evaluation:
         """Metrics over approximately all evaluation examples; `step` is the current step of the training.

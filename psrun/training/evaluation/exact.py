@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import num_eval_batches
-from psrun.tf_internals.tracing import unconverted
 from psrun.training.evaluation.meters import Evaluation, Measured, Meters
 from psrun.training.evaluation.shards import SHARDS_PER_WORKER, Shards
 
@@ -35,7 +34,7 @@ class ExactEvaluation:
         self._shards = Shards(program, num_shards, self._measured)
         spec = self._shards.spec
         mean = tf.nest.map_structure(lambda losses: tf.TensorSpec([], losses.dtype), spec.losses)
-        self._take_in = tf.function(unconverted(self._meters.update)).get_concrete_function(spec._replace(losses=mean))
+        self._take_in = tf.function(self._meters.update).get_concrete_function(spec._replace(losses=mean))
 
     def evaluate(self, step: int, progress: Callable[[], None]) -> Evaluation:
         """Metrics over all evaluation examples, each counted once; `step` is the current step of the training.

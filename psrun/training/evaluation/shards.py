@@ -12,9 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.cluster.inflight_closures import InFlightClosures
-from psrun.data.source import traceable
 from psrun.program.compiled_model import Program
-from psrun.tf_internals.tracing import unconverted
 
 _IN_FLIGHT_PER_WORKER = 2
 # Enough that a fast worker finds more work, and little work is repeated when a worker is lost.
@@ -36,8 +34,7 @@ class Shards:
         distribution = program.distribution
         assert distribution.coordinator is not None
         self._program, self._coordinator = program, distribution.coordinator
-        self._num_shards, self._of_batch = num_shards, unconverted(of_batch)
-        self._dataset = traceable(program.source, program.evaluation_dataset)
+        self._num_shards, self._of_batch = num_shards, of_batch
         # Traced now, and concrete, because `schedule` would trace again in the strategy's scope: a trace is sent to all
         # workers under Python's GIL, and a hung or unreachable worker would stop every thread of this process.
         self._closure = tf.function(self._over_shard).get_concrete_function(tf.TensorSpec([], tf.int64))
@@ -62,7 +59,7 @@ class Shards:
 
     def _over_shard(self, index: tf.Tensor) -> Any:
         """Runs on a worker."""
-        dataset = self._dataset(shard=(index, self._num_shards))
+        dataset = self._program.evaluation_dataset(shard=(index, self._num_shards))
         outputs = tf.function(self._of_batch).get_concrete_function(dataset.element_spec).structured_outputs
         arrays = tuple(_array(spec) for spec in tf.nest.flatten(outputs))
         num_batches = tf.constant(0)

@@ -93,7 +93,6 @@ class ClosureTracer:
             with self._program.distribution.strategy.scope(), contextlib.suppress(CannotBeKept):  # then with fewer kept
                 return steps.get_concrete_function(*specs)
 
-    @tf.autograph.experimental.do_not_convert
     def _begin(self, num_steps: tf.Tensor | int, *arguments: tf.Tensor) -> None:
         self._feed.begin(num_steps, *arguments)
         self._slow.begin()
@@ -111,7 +110,6 @@ class ClosureTracer:
             self._slow.in_closure(),
         ):
 
-            @tf.autograph.experimental.do_not_convert
             def next_batch() -> Any:
                 next_step()
                 return batches()
@@ -145,7 +143,8 @@ def packed(
     own = program.own_step if step is None else None
 
     def unrolled_steps(take: Callable[[], Any], count: int, spent: tf.Tensor) -> Any:
-        outputs, steps = None, stages.steps()
+        outputs: Any = None
+        steps = stages.steps()
         with in_closure(count, steps.timed(take)) as next_batch:
             for _ in range(count):
                 outputs = replicas.run(train_step, next_batch())

@@ -86,7 +86,6 @@ class DenseBundles:
         return optimizers.replaced(self._optimizer, "aggregate_gradients", lambda _: _as_they_are)
 
 
-@tf.autograph.experimental.do_not_convert
 def _as_they_are(grads_and_vars: GradientsAndVariables) -> GradientsAndVariables:
     return grads_and_vars
 
@@ -121,7 +120,6 @@ class _Steps:
     def updating(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         """`apply`; afterwards, until the next step, reads of the variables go to the parameter servers."""
 
-        @tf.autograph.experimental.do_not_convert
         def apply_gradients(*arguments: Any, **options: Any) -> Any:
             self._mark(True)
             return apply(*arguments, **options)
@@ -133,7 +131,6 @@ class _Steps:
             for stand_in in bundle.stand_ins:
                 stand_in.updating = updating
 
-    @tf.autograph.experimental.do_not_convert
     def next(self) -> None:
         self._step += 1
         self._mark(False)
@@ -146,7 +143,6 @@ class _Steps:
                 bundle.fetch()
         self._updates.begin_step(carried, reads_weights=fetches)
 
-    @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars: GradientsAndVariables, *arguments: Any, **options: Any) -> Any:
         """Applies the gradients outside of bundles, and those of bundles when a push is due."""
         grads_and_vars = rest = list(grads_and_vars)

@@ -47,7 +47,6 @@ class GradientRounds:
         self._head: tuple[tf.Tensor, ...] = ()
         self._num_pushes = 0
 
-    @tf.autograph.experimental.do_not_convert
     def begin(self, *arguments: tf.Tensor) -> None:
         """Call in a closure, before its step, with the values of `specs`."""
         self._head = arguments
@@ -64,7 +63,6 @@ class GradientRounds:
             examples = stack.enter_context(self._audit.deferring()) if self._audit else []
 
             def pushing(_: Callable[..., Any]) -> Callable[..., Any]:
-                @tf.autograph.experimental.do_not_convert
                 def apply_gradients(grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
                     self._push(list(grads_and_vars), examples)
                     return self._program.optimizer.iterations
@@ -100,7 +98,6 @@ class GradientRounds:
         """
         program = self._program
 
-        @tf.autograph.experimental.do_not_convert
         def replica(number: tf.Tensor, slots: tf.Tensor) -> None:
             pairs = []
             for server, queue in self._queues.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
 import tf_keras
 
 from psrun.errors import ConfigError, Problem
@@ -48,7 +47,6 @@ class RowPrefetch:
         waiting: list[Any] = []
         left = num_steps
 
-        @tf.autograph.experimental.do_not_convert
         def take_and_ask() -> None:
             nonlocal left
             left -= 1
@@ -58,7 +56,6 @@ class RowPrefetch:
                 lookup.fetch_ahead(features)
             waiting.append(batch)
 
-        @tf.autograph.experimental.do_not_convert
         def next_batch() -> Any:
             for lookup in self._lookups:
                 lookup.check(len(waiting))

@@ -27,7 +27,6 @@ class SlowWorkers:
         self._seconds = [seconds.get(worker, 0.0) for worker in range(num_workers)]
         self._delay_s: Any = None
 
-    @tf.autograph.experimental.do_not_convert
     def begin(self) -> None:
         """Call in a closure, before any step: in a loop or a branch TensorFlow does not know the worker (2.21)."""
         if any(self._seconds):
@@ -44,7 +43,6 @@ class SlowWorkers:
             yield
 
     def _delayed(self, apply: Callable[..., Any]) -> Callable[..., Any]:
-        @tf.autograph.experimental.do_not_convert
         def apply_gradients(grads_and_vars: Iterable[tuple[Any, Any]], *arguments: Any, **options: Any) -> Any:
             gradients, variables = zip(*grads_and_vars)
             flat = tf.nest.flatten(gradients, expand_composites=True)

@@ -58,7 +58,6 @@ def step_time(measured: Sequence[float], step_s: float) -> StepTime | None:
 class Unmeasured:
     """Replaces `StepProfiler` where nothing is measured; defines its interface in a traced function."""
 
-    @tf.autograph.experimental.do_not_convert
     def begin(self) -> tf.Tensor:
         """The initial value of the times. Call in the closure, before any step."""
         return tf.zeros([], tf.float64)
@@ -67,7 +66,6 @@ class Unmeasured:
         """For the unrolled steps of a closure."""
         return Steps()
 
-    @tf.autograph.experimental.do_not_convert
     def end(self, spent: tf.Tensor) -> None:
         """Call in a measured closure, when all of its steps are traced."""
 
@@ -79,7 +77,6 @@ class Steps:
         """`take`, which returns the batch of the next step."""
         return take
 
-    @tf.autograph.experimental.do_not_convert
     def done(self, spent: tf.Tensor) -> tf.Tensor:
         """The times including this step; call when a step was traced."""
         return spent
@@ -119,7 +116,6 @@ class StepProfiler(Unmeasured):
         """The argument of `step_time`, for all closures so far; call when all steps are joined."""
         return self._sums.numpy().tolist()
 
-    @tf.autograph.experimental.do_not_convert
     def begin(self) -> tf.Tensor:
         """Time of the previous step's gradients, steps, and seconds of input, traffic and computing: shape (5,)."""
         return tf.concat([tf.timestamp()[tf.newaxis], tf.zeros([4], tf.float64)], 0)
@@ -127,7 +123,6 @@ class StepProfiler(Unmeasured):
     def steps(self) -> Steps:
         return _Measured()
 
-    @tf.autograph.experimental.do_not_convert
     def end(self, spent: tf.Tensor) -> None:
         rows = []
         for variable in self._largest:  # a read waits for earlier updates of the same variable
@@ -147,7 +142,6 @@ class _Measured(Steps):
         self._num_ops = len(self._graph.get_operations())
 
     def timed(self, take: Callable[[], Any]) -> Callable[[], Any]:
-        @tf.autograph.experimental.do_not_convert
         def timed() -> Any:
             batch = take()
             self._ready.append(_when_there(tf.nest.flatten(batch, expand_composites=True)))
@@ -155,7 +149,6 @@ class _Measured(Steps):
 
         return timed
 
-    @tf.autograph.experimental.do_not_convert
     def done(self, spent: tf.Tensor) -> tf.Tensor:
         operations = self._graph.get_operations()
         parameters, gradients = self._servers.crossings(operations[self._num_ops :])

@@ -1,0 +1,41 @@
+"""What users bring may branch and loop on tensors in Python, as in a `tf.function`: AutoGraph converts it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support import STEPS
+
+BROUGHT = ["model=dense", "~model.hidden_units", "model._target_=python_branches.model", "optimizer=sgd",
+           "~data.num_train_examples", "~data.num_eval_examples", "~data.noise", "~data.num_features",
+           "data.global_batch_size=8"]  # fmt: skip
+SOURCE, STREAM = "data._target_=python_branches.Source", "data._target_=python_branches.Stream"
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ("cluster=inprocess", SOURCE, "evaluation=exact"),
+        ("cluster=inprocess", STREAM, "evaluation=distributed"),
+        ("cluster=inprocess", SOURCE, "data.visitation=once", "+model.own_step=true"),
+        ("cluster=inprocess", STREAM, "+model.own_step=true", "evaluation=direct"),
+        ("cluster=inprocess", STREAM, "trainer=fit", "+model.own_step=true", "evaluation=exact"),
+        ("cluster=inprocess", SOURCE, "trainer=own_loop", "trainer._target_=python_branches.loop"),
+        ("cluster=none", STREAM, "+model.own_step=true"),
+        ("cluster=none", SOURCE, "trainer=fit", "+model.own_step=true"),
+        ("cluster=none", SOURCE, "consistency=simulated", "+model.own_step=true"),
+        ("cluster=mirrored", STREAM, "trainer=fit"),
+    ],
+    ids=lambda pieces: " ".join(piece.removeprefix("data._target_=python_branches.") for piece in pieces),
+)
+def test_it_trains_and_is_evaluated(train, pieces):
+    result, _ = train(*BROUGHT, "checkpoint=none", *pieces)
+    assert result["steps"]["applied"] >= 2 * STEPS
+    assert np.isfinite(result["metrics"]["val_error"])
+
+
+@pytest.mark.inprocess
+def test_it_predicts(train, predict):
+    _, folder = train(*BROUGHT, "cluster=none", SOURCE)
+    assert "64 predictions" in predict(folder, *BROUGHT, SOURCE, "cluster=none")
