@@ -23,6 +23,8 @@ from support import IN_PROCESS, MODELS, TRAINING, environment, run_config
 from psrun import process
 from psrun.tf_internals import modules
 
+for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
+    os.environ.pop(name, None)  # commands have Python's defaults, as those of users
 process.prepare()
 for name, value in IN_PROCESS.items():
     os.environ.setdefault(name, value)

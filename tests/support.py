@@ -47,9 +47,8 @@ resolvers.register()
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment variables of a command, with the defaults of TensorFlow and of Python's bytecode."""
-    unset = {*IN_PROCESS, "PYTHONDONTWRITEBYTECODE"}
-    return {**{name: value for name, value in os.environ.items() if name not in unset}, **more}
+    """The environment variables of a command, with the defaults of TensorFlow."""
+    return {**{name: value for name, value in os.environ.items() if name not in IN_PROCESS}, **more}
 
 
 def raw_config(*overrides: str) -> dict[str, Any]:

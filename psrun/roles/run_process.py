@@ -39,13 +39,8 @@ def to_the_end(work: Callable[[float], ExitCode]) -> NoReturn:
     process.leave_first_place()
     process.prepare()
     try:
-        code = work(started_s)
+        code = _exit_code(work, started_s)
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        code = ExitCode.INTERRUPTED
-    except PsrunError as error:
-        _print_problem(str(error))
-        code = error.exit_code
     except OSError as error:
         if error.filename is not None or error.errno not in _CANNOT_BE_WRITTEN:
             raise
@@ -53,9 +48,20 @@ def to_the_end(work: Callable[[float], ExitCode]) -> NoReturn:
         if error.errno != errno.EPIPE:  # the reader has closed the pipe, such as `head`
             _print_problem(f"output cannot be written: {error.strerror}")  # to a terminal, a pipe or a file
         code = ExitCode.FAILED
-    except SystemExit as exit_:  # how Hydra ends --help, --cfg and --info
-        code = ExitCode(int(exit_.code or 0))
     process.leave(code)
+
+
+def _exit_code(work: Callable[[float], ExitCode], started_s: float) -> ExitCode:
+    """Calls `work`; prints the error that it raises."""
+    try:
+        return work(started_s)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except PsrunError as error:
+        _print_problem(str(error))
+        return error.exit_code
+    except SystemExit as exit_:  # how Hydra ends --help, --cfg and --info
+        return ExitCode(int(exit_.code or 0))
 
 
 def _print_problem(text: str) -> None:
