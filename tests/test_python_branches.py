@@ -26,6 +26,7 @@ SOURCE, STREAM = "data._target_=python_branches.Source", "data._target_=python_b
         ("cluster=none", SOURCE, "trainer=fit", "+model.own_step=true"),
         ("cluster=none", SOURCE, "consistency=simulated", "+model.own_step=true"),
         ("cluster=mirrored", STREAM, "trainer=fit"),
+        ("cluster=inprocess", "cluster.replicas_per_worker=3", STREAM, "+model.own_step=true", "evaluation=direct"),
     ],
     ids=lambda pieces: " ".join(piece.removeprefix("data._target_=python_branches.") for piece in pieces),
 )

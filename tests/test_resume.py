@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,10 @@ from psrun.results.recorded_config import _merged, as_recorded
 from psrun.results.run_folder import write_config
 from psrun.roles import run_process
 
+# For root, who may write everywhere otherwise.
+BOUND_BY_PERMISSIONS = (
+    ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"] if os.geteuid() == 0 else []
+)
 QUICK = ["trainer.steps_per_epoch=20", "data.num_train_examples=500", "data.num_eval_examples=100"]
 
 
@@ -39,6 +45,20 @@ def test_recorded_overrides_hold_unless_new_ones_replace_them(tmp_path, monkeypa
         "cluster=none", "trainer.epochs=5", f"resume='{folder}'", f"hydra.run.dir='{folder}'", "+model.x=1", "seed=7"
     ]  # fmt: skip
     assert hydra_app.resumed(["seed=3"]) == ["seed=3"]
+
+
+@pytest.mark.parametrize("mode", ["train", "predict", "evaluate"])
+def test_a_run_that_may_only_be_read_is_reported(tmp_path, mode):
+    folder = recorded(tmp_path / "run", "cluster=none", "model=dense")
+    (folder / ".hydra").mkdir()
+    (folder / ".hydra" / "overrides.yaml").write_text("[]\n")
+    for path in (folder / ".hydra", folder):
+        path.chmod(0o500)
+    command = [*BOUND_BY_PERMISSIONS, sys.executable, "-m", "psrun", f"mode={mode}", f"resume={folder}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    folder.chmod(0o700)
+    assert done.returncode == ExitCode.USAGE, done.stderr
+    assert done.stderr == f"psrun: resume: {folder} cannot be written to: Permission denied; resume a copy of it\n"
 
 
 def test_options_may_stand_anywhere():

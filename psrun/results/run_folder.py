@@ -212,7 +212,8 @@ class RunFolder(Journal):
 
         def undo() -> None:
             for file, text in contents.items():
-                files.write_atomic(file, text)
+                if not file.exists() or file.read_text(encoding="utf-8") != text:  # the folder may be read-only
+                    files.write_atomic(file, text)
 
         return undo
 
@@ -227,7 +228,11 @@ def cannot_be_made(folder: Path, error: OSError) -> PsrunError:
     """The error to raise if a run folder, or its first files, cannot be created."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
         return RunFolderError(folder, error)
-    message = f"{folder} cannot be created or written to: {error.strerror or error}; choose another folder"
+    reason = error.strerror or error
+    for run in (folder, *folder.parents):
+        if (run / RESULT).exists():
+            return ConfigError([Problem("resume", f"{run} cannot be written to: {reason}; resume a copy of it")])
+    message = f"{folder} cannot be created or written to: {reason}; choose another folder"
     return ConfigError([Problem("hydra.run.dir", message)])
 
 

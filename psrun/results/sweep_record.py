@@ -106,7 +106,7 @@ class Sweep:
             shutil.rmtree(self._shared, ignore_errors=True)
             self._shared.mkdir()
         except OSError as error:
-            raise SweepError(f"the sweep folder {self.path} cannot be written to: {error}") from error
+            raise cannot_be_written(self.path, error) from error
         self.host, self.started_s, self.status = socket.gethostname(), time.time(), "running"
         self.write()
 
@@ -135,7 +135,7 @@ class Sweep:
             try:
                 files.write_atomic(self.path / RECORD, json.dumps(self.record(), indent=2) + "\n")
             except OSError as error:
-                raise SweepError(f"the sweep folder {self.path} cannot be written to: {error}") from error
+                raise cannot_be_written(self.path, error) from error
 
     def plan(self, jobs: list[Job]) -> None:
         """Adds jobs to run, including earlier ones that are not completed. Raises SweepError."""
@@ -221,3 +221,8 @@ class Sweep:
         self.status = status
         shutil.rmtree(self._shared, ignore_errors=True)
         self.write()
+
+
+def cannot_be_written(folder: Path, error: OSError) -> SweepError:
+    """The error to raise if a file in a sweep's folder cannot be written."""
+    return SweepError(f"the sweep folder {folder} cannot be written to: {error.strerror or error}")

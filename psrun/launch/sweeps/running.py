@@ -20,7 +20,7 @@ from psrun.launch.sweeps.interruption import Interruption
 from psrun.launch.sweeps.monitor import Monitor
 from psrun.results import recorded_config
 from psrun.results.run_folder import RESULT, RunFolder, write_config
-from psrun.results.sweep_record import Job, Sweep
+from psrun.results.sweep_record import Job, Sweep, cannot_be_written
 from psrun.results.sweep_state import distinguishing
 
 
@@ -116,7 +116,7 @@ class Running:
             for each in remaining:
                 self._make(each, raws[each.number])
         except OSError as error:
-            raise SweepError(f"the sweep folder {sweep.path} cannot be written to: {error}") from error
+            raise cannot_be_written(sweep.path, error) from error
         at = {each.number: str(each.folder.relative_to(sweep.path)) for each in proposed}
         sweep.plan([Job(each.number, each.overrides, at[each.number]) for each in proposed])
         if not self._shown:
