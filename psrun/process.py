@@ -165,8 +165,9 @@ def end_with_sweep() -> None:
 def leave(code: int) -> NoReturn:
     """Exits immediately: the regular destruction of a ClusterCoordinator takes up to a minute."""
     remove_generated_files()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # such as on a full disk
+            stream.flush()
     os._exit(code)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from psrun.data.source import Batches, ByNumber, Feature
+from psrun.data.source import Batches, ByNumber, Feature, shard_of
 from psrun.models.model import Model
 
 
@@ -42,6 +42,29 @@ class Stream(Source):
         return numbers.map(lambda numbers: _examples(numbers, numbers[0] + seed))
 
 
+class Branching(Source):
+    """Its methods branch, too; `Dataset.map` gets functions by name, as TensorFlow requires it then."""
+
+    def train(self, *, batch_size: int, seed: tf.Tensor) -> tf.data.Dataset:
+        first = seed * 0
+        if seed % 2 == 0:
+            first += 1
+        numbers = tf.data.Dataset.range(first, self.num_train_examples).batch(batch_size, drop_remainder=True).repeat()
+        return numbers.map(_batch)
+
+    def evaluation(self, *, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
+        num_batches = -(-self.num_eval_examples // batch_size)
+        first, last = (0, num_batches) if shard is None else shard_of(num_batches, shard)
+        if last > num_batches:
+            last = first
+        numbers = tf.data.Dataset.range(first * batch_size, last * batch_size).batch(batch_size)
+        return numbers.map(_batch)
+
+
+def _batch(numbers: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    return _examples(numbers, numbers[0])
+
+
 def _examples(numbers: tf.Tensor, number: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
     """The label is twice the feature; every other batch has them negated."""
     x = tf.cast(numbers[:, tf.newaxis], tf.float32) / 32 - 1
@@ -60,10 +83,13 @@ class _Layer(tf_keras.layers.Layer):
 class _Network(tf_keras.Model):
     """Has a `train_step` that clips large gradients."""
 
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> tf.Tensor:
+        return tf.reduce_mean(_loss(y, y_pred))
+
     def train_step(self, data: Any) -> dict[str, Any]:
         features, label = data
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(self(features, training=True) - label))
+            loss = self.compute_loss(features, label, self(features, training=True))
         gradients = tape.gradient(loss, self.trainable_variables)
         factor = tf.constant(1.0)
         if loss > 1.0:

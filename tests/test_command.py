@@ -359,6 +359,7 @@ def test_a_terminal_sees_a_live_line(tmp_path):
     [
         ["--help"],
         ["--cfg", "job"],
+        ["--info"],
         pytest.param(["--version"], marks=pytest.mark.thorough),
         pytest.param(["watch", "run"], marks=pytest.mark.thorough),
         pytest.param(
@@ -372,7 +373,8 @@ def test_standard_output_that_cannot_be_written_is_a_named_error(tmp_path, argum
     command = [sys.executable, "-m", "psrun", *arguments]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
-    assert done.returncode == ExitCode.FAILED
+        neither = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=full, timeout=60)
+    assert done.returncode == neither.returncode == ExitCode.FAILED
     assert done.stderr == "psrun: output cannot be written: No space left on device\n"
     piped = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     piped.stdout.close()  # at once, as `head` does later

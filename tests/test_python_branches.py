@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support import STEPS
+from support import STEPS, run_config
 
 BROUGHT = ["model=dense", "~model.hidden_units", "model._target_=python_branches.model", "optimizer=sgd",
            "~data.num_train_examples", "~data.num_eval_examples", "~data.noise", "~data.num_features",
            "data.global_batch_size=8"]  # fmt: skip
-SOURCE, STREAM = "data._target_=python_branches.Source", "data._target_=python_branches.Stream"
+SOURCE, STREAM, BRANCHING = (f"data._target_=python_branches.{name}" for name in ("Source", "Stream", "Branching"))
 
 
 @pytest.mark.inprocess
@@ -17,16 +17,23 @@ SOURCE, STREAM = "data._target_=python_branches.Source", "data._target_=python_b
     "pieces",
     [
         ("cluster=inprocess", SOURCE, "evaluation=exact"),
-        ("cluster=inprocess", STREAM, "evaluation=distributed"),
-        ("cluster=inprocess", SOURCE, "data.visitation=once", "+model.own_step=true"),
+        ("cluster=inprocess", BRANCHING, "evaluation=distributed"),
         ("cluster=inprocess", STREAM, "+model.own_step=true", "evaluation=direct"),
-        ("cluster=inprocess", STREAM, "trainer=fit", "+model.own_step=true", "evaluation=exact"),
-        ("cluster=inprocess", SOURCE, "trainer=own_loop", "trainer._target_=python_branches.loop"),
-        ("cluster=none", STREAM, "+model.own_step=true"),
         ("cluster=none", SOURCE, "trainer=fit", "+model.own_step=true"),
-        ("cluster=none", SOURCE, "consistency=simulated", "+model.own_step=true"),
-        ("cluster=mirrored", STREAM, "trainer=fit"),
-        ("cluster=inprocess", "cluster.replicas_per_worker=3", STREAM, "+model.own_step=true", "evaluation=direct"),
+        *(
+            pytest.param(pieces, marks=pytest.mark.thorough)
+            for pieces in [
+                ("cluster=inprocess", STREAM, "evaluation=distributed"),
+                ("cluster=inprocess", BRANCHING, "evaluation=exact"),
+                ("cluster=inprocess", SOURCE, "data.visitation=once", "+model.own_step=true"),
+                ("cluster=inprocess", STREAM, "trainer=fit", "+model.own_step=true", "evaluation=exact"),
+                ("cluster=inprocess", SOURCE, "trainer=own_loop", "trainer._target_=python_branches.loop"),
+                ("cluster=inprocess", "cluster.replicas_per_worker=3", STREAM, "+model.own_step=true"),
+                ("cluster=none", STREAM, "+model.own_step=true"),
+                ("cluster=none", SOURCE, "consistency=simulated", "+model.own_step=true"),
+                ("cluster=mirrored", STREAM, "trainer=fit"),
+            ]
+        ),
     ],
     ids=lambda pieces: " ".join(piece.removeprefix("data._target_=python_branches.") for piece in pieces),
 )
@@ -34,6 +41,15 @@ def test_it_trains_and_is_evaluated(train, pieces):
     result, _ = train(*BROUGHT, "checkpoint=none", *pieces)
     assert result["steps"]["applied"] >= 2 * STEPS
     assert np.isfinite(result["metrics"]["val_error"])
+
+
+@pytest.mark.inprocess
+def test_it_is_planned():
+    from psrun.data import load
+    from psrun.roles import planner
+
+    run = run_config(*BROUGHT, "+model.own_step=true", BRANCHING, "cluster=inprocess", "mode=plan")
+    assert set(planner.make(run, load.load_source(run)).traffic_by_variable) == {"dense/kernel", "dense/bias"}
 
 
 @pytest.mark.inprocess

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import secrets
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -51,15 +55,17 @@ def run(started_s: float) -> ExitCode:
         except PsrunError as error:  # Hydra would print its own message
             errors.append(error)
 
+    prints = not _PRINT.isdisjoint(map(key_of, arguments))
     sys.argv[1:] = resumed(arguments)
     folder = recorded_config.folder_of(arguments)
     undo = None if folder is None else RunFolder(folder).snapshot(HYDRA)  # which Hydra writes before it hands over
     try:
-        compose.run(job)
+        with _logging_raises() if prints else contextlib.nullcontext():
+            compose.run(job)
     except compose.HYDRA_ERRORS as error:
         errors.append(ConfigError(compose.all_problems(error, sys.argv[1:])))
     except OSError as error:
-        if not _PRINT.isdisjoint(map(key_of, arguments)):  # standard output is what cannot be written
+        if prints:  # standard output is what cannot be written
             raise
         errors.append(cannot_be_made(_run_folder(sys.argv[1:], error), error))
     if undo is not None and ExitCode.USAGE in (*codes, *(error.exit_code for error in errors)):
@@ -67,6 +73,21 @@ def run(started_s: float) -> ExitCode:
     if errors:
         raise errors[0]
     return codes[0] if codes else ExitCode.DONE
+
+
+@contextlib.contextmanager
+def _logging_raises() -> Iterator[None]:
+    """In this context a line that cannot be written is an error: logging, by which Hydra prints, shows a traceback."""
+
+    def handle(handler: logging.Handler, record: logging.LogRecord) -> NoReturn:
+        raise
+
+    before = logging.Handler.handleError
+    logging.Handler.handleError = handle  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        logging.Handler.handleError = before  # type: ignore[method-assign]
 
 
 def _run_folder(arguments: list[str], error: OSError) -> Path:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from psrun.data.gathering import Arrays, gathering
 from psrun.data.order import Order
 from psrun.errors import ConfigError, Problem
+from psrun.tf_internals.tracing import dataset_of
 
 _ENDLESS = 2**62  # batches; nobody waits for the end of that
 
@@ -146,9 +147,9 @@ def evaluation_batches(
       ConfigError: the source returned no dataset.
     """
     if shard is not None and reads_shards(source):
-        own = source.evaluation(batch_size=batch_size, shard=shard)  # type: ignore[call-arg]
+        own = dataset_of(source.evaluation, batch_size=batch_size, shard=shard)
         return checked_dataset(own, source, "evaluation")
-    whole = checked_dataset(source.evaluation(batch_size=batch_size), source, "evaluation")
+    whole = checked_dataset(dataset_of(source.evaluation, batch_size=batch_size), source, "evaluation")
     if shard is None:
         return whole
     first, last = shard_of(-(-source.num_eval_examples // batch_size), shard)
@@ -191,7 +192,7 @@ class ByNumber(abc.ABC):
 
     def batches(self, numbers: tf.data.Dataset, order: Order, seed: tf.Tensor) -> Batches:
         """The batches with these numbers, as `read` gives them."""
-        return self.read(_numbered(numbers, order, seed))
+        return dataset_of(self.read, _numbered(numbers, order, seed))
 
     def train(self, *, batch_size: int, seed: tf.Tensor) -> tf.data.Dataset:
         return converted_batches(self, endless(), self.order(batch_size), seed, _examples)
@@ -222,8 +223,8 @@ def converted_batches(
     function call per batch, and packs and unpacks RaggedTensors.
     """
     if type(source).batches is ByNumber.batches and "convert" in inspect.signature(source.read).parameters:
-        return source.read(_numbered(numbers, order, seed), convert)  # type: ignore[call-arg]
-    return source.batches(numbers, order, seed).map(convert)
+        return dataset_of(source.read, _numbered(numbers, order, seed), convert)
+    return dataset_of(source.batches, numbers, order, seed).map(convert)
 
 
 def _numbered(numbers: tf.data.Dataset, order: Order, seed: tf.Tensor) -> Batches:

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.layers.layout import Block, StackLayout
+from psrun.tf_internals.tracing import converted
 
 # Their values do not depend on the shape of the table, so that one call makes those of several.
 _ALIKE = tuple(
@@ -68,9 +69,9 @@ def _part(initializer: Any, shape: tuple[int, int], dtype: Any, block: Block) ->
     An initializer does not say whether it can make a part. As TensorFlow does for variables in shards, this requests
     one; if it fails or makes the whole table, the part is cut out.
     """
-    part = (block.num_rows, shape[1])
+    part, make = (block.num_rows, shape[1]), converted(initializer)
     try:
-        values = initializer(shape, dtype=dtype, partition_shape=part, partition_offset=(block.first, 0))
+        values = make(shape, dtype=dtype, partition_shape=part, partition_offset=(block.first, 0))
     except (TypeError, ValueError):
-        values = initializer(shape, dtype=dtype)
+        values = make(shape, dtype=dtype)
     return values if tuple(values.shape) == part else values[block.first : block.first + block.num_rows]

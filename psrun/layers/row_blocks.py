@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from psrun.tf_internals.tracing import converted
+
 
 class InParts(abc.ABC):
     """An initializer that makes contiguous rows of a variable.
@@ -91,9 +93,9 @@ class Partitioned(InParts):
 
     def part(self, shape: tuple[int, ...], dtype: tf.DType, first: int, num_rows: int) -> tf.Tensor:
         if num_rows == shape[0]:
-            return self._initializer(shape, dtype=dtype)
+            return converted(self._initializer)(shape, dtype=dtype)
         partition = {"partition_shape": (num_rows, *shape[1:]), "partition_offset": (first, *[0] * len(shape[1:]))}
-        return self._initializer(shape, dtype=dtype, **partition)
+        return converted(self._initializer)(shape, dtype=dtype, **partition)
 
 
 def _computed(initializer: Callable[..., Any], shape: tuple[int, ...], dtype: tf.DType) -> tf.Tensor:

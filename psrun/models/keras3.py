@@ -84,7 +84,7 @@ class Keras3Model(AdaptedModel):
         ]
         self._adapted.complete = True
 
-    @tf.autograph.experimental.do_not_convert
+    @tf.autograph.experimental.do_not_convert  # as the trainer of Keras 3: its layers are not converted either
     def call(self, inputs: Any, training: Any = None) -> Any:
         model, adapted = self.keras3, self._adapted
         inputs = self._declared(inputs)

@@ -103,7 +103,7 @@ class Keras3Loss(tf_keras.losses.Loss):
         super().__init__(reduction=_REDUCTIONS[loss.reduction], name=loss.name)
         self._loss = loss
 
-    @tf.autograph.experimental.do_not_convert
+    @tf.autograph.experimental.do_not_convert  # as the trainer of Keras 3 does not convert losses
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
         label, prediction = (keras.ops.convert_to_tensor(each, dtype=self._loss.dtype) for each in (y_true, y_pred))
         return self._loss.call(label, prediction)

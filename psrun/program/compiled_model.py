@@ -33,6 +33,7 @@ from psrun.program.evaluation_sizes import eval_batch_size
 from psrun.program.example_counter import ExamplesSeen
 from psrun.program.train_step import OwnTrainStep
 from psrun.program.zeros import zeros
+from psrun.tf_internals.tracing import dataset_of
 
 # The shuffles of workers must differ, and so must those of adjacent seeds in a sweep.
 _SEED_STRIDE = 1_000_003
@@ -137,7 +138,8 @@ class Program:
         ready = self._ready if self.class_weight is None else self._by_class
         source = self.source
         if not once and numbers is None and not trains_by_number(source):
-            batches = checked_dataset(source.train(batch_size=batch_size, seed=own), source, "train")
+            made = dataset_of(source.train, batch_size=batch_size, seed=own)
+            batches = checked_dataset(made, source, "train")
             list_inputs.check_features(source.features, batches.element_spec)
             return self._preprocessed(batches.skip(num_batches_done) if num_batches_done else batches, ready)
         assert isinstance(source, ByNumber)
@@ -181,7 +183,7 @@ class Program:
         """Whether training or evaluation examples have weights; class weights do not count."""
         trained = self.batch_spec
         if self.class_weight is not None:
-            trained = self.source.train(batch_size=1, seed=tf.constant(0, tf.int64)).element_spec
+            trained = dataset_of(self.source.train, batch_size=1, seed=tf.constant(0, tf.int64)).element_spec
         if len(trained) > 2:
             return True
         evaluated = self.source.num_eval_examples and self.config.evaluation.runs_on is not None

@@ -29,6 +29,7 @@ from psrun.program.zeros import zeros
 from psrun.results.console import warner
 from psrun.results.run_folder import RunFolder
 from psrun.results.tables import features_guessed, placement_table
+from psrun.tf_internals.tracing import converted
 from psrun.tf_internals.variables import UninitializedVariable
 
 _INDEX_BYTES = 8
@@ -176,7 +177,7 @@ def _traffic(built: Program, lengths: Any) -> dict[str, Traffic]:
     features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(batch)
     with tf.GradientTape() as tape:
         prediction = built.network(features, training=True)
-        loss = built.network.compute_loss(features, label, prediction, weight)
+        loss = converted(built.network.compute_loss)(features, label, prediction, weight)
     variables = built.network.trainable_variables
     replicas = built.config.cluster.replicas_per_worker or 1
     by_variable = {}

@@ -38,6 +38,7 @@ def to_the_end(work: Callable[[float], ExitCode]) -> NoReturn:
     started_s = time.time()
     process.leave_first_place()
     process.prepare()
+    code = ExitCode.DONE
     try:
         code = _exit_code(work, started_s)
         sys.stdout.flush()
@@ -47,7 +48,7 @@ def to_the_end(work: Callable[[float], ExitCode]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards the rest of the output
         if error.errno != errno.EPIPE:  # the reader has closed the pipe, such as `head`
             _print_problem(f"output cannot be written: {error.strerror}")  # to a terminal, a pipe or a file
-        code = ExitCode.FAILED
+        code = code or ExitCode.FAILED
     process.leave(code)
 
 
@@ -65,7 +66,8 @@ def _exit_code(work: Callable[[float], ExitCode], started_s: float) -> ExitCode:
 
 
 def _print_problem(text: str) -> None:
-    Console(stderr=True).print(f"psrun: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
+    with contextlib.suppress(OSError):
+        Console(stderr=True).print(f"psrun: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def execute(

@@ -16,6 +16,7 @@ __all__ = [
     "ControlFlowFuncGraph",
     "FuncGraph",
     "converted",
+    "dataset_of",
     "in_outermost_graph",
     "not_inlined",
     "record_operation",
@@ -23,12 +24,9 @@ __all__ = [
     "variable_accessed",
 ]
 
-# AutoGraph does not convert the functions of psrun that a traced function calls, like those of Keras: the conversion
-# took a second before the first step. The function that `tf.function` gets is converted (TensorFlow 2.21).
-autograph_config.CONVERSION_RULES = (
-    autograph_config.DoNotConvert(__name__.partition(".")[0]),
-    *autograph_config.CONVERSION_RULES,
-)
+# AutoGraph leaves psrun's functions as they are, as it does with those of TensorFlow and Keras: converting them took a
+# second before the first step. Only a function given directly to `tf.function` is converted (TensorFlow 2.21).
+autograph_config.CONVERSION_RULES = (autograph_config.DoNotConvert("psrun"), *autograph_config.CONVERSION_RULES)
 
 # FuncGraph, ControlFlowFuncGraph: the graph of a traced function, and that of a branch or loop in it. Only their types
 # say which of the two the default graph is, and only they have `outer_graph` and `captures`.
@@ -58,6 +56,17 @@ def converted(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     autograph = tf.__internal__.autograph
     return function if tf.executing_eagerly() else autograph.tf_convert(function, autograph.control_status_ctx())
+
+
+def dataset_of(method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What a user's function returns that makes a dataset; it is converted only if it branches on tensors itself.
+
+    `Dataset.map` does not convert what a lambda calls if the lambda is part of a converted function (TensorFlow 2.21).
+    """
+    try:
+        return method(*arguments, **options)
+    except tf.errors.OperatorNotAllowedInGraphError:
+        return converted(method)(*arguments, **options)
 
 
 def in_outermost_graph(function: Callable[[], Any]) -> Any:
