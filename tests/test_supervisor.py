@@ -87,3 +87,32 @@ def test_a_chief_that_exits_because_of_a_lost_worker_reports_the_worker(tmp_path
     (failure,) = [json.loads(line) for line in folder.metrics.read_text().splitlines() if '"failure"' in line]
     assert (failure["task"], failure["cause"]) == ("worker-0", error["message"])
     assert failure["restarted"] == ["worker-0", "chief-0"]
+
+
+class Counted(Sleeping):
+    """A task that never ends by itself; the code of the chief is known from the given look on."""
+
+    visible_from, looks, ends_with = 0, 0, ExitCode.DONE
+
+    @property
+    def code(self) -> int | None:
+        self.looks += self.task == CHIEF
+        if self.task == CHIEF and not self.restarts and self.looks > self.visible_from:
+            return self.ends_with
+        return super().code
+
+    @property
+    def running(self) -> bool:
+        return self.code is None
+
+
+@pytest.mark.parametrize("ends_with", [ExitCode.DONE, ExitCode.FAILED])
+@pytest.mark.parametrize("visible_from", [2, 3, 6])
+def test_a_chief_that_ends_between_two_looks_is_not_restarted(tmp_path, visible_from, ends_with):
+    run = run_config("cluster=local", "evaluation=none", "cluster.restart.backoff_s=0")
+    wanted, folder = task_plan.of(run), RunFolder.create(tmp_path / "run", raw={})
+    tasks = {task: Counted(task, {}, folder.path) for task in wanted.tasks()}
+    tasks[CHIEF].visible_from, tasks[CHIEF].ends_with = visible_from, ends_with
+    supervisor = Supervisor(run, wanted, tasks, {}, folder, ConsoleSink(Console(file=io.StringIO())), time.time())
+    assert supervisor.run(Stop()) == ends_with
+    assert {str(task.task): task.restarts for task in tasks.values() if task.restarts} == {}

@@ -123,7 +123,7 @@ class Supervisor:
                 self._continue_without(task, "has not evaluated the last checkpoint")
                 break
             if task.start_at_s is None:
-                self._look_at(task)
+                self._look_at(task, task.code)
             elif time.monotonic() >= task.start_at_s:
                 self._start(task)
             self._relay.update()
@@ -155,19 +155,26 @@ class Supervisor:
         for task in self._tasks.values():
             if not task.started or task.start_at_s is not None:
                 continue
-            if task.code == ExitCode.DONE and self._may_be_done(task):
-                continue  # exits a moment before the chief
-            self._look_at(task)
+            code = task.code  # read once: a task may exit between two reads
+            if not self._may_end(task, code):
+                self._look_at(task, code)
 
-    def _may_be_done(self, task: TaskHandle) -> bool:
-        """Whether it may exit: tasks of the data service read the end of the run in run.json before the chief exits."""
-        return task.task.job not in self._plan.serving or self._folder.stored().get("status") == "completed"
+    def _may_end(self, task: TaskHandle, code: int | None) -> bool:
+        """Whether the task may exit with this code: the chief ends the run, others may exit a moment before it.
 
-    def _look_at(self, task: TaskHandle) -> None:
-        if task.task == self._evaluator and task.code in (ExitCode.DONE, *_FOR_GOOD):
-            if task.code != ExitCode.DONE:
+        Tasks of the data service read the end of the run in run.json before the chief exits.
+        """
+        if task.task == CHIEF:
+            return code in (ExitCode.DONE, *_FOR_GOOD)
+        serves = task.task.job in self._plan.serving
+        return code == ExitCode.DONE and (not serves or self._folder.stored().get("status") == "completed")
+
+    def _look_at(self, task: TaskHandle, code: int | None) -> None:
+        """Restarts a task that was lost. Args: code: the exit code of the task; None while it runs."""
+        if task.task == self._evaluator and code in (ExitCode.DONE, *_FOR_GOOD):
+            if code != ExitCode.DONE:
                 self._continue_without(task, task.how_it_ended)
-        elif not task.running:
+        elif code is not None:
             self._failed(task, *self._cause_of_exit(task))
         elif cause := self._hangs(task):
             self._failed(task, task.task, cause)
