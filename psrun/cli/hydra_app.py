@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import secrets
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from psrun.cli import hydra_sweeps
-from psrun.config import compose
+from psrun.config import compose, hydra_internals
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
 from psrun.launch.slurm import task_identity
 from psrun.results import recorded_config
@@ -60,7 +57,7 @@ def run(started_s: float) -> ExitCode:
     folder = recorded_config.folder_of(arguments)
     undo = None if folder is None else RunFolder(folder).snapshot(HYDRA)  # which Hydra writes before it hands over
     try:
-        with _logging_raises() if prints else contextlib.nullcontext():
+        with hydra_internals.lines_that_raise() if prints else contextlib.nullcontext():
             compose.run(job)
     except compose.HYDRA_ERRORS as error:
         errors.append(ConfigError(compose.all_problems(error, sys.argv[1:])))
@@ -73,21 +70,6 @@ def run(started_s: float) -> ExitCode:
     if errors:
         raise errors[0]
     return codes[0] if codes else ExitCode.DONE
-
-
-@contextlib.contextmanager
-def _logging_raises() -> Iterator[None]:
-    """In this context a line that cannot be written is an error: logging, by which Hydra prints, shows a traceback."""
-
-    def handle(handler: logging.Handler, record: logging.LogRecord) -> NoReturn:
-        raise
-
-    before = logging.Handler.handleError
-    logging.Handler.handleError = handle  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        logging.Handler.handleError = before  # type: ignore[method-assign]
 
 
 def _run_folder(arguments: list[str], error: OSError) -> Path:

@@ -6,11 +6,12 @@ Every function states why no public name does. A name that is gone raises an err
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -84,7 +85,7 @@ def signal_behind(error: Exception) -> BaseException | None:
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """In this context an attribute of Hydra's has another value. Raises AttributeError if there is no such name."""
+    """In this context an attribute has another value. Raises AttributeError if there is no such name."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -114,6 +115,18 @@ def files_written_by(write: Callable[[Path, str], None]) -> AbstractContextManag
         write(output_dir / filename, OmegaConf.to_yaml(cfg))
 
     return _replaced(utils, "_save_config", save)
+
+
+def lines_that_raise() -> AbstractContextManager[None]:
+    """In this context a line that Hydra prints and that cannot be written is an error.
+
+    Hydra prints by logging, which shows a traceback for each such line and continues.
+    """
+
+    def handle(handler: logging.Handler, record: logging.LogRecord) -> NoReturn:
+        raise
+
+    return _replaced(logging.Handler, "handleError", handle)
 
 
 def is_basic_launcher(target: str) -> bool:
