@@ -115,12 +115,13 @@ class DataSource(Protocol):
 MEMBERS = ("features", "num_train_examples", "num_eval_examples", "facts", "train", "evaluation")
 
 
-def checked_dataset(made: Any, source: DataSource, method: str) -> tf.data.Dataset:
-    """The dataset that the source's `method` returns, checked.
+def checked_dataset(source: DataSource, method: str, **options: Any) -> tf.data.Dataset:
+    """The dataset that the source's `method` returns for these options, checked.
 
     Raises:
       ConfigError: it is not a dataset.
     """
+    made = dataset_of(getattr(source, method), **options)
     if not isinstance(made, tf.data.Dataset):
         message = f"{type(source).__name__}.{method} returned {type(made).__name__}"
         raise ConfigError([Problem("data", f"{message}, not a tf.data.Dataset of batches (features by name, label)")])
@@ -147,9 +148,8 @@ def evaluation_batches(
       ConfigError: the source returned no dataset.
     """
     if shard is not None and reads_shards(source):
-        own = dataset_of(source.evaluation, batch_size=batch_size, shard=shard)
-        return checked_dataset(own, source, "evaluation")
-    whole = checked_dataset(dataset_of(source.evaluation, batch_size=batch_size), source, "evaluation")
+        return checked_dataset(source, "evaluation", batch_size=batch_size, shard=shard)
+    whole = checked_dataset(source, "evaluation", batch_size=batch_size)
     if shard is None:
         return whole
     first, last = shard_of(-(-source.num_eval_examples // batch_size), shard)

@@ -33,7 +33,6 @@ from psrun.program.evaluation_sizes import eval_batch_size
 from psrun.program.example_counter import ExamplesSeen
 from psrun.program.train_step import OwnTrainStep
 from psrun.program.zeros import zeros
-from psrun.tf_internals.tracing import dataset_of
 
 # The shuffles of workers must differ, and so must those of adjacent seeds in a sweep.
 _SEED_STRIDE = 1_000_003
@@ -138,8 +137,7 @@ class Program:
         ready = self._ready if self.class_weight is None else self._by_class
         source = self.source
         if not once and numbers is None and not trains_by_number(source):
-            made = dataset_of(source.train, batch_size=batch_size, seed=own)
-            batches = checked_dataset(made, source, "train")
+            batches = checked_dataset(source, "train", batch_size=batch_size, seed=own)
             list_inputs.check_features(source.features, batches.element_spec)
             return self._preprocessed(batches.skip(num_batches_done) if num_batches_done else batches, ready)
         assert isinstance(source, ByNumber)
@@ -183,7 +181,7 @@ class Program:
         """Whether training or evaluation examples have weights; class weights do not count."""
         trained = self.batch_spec
         if self.class_weight is not None:
-            trained = dataset_of(self.source.train, batch_size=1, seed=tf.constant(0, tf.int64)).element_spec
+            trained = checked_dataset(self.source, "train", batch_size=1, seed=tf.constant(0, tf.int64)).element_spec
         if len(trained) > 2:
             return True
         evaluated = self.source.num_eval_examples and self.config.evaluation.runs_on is not None
