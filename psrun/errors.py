@@ -38,6 +38,11 @@ class ExitCode(enum.IntEnum):
     RESTART = 175
 
 
+def final(code: int | None) -> ExitCode | None:
+    """The exit code of a process that is not to be restarted; None for every other code, and while it runs."""
+    return ExitCode(code) if code in (ExitCode.DONE, ExitCode.FAILED, ExitCode.USAGE) else None
+
+
 class PsrunError(Exception):
     """Base class of all errors that psrun raises on purpose. The message is for the user."""
 

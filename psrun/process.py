@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from psrun.errors import ExitCode, Interrupted
+from psrun.errors import ExitCode, Interrupted, final
 from psrun.tf_internals.modules import remove_generated_files
 
 VARIABLES = {
@@ -232,8 +232,8 @@ class Stop:
           Interrupted: the working process did not record the interruption.
         """
         assert self.signum is not None
-        if code in (ExitCode.DONE, ExitCode.FAILED, ExitCode.USAGE):  # it was done just then, or could not save
-            return ExitCode(code)
+        if (last := final(code)) is not None:  # it was done just then, or could not save
+            return last
         interrupted = Interrupted(self.signum)
         if (recorded.get("status"), recorded.get("exit_code")) != ("interrupted", interrupted.exit_code):
             raise interrupted

@@ -14,7 +14,7 @@ from psrun.cluster.probe import answering
 from psrun.config import choices, topology
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task
-from psrun.errors import ExitCode
+from psrun.errors import ExitCode, final
 from psrun.launch import task_plan
 from psrun.launch.hang_detector import HangDetector, TrainingStatus
 from psrun.launch.progress_relay import ProgressRelay
@@ -30,7 +30,6 @@ from psrun.results.task_files import shared
 
 _ROUND_S = 0.1
 _SERVERS_END_WITHIN_S = 5.0
-_FOR_GOOD = (ExitCode.FAILED, ExitCode.USAGE)
 
 
 def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, *, started_s: float) -> ExitCode:
@@ -142,9 +141,8 @@ class Supervisor:
 
     def _chief_code(self) -> ExitCode | None:
         """The exit code of the run if the chief has ended it, else None."""
-        code = self._tasks[CHIEF].code
-        ended = self._tasks[CHIEF].start_at_s is None and code in (ExitCode.DONE, *_FOR_GOOD)
-        return ExitCode(code) if ended and code is not None else None
+        chief = self._tasks[CHIEF]
+        return final(chief.code) if chief.start_at_s is None else None
 
     # -- failures
 
@@ -165,13 +163,13 @@ class Supervisor:
         Tasks of the data service read the end of the run in run.json before the chief exits.
         """
         if task.task == CHIEF:
-            return code in (ExitCode.DONE, *_FOR_GOOD)
+            return final(code) is not None
         serves = task.task.job in self._plan.serving
         return code == ExitCode.DONE and (not serves or self._folder.stored().get("status") == "completed")
 
     def _look_at(self, task: TaskHandle, code: int | None) -> None:
         """Restarts a task that was lost. Args: code: the exit code of the task; None while it runs."""
-        if task.task == self._evaluator and code in (ExitCode.DONE, *_FOR_GOOD):
+        if task.task == self._evaluator and final(code) is not None:
             if code != ExitCode.DONE:
                 self._continue_without(task, task.how_it_ended)
         elif code is not None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task
-from psrun.errors import ClusterError, ExitCode, PsrunError, TaskLostError, ended
+from psrun.errors import ClusterError, ExitCode, PsrunError, TaskLostError, ended, final
 from psrun.launch.hang_detector import HangDetector, TrainingStatus
 from psrun.launch.progress_relay import ProgressRelay
 from psrun.launch.recoveries import Recoveries
@@ -32,7 +32,6 @@ from psrun.results.run_folder import RunFolder
 
 _ROUND_S = 0.25
 _OTHERS_END_WITHIN_S = 10.0
-_FOR_GOOD = (ExitCode.DONE, ExitCode.FAILED, ExitCode.USAGE)
 
 
 def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, *, started_s: float) -> ExitCode:
@@ -100,10 +99,10 @@ class ChiefAgent:
         while not stop.requested.wait(_ROUND_S) and not self._warned:
             self._rendezvous.touch()
             self._relay.update()
-            code = managed.process.code
-            if code in _FOR_GOOD and code is not None:
+            code = final(managed.process.code)
+            if code is not None:
                 self._ended_for_good(code)
-                return ExitCode(code)
+                return code
             self._raise_if_given_up()
             if not self._look(managed, stop):
                 continue
@@ -142,9 +141,9 @@ class ChiefAgent:
         self._reporter.emit("stopping", step=self._step_done, signal=signal.Signals(signum).name)
         managed.end(within_s=self._cluster.restart.stop_timeout_s, meanwhile=self._rendezvous.touch)
         code = managed.process.code
-        if code in _FOR_GOOD and code is not None:  # it ended at that moment, or could not save
-            self._ended_for_good(code)
-            return ExitCode(code)
+        if (last := final(code)) is not None:  # it ended at that moment, or could not save
+            self._ended_for_good(last)
+            return last
         self._wants_requeue = stop.signum is None
         return ExitCode.RESTART if stop.signum is None else stop.outcome(code, self._folder.stored())
 
@@ -254,7 +253,7 @@ class ChiefAgent:
             if waiting and time.monotonic() > deadline_s:
                 raise self._lost_node(waiting)
 
-    def _ended_for_good(self, code: int) -> None:
+    def _ended_for_good(self, code: ExitCode) -> None:
         """Raises TaskLostError if the chief has failed because a node was lost."""
         if code == ExitCode.FAILED:
             self._raise_if_silent(self._others)
