@@ -96,7 +96,8 @@ def test_version_and_help_take_no_tensorflow(psrun, tmp_path):
         (["hydra.mode=MULTIRUN"], "hydra.mode: is MULTIRUN; start a sweep with -m"),
         (["reprot"], "unknown command 'reprot'"),
         (["-sc", "install=tcsh"], "invalid argument of -sc: install=tcsh; use install=SHELL"),
-        (["mode=plan", "partitioner=fixed_shards", "partitioner.num_shards=9"], "more than the 8 rows of embedding"),
+        pytest.param(["mode=plan", "partitioner=fixed_shards", "partitioner.num_shards=9"],
+                     "more than the 8 rows of embedding", marks=pytest.mark.thorough),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_clear_message_and_exit_code_2(psrun, arguments, message):
@@ -194,6 +195,7 @@ def test_an_interrupted_run_reports_it_and_leaves_no_process(tmp_path):
     assert not psutil.pid_exists(process.pid)
 
 
+@pytest.mark.thorough
 def test_a_sweep_runs_every_job_in_a_process_of_its_own(psrun, tmp_path):
     sweep = f"hydra.sweep.dir='{tmp_path / 'my sweep'}'"
     done = psrun("-m", "seed=1,2", "cluster=none", "model=dense", *QUICK[:2], "trainer.epochs=1",
@@ -268,6 +270,7 @@ def test_a_batchwise_callback_of_a_person_is_refused_before_training(train):
         train("trainer=fit", "trainer.callbacks=[{_target_: user_code.Batchwise}]")
 
 
+@pytest.mark.thorough
 @pytest.mark.inprocess
 def test_keras_callbacks_do_what_keras_documents(train, tmp_path):
     callbacks = (
@@ -339,6 +342,7 @@ def test_a_run_with_a_missing_extra_reports_how_to_install_it(psrun, tmp_path):
     assert (done.code, "pip install 'psrun[flights]'" in done.stderr) == (2, True)
 
 
+@pytest.mark.thorough
 def test_a_terminal_sees_a_live_line(tmp_path):
     """Through a pseudo-terminal, as a person would see it."""
     import pexpect  # the test extra brings it
@@ -383,6 +387,7 @@ def test_standard_output_that_cannot_be_written_is_a_named_error(tmp_path, argum
     assert piped.wait(60) == ExitCode.FAILED
 
 
+@pytest.mark.thorough
 def test_a_reader_that_leaves_does_not_end_the_training(tmp_path):
     command = [sys.executable, "-m", "psrun", "cluster=none", "model=dense", "trainer.steps_per_epoch=5",
                "trainer.epochs=2", "evaluation=none", "hydra.run.dir=run"]  # fmt: skip

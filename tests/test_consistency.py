@@ -133,10 +133,8 @@ EQUAL = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("trainer", "optimizer", "more"),
-    [EQUAL[0], *(pytest.param(*each, marks=pytest.mark.thorough) for each in EQUAL[1:])],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("trainer", "optimizer", "more"), EQUAL)
 def test_synchronous_training_is_that_of_one_process_with_the_batches_of_all_workers(train, trainer, optimizer, more):
     run = [*LARGE_BATCH, f"trainer={trainer}", optimizer]
     result, folder = train(*run, *more, "consistency=sync", "trainer.steps_per_execution=1")

@@ -223,7 +223,8 @@ def test_every_layout_restores_every_other_bit_by_bit(cluster_spec, tmp_path):
         values, before = held, (path, Contents.of("LazyAdam", [], checkpoint.keys))
 
 
-@pytest.mark.parametrize("cluster", [pytest.param("none", marks=pytest.mark.thorough), "inprocess"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("cluster", ["none", "inprocess"])
 def test_a_run_of_psrun_0_1_0_is_resumed(train, tmp_path, cluster):
     """It wrote a checkpoint after 6 steps with two shards a table, and resumed from it until step 12."""
     from psrun.checkpoint.compare import compare

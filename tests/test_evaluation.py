@@ -355,14 +355,12 @@ def events(folder: RunFolder) -> list[dict[str, Any]]:
 STILL = ("optimizer=sgd", "optimizer.learning_rate=0.000001", "trainer.epochs=9")
 
 
+@pytest.mark.thorough
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
     ("trainer", "way"),
-    [("custom_loop", "exact"), *(
-        pytest.param(trainer, way, marks=pytest.mark.thorough)
-        for trainer, way in [("fit", "direct"), ("fit", "validation"), ("custom_loop", "distributed")]
-    )],
-)  # fmt: skip
+    [("custom_loop", "exact"), ("custom_loop", "distributed"), ("fit", "direct"), ("fit", "validation")],
+)
 def test_early_stopping_and_learning_rate_follow_every_way_to_evaluate(train, trainer, way):
     result, folder = train(
         *STILL, f"trainer={trainer}", f"evaluation={way}", "partitioner=fixed_shards",
@@ -378,6 +376,7 @@ def test_early_stopping_and_learning_rate_follow_every_way_to_evaluate(train, tr
     assert "val_auc has not improved in 3 evaluations" in (folder.path / "end-early").read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.tensorflow
 def test_a_resumed_run_keeps_its_learning_rate_and_its_patience(train, monkeypatch):
     from psrun.training.metric_policies import MetricPolicies

@@ -50,6 +50,7 @@ def test_an_export_gives_the_predictions_of_the_run(train, images, model):
     assert float(loss) == pytest.approx(result["metrics"]["val_loss"], rel=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.inprocess
 def test_single_files_of_sharded_models_are_refused(train, tmp_path, monkeypatch):
     import tf_keras

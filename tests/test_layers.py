@@ -85,7 +85,7 @@ def test_rounded_rows_stay_near(train):
     assert rounded["metrics"]["loss"] == pytest.approx(exact["metrics"]["loss"], rel=0.01)
 
 
-@pytest.mark.parametrize(("distinct", "deduplicates"), [(5, True), (50, False)])
+@pytest.mark.parametrize(("distinct", "deduplicates"), [(5, True), pytest.param(50, False, marks=pytest.mark.thorough)])
 def test_whether_duplicates_are_sent_once_is_decided_by_the_first_batch(train, distinct, deduplicates):
     """32 ids a batch, of 5 different ones or of 50."""
     result, _ = train(*MODEL, f"+data.distinct={distinct}")
@@ -109,6 +109,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_and_names_the_table(train, c
         train(*MODEL, "model._target_=embeddings.rooted", f"cluster={cluster}", f"trainer={trainer}")
 
 
+@pytest.mark.thorough
 def test_ids_outside_of_the_table_share_a_row_where_that_is_chosen(train):
     """Half of the ids are outside: their row, the last one, is the one that moves most."""
     initial = "+model.embeddings_initializer=ones"

@@ -56,18 +56,17 @@ def test_attention_learns_what_pooling_loses():
     assert auc["din"] > auc["wide_deep"] + 0.03
 
 
+@pytest.mark.thorough
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
     ("model", "pieces"),
     [
         ("din", ("trainer=custom_loop", "evaluation=exact", "trainer.prefetch_rows=true")),
-        pytest.param("dlrm", ("trainer=fit", "evaluation=validation", "partitioner=fixed_shards"),
-                     marks=pytest.mark.thorough),
-        pytest.param("two_tower", ("trainer=fit", "evaluation=exact", "trainer.prefetch_rows=true",
-                                   "model.stack=false"), marks=pytest.mark.thorough),
-        pytest.param("din", ("cluster=none", "trainer=fit", "evaluation=validation"), marks=pytest.mark.thorough),
-        pytest.param("wide_deep", ("trainer=custom_loop", "evaluation=distributed", "trainer.prefetch_rows=true",
-                                   "trainer.steps_per_execution=4"), marks=pytest.mark.thorough),
+        ("dlrm", ("trainer=fit", "evaluation=validation", "partitioner=fixed_shards")),
+        ("two_tower", ("trainer=fit", "evaluation=exact", "trainer.prefetch_rows=true", "model.stack=false")),
+        ("din", ("cluster=none", "trainer=fit", "evaluation=validation")),
+        ("wide_deep", ("trainer=custom_loop", "evaluation=distributed", "trainer.prefetch_rows=true",
+                       "trainer.steps_per_execution=4")),
     ],
 )  # fmt: skip
 def test_models_train_on_lists(train, model, pieces):

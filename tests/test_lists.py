@@ -19,11 +19,11 @@ thorough = pytest.mark.thorough
 PASSES = ("data.visitation=once", "trainer.epochs=2", "trainer.steps_per_epoch=null", "trainer.steps_per_execution=3")
 MODES = [
     ("trainer=custom_loop", "evaluation=exact"),
-    pytest.param(("trainer=fit", "evaluation=validation"), marks=thorough),
-    pytest.param(("trainer=fit", "evaluation=direct", "trainer.steps_per_execution=auto"), marks=thorough),
-    pytest.param(("cluster=none", "trainer=fit", "evaluation=validation"), marks=thorough),
-    pytest.param(("cluster=mirrored", "trainer=fit", "evaluation=validation"), marks=thorough),
-    pytest.param(("model._target_=list_features.called", "evaluation=exact"), marks=thorough),
+    ("trainer=fit", "evaluation=validation"),
+    ("trainer=fit", "evaluation=direct", "trainer.steps_per_execution=auto"),
+    ("cluster=none", "trainer=fit", "evaluation=validation"),
+    ("cluster=mirrored", "trainer=fit", "evaluation=validation"),
+    ("model._target_=list_features.called", "evaluation=exact"),
 ]
 
 
@@ -62,6 +62,7 @@ def test_sparse_tensors_of_a_source_train_as_ragged_ones(train, visitation):
     assert sparse["metrics"] == pytest.approx(ragged["metrics"], rel=1e-6)
 
 
+@thorough
 @pytest.mark.parametrize("pieces", MODES)
 def test_training_and_evaluation_are_those_of_keras(train, pieces):
     model = () if any("_target_" in piece for piece in pieces) else ("model._target_=list_features.started",)

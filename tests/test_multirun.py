@@ -138,6 +138,7 @@ def test_a_second_signal_ends_all_at_once(start):
     sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=10)
 
 
+@pytest.mark.thorough
 @pytest.mark.command
 def test_what_is_completed_is_not_run_again_and_what_failed_is(start):
     sweep = start("seed=1,13,2")
@@ -189,6 +190,7 @@ def test_what_a_sweep_has_not_begun_is_run_as_it_was_checked_at_its_start(start,
     assert rates == [0.125, 0.125]
 
 
+@pytest.mark.thorough
 @pytest.mark.command
 def test_all_jobs_are_checked_before_the_first_one_starts(start, tmp_path):
     sweep = start("trainer.steps_per_epoch=20,30,5", "trainer.epochs=1,0", "trainer.steps_per_execution=10")

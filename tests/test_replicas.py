@@ -55,6 +55,7 @@ def test_steps_are_those_of_one_device(train, monkeypatch, trainer, pieces):
     assert alone["replicas"] == {"per_worker": 1, "devices": ["CPU:0"]}
 
 
+@pytest.mark.thorough
 def test_what_an_own_step_returns_can_be_followed(train):
     """It is traced before the training, with an optimizer whose learning rate follows a schedule."""
     schedule = ("{_target_: tf_keras.optimizers.schedules.ExponentialDecay, initial_learning_rate: 0.1, "

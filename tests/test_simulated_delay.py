@@ -23,13 +23,14 @@ def weights(folder: RunFolder) -> dict[str, np.ndarray]:
     return {name: value for name, value in variables(folder).items() if np.size(value) > 1}
 
 
+@pytest.mark.thorough
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
     ("trainer", "model", "optimizer"),
     [
         ("custom_loop", "wide_deep", "lazy_adam"),
-        pytest.param("fit", "dense", "adam", marks=pytest.mark.thorough),
-        pytest.param("fit", "embedding", "sparse_adagrad", marks=pytest.mark.thorough),
+        ("fit", "dense", "adam"),
+        ("fit", "embedding", "sparse_adagrad"),
     ],
 )
 def test_without_delay_all_bits_are_those_of_plain_training(train, trainer, model, optimizer):

@@ -37,18 +37,17 @@ def test_updates_of_another_worker_between_a_read_and_its_update_are_counted(tra
     assert event["mean"] == measured["mean"]
 
 
+@pytest.mark.thorough
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
     ("pieces", "histogram"),
     [
         (("trainer=fit", "model=wide_deep"), [[0, 2 * STEPS]]),
         # Nothing that could carry the counts: a message by themselves.
-        pytest.param(
-            ("optimizer._target_=tf_keras.optimizers.legacy.Adagrad",), [[0, 2 * STEPS]], marks=pytest.mark.thorough
-        ),
+        (("optimizer._target_=tf_keras.optimizers.legacy.Adagrad",), [[0, 2 * STEPS]]),
         # Per closure of 3 steps: the rows of two, and the weights of two, are from before own updates.
         *(
-            pytest.param((*TABLED, "model._target_=embeddings.model", *late), histogram, marks=pytest.mark.thorough)
+            ((*TABLED, "model._target_=embeddings.model", *late), histogram)
             for late, histogram in (
                 (("trainer.prefetch_rows=true",), [[0, 8], [1, 16]]),
                 (("trainer.dense_sync_every=3",), [[0, 8], [1, 8], [2, 8]]),

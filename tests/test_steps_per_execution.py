@@ -73,12 +73,13 @@ def test_short_steps_are_measured_again_with_ten(before, step_s, least, wanted):
     assert after(before, step_s, 1000, 2, least=least) == wanted
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("trainer", "optimizer"),
     [
         ("fit", "adam"),
-        pytest.param("custom_loop", "sparse_adagrad", marks=pytest.mark.thorough),
-        pytest.param("fit", "ftrl", marks=pytest.mark.thorough),
+        ("custom_loop", "sparse_adagrad"),
+        ("fit", "ftrl"),
     ],
 )
 def test_unrolled_steps_give_the_numbers_of_one_process(train, unrolled, trainer, optimizer):
@@ -100,7 +101,8 @@ def test_unrolled_steps_give_the_numbers_of_one_process(train, unrolled, trainer
         assert result["metrics"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
 
 
-@pytest.mark.parametrize("trainer", ["fit", pytest.param("custom_loop", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
 def test_a_metric_that_branches_and_assigns_counts_every_example(train, unrolled, trainer):
     """Tracing detects it; it is read and written each time, as without psrun."""
     result, _ = train(
@@ -110,7 +112,7 @@ def test_a_metric_that_branches_and_assigns_counts_every_example(train, unrolled
     assert result["metrics"]["branching"] == pytest.approx(STEPS * 8 * (1e6 + 1))
 
 
-@pytest.mark.parametrize(("slow_s", "unrolled"), [(0.0, 0), (1e9, 1)])
+@pytest.mark.parametrize(("slow_s", "unrolled"), [pytest.param(0.0, 0, marks=pytest.mark.thorough), (1e9, 1)])
 def test_slow_steps_are_not_unrolled(train, monkeypatch, slow_s, unrolled):
     from psrun.training.parameter_server import closure_tracing, steps_per_execution
 

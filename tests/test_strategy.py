@@ -31,11 +31,12 @@ def _dealt() -> DealtInput:
     return DealtInput(lambda context, numbers: numbers().map(lambda number: (number, number, _slowly(number))), 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("make", "firsts"),
     [
         # A worker's own stream begins anew.
-        pytest.param(_stream, (0, 50), marks=pytest.mark.thorough),
+        (_stream, (0, 50)),
         (_dealt, (50, 100)),  # a worker reads the rows that it was dealt
     ],
 )

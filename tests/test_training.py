@@ -89,6 +89,7 @@ def test_both_trainers_agree_on_sharded_variables(train, partitioner):
         np.testing.assert_allclose(stored[name], values, **SAME, err_msg=name)
 
 
+@pytest.mark.thorough
 @pytest.mark.inprocess
 def test_the_same_seed_gives_the_same_numbers_and_another_one_others(train):
     short = ("model=embedding", "trainer.epochs=1", "evaluation=none")
@@ -98,8 +99,9 @@ def test_the_same_seed_gives_the_same_numbers_and_another_one_others(train):
     assert np.abs(runs[0][table] - runs[2][table]).max() > 1e-3
 
 
+@pytest.mark.thorough
 @pytest.mark.inprocess
-@pytest.mark.parametrize("cluster", ["inprocess", pytest.param("none", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("cluster", ["inprocess", "none"])
 def test_validation_counts_every_example_once_and_agrees_with_direct(train, cluster):
     """101 examples in batches of 8: the last one is smaller, and the shards are uneven."""
     odd = ("trainer=fit", "model=embedding", "data.num_eval_examples=101", "data.global_batch_size=8",
@@ -134,7 +136,7 @@ def test_every_optimizer_learns(train, optimizer):
 @pytest.mark.parametrize(
     ("trainer", "clusters"),
     [
-        ("fit", ["one_device", "mirrored"]),
+        pytest.param("fit", ["one_device", "mirrored"], marks=pytest.mark.thorough),
         ("custom_loop", ["central_storage"]),
         pytest.param("fit", ["central_storage"], marks=pytest.mark.thorough),
         pytest.param("custom_loop", ["one_device", "mirrored"], marks=pytest.mark.thorough),
@@ -299,6 +301,7 @@ def test_a_parameter_server_that_is_lost_in_a_save_asks_for_another_start(train,
     assert caught.value.exit_code == 175
 
 
+@pytest.mark.thorough
 @pytest.mark.inprocess
 def test_a_finished_evaluation_is_reported_also_by_a_run_that_stops(train, monkeypatch, tmp_path):
     from psrun.training.session import Session

@@ -47,8 +47,9 @@ def test_an_own_loop_trains_as_psruns_does(train, cluster, loop):
         np.testing.assert_allclose(second[name], value, err_msg=name, **SAME)
 
 
+@pytest.mark.thorough
 @pytest.mark.inprocess
-@pytest.mark.parametrize("loop", ["plain", pytest.param("tutorial", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("loop", ["plain", "tutorial"])
 def test_an_own_loop_on_workers_saves_within_epochs_and_resumes(train, loop, monkeypatch, tmp_path):
     from psrun.training.session import Session
 

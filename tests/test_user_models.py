@@ -11,14 +11,13 @@ SHIFTED = ("~data.num_train_examples", "~data.num_eval_examples", "~data.noise",
 SEQUENTIAL = ("model=dense", "~model.hidden_units", "model._target_=user_models.sequential")
 
 
+@pytest.mark.thorough
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
     "pieces",
     [
         ("cluster=inprocess", "partitioner=fixed_shards", "evaluation=exact"),
-        pytest.param(
-            ("cluster=none", "trainer=fit", "evaluation=validation", "+model.sized=true"), marks=pytest.mark.thorough
-        ),
+        ("cluster=none", "trainer=fit", "evaluation=validation", "+model.sized=true"),
     ],
 )
 def test_the_only_feature_is_passed_as_itself_to_a_model_of_one_input(train, pieces):

@@ -107,6 +107,7 @@ def trained_on(row: dict) -> int:
     return sum(int(times[0]) * number for times, number in row["seen"].items())
 
 
+@pytest.mark.thorough
 def test_every_worker_reads_all(train):
     """As many steps as two passes: what comes twice and what not at all is chance."""
     result, _ = train(
@@ -128,6 +129,7 @@ def test_a_pass_of_one_process_is_an_epoch_too(train, cluster):
     assert result["steps"]["applied"] == 2 * 13
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_continues_the_pass(train):
     pieces = (*COUNTED, "data.visitation=once", "data.audit=true", "data.global_batch_size=16")
     _, folder = train(*pieces, "trainer.epochs=1", "trainer.steps_per_epoch=8")

@@ -475,6 +475,7 @@ def stable_lines(text: str) -> list[list[str]]:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.command
 def test_a_run_in_another_process_is_followed_and_nothing_of_it_is_touched(tmp_path):
     cluster = Cluster(tmp_path, "cluster=inprocess", *QUICK)
