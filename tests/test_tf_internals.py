@@ -245,6 +245,28 @@ def test_the_names_without_weight_decay_are_known():
 
 
 @tensorflow
+@pytest.mark.parametrize("legacy", [False, True])
+def test_what_clipnorm_does_can_be_replaced(legacy):
+    import tensorflow as tf
+    import tf_keras
+
+    from psrun.tf_internals import optimizers
+
+    kinds = tf_keras.optimizers.legacy if legacy else tf_keras.optimizers
+    optimizer, variables, seen = kinds.SGD(1.0, clipnorm=0.5), [tf.Variable(5.0), tf.Variable(7.0)], []
+
+    def clip(gradients, of):
+        seen.extend(of)
+        return [2 * gradient for gradient in gradients]
+
+    optimizers.replace_clipnorm(optimizer, clip)
+    optimizer.apply_gradients([(None, variables[0]), (tf.constant(3.0), variables[1])])
+    assert [each.numpy() for each in variables] == [5, 1]
+    assert len(seen) == 1
+    assert seen[0] is variables[1]
+
+
+@tensorflow
 def test_what_updates_variables_can_be_replaced():
     import tensorflow as tf
     import tf_keras

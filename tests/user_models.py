@@ -151,3 +151,15 @@ class NoRead(ByNumber):
 
 def dataset() -> tf.data.Dataset:
     return tf.data.Dataset.range(3)
+
+
+def bounded(source, *, kind: str) -> tf_keras.Model:
+    """Weights of which the norms of columns or of rows are bounded, or which are to become orthogonal."""
+    x = tf_keras.Input((10,), name="x")
+    options = {
+        "columns": {"kernel_constraint": tf_keras.constraints.MaxNorm(0.1, axis=0)},
+        "rows": {"kernel_constraint": tf_keras.constraints.MaxNorm(0.1, axis=1)},
+        "orthogonal": {"kernel_regularizer": tf_keras.regularizers.OrthogonalRegularizer()},
+    }[kind]
+    dense = tf_keras.layers.Dense(4, name="bounded", **options)
+    return tf_keras.Model(x, tf_keras.layers.Dense(1)(dense(x)))

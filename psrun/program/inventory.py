@@ -9,7 +9,7 @@ from psrun.cluster import placement
 from psrun.layers import stacks
 from psrun.layers.adapter import AdaptedModel
 from psrun.optimizers import cost
-from psrun.program import compiled_model
+from psrun.program import compiled_model, whole_variables
 from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
@@ -19,7 +19,7 @@ def report(program: Program, reporter: Reporter, folder: RunFolder) -> None:
     """Records the program and reports what deserves attention.
 
     Raises:
-      ConfigError: variables do not have the configured number of shards.
+      ConfigError: variables cannot be cut into shards as configured.
     """
     if program.config.cluster.has_parameter_servers:
         devices = [device.removeprefix("/device:") for device in program.distribution.strategy.extended.worker_devices]
@@ -44,6 +44,7 @@ def _report_placement(program: Program, reporter: Reporter) -> None:
     reporter.emit("placement", placement=[asdict(shard) for shard in placed], **asdict(placement.balance(placed)))
     for text in cost.of_dense_tables(program.optimizer, placed):
         reporter.warn(text)
+    whole_variables.check(program, placed)
     num_shards = program.config.partitioner.num_shards
     if program.config.cluster.has_parameter_servers and num_shards is not None:
         stacked = stacks.tables_in(program.network)

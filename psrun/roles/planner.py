@@ -22,7 +22,7 @@ from psrun.config.run_config import RunConfig
 from psrun.data import load
 from psrun.layers import stacks
 from psrun.optimizers import cost
-from psrun.program import list_inputs
+from psrun.program import list_inputs, whole_variables
 from psrun.program.build import build, build_state, start_afresh
 from psrun.program.compiled_model import Program, metric_variables
 from psrun.program.zeros import zeros
@@ -94,7 +94,7 @@ def make(
       memory_bytes: of the machine that all tasks share; None for that of this machine.
 
     Raises:
-      ConfigError: the variables do not fit into the memory, or have too few rows for the number of shards.
+      ConfigError: the variables do not fit into the memory, or cannot be cut into shards as configured.
     """
     recorder = _Recorder()
     start_afresh(run_config.seed)
@@ -112,6 +112,7 @@ def make(
 
         tf.function(state).get_concrete_function()
     placed = _place(recorder, built, run_config, rule)
+    whole_variables.check(built, placed)
     if run_config.cluster.has_parameter_servers and run_config.partitioner.num_shards is not None:
         placement.check_rows(placed, run_config.partitioner.num_shards, stacked=stacks.tables_in(built.network))
     if run_config.cluster.has_parameter_servers and not run_config.cluster.spans_machines:
@@ -131,7 +132,9 @@ class _Recorder:
         shape, dtype = strategy.spec_of(kwargs)
         with tf.init_scope():
             variable = UninitializedVariable(
-                shape=shape, dtype=dtype, name=kwargs.get("name"), trainable=kwargs.get("trainable")
+                shape=shape,
+                dtype=dtype,
+                **{option: kwargs.get(option) for option in ("name", "trainable", "constraint")},
             )
         self.variables.append(variable)
         return variable

@@ -136,6 +136,31 @@ def replaced(optimizer: Any, name: str, around: Callable[[Callable[..., Any]], C
             setattr(optimizer, name, before)
 
 
+def replace_clipnorm(optimizer: Any, clip: Callable[[Sequence[Any], Sequence[Any]], list[Any]]) -> None:
+    """Replaces what `clipnorm` does, for the rest of the process.
+
+    Keras clips gradients one by one, without their variables, between adding them up and applying them (tf-keras 2.21).
+
+    Args:
+      clip: of gradients, and their variables.
+    """
+    if is_legacy(optimizer):
+        require(optimizer, "_clipnorm_fn")
+        optimizer._clipnorm_fn = lambda pairs: list(zip(clip(*zip(*pairs)), [variable for _, variable in pairs]))
+        return
+    require(optimizer, "_clip_gradients")
+    apply = optimizer.apply_gradients
+    applied: list[Any] = []
+
+    def apply_gradients(grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
+        pairs = list(grads_and_vars)
+        applied[:] = [variable for gradient, variable in pairs if gradient is not None]
+        return apply(pairs, *arguments, **options)
+
+    optimizer.apply_gradients = apply_gradients
+    optimizer._clip_gradients = lambda gradients: clip(gradients, applied)
+
+
 def applying(
     optimizer: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> contextlib.AbstractContextManager[None]:

@@ -1,0 +1,135 @@
+"""What is computed from a whole variable, where a partitioner cuts the variable into shards.
+
+Keras applies the constraint, the regularizer and `clipnorm` of a variable to each of its shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from psrun.cluster.placement import Placed, split_name
+from psrun.errors import ConfigError, Problem
+from psrun.program.compiled_model import Program
+from psrun.tf_internals import optimizers
+from psrun.tf_internals.keras import layers_within
+from psrun.tf_internals.variables import shards_of
+
+_SCALES = (1e-3, 1.0, 1e3)  # of the values to try: many constraints change only values beyond a bound
+_MAX_VALUES = 1_000_000  # of a variable to try
+
+Shapes = list[tuple[int, ...]]
+
+
+def check(program: Program, placed: Iterable[Placed]) -> None:
+    """Checks constraints and regularizers of variables that are cut into shards; calls them with random values.
+
+    Raises:
+      ConfigError: one needs all rows of a variable: its result is not that of the shards.
+    """
+    kind, shapes = program.config.partitioner.kind, _shapes_of_shards(placed)
+    if problems := [Problem("partitioner", f"is {kind}, which cuts {text}") for text in _misused(program, shapes)]:
+        raise ConfigError(problems)
+
+
+def _shapes_of_shards(placed: Iterable[Placed]) -> dict[str, Shapes]:
+    """By variable, of those that have several shards."""
+    numbers: dict[str, int] = {}
+    wholes: dict[str, tuple[int, ...]] = {}
+    for shard in placed:
+        if shard.kind == "model":
+            numbers[shard.variable] = max(numbers.get(shard.variable, 0), shard.shard + 1)
+            wholes[shard.variable] = shard.variable_shape
+    return {
+        name: [(len(rows), *wholes[name][1:]) for rows in np.array_split(np.arange(wholes[name][0]), number)]
+        for name, number in numbers.items()
+        if number > 1
+    }
+
+
+def _misused(program: Program, shapes: dict[str, Shapes]) -> Iterator[str]:
+    for variable in program.network.weights:
+        name, number = split_name(variable.name)
+        constraint = variable.constraint if name in shapes and number == 0 else None
+        if constraint is not None and not _separable(constraint, shapes[name], lambda parts: tf.concat(parts, 0)):
+            yield (
+                f"{name}; its constraint {_name(constraint)} would be applied to each shard, but depends on all rows; "
+                "set partitioner=none, or use a constraint of single rows (axis=1)"
+            )
+    for layer in layers_within(program.network):
+        for attribute, regularizer in vars(layer).items():
+            variable = vars(layer).get(attribute.removesuffix("_regularizer"))
+            if regularizer is None or variable is regularizer or not hasattr(variable, "name"):
+                continue
+            name = split_name(shards_of([variable])[0].name)[0]
+            if name in shapes and not _separable(regularizer, shapes[name], tf.add_n):
+                yield (
+                    f"{name}; its regularizer {_name(regularizer)} would be computed for each shard, but depends on "
+                    "all rows; set partitioner=none, or remove it"
+                )
+
+
+def _separable(function: Callable[[Any], Any], shapes: Shapes, joined: Callable[[list[Any]], Any]) -> bool:
+    """Whether a function of the whole variable is that of its shards, joined."""
+    most = max(1, _MAX_VALUES // (len(shapes) * int(np.prod(shapes[0][1:]))))
+    random = np.random.default_rng(0)
+    for scale in _SCALES:
+        parts = [scale * random.standard_normal((min(rows, most), *row)) for rows, *row in shapes]
+        apart, whole = joined([_applied(function, part) for part in parts]), _applied(function, np.concatenate(parts))
+        if not np.allclose(whole, apart, rtol=1e-3, atol=1e-5 * scale):
+            return False
+    return True
+
+
+def _applied(function: Callable[[Any], Any], value: Any) -> Any:
+    """The function of a variable of this process, as Keras calls it."""
+    return tf.convert_to_tensor(function(tf.Variable(value, dtype=tf.float32)))
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def clip(program: Program) -> None:
+    """Makes `clipnorm` of the program's optimizer bound the gradients of whole variables."""
+    optimizer = getattr(program.optimizer, "inner_optimizer", program.optimizer)  # of one that scales the loss
+    variables = list(_in_shards(program.network.weights))
+    if variables and optimizer.clipnorm:
+        groups = {id(shard): number for number, shards in enumerate(variables) for shard in shards}
+        optimizers.replace_clipnorm(optimizer, _clipping(optimizer.clipnorm, groups))
+
+
+def _in_shards(variables: Iterable[Any]) -> Iterator[list[Any]]:
+    """The shards of each variable that has several; those of one variable follow each other."""
+    together: list[Any] = []
+    for shard in shards_of(variables):
+        if split_name(shard.name)[1] == 0:
+            if len(together) > 1:
+                yield together
+            together = []
+        together.append(shard)
+    if len(together) > 1:
+        yield together
+
+
+def _clipping(clipnorm: float, groups: dict[int, int]) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]]:
+    """Clips gradients, given with their variables: each as Keras does, those of the shards of one variable together."""
+
+    def clipped(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        members: dict[int, list[int]] = {}
+        for index, variable in enumerate(variables):
+            members.setdefault(groups.get(id(variable), -1 - index), []).append(index)
+        results = list(gradients)
+        for indices in members.values():
+            if len(indices) == 1:
+                results[indices[0]] = tf.clip_by_norm(gradients[indices[0]], clipnorm)
+            else:
+                shards, _ = tf.clip_by_global_norm([gradients[index] for index in indices], clipnorm)
+                for index, shard in zip(indices, shards):
+                    results[index] = shard
+        return results
+
+    return clipped
