@@ -43,6 +43,17 @@ def model(source: Ids, *, keras: bool = False, **options: Any) -> tf_keras.Model
     return tf_keras.Model({"ids": ids}, tf_keras.layers.Dense(1, kernel_initializer="ones")(averaged))
 
 
+def partly_frozen(source: Ids) -> tf_keras.Model:
+    """A table and a dense layer that are trained, beside others that are not."""
+    ids = tf_keras.Input((IDS,), dtype=tf.int64, name="ids")
+    tables = [layers.Embedding(ROWS, DIM, embeddings_initializer="ones", trainable=each) for each in (True, False)]
+    kept = layers.EmbeddingCollection([layers.Table("kept", ("ids",), num_ids=ROWS, dim=DIM, initializer="ones")])
+    kept.trainable = False
+    rows = tf_keras.layers.Concatenate()([*(table(ids) for table in tables), kept({"ids": ids})["ids"]])
+    hidden = tf_keras.layers.Dense(4, kernel_initializer="ones", trainable=False)(tf_keras.layers.Flatten()(rows))
+    return tf_keras.Model({"ids": ids}, tf_keras.layers.Dense(1, kernel_initializer="ones")(hidden))
+
+
 WORDS = ("ant", "bee", "cat", "dog", "eel", "fox")
 
 

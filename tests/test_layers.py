@@ -71,6 +71,18 @@ def test_a_cluster_trains_it_as_one_process_does(train, deduplicate, num_shards)
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("pieces", [("trainer=fit",), ("trainer=custom_loop", "trainer.steps_per_execution=3")])
+def test_what_is_frozen_stays_and_the_rest_trains_as_in_one_process(train, pieces):
+    pieces = (*MODEL, "model._target_=embeddings.partly_frozen", *pieces)
+    (_, here), (_, there) = (train(*pieces, f"cluster={cluster}", num_workers=1) for cluster in ("none", "inprocess"))
+    held = variables(there)
+    for name, values in variables(here).items():
+        np.testing.assert_allclose(held[name], values, **SAME, err_msg=name)
+    weights = [value for name, value in held.items() if name.startswith("model") and value.ndim == 2]
+    assert sorted(bool((value == 1).all()) for value in weights) == [False, False, True, True, True]
+
+
+@pytest.mark.thorough
 def test_rounded_rows_stay_near(train):
     """8 significant bits a row and a gradient: after 24 steps still within a hundredth."""
     (exact, here), (rounded, there) = (
