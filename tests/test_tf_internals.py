@@ -255,8 +255,9 @@ def test_what_clipnorm_does_can_be_replaced(legacy):
     kinds = tf_keras.optimizers.legacy if legacy else tf_keras.optimizers
     optimizer, variables, seen = kinds.SGD(1.0, clipnorm=0.5), [tf.Variable(5.0), tf.Variable(7.0)], []
 
-    def clip(gradients, of):
+    def clip(gradients, of, clipnorm):
         seen.extend(of)
+        assert clipnorm == 0.5
         return [2 * gradient for gradient in gradients]
 
     optimizers.replace_clipnorm(optimizer, clip)

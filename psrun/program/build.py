@@ -11,7 +11,7 @@ from psrun.config.run_config import RunConfig
 from psrun.data.source import DataSource, task_of
 from psrun.layers import stacks
 from psrun.models.model import refuse_single_files
-from psrun.program import list_inputs, objective, output_widths, whole_variables
+from psrun.program import list_inputs, objective, output_widths
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import num_eval_shards
 from psrun.program.example_counter import ExamplesSeen
@@ -76,5 +76,3 @@ def build_state(program: Program) -> None:
             network.compiled_loss.build(prediction)
         with objective.named("metrics"):
             keras.build_metrics(network.compiled_metrics, prediction, label)
-    if program.config.cluster.has_parameter_servers:
-        whole_variables.clip(program)

@@ -44,7 +44,7 @@ def _report_placement(program: Program, reporter: Reporter) -> None:
     reporter.emit("placement", placement=[asdict(shard) for shard in placed], **asdict(placement.balance(placed)))
     for text in cost.of_dense_tables(program.optimizer, placed):
         reporter.warn(text)
-    whole_variables.check(program, placed)
+    whole_variables.check_separable(program, placed)
     num_shards = program.config.partitioner.num_shards
     if program.config.cluster.has_parameter_servers and num_shards is not None:
         stacked = stacks.tables_in(program.network)

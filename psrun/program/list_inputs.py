@@ -30,12 +30,7 @@ def checked(network: tf_keras.Model, features: Any) -> Iterator[None]:
     Raises:
       ConfigError: an input takes lists and the data has none, or the other way round; or a call failed.
     """
-    by_input = (
-        network.lists_by_input()
-        if isinstance(network, AdaptedModel)
-        else {name: is_ragged(tensor) for name, tensor in keras.declared_inputs(network).items()}
-    )
-    _check_inputs(by_input, features)
+    _check_inputs(network, features)
     try:
         yield
     except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
@@ -47,9 +42,8 @@ def checked(network: tf_keras.Model, features: Any) -> Iterator[None]:
         raise ConfigError([Problem("model", f"{message}: {type(error).__name__}: {error}")]) from error
 
 
-def _check_inputs(inputs: Mapping[str, bool], features: Any) -> None:
-    """Args: inputs: by name, whether they take lists."""
-    problems = []
+def _check_inputs(network: tf_keras.Model, features: Any) -> None:
+    problems, inputs = [], _takes_lists(network)
     if not isinstance(features, Mapping):
         flat = tf.nest.flatten(features)
         features = dict(zip(inputs, flat)) if len(flat) == len(inputs) else {}
@@ -63,6 +57,13 @@ def _check_inputs(inputs: Mapping[str, bool], features: Any) -> None:
             problems.append(Problem("model", f"{message}; declare the feature with max_values"))
     if problems:
         raise ConfigError(problems)
+
+
+def _takes_lists(network: tf_keras.Model) -> Mapping[str, bool]:
+    """Whether they take lists, by the names of inputs."""
+    if isinstance(network, AdaptedModel):
+        return network.lists_by_input()
+    return {name: is_ragged(tensor) for name, tensor in keras.declared_inputs(network).items()}
 
 
 def mean_lengths(batch: Any, dataset: Callable[[], tf.data.Dataset]) -> Any:

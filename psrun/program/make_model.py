@@ -16,7 +16,8 @@ from psrun.data.source import DataSource, task_of
 from psrun.errors import ConfigError, Problem
 from psrun.models.model import Model
 from psrun.models.only_feature import passed
-from psrun.program import keras3_models, objective
+from psrun.program import keras3_models, objective, whole_variables
+from psrun.tf_internals import optimizers
 
 
 def make_model(run: RunConfig, source: DataSource) -> Model:
@@ -79,4 +80,6 @@ def make_optimizer(run: RunConfig) -> Any:
             "servers; return an optimizer of tf_keras.optimizers"
         )
         raise ConfigError([Problem("optimizer._target_", message)])
+    if run.cluster.has_parameter_servers:
+        optimizers.replace_clipnorm(optimizer, whole_variables.clipped)
     return optimizer

@@ -5,6 +5,7 @@ Keras applies the constraint, the regularizer and `clipnorm` of a variable to ea
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ import tensorflow as tf
 from psrun.cluster.placement import Placed, split_name
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
-from psrun.tf_internals import optimizers
 from psrun.tf_internals.keras import layers_within
 from psrun.tf_internals.variables import shards_of
 
@@ -24,7 +24,7 @@ _MAX_VALUES = 1_000_000  # of a variable to try
 Shapes = list[tuple[int, ...]]
 
 
-def check(program: Program, placed: Iterable[Placed]) -> None:
+def check_separable(program: Program, placed: Iterable[Placed]) -> None:
     """Checks constraints and regularizers of variables that are cut into shards; calls them with random values.
 
     Raises:
@@ -93,43 +93,24 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def clip(program: Program) -> None:
-    """Makes `clipnorm` of the program's optimizer bound the gradients of whole variables."""
-    optimizer = getattr(program.optimizer, "inner_optimizer", program.optimizer)  # of one that scales the loss
-    variables = list(_in_shards(program.network.weights))
-    if variables and optimizer.clipnorm:
-        groups = {id(shard): number for number, shards in enumerate(variables) for shard in shards}
-        optimizers.replace_clipnorm(optimizer, _clipping(optimizer.clipnorm, groups))
+def clipped(gradients: Sequence[Any], variables: Sequence[Any], clipnorm: float) -> list[Any]:
+    """Gradients clipped as by Keras, one by one, but those of the shards of a variable together.
 
-
-def _in_shards(variables: Iterable[Any]) -> Iterator[list[Any]]:
-    """The shards of each variable that has several; those of one variable follow each other."""
-    together: list[Any] = []
-    for shard in shards_of(variables):
-        if split_name(shard.name)[1] == 0:
-            if len(together) > 1:
-                yield together
-            together = []
-        together.append(shard)
-    if len(together) > 1:
-        yield together
-
-
-def _clipping(clipnorm: float, groups: dict[int, int]) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]]:
-    """Clips gradients, given with their variables: each as Keras does, those of the shards of one variable together."""
-
-    def clipped(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        members: dict[int, list[int]] = {}
-        for index, variable in enumerate(variables):
-            members.setdefault(groups.get(id(variable), -1 - index), []).append(index)
-        results = list(gradients)
-        for indices in members.values():
-            if len(indices) == 1:
-                results[indices[0]] = tf.clip_by_norm(gradients[indices[0]], clipnorm)
-            else:
-                shards, _ = tf.clip_by_global_norm([gradients[index] for index in indices], clipnorm)
-                for index, shard in zip(indices, shards):
-                    results[index] = shard
-        return results
-
-    return clipped
+    Args:
+      variables: of the gradients; their names tell shards.
+    """
+    seen: Counter[str] = Counter()
+    members: dict[tuple[str, int], list[int]] = {}
+    for index, variable in enumerate(variables):
+        # Layers of the same name have variables of the same name: then the n-th of each shard belong together.
+        members.setdefault((split_name(variable.name)[0], seen[variable.name]), []).append(index)
+        seen[variable.name] += 1
+    results = list(gradients)
+    for indices in members.values():
+        if len(indices) == 1:
+            results[indices[0]] = tf.clip_by_norm(gradients[indices[0]], clipnorm)
+        else:
+            shards, _ = tf.clip_by_global_norm([gradients[index] for index in indices], clipnorm)
+            for index, shard in zip(indices, shards):
+                results[index] = shard
+    return results

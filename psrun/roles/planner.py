@@ -112,7 +112,7 @@ def make(
 
         tf.function(state).get_concrete_function()
     placed = _place(recorder, built, run_config, rule)
-    whole_variables.check(built, placed)
+    whole_variables.check_separable(built, placed)
     if run_config.cluster.has_parameter_servers and run_config.partitioner.num_shards is not None:
         placement.check_rows(placed, run_config.partitioner.num_shards, stacked=stacks.tables_in(built.network))
     if run_config.cluster.has_parameter_servers and not run_config.cluster.spans_machines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -136,29 +137,40 @@ def replaced(optimizer: Any, name: str, around: Callable[[Callable[..., Any]], C
             setattr(optimizer, name, before)
 
 
-def replace_clipnorm(optimizer: Any, clip: Callable[[Sequence[Any], Sequence[Any]], list[Any]]) -> None:
-    """Replaces what `clipnorm` does, for the rest of the process.
+def replace_clipnorm(optimizer: Any, clip: Callable[[Sequence[Any], Sequence[Any], float], Sequence[Any]]) -> None:
+    """Replaces what `clipnorm` does, if it is set.
 
     Keras clips gradients one by one, without their variables, between adding them up and applying them (tf-keras 2.21).
 
     Args:
-      clip: of gradients, and their variables.
+      clip: of gradients, their variables and `clipnorm`.
     """
-    if is_legacy(optimizer):
-        require(optimizer, "_clipnorm_fn")
-        optimizer._clipnorm_fn = lambda pairs: list(zip(clip(*zip(*pairs)), [variable for _, variable in pairs]))
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of one that scales the loss
+    clipnorm = optimizer.clipnorm
+    if not clipnorm:
         return
-    require(optimizer, "_clip_gradients")
-    apply = optimizer.apply_gradients
-    applied: list[Any] = []
+    if is_legacy(optimizer):
 
+        @functools.wraps(optimizer._clipnorm_fn)
+        def clip_pairs(pairs: Any) -> Any:
+            gradients, variables = zip(*pairs)
+            return list(zip(clip(gradients, variables, clipnorm), variables))
+
+        optimizer._clipnorm_fn = clip_pairs
+        return
+    apply, applied = optimizer.apply_gradients, list[Any]()
+
+    @functools.wraps(apply)
     def apply_gradients(grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
         pairs = list(grads_and_vars)
         applied[:] = [variable for gradient, variable in pairs if gradient is not None]
         return apply(pairs, *arguments, **options)
 
-    optimizer.apply_gradients = apply_gradients
-    optimizer._clip_gradients = lambda gradients: clip(gradients, applied)
+    @functools.wraps(optimizer._clip_gradients)
+    def clip_gradients(gradients: Sequence[Any]) -> Sequence[Any]:
+        return clip(gradients, applied, clipnorm)
+
+    optimizer.apply_gradients, optimizer._clip_gradients = apply_gradients, clip_gradients
 
 
 def applying(
