@@ -147,7 +147,7 @@ def replace_clipnorm(optimizer: Any, clip: Callable[[Sequence[Any], Sequence[Any
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of one that scales the loss
     clipnorm = optimizer.clipnorm
-    if not clipnorm:
+    if not isinstance(clipnorm, int | float) or clipnorm <= 0:  # with which Keras clips nothing, or fails
         return
     if is_legacy(optimizer):
 
