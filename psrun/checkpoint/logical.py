@@ -9,7 +9,7 @@ import tf_keras
 
 from psrun.checkpoint import keys
 from psrun.checkpoint.manifest import Contents
-from psrun.cluster.placement import split_name
+from psrun.cluster import placement
 from psrun.layers import stacks
 from psrun.tf_internals import table_views
 from psrun.tf_internals.table_views import TableView
@@ -85,4 +85,4 @@ class LogicalCheckpoint:
 
 def name_of(holder: Any) -> str:
     """The name of a variable, whole or in shards, or of a table."""
-    return holder.name if isinstance(holder, TableView) else split_name(shards_of([holder])[0].name)[0]
+    return holder.name if isinstance(holder, TableView) else placement.name_of(holder)

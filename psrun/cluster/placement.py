@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from psrun.errors import ConfigError, Problem
 
@@ -123,6 +124,11 @@ def split_name(name: str) -> tuple[str, int]:
     return (match["variable"], int(match["shard"])) if match else (name, 0)
 
 
+def name_of(variable: Any) -> str:
+    """The name of a variable, whole or in shards; that of the variable for a shard."""
+    return split_name((getattr(variable, "variables", None) or [variable])[0].name)[0]
+
+
 def task_of(device: str) -> str:
     """The task of a device: "ps-1" of "/job:ps/replica:0/task:1/device:CPU:0"; the chief for a device without a job."""
     match = re.search(r"/job:(?P<job>ps|worker|chief)/.*task:(?P<index>\d+)", device or "")
@@ -180,12 +186,16 @@ class Servers:
         self.held_bytes[index] += size
 
 
-def shard_bytes(shape: Sequence[int], value_bytes: int, num_shards: int) -> list[int]:
-    """Bytes of each shard of a variable sharded along its first axis; the first shards have the remaining rows."""
-    rows = shape[0] if shape else 1
+def shard_rows(rows: int, num_shards: int) -> list[int]:
+    """Rows of each shard of a variable sharded along its first axis; the first shards have the remaining rows."""
     count = max(1, min(num_shards, rows))
+    return [rows // count + (shard < rows % count) for shard in range(count)]
+
+
+def shard_bytes(shape: Sequence[int], value_bytes: int, num_shards: int) -> list[int]:
+    """Bytes of each shard of a variable sharded along its first axis."""
     row_bytes = math.prod(shape[1:]) * value_bytes
-    return [(rows // count + (shard < rows % count)) * row_bytes for shard in range(count)]
+    return [rows * row_bytes for rows in shard_rows(shape[0] if shape else 1, num_shards)]
 
 
 @dataclass(frozen=True)

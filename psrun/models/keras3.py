@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from psrun.cluster.placement import split_name
+from psrun.cluster.placement import name_of
 from psrun.layers.adapter import AdaptedModel
 from psrun.layers.collection import EmbeddingCollection
 from psrun.layers.keras3 import TableLayer
@@ -140,7 +140,7 @@ class Keras3Model(AdaptedModel):
         """The variables by their paths in the Keras 3 model; tables in a checkpoint as its tables."""
         if not self._adapted.complete:
             return None
-        variables = {_name(value := keras3.value_of(variable)): value for variable in self.keras3.weights}
+        variables = {name_of(value := keras3.value_of(variable)): value for variable in self.keras3.weights}
         if save_type != "checkpoint":
             return {**variables, **dict(_resources(self.keras3))}
         views = [pair for table in self.tables for pair in _views(table)]
@@ -271,7 +271,3 @@ def _resources(model: keras.Model) -> Iterator[tuple[str, Any]]:
 def _views(table: Any) -> Any:
     """The variables of an embedding layer of psrun, each with the tables in it."""
     return table.tables_by_variable() if isinstance(table, EmbeddingCollection) else ()
-
-
-def _name(variable: Any) -> str:
-    return split_name(shards_of([variable])[0].name)[0]

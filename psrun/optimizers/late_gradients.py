@@ -12,6 +12,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from psrun.tf_internals.optimizers import unscaled
+
 OPTIONS = ("staleness_aware", "delay_compensation")
 
 
@@ -55,13 +57,8 @@ class LateGradients(tf_keras.optimizers.Optimizer):
         return {**super().get_config(), **{name: getattr(self, name) for name in OPTIONS}}
 
 
-def _inner(optimizer: Any) -> Any:
-    """The optimizer itself, of one that scales the loss."""
-    return getattr(optimizer, "inner_optimizer", optimizer)
-
-
 def is_staleness_aware(optimizer: Any) -> bool:
-    return getattr(_inner(optimizer), "staleness_aware", False)
+    return getattr(unscaled(optimizer), "staleness_aware", False)
 
 
 @contextlib.contextmanager
@@ -74,7 +71,7 @@ def applying(optimizer: Any, staleness: tf.Tensor | None) -> Iterator[None]:
     if staleness is None or not is_staleness_aware(optimizer):
         yield
         return
-    inner = _inner(optimizer)
+    inner = unscaled(optimizer)
     inner.staleness = staleness
     try:
         yield
@@ -84,7 +81,7 @@ def applying(optimizer: Any, staleness: tf.Tensor | None) -> Iterator[None]:
 
 def compensation(optimizer: Any) -> float:
     """The factor of `compensated`; 0 for none."""
-    return getattr(_inner(optimizer), "delay_compensation", 0.0)
+    return getattr(unscaled(optimizer), "delay_compensation", 0.0)
 
 
 def compensated(gradient: tf.Tensor, now: tf.Tensor, read: tf.Tensor, factor: float) -> tf.Tensor:

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from psrun.cluster.placement import Placed, split_name
+from psrun.cluster.placement import Placed, name_of, shard_rows, split_name
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
 from psrun.tf_internals.keras import layers_within
-from psrun.tf_internals.variables import shards_of
 
 _SCALES = (1e-3, 1.0, 1e3)  # of the values to try: many constraints change only values beyond a bound
 _MAX_VALUES = 1_000_000  # of a variable to try
@@ -44,7 +43,7 @@ def _shapes_of_shards(placed: Iterable[Placed]) -> dict[str, Shapes]:
             numbers[shard.variable] = max(numbers.get(shard.variable, 0), shard.shard + 1)
             wholes[shard.variable] = shard.variable_shape
     return {
-        name: [(len(rows), *wholes[name][1:]) for rows in np.array_split(np.arange(wholes[name][0]), number)]
+        name: [(rows, *wholes[name][1:]) for rows in shard_rows(wholes[name][0], number)]
         for name, number in numbers.items()
         if number > 1
     }
@@ -64,7 +63,7 @@ def _misused(program: Program, shapes: dict[str, Shapes]) -> Iterator[str]:
             variable = vars(layer).get(attribute.removesuffix("_regularizer"))
             if regularizer is None or variable is regularizer or not hasattr(variable, "name"):
                 continue
-            name = split_name(shards_of([variable])[0].name)[0]
+            name = name_of(variable)
             if name in shapes and not _separable(regularizer, shapes[name], tf.add_n):
                 yield (
                     f"{name}; its regularizer {_name(regularizer)} would be computed for each shard, but depends on "

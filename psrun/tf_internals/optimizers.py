@@ -60,6 +60,11 @@ def is_legacy(optimizer: Any) -> bool:
     return isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer)
 
 
+def unscaled(optimizer: Any) -> Any:
+    """The optimizer itself, of one that scales the loss."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 def names_without_weight_decay(optimizer: Any) -> list[str]:
     """The regular expressions of names of variables whose weights do not decay.
 
@@ -93,7 +98,7 @@ def counters(optimizer: Any) -> list[tf.Variable]:
 
     Those are public only one by one, by names that depend on the optimizer (tf-keras 2.21).
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of one that scales the loss
+    inner = unscaled(optimizer)
     others = inner._hyper.values() if is_legacy(inner) else learning_rates(inner)
     return [each for each in (optimizer.iterations, *others) if hasattr(each, "assign")]
 
@@ -145,7 +150,7 @@ def replace_clipnorm(optimizer: Any, clip: Callable[[Sequence[Any], Sequence[Any
     Args:
       clip: of gradients, their variables and `clipnorm`.
     """
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of one that scales the loss
+    optimizer = unscaled(optimizer)
     clipnorm = optimizer.clipnorm
     if not isinstance(clipnorm, int | float) or clipnorm <= 0:  # with which Keras clips nothing, or fails
         return
