@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import tensorflow as tf
 import tf_keras
 
@@ -28,6 +30,40 @@ class Numbered(ArraySource):
             features={"x": Feature((1,), tf.float32)}, task="regression", train=examples(200),
             evaluation=examples(num_eval_examples),
         )  # fmt: skip
+
+
+class Recommending(Numbered):
+    """The same data, which recommends one pass in each of a number of epochs."""
+
+    def __init__(self, *, epochs: int) -> None:
+        super().__init__()
+        self._epochs = epochs
+
+    def recommended(self, global_batch_size: int | None) -> Mapping[str, int | None]:
+        return {"global_batch_size": global_batch_size or 60, "steps_per_epoch": None, "epochs": self._epochs}
+
+
+class InRows(Numbered):
+    """The same data as if read from rows of a file, two of which are malformed.
+
+    Args:
+      labeled: whether the file has labels.
+      kept_rows: how many rows it has now.
+    """
+
+    PROBLEMS = {7: "eval.csv, row 8: price is 'x'", 31: "eval.csv, row 32: 3 fields"}
+    columns = ("id", "name", "prediction")
+
+    def __init__(self, *, num_eval_examples: int = 40, labeled: bool = True, kept_rows: int | None = None) -> None:
+        super().__init__(num_eval_examples=num_eval_examples)
+        self.labeled, self.problems, self.num_rows = labeled, self.PROBLEMS, num_eval_examples
+        self._kept_rows = num_eval_examples if kept_rows is None else kept_rows
+        self.rows_to_predict = self
+
+    def kept(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        for first in range(0, self._kept_rows, 17):
+            numbers = range(first, min(first + 17, self._kept_rows))
+            yield pa.record_batch({name: [f"{number:03}" for number in numbers] for name in columns})
 
 
 class AsOthersHaveIt:

@@ -41,7 +41,7 @@ signal.signal(signal.SIGINT, interrupted)
 run.record("begun", overrides=overrides, pid=os.getpid(), began_s=time.time(), resume=config.resume,
            times=before.get("times", 0) + 1)
 print("printed to the terminal")
-while config.trainer.epochs > 100 and not (folder.parent / "go").exists():
+while config.trainer.epochs != "auto" and config.trainer.epochs > 100 and not (folder.parent / "go").exists():
     time.sleep(0.05)
 if config.seed == 99:
     os.kill(os.getpid(), signal.SIGKILL)

@@ -61,13 +61,15 @@ def test_every_choice_of_every_group_loads(group):
     ("path", "value", "message"),
     [
         (("trainer", "epoch"), 3, "Did you mean 'epochs'?"),
-        (("trainer", "epochs"), "many", "must be an integer"),
-        (("trainer", "epochs"), 1.5, "must be an integer"),
+        (("trainer", "epochs"), "many", "must be a number of 1 or more, or auto"),
+        (("trainer", "epochs"), "aut", "must be a number of 1 or more, or auto. Did you mean 'auto'?"),
+        (("trainer", "epochs"), 1.5, "must be an integer or auto"),
+        (("trainer", "steps_per_epoch"), 1.5, "must be an integer or auto or null"),
+        (("data", "global_batch_size"), "atuo", "must be a number of 1 or more, or auto"),
         (("trainer", "epochs"), 0, "must be 1 or more"),
         (("trainer", "steps_per_epoch"), "???", "is required"),
-        (("trainer", "epochs"), None, "is null; set trainer.epochs="),
+        (("trainer", "epochs"), None, "is null; set trainer.epochs=... (an integer or auto)"),
         (("trainer", "run_eagerly"), True, "is not supported with parameter servers"),
-        (("trainer", "steps_per_execution"), 101, "must be at most trainer.steps_per_epoch"),
         (("trainer", "steps_per_execution"), "ten", "must be a number of 1 or more, or auto"),
         (("trainer", "steps_per_execution"), 0, "must be 1 or more"),
         (("trainer", "dense_sync_every"), 11, "must be at most 10: the steps of an execution"),
@@ -103,6 +105,13 @@ def test_a_problem_is_reported_by_its_key(path, value, message):
     messages = problems(changed(*path, value=value))
     wanted = ".".join(path) if path[-1] != "_target_" or value != 3 else path[0]
     assert message in messages[wanted]
+
+
+def test_steps_of_an_execution_fit_into_an_epoch_that_is_set():
+    key = "trainer.steps_per_execution"
+    assert problems(raw_config(f"{key}=101", "trainer.steps_per_epoch=100")) == {
+        key: "is 101, must be at most trainer.steps_per_epoch=100"
+    }
 
 
 def test_all_problems_are_reported_at_once():

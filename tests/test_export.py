@@ -183,7 +183,7 @@ def test_a_run_can_be_exported_and_used_later_and_stays_as_it_was(trained):
         (["mode=export", "resume=run", "restore=7"], 2, "there is no checkpoint '7' in"),
         (["mode=export", "resume=run", "restore=newest"], 2, "must be latest, best or the step of a checkpoint"),
         (["resume=run", "restore=20"], 2, "training resumes from the newest"),
-        (["mode=predict", "resume=run", "predict.format=xml"], 2, "is 'xml', must be one of csv, tfrecord"),
+        (["mode=predict", "resume=run", "predict.format=xml"], 2, "is 'xml', must be one of csv, parquet, tfrecord"),
         (["mode=predict", "resume=run", "predict.path=/proc/none/p.csv"], 1, "could not be written to /proc/none"),
         (["mode=predict", "resume=run", "predict.fromat=csv"], 2, "Did you mean 'format'?"),
     ],

@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
+from sample_weights import NUM_EVAL, own_data
+from support import run_config
 
-from psrun.errors import DataError
+from psrun.errors import ConfigError, DataError
 
 
 def counted(num_examples: int, data: str = "Numbered") -> list[str]:
@@ -55,6 +57,106 @@ def test_a_source_that_miscounts_its_examples_is_reported_and_nothing_is_written
     with pytest.raises(DataError, match=r"predicted 27 examples, but the data source reports 24"):
         predict(folder, *pieces, "+data.endless=true")
     assert list((folder.path / "predictions").iterdir()) == []
+
+
+@pytest.mark.inprocess
+def test_each_output_of_a_model_has_a_column(train, predict):
+    losses = "model.loss={click: binary_crossentropy, price: mse}"
+    pieces = own_data("+data.outputs=2", "+data.task=null", losses, model="two_outputs")
+    _, folder = train(*pieces, "trainer.epochs=1", "evaluation=none")
+    here = folder.path / "here.csv"
+    predict(folder, *pieces)
+    predict(folder, *pieces, "cluster=none", f"predict.path={here}")
+    there, alone = rows(folder.path / "predictions" / "8.csv"), rows(here)
+    assert [list(row) for row in (there[0], alone[0])] == [["label_click", "label_price", "click", "price"]] * 2
+    assert len(there) == len(alone) == NUM_EVAL
+    for name in there[0]:
+        assert [float(row[name]) for row in there] == pytest.approx([float(row[name]) for row in alone], rel=1e-5)
+    assert {row["label_click"] for row in there} == {"0", "1"}
+
+
+PROBLEMS = {7: "eval.csv, row 8: price is 'x'", 31: "eval.csv, row 32: 3 fields"}
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize("labeled", [True, False])
+def test_every_row_of_the_input_has_one_in_the_output(train, predict, labeled):
+    """Also one that is malformed; on workers in shards, and in one process."""
+    pieces = counted(40, "InRows")
+    _, folder = train(*pieces)
+    keep = ["predict.keep=[id,name]", f"+data.labeled={labeled}"]
+    here, there = folder.path / "here.csv", folder.path / "predictions" / "5.csv"
+    printed = predict(folder, *pieces, *keep)
+    predict(folder, *pieces, *keep, "cluster=none", f"predict.path={here}")
+    expected = ["id", "name", *(["label"] if labeled else []), "prediction", "problem"]
+    for path in (here, there):
+        read = rows(path)
+        assert list(read[0]) == expected
+        assert [row["id"] for row in read] == [f"{number:03}" for number in range(40)]
+        assert {number: row["problem"] for number, row in enumerate(read) if row["problem"]} == PROBLEMS
+        assert [number for number, row in enumerate(read) if not row["prediction"]] == list(PROBLEMS)
+        if labeled:
+            assert all(row["label"] in (str(number), "") for number, row in enumerate(read))
+    assert "2 of 40 rows are malformed and have no prediction; the column problem has the reasons" in printed
+    assert "eval.csv, row 8: price is 'x'" in printed
+    assert "40 predictions of step 5" in printed
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize(
+    ("data", "keep", "message"),
+    [
+        ("InRows", "[nam]", r"predict.keep: names 'nam', which is no column of the files. Did you mean 'name'\?"),
+        ("InRows", "[prediction]", r"predict.keep: names 'prediction', but a column of the output has that name"),
+        ("Numbered", "[id]", r"predict.keep: requires data in files with columns, such as data=table; set it to \[\]"),
+    ],
+)
+def test_columns_that_cannot_be_kept_are_reported(train, predict, data, keep, message):
+    pieces = counted(40, data)
+    _, folder = train(*pieces)
+    for cluster in ("none", "inprocess"):
+        with pytest.raises(ConfigError, match=message):
+            predict(folder, *pieces, f"predict.keep={keep}", f"cluster={cluster}")
+    assert not (folder.path / "predictions").exists() or not list((folder.path / "predictions").iterdir())
+
+
+@pytest.mark.inprocess
+def test_files_that_lost_rows_meanwhile_are_reported(train, predict):
+    pieces = counted(40, "InRows")
+    _, folder = train(*pieces)
+    with pytest.raises(DataError, match=r"have fewer rows than were predicted: did they change meanwhile\?"):
+        predict(folder, *pieces, "predict.keep=[id]", "+data.kept_rows=39", "cluster=none")
+    assert list((folder.path / "predictions").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "file_format"),
+    [
+        ([], "csv"), (["predict.path=a/p.parquet"], "parquet"), (["predict.path=p.TFRecords"], "tfrecord"),
+        (["predict.path=p.csv", "predict.format=parquet"], "parquet"), (["predict.format=parquet"], "parquet"),
+    ],
+)  # fmt: skip
+def test_the_format_follows_from_the_extension(keys, file_format):
+    assert run_config(*keys).predict.file_format == file_format
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            "predict.path=p.tsv",
+            "predict.format: is required: predict.path=p.tsv has none of the extensions .csv, .parqu",
+        ),
+        ("predict.path=p.csv.gz", "predict.format: is required"),
+        ("predict.format=xml", "predict.format: is 'xml', must be one of csv, parquet, tfrecord"),
+        ("predict.keep=id", "predict.keep: is 'id', must be a list of texts"),
+        ("predict.keep=[a,b,a]", "predict.keep: names 'a' more than once"),
+    ],
+)
+def test_keys_of_predictions_that_cannot_be_are_refused(keys, message):
+    with pytest.raises(ConfigError) as raised:
+        run_config(keys)
+    assert message in str(raised.value)
 
 
 @pytest.mark.thorough

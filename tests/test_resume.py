@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from fault_injection import MOSTLY_WAITING, Cluster
 from hydra.core.config_store import ConfigStore
-from support import STEPS, many_epochs
+from support import STEPS, many_epochs, raw_config
 
 from psrun.cli import hydra_app
 from psrun.config import compose
+from psrun.config.run_config import FROM_DATA
 from psrun.errors import ConfigError, ExitCode
 from psrun.results.recorded_config import _merged, as_recorded
 from psrun.results.run_folder import write_config
@@ -272,6 +273,30 @@ def test_another_model_or_optimizer_is_refused_with_what_differs(train):
             train("cluster=none", f"resume='{folder.path}'", change, into=folder)
     result, _ = train("cluster=none", f"resume='{folder.path}'", into=folder)  # nothing of it was harmed
     assert result["steps"]["applied"] == 2 * STEPS
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize("trainer", ["fit", pytest.param("custom_loop", marks=pytest.mark.thorough)])
+def test_numbers_that_followed_from_the_data_hold_when_a_run_is_resumed(train, trainer):
+    """Also if the data recommends others now."""
+    automatic = [f"{key}=auto" for key in FROM_DATA]
+    given = [
+        "model=dense", "~model.hidden_units", "model._target_=example_ids.model", "evaluation=none",
+        "data._target_=example_ids.Recommending", "~data.num_train_examples", "~data.num_eval_examples",
+        "~data.noise", "~data.num_features", f"trainer={trainer}", "optimizer.learning_rate=0.0001",
+        "trainer.steps_per_execution=2",
+    ]  # fmt: skip
+    result, folder = train(*given, *automatic, "+data.epochs=3")
+    assert result["steps"]["applied"] == 3 * 4
+    composed = raw_config(*given, *automatic, "+data.epochs=7", "trainer.epochs=4")
+    resumed = as_recorded(composed, composed, folder.path, ["trainer.epochs=4"])
+    assert [resumed["data"]["global_batch_size"], resumed["trainer"]["steps_per_epoch"]] == [60, 4]
+    assert as_recorded(composed, composed, folder.path, [])["trainer"]["epochs"] == 3
+    again = [*given, "data.global_batch_size=60", "trainer.epochs=4", "trainer.steps_per_epoch=4", "+data.epochs=7"]
+    result, _ = train(*again, f"resume='{folder.path}'", into=folder)
+    assert result["steps"]["applied"] == 4 * 4
+    (planned,) = [json.loads(line) for line in folder.metrics.read_text().splitlines() if '"planned"' in line]
+    assert [planned[key] for key in FROM_DATA] == [60, 3, 4]
 
 
 @pytest.mark.thorough

@@ -185,10 +185,10 @@ def test_weights_of_keras_without_a_table_are_those_of_another_model(tmp_path, s
 
     _network("a", stack=stack).save_weights(str(tmp_path / "ckpt-1"))
     with pytest.raises(ConfigError, match="it has no value, or only NaN, for b/embeddings"):
-        KerasCheckpoints(tmp_path, 1).restore(_network("a", "b", stack=stack), "ckpt-1")
+        KerasCheckpoints(tmp_path).restore(_network("a", "b", stack=stack), "ckpt-1", 1)
     _network("a", "b", stack=False).save_weights(str(tmp_path / "ckpt-2"))
     network = _network("a", "b", stack=stack)
-    KerasCheckpoints(tmp_path, 1).restore(network, "ckpt-2")
+    KerasCheckpoints(tmp_path).restore(network, "ckpt-2", 1)
     prediction = network({name: np.ones((1, 1), np.int64) for name in "ab"})
     assert np.isfinite(prediction).all()
 

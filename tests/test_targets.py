@@ -46,7 +46,7 @@ def test_good_options_pass_without_an_import(module):
         ({}, "model.width: is missing"),
         ({"width": "x"}, "model.width: is 'x', must be an integer"),
         ({"width": 1, "widht": 2}, "model.widht: no such key (value 2). Did you mean 'width'?"),
-        ({"width": 1, "names": 3}, "model.names: is 3, must be of type"),
+        ({"width": 1, "names": 3}, "model.names: is 3, must be a list of texts"),
         ({"width": 1, "rate": "fast"}, "model.rate: is 'fast', must be a number"),
     ],
 )

@@ -63,13 +63,14 @@ def mlflow(tmp_path, monkeypatch):
 @pytest.mark.thorough
 def test_mlflow_has_the_run_its_parameters_and_metrics(train, mlflow):
     uri, look = mlflow
-    result, folder = train("tracker=mlflow", uri, "tracker.experiment=tests")
+    result, folder = train("tracker=mlflow", uri, "tracker.experiment=tests", "data.global_batch_size=auto")
     run_id = result["tracker"]["run_id"]
     client, run = look(run_id)
     assert run.info.status == "FINISHED"
     assert client.get_experiment(run.info.experiment_id).name == "tests"
     assert run.data.tags["run_folder"] == str(folder.path)
     assert run.data.params["trainer.epochs"] == "2"
+    assert run.data.params["data.global_batch_size"] == "64"
     assert run.data.metrics["val_auc"] == pytest.approx(result["metrics"]["val_auc"])
     assert [each.step for each in client.get_metric_history(run_id, "loss")] == [STEPS, 2 * STEPS]
     assert run.data.metrics["staleness_mean"] >= 0

@@ -54,8 +54,12 @@ class Source(Protocol):
         """Identifies the content of a checkpoint. Raises OSError or ValueError."""
         ...
 
-    def restore(self, network: tf_keras.Model, name: Any) -> Restored:
+    def restore(self, network: tf_keras.Model, name: Any, steps_per_epoch: int) -> Restored:
         """Restores a network from a checkpoint.
+
+        Args:
+          steps_per_epoch: of the training, for files that do not hold the optimizer's iterations: the number at the end
+            of their name is then the epoch.
 
         Raises:
           CheckpointError: the checkpoint is damaged, or was removed.
@@ -79,21 +83,16 @@ class RunCheckpoints:
     def digest(self, name: int) -> str:
         return manifest.digest(self._store.manifest(name).files)
 
-    def restore(self, network: tf_keras.Model, name: int) -> Restored:
+    def restore(self, network: tf_keras.Model, name: int, steps_per_epoch: int) -> Restored:
         checkpoint = load_model.restore(network, str(name), self._store, lambda text: None)
         return Restored(checkpoint.step, manifest.digest(checkpoint.files), checkpoint)
 
 
 class KerasCheckpoints:
-    """Checkpoints of Keras' ModelCheckpoint with `save_weights_only`, or of a tf.train.CheckpointManager, by file name.
+    """Checkpoints, by file name, of ModelCheckpoint with `save_weights_only` or of a tf.train.CheckpointManager."""
 
-    Args:
-      steps_per_epoch: of the training, for files that do not hold the optimizer's iterations: the number at the end of
-        their name is then the epoch.
-    """
-
-    def __init__(self, folder: Path, steps_per_epoch: int) -> None:
-        self.folder, self._steps_per_epoch = folder, steps_per_epoch
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def names(self) -> list[str]:
         checkpoints = []
@@ -113,7 +112,7 @@ class KerasCheckpoints:
         # The index holds a checksum of each tensor.
         return hashlib.sha256((self.folder / f"{name}{_INDEX}").read_bytes()).hexdigest()
 
-    def restore(self, network: tf_keras.Model, name: str) -> Restored:
+    def restore(self, network: tf_keras.Model, name: str, steps_per_epoch: int) -> Restored:
         path = str(self.folder / name)
         try:
             digest, reader = self.digest(name), tf.train.load_checkpoint(path)
@@ -132,7 +131,7 @@ class KerasCheckpoints:
         missing = [name for name, values in _by_name(network, weights) if bool(tf.reduce_all(tf.math.is_nan(values)))]
         if missing:
             raise _of_another_model(path, f"it has no value, or only NaN, for {', '.join(missing)}")
-        step = iterations if iterations is not None else _number(name) * self._steps_per_epoch
+        step = iterations if iterations is not None else _number(name) * steps_per_epoch
         return Restored(step, digest)
 
 

@@ -17,7 +17,7 @@ from psrun.errors import ConfigError, Problem
 
 @dataclass(frozen=True)
 class _Keys:
-    global_batch_size: int = at_least(1)
+    global_batch_size: int | str = at_least(1, or_else=schema.AUTO)
     batch_size_per_replica: int | None = at_least(1, default=None)
     visitation: str = one_of("once", "every_worker", "dynamic", default="every_worker")
     audit: bool = False

@@ -14,8 +14,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from psrun.config import gpus
 from psrun.config.choices import KINDS
+from psrun.config.schema import AUTO
 from psrun.errors import ConfigError, Problem
 
+_OPEN = (None, AUTO)  # batch sizes that are not decided yet
 _ON_THIS_MACHINE = ("inprocess", "local", "multi_worker_mirrored")
 
 
@@ -59,7 +61,7 @@ def num_replicas(cluster: Mapping[str, Any]) -> int:
 
 
 def completed(values: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with `global_batch_size` derived from `batch_size_per_replica` if only that is set.
+    """The configuration with `global_batch_size` derived from `batch_size_per_replica` if only that is a number.
 
     Raises:
       ConfigError: the number of replicas is unknown until TensorFlow runs.
@@ -68,7 +70,7 @@ def completed(values: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(data, dict) or not isinstance(cluster, Mapping):
         return values
     per_replica = data.get("batch_size_per_replica")
-    if data.get("global_batch_size") is not None or not isinstance(per_replica, int):
+    if data.get("global_batch_size") not in _OPEN or not isinstance(per_replica, int):
         return values
     return {**values, "data": {**data, "global_batch_size": per_replica * num_replicas(cluster)}}
 
@@ -90,7 +92,7 @@ def _by_batch_size(table: Any, *, _root_: DictConfig) -> Any:
     size, per_replica = (
         OmegaConf.select(_root_, f"data.{key}") for key in ("global_batch_size", "batch_size_per_replica")
     )
-    if size is None and isinstance(per_replica, int):
+    if size in _OPEN and isinstance(per_replica, int):
         size = per_replica * _num_replicas(_root_=_root_)
     if size not in table:
         sizes = ", ".join(map(str, table))

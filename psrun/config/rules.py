@@ -21,6 +21,7 @@ def problems(config: RunConfig) -> list[Problem]:
         _of_the_sidecar,
         _of_what_follows,
         _of_restoring,
+        _of_predictions,
     )
     return [problem for check in checks for problem in check(config)]
 
@@ -49,7 +50,7 @@ def _of_the_cluster(config: RunConfig) -> list[Problem]:
 def _of_data(config: RunConfig) -> list[Problem]:
     problems, data = [], config.data
     replicas = config.cluster.replicas_per_worker or 1
-    if data.global_batch_size < replicas:
+    if isinstance(data.global_batch_size, int) and data.global_batch_size < replicas:
         message = f"is {data.global_batch_size}, must be at least {replicas}, the number of replicas of a worker"
         problems.append(Problem("data.global_batch_size", message))
     if data.audit and not config.cluster.has_parameter_servers:
@@ -97,12 +98,12 @@ def _of_training(config: RunConfig) -> list[Problem]:
             problems.append(
                 Problem("trainer.callbacks", "CSVLogger would write the same file in every process; use metrics.jsonl")
             )
-    packed = trainer.steps_per_execution
-    if isinstance(packed, int) and trainer.steps_per_epoch is not None and packed > trainer.steps_per_epoch:
+    packed, steps = trainer.steps_per_execution, trainer.steps_per_epoch
+    if isinstance(packed, int) and isinstance(steps, int) and packed > steps:
         problems.append(
             Problem(
                 "trainer.steps_per_execution",
-                f"is {packed}, must be at most trainer.steps_per_epoch={trainer.steps_per_epoch}",
+                f"is {packed}, must be at most trainer.steps_per_epoch={steps}",
             )
         )
     unrolled = min(choices.MAX_UNROLLED_STEPS, trainer.num_steps_packed)
@@ -240,4 +241,16 @@ def _of_restoring(config: RunConfig) -> list[Problem]:
         problems.append(Problem("restore", f"is '{config.restore}', must be latest, best or the step of a checkpoint"))
     elif config.restore != "latest" and not makes:
         problems.append(Problem("restore", f"requires mode={', '.join(OF_A_RUN)}; training resumes from the newest"))
+    return problems
+
+
+def _of_predictions(config: RunConfig) -> list[Problem]:
+    """Problems of the file of predictions."""
+    keys, problems = config.predict, list[Problem]()
+    if keys.file_format is None:
+        extensions = ", ".join(keys.EXTENSIONS)
+        message = f"is required: predict.path={keys.path} has none of the extensions {extensions}"
+        problems.append(Problem("predict.format", message))
+    if twice := sorted({name for name in keys.keep if keys.keep.count(name) > 1}):
+        problems.append(Problem("predict.keep", f"names {', '.join(map(repr, twice))} more than once"))
     return problems

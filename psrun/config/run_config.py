@@ -6,9 +6,9 @@ The choices of a group are in `psrun.config.choices`; models, data and optimizer
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from psrun.config import choices, keras_callbacks
 from psrun.config.schema import at_least, one_of
@@ -18,6 +18,7 @@ from psrun.config.topology import DISPATCHER, EVALUATOR, JOBS, Task
 MODES = ("train", "plan", "export", "predict", "evaluate")
 CHIEF_ROLES = {"train": "coordinator", "evaluate": "evaluation", "predict": "predictor"}  # modes that use the cluster
 OF_A_RUN = ("export", "predict", "evaluate")  # modes that take a checkpoint of a run
+FROM_DATA = ("data.global_batch_size", "trainer.epochs", "trainer.steps_per_epoch")  # keys that may be `auto`
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Data:
     """Where the examples come from.
 
     Attributes:
-      global_batch_size: examples per step (over all replicas of one worker, as in Keras).
+      global_batch_size: examples per step (over all replicas of one worker, as in Keras); 'auto': as the data
+        recommends, or 64.
       visitation: whether in each pass over the data an example goes to one worker, assigned by the chief ('once') or
         by tf.data service ('dynamic'), or to all workers ('every_worker').
       audit: whether to count how often each example is trained on.
@@ -36,11 +38,17 @@ class Data:
     """
 
     target: Target
-    global_batch_size: int
+    global_batch_size: int | str
     visitation: str = "every_worker"
     audit: bool = False
     sharding: str | None = None
     label_vocabulary: tuple[str, ...] | tuple[int, ...] | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Examples per step; defined after `load.planned` has inspected the data."""
+        assert isinstance(self.global_batch_size, int)
+        return self.global_batch_size
 
 
 @dataclass(frozen=True)
@@ -87,10 +95,30 @@ class ExportKeys:
 
 @dataclass(frozen=True)
 class PredictKeys:
-    """The output of mode=predict: format and path; None for a file in the run folder."""
+    """The output of mode=predict.
 
+    Attributes:
+      path: None for a file in the run folder.
+      format: None for that of the extension of `path`, and CSV without a path.
+      keep: columns of the input that stand beside the predictions.
+    """
+
+    EXTENSIONS: ClassVar[dict[str, str]] = {
+        ".csv": "csv",
+        ".parquet": "parquet",
+        ".tfrecord": "tfrecord",
+        ".tfrecords": "tfrecord",
+    }
     path: str | None
-    format: str = one_of("csv", "tfrecord")
+    format: str | None = one_of("csv", "parquet", "tfrecord", None, default=None)
+    keep: list[str] = field(default_factory=list)
+
+    @property
+    def file_format(self) -> str | None:
+        """The format of the file; None if neither `format` nor the extension names one."""
+        if self.format is not None or self.path is None:
+            return self.format or "csv"
+        return self.EXTENSIONS.get(Path(self.path).suffix.lower())
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,15 @@ from psrun.errors import Problem
 
 T = TypeVar("T")
 MISSING = "???"
-_TYPES = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text", "None": "null"}
+AUTO = "auto"  # a value that follows from others, or from the data
+_TYPES = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "list[str]": "a list of texts",
+    "None": "null",
+}
 
 
 def at_least(minimum: float, *, or_else: str | None = None, default: Any = dataclasses.MISSING) -> Any:
@@ -100,10 +108,15 @@ def _read_nested(cls: Any, value: Any, where: str, problems: list[Problem]) -> A
     return None
 
 
-def _in_words(kind: str) -> str:
-    """A type as a message names it: "an integer or null" for `int | None`."""
+def _in_words(kind: str, word: str | None) -> str:
+    """A type as a message names it: "an integer or null" for `int | None`.
+
+    Args:
+      word: the only text that is allowed; None if there is no such.
+    """
     kind = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", kind)
-    return " or ".join(_TYPES.get(part, f"of type {part}") for part in kind.split(" | "))
+    words = _TYPES if word is None else {**_TYPES, "str": word}
+    return " or ".join(words.get(part, f"of type {part}") for part in kind.split(" | "))
 
 
 @functools.cache
@@ -124,9 +137,10 @@ def _converted(cls: type, values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _wrong_type(field: dataclasses.Field, value: Any, where: str) -> Problem:
     type_name = field.type.__name__ if isinstance(field.type, type) else str(field.type).replace("typing.", "")
+    word = field.metadata.get("or_else")
     if value is None:
-        return Problem(where, f"is null; set {where}=... ({type_name})")
-    return Problem(where, f"is {value!r}, must be {_in_words(type_name)}")
+        return Problem(where, f"is null; set {where}=... ({type_name if word is None else _in_words(type_name, word)})")
+    return Problem(where, f"is {value!r}, must be {_in_words(type_name, word)}")
 
 
 def _not_allowed(field: dataclasses.Field, value: Any, where: str) -> Iterator[Problem]:
@@ -134,7 +148,8 @@ def _not_allowed(field: dataclasses.Field, value: Any, where: str) -> Iterator[P
     if isinstance(value, str) and minimum is not None:
         word = field.metadata["or_else"]
         if value != word:
-            yield Problem(where, f"is {value!r}, must be a number of {minimum} or more, or {word}")
+            guess = did_you_mean(value, [word]) if is_near(value, [word]) else ""
+            yield Problem(where, f"is {value!r}, must be a number of {minimum} or more, or {word}.{guess}".rstrip("."))
     elif minimum is not None and value is not None and value < minimum:
         yield Problem(where, f"is {value}, must be {minimum} or more")
     if choices and value not in choices:

@@ -78,7 +78,7 @@ class Program:
 
     @property
     def examples_per_step(self) -> int:
-        return self.gradients_per_update * self.config.data.global_batch_size
+        return self.gradients_per_update * self.config.data.batch_size
 
     @property
     def dealt(self) -> bool:
@@ -127,7 +127,7 @@ class Program:
     def _batches(
         self, context: Any = None, *, first_step: int = 0, num_batches_done: int = 0, numbers: Any = None
     ) -> tf.data.Dataset:
-        seed, batch_size = self.config.seed * _SEED_STRIDE, self.config.data.global_batch_size
+        seed, batch_size = self.config.seed * _SEED_STRIDE, self.config.data.batch_size
         once, worker = self.config.data.visitation != "every_worker", tf.constant(0, tf.int64)
         if self.distribution.coordinator is not None and context is not None:
             worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
@@ -206,7 +206,7 @@ class Program:
         if self.config.data.visitation == "every_worker":
             return None
         assert isinstance(self.source, ByNumber)
-        return self.source.order(self.config.data.global_batch_size, whole_passes=True)
+        return self.source.order(self.config.data.batch_size, whole_passes=True)
 
     def evaluation_dataset(self, context: Any = None, *, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
         """Every evaluation example once.

@@ -13,7 +13,7 @@ def num_eval_batches(run: RunConfig, source: DataSource) -> int:
 
 def eval_batch_size(run: RunConfig) -> int:
     """Examples per evaluation batch."""
-    return run.evaluation.batch_size or run.data.global_batch_size
+    return run.evaluation.batch_size or run.data.batch_size
 
 
 def num_eval_shards(run: RunConfig, source: DataSource, num_workers: int) -> int:

@@ -105,8 +105,11 @@ class ConsoleSink:
         self._console.print(placement_table([p for p in placed if p.kind == "model"], "Placement", most=12))
 
     def _show_features(self, event: Event) -> None:
-        for part in features_guessed(event.data["features"]):
-            self._console.print(part)
+        for part in features_guessed(event.data["features"], event.data.get("notes", ())):
+            self._console.print(part, soft_wrap=isinstance(part, Text))
+
+    def _show_planned(self, event: Event) -> None:
+        self._print("chosen: ", " ".join(f"{key}={value}" for key, value in event.data.items()))
 
     def _show_epoch(self, event: Event) -> None:
         data = event.data

@@ -32,23 +32,29 @@ def placement_table(placed: Sequence[Placed], title: str, *, most: int = 24) -> 
     return Group(table, *rest, _balance_line(balance(placed)))
 
 
-def feature_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """One row per feature of a table of examples, as from `psrun.data.proposals.Proposal.row`."""
-    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
-    every = ("feature", "dtype", "ids", "values", "examples", "missing", "note")
-    keys = [key for key in every if any(row[key] for row in rows)]
+def feature_table(rows: Sequence[Mapping[str, Any]], title: str) -> Group:
+    """One row per feature of a table of examples, as from `psrun.data.proposals.Proposal.row`; notes under examples."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    every = ("feature", "dtype", "ids", "values", "missing", "examples")
+    keys = [key for key in every if key == "examples" or any(row[key] for row in rows)]
     for key in keys:
         justify: Any = "right" if key == "values" else "left"
-        table.add_column(key, justify=justify, overflow="fold", no_wrap=key in ("dtype", "ids"))
+        table.add_column(key, justify=justify, overflow="fold", no_wrap=key in ("dtype", "values"))
     for row in rows:
-        table.add_row(*(Text(f"{row[key]:,}" if key == "values" else row[key]) for key in keys))
-    return table
+        cells = {key: Text(f"{row[key]:,}" if key == "values" else row[key]) for key in keys}
+        if row["note"]:
+            cells["examples"] = Text("\n").join(filter(None, [cells["examples"], Text(row["note"], style="italic")]))
+        table.add_row(*cells.values(), style="dim" if row["dtype"] == "omitted" else None)
+    return Group(Text(title, style="italic"), table)
 
 
-def features_guessed(rows: Sequence[Mapping[str, Any]]) -> tuple[RenderableType, ...]:
-    """The table of inferred features, for data.features=null."""
+def features_guessed(rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> tuple[RenderableType, ...]:
+    """The table of inferred features, if there are any, and what else was decided about the data."""
+    lines = tuple(map(Text, notes))
+    if not rows:
+        return lines
     advice = "to edit them: `psrun data inspect FILE --label LABEL --write FOLDER/data/NAME.yaml`"
-    return feature_table(rows, "Inferred features (data.features=null)"), Text(advice)
+    return feature_table(rows, "Inferred features (data.features=null)"), Text(advice), *lines
 
 
 def _balance_line(task_balance: Balance) -> Text:

@@ -16,14 +16,15 @@ from psrun.checkpoint.manifest import Position
 from psrun.checkpoint.store import Store
 from psrun.cluster import strategy
 from psrun.config import choices
-from psrun.config.run_config import RunConfig
+from psrun.config.run_config import FROM_DATA, RunConfig
 from psrun.data import load
+from psrun.data.source import DataSource
 from psrun.process import Stop
 from psrun.program import inventory
 from psrun.program.compiled_model import Program
 from psrun.results import staleness, task_files
 from psrun.results.events import Reporter
-from psrun.results.run_folder import RunFolder
+from psrun.results.run_folder import RunFolder, flat, write_config
 from psrun.results.trackers.sinks import tracker_sinks
 from psrun.roles.chief import Chief
 from psrun.roles.task_context import TaskContext
@@ -60,16 +61,27 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
         if run_config.cluster.has_parameter_servers or run_config.consistency.one_process:
             folder.record("consistency", **run_config.consistency.facts)
         trainer, hooks = TRAINERS[run_config.trainer.kind](run_config), Hooks(run_config, folder, reporter)
-        source = load.load_source(run_config, folder.stored().get("data"), chief.preparing)
-        run_config = load.planned(run_config, source)
+        source = load.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.whole.path)
+        run_config = _planned(run_config, source, reporter, folder)
         folder.record("data", data=load.facts(run_config, source))
-        if guessed := getattr(source, "guessed", ()):
-            reporter.emit("features", features=guessed)
+        guessed, notes = getattr(source, "guessed", ()), getattr(source, "notes", ())
+        if guessed or notes:
+            reporter.emit("features", features=guessed, notes=list(notes))
         for text in getattr(source, "warnings", ()):
             reporter.warn(text)
         with chief.program(run_config, source) as program:
             inventory.report(program, reporter, folder)
             _train(program, trainer, hooks, chief, stop)
+
+
+def _planned(run_config: RunConfig, source: DataSource, reporter: Reporter, folder: RunFolder) -> RunConfig:
+    """The run with all numbers that follow from the data; config.yaml gets them, so that a resumed run keeps them."""
+    planned = load.planned(run_config, source, reporter.warn)
+    if planned.raw != run_config.raw and folder.whole is folder:
+        write_config(folder.path, planned.raw)
+        numbers = flat(planned.raw)
+        reporter.emit("planned", **{key: numbers[key] for key in FROM_DATA})
+    return planned
 
 
 def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop) -> None:
@@ -81,7 +93,7 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
     stop.defer(_STOP_WITHIN_S)
     try:
         trainer.train(program, session)
-        if session.start.epochs >= program.config.trainer.epochs or session.ends_early:
+        if session.start.epochs >= program.config.trainer.num_epochs or session.ends_early:
             session.catch_up()
         session.training_ends()
         hooks.end()

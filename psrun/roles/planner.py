@@ -70,9 +70,9 @@ class Plan:
 def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     """Prints the plan and records it."""
     source = load.load_source(run_config, folder.stored().get("data"))
-    if guessed := getattr(source, "guessed", ()):
-        console.print(*features_guessed(guessed), soft_wrap=True)
-    run_config = load.planned(run_config, source)
+    for part in features_guessed(getattr(source, "guessed", ()), getattr(source, "notes", ())):
+        console.print(part, soft_wrap=True)
+    run_config = load.planned(run_config, source, warner(console))
     plan = make(run_config, source)
     if run_config.resume is None:
         folder.record(
@@ -175,7 +175,7 @@ def _traffic(built: Program, lengths: Any) -> dict[str, Traffic]:
     Args:
       lengths: of lists in a batch.
     """
-    batch_size = built.config.data.global_batch_size
+    batch_size = built.config.data.batch_size
     batch = tf.nest.map_structure(lambda spec, length: zeros(spec, batch_size, length), built.batch_spec, lengths)
     features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(batch)
     with tf.GradientTape() as tape:
@@ -264,7 +264,7 @@ def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, cons
         show(f"Each of the {cluster.num_workers} workers, the chief among them, holds a copy of all of this.")
     show("Variables only, without TensorFlow itself, the input pipeline and activations.\n")
     num_batches = run_config.consistency.gradients_per_update(_size(run_config)[0])
-    batch, steps = num_batches * run_config.data.global_batch_size, trainer.epochs * trainer.num_steps
+    batch, steps = num_batches * run_config.data.batch_size, trainer.num_epochs * trainer.num_steps
     traffic = plan.traffic
     if run_config.cluster.has_parameter_servers:
         show(
@@ -274,7 +274,7 @@ def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, cons
     for text in plan.warnings:
         warner(console)(text)
     share = "" if num_train_examples is None else f", {batch * steps / num_train_examples:.2f} times the training data"
-    show(f"{trainer.epochs} epochs x {trainer.num_steps} steps of {batch} examples{share}")
+    show(f"{trainer.num_epochs} epochs x {trainer.num_steps} steps of {batch} examples{share}")
 
 
 def _tasks(run_config: RunConfig) -> list[str]:

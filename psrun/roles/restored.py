@@ -50,8 +50,8 @@ def restored(run_config: RunConfig, context: TaskContext, *, state: str) -> Iter
     reporter = Reporter(sinks, started_s=context.started_s)
     with Chief(run_config, context, reporter) as chief:
         strategy.prepare(run_config.cluster, context.topology)
-        source = load.load_source(run_config, whole.stored().get("data"), chief.preparing)
-        with chief.program(run_config, source) as program:
+        source = load.load_source(run_config, whole.stored().get("data"), chief.preparing, whole.path)
+        with chief.program(load.planned(run_config, source), source) as program:
             checkpoint = load_model.restore(
                 program.network, run_config.restore, Store(whole.checkpoints), reporter.warn
             )

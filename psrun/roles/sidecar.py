@@ -76,7 +76,7 @@ class Sidecar:
         self._source: Source = RunCheckpoints(self._store)
         others = run_config.other_checkpoints
         if others is not None:
-            self._source = KerasCheckpoints(others, run_config.trainer.steps_per_epoch or 1)
+            self._source = KerasCheckpoints(others)
         journal = folder.journal  # the chief writes run.json
         warn = Reporter([journal, console], started_s=time.time()).warn
         self._sinks: list[Sink] = [journal, *tracker_sinks(run_config, folder, warn, joins=True), console]
@@ -94,11 +94,10 @@ class Sidecar:
     def _earlier_result(self) -> dict[str, Any] | None:
         """The recorded result of a run whose chief has yet to resume it; None otherwise."""
         result = self._folder.stored()
-        there = self._folder.ends_early()
-        with contextlib.suppress(OSError, ValueError):
-            there |= any(
-                self._store.manifest(step).position.epochs >= self._run.trainer.epochs for step in self._store.steps()
-            )
+        there, epochs = self._folder.ends_early(), self._run.trainer.epochs
+        if isinstance(epochs, int):  # otherwise no chief has planned the training yet
+            with contextlib.suppress(OSError, ValueError):
+                there |= any(self._store.manifest(step).position.epochs >= epochs for step in self._store.steps())
         supervised = process.SUPERVISOR_PID in os.environ
         return None if self._run.resume is None or there or supervised else result
 
@@ -216,14 +215,15 @@ class Sidecar:
     def _evaluated(self, name: Any) -> tuple[Evaluation, Restored]:
         if self._program is None:
             callback_list = callbacks.made(self._evaluation.callbacks, "evaluation.callbacks")
-            source = load.load_source(self._run, self._folder.stored().get("data"))
+            source = load.load_source(self._run, self._folder.stored().get("data"), folder=self._folder.whole.path)
+            planned = load.planned(self._run, source)
             start_afresh(self._run.seed)
-            built = build(self._run, source, strategy.Distribution(tf.distribute.get_strategy()))
+            built = build(planned, source, strategy.Distribution(tf.distribute.get_strategy()))
             build_state(built)
             evaluation = DirectEvaluation(built, Meters(built), mode=self._evaluation.kind, callbacks=callback_list)
             self._program = built, evaluation
         built, evaluation = self._program
-        restored = self._source.restore(built.network, name)
+        restored = self._source.restore(built.network, name, built.config.trainer.num_steps)
         built.optimizer.iterations.assign(restored.step)  # callbacks read the step there
         return evaluation.evaluate(restored.step, lambda: None), restored
 

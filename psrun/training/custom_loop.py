@@ -19,7 +19,7 @@ def _train(program: Program, session: Session) -> None:
     trainer = program.config.trainer
     steps = Scheduler(program, session)
     steps_done = session.start.steps
-    for _ in range(session.start.epochs, trainer.epochs):
+    for _ in range(session.start.epochs, trainer.num_epochs):
         if session.ends_early:
             break
         program.network.reset_metrics()

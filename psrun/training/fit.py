@@ -57,7 +57,7 @@ def _train(callback_list: list[Any], program: Program, session: Session) -> None
     After a BackupAndRestore callback has restored, `fit` itself knows the epoch and the step to resume at.
     """
     callbacks.check_monitors(callback_list, program)
-    steps_per_epoch, epochs = program.config.trainer.num_steps, program.config.trainer.epochs
+    steps_per_epoch, epochs = program.config.trainer.num_steps, program.config.trainer.num_epochs
     if session.lockstep is None:
         session.stop.on_request = lambda: setattr(program.network, "stop_training", True)
     else:

@@ -63,7 +63,7 @@ class LoopSession:
 
         An epoch that the loop has not ended itself ends, with the metrics of the network, before the next one begins.
         """
-        while self._epoch < self._program.config.trainer.epochs and not self.should_stop:
+        while self._epoch < self._program.config.trainer.num_epochs and not self.should_stop:
             number = self._epoch + 1
             yield number
             if self._running or (self._epoch < number and not self._session.stop.requested.is_set()):

@@ -65,7 +65,7 @@ class ProgressMonitor(Pulse):
     def __init__(self, program: Program, reporter: Reporter, *, first_step: int, planned: int) -> None:
         super().__init__()
         self._program, self._reporter = program, reporter
-        self._epochs, self.planned = program.config.trainer.epochs, planned
+        self._epochs, self.planned = program.config.trainer.num_epochs, planned
         self.epoch = 0
         self._training, self._ended = threading.Event(), threading.Event()
         self._samples: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)

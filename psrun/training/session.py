@@ -78,7 +78,7 @@ class Session:
         self.start, self.stop, self.lockstep = start, stop, lockstep
         self.first_step = iterations(program)
         trainer = program.config.trainer
-        self.left = max(0, (trainer.epochs - start.epochs) * trainer.num_steps - start.steps)
+        self.left = max(0, (trainer.num_epochs - start.epochs) * trainer.num_steps - start.steps)
         self.monitor = ProgressMonitor(
             program, reporter, first_step=self.first_step, planned=start.scheduled + self.left
         )
@@ -212,7 +212,7 @@ class Session:
         self._following.note(step)  # before the checkpoint, which has the learning rate that was decided on
         self._check_steps(step)
         self._into = 0
-        last = self._epoch == self.program.config.trainer.epochs or self.ends_early
+        last = self._epoch == self.program.config.trainer.num_epochs or self.ends_early
         saves = bool(self._stops() or self._due or (self._saving and self._saving.due_after(self._epoch, last=last)))
         if saves:
             self._save(step, self._epoch)
@@ -261,7 +261,7 @@ class Session:
         step = iterations(self.program)
         if step != self.first_step:
             self._save(step, self._epoch)
-        if self._stops() and self._epoch < self.program.config.trainer.epochs and not self.ends_early:
+        if self._stops() and self._epoch < self.program.config.trainer.num_epochs and not self.ends_early:
             self.stop.raise_if_requested()  # asked while something else than steps was under way
 
     def _stops(self) -> bool:
@@ -284,7 +284,7 @@ class Session:
         seconds, rate = self.clock.epoch_ends(step, self.monitor)
         self.monitor.metrics = {name: value for name, value in metrics.items() if name != "loss"}
         self._reporter.emit(
-            "epoch", step=step, epoch=self._epoch, epochs=self.program.config.trainer.epochs, metrics=dict(metrics),
+            "epoch", step=step, epoch=self._epoch, epochs=self.program.config.trainer.num_epochs, metrics=dict(metrics),
             seconds=round(seconds, 3), steps_per_s=rate, examples_per_s=rate * self.program.examples_per_step,
             step_time=self._step_time(), steps=self.steps, steps_repeated=self.steps_repeated,
         )  # fmt: skip

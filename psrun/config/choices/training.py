@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from psrun.config.schema import at_least
+from psrun.config.schema import AUTO, at_least
 from psrun.config.targets import Target
 
 
@@ -106,7 +106,8 @@ class _Steps(_Trainer):
     """Common options of trainers.
 
     Attributes:
-      steps_per_epoch: None for one pass over the examples.
+      epochs: a number; 'auto': as the data recommends, or 5.
+      steps_per_epoch: a number; None for one pass over the examples; 'auto': as the data recommends, or 100.
       steps_per_execution: a number; 'auto': chosen by the measured time of a step; None: ten, or the epoch if it is
         shorter.
       prefetch_rows: whether to fetch table rows one step ahead, without the worker's own last update.
@@ -117,23 +118,31 @@ class _Steps(_Trainer):
     kind: str
     run_eagerly: bool
     prefetch_rows: bool
-    epochs: int = at_least(1)
-    steps_per_epoch: int | None = at_least(1)
-    steps_per_execution: int | str | None = at_least(1, or_else="auto")
+    epochs: int | str = at_least(1, or_else=AUTO)
+    steps_per_epoch: int | str | None = at_least(1, or_else=AUTO)
+    steps_per_execution: int | str | None = at_least(1, or_else=AUTO)
     dense_sync_every: int = at_least(1)
     hooks: list[Any] = field(default_factory=list)
 
     @property
+    def num_epochs(self) -> int:
+        """Epochs of the training; defined after `load.planned` has inspected the data."""
+        assert isinstance(self.epochs, int)
+        return self.epochs
+
+    @property
     def num_steps(self) -> int:
-        """Steps of an epoch; defined after `program.planned` has inspected the data."""
-        assert self.steps_per_epoch is not None
+        """Steps of an epoch; defined after `load.planned` has inspected the data."""
+        assert isinstance(self.steps_per_epoch, int)
         return self.steps_per_epoch
 
     @property
     def num_steps_packed(self) -> int:
         """Steps of an execution: as configured, else ten, or the epoch if it is shorter."""
-        packed = self.steps_per_execution
-        return packed if isinstance(packed, int) else min(10, self.steps_per_epoch or 10)
+        packed, steps = self.steps_per_execution, self.steps_per_epoch
+        if isinstance(packed, int):
+            return packed
+        return min(10, steps) if isinstance(steps, int) else 10
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,8 @@ class MLflowSink:
     def event(self, event: Event) -> None:
         if event.kind == "start":
             self._try(self._begin)
+        elif event.kind == "planned" and self._values is not None:
+            self._try(lambda: self._add_parameters(event.data))
         elif event.kind == "epoch":
             speed = {name: event.data[name] for name in ("steps_per_s", "examples_per_s")}
             self._try(lambda: self._log(event, {**event.data["metrics"], **speed}))
@@ -87,10 +89,11 @@ class MLflowSink:
         if self._values is None:
             return
         self._client.update_run(self._run_id, status="RUNNING")
+        self._add_parameters(self._values)
+
+    def _add_parameters(self, values: Mapping[str, Any]) -> None:
         there = self._client.get_run(self._run_id).data.params  # parameters cannot be changed
-        new = [
-            self._parameter(key, str(value)[:_LONGEST_VALUE]) for key, value in self._values.items() if key not in there
-        ]
+        new = [self._parameter(key, str(value)[:_LONGEST_VALUE]) for key, value in values.items() if key not in there]
         for first in range(0, len(new), _MOST_AT_ONCE):
             self._client.log_batch(self._run_id, params=new[first : first + _MOST_AT_ONCE])
 

@@ -26,6 +26,8 @@ class Summaries:
         self._writers: dict[str, tf.summary.SummaryWriter] = {}
 
     def event(self, event: Event) -> None:
+        if event.kind == "planned" and self._values is not None:
+            self._values = {**self._values, **event.data}
         if event.kind == "placement" and self._values is not None:  # TensorFlow must not run anything before
             self._describe(self._values)
         name = {"epoch": "train", "evaluation": "evaluation", "staleness": "train"}.get(event.kind)

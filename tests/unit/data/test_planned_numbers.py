@@ -1,0 +1,121 @@
+"""Numbers of a run that follow from its data: what is set holds, `auto` is as the source recommends, or as usual."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support import raw_config, run_config
+
+from psrun.config import parse
+from psrun.errors import ConfigError
+
+AUTO = "data.global_batch_size=auto"
+
+
+class Examples:
+    """A source with nothing but its numbers.
+
+    Args:
+      recommends: the batch size; the epochs are twenty thousand steps over the steps of a pass.
+    """
+
+    num_eval_examples = 0
+
+    def __init__(self, num_train_examples: int | None, recommends: int | None = None) -> None:
+        self.num_train_examples = num_train_examples
+        if recommends is not None:
+            self.recommended = lambda batch_size: self._numbers(batch_size or recommends)
+
+    def _numbers(self, batch_size: int) -> Mapping[str, Any]:
+        steps = -(-self.num_train_examples // batch_size)
+        return {"global_batch_size": batch_size, "steps_per_epoch": None, "epochs": 20_000 // steps}
+
+
+def numbers(source: Examples, *pieces: str, told: list[str] | None = None) -> tuple[int, int, int]:
+    """Batch size, epochs and steps per epoch."""
+    from psrun.data import load
+
+    run = load.planned(run_config(*pieces), source, (told if told is not None else []).append)
+    return run.data.batch_size, run.trainer.num_epochs, run.trainer.num_steps
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
+@pytest.mark.parametrize(
+    ("recommends", "pieces", "expected"),
+    [
+        (None, [], (64, 5, 100)),
+        (None, [AUTO], (64, 5, 100)),
+        (None, ["trainer.steps_per_epoch=null"], (64, 5, 157)),
+        (100, [AUTO], (100, 200, 100)),
+        (100, ["data.global_batch_size=50"], (50, 100, 200)),
+        (100, [AUTO, "trainer.epochs=3"], (100, 3, 100)),
+        (100, [AUTO, "trainer.steps_per_epoch=7"], (100, 200, 7)),
+        (100, ["data.global_batch_size=10", "trainer.epochs=2", "trainer.steps_per_epoch=3",
+               "trainer.steps_per_execution=2"], (10, 2, 3)),
+        (100, [AUTO, "consistency=sync"], (100, 200, 50)),  # of two workers
+    ],
+)  # fmt: skip
+def test_what_is_set_holds_and_the_rest_follows_from_the_data(trainer, recommends, pieces, expected):
+    assert numbers(Examples(10_000, recommends), f"trainer={trainer}", "cluster.num_workers=2", *pieces) == expected
+
+
+@pytest.mark.tensorflow
+def test_a_default_batch_that_is_too_large_is_reduced_and_said():
+    told: list[str] = []
+    assert numbers(Examples(40), AUTO, "trainer.steps_per_epoch=null", told=told) == (40, 5, 1)
+    assert told == ["data.global_batch_size: 64 is reduced to 40, the number of training examples"]
+    assert numbers(Examples(40, recommends=64), AUTO, told=told) == (40, 20_000, 1)
+    assert len(told) == 2
+    assert numbers(Examples(None), AUTO, told=told) == (64, 5, 100)
+    assert len(told) == 2
+
+
+@pytest.mark.tensorflow
+def test_a_batch_that_the_user_set_too_large_is_an_error():
+    from psrun.data import load
+
+    with pytest.raises(ConfigError, match=r"data.global_batch_size: is 64, must be at most 10, the number of training"):
+        load.load_source(run_config("data.num_train_examples=10"))
+    assert load.load_source(run_config("data.num_train_examples=10", AUTO)).num_train_examples == 10
+
+
+@pytest.mark.tensorflow
+def test_the_configuration_gets_the_numbers_of_auto():
+    from psrun.data import load
+
+    run = run_config(AUTO)
+    planned = load.planned(run, Examples(10_000, recommends=100))
+    assert planned.raw["trainer"] == {**run.raw["trainer"], "epochs": 200, "steps_per_epoch": 100}
+    assert planned.raw["data"] == {**run.raw["data"], "global_batch_size": 100}
+    assert run.raw["trainer"]["epochs"] == "auto"
+    assert parse.load(planned.raw) == replace(planned, raw=planned.raw)
+    assert load.planned(planned, Examples(3)) is planned
+    one_pass = load.planned(run_config("trainer.steps_per_epoch=null"), Examples(10_000))
+    assert one_pass.raw["trainer"]["steps_per_epoch"] is None  # also over other data, when the run is resumed
+
+
+@pytest.mark.tensorflow
+def test_more_steps_per_execution_than_a_short_epoch_has_are_reduced():
+    from psrun.data import load
+
+    run = load.planned(run_config("trainer.steps_per_execution=50", AUTO), Examples(1000, recommends=100))
+    assert (run.trainer.steps_per_execution, run.trainer.num_steps_packed) == (10, 10)
+
+
+@pytest.mark.tensorflow
+def test_one_pass_of_synchronous_workers_needs_their_number():
+    from psrun.data import load
+
+    run = run_config("consistency=sync", "cluster=tf_config", AUTO)
+    assert load.planned(run, Examples(10_000)).trainer.num_steps == 100
+    with pytest.raises(ConfigError, match=r"trainer.steps_per_epoch: is required with consistency=sync"):
+        load.planned(run, Examples(10_000, recommends=100))
+
+
+def test_examples_per_replica_that_are_set_win_over_an_automatic_batch_size():
+    raw = raw_config(AUTO, "data.batch_size_per_replica=5", "cluster=mirrored", "cluster.num_replicas=2")
+    assert parse.load(raw).data.global_batch_size == 10
