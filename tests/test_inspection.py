@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from psrun.data import feature_spec
 from psrun.data.commands import main
 from psrun.errors import ConfigError, DataError
 
@@ -36,50 +37,66 @@ COUNT = 6000
 RNG = random.Random(3)
 COLUMNS = {
     "user_id": [RNG.randrange(300) + 1 for _ in range(COUNT)],
-    "movieId": [97 * RNG.randrange(300) for _ in range(COUNT)],
     "sparse_id": [RNG.choice([3, 10**12, 10**15]) for _ in range(COUNT)],
-    "weekday": [RNG.randrange(7) for _ in range(COUNT)],
-    "store": [RNG.randrange(400) for _ in range(COUNT)],
-    "visits": [int(RNG.expovariate(0.001)) for _ in range(COUNT)],
-    "user_visits": [int(RNG.expovariate(0.001)) for _ in range(COUNT)],
     "price": [round(RNG.uniform(1, 9), 2) for _ in range(COUNT)],
-    "timestamp": [978_300_760 + RNG.randrange(500) for _ in range(COUNT)],
+    "cost": [f"${RNG.uniform(1000, 9000):,.2f}" for _ in range(COUNT)],
+    "sold": [f"{RNG.randrange(1, 13)}/{RNG.randrange(1, 29)}/2021" for _ in range(COUNT)],
     "row id": list(range(COUNT)),
+    "title": [f"one of many words {n}" for n in range(COUNT)],
     "zip": [f"{RNG.randrange(1000):05d}" for _ in range(COUNT)],
-    "genre": [RNG.choice(["drama", "news", ""]) for _ in range(COUNT)],
-    "age": [RNG.choice(["", *range(18, 70)]) for _ in range(COUNT)],
-    "height": [RNG.choice(["NA", "1.5", "1.75", *(f"1.{n}" for n in range(20, 50))]) for _ in range(COUNT)],
+    "genre": [RNG.choice(["drama", "news", "News ", ""]) for _ in range(COUNT)],
+    "size": [RNG.choice(["NA", *range(18, 70)]) for _ in range(COUNT)],
     "nothing": [""] * COUNT,
-    "liked": [RNG.randrange(2) for _ in range(COUNT)],
+    "liked": [RNG.choice(["yes", "no", "NA"]) for _ in range(COUNT)],
 }
 
 
-def test_ids_are_distinguished_from_amounts(tmp_path, capsys):
+def test_what_columns_hold_is_shown_and_written(tmp_path, capsys):
     written = proposed(write(tmp_path / "rows.csv", COLUMNS), "--label", "liked")
-    assert written["label"] == "liked"
-    assert (written["task"], written["path"]) == ("binary", str(tmp_path / "rows.csv"))
+    assert {key: written[key] for key in ("path", "label", "task", "label_vocabulary")} == {
+        "path": str(tmp_path / "rows.csv"), "label": "liked", "task": "binary", "label_vocabulary": ["no", "yes"],
+    }  # fmt: skip
     features = written["features"]
+    folder = tmp_path / "conf" / "data" / "rows.vocabulary"
+    sold = {"column": "sold", "time_format": "%m/%d/%Y"}
     assert features == {
-        "user_id": {"dtype": "int64", "num_buckets": 2400},
-        "movieId": {"dtype": "int64", "num_buckets": 2400},
+        "user_id": {"dtype": "int64", "vocabulary": str(folder / "user_id.txt")},
         "sparse_id": {"dtype": "int64", "vocabulary": [3, 10**12, 10**15]},
-        "weekday": {"dtype": "int64", "vocabulary": [*range(7)]},
-        "store": {"dtype": "int64", "num_buckets": 3200},
-        "visits": {},
-        "user_visits": {},
-        "price": {},
-        "timestamp": {},
-        "zip": {"dtype": "string", "num_buckets": features["zip"]["num_buckets"]},
-        "genre": {"dtype": "string", "vocabulary": ["drama", "news"]},
-        "age": {"dtype": "int64", "vocabulary": [*range(18, 70)], "default": 17},
-        "height": {"dtype": "string", "vocabulary": features["height"]["vocabulary"]},
+        "price": {"bins": 32},
+        "cost": {"bins": 32, "decimal_mark": "."},
+        "sold_days": {**sold, "bins": 32, "part": "days"},
+        "sold_month": {**sold, "dtype": "int64", "vocabulary": [*range(1, 13)], "part": "month"},
+        "sold_weekday": {**sold, "dtype": "int64", "vocabulary": [*range(7)], "part": "weekday"},
+        "zip": {"dtype": "string", "vocabulary": str(folder / "zip.txt")},
+        "genre": {"dtype": "string", "vocabulary": ["News ", "drama", "news"]},
+        "size": {"bins": 32, "nullable": True},
     }
-    shown = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
-    missing = COLUMNS["age"].count("")
-    assert f"{missing} as 17" in shown["age"]
-    assert "numbers, but for 'NA'" in shown["height"]
-    assert "different in each row" in shown["row_id"]
-    assert "empty" in shown["nothing"]
+    assert (folder / "user_id.txt").read_text() == "".join(f"{n}\n" for n in range(1, 301))
+    assert sorted(file.name for file in folder.iterdir()) == ["user_id.txt", "zip.txt"]
+    out = capsys.readouterr().out
+    shown = {line.split("  ")[0]: line for line in out.splitlines()}
+    assert str(COLUMNS["size"].count("NA")) in shown["size"]
+    assert "3 to 1000000000000000" in shown["sparse_id"]
+    for text in (
+        "counts the rows, as an index does", "free text, different in each row", "empty", "read as %m/%d/%Y",
+        "label liked: binary: no is 0, yes is 1; 'data.label_vocabulary=[yes,no]' for the other way round;",
+        f"{COLUMNS['liked'].count('NA'):,} rows without a label are left out",
+        "genre has values that differ only in case or blanks, and count as different: 'News ' = 'news'",
+    ):  # fmt: skip
+        assert text in out
+    text = (tmp_path / "conf" / "data" / "rows.yaml").read_text()
+    assert "  # row_id: omitted: counts the rows, as an index does\n" in text
+    assert "  price: {bins: 32}  # " in text
+
+
+def test_a_person_can_read_what_is_written(tmp_path):
+    words = [f"a rather long word, number {n:02d}" for n in range(40)]
+    path = write(tmp_path / "rows.csv", {"w": words * 20, "n": ["a\nb", "${x}"] * 400, "y": [0, 1] * 400})
+    assert proposed(path, "--label", "y")["features"]["w"] == {"dtype": "string", "vocabulary": words}
+    text = (tmp_path / "conf" / "data" / "rows.yaml").read_text()
+    assert max(map(len, text.splitlines())) < 250
+    assert "\n    - a rather long word, number 07\n" in text
+    assert r"\${x}" in text
 
 
 @pytest.mark.command
@@ -87,12 +104,13 @@ def test_what_is_written_is_a_choice_of_data_and_takes_no_tensorflow(psrun, tmp_
     write(tmp_path / "rows.csv", COLUMNS)
     (tmp_path / "tensorflow.py").write_text("raise RuntimeError('imported')\n")
     done = psrun("data", "inspect", "rows.csv", "--label", "liked", "--write", "conf/data/rows.yaml")
-    assert (done.code, done.stderr) == (0, "")
+    assert done.code == 0, done.stderr
     assert "psrun --config-dir conf data=rows model=wide_deep" in done.stdout.replace("\n", " ")
     done = psrun("--config-dir", "conf", "data=rows", "model=wide_deep", "--cfg", "job")
     assert done.code == 0, done.stderr
     data = yaml.safe_load(done.stdout)["data"]
-    assert (data["path"], data["max_bad_rows"], data["features"]["price"]) == ("rows.csv", 0, {})
+    assert (data["path"], data["max_bad_rows"], data["features"]["price"]) == ("rows.csv", 0, {"bins": 32})
+    assert data["features"]["zip"]["vocabulary"] == "conf/data/rows.vocabulary/zip.txt"
     again = psrun("data", "inspect", "rows.csv", "--write", "conf/data/rows.yaml")
     assert (again.code, again.stdout) == (2, "")
     assert "conf/data/rows.yaml exists" in again.stderr
@@ -102,16 +120,17 @@ def test_what_is_written_is_a_choice_of_data_and_takes_no_tensorflow(psrun, tmp_
     ("label", "keys"),
     [
         ([0, 1, 2], {"task": "multiclass", "num_classes": 3}),
-        ([1, 5, 4], {"task": "regression"}),
+        ([1, 5, 4], {"task": "multiclass", "num_classes": 3, "label_vocabulary": [1, 4, 5]}),
         ([1.5, 0.0, 1.0], {"task": "regression"}),
         (["yes", "no", "no"], {"task": "binary", "label_vocabulary": ["no", "yes"]}),
+        (["True", "False", "NA"], {"task": "binary", "label_vocabulary": ["False", "True"]}),
         (["a", "b", "c"], {"task": "multiclass", "num_classes": 3, "label_vocabulary": ["a", "b", "c"]}),
     ],
 )
 def test_the_label_determines_the_task(tmp_path, label, keys):
-    written = proposed(write(tmp_path / "rows.csv", {"x": [0.5] * 60, "y": label * 20}), "--label", "y")
-    assert {key: written[key] for key in keys} == keys
-    assert ("num_classes" in written) == ("num_classes" in keys)
+    written = proposed(write(tmp_path / "rows.csv", {"x": [0.5, 1.5] * 30, "y": label * 20}), "--label", "y")
+    options = ("task", "num_classes", "label_vocabulary")
+    assert {key: written[key] for key in options if key in written} == keys
 
 
 def test_odd_names_and_values_can_be_inspected_and_written(tmp_path, capsys):
@@ -142,10 +161,25 @@ def test_rows_that_cannot_be_read_are_counted(tmp_path, capsys):
 
 
 def test_many_values_are_estimated(tmp_path):
-    write(tmp_path / "a.csv", {"name": [f"name {n}" for n in range(60_000)], "y": [0] * 60_000})
-    write(tmp_path / "b.csv", {"name": [f"name {n}" for n in range(20_000, 150_000)], "y": [1] * 130_000})
+    rows = [f"name {n}" for n in range(100_000, 350_000)]
+    write(tmp_path / "a.csv", {"name": rows[:150_000], "y": [0] * 150_000})
+    write(tmp_path / "b.csv", {"name": rows[100_000:], "y": [1] * 150_000})
+    write(tmp_path / "c.csv", {"name": rows[:150_000], "y": [1] * 150_000})
     written = proposed(tmp_path / "*.csv", "--label", "y")
-    assert 285_000 < written["features"]["name"]["num_buckets"] < 315_000
+    assert 475_000 < written["features"]["name"]["num_buckets"] < 525_000
+
+
+def test_files_without_a_header_get_names(tmp_path, capsys):
+    path = tmp_path / "rows.csv"
+    path.write_text("0.5,a,1\n0.25,b,0\n" * 30)
+    main(["inspect", str(path)])
+    assert "no header? set --columns NAME,NAME,..." in capsys.readouterr().out
+    written = proposed(path, "--columns", "x,word,y", "--label", "y")
+    assert (written["columns"], written["task"], list(written["features"])) == (
+        ["x", "word", "y"],
+        "binary",
+        ["x", "word"],
+    )
 
 
 def test_weights_are_no_feature(tmp_path, capsys):
@@ -157,15 +191,33 @@ def test_weights_are_no_feature(tmp_path, capsys):
     assert "column w has 6 missing weights and negative weights; a run fails at such rows" in shown
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits_the_terminal(tmp_path, capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    path = write(
+        tmp_path / "rows.csv", {f"{name} {'of a long name' * (name == 'zip')}": v for name, v in COLUMNS.items()}
+    )
+    main(["inspect", str(path)])
+    lines = capsys.readouterr().out.splitlines()
+    first, last = (next(n for n, line in enumerate(lines) if word in line) for word in ("feature", "only in case"))
+    table = lines[first:last]
+    assert max(map(len, table)) <= width
+    assert {"float32", "string", "omitted"} <= {word for line in table for word in line.split()}  # none is folded
+
+
 def test_mistakes_are_reported(tmp_path):
     semicolons = str(write(tmp_path / "rows.csv", {"a": [1, 2], "liked": [0, 1]}, delimiter=";"))
     weighted = str(write(tmp_path / "weighted.csv", {"w": [1, 2], "word": ["a", "b"]}))
+    headless = str(write(tmp_path / "headless.csv", {"0.5": [1, 2], "7": [0, 1]}))
+    constant = str(write(tmp_path / "constant.csv", {"x": [1, 2], "y": [1, 1]}))
     for arguments, message in (
         ([semicolons], "seems to be ';'; set --delimiter ';'"),
         ([semicolons, "--label", "liked"], "--delimiter ';'"),
         ([semicolons, "--delimiter", ";", "--label", "like"], "has no column 'like'. Did you mean 'liked'?"),
         ([semicolons, "--delimiter", ";;"], "is ';;', must be one character"),
         ([semicolons, "--encoding", "latin-x"], "unknown encoding"),
+        ([headless, "--label", "y"], "has no column 'y'. .*no header. set --columns NAME,NAME,..."),
+        ([constant, "--label", "y"], "column 'y' has one value, 1: there is nothing to learn"),
         ([weighted, "--weight", "ws"], "has no column 'ws'. Did you mean 'w'?"),
         ([weighted, "--label", "w", "--weight", "w"], "'w' is the label; choose another column for --weight"),
         ([weighted, "--weight", "word"], "column 'word' of .* does not hold numbers"),
@@ -176,3 +228,15 @@ def test_mistakes_are_reported(tmp_path):
             main(["inspect", *arguments])
     with pytest.raises(DataError, match="no such file"):
         main(["inspect", str(tmp_path / "none.csv")])
+
+
+def test_other_columns_in_a_second_file_are_reported(tmp_path):
+    write(tmp_path / "a.csv", {"x": [1, 2], "y": [0, 1]})
+    write(tmp_path / "b.csv", {"x": [1, 2]})
+    with pytest.raises(DataError, match=r"the columns of .*b.csv differ from those of .*a.csv: it lacks 'y'"):
+        main(["inspect", str(tmp_path / "*.csv"), "--label", "y"])
+
+
+def test_what_is_written_describes_valid_features(tmp_path):
+    features = proposed(write(tmp_path / "rows.csv", COLUMNS), "--label", "liked")["features"]
+    assert set(feature_spec.read(features)) == set(features)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,7 @@ from psrun.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.tensorflow
 
-needs_pyarrow = pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed")
-FORMATS = ("csv", "tsv", "tfrecord", pytest.param("parquet", marks=needs_pyarrow))
+FORMATS = ("csv", "tsv", "tfrecord", "parquet")
 FEATURES = {
     "history": {"dtype": "int64", "num_buckets": 100, "max_values": 4, "weights": "seconds"},
     "tags": {"dtype": "string", "max_values": 9, "combiner": None},
@@ -168,7 +166,6 @@ def test_missing_values_of_a_list_have_the_default(tmp_path):
     assert evaluated(source)["history"] == [[1, -1, 3], []]
 
 
-@needs_pyarrow
 def test_null_lists_of_parquet_are_empty(tmp_path):
     columns = {"history": [[1], None, [], [2, 3]], "seconds": [[1.0], None, None, [2.0, 3.0]], "label": [0, 1, 1, 0]}
     path, other = (write(tmp_path / name, columns) for name in ("rows.parquet", "eval.parquet"))
@@ -231,7 +228,6 @@ def test_names_of_weights_and_lengths_are_reserved(tmp_path):
         table(path, features={"history": {"width": 2}})
 
 
-@needs_pyarrow
 def test_lists_of_parquet_are_inferred(tmp_path):
     columns = {**rows(), "pair": [[1.0, 2.0]] * 300, "empty": [None, [3, 4]] * 150}
     columns["history"][7] = list(range(150))
@@ -258,10 +254,11 @@ def test_text_is_not_inferred_as_lists(tmp_path):
 @pytest.mark.parametrize("words", [["a|b", "c"], ["a|b", ""]])
 def test_a_text_with_separators_is_a_list_in_every_record(tmp_path, words):
     """Also if all records have one value, which NumPy would make a matrix."""
-    from psrun.data import lists, records
+    from psrun.data import columns, records
 
     path = tmp_path / "rows.tfrecord"
     _records(path, {"words": [[word] if word else [] for word in words]})
     (piece,) = records.rows(str(path), ["words"])
-    read = lists.of_rows(piece.columns["words"], "|")
-    assert [list(each) for each in read.objects()] == [[b"a", b"b"], [b"c"] if words[1] else []]
+    wanted = {"words": columns.Wanted("words", "string", max_values=9, separator="|")}
+    (read,) = columns.checked(piece, wanted).batch.columns
+    assert read.to_pylist() == [[b"a", b"b"], [b"c"] if words[1] else []]

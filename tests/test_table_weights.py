@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import io
 import json
 from pathlib import Path
@@ -21,7 +20,6 @@ from psrun.results.run_folder import RunFolder
 
 pytestmark = pytest.mark.tensorflow
 
-needs_pyarrow = pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed")
 ROWS = {"age": [1.5, 2.5, 3.5, 4.5], "w": [2.0, 0.0, 0.25, 7.0], "label": [0, 1, 1, 0]}
 EPOCHS, STEPS, BATCH, SEED = 2, 8, 16, 3
 
@@ -61,7 +59,7 @@ def _parquet(path: Path, columns: dict[str, list]) -> None:
 def table(path: Path, **options):
     from psrun.data.table import Table
 
-    return Table(**{"path": str(path), "label": "label", "weight": "w", **options})
+    return Table(**{"path": str(path), "label": "label", "task": "binary", "weight": "w", **options})
 
 
 def text(path: Path, *weights: str) -> Path:
@@ -75,7 +73,7 @@ def text(path: Path, *weights: str) -> Path:
         "csv",
         pytest.param("npz", marks=pytest.mark.thorough),
         pytest.param("tfrecord", marks=pytest.mark.thorough),
-        pytest.param("parquet", marks=[needs_pyarrow, pytest.mark.thorough]),
+        pytest.param("parquet", marks=pytest.mark.thorough),
     ],
 )
 def test_weights_are_read_with_the_examples_and_are_no_feature(tmp_path, ending):
@@ -120,9 +118,9 @@ def test_a_row_with_a_bad_weight_is_named_or_skipped(tmp_path, bad, message):
         ("npz", float("nan"), "is NaN"),
         pytest.param("tfrecord", -2.0, r"-2\.0 is negative", marks=pytest.mark.thorough),
         pytest.param("tfrecord", float("nan"), "is NaN", marks=pytest.mark.thorough),
-        pytest.param("parquet", None, "is empty", marks=[needs_pyarrow, pytest.mark.thorough]),
-        pytest.param("parquet", float("nan"), "is NaN", marks=[needs_pyarrow, pytest.mark.thorough]),
-        pytest.param("parquet", float("inf"), "inf.* is too large", marks=[needs_pyarrow, pytest.mark.thorough]),
+        pytest.param("parquet", None, "is empty", marks=pytest.mark.thorough),
+        pytest.param("parquet", float("nan"), "is NaN", marks=pytest.mark.thorough),
+        pytest.param("parquet", float("inf"), "inf.* is too large", marks=pytest.mark.thorough),
     ],
 )
 def test_a_bad_number_as_a_weight_is_named(tmp_path, ending, bad, message):

@@ -17,6 +17,8 @@ from psrun.data import histories as recipes
 from psrun.data import inspection, synthesis
 from psrun.errors import ConfigError, DataError, ExitCode
 
+_FORMATS = ("csv", "tsv", "parquet", "arrow", "json", "npz")  # those with a schema
+
 
 def main(arguments: list[str]) -> ExitCode:
     """Runs `psrun data ARGUMENTS`.
@@ -54,7 +56,8 @@ def _add_inspect(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
     part.add_argument("--label", metavar="COLUMN", help="the column to predict")
     part.add_argument("--weight", metavar="COLUMN", help="the column with the weights of the examples")
     part.add_argument("--write", type=Path, metavar="FILE", help="write the proposal as YAML: conf/data/NAME.yaml")
-    part.add_argument("--format", choices=("csv", "tsv", "parquet", "npz"), help="if the file names have no extension")
+    part.add_argument("--format", choices=_FORMATS, help="if the file names do not tell")
+    part.add_argument("--columns", metavar="NAME,NAME,...", help="column names of text without a header")
     part.add_argument("--delimiter", metavar="C", help="field delimiter of text, such as ';'")
     part.add_argument("--encoding", metavar="NAME", default="utf-8", help="encoding of text, such as latin-1")
 

@@ -12,8 +12,11 @@ from typing import Any
 from psrun.config import schema
 from psrun.data.columns import CONVERSIONS, Wanted
 from psrun.data.lists import COMBINERS, length_name, weights_name
-from psrun.errors import ConfigError, Problem
+from psrun.errors import ConfigError, DataError, Problem
+from psrun.files import write_atomic
 
+LISTED = 256  # values of a vocabulary in run.json at most
+_FOLDER = "vocabularies"  # in the folder of a run
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # valid names of layers in Keras and TensorFlow
 
 
@@ -28,6 +31,12 @@ class FeatureSpec:
       vocabulary: a list of values, or a file with one value per line; None for none.
       logarithm: whether models use log(1 + x).
       default: replaces a missing value; None: such a row is malformed. An empty list is not a missing value.
+      nullable: whether missing numbers become NaN, for which psrun's models have a weight of its own.
+      bins: number of intervals with about as many training rows each, by which models may encode a number; None: none.
+      decimal_mark: of numbers with currency or percent signs or thousands separators ("$1,521.00", "1.521,00 EUR");
+        None: plain numbers.
+      part: of a date or time, the number to take; None: the column has no dates.
+      time_format: of dates as text, as strptime takes it; None: ISO 8601.
       max_values: makes the feature a list; longer lists are truncated to their first values.
       separator: of the values of a list in a text; None: | in text files, and none in others.
       weights: the column with the weights of the values of a list; None for none.
@@ -42,6 +51,11 @@ class FeatureSpec:
     vocabulary: Any = None
     logarithm: bool = False
     default: Any = None
+    nullable: bool = False
+    bins: int | None = dataclasses.field(default=None, metadata={"at_least": 2, "or_else": None})
+    decimal_mark: str | None = schema.one_of(".", ",", None, default=None)
+    part: str | None = schema.one_of("days", "month", "weekday", "hour", None, default=None)
+    time_format: str | None = None
     max_values: int | None = dataclasses.field(default=None, metadata={"at_least": 1, "or_else": None})
     separator: str | None = None
     weights: str | None = None
@@ -54,7 +68,16 @@ class FeatureSpec:
         Args:
           separator: the default of the format.
         """
-        column = Wanted(self.column or name, self.dtype, self.width, self.default)
+        column = Wanted(
+            self.column or name,
+            self.dtype,
+            self.width,
+            self.default,
+            nullable=self.nullable,
+            decimal_mark=self.decimal_mark,
+            part=self.part,
+            time_format=self.time_format,
+        )
         if self.max_values is None:
             return {name: column}
         column = dataclasses.replace(column, max_values=self.max_values, separator=self.separator or separator)
@@ -104,8 +127,7 @@ def _wrong(feature: FeatureSpec) -> Iterable[tuple[str, str]]:
         yield "num_buckets", "requires dtype: string or int64; remove it, or set dtype"
     if feature.vocabulary is not None and feature.num_buckets is not None:
         yield "num_buckets", "contradicts vocabulary; remove one of them"
-    if feature.logarithm and feature.dtype != "float32":
-        yield "logarithm", "requires dtype: float32"
+    yield from _wrong_number(feature)
     yield from _wrong_list(feature)
     if feature.default is not None:
         try:
@@ -114,6 +136,19 @@ def _wrong(feature: FeatureSpec) -> Iterable[tuple[str, str]]:
             yield "default", str(error)
     if feature.vocabulary is not None:
         yield from (("vocabulary", message) for message in _vocabulary(feature.dtype, feature.vocabulary))
+
+
+def _wrong_number(feature: FeatureSpec) -> Iterable[tuple[str, str]]:
+    """Invalid combinations of options of numbers and dates."""
+    for option in ("logarithm", "bins", "nullable", "decimal_mark"):
+        if feature.dtype != "float32" and getattr(feature, option):
+            yield option, "requires dtype: float32"
+    if feature.part is not None and (feature.dtype == "string" or feature.decimal_mark is not None):
+        yield "part", "is a number of a date: requires dtype: float32 or int64, and no decimal_mark"
+    if feature.time_format is not None and feature.part is None:
+        yield "time_format", "requires part, the number to take of a date"
+    if feature.nullable and feature.default is not None:
+        yield "nullable", "contradicts default, which replaces missing values; remove one of them"
 
 
 def _wrong_list(feature: FeatureSpec) -> Iterable[tuple[str, str]]:
@@ -141,14 +176,10 @@ def _vocabulary(dtype: str, vocabulary: Any) -> Iterable[str]:
     if kind is None:
         yield "requires dtype: string or int64; remove it, or set dtype"
     elif isinstance(vocabulary, str):
-        if dtype != "string":
-            yield "must be a list; vocabulary files require dtype: string"
-        elif not Path(vocabulary).expanduser().is_file():
+        if not Path(vocabulary).expanduser().is_file():
             yield f"there is no file {vocabulary}"
     elif not isinstance(vocabulary, list) or not vocabulary or any(type(value) is not kind for value in vocabulary):
-        yield f"must be a list of values of type {dtype}" + (
-            ", or a file with one value per line" if kind is str else ""
-        )
+        yield f"must be a list of values of type {dtype}" + (", or a file with one value per line")
 
 
 def name_of(column: str) -> str:
@@ -158,20 +189,66 @@ def name_of(column: str) -> str:
 
 def options(feature: FeatureSpec) -> dict[str, Any]:
     """The value of `data.features.NAME` for a feature: the options that differ from their defaults."""
-    values = dataclasses.asdict(feature)
-    return {
-        field.name: values[field.name] for field in dataclasses.fields(feature) if values[field.name] != field.default
-    }
+    values = {field.name: (getattr(feature, field.name), field.default) for field in dataclasses.fields(feature)}
+    return {name: value for name, (value, default) in values.items() if value != default}
 
 
-def recorded(facts: Mapping[str, Any], columns: Iterable[str]) -> dict[str, FeatureSpec]:
+def record(features: Mapping[str, FeatureSpec], folder: Path | None) -> dict[str, Any]:
+    """The inferred features for run.json.
+
+    Args:
+      folder: of the run, which gets a file for each vocabulary that is longer than 256 values; None: these are listed.
+    """
+    described = {}
+    for name, feature in features.items():
+        described[name] = options(feature)
+        vocabulary = feature.vocabulary
+        if folder is not None and isinstance(vocabulary, list) and len(vocabulary) > LISTED:
+            path = vocabulary_file(name, folder)
+            described[name]["vocabulary"] = str(path.relative_to(folder))
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(path, "".join(f"{value}\n" for value in vocabulary))
+    return described
+
+
+def vocabulary_file(name: str, folder: Path) -> Path:
+    """The file in the folder of a run that has the long vocabulary of an inferred feature."""
+    return folder / _FOLDER / f"{name}.txt"
+
+
+def recorded(facts: Mapping[str, Any], columns: Iterable[str], folder: Path | None) -> dict[str, FeatureSpec]:
     """The inferred features that a run recorded; empty if the configuration had them.
 
     Args:
       columns: of the files, for runs that recorded only names and types ("age float32, work string").
+      folder: of the run.
+
+    Raises:
+      DataError: a vocabulary is not in the folder any more.
     """
     if "features" in facts:
-        return {name: FeatureSpec(**values) for name, values in facts["features"].items()}
+        features = {name: FeatureSpec(**values) for name, values in facts["features"].items()}
+        return {name: _with_vocabulary(feature, folder) for name, feature in features.items()}
     types = dict(each.split(" ") for each in facts.get("features_taken", "").split(", ") if each)
     by_name = {name_of(column): column for column in columns}
     return {name: FeatureSpec(dtype=dtype, column=by_name.get(name, name)) for name, dtype in types.items()}
+
+
+def _with_vocabulary(feature: FeatureSpec, folder: Path | None) -> FeatureSpec:
+    if folder is None or not isinstance(feature.vocabulary, str):
+        return feature
+    return dataclasses.replace(feature, vocabulary=listed(folder / feature.vocabulary, feature.dtype))
+
+
+def listed(path: Path, dtype: str) -> list[Any]:
+    """The values of a vocabulary in a file, one a line.
+
+    Raises:
+      DataError: the file cannot be read, or has a line that is no integer, for int64.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        return [int(line) for line in lines] if dtype == "int64" else lines
+    except (OSError, ValueError) as error:
+        raise DataError(f"the vocabulary {path} cannot be read: {error}") from error

@@ -1,7 +1,8 @@
-"""`psrun data inspect`: the content of columns of files, and proposed features, as YAML to edit."""
+"""`psrun data inspect`: the content of columns of files, and the guess of task and features, as YAML to edit."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,9 @@ import yaml
 from rich.console import Console
 
 from psrun.config import schema
-from psrun.data import feature_spec, files, formats, profiles, proposals
+from psrun.data import feature_spec, files, formats, label_guess, profiles, proposals
+from psrun.data.contents import FEW
+from psrun.data.feature_spec import FeatureSpec
 from psrun.data.profiles import Profile
 from psrun.data.proposals import Proposal
 from psrun.errors import ConfigError, DataError
@@ -19,7 +22,7 @@ from psrun.files import write_atomic
 from psrun.results.console import warner
 from psrun.results.tables import feature_table
 
-_CLASSES = 100  # largest integer label that is more likely a class than a number
+_LINE = 120  # characters of the longest feature that is written on one line
 
 
 def run(
@@ -30,63 +33,89 @@ def run(
     weight: str | None,
     write: Path | None,
     format: str | None,
+    columns: str | None,
     delimiter: str | None,
     encoding: str,
 ) -> None:
-    """Shows one row per column, and optionally writes a choice of the group `data`.
+    """Shows one row per feature, and optionally writes a choice of the group `data`.
 
     Args:
       names: files, folders or patterns.
       label, weight: the columns that are not features.
-      write: a new file.
+      write: a new file; vocabularies of more than 256 values become files in a folder beside it.
+      columns: names separated by commas, for text without a header.
 
     Raises:
-      ConfigError: there is no such column, the files name none, the weights are not numbers, or there is a file at
-        `write`.
+      ConfigError: there is no such column, the files name none, the weights are not numbers, no task fits the label, or
+        there is a file at `write`.
       DataError: the files cannot be read, or differ in their columns.
     """
     if write is not None and write.exists():
         raise ConfigError(f"{write} exists; choose another name for --write")
-    delimiter = formats.TAB if delimiter == r"\t" else delimiter
-    if wrong := list(formats.problems(delimiter, None, encoding)):
-        raise ConfigError(wrong)
     paths = [file for name in names for file in files.find(name)]
-    form = format or formats.of(paths)
-    if form == "tfrecord":
-        raise ConfigError("TFRecord files have no schema, because records may differ; write data.features yourself")
-    layout = formats.Layout(form, delimiter or formats.TEXT.get(form, ","), encoding=encoding)
-    columns = formats.columns(paths[0], layout) or ()
-    hint = (
-        formats.delimiter_hint(paths[0], layout, label, command=True)
-        if label not in columns and len(columns) < 2
-        else ""
-    )
-    if hint or (label is not None and label not in columns):
-        missing = f"{paths[0]} has no column {label!r}." if label else f"{paths[0]} has one column, {columns[0]!r}."
-        raise ConfigError(missing + (hint or schema.did_you_mean(str(label), columns)))
-    looked = profiles.of_files(paths, layout, cache=files.cache(), tell=lambda text: None)
-    proposed = proposals.of(looked.values(), (label, weight), name=paths[0])
-    num_rows = max((each.num_rows for each in looked.values()), default=0)
-    if not num_rows:
+    layout = _layout(paths, format, columns, delimiter, encoding)
+    _check_label(paths[0], layout, label)
+    looked = profiles.of_files(paths, layout, cache=files.cache())
+    guessed = proposals.of(looked.values(), (label, weight))
+    first = next(iter(looked.values()))
+    if not first.num_rows:
         raise DataError(f"{paths[0]} has no rows")
     _check_weight(weight, label, paths[0], looked)
-    title = f"{num_rows:,} rows of {paths[0]}" + (f" and {len(paths) - 1} more files" if len(paths) > 1 else "")
-    console.print(feature_table([each.row(name) for name, each in proposed.items()], title))
-    bad = next(iter(looked.values()))
-    if bad.num_bad:
-        rows = "row is" if bad.num_bad == 1 else "rows are"
-        message = f"{bad.num_bad:,} malformed {rows} not counted; the first is {bad.first_bad}"
-        warner(console)(f"{message}. A run fails there; set data.max_bad_rows={bad.num_bad} to skip them")
-    if label is not None:
-        options = ", ".join(f"{key}={value}" for key, value in _task(looked[label]).items())
-        console.print(f"label {label}: {looked[label].num_values:,} values, {options}", soft_wrap=True)
+    task = None if label is None else label_guess.of(looked[label])
+    title = f"{first.num_rows:,} rows of {paths[0]}" + (f" and {len(paths) - 1} more files" if len(paths) > 1 else "")
+    console.print(feature_table([each.row(name) for name, each in guessed.items()], title))
+    _warn(console, guessed, first, formats.header_hint(tuple(looked), layout))
+    if task is not None:
+        console.print(f"label {label}: {task.note}", soft_wrap=True)
     if weight is not None:
         _show_weight(console, looked[weight])
     if write is not None:
         where = {"path": _pattern(names, paths), "label": label or schema.MISSING}
         where |= {} if weight is None else {"weight": weight}
-        _write(write, proposed, {**where, **_how(layout, format), **(_task(looked[label]) if label else {})})
+        _write(write, guessed, {**where, **_how(layout, format), **(task.options if task is not None else {})})
         console.print(_advice(write), soft_wrap=True)
+
+
+def _layout(
+    paths: Sequence[str], format: str | None, columns: str | None, delimiter: str | None, encoding: str
+) -> formats.Layout:
+    delimiter = formats.TAB if delimiter == r"\t" else delimiter
+    named = None if columns is None else tuple(columns.split(","))
+    if wrong := list(formats.problems(delimiter, named, encoding)):
+        raise ConfigError(wrong)
+    form = format or formats.of(paths)
+    if form == "tfrecord":
+        raise ConfigError("TFRecord files have no schema, because records may differ; write data.features yourself")
+    return formats.Layout(form, delimiter or formats.TEXT.get(form, ","), columns=named, encoding=encoding)
+
+
+def _check_label(name: str, layout: formats.Layout, label: str | None) -> None:
+    """Raises ConfigError if a file has no such column, or only one, with a hint at the reason."""
+    columns = formats.columns(name, layout) or ()
+    if label in columns or (label is None and len(columns) > 1):
+        return
+    hint = formats.delimiter_hint(name, layout, label, command=True)
+    if label is None and not hint:
+        return
+    missing = f"{name} has no column {label!r}." if label else f"{name} has one column, {columns[0]!r}."
+    hint = hint or _of_command(formats.header_hint(columns, layout)) or schema.did_you_mean(str(label), columns)
+    raise ConfigError(missing + hint)
+
+
+def _of_command(hint: str) -> str:
+    return hint.replace("data.columns=[...]", "--columns NAME,NAME,...")
+
+
+def _warn(console: Console, guessed: Mapping[str, Proposal], first: Profile, header_hint: str) -> None:
+    warn = warner(console)
+    if header_hint:
+        warn(_of_command(header_hint).strip())
+    for message in proposals.warnings(guessed):
+        warn(message)
+    if first.num_bad:
+        rows = "row is" if first.num_bad == 1 else "rows are"
+        message = f"{first.num_bad:,} malformed {rows} not counted; the first is {first.first_bad}"
+        warn(f"{message}. A run fails there; set data.max_bad_rows={first.num_bad} to skip them")
 
 
 def _check_weight(weight: str | None, label: str | None, name: str, columns: Mapping[str, Profile]) -> None:
@@ -96,13 +125,14 @@ def _check_weight(weight: str | None, label: str | None, name: str, columns: Map
         raise ConfigError(f"{name} has no column {weight!r}.{schema.did_you_mean(weight, columns)}")
     if weight == label:
         raise ConfigError(f"{weight!r} is the label; choose another column for --weight")
-    if columns[weight].kind not in ("integers", "numbers"):
+    if columns[weight].kind not in ("integers", "numbers") or columns[weight].decimal_mark is not None:
         raise ConfigError(f"column {weight!r} of {name} does not hold numbers; choose another column for --weight")
 
 
 def _show_weight(console: Console, weight: Profile) -> None:
-    console.print(f"weight {weight.column}: {weight.least:g} to {weight.most:g}", soft_wrap=True)
-    missing, negative = weight.num_missing, (weight.least or 0) < 0
+    least, most = weight.limits
+    console.print(f"weight {weight.column}: {proposals.shown(least)} to {proposals.shown(most)}", soft_wrap=True)
+    missing, negative = weight.num_missing, least < 0
     if missing or negative:
         what = " and ".join([f"{missing:,} missing weights"] * bool(missing) + ["negative weights"] * negative)
         warner(console)(
@@ -110,25 +140,13 @@ def _show_weight(console: Console, weight: Profile) -> None:
         )
 
 
-def _task(label: Profile) -> dict[str, Any]:
-    """The options of `data` for a label."""
-    if label.kind == "strings":
-        binary = len(label.values) == 2
-        task = {"task": "binary"} if binary else {"task": "multiclass", "num_classes": label.num_values}
-        return {**task, "label_vocabulary": list(label.values)}
-    values = set(label.values)
-    if values and values <= {0, 1}:
-        return {"task": "binary"}
-    if label.kind == "integers" and len(values) <= _CLASSES and values == set(range(len(values))):
-        return {"task": "multiclass", "num_classes": len(values)}
-    return {"task": "regression"}
-
-
 def _how(layout: formats.Layout, format: str | None) -> dict[str, Any]:
     """The options of `data` that are needed to read the files."""
-    options = {"format": format} if format else {}
+    options: dict[str, Any] = {"format": format} if format else {}
     if layout.format in formats.TEXT and layout.delimiter != formats.TEXT[layout.format]:
         options["delimiter"] = layout.delimiter
+    if layout.columns is not None:
+        options["columns"] = list(layout.columns)
     return options if layout.encoding == "utf-8" else {**options, "encoding": layout.encoding}
 
 
@@ -141,32 +159,62 @@ def _pattern(names: Sequence[str], paths: Sequence[str]) -> str:
     return pattern if files.find(pattern) == sorted(paths) else schema.MISSING
 
 
-def _write(path: Path, proposed: Mapping[str, Proposal], keys: Mapping[str, Any]) -> None:
+def _write(path: Path, guessed: Mapping[str, Proposal], keys: Mapping[str, Any]) -> None:
     lines = ["# Features proposed by psrun data inspect: edit them, and remove those that the model should not use."]
     lines += ["defaults:", "  - table", "  - _self_"]
-    lines += [f"{key}: {_flow(value)}" for key, value in keys.items()]
+    lines += [_item(key, value, "", "") for key, value in keys.items()]
     lines.append("features:")
-    for name, each in proposed.items():
-        notes = (f"{each.profile.num_values:,} values", each.examples, f"{each.missing} missing" * bool(each.missing))
-        comment = " ".join("; ".join(filter(None, (*notes, each.note))).split())  # a line feed would end the comment
-        if each.feature is None:
-            lines.append(f"  # {_flow(name)}: omitted: {each.note}")
-        else:
-            options = feature_spec.options(each.feature)
-            if options.get("column") == name:
-                del options["column"]
-            lines.append(f"  {_flow(name)}: {_flow(options)}  # {comment}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        for name, each in guessed.items():
+            if each.feature is None:
+                lines.append(f"  # {_flow(name)}: omitted: {_comment(each.note)}")
+                continue
+            options = feature_spec.options(_with_vocabulary_file(each.feature, name, path))
+            if options.get("column") == name:
+                del options["column"]
+            missing = f"{each.missing} missing" * bool(each.missing)
+            notes = (f"{each.num_values:,} values", each.ids, each.examples, missing, each.note)
+            lines.append(_item(name, options, "  ", f"  # {_comment('; '.join(filter(None, notes)))}"))
         write_atomic(path, "\n".join(lines) + "\n")
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror}") from error
 
 
+def _with_vocabulary_file(feature: FeatureSpec, name: str, path: Path) -> FeatureSpec:
+    """The feature, whose vocabulary is in a file if it is large and no value has a line feed."""
+    texts = list(map(str, feature.vocabulary or ()))
+    if len(texts) <= FEW or any(not text or "\n" in text or "\r" in text for text in texts):
+        return feature
+    file = path.parent / f"{path.stem}.vocabulary" / f"{name}.txt"
+    file.parent.mkdir(exist_ok=True)
+    write_atomic(file, "\n".join(texts) + "\n")
+    return dataclasses.replace(feature, vocabulary=str(file))
+
+
+def _comment(text: str) -> str:
+    """On one line: a line feed would end the comment."""
+    return " ".join(text.split())
+
+
+def _item(key: str, value: Any, indent: str, comment: str) -> str:
+    """A key and its value in YAML: on one line if that is short, else with each value of a list on a line."""
+    line = f"{indent}{_flow(key)}: {_flow(value)}"
+    if len(line) <= _LINE:
+        return f"{line}{comment}"
+    text = _escaped(yaml.safe_dump(value, width=2**20, allow_unicode=True, sort_keys=False))
+    block = "".join(f"\n{indent}  {each}" for each in text.rstrip("\n").split("\n"))
+    return f"{indent}{_flow(key)}:{comment}{block}"
+
+
 def _flow(value: Any) -> str:
-    """YAML on one line; text that looks like a reference of OmegaConf is escaped."""
     text = yaml.safe_dump(value, default_flow_style=True, width=2**20, allow_unicode=True, sort_keys=False)
-    return text.removesuffix("\n").removesuffix("\n...").replace("${", r"\${")
+    return _escaped(text.removesuffix("\n").removesuffix("\n..."))
+
+
+def _escaped(text: str) -> str:
+    """Text that looks like a reference of OmegaConf is none."""
+    return text.replace("${", r"\${")
 
 
 def _advice(path: Path) -> str:

@@ -1,101 +1,156 @@
-"""Writes prepared sets (see `psrun.data.blocks`) once: the next run on the same files reuses them."""
+"""Prepares rows of files (see `psrun.data.prepared_rows`) once: the next run on the same files reuses them.
+
+A prepared set is a folder: an Arrow IPC file for each part of the split, and `prepared.json`, written last, which
+describes the rows.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import hashlib
-import io
 import json
+import math
 import os
 import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
 
-from psrun.data import files, lists
-from psrun.data.blocks import ROWS, Blocks, Column, lengths_of, opened
+from psrun.data import files, prepared_rows
+from psrun.data.columns import Column, Piece
 from psrun.data.files import cache
-from psrun.data.lists import Lists
-from psrun.data.pieces import Piece
-from psrun.data.remote import os_errors
-from psrun.data.statistics import Scaling
+from psrun.data.prepared_rows import PreparedRows
+from psrun.data.statistics import Scale, Scaling
 from psrun.errors import ConfigError, DataError, Problem
 from psrun.files import write_atomic
 
-_VERSION = 2
+_VERSION = 3
 _LOOK_EVERY_S = 0.5
-_FIRST_BAD = 20  # of the bad rows, remembered
+_FIRST_BAD = 20  # of the malformed rows, remembered
 
 
 @dataclass(frozen=True)
-class Preparing:
+class Options:
     """How files are prepared.
 
     Attributes:
       max_bad_rows: number of malformed rows to skip; one more is an error.
       cache: the folder for prepared sets; None for `cache()`.
       tell: called repeatedly with the progress.
+      keep_malformed: whether malformed rows stay, with any values, and are no error.
     """
 
     max_bad_rows: int = 0
     cache: str | None = None
     tell: Callable[[str], None] = lambda text: None
+    keep_malformed: bool = False
 
 
-def prepared(
-    names: Sequence[str],
-    columns: Mapping[str, Column],
-    pieces: Callable[[str], Iterator[Piece]],
-    *,
-    layout: str,
-    how: Preparing,
-) -> Blocks:
-    """The prepared examples of files; reuses an earlier set if the files have not changed.
+@dataclass(frozen=True)
+class PreparedSet:
+    """The prepared rows of files.
 
-    Args:
-      pieces: reads a file.
-      layout: how the files are read; part of the key of the set.
+    Attributes:
+      parts: by name; 'train' alone without a split.
+      num_bad: number of malformed rows; `bad`: the problems of the first of them.
+      problems: of malformed rows that stayed, by their number from 0 in the first part.
+      num_unlabeled: number of rows that were left out because they have no label.
+      scales: of float columns in the first part, by name.
+      num_truncated: number of truncated lists, by name.
+      label_ranges: the least and the largest label of each part that has rows and labels.
+      facts: of the contents.
+    """
+
+    parts: Mapping[str, PreparedRows]
+    num_bad: int
+    bad: Sequence[str]
+    problems: Mapping[int, str]
+    num_unlabeled: int
+    scales: Mapping[str, Scale]
+    num_truncated: Mapping[str, int]
+    label_ranges: Mapping[str, Sequence[float]]
+    facts: Mapping[str, Any]
+
+    @property
+    def rows(self) -> PreparedRows:
+        """The first part."""
+        return next(iter(self.parts.values()))
+
+    @property
+    def num_examples(self) -> int:
+        return sum(part.num_examples for part in self.parts.values())
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a prepared set holds.
+
+    Attributes:
+      columns: by name.
+      pieces: reads a file; each piece comes with the part of each of its rows, None for the first part.
+      key: identifies how the files are read and split.
+      parts: their names.
+      label: the column with the labels; None for none.
+      facts: what the set records about itself; called when all rows were read.
+    """
+
+    columns: Mapping[str, Column]
+    pieces: Callable[[str], Iterator[tuple[Piece, np.ndarray | None]]]
+    key: str
+    parts: Sequence[str] = ("train",)
+    label: str | None = None
+    facts: Callable[[], Mapping[str, Any]] = dict
+
+
+def prepared(names: Sequence[str], contents: Contents, options: Options) -> PreparedSet:
+    """The prepared rows of files; reuses an earlier set if the files have not changed.
 
     Raises:
-      ConfigError: `how.cache` is not a folder.
+      ConfigError: `options.cache` is not a folder.
       DataError: a file cannot be read to its end, there are more malformed rows, no rows, or the folder cannot be
         written.
     """
-    if how.cache and "://" in how.cache:
-        raise ConfigError([Problem("data.cache", f"is {how.cache!r}, must be a folder on a mounted disk")])
-    key = json.dumps(
-        [_VERSION, layout, [files.stamp(name) for name in names], {n: _key(c) for n, c in columns.items()}]
-    )
-    digest = hashlib.sha256(key.encode()).hexdigest()[:32]
-    folder = (Path(how.cache).expanduser() if how.cache else cache()).absolute() / digest
-    prepared = _whole(folder, columns)
-    if prepared is None:
+    folder = _folder(names, contents, options)
+    found = _complete(folder, contents)
+    if found is None:
         with _writes(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with _alone(folder.with_suffix(".lock"), how.tell) as alone:
-                prepared = _whole(folder, columns) or _write(folder, names, columns, pieces, how, alone=alone)
-    _check(prepared.num_bad, prepared.bad, how.max_bad_rows)
-    return prepared
+            with _alone(folder.with_suffix(".lock"), options.tell) as alone:
+                found = _complete(folder, contents) or _write(folder, names, contents, options, alone=alone)
+    if not options.keep_malformed:
+        check_bad(found.num_bad, found.bad, options.max_bad_rows)
+    return found
 
 
-def _key(column: Column) -> dict[str, Any]:
-    """Sets without lists keep the keys that they had before there were lists."""
-    return {key: value for key, value in asdict(column).items() if key != "max_values" or value is not None}
+def earlier(names: Sequence[str], contents: Contents, options: Options) -> PreparedSet | None:
+    """The prepared rows of files, if there are some."""
+    return _complete(_folder(names, contents, options), contents)
+
+
+def _folder(names: Sequence[str], contents: Contents, options: Options) -> Path:
+    if options.cache and "://" in options.cache:
+        raise ConfigError([Problem("data.cache", f"is {options.cache!r}, must be a folder on a mounted disk")])
+    columns = {name: asdict(column) for name, column in contents.columns.items()}
+    stamps = [files.stamp(name) for name in names]
+    key = json.dumps([_VERSION, contents.key, list(contents.parts), options.keep_malformed, stamps, columns])
+    digest = hashlib.sha256(key.encode()).hexdigest()[:32]
+    return (Path(options.cache).expanduser() if options.cache else cache()).absolute() / digest
 
 
 @contextlib.contextmanager
 def _writes(folder: Path) -> Iterator[None]:
     """Raises errors of writing a set as DataError."""
     try:
-        with os_errors():
-            yield
+        yield
     except OSError as error:
         reason = error.strerror or str(error)
         remedy = "free disk space, or choose" if "No space left" in reason else "choose"
@@ -103,21 +158,60 @@ def _writes(folder: Path) -> Iterator[None]:
         raise DataError(f"the prepared rows cannot be written to {folder}: {reason}; {remedy}") from error
 
 
-def _whole(folder: Path, columns: Mapping[str, Column]) -> Blocks | None:
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        return opened(folder, columns)
+def _complete(folder: Path, contents: Contents) -> PreparedSet | None:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return _opened(folder, contents)
     return None
 
 
-def _write(
-    folder: Path,
-    names: Sequence[str],
-    columns: Mapping[str, Column],
-    pieces: Callable[[str], Iterator[Piece]],
-    how: Preparing,
-    *,
-    alone: bool,
-) -> Blocks:
+def _opened(folder: Path, contents: Contents) -> PreparedSet:
+    """Opens a set.
+
+    Raises:
+      OSError, ValueError, KeyError, TypeError: it is incomplete.
+    """
+    manifest = json.loads((folder / "prepared.json").read_text(encoding="utf-8"))
+    parts = {name: prepared_rows.opened(folder / f"{name}.arrow", contents.columns) for name in contents.parts}
+    if {name: part.num_examples for name, part in parts.items()} != manifest["num_examples"]:
+        raise ValueError(f"{folder} does not have the rows that it describes")
+    problems = {int(number): problem for number, problem in manifest["problems"].items()}
+    scales = {
+        name: Scale(**{**scale, "quantiles": tuple(scale["quantiles"])}) for name, scale in manifest["scales"].items()
+    }
+    return PreparedSet(
+        parts,
+        manifest["num_bad"],
+        manifest["bad"],
+        problems,
+        manifest["num_unlabeled"],
+        scales,
+        manifest["num_truncated"],
+        manifest["label_ranges"],
+        manifest["facts"],
+    )
+
+
+@dataclass
+class _Progress:
+    """What has been read so far."""
+
+    scalings: Mapping[str, Scaling]
+    num_rows: int = 0
+    num_bad: int = 0
+    num_unlabeled: int = 0
+    bad: list[str] = field(default_factory=list)
+    problems: dict[int, str] = field(default_factory=dict)
+    num_truncated: dict[str, int] = field(default_factory=dict)
+    label_ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def add_labels(self, part: str, labels: pa.Array) -> None:
+        least, most = self.label_ranges.get(part, (math.inf, -math.inf))
+        found = pc.min_max(labels)
+        if found["min"].is_valid:
+            self.label_ranges[part] = (min(least, found["min"].as_py()), max(most, found["max"].as_py()))
+
+
+def _write(folder: Path, names: Sequence[str], contents: Contents, options: Options, *, alone: bool) -> PreparedSet:
     """Writes a set; its folder appears when the set is complete.
 
     Args:
@@ -128,114 +222,90 @@ def _write(
             shutil.rmtree(abandoned)
     temporary = folder.with_name(f".{folder.name}.{socket.gethostname()}.{os.getpid()}")
     temporary.mkdir()
-    writing = _Writing(columns, how.max_bad_rows)
+    floats = (name for name, column in contents.columns.items() if column.dtype == "float32")
+    progress = _Progress({name: Scaling() for name in floats})
+    writers: dict[str, prepared_rows.Writer] = {}
     try:
-        with tf.io.TFRecordWriter(str(temporary / "examples.tfrecord")) as writer:
-            for number, name in enumerate(names, 1):
-                for piece in _read(name, pieces):
-                    writing.add(writer, name, piece)
-                    how.tell(f"preparing {name} ({number} of {len(names)} files): {writing.num_examples:,} rows so far")
-            writing.rest(writer)
-        offsets = io.BytesIO()  # on a full disk np.save reports only the number of bytes
-        np.save(offsets, np.array(writing.offsets, np.int64))
-        (temporary / "offsets.npy").write_bytes(offsets.getbuffer())
+        for part in contents.parts:
+            writers[part] = prepared_rows.Writer(temporary / f"{part}.arrow", contents.columns)
+        for index, name in enumerate(names, 1):
+            _write_file(name, contents, options, writers, progress)
+            options.tell(f"preparing {name} ({index} of {len(names)} files): {progress.num_rows:,} rows so far")
+        for writer in writers.values():
+            writer.close()
         manifest = {
             "files": list(names),
-            "num_examples": writing.num_examples,
-            "num_bad": writing.num_bad,
-            "bad": writing.bad,
-            "num_truncated": writing.num_truncated,
-            "scales": {name: asdict(scaling.scale()) for name, scaling in writing.scalings.items()},
+            "num_examples": {name: writer.num_examples for name, writer in writers.items()},
+            "num_bad": progress.num_bad,
+            "bad": progress.bad,
+            "problems": progress.problems,
+            "num_unlabeled": progress.num_unlabeled,
+            "num_truncated": progress.num_truncated,
+            "label_ranges": progress.label_ranges,
+            "facts": dict(contents.facts()),
+            "scales": {name: asdict(scaling.scale()) for name, scaling in progress.scalings.items()},
         }
         write_atomic(temporary / "prepared.json", json.dumps(manifest, indent=2) + "\n", durable=True)
-        if not alone and (other := _whole(folder, columns)):  # another process was faster
+        if not alone and (other := _complete(folder, contents)):  # another process was faster
             shutil.rmtree(temporary)
             return other
         shutil.rmtree(folder, ignore_errors=True)  # an incomplete set
         temporary.rename(folder)
-        return opened(folder, columns)
+        return _opened(folder, contents)
     except BaseException:
+        for writer in writers.values():
+            writer.abandon()
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
-def _read(name: str, pieces: Callable[[str], Iterator[Piece]]) -> Iterator[Piece]:
-    with files.data_errors(name):  # only errors of reading, not of processing a piece
-        yield from pieces(name)
-
-
-class _Writing:
-    """Splits pieces into records; the rest of a piece precedes the next one."""
-
-    def __init__(self, columns: Mapping[str, Column], max_bad: int) -> None:
-        self._columns, self._max_bad = columns, max_bad
-        self._left: dict[str, np.ndarray | Lists] = {
-            name: np.zeros((0, column.width)) if column.max_values is None else lists.empty(0)
-            for name, column in columns.items()
-        }
-        self.offsets, self.num_examples, self.num_bad, self.bad = [0], 0, 0, list[str]()
-        self.num_truncated: dict[str, int] = {}
-        self.scalings = {name: Scaling() for name, column in columns.items() if column.dtype == "float32"}
-
-    def add(self, writer: tf.io.TFRecordWriter, name: str, piece: Piece) -> None:
-        self.num_bad += len(piece.bad)
-        room = _FIRST_BAD - len(self.bad)
-        self.bad += [f"{name}, row {row}: {problem}" for row, problem in piece.bad[: max(0, room)]]
-        _check(self.num_bad, self.bad, self._max_bad)
+def _write_file(
+    name: str,
+    contents: Contents,
+    options: Options,
+    writers: Mapping[str, prepared_rows.Writer],
+    progress: _Progress,
+) -> None:
+    first = progress.num_rows
+    for piece, parts in _read(name, contents):
+        progress.num_bad += len(piece.bad)
+        room = _FIRST_BAD - len(progress.bad)
+        progress.bad += [
+            f"{name}, row {piece.number(place)}: {problem}" for place, problem in piece.bad[: max(0, room)]
+        ]
+        if options.keep_malformed:
+            progress.problems |= {first + place: problem for place, problem in piece.bad}
+        else:
+            check_bad(progress.num_bad, progress.bad, options.max_bad_rows)
         for key, count in piece.num_truncated.items():
-            self.num_truncated[key] = self.num_truncated.get(key, 0) + count
-        for key, scaling in self.scalings.items():
-            scaling.add(_values(piece.columns[key]))
-        rows = {key: _joined(left, piece.columns[key]) for key, left in self._left.items()}
-        count = len(next(iter(rows.values())))
-        whole = count - count % ROWS
-        for first in range(0, whole, ROWS):
-            self._record(writer, {key: _part(values, first, first + ROWS) for key, values in rows.items()})
-        self._left = {key: _part(values, whole, count) for key, values in rows.items()}
-
-    def rest(self, writer: tf.io.TFRecordWriter) -> None:
-        count = len(next(iter(self._left.values())))
-        if count:
-            self._record(writer, {key: _padded(values) for key, values in self._left.items()})
-            self.num_examples += count - ROWS
-
-    def _record(self, writer: tf.io.TFRecordWriter, rows: Mapping[str, np.ndarray | Lists]) -> None:
-        example = tf.train.Example()
-        for name, column in self._columns.items():
-            feature, values = example.features.feature[name], rows[name]
-            kind = {"float32": feature.float_list, "int64": feature.int64_list, "string": feature.bytes_list}
-            kind[column.dtype].value.extend(_values(values).ravel().tolist())
-            if isinstance(values, Lists):
-                lengths = example.features.feature[lengths_of(name)]
-                lengths.int64_list.value.extend(values.lengths.tolist())
-        record = example.SerializeToString()
-        writer.write(record)
-        self.offsets.append(self.offsets[-1] + files.RECORD_BYTES + len(record))
-        self.num_examples += ROWS
+            progress.num_truncated[key] = progress.num_truncated.get(key, 0) + count
+        progress.num_unlabeled += piece.num_unlabeled
+        progress.num_rows += piece.batch.num_rows
+        batches = [piece.batch]
+        if parts is not None:
+            batches = [piece.batch.filter(pa.array(parts == index)) for index in range(len(writers))]
+        for key, scaling in progress.scalings.items():
+            scaling.add(_values(batches[0].column(key)))
+        for (part, writer), batch in zip(writers.items(), batches):
+            writer.add(batch)
+            if contents.label is not None:
+                progress.add_labels(part, batch.column(contents.label))
+        options.tell(f"preparing {name}: {progress.num_rows:,} rows so far")
 
 
-def _values(rows: np.ndarray | Lists) -> np.ndarray:
-    return rows.values if isinstance(rows, Lists) else rows
+def _values(array: pa.Array) -> np.ndarray:
+    if types.is_list(array.type) or types.is_fixed_size_list(array.type):
+        array = array.flatten()
+    return array.to_numpy(zero_copy_only=False)
 
 
-def _joined(rest: np.ndarray | Lists, more: np.ndarray | Lists) -> np.ndarray | Lists:
-    if isinstance(rest, Lists) and isinstance(more, Lists):
-        return rest.followed_by(more)
-    return np.concatenate([rest, more]) if len(rest) else more
+def _read(name: str, contents: Contents) -> Iterator[tuple[Piece, np.ndarray | None]]:
+    with files.data_errors(name):  # only errors of reading, not of processing a piece
+        yield from contents.pieces(name)
 
 
-def _part(rows: np.ndarray | Lists, first: int, last: int) -> np.ndarray | Lists:
-    return rows.part(first, last) if isinstance(rows, Lists) else rows[first:last]
-
-
-def _padded(rows: np.ndarray | Lists) -> np.ndarray | Lists:
-    """As many rows as a record has."""
-    if isinstance(rows, Lists):
-        return rows.followed_by(lists.empty(ROWS - len(rows)))
-    return np.resize(rows, (ROWS, rows.shape[1]))
-
-
-def _check(num_bad: int, bad: Sequence[str], max_bad: int) -> None:
+def check_bad(num_bad: int, bad: Sequence[str], max_bad: int) -> None:
+    """Raises DataError if there are more malformed rows than `max_bad`; `bad` has the problems of the first of them."""
     if num_bad > max_bad:
         allowed = f" (malformed rows: {num_bad:,} so far, data.max_bad_rows={max_bad})" if max_bad else ""
         example = max(100, 2 * max_bad)

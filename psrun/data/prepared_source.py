@@ -2,60 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from psrun.data import files
-from psrun.data.blocks import Blocks
+from psrun.data.preparation import PreparedSet
 from psrun.data.source import Batches, ByNumber, Convert, as_read
 from psrun.errors import ConfigError, DataError, Problem
 
 
 class PreparedSource(ByNumber):
-    """Base of sources that read, check and prepare the rows of files once (see `psrun.data.blocks`).
+    """Base of sources with rows of files that were prepared once (see `psrun.data.preparation`).
 
     A run on prepared files starts immediately. A subclass defines its features and its task.
 
     Args:
-      train, evaluation: the names of files, as `found` gives them.
-      prepare: makes a set of such files.
-      label: the column that is the label.
+      train: the set of the training files; with a split, it has a second part, the evaluation examples.
+      evaluation: the set of the evaluation files; None without such files.
+      label: the column that is the label; None: there is none, and the labels are 0.
       weight: the column with the weights of the examples; None for none. All other columns are features.
-      prepare_evaluation: `prepare` for the evaluation files, where it differs; its sets may lack the weights.
 
     Raises:
-      DataError: the files have no rows, or `prepare` fails.
+      DataError: there are no training examples.
     """
 
     facts: Mapping[str, Any]
 
     def __init__(
-        self,
-        train: Sequence[str],
-        evaluation: Sequence[str],
-        prepare: Callable[[Sequence[str]], Blocks],
-        *,
-        label: str,
-        weight: str | None = None,
-        prepare_evaluation: Callable[[Sequence[str]], Blocks] | None = None,
+        self, train: PreparedSet, evaluation: PreparedSet | None, *, label: str | None, weight: str | None = None
     ) -> None:
         self._label, self._weight = label, weight
-        self._train = with_rows(train, prepare)
-        self._evaluation = with_rows(evaluation, prepare_evaluation or prepare) if evaluation else None
+        self._train = train.parts["train"]
+        self._evaluation = evaluation.rows if evaluation is not None else train.parts.get("eval")
         self.num_train_examples = self._train.num_examples
         self.num_eval_examples = self._evaluation.num_examples if self._evaluation else 0
-        sets = [each for each in (self._train, self._evaluation) if each]
-        self.facts = {
-            "num_train_files": len(train),
-            "num_eval_files": len(evaluation),
-            "num_bad_rows": sum(each.num_bad for each in sets),
-        }
+        sets = [each for each in (train, evaluation) if each is not None]
+        self.facts = {"num_bad_rows": sum(each.num_bad for each in sets)}
         self.warnings = tuple(
             f"{each.num_bad:,} malformed rows skipped, the first: {each.bad[0]}" for each in sets if each.num_bad
         )
-        truncated = {name: sum(each.num_truncated.get(name, 0) for each in sets) for name in self._train.num_truncated}
+        if unlabeled := sum(each.num_unlabeled for each in sets):
+            self.facts = {**self.facts, "num_unlabeled_rows": unlabeled}
+            self.warnings += (f"{unlabeled:,} rows without a label are left out",)
+        truncated = {name: sum(each.num_truncated.get(name, 0) for each in sets) for name in train.num_truncated}
         if truncated:  # of the features that are lists
             self.facts = {**self.facts, "num_truncated_rows": truncated}
         self.warnings += tuple(
@@ -80,6 +71,8 @@ class PreparedSource(ByNumber):
         others = (self._label, self._weight)
         features = {name: values for name, values in columns.items() if name not in others}
         weights = [values[:, 0] for name, values in columns.items() if name == self._weight]
+        if self._label is None or self._label not in columns:
+            return features, tf.zeros([tf.shape(next(iter(columns.values())))[0], 1])
         return features, columns[self._label], *weights
 
 
@@ -99,13 +92,13 @@ def found(path: str, eval_path: str | None, max_bad_rows: int) -> tuple[list[str
     return train, evaluation
 
 
-def with_rows(names: Sequence[str], prepare: Callable[[Sequence[str]], Blocks]) -> Blocks:
-    """The prepared set of files.
+def checked(prepared: PreparedSet, name: str, *, several: bool) -> PreparedSet:
+    """The set of files, of which `name` is the first.
 
     Raises:
-      DataError: the files have no rows, or `prepare` fails.
+      DataError: there are no rows in it.
     """
-    prepared = prepare(names)
     if not prepared.num_examples:
-        raise DataError(f"there is no row in {names[0]}" + (" and the others" if len(names) > 1 else ""))
+        labels = ", but rows without a label" if prepared.num_unlabeled else ""
+        raise DataError(f"there is no row in {name}{' and the others' * several}{labels}")
     return prepared

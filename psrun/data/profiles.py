@@ -1,32 +1,29 @@
-"""Profiles of columns of files: numbers of distinct and missing values, kinds. Does not import TensorFlow."""
+"""Profiles of columns of files: what their values are, how many there are, how often each occurs."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
-import math
-import re
-import statistics
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from psrun.data import files, formats, lists
-from psrun.data.columns import CONVERSIONS, Rows
-from psrun.data.lists import Lists
+from psrun.data import contents, files, formats, notations
 from psrun.files import write_atomic
 
-FEW = 256  # values that a profile lists
-_COUNTED = 100_000  # distinct values that are counted exactly; above, their number is estimated
 LONG = 100  # values of a list; longer ones are counted
-_VERSION = 3
-_LEADING_ZERO = re.compile(r"\s*[-+]?0\d+\s*")  # of a code, such as a postal code
+_COUNTED = 200_000  # different values that are counted exactly; above, a sample of the values is
+_COUNTED_BYTES = 1 << 24
+_PENDING = 1 << 16  # values of blocks that are merged together
+_KEPT_BYTES = 1 << 29  # of rows, between the guess and the preparation
+_VERSION = 6
 
 
 @dataclass(frozen=True)
@@ -34,24 +31,37 @@ class Profile:
     """The profile of a column.
 
     Attributes:
-      kind: integers, numbers, strings, other (none of these) or empty (no value at all).
-      text: whether numbers are written as text.
+      kind: integers, numbers, booleans, times, strings, other (none of these) or empty (no value at all).
+      text: whether the files have text; numbers and times are written in it.
       whole: of numbers, whether none has a fraction.
+      decimal_mark, time_format: how numbers and times are written, as in `feature_spec.FeatureSpec`.
+      ambiguous: another time format that fits all values; None for none.
       width: values of the first row that has any; `longest`: the most values of a row.
       varies: whether rows that are not empty lists have different numbers of values.
       num_empty, num_long: rows that are empty lists, and rows with more than 100 values.
       num_rows, num_items, num_missing: rows, their values, and those of them that are missing; an empty list has none.
+      num_null: missing values that are null, not text.
+      markers: texts that stand for missing values, of numbers and times.
       num_bad, first_bad: number of malformed rows, which are not counted, and the problem of the first.
-      num_values: number of distinct values; an estimate above 100,000.
-      least, most, middle: of numbers; the middle is the median of the distinct values.
-      values: all of them, in order, if they are few.
+      num_values, num_once: numbers of different values, and of those that occur once; estimates if not `is_exact`.
+      least, most, middle: of integers, exact; of numbers; of times as ISO 8601. The middle is the median.
+      values, counts: values by falling number of occurrences. Beyond 1,000, those that occur once are missing, and of
+        more than 100,000 all but the most frequent ones.
+      examples: the first values, as text.
       odd: the exceptions in a column of strings that are almost all numbers.
+      spellings: words that are written in several ways, such as ("yes", "Yes ").
+      is_index: whether the values count the rows.
+      mean_words: of strings, in the mean of the different values.
+      num_months, num_hours, num_weekdays, num_days: of times, how many different ones there are.
     """
 
     column: str
     kind: str
     text: bool = False
     whole: bool = False
+    decimal_mark: str | None = None
+    time_format: str | None = None
+    ambiguous: str | None = None
     width: int = 1
     longest: int = 1
     varies: bool = False
@@ -60,19 +70,47 @@ class Profile:
     num_rows: int = 0
     num_items: int = 0
     num_missing: int = 0
+    num_null: int = 0
+    markers: Sequence[str] = ()
     num_bad: int = 0
     first_bad: str = ""
     num_values: int = 0
-    least: float | None = None
-    most: float | None = None
-    middle: float | None = None
+    num_once: int = 0
+    is_exact: bool = True
+    least: int | float | str | None = None
+    most: int | float | str | None = None
+    middle: int | float | str | None = None
     values: Sequence[str | int | float] = ()
+    counts: Sequence[int] = ()
+    examples: Sequence[str] = ()
     odd: Sequence[str] = ()
+    spellings: Sequence[Sequence[str]] = ()
+    is_index: bool = False
+    mean_words: float = 0.0
+    num_months: int = 0
+    num_weekdays: int = 0
+    num_hours: int = 0
+    num_days: int = 0
+
+    @property
+    def num_present(self) -> int:
+        return self.num_items - self.num_missing
 
     @property
     def repeats(self) -> float:
         """How often a value occurs in the mean."""
-        return (self.num_items - self.num_missing) / max(1, self.num_values)
+        return self.num_present / max(1, self.num_values)
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The least and the largest number, integers as such; (0, 0) if there are no numbers."""
+        if isinstance(self.least, int | float) and isinstance(self.most, int | float):
+            return self.least, self.most
+        return 0, 0
+
+    @property
+    def is_list(self) -> bool:
+        return self.varies or self.num_empty > 0
 
 
 def of_files(
@@ -80,12 +118,14 @@ def of_files(
     layout: formats.Layout,
     *,
     cache: Path | None,
+    keep: dict[str, list[formats.Rows]] | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Profile]:
-    """The profile of each column of files, over all of their rows that have as many fields as the first.
+    """The profile of each column of files, over all of their well-formed rows.
 
     Args:
       cache: the folder that stores profiles until the files change; None for none.
+      keep: gets the rows of each text file, unless they take more than 512 MiB together: for who reads them next.
       tell: called repeatedly with the progress.
 
     Raises:
@@ -98,65 +138,156 @@ def of_files(
         with contextlib.suppress(OSError, ValueError, TypeError):
             records = json.loads(path.read_text(encoding="utf-8"))
             return {each["column"]: Profile(**each) for each in records}
-    columns = formats.columns(names[0], layout) or ()
-    seen = {column: _Seen(column) for column in columns}
-    num_rows, num_bad, first_bad = 0, 0, ""
-    for number, name in enumerate(names, 1):
-        formats.check_columns(name, layout, names[0], columns)
-        for rows in formats.rows(name, columns, layout):
-            _add(seen, rows)
-            num_rows += len(rows.numbers)
-            num_bad += len(rows.bad)
-            if rows.bad and not first_bad:
-                first_bad = f"{name}, row {rows.bad[0][0]}: {rows.bad[0][1]}"
-            tell(f"inspecting the columns of {name} ({number} of {len(names)} files): {num_rows:,} rows so far")
-    profiles = {column: replace(each.profile(), num_bad=num_bad, first_bad=first_bad) for column, each in seen.items()}
+    profiles = _profiled(names, layout, {} if keep is None else keep, tell)
     if path is not None:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, json.dumps([asdict(each) for each in profiles.values()]))
+            write_atomic(path, json.dumps([vars(each) for each in profiles.values()]))
     return profiles
 
 
-def _add(seen: dict[str, _Seen], rows: Rows) -> None:
-    for column, each in seen.items():
-        each.add(rows.columns[column])
+def _profiled(
+    names: Sequence[str],
+    layout: formats.Layout,
+    kept: dict[str, list[formats.Rows]],
+    tell: Callable[[str], None],
+) -> dict[str, Profile]:
+    schema = formats.schema(names[:1], layout) or pa.schema([])
+    for name in names:
+        formats.check_columns(name, layout, names[0], schema.names)
+    types = None if layout.format in formats.TEXT else formats.schema(names, layout)
+    profilers = {column: Profiler(column) for column in schema.names}
+    num_rows, num_bad, first_bad = 0, 0, ""
+    num_kept_bytes = 0
+    for number, name in enumerate(names, 1):
+        for profiler in profilers.values():
+            profiler.begin_file()
+        for rows in formats.rows(name, schema.names, layout, types):
+            for column, profiler in profilers.items():
+                profiler.add(rows.batch.column(column), rows.places)
+            num_rows += rows.batch.num_rows
+            num_bad += len(rows.bad)
+            if rows.bad and not first_bad:
+                row, problem = rows.problems[0]
+                first_bad = f"{name}, row {row}: {problem}"
+            if types is None and num_kept_bytes <= _KEPT_BYTES:
+                kept.setdefault(name, []).append(rows)
+                num_kept_bytes += rows.batch.nbytes
+            tell(f"inspecting the columns of {name} ({number} of {len(names)} files): {num_rows:,} rows so far")
+    if num_kept_bytes > _KEPT_BYTES:
+        kept.clear()
+    return {
+        column: replace(profiler.profile(), num_bad=num_bad, first_bad=first_bad)
+        for column, profiler in profilers.items()
+    }
 
 
-class _Seen:
-    """The values of a column so far; of too many, a sample of those with a hash that ends in zeros."""
+class Profiler:
+    """Makes the profile of a column from its parts, which have one type, or dictionaries of one type."""
 
     def __init__(self, column: str) -> None:
-        self._column, self._width, self._longest = column, 0, 0
-        self._num_long = self._num_items = self._num_empty = 0
-        self._varies = False
-        self._values, self._zeros = set[Any](), 0
-        self._num_rows = self._num_missing = 0
-        self._text = self._plain = self._other = False  # whether there is text, numbers, and anything else
-        self._whole = self._numbers = self._integers = True
-        self._odd = set[str]()
-        self._least, self._most = math.inf, -math.inf
+        self._column = column
+        self._lengths = _Lengths()
+        self._index = _Index()
+        self._distinct = _Distinct(self._examine)
+        self._content: contents.Content | None = None
+        self._num_rows = 0
+        self._num_items = 0
+        self._num_null = 0
 
-    def add(self, values: np.ndarray | Lists) -> None:
+    def begin_file(self) -> None:
+        self._index.begin_file()
+
+    def add(self, values: pa.Array, places: np.ndarray | None = None) -> None:
+        """Adds the values of rows.
+
+        Args:
+          places: of the rows in their file; None if they follow those before.
+        """
+        places = np.arange(self._num_rows, self._num_rows + len(values)) if places is None else places
         self._num_rows += len(values)
-        if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind == "O":
-            several = any(isinstance(item, list | tuple | np.ndarray) for item in values)
-            values = lists.of_rows(values, None) if several else values
-        if isinstance(values, Lists):
-            self._add_lengths(values.lengths)
-            values = values.values
-        else:
-            self._add_lengths(np.full(len(values), int(np.prod(values.shape[1:]))))
-        self._num_items += values.size
-        if values.dtype.kind in "fiub":
-            flat = values.ravel()
-            present = flat[~np.isnan(flat)] if values.dtype.kind == "f" else flat
-            self._num_missing += len(flat) - len(present)
-            self._take(np.unique(present.astype(np.int64) if values.dtype.kind == "b" else present).tolist())
-        else:
-            self._take(self._present(values.ravel().tolist()))
+        kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+        if _is_list(kind):
+            self._index.is_alive = False
+            lengths, values = _flattened(_decoded(values))
+            self._lengths.add(lengths)
+            kind = values.type
+        self._num_items += len(values)
+        self._num_null += values.null_count
+        if self._content is None or isinstance(self._content, contents.Nothing):
+            self._content = contents.of(kind)
+        if isinstance(self._content, contents.Nothing):
+            return
+        if self._index.is_alive:
+            self._index.add(_decoded(values), places)
+        self._distinct.add(*self._content.simplified(*_counted(values)))
 
-    def _add_lengths(self, lengths: np.ndarray) -> None:
+    def _examine(self, values: pa.Array, counts: np.ndarray) -> None:
+        assert self._content is not None
+        self._content.examine(values, counts)
+
+    def profile(self) -> Profile:
+        content = self._content or contents.Nothing(is_other=False)
+        values, counts = self._distinct.merged()
+        facts = content.facts(values, counts, self._distinct.factor)
+        num_missing = self._num_null + facts.pop("num_unmarked_missing", 0)
+        if self._num_items == num_missing and facts["kind"] != "other":
+            facts = {"kind": "empty", "text": facts.get("text", False)}
+        return Profile(
+            self._column,
+            num_rows=self._num_rows,
+            num_items=self._num_items,
+            num_missing=num_missing,
+            num_null=self._num_null,
+            is_exact=self._distinct.factor == 1,
+            is_index=self._index.is_alive and self._num_rows > 1 and facts["kind"] == "integers",
+            **self._lengths.facts(),
+            **facts,
+        )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _counted(values: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """The different values, and how often each occurs."""
+    if not pa.types.is_dictionary(values.type):
+        counted = values.value_counts()
+        return counted.field(0), counted.field(1)
+    counts = np.bincount(values.indices.drop_null().to_numpy(), minlength=len(values.dictionary))
+    present = counts > 0
+    if present.all():
+        return values.dictionary, pa.array(counts)
+    return values.dictionary.filter(pa.array(present)), pa.array(counts[present])
+
+
+def _decoded(values: pa.Array) -> pa.Array:
+    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+
+
+def _flattened(lists: pa.Array) -> tuple[np.ndarray, pa.Array]:
+    """The number of values of each list, and all values; lists of lists are lists of the values of these."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    values = _decoded(lists.flatten())
+    if not _is_list(values.type):
+        return lengths, values
+    inner, values = _flattened(values)
+    ends = np.concatenate([[0], np.cumsum(inner)])[np.concatenate([[0], np.cumsum(lengths)])]
+    return np.diff(ends), values
+
+
+class _Lengths:
+    """The lengths of lists."""
+
+    def __init__(self) -> None:
+        self._width = 0
+        self._longest = 0
+        self._varies = False
+        self._num_empty = 0
+        self._num_long = 0
+
+    def add(self, lengths: np.ndarray) -> None:
         some = lengths[lengths > 0]
         self._num_empty += len(lengths) - len(some)
         if len(some):
@@ -165,87 +296,133 @@ class _Seen:
             self._varies |= bool((some != self._width).any())
             self._num_long += int((some > LONG).sum())
 
-    def _present(self, items: Sequence[Any]) -> Iterable[Any]:
-        """The distinct values without missing ones, which are counted."""
-        for value, count in Counter(map(_plain, items)).items():
-            if value is None or value != value or (isinstance(value, str) and (not value or value.isspace())):
-                self._num_missing += count
-            else:
-                yield value
+    def facts(self) -> dict[str, Any]:
+        return {
+            "width": self._width or 1,
+            "longest": max(1, self._longest),
+            "varies": self._varies,
+            "num_empty": self._num_empty,
+            "num_long": self._num_long,
+        }
 
-    def _take(self, values: Iterable[Any]) -> None:
-        self._values.update(values if not self._zeros else filter(self._sampled, values))
-        while len(self._values) > _COUNTED:
-            self._look()
+
+class _Index:
+    """Whether a column counts the rows of each file: from 0 or 1 in the first, in others from any number."""
+
+    def __init__(self) -> None:
+        self.is_alive = True
+        self._is_first_file = True
+        self._offset: int | None = None
+
+    def begin_file(self) -> None:
+        self._is_first_file &= self._offset is None
+        self._offset = None
+
+    def add(self, values: pa.Array, places: np.ndarray) -> None:
+        if not self.is_alive or not len(values):
+            return
+        ends = _as_integers(values.take([0, len(values) - 1]))
+        first, last = (None, None) if ends is None else ends.to_pylist()
+        if first is None or last is None or last - first != places[-1] - places[0]:
+            self.is_alive = False
+            return
+        offset = first - int(places[0])
+        if self._offset is None:
+            self._offset = offset
+            self.is_alive = offset in (0, 1) or not self._is_first_file
+        integers = _as_integers(values)
+        self.is_alive &= (
+            offset == self._offset
+            and integers is not None
+            and integers.null_count == 0
+            and bool((integers.to_numpy() == places + offset).all())
+        )
+
+
+def _as_integers(values: pa.Array) -> pa.Int64Array | None:
+    kind = values.type
+    if pa.types.is_string(kind):
+        return notations.integers(values)
+    if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
+        return values.cast(pa.int64())
+    return None
+
+
+class _Distinct:
+    """Different values and their counts; of too many, those with a hash that ends in zeros.
+
+    Args:
+      examine: called with all different values that were added, of one or several blocks, and their counts, before any
+        is given up.
+    """
+
+    def __init__(self, examine: Callable[[pa.Array, np.ndarray], None]) -> None:
+        self._examine = examine
+        self._values: pa.Array | None = None
+        self._counts: np.ndarray = np.zeros(0, np.int64)
+        self._pending: list[tuple[pa.Array, np.ndarray]] = []
+        self._num_pending = 0
+        self._zeros = 0
+
+    @property
+    def factor(self) -> int:
+        """The number of different values for each of those that are counted."""
+        return 1 << self._zeros
+
+    def add(self, values: pa.Array, counts: np.ndarray) -> None:
+        if self._zeros:
+            self._examine(values, counts)
+            values, counts = self._sampled(values, counts)
+        self._pending.append((values, counts))
+        self._num_pending += len(values)
+        if self._num_pending > max(_PENDING, len(self._counts)):
+            self._merge()
+
+    def merged(self) -> tuple[pa.Array, np.ndarray]:
+        """The values and their counts, by falling count; of equal counts, in the order of the files."""
+        self._merge()
+        if self._values is None:
+            return pa.array([], pa.string()), self._counts
+        if not self._zeros:
+            self._examine(self._values, self._counts)
+        return self._values, self._counts
+
+    def _merge(self) -> None:
+        parts = [(values, counts) for values, counts in self._pending if len(values)]
+        self._pending = []
+        self._num_pending = 0
+        if self._values is not None:
+            parts.insert(0, (self._values, self._counts))
+        if not parts:
+            return
+        encoded = pa.concat_arrays([values for values, _ in parts]).dictionary_encode()
+        sums = np.bincount(encoded.indices.to_numpy(), np.concatenate([counts for _, counts in parts]))
+        self._values = encoded.dictionary
+        self._counts = sums.astype(np.int64)
+        if self._is_too_much() and not self._zeros:
+            self._examine(self._values, self._counts)
+        while self._is_too_much():
             self._zeros += 1
-            self._values = set(filter(self._sampled, self._values))
+            self._values, self._counts = self._sampled(self._values, self._counts)
 
-    def _sampled(self, value: Any) -> bool:
-        return not zlib.crc32(str(value).encode("utf-8", "surrogateescape")) & ((1 << self._zeros) - 1)
+    def _is_too_much(self) -> bool:
+        num_bytes = 0 if self._values is None else self._values.nbytes
+        return len(self._counts) > _COUNTED or (len(self._counts) > 1000 and num_bytes > _COUNTED_BYTES)
 
-    def _look(self) -> list[float]:
-        """Determines the kind of the values; returns the numbers."""
-        numbers = []
-        for value in self._values:
-            self._text |= isinstance(value, str)
-            self._plain |= isinstance(value, int | float)
-            self._other |= not isinstance(value, str | int | float)
-            if len(self._odd) > FEW:  # words: nothing else is needed
-                continue
-            number = _number(value)
-            if number is None:
-                self._numbers = False
-                self._odd.add(str(value))
-                continue
-            numbers.append(number)
-            code = isinstance(value, str) and _LEADING_ZERO.fullmatch(value) is not None
-            self._numbers &= not code
-            self._integers &= isinstance(value, int) or (isinstance(value, str) and _is_integer(value))
-        if numbers:
-            self._least, self._most = min(self._least, *numbers), max(self._most, *numbers)
-            self._whole &= all(number == number // 1 for number in numbers)
-        return numbers
-
-    def profile(self) -> Profile:
-        numbers = self._look()
-        count = len(self._values) << self._zeros
-        counts: dict[str, Any] = {
-            "column": self._column, "text": self._text, "width": self._width or 1, "num_rows": self._num_rows,
-            "longest": max(1, self._longest), "varies": self._varies, "num_empty": self._num_empty,
-            "num_long": self._num_long, "num_items": self._num_items, "num_missing": self._num_missing,
-            "num_values": count,
-        }  # fmt: skip
-        other = self._other or (self._text and self._plain and not self._numbers)
-        if not self._values or other:
-            return Profile(kind="other" if other else "empty", **counts)
-        if self._numbers:
-            kind = "integers" if self._integers else "numbers"
-            values = {(int if kind == "integers" else float)(value) for value in self._values} if count <= FEW else ()
-            counts |= {"least": self._least, "most": self._most, "middle": statistics.median_low(numbers)}
-            return Profile(kind=kind, whole=self._whole, values=sorted(values), **counts)
-        words = {str(value) for value in self._values}
-        odd = sorted(self._odd) if len(numbers) > 10 * len(self._odd) else ()
-        vocabulary = sorted(words) if count <= FEW and all(map(formats.is_decoded, words)) else ()
-        return Profile(kind="strings", values=vocabulary, odd=odd, **counts)
+    def _sampled(self, values: pa.Array, counts: np.ndarray) -> tuple[pa.Array, np.ndarray]:
+        kept = _hashes(values) & np.uint64(self.factor - 1) == 0
+        return values.filter(pa.array(kept)), counts[kept]
 
 
-def _plain(item: Any) -> Any:
-    """A value as a key: text as str, with surrogates for undecodable bytes."""
-    if isinstance(item, bytes):
-        return item.decode("utf-8", "surrogateescape")
-    return item if isinstance(item, str | int | float) or item is None else repr(type(item)).encode()
-
-
-def _number(value: Any) -> float | None:
-    try:
-        return CONVERSIONS["float32"](value)
-    except ValueError:
-        return None
-
-
-def _is_integer(value: str) -> bool:
-    try:
-        CONVERSIONS["int64"](value)
-    except ValueError:
-        return False
-    return True
+def _hashes(values: pa.Array) -> np.ndarray:
+    """A hash of each value, equal in all blocks and files; Arrow offers none."""
+    if pa.types.is_string(values.type):  # only of columns with very many values; NumPy takes longer
+        codes = map(zlib.crc32, values.cast(pa.binary()).to_pylist())
+        hashes: np.ndarray = np.fromiter(codes, np.uint64, len(values))
+    elif pa.types.is_integer(values.type):
+        hashes = values.to_numpy().astype(np.uint64)
+    else:
+        hashes = values.to_numpy(zero_copy_only=False).astype(np.float64).view(np.uint64)
+    hashes = (hashes ^ (hashes >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
+    hashes = (hashes ^ (hashes >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    return hashes ^ (hashes >> np.uint64(32))

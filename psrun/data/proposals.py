@@ -1,96 +1,150 @@
-"""Proposes features of a table from profiles of its columns."""
+"""The guess of the features of a table from profiles of its columns, as inspect shows it and a run uses it."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import re
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from psrun.data.contents import FEW, LISTED
 from psrun.data.feature_spec import FeatureSpec, name_of
-from psrun.data.profiles import FEW, LONG, Profile
-from psrun.errors import ConfigError, Problem
+from psrun.data.profiles import LONG, Profile
 
 _ID_WORDS = {
-    "id", "ids", "key", "code", "zip", "zipcode", "postcode", "sku", "isbn", "uuid", "user", "customer", "item",
-    "product", "movie", "store", "shop", "category", "type", "device", "campaign", "advertiser", "publisher",
+    "id", "ids", "key", "code", "zip", "zipcode", "postcode", "plz", "sku", "isbn", "uuid", "user", "customer",
+    "item", "product", "movie", "store", "shop", "category", "cat", "class", "type", "kind", "group", "cluster",
+    "region", "zone", "district", "device", "campaign", "advertiser", "publisher", "flag", "gender", "sex",
+    "race", "carrier", "station", "rownames", "rowname", "index", "row",
 }  # fmt: skip
-_TIME_WORDS = {"time", "timestamp", "date", "datetime", "ts", "unix", "epoch"}
-_MIN_REPEATS = 10  # mean rows per value from which integers without the name of an id count as ids
+_AMOUNT_WORDS = {
+    "age", "year", "years", "yr", "count", "counts", "num", "number", "no", "n", "size", "amount", "price",
+    "cost", "total", "score", "rank", "rate", "rooms", "room", "bedrooms", "beds", "baths", "floors", "income",
+    "day", "days", "week", "weeks", "minutes", "seconds", "hours", "weight", "height", "width", "length",
+    "distance", "visits", "clicks", "views", "level", "quantity", "qty", "time", "timestamp", "date",
+    "datetime", "ts", "unix", "epoch", "pixel", "temp", "temperature", "balance", "duration",
+}  # fmt: skip
+_CYCLE_WORDS = {"month", "weekday", "dow", "hour", "quarter", "season", "hr", "wday", "mnth"}
+_MIN_ROWS = 10  # of a column that is left out because each row differs
+_DIFFERS = 0.9  # share of rows with a value of their own
+_MIN_REPEATS = 10  # mean rows per value from which integers without the name of an id may be ids
+_FEW_CODES = 12  # different integers that have a weight of their own each, rather than an order
 _EXACT = 2**24  # larger integers are not exact as float32
 _INT64 = 2**63
 _BUCKETS_PER_VALUE = 8  # about one value in eight shares its id
 _MANY_BUCKETS = 100_000  # above, two buckets per value are enough
+_BINS = 32
+_ROWS_PER_BIN = 10
+_MIN_COUNTS = ((100, 1), (20_000, 2), (200_000, 3))  # up to as many rows, the rows that a value needs for its own id
+_MIN_COUNT = 5  # for more rows
+_TAIL = 50  # how many times the median the largest of the numbers with a long tail is
+_FREE_TEXT = 3.0  # mean number of words
+_SHOWN_SHARE = 0.0005
+_PARTS = {"month": "1 to 12", "weekday": "0 (Monday) to 6", "hour": "0 to 23"}
+_PART_DEFAULT = -1  # no month, weekday or hour
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A proposed feature; None for a column that no model can learn from. `note` holds the reason."""
+    """A proposed feature; None for a column that no model can learn from. `note` holds the reason.
+
+    Attributes:
+      share_rare: of a vocabulary, the share of the rows whose values have no id of their own.
+      share_colliding: of hash buckets, the expected share of the values that share their bucket with another.
+    """
 
     profile: Profile
     feature: FeatureSpec | None
     note: str = ""
+    share_rare: float = 0.0
+    share_colliding: float = 0.0
 
     @property
     def ids(self) -> str:
-        """How values become rows of a table; empty for numbers."""
-        if self.feature is None or self.feature.dtype == "float32":
+        """How values become rows of a table, or numbers intervals."""
+        if self.feature is None:
             return ""
-        return "vocabulary" if self.feature.num_buckets is None else f"{self.feature.num_buckets:,} buckets"
+        if self.feature.vocabulary is not None:
+            if not self.share_rare:
+                return "vocabulary"
+            rare = f", {_percent(self.share_rare)} of rows rare" if self.share_rare >= _SHOWN_SHARE else ""
+            return f"vocabulary of {len(self.feature.vocabulary):,}{rare}"
+        if self.feature.num_buckets is not None:
+            return f"{self.feature.num_buckets:,} buckets, {_percent(self.share_colliding)} of values collide"
+        return f"{self.feature.bins} bins" if self.feature.bins else ""
+
+    @property
+    def num_values(self) -> int:
+        """The number of different values of the feature; of hash buckets and of rare values, those of the column."""
+        part = None if self.feature is None else self.feature.part
+        profile = self.profile
+        by_part = {"month": profile.num_months, "weekday": profile.num_weekdays, "hour": profile.num_hours}
+        return by_part.get(part or "", profile.num_values)
 
     @property
     def examples(self) -> str:
-        """The range of numbers, and some of other values."""
-        if self.profile.least is not None and self.profile.most is not None:
-            form = ".0f" if self.profile.whole else ".6g"
-            return f"{self.profile.least:{form}} to {self.profile.most:{form}}"
-        return ", ".join(str(value)[:20] for value in self.profile.values[:3])
+        """The range of numbers and times, and some of other values."""
+        least, most = self.profile.least, self.profile.most
+        if self.feature is not None and self.feature.part in _PARTS:
+            return _PARTS[self.feature.part]
+        if least is not None and most is not None:
+            if least == most:
+                return shown(least)
+            return f"{shown(least)} to {shown(most)}"
+        return ", ".join(str(value)[:20] for value in self.profile.values[:3] or self.profile.examples)
 
     @property
     def missing(self) -> str:
         """The number of missing values, and their replacement."""
         default = self.feature.default if self.feature is not None else None
-        count = self.profile.num_missing + (0 if default is None else self.profile.num_empty)
+        has_default = default not in (None, "")
+        count = self.profile.num_missing + (self.profile.num_empty if has_default else 0)
         if not count:
             return ""
-        return f"{count:,}" if default is None else f"{count:,} as {default:g}"
+        return f"{count:,} as {default}" if has_default else f"{count:,}"
 
     def row(self, name: str) -> dict[str, Any]:
         """The row for display and events."""
         dtype = "omitted" if self.feature is None else self.feature.dtype
         details = {"ids": self.ids, "missing": self.missing, "examples": self.examples, "note": self.note}
-        return {"feature": name, "dtype": dtype, "values": self.profile.num_values, **details}
+        return {"feature": name, "dtype": dtype, "values": self.num_values, **details}
 
 
-def of(profiles: Iterable[Profile], no_features: Collection[str | None], *, name: str) -> dict[str, Proposal]:
-    """A proposal for each column, by the name of the feature.
+def shown(value: float | str) -> str:
+    """A number or time for display; integers with all their digits."""
+    is_round = isinstance(value, float) and abs(value) < _EXACT and value.is_integer()
+    return f"{value:.6g}" if isinstance(value, float) and not is_round else str(int(value) if is_round else value)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.095 else f"{share:.1%}"
+
+
+def of(profiles: Iterable[Profile], no_features: Collection[str | None]) -> dict[str, Proposal]:
+    """The proposals for each column, by the name of the feature; several for a column of times.
 
     Args:
       no_features: columns to leave out: label and weight.
-      name: of the file, for the messages.
-
-    Raises:
-      ConfigError: the content of a column cannot be a feature.
     """
     proposals: dict[str, Proposal] = {}
     for number, profile in enumerate(profiles, 1):
         if profile.column in no_features:
             continue
-        if profile.kind == "other":
-            message = f"column {profile.column!r} of {name} holds neither numbers nor strings; set data.features"
-            raise ConfigError([Problem("data.features", message)])
-        if not profile.column.strip():
-            proposals[profile.column] = Proposal(profile, None, "column without a name, such as an index")
-        else:
-            proposals[_unused_name(profile.column, number, proposals)] = _proposed(profile)
+        if profile.kind == "other" or not profile.column.strip():
+            has_name = profile.column.strip()
+            reason = "neither numbers nor words" if has_name else "column without a name, such as an index"
+            proposals[profile.column] = Proposal(profile, None, reason)
+            continue
+        base = name_of(profile.column) or f"column_{number}"
+        for suffix, proposal in _proposed(profile).items():
+            proposals[_unused_name(f"{base}{suffix}", proposals)] = proposal
     return proposals
 
 
-def _unused_name(column: str, number: int, taken: Container[str]) -> str:
-    """The feature name of the `number`-th column; a suffix distinguishes it from `taken` names."""
-    name = name_of(column) or f"column_{number}"
+def _unused_name(name: str, taken: Container[str]) -> str:
+    """The name of a feature; a suffix distinguishes it from `taken` names."""
     names = itertools.chain([name], (f"{name}_{suffix}" for suffix in itertools.count(2)))
     return next(each for each in names if each not in taken)
 
@@ -108,58 +162,198 @@ def features(proposals: Mapping[str, Proposal], num_buckets: int | None = None) 
     return features
 
 
-def _proposed(profile: Profile) -> Proposal:
-    if profile.kind == "empty":
-        return Proposal(profile, None, "empty")
+def warnings(proposals: Mapping[str, Proposal]) -> Iterator[str]:
+    """What a user should know about the values, in lines."""
+    if all(each.feature is None for each in proposals.values()):
+        yield nothing_left(proposals)
+    for name, each in proposals.items():
+        if each.feature is not None and each.profile.spellings:
+            groups = ", ".join(" = ".join(map(repr, words[:3])) for words in each.profile.spellings[:3])
+            yield f"{name} has values that differ only in case or blanks, and count as different: {groups}"
+        if each.feature is not None and each.feature.dtype == "string" and _looks_like_lists(each.profile):
+            example = str(each.profile.values[0] if each.profile.values else each.profile.examples[0])[:40]
+            yield (
+                f"{name} has texts that look like lists, such as {example!r}, and are one value each; write them as "
+                f"a|b|c, and set max_values for {name} (data.features)"
+            )
+
+
+def nothing_left(proposals: Mapping[str, Proposal]) -> str:
+    """Why no column is a feature."""
+    reasons = "; ".join(f"{name or 'a column'}: {each.note}" for name, each in proposals.items())
+    return f"no column is left to learn from{f' ({reasons})' if reasons else ''}"
+
+
+def _looks_like_lists(profile: Profile) -> bool:
+    values = [str(each).strip() for each in (*profile.values[:20], *profile.examples)]
+    return bool(values) and all(len(each) > 1 and each[0] + each[-1] in ("[]", "()", "{}") for each in values)
+
+
+def _proposed(profile: Profile) -> dict[str, Proposal]:
+    """The proposals for a column, by the ends of their names."""
+    if reason := _useless(profile):
+        return {"": Proposal(profile, None, reason)}
+    if profile.kind == "times":
+        return _times(profile)
     if profile.kind == "strings":
-        return _strings(profile)
+        return {"": _strings(profile)}
+    if profile.kind == "booleans":
+        return {"": _ids(profile, "int64")}
+    if profile.kind == "integers" and _are_ids(profile):
+        return {"": _ids(profile, "int64" if _fits_int64(profile) else "string")}
+    if profile.kind == "numbers" and profile.whole and profile.decimal_mark is None and _has_id_name(profile):
+        return {"": _ids(profile, "string" if profile.text else "int64")}
+    if profile.is_list and profile.varies:
+        note = "numbers in lists of different lengths; they may be the weights of a list"
+        return {"": Proposal(profile, None, note)}
+    return {"": _numbers(profile)}
+
+
+def _useless(profile: Profile) -> str:
+    """Why no model can learn from a column; empty if it can."""
+    if profile.kind == "empty":
+        return "empty"
+    if profile.num_values == 1 and not profile.num_missing and not profile.is_list:
+        return "the same in each row"
+    if profile.is_index and (profile.num_rows > _MIN_ROWS or re.fullmatch(r"Unnamed: \d+", profile.column)):
+        return "counts the rows, as an index does"
+    if profile.is_list or profile.width > 1 or profile.num_rows <= _MIN_ROWS:
+        return ""
+    is_id = profile.kind == "strings" or (profile.whole and (_has_id_name(profile) or not _fits_int64(profile)))
+    if not is_id or profile.num_once < _DIFFERS * profile.num_present:
+        return ""
+    what = "free text, " if profile.mean_words >= _FREE_TEXT else ""
+    return f"{what}different in {'each row' if profile.num_once == profile.num_present else 'nearly each row'}"
+
+
+def _fits_int64(profile: Profile) -> bool:
+    least, most = profile.limits
+    return max(-least - 1, most) < _INT64
+
+
+def _words(column: str) -> list[str]:
+    """The words of a name, in any spelling: 'movieId', 'movie_id', 'Movie ID'."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", column)]
+
+
+def _has_id_name(profile: Profile) -> bool:
     words = _words(profile.column) or [""]
-    has_id_name = words[-1] in _ID_WORDS or words[0] == "id"
-    if has_id_name and profile.whole and profile.repeats == 1 and profile.num_rows > _MIN_REPEATS:
-        return Proposal(profile, None, "different in each row")
-    if profile.kind == "integers" and (has_id_name or profile.varies or _are_ids(profile)):
-        return _ids(profile, "int64" if max(abs(profile.least or 0), abs(profile.most or 0)) < _INT64 else "string")
-    if has_id_name and profile.whole:
-        return _ids(profile, "string" if profile.text else "int64")
-    if profile.varies:
-        return Proposal(profile, None, "numbers in lists of different lengths; they may be the weights of a list")
-    default = profile.middle if profile.num_missing or profile.num_empty else None
-    note = (
-        "rounded: beyond 2^24"
-        if profile.whole and max(abs(profile.least or 0), abs(profile.most or 0)) > _EXACT
-        else ""
-    )
-    return Proposal(profile, FeatureSpec(column=profile.column, width=profile.width, default=default), note)
-
-
-def _strings(profile: Profile) -> Proposal:
-    note = "different in each row" if profile.repeats == 1 and profile.num_rows > _MIN_REPEATS else ""
-    if profile.odd:
-        note = f"numbers, but for {', '.join(map(repr, profile.odd[:3]))}"
-    return _ids(profile, "string", note)
+    return words[-1] in _ID_WORDS or words[0] == "id"
 
 
 def _are_ids(profile: Profile) -> bool:
-    """Whether integers without the name of an id are more likely ids than amounts: few, dense, or very large."""
-    if profile.repeats < _MIN_REPEATS or _TIME_WORDS.intersection(_words(profile.column)):
+    """Whether integers are rather names of things than amounts.
+
+    An amount of up to 32 values has a bin for each value, so that ids of few values lose little as an amount; many ids
+    lose all.
+    """
+    words = set(_words(profile.column))
+    if _has_id_name(profile) or profile.varies or not _fits_int64(profile) or profile.limits == (0, 1):
+        return True
+    if words & _CYCLE_WORDS and profile.num_values <= _BINS:
+        return True
+    if profile.repeats < _MIN_REPEATS or words & _AMOUNT_WORDS:
         return False
-    least, most = profile.least or 0, profile.most or 0
-    return profile.num_values <= FEW or 2 * profile.num_values >= most - least + 1 or most > _EXACT
+    if profile.num_values <= _FEW_CODES:
+        return True
+    least, most = profile.limits
+    if most > _EXACT:
+        return True
+    return profile.num_values > FEW and least in (0, 1) and profile.num_values == most - least + 1
+
+
+def _times(profile: Profile) -> dict[str, Proposal]:
+    """The days as a number, and what repeats: month, weekday and hour."""
+    plain = FeatureSpec("int64", profile.column, time_format=profile.time_format)
+    note = f"read as {profile.time_format}" if profile.time_format else ""
+    if profile.ambiguous:
+        note += f"; all values are {profile.ambiguous} too"
+    proposals = {}
+    if profile.num_days > 1 or profile.num_hours > 1 or profile.num_missing:
+        nullable = bool(profile.num_missing)
+        days = dataclasses.replace(plain, dtype="float32", part="days", nullable=nullable, bins=_bins(profile))
+        proposals["_days"] = Proposal(profile, days, note)
+    ranges = {"month": range(1, 13), "weekday": range(7), "hour": range(24)}
+    for part, count in (("month", profile.num_months), ("weekday", profile.num_weekdays), ("hour", profile.num_hours)):
+        if count > 1:
+            default = _PART_DEFAULT if profile.num_missing else None
+            feature = dataclasses.replace(plain, part=part, vocabulary=list(ranges[part]), default=default)
+            proposals[f"_{part}"] = Proposal(profile, feature)
+    return proposals
+
+
+def _numbers(profile: Profile) -> Proposal:
+    notes = []
+    least, most = profile.limits
+    middle = profile.middle if isinstance(profile.middle, int | float) else 0
+    if profile.whole and max(-least, most) > _EXACT:
+        notes.append("rounded: beyond 2^24")
+    if profile.decimal_mark is not None:
+        notes.append(f"read as numbers such as {profile.examples[0]}" if profile.examples else "")
+    has_tail = least >= 0 and profile.num_values > _FEW_CODES and most > _TAIL * max(middle, 1)
+    if has_tail:
+        notes.append("logarithm: a long tail")
+    feature = FeatureSpec(
+        "float32",
+        column=profile.column,
+        width=profile.width,
+        logarithm=has_tail,
+        nullable=bool(profile.num_missing or profile.num_empty),
+        bins=_bins(profile),
+        decimal_mark=profile.decimal_mark,
+    )
+    return Proposal(profile, feature, "; ".join(filter(None, notes)))
+
+
+def _bins(profile: Profile) -> int | None:
+    """At most one for each value, and for some rows each; None if there would be fewer than two, or rows of several."""
+    count = min(_BINS, profile.num_values, profile.num_present // _ROWS_PER_BIN)
+    return count if count >= 2 and profile.width == 1 else None
+
+
+def _strings(profile: Profile) -> Proposal:
+    note = f"numbers, but for {', '.join(map(repr, profile.odd[:3]))}" if profile.odd else ""
+    if profile.spellings:
+        count = len(profile.spellings)
+        note = "; ".join(
+            filter(None, (note, f"{count} {'value is' if count == 1 else 'values are'} written in several ways"))
+        )
+    return _ids(profile, "string", note)
 
 
 def _ids(profile: Profile, dtype: str, note: str = "") -> Proposal:
-    default = None
-    if dtype == "int64" and profile.num_missing:
-        default = int(profile.least or 0) - 1  # none of the values in the column
-    values: list[Any] = [str(each) if dtype == "string" else int(each) for each in profile.values]
-    vocabulary = values if values and profile.repeats >= 2 else None
-    buckets = None if vocabulary else _buckets(profile.num_values)
+    default: Any = None
+    if profile.num_missing and dtype == "int64":
+        least, most = profile.limits
+        default = int(least) - 1 if least > -_INT64 else int(most) + 1  # none of the values in the column
+    elif profile.num_null:
+        default = ""
+    vocabulary, share_rare = _vocabulary(profile, dtype)
+    buckets = _buckets(profile.num_values) if vocabulary is None else None
+    if vocabulary is not None and share_rare >= _DIFFERS and not profile.is_list:
+        return Proposal(profile, None, "different in nearly each row")
     feature = FeatureSpec(dtype, profile.column, profile.width, buckets, vocabulary, default=default)
-    if profile.varies or profile.num_empty:
-        most = min(profile.longest, LONG)
-        feature = dataclasses.replace(feature, width=1, max_values=most)
+    if profile.is_list:
+        feature = dataclasses.replace(feature, width=1, max_values=min(profile.longest, LONG))
         note = "; ".join(filter(None, (note, _lengths(profile))))
-    return Proposal(profile, feature, note)
+    colliding = 0.0 if buckets is None else 1 - (1 - 1 / buckets) ** (profile.num_values - 1)
+    return Proposal(profile, feature, note, share_rare, colliding)
+
+
+def _vocabulary(profile: Profile, dtype: str) -> tuple[list[Any] | None, float]:
+    """The values that have an id of their own, sorted, and the share of the rows of others; None if too many."""
+    if not profile.is_exact or not profile.values:
+        return None, 0.0
+    limit = next((count for rows, count in _MIN_COUNTS if profile.num_rows <= rows), _MIN_COUNT)
+    kept = [(value, count) for value, count in zip(profile.values, profile.counts) if count >= limit]
+    if len(kept) < 2 and profile.num_values <= FEW:
+        kept = list(zip(profile.values, profile.counts))
+    is_complete = len(profile.values) < LISTED or profile.num_values <= LISTED
+    if not kept or not is_complete:
+        return None, 0.0
+    share_rare = 1 - sum(count for _, count in kept) / max(1, profile.num_present)
+    values = [str(value) if dtype == "string" else int(value) for value, _ in kept]
+    return sorted(values), max(0.0, share_rare)
 
 
 def _lengths(profile: Profile) -> str:
@@ -173,8 +367,3 @@ def _buckets(num_values: int) -> int:
     num_buckets = min(_BUCKETS_PER_VALUE * num_values, max(_MANY_BUCKETS, 2 * num_values))
     unit = 10 ** max(0, len(str(num_buckets)) - 2)
     return -(-num_buckets // unit) * unit
-
-
-def _words(column: str) -> list[str]:
-    """The words of a name, in any spelling: 'movieId', 'movie_id', 'Movie ID'."""
-    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", column)]

@@ -1,4 +1,4 @@
-"""Rows of TFRecord files, one tf.train.Example each."""
+"""Rows of TFRecord files, one tf.train.Example each, as lists of values."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import tensorflow as tf
 
 from psrun.data import files
-from psrun.data.columns import Rows
-from psrun.data.lists import Lists, objects
+from psrun.data.formats import Rows
 from psrun.errors import DataError
 from psrun.tf_internals.messages import reason_of
 
 _AT_ONCE = 1000
 _FIRST = 16  # records in which the types of the columns are looked for
 _KINDS = {"float_list": tf.float32, "int64_list": tf.int64, "bytes_list": tf.string}
+_TYPES = {"float_list": pa.float32(), "int64_list": pa.int64(), "bytes_list": pa.binary()}
+_RECORD_BYTES = 16  # of a record without its content: length and checksums
 
 
 def rows(name: str, wanted: Sequence[str]) -> Iterator[Rows]:
@@ -26,20 +28,25 @@ def rows(name: str, wanted: Sequence[str]) -> Iterator[Rows]:
     Raises:
       DataError: the file cannot be read to its end.
     """
-    records = _records(name)
+    records, first = _records(name), 0
     while part := list(itertools.islice(records, _AT_ONCE)):
-        columns = _at_once([record for _, record in part], wanted)
-        yield Rows([number for number, _ in part], columns) if columns else _one_at_a_time(part, wanted)
+        columns = _at_once(part, wanted)
+        if columns is not None:
+            places = np.arange(first, first + len(part))
+            yield Rows(pa.record_batch(columns, list(wanted)), places)
+        else:
+            yield _one_at_a_time(part, wanted, first)
+        first += len(part)
 
 
 def columns(name: str) -> list[str]:
     """The columns of the first record of a file; none if there is no record, or it is not an Example."""
     example = tf.train.Example()
     first = next(_records(name), None)
-    return sorted(example.features.feature) if first and _parsed(example, first[1]) else []
+    return sorted(example.features.feature) if first and _parsed(example, first) else []
 
 
-def _at_once(records: Sequence[bytes], wanted: Sequence[str]) -> dict[str, np.ndarray | Lists] | None:
+def _at_once(records: Sequence[bytes], wanted: Sequence[str]) -> list[pa.Array] | None:
     """The columns of records, ten times as fast as in Python; None if the first records lack a column, or one is no
     Example or has a column of another kind.
     """
@@ -59,26 +66,38 @@ def _at_once(records: Sequence[bytes], wanted: Sequence[str]) -> dict[str, np.nd
         parsed = tf.io.parse_example(tf.constant(records), specs)
     except (tf.errors.InvalidArgumentError, UnicodeDecodeError):  # decoding its message, which contains the record
         return None
-    return {column: _array(values) for column, values in parsed.items()}
+    return [_array(parsed[column], _TYPES[kinds[column]]) for column in wanted]
 
 
-def _array(values: tf.RaggedTensor) -> np.ndarray | Lists:
-    lengths = values.row_lengths().numpy()
-    if lengths[0] and (lengths == lengths[0]).all():
-        return values.flat_values.numpy().reshape(len(lengths), -1)
-    return Lists(values.flat_values.numpy(), values.row_splits.numpy())
+def _array(values: tf.RaggedTensor, kind: pa.DataType) -> pa.Array:
+    splits = pa.array(values.row_splits.numpy().astype(np.int32))
+    return pa.ListArray.from_arrays(splits, pa.array(values.flat_values.numpy(), kind))
 
 
-def _one_at_a_time(part: Sequence[tuple[int, bytes]], wanted: Sequence[str]) -> Rows:
-    numbers, bad, examples = list[int](), list[tuple[int, str]](), list[dict[str, Any]]()
-    for number, record in part:
+def _one_at_a_time(part: Sequence[bytes], wanted: Sequence[str], first: int) -> Rows:
+    places, bad, examples = list[int](), list[tuple[int, str]](), list[dict[str, Any]]()
+    for place, record in enumerate(part, first):
         example = tf.train.Example()
         if not _parsed(example, record):
-            bad.append((number, "is not a tf.train.Example"))
+            bad.append((place, "is not a tf.train.Example"))
             continue
-        numbers.append(number)
-        examples.append({column: _values(example.features.feature[column]) for column in wanted})
-    return Rows(numbers, {column: objects([row[column] for row in examples]) for column in wanted}, bad)
+        places.append(place)
+        examples.append({column: example.features.feature[column] for column in wanted})
+    batch = pa.record_batch([_values([row[column] for row in examples]) for column in wanted], list(wanted))
+    return Rows(batch, np.array(places, np.int64), bad)
+
+
+def _values(features: Sequence[Any]) -> pa.Array:
+    """Lists of one type; numbers beside texts become texts. A missing feature is an empty list."""
+    kinds = [feature.WhichOneof("kind") for feature in features]
+    rows = [list(getattr(feature, kind).value) if kind else [] for feature, kind in zip(features, kinds)]
+    types = {_TYPES[kind] for kind in kinds if kind}
+    if len(types) == 1:
+        return pa.array(rows, pa.list_(types.pop()))
+    if pa.binary() not in types:
+        return pa.array(rows, pa.list_(pa.float64()))
+    texts = [[each if isinstance(each, bytes) else str(each).encode() for each in row] for row in rows]
+    return pa.array(texts, pa.list_(pa.binary()))
 
 
 def _parsed(example: Any, record: bytes) -> bool:
@@ -89,14 +108,8 @@ def _parsed(example: Any, record: bytes) -> bool:
     return True
 
 
-def _values(feature: Any) -> list[Any] | None:
-    """None also for a missing feature: protobuf creates one on access."""
-    kind = feature.WhichOneof("kind")
-    return list(getattr(feature, kind).value) if kind else None
-
-
-def _records(name: str) -> Iterator[tuple[int, bytes]]:
-    """The records of a TFRecord file, numbered from 1.
+def _records(name: str) -> Iterator[bytes]:
+    """The records of a TFRecord file.
 
     TensorFlow reports no error for a file that is truncated within the first 12 bytes of a record, or, gzipped, at many
     places: so the number of bytes read is compared with the size.
@@ -105,8 +118,8 @@ def _records(name: str) -> Iterator[tuple[int, bytes]]:
     records = tf.data.TFRecordDataset(name, "GZIP" if files.zipped(name) else "")
     try:
         for record in _one_by_one(records):
-            num_bytes, number = num_bytes + files.RECORD_BYTES + len(record), number + 1
-            yield number, record
+            num_bytes, number = num_bytes + _RECORD_BYTES + len(record), number + 1
+            yield record
     except tf.errors.OpError as error:
         raise DataError(f"{name}, record {number + 1} cannot be read: {reason_of(error)}") from error
     if num_bytes != size:
@@ -126,6 +139,6 @@ def _one_by_one(records: tf.data.Dataset) -> Iterator[bytes]:
 
 def _size(name: str) -> int:
     if not files.zipped(name):
-        return files.system(name).num_bytes(name)
+        return files.num_bytes(name)
     with files.opened(name) as stream:
         return sum(len(chunk) for chunk in iter(lambda: stream.read(1 << 20), b""))

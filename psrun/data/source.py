@@ -39,6 +39,9 @@ class Feature:
       combiner: how models pool the rows of the values of a list: sum, mean, sqrtn or max; None: they keep the sequence.
       weights: of a list, the name of another list feature, of float32 and the same lengths: the weights of the values.
       table: the name of the embedding table, which several features may share; None: a separate table.
+      boundaries: of floats, increasing numbers that part the training examples into bins of about equal size; empty if
+        unknown. Models may encode a value by its bin.
+      nullable: of floats, whether a missing value is NaN in batches; otherwise there is none.
     """
 
     shape: tuple[int | None, ...]
@@ -52,6 +55,8 @@ class Feature:
     combiner: str | None = "mean"
     weights: str | None = None
     table: str | None = None
+    boundaries: tuple[float, ...] = ()
+    nullable: bool = False
 
     @property
     def is_list(self) -> bool:
@@ -79,6 +84,10 @@ class DataSource(Protocol):
       warnings: messages for the user; optional.
       label_vocabulary: the names of the classes 0, 1, ... if labels are class numbers; optional. A source with other
         labels, strings or integers, omits it: `data.label_vocabulary` lists those.
+      notes: what the source decided for the user, a line each; optional.
+      recommended: a method of the batch size (None: not configured) that returns the keys global_batch_size, epochs and
+        steps_per_epoch (None: one pass), some or all, for those that the configuration leaves to the data; optional.
+      label_mean, label_deviation: of the labels of a regression, over the training examples; optional.
     """
 
     features: Mapping[str, Feature]

@@ -1,4 +1,4 @@
-"""Mean and deviation of numbers that come a few at a time."""
+"""Mean, deviation and quantiles of numbers that come a few at a time."""
 
 from __future__ import annotations
 
@@ -7,30 +7,52 @@ from dataclasses import dataclass
 
 import numpy as np
 
+_NUM_QUANTILES = 64
+_SAMPLED = 1 << 16  # values at most, from which the quantiles are computed
+
 
 @dataclass(frozen=True)
 class Scale:
-    """Of the values of a column, and of their logarithms as models take them: log(1 + x), and 0 where x is below 0."""
+    """The distribution of the values of a column, without missing ones (NaN).
+
+    Attributes:
+      mean, deviation: of the values; `log_mean`, `log_deviation`: of their logarithms as models take them, log(1 + x),
+        and 0 where x is below 0.
+      quantiles: 63 of them, at equal distances, of a sample of up to 65,536 values; increasing, not strictly.
+    """
 
     mean: float
     deviation: float
     log_mean: float
     log_deviation: float
+    quantiles: tuple[float, ...] = ()
+
+    def boundaries(self, num_bins: int) -> tuple[float, ...]:
+        """Increasing numbers that part the values into up to `num_bins` bins of about as many values each."""
+        if not self.quantiles:
+            return ()
+        places = np.linspace(0, 1, num_bins + 1)[1:-1]
+        quantiles = np.linspace(0, 1, len(self.quantiles) + 2)[1:-1]
+        return tuple(np.unique(np.interp(places, quantiles, self.quantiles).astype(np.float32)).tolist())
 
 
 class Scaling:
     """Finds the scale of a column."""
 
     def __init__(self) -> None:
-        self._plain, self._logarithms = _Moments(), _Moments()
+        self._plain, self._logarithms, self._sample = _Moments(), _Moments(), _Sample()
 
     def add(self, values: np.ndarray) -> None:
-        floats: np.ndarray = values.astype(np.float64)
+        floats: np.ndarray = values.astype(np.float64).ravel()
+        if np.isnan(floats.sum()):
+            floats = floats[~np.isnan(floats)]
         self._plain.add(floats)
         self._logarithms.add(np.log1p(np.maximum(floats, 0)))
+        self._sample.add(floats)
 
     def scale(self) -> Scale:
-        return Scale(*self._plain.mean_and_deviation(), *self._logarithms.mean_and_deviation())
+        moments = (*self._plain.mean_and_deviation(), *self._logarithms.mean_and_deviation())
+        return Scale(*moments, self._sample.quantiles())
 
 
 class _Moments:
@@ -52,3 +74,27 @@ class _Moments:
         """Mean and standard deviation; the deviation is 1 if all values are equal, to avoid a division by 0."""
         deviation = math.sqrt(self._squares / self._count) if self._count else 0.0
         return self._mean, deviation if deviation > 1e-12 * max(1.0, abs(self._mean)) else 1.0
+
+
+class _Sample:
+    """Every value, then every second one, every fourth one, ...: as few as fit."""
+
+    def __init__(self) -> None:
+        self._parts: list[np.ndarray] = []
+        self._num_kept, self._num_seen, self._stride = 0, 0, 1
+
+    def add(self, values: np.ndarray) -> None:
+        part = values[-self._num_seen % self._stride :: self._stride]
+        self._num_seen += values.size
+        self._parts.append(part.copy())
+        self._num_kept += part.size
+        while self._num_kept > _SAMPLED:
+            whole = np.concatenate(self._parts)[::2]
+            self._parts, self._num_kept = [whole], whole.size
+            self._stride *= 2
+
+    def quantiles(self) -> tuple[float, ...]:
+        if not self._num_kept:
+            return ()
+        places = np.linspace(0, 1, _NUM_QUANTILES + 1)[1:-1]
+        return tuple(np.quantile(np.concatenate(self._parts), places).tolist())

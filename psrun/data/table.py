@@ -1,61 +1,81 @@
-"""Examples in files of columns: CSV and TSV, TFRecord, Parquet, NumPy's .npz."""
+"""Examples in files of columns: CSV and TSV, Parquet, Arrow IPC, JSON lines, NumPy's .npz, TFRecord."""
 
 from __future__ import annotations
 
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
+import pyarrow as pa
 import tensorflow as tf
 
 from psrun.config.schema import did_you_mean
-from psrun.data import blocks, feature_spec, formats, labels, preparation, profiles, proposals, table_features, weights
-from psrun.data.columns import Wanted
-from psrun.data.pieces import Piece, checked
+from psrun.data import (
+    feature_spec,
+    formats,
+    label_guess,
+    labels,
+    preparation,
+    profiles,
+    proposals,
+    splits,
+    table_features,
+    weights,
+)
+from psrun.data.columns import Piece, Wanted, checked, complete
 from psrun.data.prepared_source import PreparedSource, found
+from psrun.data.prepared_source import checked as with_rows
 from psrun.data.source import Feature, Task
 from psrun.errors import ConfigError, DataError, Problem
 
 LIST_SEPARATOR = "|"  # of the values of a list in a field of text
+_STEPS = 1500  # recommended, over all epochs
 
 
 class Table(PreparedSource):
     """Rows of files that name their columns, all of one format, gzipped where names of text or TFRecord end in .gz.
 
-    A row with a wrong number of fields, without a value, or with one that is not what its column holds is bad.
+    A row with a wrong number of fields, without a value, or with one that is not what its column holds is malformed.
+    Rows without a label are left out.
 
     Args:
       path: files to train on: one, a folder, or a pattern with * ? and [].
       label: its column: 0 or 1 (binary), an integer from 0 to num_classes - 1 (multiclass), a number (regression), or
         one of `label_vocabulary`.
       weight: the column with the weights of the examples, numbers of 0 or more; None for none. It is not a feature.
-      eval_path: the same as `path` to evaluate on; None for none.
+      eval_path: the same as `path` to evaluate on; None: `split` says which rows of `path` are evaluation examples.
+      split: the keys of `splits.SplitSpec`, or a fraction; None: all rows of `path` are training examples.
+      task: binary, multiclass or regression; None: as `recorded`, or guessed from the labels.
       label_vocabulary: the values of labels in the order of the classes, all strings or all integers; None where they
-        are class numbers.
+        are class numbers, or guessed.
       features: by name, the options of `feature_spec.FeatureSpec`; None: as `recorded`, or guessed from all rows.
-      format: csv, tsv, tfrecord, parquet or npz; None: by how the names end.
+      format: one of `formats.FORMATS`; None: by how the names end, or by the first bytes.
       delimiter: between the fields of text; None: a comma, or a tab for tsv.
       columns: column names of text; None: the first row of each file is the header.
       quoted: whether fields of text may stand in double quotes.
-      encoding: of text, as Python names it, such as latin-1; a field that is not in it makes its row bad.
+      encoding: of text, as Python names it, such as latin-1; a field that is not in it makes its row malformed.
       num_buckets: ids of each string that has neither a vocabulary nor its own number; None: 100,000, or of a
         guess as many as fit its values.
       max_bad_rows: number of malformed rows to skip, with a report; one more is an error.
       cache: the folder for prepared sets, which all workers must see; None for one in the home folder.
-      recorded: the `facts` of the source that the run began with, whose guess holds.
-      predicting: whether the evaluation examples are only predicted: the weights of these are not read.
+      recorded: the `facts` of the source that the run began with, whose guess and split hold.
+      folder: of the run, for vocabularies that are too long for run.json; None: there is none.
+      predicting: whether the evaluation examples are only predicted: these need no label and no weight, malformed rows
+        stay among them, and `rows_to_predict` describes them.
       tell: called repeatedly during preparation with the progress.
 
     Attributes:
       guessed: a row for each inferred feature, to display; see `proposals.Proposal.row`.
+      notes: what was decided for the user, a line each.
 
     Raises:
-      ConfigError: an option cannot be, or names a column that is not there; pyarrow is needed and not installed.
+      ConfigError: an option cannot be, or names a column that is not there.
       DataError: there are no such files, one cannot be read to its end or has other columns than the first, or there
-        are more bad rows.
+        are more malformed rows.
     """
 
     def __init__(
@@ -65,7 +85,8 @@ class Table(PreparedSource):
         label: str,
         weight: str | None = None,
         eval_path: str | None = None,
-        task: Task = "binary",
+        split: Mapping[str, Any] | float | None = None,
+        task: Task | None = None,
         num_classes: int | None = None,
         label_vocabulary: labels.Vocabulary | None = None,
         features: Mapping[str, Any] | None = None,
@@ -78,58 +99,256 @@ class Table(PreparedSource):
         max_bad_rows: int = 0,
         cache: str | None = None,
         recorded: Mapping[str, Any] | None = None,
+        folder: Path | None = None,
         predicting: bool = False,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        delimiter = formats.TAB if delimiter == r"\t" else delimiter
-        if task == "multiclass" and num_classes is None and label_vocabulary is not None:
-            num_classes = len(label_vocabulary)
         _check(task, num_classes, format, delimiter, columns, encoding, num_buckets, label_vocabulary)
-        specs = feature_spec.read(features) if features is not None else None
+        specs = feature_spec.read(features) if features is not None else {}
         train, evaluation = found(path, eval_path, max_bad_rows)
-        form = format or formats.of([*train, *evaluation])
-        layout = formats.Layout(
-            form, delimiter or formats.TEXT.get(form, ","), quoted, tuple(columns) if columns else None, encoding
-        )
+        layout = _layout(train, evaluation, (path, eval_path), format, delimiter, quoted, columns, encoding)
         known = formats.columns(train[0], layout)
-        own, self.guessed = specs or {}, list[dict[str, Any]]()
-        if specs is None and recorded:
-            own = feature_spec.recorded(recorded, known or ())
-        if not own:
-            keep = Path(cache).expanduser() if cache else preparation.cache()
-            own, self.guessed = _guessed(train, known, label, weight, layout, num_buckets, keep, tell)
-        wanted: dict[str, Wanted] = {}
-        for name, feature in own.items():
-            wanted |= feature.wanted(name, LIST_SEPARATOR if form in formats.TEXT else None)
-        _check_columns(wanted, label, weight, known, layout, train[0])
-        self.task, self.num_classes = task, (num_classes or 1) if task == "multiclass" else 1
-        classes = {"binary": 2, "multiclass": num_classes, "regression": None}[task]
-        dtype = "int64" if task == "multiclass" else "float32"
-        wanted[label] = Wanted(label, dtype, num_classes=classes, vocabulary=label_vocabulary)
-        self.label_vocabulary = label_vocabulary
-        unweighted = _Reader(wanted, layout, train[0], known, preparation.Preparing(max_bad_rows, cache, tell))
-        reader = unweighted if weight is None else unweighted.with_weight(weight)
-        super().__init__(
-            train, evaluation, reader.prepared, label=label, weight=weight,
-            prepare_evaluation=unweighted.ignoring(weight).prepared if predicting else None,
-        )  # fmt: skip
-        scales = self._train.scales
-        self.features: Mapping[str, Feature] = table_features.made(own, num_buckets, scales)
+        _check_columns({}, label, weight, known, layout, train[0])
+        recorded = recorded or {}
+        split_spec = _split(split, bool(evaluation), recorded)
+        _check_split(split_spec, known, train[0])
+        guess = _Guess(train, layout, label, weight, known, cache, max_bad_rows, tell)
+        target = _described_label(task, num_classes, label_vocabulary, recorded) or guess.label(task, num_classes)
+        if not specs and recorded:
+            specs = feature_spec.recorded(recorded, known or (), folder)
+        self.guessed: list[dict[str, Any]] = []
+        if not specs:
+            specs, self.guessed = guess.features(num_buckets)
+        reader = _Reader(_wanted(specs, layout), layout, train[0], known, rows=guess.rows)
+        _check_columns(reader.wanted, label, weight, known, layout, train[0])
+        reader = reader.with_label(label, target).with_weight(weight)
+        options = preparation.Options(max_bad_rows, cache, tell)
+        prepared = with_rows(reader.split(train, options, split_spec, recorded), train[0], several=len(train) > 1)
+        evaluated = None
+        self.rows_to_predict: RowsToPredict | None = None
+        if evaluation:
+            other = reader.predicting(evaluation[0]) if predicting else reader
+            evaluated = other.prepared(evaluation, replace(options, keep_malformed=predicting))
+            with_rows(evaluated, evaluation[0], several=len(evaluation) > 1)
+            if predicting:
+                labeled = label in other.wanted
+                self.rows_to_predict = RowsToPredict(
+                    evaluated.num_examples, labeled, evaluated.problems, evaluation, layout
+                )
+        self.task: Any = target.task
+        self.num_classes = (target.num_classes or 1) if target.task == "multiclass" else 1
+        self.label_vocabulary = target.label_vocabulary
+        super().__init__(prepared, evaluated, label=label, weight=weight)
+        self.notes: tuple[str, ...] = (f"label {label}: {target.note}",) if target.note else ()
+        self._describe(prepared, split_spec, is_new=not recorded)
+        self.facts = {"num_train_files": len(train), "num_eval_files": len(evaluation), **self.facts}
         if features is None:
-            self.facts = {**self.facts, "features": {name: feature_spec.options(each) for name, each in own.items()}}
+            self.facts = {**self.facts, "features": feature_spec.record(specs, folder)}
+        if task is None:
+            self.facts = {**self.facts, "label": _record(target)}
+        self.features: Mapping[str, Feature] = table_features.made(specs, num_buckets, prepared.scales, folder)
+        self.warnings += (*guess.warnings, *table_features.unused(self.features))
+        self._take_scales(prepared, evaluated)
+        if self.task != "regression":
+            self._check_classes(prepared, evaluated)
+
+    def _describe(self, prepared: preparation.PreparedSet, spec: splits.SplitSpec, *, is_new: bool) -> None:
+        """Adds the split to the facts and, of a new run, to the notes."""
+        num_rows, num_train = prepared.num_examples, self.num_train_examples
+        if spec.by != "none" and num_train in (0, num_rows):
+            which = "train" if num_train == 0 else "evaluate"
+            message = f"leaves none of {num_rows:,} rows to {which} on"
+            message += "; use another fraction or column, data.eval_path=FILE, or data.split.by=none"
+            raise ConfigError([Problem(splits.KEY, message)])
+        described = {"spec": splits.options(spec), **prepared.facts}
+        self.facts = {**self.facts, "split": described}
+        if spec.by != "none" and is_new:
+            self.notes += (splits.sentence(spec, num_rows - num_train, num_rows),)
+
+    def _check_classes(self, prepared: preparation.PreparedSet, evaluated: preparation.PreparedSet | None) -> None:
+        """Raises ConfigError if all training examples have one label; warns if all evaluation examples have."""
+        least, most = prepared.label_ranges["train"]
+        if least == most and self.num_train_examples > 1:
+            message = f"all {self.num_train_examples:,} training examples have the label {self._class_name(least)}"
+            raise ConfigError([Problem("data.label", f"{message}: there is nothing to learn")])
+        ranges = prepared.label_ranges.get("eval") if evaluated is None else evaluated.label_ranges.get("train")
+        if ranges is not None and ranges[0] == ranges[1] and self.num_eval_examples > 1:
+            self.warnings += (
+                f"all {self.num_eval_examples:,} evaluation examples have the label {self._class_name(ranges[0])}: "
+                "metrics that compare classes, such as AUC, mean nothing",
+            )
+
+    def _class_name(self, number: float) -> str:
+        return str(int(number)) if self.label_vocabulary is None else repr(self.label_vocabulary[int(number)])
+
+    def _take_scales(self, prepared: preparation.PreparedSet, evaluated: preparation.PreparedSet | None) -> None:
+        """Takes mean and deviation of labels to regress, and the mean of weights."""
+        label, weight = self._label, self._weight
+        if self.task == "regression" and label is not None:
+            self.label_mean = prepared.scales[label].mean
+            self.label_deviation = prepared.scales[label].deviation
         if weight is not None:
-            evaluated = self._evaluation.scales if self._evaluation else {}
-            self.warnings += tuple(weights.check_means(scales[weight], evaluated.get(weight)))
-            self.facts = {**self.facts, "mean_weight": scales[weight].mean}
-        self.warnings += tuple(table_features.unused(self.features))
+            scale = evaluated.scales.get(weight) if evaluated else None
+            self.warnings += tuple(weights.check_means(prepared.scales[weight], scale))
+            self.facts = {**self.facts, "mean_weight": prepared.scales[weight].mean}
+
+    def recommended(self, global_batch_size: int | None) -> dict[str, Any]:
+        """See `DataSource`."""
+        size = global_batch_size or min(1024, max(16, 2 ** round(np.log2(self.num_train_examples / 50))))
+        steps = -(-self.num_train_examples // size)
+        return {"global_batch_size": size, "epochs": max(5, -(-_STEPS // steps)), "steps_per_epoch": None}
 
     def _example(self, columns: dict[str, tf.Tensor]) -> tuple[Any, ...]:
         features, label, *weight = super()._example(columns)
-        return features, label[:, 0] if self.task == "multiclass" else label, *weight
+        if self.task == "multiclass":
+            label = tf.cast(label[:, 0], tf.int64)
+        return features, label, *weight
+
+
+@dataclass(frozen=True)
+class RowsToPredict:
+    """The rows of files to predict, all of them.
+
+    Attributes:
+      num_rows: of the files.
+      labeled: whether the files have the label.
+      problems: of malformed rows, by their number from 0 over all files.
+    """
+
+    num_rows: int
+    labeled: bool
+    problems: Mapping[int, str]
+    names: Sequence[str]
+    layout: formats.Layout
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns of the files."""
+        return tuple(formats.suggestions(self.names[0], self.layout))
+
+    def kept(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """These columns of all rows, in order; null where a row cannot be split into fields."""
+        for name in self.names:
+            for rows in formats.rows(name, columns, self.layout):
+                batch = complete(rows).batch
+                arrays = [each.dictionary_decode() if _is_encoded(each) else each for each in batch.columns]
+                yield pa.record_batch(arrays, batch.schema.names)
+
+
+def _is_encoded(array: pa.Array) -> bool:
+    return pa.types.is_dictionary(array.type)
+
+
+def _described_label(
+    task: Task | None,
+    num_classes: int | None,
+    vocabulary: labels.Vocabulary | None,
+    recorded: Mapping[str, Any],
+) -> label_guess.Label | None:
+    """The label as the configuration or the run describes it; None if neither does."""
+    if task is None and "label" in recorded:
+        known = recorded["label"]
+        own = known.get("label_vocabulary")
+        vocabulary = vocabulary or (None if own is None else tuple(own))
+        return label_guess.Label(known["task"], known.get("num_classes"), vocabulary, known.get("decimal_mark"))
+    if task is None and vocabulary is not None:
+        task = "binary" if len(vocabulary) == 2 else "multiclass"
+    if task == "multiclass" and num_classes is None and vocabulary is not None:
+        num_classes = len(vocabulary)
+    return None if task is None else label_guess.Label(task, num_classes, vocabulary)
+
+
+def _record(label: label_guess.Label) -> dict[str, Any]:
+    return {**label.options, **({"decimal_mark": label.decimal_mark} if label.decimal_mark else {})}
+
+
+def _layout(
+    train: Sequence[str],
+    evaluation: Sequence[str],
+    paths: Sequence[str | None],
+    format: str | None,
+    delimiter: str | None,
+    quoted: bool,
+    columns: Sequence[str] | None,
+    encoding: str,
+) -> formats.Layout:
+    form = format or formats.of([*train, *evaluation])
+    usual = formats.TEXT.get(form, ",")
+    names = tuple(columns) if columns else None
+    folders = tuple(each for each in paths if each)
+    return formats.Layout(form, _unescaped(delimiter) or usual, quoted, names, encoding, folders)
+
+
+def _unescaped(delimiter: str | None) -> str | None:
+    return formats.TAB if delimiter == r"\t" else delimiter
+
+
+def _split(node: Any, has_evaluation: bool, recorded: Mapping[str, Any]) -> splits.SplitSpec:
+    """The split as configured, or as the run recorded it."""
+    configured = splits.read(node)
+    if has_evaluation or (recorded and "split" not in recorded):  # a run from before there were splits had none
+        return splits.SplitSpec("none")
+    return splits.read(recorded["split"]["spec"]) if recorded else configured
+
+
+def _wanted(specs: Mapping[str, feature_spec.FeatureSpec], layout: formats.Layout) -> dict[str, Wanted]:
+    separator = LIST_SEPARATOR if layout.format in formats.TEXT else None
+    wanted: dict[str, Wanted] = {}
+    for name, feature in specs.items():
+        wanted |= feature.wanted(name, separator)
+    return wanted
+
+
+class _Guess:
+    """What the rows of the training files tell about their columns; looked at only if it is needed."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        layout: formats.Layout,
+        label: str,
+        weight: str | None,
+        known: Sequence[str] | None,
+        cache: str | None,
+        max_bad_rows: int,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._names, self._layout = names, layout
+        self._label, self._weight = label, weight
+        self._known, self._max_bad_rows, self._tell = known, max_bad_rows, tell
+        self.warnings: tuple[str, ...] = ()
+        self._cache = Path(cache).expanduser() if cache else preparation.cache()
+        self.rows: dict[str, list[formats.Rows]] = {}  # those that were looked at, by file
+
+    @functools.cached_property
+    def _profiles(self) -> dict[str, profiles.Profile]:
+        found = profiles.of_files(self._names, self._layout, cache=self._cache, keep=self.rows, tell=self._tell)
+        for profile in found.values():  # all have the same numbers
+            preparation.check_bad(profile.num_bad, [profile.first_bad], self._max_bad_rows)
+            break
+        return found
+
+    def label(self, task: Task | None, num_classes: int | None) -> label_guess.Label:
+        if self._known is None:
+            return label_guess.Label("binary")
+        return label_guess.of(self._profiles[self._label], task=task, num_classes=num_classes)
+
+    def features(self, num_buckets: int | None) -> tuple[dict[str, feature_spec.FeatureSpec], list[dict[str, Any]]]:
+        """The inferred features, and rows to display them."""
+        if self._known is None:
+            message = "is required for TFRecord files, whose records have no schema"
+            raise ConfigError([Problem("data.features", message)])
+        proposed = proposals.of(self._profiles.values(), (self._label, self._weight))
+        features = proposals.features(proposed, num_buckets)
+        if not features:
+            message = f"cannot be inferred: {proposals.nothing_left(proposed)}"
+            raise ConfigError([Problem("data.features", message)])
+        self.warnings = tuple(proposals.warnings(proposed))
+        return features, [each.row(name) for name, each in proposed.items()]
 
 
 def _check(
-    task: str,
+    task: str | None,
     num_classes: int | None,
     format: str | None,
     delimiter: str | None,
@@ -138,14 +357,14 @@ def _check(
     num_buckets: int | None,
     label_vocabulary: labels.Vocabulary | None,
 ) -> None:
-    problems = [*formats.problems(delimiter, columns, encoding)]
-    if task not in get_args(Task):
+    problems = [*formats.problems(_unescaped(delimiter), columns, encoding)]
+    if task is not None and task not in get_args(Task):
         problems.append(Problem("data.task", f"is {task!r}, must be one of {', '.join(get_args(Task))}"))
-    if task == "multiclass" and (num_classes is None or num_classes < 2):
+    if task == "multiclass" and label_vocabulary is None and (num_classes is None or num_classes < 2):
         problems.append(Problem("data.num_classes", f"is {num_classes}, must be 2 or more with data.task=multiclass"))
     if task != "multiclass" and num_classes is not None:
         problems.append(Problem("data.num_classes", "requires data.task=multiclass; remove it"))
-    if label_vocabulary is not None:
+    if label_vocabulary is not None and task is not None:
         problems += labels.fitting(task, num_classes, label_vocabulary)
     if format is not None and format not in formats.FORMATS:
         problems.append(Problem("data.format", f"is {format!r}, must be one of {', '.join(formats.FORMATS)}, or null"))
@@ -153,37 +372,6 @@ def _check(
         problems.append(Problem("data.num_buckets", f"is {num_buckets}, must be 1 or more"))
     if problems:
         raise ConfigError(problems)
-
-
-def _guessed(
-    names: Sequence[str],
-    known: Sequence[str] | None,
-    label: str,
-    weight: str | None,
-    layout: formats.Layout,
-    num_buckets: int | None,
-    cache: Path,
-    tell: Callable[[str], None],
-) -> tuple[dict[str, feature_spec.FeatureSpec], list[dict[str, Any]]]:
-    """The inferred features of the columns of files, and rows to display them."""
-    if known is None:
-        raise ConfigError([Problem("data.features", "is required for TFRecord files, whose records have no schema")])
-    _check_columns({}, label, weight, known, layout, names[0])
-    looked = profiles.of_files(names, layout, cache=cache, tell=tell)
-    proposed = proposals.of(looked.values(), (label, weight), name=names[0])
-    if proposed and all(each.profile.num_rows == 0 for each in proposed.values()):
-        raise DataError(f"there is no row in {names[0]} to infer the features from; set data.features")
-    features = proposals.features(proposed, num_buckets)
-    if not features:
-        raise ConfigError(
-            [
-                Problem(
-                    "data.features",
-                    f"cannot be inferred: no feature column of {names[0]} ({', '.join(known)}) has values",
-                )
-            ]
-        )
-    return features, [each.row(name) for name, each in proposed.items()]
 
 
 def _check_columns(
@@ -201,7 +389,11 @@ def _check_columns(
         places[weights.KEY] = weight
     for key, column in places.items():
         if known is not None and column not in known:
-            hint = formats.delimiter_hint(name, layout, column) or did_you_mean(column, known)
+            hint = (
+                formats.delimiter_hint(name, layout, column)
+                or formats.header_hint(known, layout)
+                or did_you_mean(column, known)
+            )
             problems.append(Problem(key, f"{name} has no column {column!r}.{hint}"))
         elif key != "data.label" and (label == column or key == keys.get(label)):
             problems.append(Problem(key, f"{label!r} is the label; choose another column"))
@@ -222,7 +414,17 @@ def _of_text(wanted: Mapping[str, Wanted], layout: formats.Layout) -> Iterator[P
             yield Problem(f"{key}.separator", message)
 
 
-_ADDED = ("weight", "max_values", "separator", "weights_of")  # options that keys of prepared sets have only if set
+def _check_split(spec: splits.SplitSpec, known: Sequence[str] | None, name: str) -> None:
+    if known is None and spec.by != "none":
+        message = "is not possible for TFRecord files, whose records have no schema; set data.eval_path, or by=none"
+        raise ConfigError([Problem(splits.KEY, message)])
+    problems = [
+        Problem(key, f"{name} has no column {column!r}.{did_you_mean(column, known)}")
+        for key, column in splits.columns_of(spec).items()
+        if known is not None and column not in known
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 @dataclass(frozen=True)
@@ -230,42 +432,128 @@ class _Reader:
     """Reads and prepares files.
 
     Attributes:
+      wanted: what each column of the prepared set is read from.
       first: the first training file; `columns`: its columns, which all files have; None where each record has its own.
-      weight: the column of the weights, which is in `wanted` too.
-      ignored: columns that a file may have or lack.
+      label, weight: the columns of these, which are in `wanted` too.
+      strict: whether other columns than those of the first file are an error.
+      rows: of files that were read before.
     """
 
     wanted: Mapping[str, Wanted]
     layout: formats.Layout
     first: str
     columns: Sequence[str] | None
-    preparing: preparation.Preparing
+    label: str = ""
     weight: str | None = None
-    ignored: tuple[str, ...] = ()
+    strict: bool = True
+    rows: Mapping[str, Sequence[formats.Rows]] = field(default_factory=dict)
 
-    def with_weight(self, weight: str) -> _Reader:
+    def with_label(self, label: str, target: label_guess.Label) -> _Reader:
+        classes = {"binary": 2, "multiclass": target.num_classes, "regression": None}[target.task]
+        dtype = "int64" if target.task == "multiclass" else "float32"
+        vocabulary = target.label_vocabulary
+        want = Wanted(
+            label,
+            dtype,
+            decimal_mark=target.decimal_mark,
+            is_label=True,
+            num_classes=classes,
+            vocabulary=vocabulary,
+        )
+        return replace(self, wanted={**self.wanted, label: want}, label=label)
+
+    def with_weight(self, weight: str | None) -> _Reader:
+        if weight is None:
+            return self
         return replace(self, wanted={**self.wanted, weight: Wanted(weight, "float32", weight=True)}, weight=weight)
 
-    def ignoring(self, column: str | None) -> _Reader:
-        return self if column is None else replace(self, ignored=(column,))
+    def predicting(self, name: str) -> _Reader:
+        """A reader of files to predict, which may lack the label and the weight, and have other columns."""
+        there = formats.suggestions(name, self.layout)
+        dropped = {self.weight} if self.label in there else {self.weight, self.label}
+        wanted = {key: want for key, want in self.wanted.items() if key not in dropped}
+        lacking = sorted({want.column for want in wanted.values()}.difference(there))
+        if lacking and self.columns is not None:
+            columns = ", ".join(map(repr, lacking))
+            raise DataError(f"{name} lacks {columns}, which the model needs; it has {', '.join(there)}")
+        return replace(self, wanted=wanted, strict=False)
 
-    def prepared(self, names: Sequence[str]) -> blocks.Blocks:
-        columns = {name: blocks.Column(want.dtype, want.width, want.max_values) for name, want in self.wanted.items()}
-        # Options that a file was read without do not change the key of its prepared set.
-        options = {
-            name: {key: value for key, value in asdict(want).items() if key not in _ADDED or value}
-            for name, want in self.wanted.items()
-        }
-        how = [asdict(self.layout), sorted(set(self.columns or ()).difference(self.ignored)), options]
-        layout = f"table {json.dumps(how)}"
-        return preparation.prepared(names, columns, self._pieces, layout=layout, how=self.preparing)
+    def prepared(
+        self, names: Sequence[str], options: preparation.Options, split: splits.Split | None = None
+    ) -> preparation.PreparedSet:
+        return preparation.prepared(names, self._contents(split, options), options)
 
-    def _pieces(self, name: str) -> Iterator[Piece]:
-        formats.check_columns(name, self.layout, self.first, self.columns, self.ignored)
-        unchecked = self.weight if name == self.first else None
-        for rows in formats.rows(name, list(dict.fromkeys(want.column for want in self.wanted.values())), self.layout):
-            if unchecked is not None:
-                suggestions = functools.partial(formats.suggestions, name, self.layout)
-                weights.check_column(unchecked, name, rows.columns[unchecked], suggestions)
-                unchecked = None
-            yield checked(rows, self.wanted)
+    def split(
+        self,
+        names: Sequence[str],
+        options: preparation.Options,
+        spec: splits.SplitSpec,
+        recorded: Mapping[str, Any],
+    ) -> preparation.PreparedSet:
+        """The prepared rows of files, split.
+
+        Args:
+          recorded: facts of the run. A split by time stays where it was when the run began.
+        """
+        read_columns = functools.partial(self._columns_of, names)
+        split = splits.of(spec, read_columns)
+        since = recorded.get("split", {}).get("since")
+        if since is not None:
+            known = preparation.earlier(names, self._contents(split, options), options)
+            if known is None or known.facts.get("since") != since:
+                split = splits.of(spec, read_columns, since)
+        return self.prepared(names, options, split)
+
+    def _contents(self, split: splits.Split | None, options: preparation.Options) -> preparation.Contents:
+        how = [asdict(self.layout), {name: asdict(want) for name, want in self.wanted.items()}]
+        columns = {name: want.prepared for name, want in self.wanted.items()}
+        pieces = _Pieces(self, split, options.keep_malformed).of
+        label = self.label if self.label in columns else None
+        if split is None:
+            return preparation.Contents(columns, pieces, json.dumps(how), label=label)
+        key = json.dumps([*how, split.key])
+        return preparation.Contents(columns, pieces, key, splits.PARTS, label, lambda: split.facts)
+
+    def _columns_of(self, names: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[int, formats.Rows]]:
+        """These columns of all files, with the number of rows in the files before."""
+        first = 0
+        for name in names:
+            num_rows = 0
+            for rows in formats.rows(name, columns, self.layout):
+                yield first, rows
+                num_rows = max(num_rows, rows.end)
+            first += num_rows
+
+
+@dataclass
+class _Pieces:
+    """Reads files one after the other, and splits their rows."""
+
+    reader: _Reader
+    split: splits.Split | None
+    keep_malformed: bool
+    first: int = 0
+
+    def of(self, name: str) -> Iterator[tuple[Piece, np.ndarray | None]]:
+        reader = self.reader
+        if reader.strict:
+            formats.check_columns(name, reader.layout, reader.first, reader.columns)
+        columns = list(dict.fromkeys(want.column for want in reader.wanted.values()))
+        if self.split is not None:
+            needed = self.split.columns or reader.columns or ()
+            columns = list(dict.fromkeys([*columns, *needed]))
+        weight = reader.weight if name == reader.first else None
+        num_rows = 0
+        for rows in reader.rows.get(name) or formats.rows(name, columns, reader.layout):
+            if weight is not None and weight in reader.wanted:
+                suggestions = functools.partial(formats.suggestions, name, reader.layout)
+                weights.check_column(weight, name, rows.batch.column(weight), suggestions)
+                weight = None
+            piece = checked(rows, reader.wanted, keep=self.keep_malformed)
+            parts = None
+            if self.split is not None:
+                held_out = self.split.held_out(rows, self.first)
+                parts = held_out[np.searchsorted(rows.places, piece.places)].astype(np.int8)
+            num_rows = max(num_rows, rows.end)
+            yield piece, parts
+        self.first += num_rows

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import tensorflow as tf
 
-from psrun.data import criteo, files
-from psrun.errors import ConfigError
+from psrun.data import criteo, files, formats
+from psrun.errors import ConfigError, DataError
 from psrun.files import write_atomic
-
-_AT_ONCE = 65_536
 
 
 def write(path: str, folder: Path, *, min_count: int, num_buckets: int, seed: int) -> dict[str, dict[str, int]]:
@@ -62,16 +61,17 @@ def write(path: str, folder: Path, *, min_count: int, num_buckets: int, seed: in
 
 
 def _counted(path: str) -> dict[str, Counter[bytes]]:
-    dataset = criteo.prepared(files.find(path)).in_order(_AT_ONCE)
-    unique = dataset.map(
-        lambda number, numbers, columns: {
-            name: tf.unique_with_counts(columns[name][:, 0])[::2] for name in criteo.CATEGORIES
-        }
-    )
+    """How often each value of each category occurs."""
     counted: dict[str, Counter[bytes]] = {name: Counter() for name in criteo.CATEGORIES}
-    for batch in unique.as_numpy_iterator():
-        for name, (values, counts) in batch.items():
-            counted[name].update(dict(zip(values.tolist(), counts.tolist())))
+    for file in files.find(path):
+        for rows in formats.rows(file, criteo.COLUMNS, criteo.LAYOUT):
+            if rows.problems:
+                number, problem = rows.problems[0]
+                raise DataError(f"{file}, row {number}: {problem}")
+            for name, counter in counted.items():
+                encoded = rows.batch.column(name).dictionary_encode()
+                counts = np.bincount(encoded.indices.to_numpy(), minlength=len(encoded.dictionary))
+                counter.update(dict(zip(encoded.dictionary.cast(pa.binary()).to_pylist(), counts.tolist())))
     return counted
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
-import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
 
 from psrun.config.schema import did_you_mean
+from psrun.data import notations
 from psrun.data.columns import Wanted
-from psrun.data.lists import Lists
 from psrun.data.statistics import Scale
 from psrun.errors import ConfigError, Problem
 
@@ -32,7 +32,7 @@ def problems(weight: str, label: str, features: Mapping[str, Wanted]) -> Iterato
             yield Problem(KEY, message)
 
 
-def check_column(weight: str, name: str, values: np.ndarray | Lists, known: Callable[[], Sequence[str]]) -> None:
+def check_column(weight: str, name: str, values: pa.Array, known: Callable[[], Sequence[str]]) -> None:
     """Checks the first values of the column in a file.
 
     Args:
@@ -42,15 +42,22 @@ def check_column(weight: str, name: str, values: np.ndarray | Lists, known: Call
     Raises:
       ConfigError: all of them are missing, or none of them is a number.
     """
-    if isinstance(values, Lists) or values.dtype.kind in "fiub":  # lists are bad rows
-        return
-    items = [value for value in values.ravel().tolist() if not _is_empty(value)]
-    if not items and len(values):
+    num_rows = len(values)
+    if types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if types.is_fixed_size_list(values.type) or types.is_list(values.type):  # of one value, as in TFRecord
+        values = values.flatten()
+    if types.is_binary(values.type):
+        values = values.cast(pa.string())
+    present = values.drop_null()
+    if types.is_string(values.type):
+        present = present.filter(pc.invert(notations.is_missing(present)))
+    if not len(present) and num_rows:
         message = f"column {weight!r} has no values in the first rows of {name}.{did_you_mean(weight, known())}"
         raise ConfigError([Problem(KEY, message)])
-    if items and all(isinstance(value, str | bytes) and not _is_number(value) for value in items):
-        message = f"column {weight!r} of {name} holds strings, such as {items[0]!r}; choose a column of numbers"
-        raise ConfigError([Problem(KEY, message)])
+    if types.is_string(values.type) and len(present) and notations.numbers(present).null_count == len(present):
+        message = f"column {weight!r} of {name} holds strings, such as {present[0].as_py()!r}"
+        raise ConfigError([Problem(KEY, f"{message}; choose a column of numbers")])
 
 
 def check_means(train: Scale, evaluation: Scale | None) -> Iterator[str]:
@@ -63,14 +70,3 @@ def check_means(train: Scale, evaluation: Scale | None) -> Iterator[str]:
         raise ConfigError([Problem(KEY, "every training example has the weight 0; choose another column")])
     if evaluation is not None and evaluation.mean == 0:
         yield f"{KEY}: every evaluation example has the weight 0, so its metrics mean nothing"
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, str | bytes) and not value.strip())
-
-
-def _is_number(value: str | bytes) -> bool:
-    with contextlib.suppress(ValueError):
-        float(value)
-        return True
-    return False

@@ -1,0 +1,238 @@
+"""The task of a label, guessed from its values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psrun.data.profiles import Profile
+from psrun.errors import ConfigError, Problem
+
+_FIRST_WORDS = {
+    "no", "n", "false", "f", "0", "negative", "neg", "off", "never", "absent", "inactive", "none", "bad", "-1", "-",
+}  # fmt: skip
+_SECOND_WORDS = {
+    "yes", "y", "true", "t", "1", "positive", "pos", "on", "always", "present", "active", "good", "+1", "+",
+}  # fmt: skip
+_UNSURE_MARKERS = {"none", "missing", "unknown", "nil", "-", "."}  # among words, a class as likely as a missing value
+_INT64 = 2**63
+_FEW_CLASSES = 10
+_MOST_CLASSES = 1000
+_ROWS_PER_CLASS = 5
+_EVEN = 20  # how much more frequent the most frequent of many classes is, at most
+
+
+@dataclass(frozen=True)
+class Label:
+    """The proposed task of a label.
+
+    Attributes:
+      num_classes: of multiclass.
+      label_vocabulary: the values by class; None if they are class numbers, or numbers to predict.
+      decimal_mark: how numbers are written, as in `FeatureSpec`.
+      num_missing: rows without a label, which are left out.
+      note: the task in words, and how to say otherwise.
+    """
+
+    task: str
+    num_classes: int | None = None
+    label_vocabulary: tuple[str, ...] | tuple[int, ...] | None = None
+    decimal_mark: str | None = None
+    num_missing: int = 0
+    note: str = ""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keys of `data`."""
+        options: dict[str, Any] = {"task": self.task}
+        if self.num_classes is not None:
+            options["num_classes"] = self.num_classes
+        if self.label_vocabulary is not None:
+            options["label_vocabulary"] = list(self.label_vocabulary)
+        return options
+
+
+def of(profile: Profile, *, task: str | None = None, num_classes: int | None = None) -> Label:
+    """The task of a label, by its values.
+
+    Args:
+      task, num_classes: as the configuration says; None: guessed.
+
+    Raises:
+      ConfigError: no task fits the values.
+    """
+    name = profile.column
+    if profile.kind == "empty":
+        raise _label_error(f"column {name!r} has no label at all; choose another column")
+    if profile.kind in ("other", "times") or profile.is_list or profile.width > 1:
+        what = {"times": "dates or times", "other": "neither numbers nor words"}.get(profile.kind, "lists")
+        raise _label_error(f"column {name!r} holds {what}; choose another column, or add one with numbers or words")
+    if profile.kind == "strings":
+        return _word_label(profile, task)
+    return _number_label(profile, "multiclass" if num_classes is not None else task, num_classes)
+
+
+def _label_error(message: str, key: str = "data.label") -> ConfigError:
+    return ConfigError([Problem(key, message)])
+
+
+def _word_label(profile: Profile, task: str | None) -> Label:
+    words, num_marked = _classes(profile)
+    name, count = profile.column, len(words)
+    num_missing = profile.num_missing + num_marked
+    num_rows = profile.num_items - num_missing
+    if task == "regression":
+        odd = ", ".join(map(repr, profile.odd[:3])) or ", ".join(map(repr, words[:3]))
+        raise _label_error(f"is regression, but column {name!r} holds words: {odd}", "data.task")
+    if count == 1:
+        raise _constant(name, words[0], num_missing)
+    if profile.odd and count > _FEW_CLASSES:
+        odd = ", ".join(map(repr, profile.odd[:3]))
+        raise _label_error(
+            f"column {name!r} holds numbers, but for {odd}; remove these rows, or leave their labels empty"
+        )
+    if not profile.is_exact or count < profile.num_values - num_marked or count > _MOST_CLASSES:
+        raise _too_many(profile)
+    if count > _FEW_CLASSES and task is None and count * _ROWS_PER_CLASS > num_rows:
+        raise _too_many(profile)
+    if task == "binary" and count != 2:
+        raise _label_error(f"is binary, but column {name!r} has {count} different values: {_some(words)}", "data.task")
+    if count == 2:
+        words = _binary_order(words)
+        return _binary(tuple(words), num_missing)
+    return _multiclass(tuple(sorted(words)), count, num_missing)
+
+
+def _classes(profile: Profile) -> tuple[list[str], int]:
+    """The words of a label without markers of missing values, and the number of rows with such markers."""
+    by_word = dict(zip(map(str, profile.values), profile.counts))
+    markers = [word for word in by_word if word.strip() in profile.markers]
+    others = [word for word in by_word if word not in markers]
+    is_pair = {word.strip().lower() for word in others} <= _FIRST_WORDS | _SECOND_WORDS
+    if not is_pair or len(others) < 2:
+        markers = [word for word in markers if word.strip().lower() not in _UNSURE_MARKERS]
+    return sorted(by_word.keys() - set(markers)), sum(by_word[word] for word in markers)
+
+
+def _too_many(profile: Profile) -> ConfigError:
+    about = "" if profile.is_exact else "about "
+    message = (
+        f"column {profile.column!r} has {about}{profile.num_values:,} different words in {profile.num_present:,} rows,"
+        f" too many or too rare to be classes (up to {_MOST_CLASSES:,}, of {_ROWS_PER_CLASS} rows or more in the mean):"
+        " choose another label, or group its values"
+    )
+    return _label_error(message)
+
+
+def _constant(name: str, value: Any, num_missing: int) -> ConfigError:
+    missing = f" and {num_missing:,} rows without a label" if num_missing else ""
+    return _label_error(f"column {name!r} has one value, {value!r}{missing}: there is nothing to learn; choose another")
+
+
+def _binary_order(words: Sequence[str]) -> list[str]:
+    """The negative word first, where it can be told."""
+    first, second = sorted(words)
+    plain = [word.strip().lower() for word in (first, second)]
+    swapped = (
+        (plain[1] in _FIRST_WORDS and plain[0] not in _FIRST_WORDS)
+        or (plain[0] in _SECOND_WORDS and plain[1] not in _SECOND_WORDS)
+        or _negates(plain[1], plain[0])
+    )
+    return [second, first] if swapped else [first, second]
+
+
+def _negates(word: str, other: str) -> bool:
+    """Whether a word says that the other is not so: 'no churn', 'not spam', 'inactive'."""
+    return any(
+        word == f"{prefix}{other}" for prefix in ("no ", "not ", "non-", "non", "un", "in", "not_", "no_", "not-")
+    )
+
+
+def _binary(vocabulary: tuple[Any, ...], num_missing: int, given: bool = True) -> Label:
+    zero, one = vocabulary
+    note = "binary: 0 and 1"
+    if given:
+        note = f"binary: {zero} is 0, {one} is 1; 'data.label_vocabulary=[{one},{zero}]' for the other way round"
+    return Label("binary", None, vocabulary if given else None, None, num_missing, note + _left_out(num_missing))
+
+
+def _multiclass(
+    vocabulary: tuple[Any, ...] | None, num_classes: int, num_missing: int, *, are_numbers: bool = False
+) -> Label:
+    shown = f"0 to {num_classes - 1}" if vocabulary is None else _some(vocabulary)
+    note = f"multiclass: {num_classes} classes, {shown}"
+    if are_numbers:
+        note += "; data.task=regression to predict the number"
+    return Label("multiclass", num_classes, vocabulary, None, num_missing, note + _left_out(num_missing))
+
+
+def _some(values: Sequence[Any]) -> str:
+    shown = ", ".join(str(value) for value in values[:4])
+    return shown if len(values) <= 4 else f"{shown}, ..."
+
+
+def _left_out(num_missing: int) -> str:
+    if not num_missing:
+        return ""
+    return f"; {num_missing:,} {'row without a label is' if num_missing == 1 else 'rows without a label are'} left out"
+
+
+def _number_label(profile: Profile, task: str | None, num_classes: int | None) -> Label:
+    name, num_missing = profile.column, profile.num_missing
+    if profile.num_values == 1:
+        raise _constant(name, profile.least if profile.least is not None else profile.values[0], num_missing)
+    numbers = _class_numbers(profile)
+    if task == "regression" or (task is None and not _are_classes(profile, numbers)):
+        note = f"regression: {profile.num_values:,} different numbers"
+        if task is None and numbers is not None and len(numbers) <= _MOST_CLASSES:
+            note += "; data.task=multiclass to treat them as classes"
+        return Label("regression", None, None, profile.decimal_mark, num_missing, note + _left_out(num_missing))
+    if numbers is None or len(numbers) > _MOST_CLASSES:
+        message = f"is {task}, but column {name!r} has {profile.num_values:,} different numbers, which are no classes"
+        raise _label_error(f"{message}: set data.task=regression", "data.task")
+    values = sorted(numbers)
+    if task == "binary" and len(values) != 2:
+        raise _label_error(f"is binary, but column {name!r} has {len(values)} values: {_some(values)}", "data.task")
+    if num_classes is not None and min(values) >= 0 and max(values) < num_classes:
+        return _multiclass(None, num_classes, num_missing, are_numbers=True)
+    vocabulary = _written(profile, values)
+    if len(values) == 2 and task != "multiclass":
+        return _binary(tuple(vocabulary), num_missing, given=values != [0, 1])
+    are_plain = vocabulary == list(range(len(values)))
+    return _multiclass(None if are_plain else tuple(vocabulary), len(values), num_missing, are_numbers=True)
+
+
+def _class_numbers(profile: Profile) -> dict[int, int] | None:
+    """The number of rows of each whole number; None if there are fractions, or too many numbers."""
+    if not profile.whole or not profile.is_exact or not profile.values or profile.decimal_mark is not None:
+        return None
+    counts: dict[int, int] = {}
+    for value, count in zip(profile.values, profile.counts):
+        number = int(value) if not isinstance(value, str) or profile.kind == "integers" else int(float(value))
+        counts[number] = counts.get(number, 0) + count
+    return counts if len(counts) == profile.num_values else None
+
+
+def _written(profile: Profile, numbers: Sequence[int]) -> list[Any]:
+    """The numbers as the files have them: text such as 1.0 does not equal an integer, and no int64 is beyond 2^63."""
+    if profile.kind == "numbers" and profile.text and len(profile.values) == len(numbers):
+        return sorted(profile.values, key=lambda text: float(text))
+    if max(-numbers[0] - 1, numbers[-1]) >= _INT64:
+        return list(map(str, numbers))
+    return list(numbers)
+
+
+def _are_classes(profile: Profile, numbers: Mapping[int, int] | None) -> bool:
+    """Whether numbers are rather classes than amounts: few, or counted from 0 or 1 and about equally frequent."""
+    if numbers is None:
+        return False
+    count = len(numbers)
+    if count == 2:
+        return True
+    if count * _ROWS_PER_CLASS > profile.num_present:
+        return False
+    if count <= _FEW_CLASSES:
+        return True
+    dense = min(numbers) in (0, 1) and max(numbers) - min(numbers) + 1 == count
+    return dense and count <= _MOST_CLASSES and max(numbers.values()) <= _EVEN * min(numbers.values())

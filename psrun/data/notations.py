@@ -1,0 +1,284 @@
+"""Numbers, dates and times as people write them in text. Does not import TensorFlow."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_WORDS = ("na", "n/a", "#n/a", "n.a.", "nan", "null", "none", "nil", "missing", "unknown", "<na>", "nat", "#null!")
+_SIGNS = ("?", "-", "--", "---", ".", "..", "\u2013", "\u2014", r"\N")
+# Missing values in a column of numbers or dates. In a column of words, NA may be Namibia, and None a class of its own.
+MISSING = (*(case(word) for word in _WORDS for case in (str.lower, str.upper, str.capitalize)), "NaN", "NaT", *_SIGNS)
+
+_BLANK = "[\\s\u00a0\u202f]"
+_MINUS = "\u2212"  # as spreadsheets write it
+_NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
+_INTEGER = r"^[+-]?[0-9]+$"
+_LEADING_ZERO = r"^[+-]?0[0-9]+$"
+_CURRENCY = (
+    r"(?:(?:US|A|C|R|NZ|HK)?\$|€|£|¥|₹|₩|₽|USD|EUR|GBP|CHF|JPY|CNY|INR|BRL|CAD|AUD|SEK|NOK|DKK|PLN|kr\.?|zł|Rs\.?)"
+)
+_INT64 = 2**63
+
+_MONTHS = (
+    "jan(?:uary)?", "feb(?:ruary)?", "mar(?:ch)?", "apr(?:il)?", "may", "june?", "july?", "aug(?:ust)?",
+    "sep(?:t(?:ember)?)?", "oct(?:ober)?", "nov(?:ember)?", "dec(?:ember)?",
+)  # fmt: skip
+_MONTH = f"(?i:{'|'.join(_MONTHS)})"
+_WEEKDAY = "(?i:(?:mon|tues?|wed(?:nes)?|thu(?:rs?)?|fri|sat(?:ur)?|sun)(?:day)?)"
+_DIRECTIVES = {
+    "Y": "(?P<Y>[0-9]{4})", "y": "(?P<y>[0-9]{2})", "m": "(?P<m>[0-9]{1,2})", "d": "(?P<d>[0-9]{1,2})",
+    "b": rf"(?P<b>{_MONTH})\.?", "a": rf"{_WEEKDAY}\.?", "H": "(?P<H>[0-9]{1,2})", "I": "(?P<I>[0-9]{1,2})",
+    "M": "(?P<M>[0-9]{2})", "S": "(?P<S>[0-9]{2})", "f": "(?P<f>[0-9]{1,9})", "p": r"(?P<p>(?i:[ap]\.?m\.?))",
+    "z": "(?P<z>Z|UTC|GMT|[+-][0-9]{2}(?::?[0-9]{2})?)", "%": "%",
+}  # fmt: skip
+_ALIASES = {"B": "%b", "h": "%b", "A": "%a", "e": "%d", "F": "%Y-%m-%d", "D": "%m/%d/%y", "T": "%H:%M:%S", "R": "%H:%M"}
+_ISO = (
+    "(?P<Y>[0-9]{4})-(?P<m>[0-9]{2})-(?P<d>[0-9]{2})"
+    "(?:[T ](?P<H>[0-9]{2})(?::(?P<M>[0-9]{2})(?::(?P<S>[0-9]{2})(?:[.,](?P<f>[0-9]{1,9}))?)?)?"
+    " ?(?P<z>Z|UTC|[+-][0-9]{2}(?::?[0-9]{2})?)?)?"
+)
+
+_DATES = (
+    "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%m/%d/%y", "%d/%m/%y",
+    "%d.%m.%Y", "%d.%m.%y", "%Y.%m.%d",
+    "%d-%m-%Y", "%m-%d-%Y", "%d-%b-%Y", "%d-%b-%y", "%b-%d-%Y",
+    "%d %b %Y", "%b %d %Y", "%b %d, %Y", "%a %d %b %Y", "%a, %d %b %Y", "%a %b %d %Y", "%a, %b %d, %Y",
+)  # fmt: skip
+_TIMES = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", " %H:%M:%S %z")
+TIME_FORMATS: tuple[str | None, ...] = (
+    None,
+    *(date + time for date in _DATES for time in _TIMES),
+    "%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S %z %Y", "%d/%b/%Y:%H:%M:%S %z",
+    "%Y-%m", "%b %Y", "%b-%Y", "%b-%y", "%Y%m%d", "%Y%m%dT%H%M%S", "%Y%m%d%H%M%S",
+    "%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p",
+)  # fmt: skip
+PARTS = ("days", "month", "weekday", "hour")
+_DAY_US = 86_400_000_000
+
+
+def is_missing(text: pa.StringArray) -> pa.BooleanArray:
+    """Whether each text is null, blank or one of `MISSING`: a missing value, where the others are numbers or dates."""
+    trimmed = pc.utf8_trim_whitespace(text)
+    marked = pc.is_in(trimmed, value_set=pa.array(["", *MISSING], text.type))
+    return pc.or_(marked, pc.is_null(text))
+
+
+def numbers(text: pa.StringArray, decimal_mark: str | None = None) -> pa.DoubleArray:
+    """The numbers in texts; null for other text, also for infinity, NaN and what no double can hold.
+
+    Args:
+      decimal_mark: "." or ",", for numbers with a currency or percent sign, separators of thousands, or parentheses
+        for a minus. None: as Python's `float` reads them, but without underscores.
+    """
+    if decimal_mark is not None:
+        return _marked_numbers(text, decimal_mark)
+    try:
+        values = pc.cast(text, pa.float64())
+    except pa.ArrowInvalid:
+        trimmed = pc.utf8_trim_whitespace(text)
+        plain = pc.if_else(pc.match_substring_regex(trimmed, _NUMBER), trimmed, None)
+        values = pc.cast(plain, pa.float64())
+    finite = pc.is_finite(values)
+    return values if pc.all(finite).as_py() is not False else pc.if_else(finite, values, None)
+
+
+@functools.cache
+def _marked(decimal_mark: str) -> tuple[str, str]:
+    """Regular expressions of a number without and with parentheses."""
+    thousands = {".": ",", ",": r"\."}[decimal_mark]
+    mark = re.escape(decimal_mark)
+    groups = "|".join(
+        [rf"[0-9]{{1,3}}(?:{thousands}[0-9]{{2,3}})*{thousands}[0-9]{{3}}"]
+        + [rf"[0-9]{{1,3}}(?:{each}[0-9]{{3}})+" for each in (_BLANK, "['\u2019]")]
+    )
+    digits = rf"(?:(?:{groups}|[0-9]+)(?:{mark}[0-9]*)?|{mark}[0-9]+)"
+    sign = f"[+{_MINUS}-]?"
+    number = rf"{sign}{_BLANK}*(?:{_CURRENCY}{_BLANK}*{sign})?{_BLANK}*{digits}{_BLANK}*(?:{_CURRENCY}|%|‰)?"
+    return rf"^{number}$", rf"^\({_BLANK}*{number}{_BLANK}*\)$"
+
+
+def _marked_numbers(text: pa.StringArray, decimal_mark: str) -> pa.DoubleArray:
+    trimmed = pc.utf8_trim_whitespace(text)
+    plain, in_parentheses = (pc.match_substring_regex(trimmed, pattern) for pattern in _marked(decimal_mark))
+    digits = pc.replace_substring_regex(trimmed, r"Rs\.|kr\.", "")
+    digits = pc.replace_substring_regex(digits, rf"[^0-9{re.escape(decimal_mark)}]", "")
+    digits = pc.replace_substring(digits, decimal_mark, ".")
+    values = numbers(pc.if_else(pc.or_(plain, in_parentheses), digits, None))
+    negative = pc.or_(in_parentheses, pc.match_substring_regex(trimmed, f"[{_MINUS}-]"))
+    return pc.if_else(negative, pc.negate(values), values)
+
+
+def integers(text: pa.StringArray) -> pa.Int64Array:
+    """The integers in texts; null for other text and beyond int64. Hexadecimal, which Arrow would read, is not one."""
+    try:
+        values = pc.cast(text, pa.int64())
+    except pa.ArrowInvalid:
+        return _integers(pc.utf8_trim_whitespace(text))
+    hexadecimal = pc.any(pc.match_substring(text, "x")).as_py() or pc.any(pc.match_substring(text, "X")).as_py()
+    return _integers(text) if hexadecimal else values
+
+
+def _integers(trimmed: pa.StringArray) -> pa.Int64Array:
+    whole = pc.if_else(is_whole(trimmed), trimmed, None)
+    negative = pc.starts_with(whole, "-")
+    digits = pc.utf8_ltrim(whole, "+-0")
+    digits = pc.if_else(pc.equal(pc.utf8_length(digits), 0), "0", digits)
+    size = pc.cast(pc.if_else(pc.less_equal(pc.utf8_length(digits), 19), digits, None), pa.uint64())
+    limit = pc.if_else(negative, pa.scalar(_INT64, pa.uint64()), pa.scalar(_INT64 - 1, pa.uint64()))
+    size = pc.cast(pc.if_else(pc.less_equal(size, limit), size, None), pa.int64(), safe=False)
+    return pc.if_else(negative, pc.negate(size), size)  # the least int64 is its own negative
+
+
+def is_whole(trimmed: pa.StringArray) -> pa.BooleanArray:
+    """Whether each text is a decimal integer, of any size; null for null."""
+    return pc.match_substring_regex(trimmed, _INTEGER)
+
+
+def has_leading_zero(trimmed: pa.StringArray) -> pa.BooleanArray:
+    """Whether each text is an integer with a leading zero, as codes have: 007, but not 0."""
+    return pc.match_substring_regex(trimmed, _LEADING_ZERO)
+
+
+def times(text: pa.StringArray, time_format: str | None = None) -> pa.TimestampArray:
+    """The dates and times in texts, in microseconds; null for other text and days that no calendar has.
+
+    Times with an offset become UTC, others stay as they are; times without a date are of 1970-01-01.
+
+    Args:
+      time_format: as strptime takes it, with English names of months. None: ISO 8601.
+
+    Raises:
+      ValueError: the format has a directive that is not supported.
+    """
+    if time_format is None:
+        try:
+            return pc.cast(text, pa.timestamp("us"))
+        except pa.ArrowInvalid:  # not all of them, or some with an offset
+            pass
+    found = pc.extract_regex(pc.utf8_trim_whitespace(text), rf"^{_expression(time_format)}$")
+    return _timestamps(found)
+
+
+def could_be(text: str, time_format: str | None) -> bool:
+    """Whether a text has the form of a date or time."""
+    return _compiled(time_format).fullmatch(text.strip()) is not None
+
+
+@functools.cache
+def _compiled(time_format: str | None) -> re.Pattern[str]:
+    return re.compile(_expression(time_format))
+
+
+@functools.cache
+def _expression(time_format: str | None) -> str:
+    return _ISO if time_format is None else "".join(_expressions(time_format))
+
+
+def _expressions(time_format: str) -> Iterator[str]:
+    for directive, blank, other in re.findall(r"%(.?)|(\s+)|([^%\s])", time_format):
+        if blank:
+            yield r"\s+"
+        elif other:
+            yield re.escape(other)
+        elif directive in _ALIASES:
+            yield from _expressions(_ALIASES[directive])
+        elif directive in _DIRECTIVES:
+            yield _DIRECTIVES[directive]
+        else:
+            known = " ".join(f"%{each}" for each in [*_DIRECTIVES, *_ALIASES])
+            raise ValueError(f"{time_format!r} has %{directive}, which is not supported; use {known}")
+
+
+def _timestamps(found: pa.StructArray) -> pa.TimestampArray:
+    """Of the parts that were found. Arrow's strptime takes February 30 for March 2, and 98 for the year 98."""
+    names = [field.name for field in found.type]
+    valid = pc.is_valid(found).to_numpy(zero_copy_only=False)
+
+    def part(name: str, otherwise: int) -> np.ndarray:
+        if name not in names:
+            return np.full(len(found), otherwise)
+        digits = pc.struct_field(found, name)
+        digits = pc.if_else(pc.equal(digits, ""), None, digits)
+        return pc.fill_null(pc.cast(digits, pa.int64()), otherwise).to_numpy()
+
+    year = part("Y", 1970)
+    if "y" in names:
+        short = part("y", 70)
+        year = short + np.where(short < 69, 2000, 1900)
+    month = _month_numbers(pc.struct_field(found, "b")) if "b" in names else part("m", 1)
+    day = part("d", 1)
+    hour = part("H", 0)
+    if "I" in names:
+        twelve = part("I", 12)
+        valid &= (twelve >= 1) & (twelve <= 12)
+        hour = twelve % 12
+    if "p" in names:
+        afternoon = pc.match_substring_regex(pc.struct_field(found, "p"), "^[pP]")
+        hour = hour + 12 * pc.fill_null(afternoon, False).to_numpy(zero_copy_only=False)
+    minute = part("M", 0)
+    second = part("S", 0)
+    valid &= (year >= 1) & (month >= 1) & (month <= 12) & (day >= 1)
+    valid &= (hour < 24) & (minute < 60) & (second < 60)
+    first = (np.where(valid, year, 1970) - 1970).astype("datetime64[Y]").astype("datetime64[M]")
+    first = first + (np.where(valid, month, 1) - 1)
+    valid &= day <= ((first + 1).astype("datetime64[D]") - first.astype("datetime64[D]")).astype(np.int64)
+    days = first.astype("datetime64[D]").astype(np.int64) + day - 1
+    micros = ((days * 24 + hour) * 60 + minute) * 60 + second
+    micros = micros * 1_000_000 + _microseconds(found, names)
+    micros = micros - _offset_minutes(found, names) * 60_000_000
+    return pa.array(micros, pa.timestamp("us"), mask=~valid)
+
+
+def _month_numbers(names: pa.StringArray) -> np.ndarray:
+    first = pc.utf8_slice_codeunits(pc.utf8_lower(names), 0, 3)
+    places = pc.index_in(first, value_set=pa.array([month[:3] for month in _MONTHS], first.type))
+    return pc.fill_null(places, 0).to_numpy() + 1
+
+
+def _microseconds(found: pa.StructArray, names: list[str]) -> np.ndarray | int:
+    if "f" not in names:
+        return 0
+    padded = pc.utf8_slice_codeunits(pc.utf8_rpad(pc.struct_field(found, "f"), 6, "0"), 0, 6)
+    return pc.fill_null(pc.cast(padded, pa.int64()), 0).to_numpy()
+
+
+def _offset_minutes(found: pa.StructArray, names: list[str]) -> np.ndarray | int:
+    if "z" not in names:
+        return 0
+    zone = pc.replace_substring(pc.struct_field(found, "z"), ":", "")
+    digits = pc.utf8_rpad(pc.if_else(pc.match_substring_regex(zone, "^[+-]"), pc.utf8_ltrim(zone, "+-"), "0"), 4, "0")
+    number = pc.fill_null(pc.cast(digits, pa.int64()), 0).to_numpy()
+    minutes = number // 100 * 60 + number % 100
+    return np.where(pc.fill_null(pc.starts_with(zone, "-"), False).to_numpy(zero_copy_only=False), -minutes, minutes)
+
+
+def instants(values: pa.Array, time_format: str | None = None) -> pa.TimestampArray:
+    """Dates, timestamps, times of the day and texts as naive microseconds, of UTC where there is a time zone.
+
+    Args:
+      time_format: of texts, and of integers such as 20210131.
+    """
+    kind = values.type
+    if pa.types.is_integer(kind):
+        values = pc.cast(values, pa.string())
+    if pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return times(values, time_format)
+    if pa.types.is_time(kind):
+        since_midnight = pc.cast(pc.cast(values, pa.time64("ns")), pa.int64())
+        return pc.cast(pc.divide(since_midnight, 1000), pa.timestamp("us"))
+    return pc.cast(pc.cast(values, pa.timestamp("us", getattr(kind, "tz", None)), safe=False), pa.timestamp("us"))
+
+
+def part(timestamps: pa.TimestampArray, which: str) -> pa.Array:
+    """A number of each time: `days` since 1970-01-01 with the time as fraction, as doubles; month 1 to 12, weekday from
+    0 (Monday) to 6, or hour 0 to 23, as int64."""
+    if which == "days":
+        return pc.divide(pc.cast(pc.cast(timestamps, pa.int64()), pa.float64(), safe=False), float(_DAY_US))
+    functions = {"month": pc.month, "weekday": pc.day_of_week, "hour": pc.hour}
+    return pc.cast(functions[which](timestamps), pa.int64())

@@ -1,0 +1,161 @@
+"""Numbers, dates and times in text, each case with its value."""
+
+from __future__ import annotations
+
+import datetime
+
+import pyarrow as pa
+import pytest
+
+from psrun.data import notations
+
+
+def text(*values: str | None) -> pa.StringArray:
+    return pa.array(values, pa.string())
+
+
+def micro(value: str) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(value)
+
+
+@pytest.mark.parametrize(
+    ("written", "number"),
+    [
+        ("1", 1), ("-2.5", -2.5), ("+5", 5), (" 12 ", 12), ("5.", 5), (".5", 0.5), ("1e5", 1e5), ("1E-3", 1e-3),
+        ("007", 7),
+        ("1e-400", 0), ("1e400", None), ("inf", None), ("-Infinity", None), ("nan", None), ("0x1F", None),
+        ("1_000", None),
+        ("1,5", None), ("$5", None), ("12 %", None), ("", None), (" ", None), ("NA", None), ("1 2", None), (None, None),
+    ],
+)  # fmt: skip
+def test_plain_numbers(written, number):
+    for others in ((), ("3.25",), ("word",)):  # alone, beside a number: one cast; beside a word: by value
+        assert notations.numbers(text(written, *others))[0].as_py() == number
+
+
+@pytest.mark.parametrize(
+    ("written", "mark", "number"),
+    [
+        ("$1,521.00", ".", 1521), ("12 %", ".", 12), ("\u20ac 1 521.00", ".", 1521), ("(1,000)", ".", -1000),
+        ("-$5.25", ".", -5.25), ("$-5.25", ".", -5.25), ("1'521.5", ".", 1521.5), ("12,34,567", ".", 1_234_567),
+        ("1521.5", ".", 1521.5), ("USD 7", ".", 7), (".5%", ".", 0.5), ("\u22125", ".", -5), ("Rs. 1,200", ".", 1200),
+        ("1.521,00 \u20ac", ",", 1521), ("12,5", ",", 12.5), ("1\u00a0521,5", ",", 1521.5), ("-0,25", ",", -0.25),
+        ("1,52", ".", None), ("1.52", ",", None), ("1,521.00", ",", None), ("$", ".", None), ("a 5", ".", None),
+        ("5 km", ".", None), ("1,2,3", ".", None), ("1-2", ".", None), (None, ".", None), ("", ",", None),
+    ],
+)  # fmt: skip
+def test_numbers_with_signs_and_separators(written, mark, number):
+    assert notations.numbers(text(written, "x"), mark)[0].as_py() == number
+
+
+@pytest.mark.parametrize(
+    ("written", "integer"),
+    [
+        ("0", 0), ("-7", -7), ("+5", 5), (" 12 ", 12), ("007", 7), ("-007", -7), ("9223372036854775807", 2**63 - 1),
+        ("-9223372036854775808", -(2**63)), ("9223372036854775808", None), ("99999999999999999999999", None),
+        ("9007199254740993", 2**53 + 1), ("0x1F", None), ("0XFFFFFFFFFFFFFFFF", None), ("5.0", None), ("1e3", None),
+        ("", None), ("NA", None), ("-", None), (None, None), ("0000000000000000000000005", 5),
+    ],
+)  # fmt: skip
+def test_integers(written, integer):
+    for others in ((), ("3",), ("word",)):
+        assert notations.integers(text(written, *others))[0].as_py() == integer
+
+
+def test_missing_values():
+    for marker in (
+        "",
+        " ",
+        "NA",
+        "N/A",
+        "#N/A",
+        "n/a",
+        "NULL",
+        "null",
+        "NaN",
+        "nan",
+        "None",
+        "none",
+        "?",
+        "-",
+        "--",
+        ".",
+    ):
+        assert notations.is_missing(text(marker, f" {marker} ", None, "x", "0")).to_pylist() == [True] * 3 + [False] * 2
+    assert notations.is_missing(text("<NA>", "NaT", "missing", "-1", "NAN", "no")).to_pylist() == (
+        [True, True, True, False, True, False]
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "time_format", "time"),
+    [
+        ("2021-01-31", None, "2021-01-31"), ("2021-01-31 10:20", None, "2021-01-31 10:20"),
+        ("2021-01-31T10:20:30.5", None, "2021-01-31 10:20:30.500"), ("2021-01-31T10:20Z", None, "2021-01-31 10:20"),
+        ("2021-01-31T10:20:30+01:00", None, "2021-01-31 09:20:30"),
+        ("2021-01-01 00:30 -0530", None, "2021-01-01 06:00"),
+        ("2021-01-31T10:20:30.123456789Z", None, "2021-01-31 10:20:30.123456"), ("2021-02-30", None, None),
+        ("2021-13-01", None, None), ("2021-01-31 24:00", None, None), ("1899-12-31", None, "1899-12-31"),
+        ("2021-1-1", None, None), ("01/31/2021", None, None), ("", None, None), (None, None, None),
+        ("01/31/2021", "%m/%d/%Y", "2021-01-31"), ("1/2/2021", "%m/%d/%Y", "2021-01-02"),
+        ("2/30/2021", "%m/%d/%Y", None),
+        ("2/29/2020", "%m/%d/%Y", "2020-02-29"), ("1/2/98", "%m/%d/%Y", None), ("1/2/98", "%m/%d/%y", "1998-01-02"),
+        ("1/2/15", "%d/%m/%y", "2015-02-01"), ("31.01.2021 5:06", "%d.%m.%Y %H:%M", "2021-01-31 05:06"),
+        ("31-Jan-2021", "%d-%b-%Y", "2021-01-31"), ("Sept 3, 2021", "%b %d, %Y", "2021-09-03"),
+        ("march 3 2021", "%B %d %Y", "2021-03-03"), ("marketing 3 2021", "%B %d %Y", None),
+        ("1/2/2021 12:05 AM", "%m/%d/%Y %I:%M %p", "2021-01-02 00:05"),
+        ("1/2/2021 12:05 p.m.", "%m/%d/%Y %I:%M %p", "2021-01-02 12:05"),
+        ("1/2/2021 13:05 PM", "%m/%d/%Y %I:%M %p", None),
+        ("20210131", "%Y%m%d", "2021-01-31"), ("2021-01", "%Y-%m", "2021-01-01"),
+        ("23:45", "%H:%M", "1970-01-01 23:45"),
+        ("Mon Jan  4 10:00:00 2021", "%a %b %d %H:%M:%S %Y", "2021-01-04 10:00"),
+        ("10/Oct/2000:13:55:36 -0700", "%d/%b/%Y:%H:%M:%S %z", "2000-10-10 20:55:36"),
+    ],
+)  # fmt: skip
+def test_times(written, time_format, time):
+    for others in ((), ("2020-05-05",), ("word",)):
+        got = notations.times(text(written, *others), time_format)
+        assert got.type == pa.timestamp("us")
+        assert got[0].as_py() == (None if time is None else micro(time))
+
+
+def test_unknown_directives_are_named():
+    with pytest.raises(ValueError, match="'%Y-%Q' has %Q, which is not supported; use %Y"):
+        notations.times(text("2021"), "%Y-%Q")
+
+
+def test_parts_of_times():
+    times = pa.array([micro("2021-01-31 18:00"), None, micro("1969-12-31 00:00")], pa.timestamp("us"))
+    parts = {which: notations.part(times, which) for which in notations.PARTS}
+    assert {which: values.to_pylist() for which, values in parts.items()} == {
+        "days": [18658.75, None, -1], "month": [1, None, 12], "weekday": [6, None, 2], "hour": [18, None, 0],
+    }  # fmt: skip
+    assert [str(each.type) for each in parts.values()] == ["double", "int64", "int64", "int64"]
+
+
+@pytest.mark.parametrize(
+    ("values", "time_format"),
+    [
+        (pa.array([datetime.date(2021, 1, 31)], pa.date32()), None),
+        (pa.array([micro("2021-01-31")], pa.timestamp("ns")), None),
+        (pa.array([micro("2021-01-31")], pa.timestamp("s", "America/New_York")), None),
+        (pa.array(["2021-01-31"]), None),
+        (pa.array([20210131]), "%Y%m%d"),
+    ],
+)
+def test_instants_of_arrow_types(values, time_format):
+    assert notations.instants(values, time_format).to_pylist() == [micro("2021-01-31")]
+
+
+def test_times_of_the_day_are_of_the_first_day():
+    for kind in (pa.time32("s"), pa.time64("ns")):
+        assert notations.instants(pa.array([datetime.time(6, 30)], kind)).to_pylist() == [micro("1970-01-01 06:30")]
+
+
+def test_each_time_format_reads_what_it_writes():
+    when = micro("2013-12-31 23:45:06")
+    for time_format in notations.TIME_FORMATS[1:]:
+        written = when.strftime(time_format.replace("%z", "+0000"))
+        (read,) = notations.times(text(written), time_format).to_pylist()
+        assert read.strftime(time_format.replace("%z", "+0000")) == written
+        assert notations.could_be(written, time_format)
