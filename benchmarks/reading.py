@@ -1,51 +1,63 @@
-"""How many examples a second a worker reads that only counts them: psrun's way beside plain tf.data by hand.
+"""What reading costs: preparing files once, beside pyarrow alone, and the batches of a worker from prepared rows.
 
-    python benchmarks/reading.py [--repetitions N] [--json FILE]
+    python benchmarks/reading.py [--repetitions N] [--checkout FOLDER] [--json FILE]
 
-One worker in this process, rows in Criteo's layout, batches of 1024, in turns. psrun reads its prepared set in a random
-order, batches as the chief deals them. By hand the same records are read one after the other; so are TFRecords of one
-example each, as most people have them; and the text, split and turned into numbers. Nothing of that is shuffled.
-Preparing is what psrun does once with the text: it also checks every field and writes the set.
+Preparation: 200,000 rows of 40 columns as Criteo has them (13 counts, 26 categories of 1,000 values), with a header as
+CSV, gzipped and as Parquet, or without a header for data=criteo. data=table guesses the features and prepares the rows;
+pyarrow alone reads the same file into NumPy arrays. Each time is the processor time of one call in a process of its own
+that has imported everything before; in turns. `--checkout` measures another version of psrun in FOLDER, too.
+
+Batches: one worker in this process that only counts examples, batches of 1024. psrun reads its prepared rows in a
+random order, batches as the chief deals them. By hand: TFRecords of one example each, as most people have them, and the
+text, split and turned into numbers, both in the order of the file.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-from measured import Goal, Summary, in_turns, show_goals
+from measured import BENCHMARKS, Goal, Summary, in_turns, show_goals
 from rich.console import Console
 
-from psrun.cluster import strategy
-from psrun.config import choices
-from psrun.data import blocks, criteo, files, synthesis
-from psrun.training.input_streams import DealtInput, Stream
-
 BATCH, STEPS = 1024, 10
-PSRUN, PREPARES = "psrun, prepared", "psrun prepares"
-RECORDS, EXAMPLES, TEXT = "by hand, the same records", "by hand, an example a record", "by hand, text"
-GOALS = (Goal(PSRUN, EXAMPLES, 0.95), Goal(PSRUN, TEXT, 0.95))
+NUM_ROWS = 200_000
+COLUMNS = ("label", *(f"I{number}" for number in range(1, 14)), *(f"C{number}" for number in range(1, 27)))
+FILES = {"csv": "rows.csv", "gzip": "rows.csv.gz", "parquet": "rows.parquet", "criteo": "rows.tsv"}
+PSRUN, EXAMPLES, TEXT = "psrun, prepared", "by hand, an example a record", "by hand, text"
+GOALS = (
+    Goal("table csv", "pyarrow csv", 0.6),
+    Goal("table parquet", "pyarrow parquet", 0.6),
+    Goal(PSRUN, EXAMPLES, 0.95),
+    Goal(PSRUN, TEXT, 0.95),
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--num-examples", type=int, default=400_000)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each way in each round")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each way to read batches in each round")
+    parser.add_argument("--checkout", type=Path, help="another version of psrun")
     parser.add_argument("--json", type=Path, help="writes all rounds to a file")
+    parser.add_argument("--one", nargs=2, metavar=("WAY", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.one:
+        sys.stdout.write(f"{processor_s(options.one[0], Path(options.one[1]))}\n")
+        return
     console = Console(highlight=False)
-    cluster = choices.InProcess("inprocess", 1, 1, "greedy", False)
-    strategy.prepare(cluster, None)
-    coordinator = strategy.connect(cluster, choices.NoPartitioner("none")).coordinator
     with tempfile.TemporaryDirectory() as temporary:
-        ways = measurements(Path(temporary), options, coordinator)
+        folder = Path(temporary)
+        write_files(folder)
+        ways = {**preparations(folder, options.checkout), **batches(folder, options.seconds)}
         rounds = []
         for names in in_turns(list(ways), options.repetitions + 1):
             rounds.append({name: ways[name]() for name in names})
@@ -53,42 +65,127 @@ def main() -> None:
     del rounds[0]  # it warms up
     for name in ways:
         summary = Summary.of([rates[name] for rates in rounds])
-        console.print(f"{name:30} {summary.median:10,.0f} examples/s ({summary.least:,.0f} to {summary.most:,.0f})")
+        console.print(f"{name:34} {summary.median:10,.0f} rows/s ({summary.least:,.0f} to {summary.most:,.0f})")
     goals = show_goals(GOALS, rounds, console)
     if options.json:
         options.json.write_text(json.dumps({"rounds": rounds, "goals": goals}, indent=2) + "\n")
 
 
-def measurements(folder: Path, options: argparse.Namespace, coordinator: Any) -> dict[str, Callable[[], float]]:
-    """Functions that measure each way once, in examples per second."""
-    synthesis.write(folder / "rows", synthesis.Recipe(options.num_examples, 0), num_files=4)
-    pattern = f"{folder}/rows/train-*"
-    source = criteo.Criteo(path=pattern, cache=str(folder / "cache"))
+def write_files(folder: Path) -> None:
+    from pyarrow import csv, parquet
+
+    from psrun.data import synthesis
+
+    synthesis.write(folder / "synthetic", synthesis.Recipe(NUM_ROWS, 0), num_files=1)
+    (rows,) = (folder / "synthetic").glob("train-*")
+    text = rows.read_text()
+    (folder / FILES["criteo"]).write_text(text)
+    (folder / FILES["csv"]).write_text(",".join(COLUMNS) + "\n" + text.replace("\t", ","))
+    (folder / FILES["gzip"]).write_bytes(gzip.compress((folder / FILES["csv"]).read_bytes(), compresslevel=4))
+    parquet.write_table(csv.read_csv(folder / FILES["csv"]), folder / FILES["parquet"])
+
+
+def preparations(folder: Path, checkout: Path | None) -> dict[str, Callable[[], float]]:
+    """Functions that measure how many rows a second of processor time gives."""
+    versions = {"": BENCHMARKS.parent, **({"before: ": checkout.resolve()} if checkout else {})}
+    ways = [*(f"table {each}" for each in ("csv", "gzip", "parquet")), "split csv", "criteo criteo"]
+    measures: dict[str, Callable[[], float]] = {}
+    for name, version in versions.items():
+        for way in ways:
+            if not name or not way.startswith("split"):  # earlier versions have no splits
+                measures[name + way] = rate_of(way, folder, version)
+    for form in ("csv", "gzip", "parquet"):
+        measures[f"pyarrow {form}"] = rate_of(f"pyarrow {form}", folder, BENCHMARKS.parent)
+    return measures
+
+
+def rate_of(way: str, folder: Path, version: Path) -> Callable[[], float]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(version), str(BENCHMARKS)))}
+    command = [sys.executable, str(BENCHMARKS / "reading.py"), "--one", way, str(folder)]
+
+    def rate() -> float:
+        output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        return NUM_ROWS / float(output.splitlines()[-1])
+
+    return rate
+
+
+def processor_s(way: str, folder: Path) -> float:
+    """The processor time of one call, after one on a few rows."""
+    what, form = way.split()
+    path = folder / FILES[form]
+    small = folder / f"small-{os.getpid()}" / path.name
+    small.parent.mkdir()
+    read = read_by_pyarrow if what == "pyarrow" else prepare(what, folder)
+    if form != "parquet":
+        opened: Any = gzip.open if form == "gzip" else open
+        with opened(path, "rt") as source, opened(small, "wt") as target:
+            target.writelines(line for line, _ in zip(source, range(2000)))
+        read(small)
+    began_s = time.process_time()
+    read(path)
+    return time.process_time() - began_s
+
+
+def read_by_pyarrow(path: Path) -> list[Any]:
+    from pyarrow import csv, parquet
+
+    table = parquet.read_table(path) if path.suffix == ".parquet" else csv.read_csv(path)
+    return [column.to_numpy() for column in table.columns]
+
+
+def prepare(what: str, folder: Path) -> Callable[[Path], Any]:
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    from psrun.data.criteo import Criteo
+    from psrun.data.table import Table
+
+    def call(path: Path) -> Any:
+        with tempfile.TemporaryDirectory(dir=folder) as cache:
+            if what == "criteo":
+                return Criteo(path=str(path), cache=cache)
+            split: Any = {"split": 0.1} if what == "split" else {}
+            return Table(path=str(path), label="label", cache=cache, **split)
+
+    return call
+
+
+def batches(folder: Path, seconds: float) -> dict[str, Callable[[], float]]:
+    """Functions that measure how many examples a second a worker counts."""
+    import tensorflow as tf
+
+    from psrun.cluster import strategy
+    from psrun.config import choices
+    from psrun.data import criteo
+    from psrun.training.input_streams import DealtInput, Stream
+
+    cluster = choices.InProcess(
+        "inprocess", num_workers=1, num_ps=1, num_data_workers=1, placement="greedy", isolate=False
+    )
+    strategy.prepare(cluster, None)
+    coordinator = strategy.connect(cluster, choices.NoPartitioner("none")).coordinator
+    source = criteo.Criteo(path=str(folder / FILES["criteo"]), cache=str(folder / "cache"))
     single = folder / "single.tfrecord"
     write_single(source, single)
 
-    def prepares() -> float:
-        began_s = time.monotonic()
-        with tempfile.TemporaryDirectory(dir=folder) as cache:
-            criteo.Criteo(path=pattern, cache=cache)
-        return options.num_examples / (time.monotonic() - began_s)
+    def dealt(context: Any, numbers: Any) -> Any:
+        order = source.order(BATCH, whole_passes=True)
+        return source.batches(numbers(), order, tf.constant(1, tf.int64)).prefetch(2)
 
-    feeds = {
-        PSRUN: DealtInput(dealt(source), 0),
-        RECORDS: Stream(records(source._train)),
+    feeds: Mapping[str, Any] = {
+        PSRUN: DealtInput(dealt, 0),
         EXAMPLES: Stream(examples(source._train, single)),
-        TEXT: Stream(text(files.find(pattern))),
+        TEXT: Stream(text(folder / FILES["criteo"])),
     }
-    return {PREPARES: prepares} | {
-        name: counting(coordinator, feed, options.seconds) for name, feed in feeds.items()
-    }  # fmt: skip
+    return {name: counting(coordinator, feed, seconds) for name, feed in feeds.items()}
 
 
-def counting(coordinator: Any, feed: Stream, seconds: float) -> Callable[[], float]:
+def counting(coordinator: Any, feed: Any, seconds: float) -> Callable[[], float]:
     """A function that measures for some seconds how many examples per second a worker counts."""
+    import tensorflow as tf
+
     iterator = feed.iterator(coordinator)
 
-    def steps(source: Any, *arguments: tf.Tensor) -> tf.Tensor:
+    def steps(source: Any, *arguments: Any) -> Any:
         feed.begin(STEPS, *arguments)
         take, count = feed.taker(source, 0, *arguments), tf.constant(0)
         for _ in range(STEPS):
@@ -111,44 +208,29 @@ def counting(coordinator: Any, feed: Stream, seconds: float) -> Callable[[], flo
     return rate
 
 
-def dealt(source: criteo.Criteo) -> Callable[..., tf.data.Dataset]:
-    def dataset(context: Any, numbers: Any) -> tf.data.Dataset:
-        order = source.order(BATCH, whole_passes=True)
-        return source.batches(numbers(), order, tf.constant(1, tf.int64)).prefetch(2)
-
-    return dataset
-
-
-def records(of: blocks.Blocks) -> Callable[..., tf.data.Dataset]:
-    """Whole records of a prepared set, one after the other."""
-    return parsed(of, of.path, rows=blocks.ROWS)
-
-
-def examples(of: blocks.Blocks, single: Path) -> Callable[..., tf.data.Dataset]:
+def examples(rows: Any, single: Path) -> Callable[..., Any]:
     """Records of an example each."""
-    return parsed(of, str(single), rows=1)
+    import tensorflow as tf
 
+    from psrun.data.prepared_rows import TYPES
 
-def parsed(of: blocks.Blocks, path: str, *, rows: int) -> Callable[..., tf.data.Dataset]:
-    specs = {
-        name: tf.io.FixedLenFeature([rows * column.width], blocks.TYPES[column.dtype])
-        for name, column in of.columns.items()
-    }
+    specs = {name: tf.io.FixedLenFeature([column.width], TYPES[column.dtype]) for name, column in rows.columns.items()}
 
-    def example(serialized: tf.Tensor) -> Any:
-        fields = tf.io.parse_example(serialized, specs)
-        columns = {name: tf.reshape(fields[name], [-1, of.columns[name].width]) for name in specs}
+    def example(serialized: Any) -> Any:
+        columns = tf.io.parse_example(serialized, specs)
         return {name: values for name, values in columns.items() if name != "label"}, columns["label"]
 
-    def dataset(context: Any, numbers: Any) -> tf.data.Dataset:
-        serialized = tf.data.TFRecordDataset(path).repeat().batch(BATCH // rows)
+    def dataset(context: Any, numbers: Any) -> Any:
+        serialized = tf.data.TFRecordDataset(str(single)).repeat().batch(BATCH)
         return serialized.map(example, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2)
 
     return dataset
 
 
-def write_single(source: criteo.Criteo, path: Path) -> None:
+def write_single(source: Any, path: Path) -> None:
     """The examples of a source, each in its own record."""
+    import tensorflow as tf
+
     with tf.io.TFRecordWriter(str(path)) as writer:
         for _, _, columns in source._train.in_order(BATCH).as_numpy_iterator():
             for row in range(len(columns["label"])):
@@ -160,19 +242,18 @@ def write_single(source: criteo.Criteo, path: Path) -> None:
                 writer.write(example.SerializeToString())
 
 
-def text(names: list[str]) -> Callable[..., tf.data.Dataset]:
+def text(path: Path) -> Callable[..., Any]:
     """Lines split and turned into numbers, with nothing shuffled or checked."""
+    import tensorflow as tf
 
-    def example(lines: tf.Tensor) -> Any:
-        fields = tf.reshape(tf.strings.split(lines, "\t").flat_values, [-1, criteo.NUM_FIELDS])
+    def example(lines: Any) -> Any:
+        fields = tf.reshape(tf.strings.split(lines, "\t").flat_values, [-1, len(COLUMNS)])
         numbers = tf.strings.to_number(tf.where(fields[:, :14] == "", "0", fields[:, :14]))
-        names = criteo.CATEGORIES
-        return {"counts": numbers[:, 1:], **{name: fields[:, 14 + i, None] for i, name in enumerate(names)}}, numbers[
-            :, :1
-        ]
+        names = {f"C{index + 1}": fields[:, 14 + index, None] for index in range(26)}
+        return {"counts": numbers[:, 1:], **names}, numbers[:, :1]
 
-    def dataset(context: Any, numbers: Any) -> tf.data.Dataset:
-        lines = tf.data.TextLineDataset(names).repeat().batch(BATCH)
+    def dataset(context: Any, numbers: Any) -> Any:
+        lines = tf.data.TextLineDataset(str(path)).repeat().batch(BATCH)
         return lines.map(example, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2)
 
     return dataset

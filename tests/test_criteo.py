@@ -94,7 +94,7 @@ def test_a_row_that_is_not_as_it_should_be_is_named(tmp_path, row, message):
     source = criteo(file, max_bad_rows=1)
     assert source.num_train_examples == 2
     assert source.facts["num_bad_rows"] == 1
-    assert source.warnings == (f"1 malformed rows skipped, the first: {file}, {message}",)
+    assert source.warnings[0] == f"1 malformed rows skipped, the first: {file}, {message}"
     file.write_text(f"{GOOD}\n{row}\n{GOOD}\n{row}\n")
     with pytest.raises(DataError, match=r"row 4: .*malformed rows: 2 so far, data.max_bad_rows=1"):
         criteo(file, max_bad_rows=1)

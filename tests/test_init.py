@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -44,7 +45,8 @@ def test_the_experiment_of_a_new_project_composes(psrun, tmp_path):
 
 def small_sweeps(lines: str) -> str:
     """Commands as written; of sweeps, whose jobs train as single runs do, a few steps over the first axis only."""
-    lines = lines.replace("model.embedding_dim=4,16 \\\n", "model.embedding_dim=4 \\\n")
+    for second, values in (("model.embedding_dim", "4,16"), ("model.dropout", "0.0,0.3")):
+        lines = lines.replace(f"{second}={values} \\\n", f"{second}={values.partition(',')[0]} \\\n")
     return lines.replace("conf -m ", "conf -m trainer.epochs=1 trainer.steps_per_epoch=5 ")
 
 
@@ -65,10 +67,15 @@ def test_the_commands_of_a_new_project_run_as_its_readme_has_them(shell, tmp_pat
 @pytest.mark.packaging
 def test_the_commands_of_the_tutorial_run_as_written(shell, tmp_path):
     text = (ROOT / "docs" / "tutorials" / "your-csv.md").read_text()
-    for title, script in blocks(text, "python"):
-        (tmp_path / title).write_text(script)
-    for _, lines in blocks(text, "bash"):
-        shell(small_sweeps(lines), tmp_path)
-    assert min(last_metrics(tmp_path / "runs" / run)["val_auc"] for run in ("first", "second")) > 0.8
-    (predictions,) = (tmp_path / "runs" / "second" / "predictions").glob("*.csv")
-    assert len(predictions.read_text().splitlines()) == 1 + 4000
+    for title, content in (*blocks(text, "python"), *blocks(text, "yaml")):
+        (tmp_path / title).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / title).write_text(content)
+    shown = [shell(small_sweeps(lines), tmp_path) for _, lines in blocks(text, "bash")]
+    assert min(last_metrics(tmp_path / "runs" / run)["val_auc"] for run in ("first", "second")) > 0.9
+    with (tmp_path / "sexes.csv").open(newline="") as file:
+        predictions = list(csv.DictReader(file))
+    assert len(predictions) == 11
+    assert list(predictions[0]) == ["Species", "Individual ID", "prediction"]
+    by_model = [float(line.rpartition(" ")[2]) for line in shown[-1].splitlines()[1:]]
+    assert len(by_model) == 3
+    assert min(by_model) > 0.9

@@ -152,7 +152,7 @@ BAD = [
 
 @pytest.mark.parametrize(("bad", "message"), BAD)
 def test_a_row_with_a_bad_list_is_named_or_skipped(tmp_path, bad, message):
-    path = text(tmp_path / "rows.csv", "1|2,0.5|1,a|b,1,1", f"{bad},a,2,0", ",,,3,1")
+    path = text(tmp_path / "rows.csv", "1|2,0.5|1,a|b,1,1", f"{bad},a,2,0", ",,,3,0")
     with pytest.raises(DataError, match=rf"rows\.csv, row 3: {message.replace('|', '.')}.*; set data.max_bad_rows="):
         table(path)
     source = table(path, max_bad_rows=1)

@@ -516,8 +516,9 @@ def test_options_that_cannot_be_are_reported(tmp_path):
         assert message in problems(path, **options)
     write(tmp_path / "rows.npz", rows(10))
     assert "matches files of several formats" in problems(tmp_path / "rows.*")
-    (tmp_path / "rows.xls").write_text("rows")
-    assert "data.format: is unknown for the file name" in problems(tmp_path / "rows.xls")
+    for name, message in (("notes.doc", "is unknown for the file name"), ("rows.xlsx", "save it as CSV")):
+        (tmp_path / name).write_text("rows")
+        assert message in problems(tmp_path / name)
     for text, message in (("age,age,label\n1,2,0\n", "more than one column 'age'"), ("age,label\n", "there is no row")):
         path.write_text(text)
         with pytest.raises(DataError, match=message):

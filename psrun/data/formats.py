@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
-from pyarrow import ipc, json, parquet
+from pyarrow import ipc, json, parquet, types
 
 from psrun.data import files
 from psrun.errors import ConfigError, DataError, Problem
@@ -216,12 +216,12 @@ def check_columns(
         raise DataError(f"the columns of {name} differ from those of {first}: it {' and '.join(differences)}")
 
 
-def rows(name: str, wanted: Sequence[str], layout: Layout, types: pa.Schema | None = None) -> Iterator[Rows]:
+def rows(name: str, wanted: Sequence[str], layout: Layout, unified: pa.Schema | None = None) -> Iterator[Rows]:
     """The rows of a file, in order, in pieces.
 
     Args:
       wanted: columns.
-      types: of the columns, for files whose own types are narrower; None for those of the file.
+      unified: the types of the columns, for files whose own types are narrower; None for those of the file.
 
     Raises:
       DataError: the file cannot be read to its end.
@@ -234,11 +234,15 @@ def rows(name: str, wanted: Sequence[str], layout: Layout, types: pa.Schema | No
             for key, value in partition.items():
                 batch = batch.append_column(key, pa.array([value] * batch.num_rows, pa.string()))
             batch = batch.select(list(wanted))
-            yield replace(piece, batch=batch if types is None else _typed(batch, types))
+            yield replace(piece, batch=batch if unified is None else _typed(batch, unified))
 
 
-def _typed(batch: pa.RecordBatch, types: pa.Schema) -> pa.RecordBatch:
-    columns = [column.cast(types.field(name).type) for name, column in zip(batch.schema.names, batch.columns)]
+def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = []
+    for name, column in zip(batch.schema.names, batch.columns):
+        kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+        target = schema.field(name).type
+        columns.append(column if kind == target else column.cast(target))
     return pa.record_batch(columns, batch.schema.names)
 
 
@@ -522,7 +526,9 @@ def _parquet_schema(name: str, layout: Layout) -> pa.Schema:
 
 def _parquet_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
     with files.opened_anywhere(name) as stream:
-        file = parquet.ParquetFile(stream, page_checksum_verification=True)
+        schema = parquet.read_schema(stream)
+        texts = [each for each in wanted if types.is_string(schema.field(each).type)]
+        file = parquet.ParquetFile(stream, page_checksum_verification=True, read_dictionary=texts)
         yield from _numbered_batches(file.iter_batches(_ROWS_AT_ONCE, columns=list(wanted)))
 
 

@@ -19,13 +19,13 @@ import tensorflow as tf
 from pyarrow import ipc, types
 
 from psrun.data.columns import Column
+from psrun.data.order import runs
 from psrun.data.source import Batches, Convert, as_read, shard_of
 
 TYPES = {"float32": tf.float32, "int64": tf.int64, "string": tf.string}
 BATCH_ROWS = 1 << 16  # of a record batch
 _BLOCK_ROWS = 128  # at most, which stay together in the order of examples
 _PLACES = 8  # from which a batch is read
-_BYTES = {tf.float32: 4, tf.int64: 8}
 
 
 @dataclass(frozen=True)
@@ -84,81 +84,105 @@ class PreparedRows:
         which = numbers // BATCH_ROWS
         rows = numbers % BATCH_ROWS
         columns: dict[str, Any] = {}
-        for dtype, size in _BYTES.items():
+        for dtype in (tf.float32, tf.int64):
             names = [name for name, each in self.columns.items() if TYPES[each.dtype] == dtype and not _is_list(each)]
             if names:
                 widths = [self.columns[name].width for name in names]
-                begins = np.stack([self.places[name][:, 0] for name in names], 1) // size
+                begins = np.stack([self.places[name][:, 0] for name in names], 1) // dtype.size
                 columns |= zip(names, _fixed(file.view(dtype), tf.constant(begins), widths, which, rows))
-        texts = [name for name, each in self.columns.items() if each.dtype == "string" and not _is_list(each)]
-        if texts:
-            columns |= zip(texts, self._texts(file, texts, which, rows))
+        texts = {
+            name: each.width for name, each in self.columns.items() if each.dtype == "string" and not _is_list(each)
+        }
+        for width in set(texts.values()):
+            names = [name for name in texts if texts[name] == width]
+            columns |= zip(names, self._texts(file, names, which, rows))
         for name, column in self.columns.items():
             if _is_list(column):
                 columns[name] = self._lists(file, name, which, rows)
         return {name: columns[name] for name in self.columns}
 
     def _texts(self, file: _MappedFile, names: Sequence[str], which: tf.Tensor, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Columns of texts, read together: (n, width) each."""
-        widths = [self.columns[name].width for name in names]
-        offsets = tf.constant(np.stack([self.places[name][:, 0] for name in names], 1) // 4)
-        firsts = tf.constant(np.stack([self.places[name][:, 1] for name in names], 1))
-        index = _indices(offsets, widths, which, rows)
-        base = tf.gather(tf.gather(firsts, which), np.repeat(np.arange(len(names)), widths), axis=1)
-        begins = base + tf.cast(tf.gather(file.int32, index), tf.int64)
-        ends = base + tf.cast(tf.gather(file.int32, index + 1), tf.int64)
-        # By column, so that each is one part of the result.
-        texts = file.texts(tf.reshape(tf.transpose(begins), [-1]), tf.reshape(tf.transpose(ends), [-1]))
-        table = tf.transpose(tf.reshape(texts, [sum(widths), -1])) if max(widths) > 1 else None
-        if table is not None:
-            return tf.split(table, widths, axis=1)
-        return tf.unstack(tf.reshape(texts, [len(names), -1, 1]))
+        """Columns of texts of one width, read together: (n, width) each."""
+        width = self.columns[names[0]].width
+        if width > 1:
+            which = tf.repeat(which, width)
+            rows = tf.reshape(rows[:, tf.newaxis] * width + tf.range(width, dtype=tf.int64), [-1])
+        offsets = np.stack([self.places[name][:, 0] for name in names], 1)
+        contents = np.stack([self.places[name][:, 1] for name in names], 1)
+        texts = file.texts(offsets, contents, which, rows)
+        return tf.unstack(tf.reshape(texts, [len(names), -1, width]))
 
     def _lists(self, file: _MappedFile, name: str, which: tf.Tensor, rows: tf.Tensor) -> tf.RaggedTensor:
         column = self.columns[name]
         places = tf.gather(tf.constant(self.places[name]), which)
-        offsets = tf.gather(file.int32, tf.stack([places[:, 0] // 4 + rows, places[:, 0] // 4 + rows + 1]))
-        offsets = tf.cast(offsets, tf.int64)
-        lengths = offsets[1] - offsets[0]
+        offsets = tf.gather(file.view(tf.int32), tf.stack([places[:, 0] // 4 + rows, places[:, 0] // 4 + rows + 1]))
+        begins, ends = tf.unstack(tf.cast(offsets, tf.int64))
+        lengths = ends - begins
         if column.dtype == "string":
-            index = _ranges(places[:, 1] // 4 + offsets[0], places[:, 1] // 4 + offsets[1])
-            base = tf.repeat(places[:, 2], lengths)
-            begins = base + tf.cast(tf.gather(file.int32, index), tf.int64)
-            ends = base + tf.cast(tf.gather(file.int32, index + 1), tf.int64)
-            values = file.texts(begins, ends)
+            outer = self.places[name]
+            items = _ranges(begins, ends).rt_dense_values
+            values = file.texts(outer[:, 1:2], outer[:, 2:3], tf.repeat(which, lengths), items)[0]
         else:
             dtype = TYPES[column.dtype]
-            base = places[:, 1] // _BYTES[dtype]
-            values = tf.gather(file.view(dtype), _ranges(base + offsets[0], base + offsets[1]))
+            base = places[:, 1] // dtype.size
+            values = tf.gather(file.view(dtype), _ranges(base + begins, base + ends).rt_dense_values)
         return tf.RaggedTensor.from_row_lengths(values, lengths, validate=False)
 
 
 class _MappedFile:
-    """A file in the memory of the process that executes the graph, as tensors of its bytes and numbers.
+    """A file in the memory of the process that executes the graph, as tensors of numbers.
 
     TensorFlow maps the file anew each time that a graph is executed, which takes some microseconds.
     """
 
     def __init__(self, path: str, num_bytes: int) -> None:
-        self._path, self._num_bytes = path, num_bytes
-        self.int32 = self.view(tf.int32, 4)
+        shape = [num_bytes // 8]  # an Arrow file ends with its footer, so that the rest of a division does not matter
+        self._words = tf.raw_ops.ImmutableConst(dtype=tf.int64, shape=shape, memory_region_name=path)
 
-    def view(self, dtype: tf.DType, size: int | None = None) -> tf.Tensor:
-        shape = [self._num_bytes // (size or _BYTES[dtype])]
-        return tf.raw_ops.ImmutableConst(dtype=dtype, shape=shape, memory_region_name=self._path)
+    def view(self, dtype: tf.DType) -> tf.Tensor:
+        return self._words if dtype == tf.int64 else tf.reshape(tf.bitcast(self._words, dtype), [-1])
 
-    def texts(self, begins: tf.Tensor, ends: tf.Tensor) -> tf.Tensor:
-        """Texts by where they begin and end in the file.
+    def texts(self, offsets: np.ndarray, contents: np.ndarray, which: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        """The texts of rows in several columns: (columns, n).
 
-        TensorFlow has no operation that makes a string of bytes. A serialized tensor ends with its bytes.
+        The bytes of consecutive rows are next to each other, so they are read together, in words of eight.
+
+        Args:
+          offsets: where the offsets of each column begin in each record batch, in bytes of the file.
+          contents: where its bytes do.
+          which: the record batch of each row.
+          rows: their numbers in the record batch.
         """
-        index = tf.raw_ops.RaggedRange(starts=begins, limits=ends, deltas=tf.ones([], tf.int64), Tsplits=tf.int64)
-        content = tf.gather(self.view(tf.uint8, 1), index.rt_dense_values)
+        firsts, run = runs((rows[1:] != rows[:-1] + 1) | (which[1:] != which[:-1]))
+        first = tf.gather(rows, firsts)
+        count = tf.concat([firsts[1:], [tf.size(rows, tf.int64)]], 0) - firsts
+        batch = tf.gather(which, firsts)
+        begin = tf.gather(tf.constant(contents), batch)  # (runs, columns), as what follows
+        # A run of n rows has n + 1 offsets.
+        numbers = _ranges(first, first + count + 1)
+        index = tf.gather(tf.gather(tf.constant(offsets // 4), batch), tf.repeat(tf.range(tf.size(first)), count + 1))
+        ends = tf.cast(tf.gather(self.view(tf.int32), index + numbers.rt_dense_values[:, tf.newaxis]), tf.int64)
+        bounds = numbers.rt_nested_splits
+        first_word = (begin + tf.gather(ends, bounds[:-1])) // 8
+        last_word = (begin + tf.gather(ends, bounds[1:] - 1) + 7) // 8
+        words = _ranges(_flat(first_word), _flat(last_word))
+        # TensorFlow has no operation that makes a string of bytes. A serialized tensor ends with its bytes.
+        content = tf.gather(self.view(tf.int64), words.rt_dense_values)
         text = tf.io.serialize_tensor(content)
-        first = tf.strings.length(text) - tf.size(content)
-        return tf.strings.substr(
-            text, first + tf.cast(index.rt_nested_splits[:-1], tf.int32), tf.cast(ends - begins, tf.int32)
-        )
+        head = tf.cast(tf.strings.length(text), tf.int64) - 8 * tf.size(content, tf.int64)
+        place = tf.transpose(tf.reshape(words.rt_nested_splits[:-1], [contents.shape[1], -1]))
+        shift = tf.gather(head + 8 * (place - first_word) + begin, run)
+        row = tf.range(tf.size(rows, tf.int64)) + run  # among the offsets
+        starts = tf.gather(ends, row)
+        lengths = tf.gather(ends, row + 1) - starts
+        places = tf.cast(_flat(shift + starts), tf.int32)
+        texts = tf.strings.substr(text, places, tf.cast(_flat(lengths), tf.int32))
+        return tf.reshape(texts, [contents.shape[1], -1])
+
+
+def _flat(values: tf.Tensor) -> tf.Tensor:
+    """A matrix column by column."""
+    return tf.reshape(tf.transpose(values), [-1])
 
 
 def _is_list(column: Column) -> bool:
@@ -188,9 +212,8 @@ def _indices(begins: tf.Tensor, widths: Sequence[int], which: tf.Tensor, rows: t
     return tf.gather(begin, column, axis=1) + rows[:, tf.newaxis] * np.repeat(widths, widths) + within
 
 
-def _ranges(begins: tf.Tensor, ends: tf.Tensor) -> tf.Tensor:
-    ranges = tf.raw_ops.RaggedRange(starts=begins, limits=ends, deltas=tf.ones([], tf.int64), Tsplits=tf.int64)
-    return ranges.rt_dense_values
+def _ranges(begins: tf.Tensor, ends: tf.Tensor) -> Any:
+    return tf.raw_ops.RaggedRange(starts=begins, limits=ends, deltas=tf.ones([], tf.int64), Tsplits=tf.int64)
 
 
 def opened(path: Path, columns: Mapping[str, Column]) -> PreparedRows:

@@ -125,7 +125,7 @@ def of_files(
 
     Args:
       cache: the folder that stores profiles until the files change; None for none.
-      keep: gets the rows of each text file, unless they take more than 512 MiB together: for who reads them next.
+      keep: gets the rows of each file, unless they take more than 512 MiB together: for who reads them next.
       tell: called repeatedly with the progress.
 
     Raises:
@@ -155,14 +155,14 @@ def _profiled(
     schema = formats.schema(names[:1], layout) or pa.schema([])
     for name in names:
         formats.check_columns(name, layout, names[0], schema.names)
-    types = None if layout.format in formats.TEXT else formats.schema(names, layout)
+    unified = None if layout.format in formats.TEXT else formats.schema(names, layout)
     profilers = {column: Profiler(column) for column in schema.names}
     num_rows, num_bad, first_bad = 0, 0, ""
     num_kept_bytes = 0
     for number, name in enumerate(names, 1):
         for profiler in profilers.values():
             profiler.begin_file()
-        for rows in formats.rows(name, schema.names, layout, types):
+        for rows in formats.rows(name, schema.names, layout, unified):
             for column, profiler in profilers.items():
                 profiler.add(rows.batch.column(column), rows.places)
             num_rows += rows.batch.num_rows
@@ -170,7 +170,7 @@ def _profiled(
             if rows.bad and not first_bad:
                 row, problem = rows.problems[0]
                 first_bad = f"{name}, row {row}: {problem}"
-            if types is None and num_kept_bytes <= _KEPT_BYTES:
+            if num_kept_bytes <= _KEPT_BYTES:
                 kept.setdefault(name, []).append(rows)
                 num_kept_bytes += rows.batch.nbytes
             tell(f"inspecting the columns of {name} ({number} of {len(names)} files): {num_rows:,} rows so far")

@@ -166,17 +166,16 @@ class Table(PreparedSource):
             self.notes += (splits.sentence(spec, num_rows - num_train, num_rows),)
 
     def _check_classes(self, prepared: preparation.PreparedSet, evaluated: preparation.PreparedSet | None) -> None:
-        """Raises ConfigError if all training examples have one label; warns if all evaluation examples have."""
-        least, most = prepared.label_ranges["train"]
-        if least == most and self.num_train_examples > 1:
-            message = f"all {self.num_train_examples:,} training examples have the label {self._class_name(least)}"
-            raise ConfigError([Problem("data.label", f"{message}: there is nothing to learn")])
-        ranges = prepared.label_ranges.get("eval") if evaluated is None else evaluated.label_ranges.get("train")
-        if ranges is not None and ranges[0] == ranges[1] and self.num_eval_examples > 1:
-            self.warnings += (
-                f"all {self.num_eval_examples:,} evaluation examples have the label {self._class_name(ranges[0])}: "
-                "metrics that compare classes, such as AUC, mean nothing",
-            )
+        """Warns if all examples of one kind have the same label."""
+        eval_range = prepared.label_ranges.get("eval") if evaluated is None else evaluated.label_ranges.get("train")
+        of_evaluation = "metrics that compare classes, such as AUC, mean nothing"
+        for kind, count, labels_range, result in (
+            ("training", self.num_train_examples, prepared.label_ranges.get("train"), "there is nothing to learn"),
+            ("evaluation", self.num_eval_examples, eval_range, of_evaluation),
+        ):
+            if labels_range is not None and labels_range[0] == labels_range[1] and count > 1:
+                which = self._class_name(labels_range[0])
+                self.warnings += (f"all {count:,} {kind} examples have the label {which}: {result}",)
 
     def _class_name(self, number: float) -> str:
         return str(int(number)) if self.label_vocabulary is None else repr(self.label_vocabulary[int(number)])
@@ -323,9 +322,10 @@ class _Guess:
     @functools.cached_property
     def _profiles(self) -> dict[str, profiles.Profile]:
         found = profiles.of_files(self._names, self._layout, cache=self._cache, keep=self.rows, tell=self._tell)
-        for profile in found.values():  # all have the same numbers
-            preparation.check_bad(profile.num_bad, [profile.first_bad], self._max_bad_rows)
-            break
+        first = next(iter(found.values()))  # all have the same number of rows
+        preparation.check_bad(first.num_bad, [first.first_bad], self._max_bad_rows)
+        if not first.num_rows:
+            raise DataError(f"there is no row in {self._names[0]} to infer the features from")
         return found
 
     def label(self, task: Task | None, num_classes: int | None) -> label_guess.Label:
