@@ -1,0 +1,145 @@
+"""Which rows of one table are evaluation examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from psrun.data import formats, splits
+from psrun.errors import ConfigError, DataError
+
+pytestmark = pytest.mark.tensorflow
+LAYOUT = formats.Layout("csv")
+
+
+def write(path: Path, rows: list[tuple], header: str = "user,when,x,y") -> Path:
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+def rows(count: int, first: int = 0) -> list[tuple]:
+    return [(n % 40, 1000 - n, n * 0.5, n % 2) for n in range(first, first + count)]
+
+
+def table(path: Path, **options: Any) -> Any:
+    from psrun.data.table import Table
+
+    given = {"label": "y", "features": {"x": {}}, "task": "binary", **options}
+    return Table(path=str(path), cache=str(path.parent / "cache"), **given)
+
+
+def held_out(path: Path, **options: Any) -> list[float]:
+    """The feature x of the evaluation examples, in their order."""
+    source = table(path, **options)
+    batches = source.evaluation(batch_size=64).as_numpy_iterator()
+    return np.concatenate([each[0]["x"][:, 0] for each in batches]).tolist()
+
+
+def test_a_fraction_of_the_rows_is_held_out_and_more_rows_move_none(tmp_path):
+    some = held_out(write(tmp_path / "rows.csv", rows(1000)), split=0.2)
+    assert 150 < len(some) < 250
+    more = held_out(write(tmp_path / "rows.csv", rows(1500)), split=0.2)
+    assert more[: len(some)] == some
+    backwards = held_out(write(tmp_path / "rows.csv", rows(1000)[::-1]), split=0.2)
+    assert sorted(backwards) == sorted(some)
+    source = table(tmp_path / "rows.csv", split=0.2)
+    assert source.num_train_examples + source.num_eval_examples == 1000
+    assert source.facts["split"] == {"spec": {"by": "rows", "fraction": 0.2}}
+    assert "of 1,000 rows are evaluation examples" in source.notes[-1]
+
+
+def test_features_and_formats_do_not_change_the_split(tmp_path):
+    from pyarrow import csv, parquet
+
+    path = write(tmp_path / "rows.csv", rows(400))
+    expected = held_out(path, split=0.2)
+    assert held_out(path, split=0.2, features={"x": {}, "user": {"dtype": "int64", "num_buckets": 40}}) == expected
+    other = csv.read_csv(path, convert_options=csv.ConvertOptions(column_types={"x": pa.string()}))
+    parquet.write_table(other, tmp_path / "rows.parquet")
+    assert held_out(tmp_path / "rows.parquet", split=0.2) == expected
+
+
+def test_equal_rows_are_on_both_sides(tmp_path):
+    path = write(tmp_path / "rows.csv", [(1, 1, n % 2, n % 2) for n in range(1000)])
+    assert 150 < len(held_out(path, split=0.2)) < 250
+
+
+def test_whole_groups_are_held_out(tmp_path):
+    path = write(tmp_path / "rows.csv", rows(2000))
+    held = {2 * x % 40 for x in held_out(path, split={"by": "group", "column": "user", "fraction": 0.3})}
+    assert 4 < len(held) < 22
+    batches = table(path, split={"by": "group", "column": "user", "fraction": 0.3})._train.in_order(64)
+    trained = {2 * x % 40 for each in batches.as_numpy_iterator() for x in each[2]["x"][:, 0]}
+    assert not held & trained
+    assert held | trained == set(range(40))
+
+
+@pytest.mark.parametrize(
+    ("form", "time_format"), [("{}", None), ("2026-01-01T00:{:02}:00", None), ("01.01.26 0:{:02}", "%d.%m.%y %H:%M")]
+)
+def test_the_latest_rows_are_held_out(tmp_path, form, time_format):
+    path = write(
+        tmp_path / "rows.csv", [(0, form.format(n), n, n % 2) for n in np.random.default_rng(1).permutation(50)]
+    )
+    split = {"by": "time", "column": "when", "fraction": 0.2, "time_format": time_format}
+    assert sorted(held_out(path, split=split)) == list(range(40, 50))
+
+
+def test_a_split_by_time_stays_where_it_was_when_the_run_began(tmp_path):
+    path = write(tmp_path / "rows.csv", [(0, n, n, n % 2) for n in range(100)])
+    split = {"by": "time", "column": "when"}
+    began = table(path, split=split)
+    assert 89 < began.facts["split"]["since"] <= 90
+    write(path, [(0, n, n, n % 2) for n in range(200)])
+    assert held_out(path, split=split, recorded=began.facts) == list(range(90, 200))
+    assert held_out(path, split=split) == list(range(180, 200))
+    assert table(path, split=split, recorded={"num_train_files": 1}).num_train_examples == 200  # of an earlier version
+
+
+def test_the_last_row_of_each_user_is_held_out_of_equal_times_the_last_in_the_file(tmp_path):
+    path = write(tmp_path / "a.csv", [("u", 5, 1, 0), ("v", 2, 2, 1), ("u", 7, 3, 0), ("bad",), ("v", 1, 4, 1)])
+    write(tmp_path / "b.csv", [("u", 7, 5, 0), ("w", 1, 6, 1), ("v", "", 7, 1)])
+    split = {"by": "last", "user": "user", "column": "when"}
+    source = table(path.parent / "?.csv", split=split, max_bad_rows=1)
+    (batch,) = source.evaluation(batch_size=9).as_numpy_iterator()
+    assert batch[0]["x"].tolist() == [[2], [5], [6]]
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ({"by": "tme"}, "data.split.by: is 'tme', must be one of rows, group, time, last, none"),
+        ({"fraction": 2}, r"data.split.fraction: is 2, must be between 0 and 1"),
+        ({"by": "group"}, "data.split.column: is required with data.split.by=group: the column of the groups"),
+        ({"by": "last", "column": "when"}, "data.split.user: is required"),
+        ({"column": "user"}, "data.split.by: is rows, which has no column"),
+        ({"by": "time", "column": "wen"}, r"no column 'wen'. Did you mean 'when'\?"),
+        ({"by": "group", "column": "y", "fraction": 0.01}, "data.split: leaves none of 100 rows to evaluate on"),
+        ([0.1], "data.split: is .*, must be a fraction, or keys"),
+    ],
+)
+def test_splits_that_cannot_be_are_reported(tmp_path, split, message):
+    with pytest.raises(ConfigError, match=message):
+        table(write(tmp_path / "rows.csv", rows(100)), split=split)
+
+
+def test_a_column_without_times_is_reported(tmp_path):
+    path = write(tmp_path / "rows.csv", [(n, "word", n, n % 2) for n in range(20)])
+    with pytest.raises(DataError, match="when has no two different times to split at; times are numbers, ISO 8601"):
+        table(path, split={"by": "time", "column": "when"})
+
+
+def test_hashes_depend_on_names_and_values_and_not_on_the_order_of_columns():
+    one = pa.record_batch({"a": ["x", "", "x" * 5000], "b": ["1", "2", "1"]})
+    hashes = splits.hash_of_rows(one)
+    assert len(set(hashes)) == 3
+    np.testing.assert_array_equal(splits.hash_of_rows(one.select(["b", "a"])), hashes)
+    encoded = pa.record_batch({name: column.dictionary_encode() for name, column in zip("ab", one.columns)})
+    np.testing.assert_array_equal(splits.hash_of_rows(encoded), hashes)
+    assert not set(splits.hash_of_rows(one.rename_columns(["a", "c"]))) & set(hashes)
+    spread = splits.hash_of_rows(pa.record_batch({"a": [str(n) for n in range(100_000)]})) / 2.0**64
+    np.testing.assert_allclose(np.histogram(spread, 20, (0, 1))[0], 5000, rtol=0.06)
