@@ -54,6 +54,7 @@ _EXPLANATION = [
     {"How a run works": "explanation/design.md"},
     {"Partitioners and placement": "explanation/placement.md"},
     {"Speed": "explanation/speed.md"},
+    {"What psrun reaches on real tables": "explanation/tables.md"},
     {"What faults cost": "explanation/faults.md"},
     {"How far one coordinator goes": "explanation/scale.md"},
     {"Experiments": "explanation/experiments.md"},

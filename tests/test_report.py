@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
+import yaml
 from recorded_runs import a_run, a_sweep
 from rich.console import Console
 
@@ -195,6 +196,95 @@ def test_a_mistake_is_one_clear_message(tmp_path, arguments, message):
 def test_a_heading_is_the_last_part_of_a_key_with_its_indices():
     keys = ["seed", "cluster.slow_workers.0", "trainer.epochs", "model.dim", "data.dim"]
     assert list(headings(keys).values()) == ["seed", "slow_workers.0", "epochs", "model.dim", "data.dim"]
+
+
+def test_a_heading_of_a_nested_key_says_what_it_belongs_to():
+    keys = ["data.features.price.bins", "data.features.age.bins", "data.features.size", "data.split.fraction"]
+    assert list(headings(keys).values()) == ["price.bins", "age.bins", "features.size", "split.fraction"]
+    assert list(headings(["model.dims.item.0", "data.num"]).values()) == ["dims.item.0", "num"]
+
+
+def a_run_on_a_table(folder: Path, features: dict | None, recorded: dict | None = None, **data: object) -> Path:
+    """A run on `data=table`.
+
+    Args:
+      features: as configured; None: `recorded` has the guess of the run.
+    """
+    decided = {} if recorded is None else {"features": recorded, "label": {"task": "binary"}}
+    path = a_run(folder, data={"num_train_examples": 9, **decided}) / "config.yaml"
+    task = None if recorded is not None else "binary"
+    keys = {"_target_": "psrun.data.table.Table", "features": features, "task": task, **data}
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "data": keys}))
+    return folder
+
+
+GUESSED = {
+    "price": {"column": "price", "logarithm": True},
+    "age": {"column": "age"},
+    "city": {"dtype": "string", "column": "city", "vocabulary": ["a", "b"]},
+}
+
+
+def test_a_guess_and_the_same_features_written_out_do_not_differ(tmp_path):
+    a_run_on_a_table(tmp_path / "a", None, GUESSED, label="x")
+    written = {"price": {"logarithm": True}, "age": {}, "city": {"dtype": "string", "vocabulary": ["a", "b"]}}
+    a_run_on_a_table(tmp_path / "b", written, label="y")
+    assert rows.axes(runs.find([tmp_path])) == ["data.label"]
+
+
+def test_features_that_differ_are_named_by_feature_and_option(tmp_path, report):
+    a_run_on_a_table(tmp_path / "a", None, GUESSED)
+    a_run_on_a_table(tmp_path / "b", {"price": {"logarithm": False}, "age": {}, "size": {"bins": 8, "column": "m2"}})
+    shown = rows.axes(runs.find([tmp_path]))
+    assert set(shown) == {"data.features.price.logarithm", "data.features.city", "data.features.size"}
+    text = report(tmp_path)
+    assert {"price.logarithm", "features.city", "features.size"} <= set(text.split())
+    (first, second) = listed(report, tmp_path)
+    assert (first["data.features.price.logarithm"], second["data.features.price.logarithm"]) == (True, False)
+    assert (first["data.features.size"], second["data.features.size"]) == (None, {"bins": 8, "column": "m2"})
+    assert "2 keys" in report(tmp_path, "--columns", "features.size")
+
+
+def test_other_features_altogether_are_one_column(tmp_path, report):
+    a_run_on_a_table(tmp_path / "a", None, GUESSED)
+    a_run_on_a_table(tmp_path / "b", {"cost": {"column": "price"}, "years": {"column": "age"}})
+    assert rows.axes(runs.find([tmp_path])) == ["data.features"]
+    shown = report(tmp_path)
+    assert "3 keys" in shown
+    assert "2 keys" in shown
+
+
+def test_schedules_are_shown_by_their_names(tmp_path, report):
+    for name, steps in (("a", 10), ("b", 10), ("c", 20)):
+        path = a_run(tmp_path / name, seed=len(list(tmp_path.iterdir()))) / "config.yaml"
+        rate = {"_target_": "psrun.optimizers.schedules.WarmUp", "steps": steps, "learning_rate": 0.1}
+        config = yaml.safe_load(path.read_text())
+        path.write_text(yaml.safe_dump({**config, "optimizer": {"learning_rate": rate if name != "c" else 0.1}}))
+    assert "optimizer.learning_rate" in rows.axes(runs.find([tmp_path]))
+    assert "WarmUp" in report(tmp_path)
+
+
+def test_one_run_with_a_feature_of_no_options_and_one_with_some(tmp_path):
+    a_run_on_a_table(tmp_path / "a", {"price": {}, "age": {}})
+    a_run_on_a_table(tmp_path / "b", {"price": {"logarithm": True, "bins": 4}, "age": {}})
+    assert rows.axes(runs.find([tmp_path])) == ["data.features.price"]
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ((1, 1.0), None),
+        ((0.30000001, 0.30000002), {"0.30000001", "0.30000002"}),
+        ((list(range(200)), list(range(1, 201))), {"(1)", "(2)"}),
+    ],
+)
+def test_values_of_a_column_that_differs_are_not_shown_alike(tmp_path, report, values, texts):
+    for name, value in zip("ab", values):
+        path = a_run(tmp_path / name) / "config.yaml"
+        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "model": {"dropout": value}}))
+    assert rows.axes(runs.find([tmp_path])) == ([] if texts is None else ["model.dropout"])
+    if texts is not None:
+        assert texts <= set(report(tmp_path).split())
 
 
 def test_explicit_values_differ_even_where_they_follow_from_others(tmp_path):

@@ -67,7 +67,7 @@ def _data(runs: Sequence[Run], axes: Sequence[str], named: Sequence[str]) -> Val
         "axes": headings(axes),
         "metrics": sorted(metrics, key=lambda name: not name.startswith("val_")),
         "common": {key: rows.shown(value) for key, value in common.items()},
-        "runs": [_run(run, group, axes, common) for run, group in zip(runs, numbers)],
+        "runs": [_run(run, group, texts, common) for run, group, texts in zip(runs, numbers, _texts(runs, axes))],
     }
 
 
@@ -78,7 +78,14 @@ def _common(runs: Sequence[Run]) -> Values:
     return {k: value for k, value in first.items() if all(k in other and other[k] == value for other in configs)}
 
 
-def _run(run: Run, group: int, axes: Sequence[str], common: Mapping[str, Any]) -> Values:
+def _texts(runs: Sequence[Run], axes: Sequence[str]) -> list[dict[str, str]]:
+    """The values of each run by axis."""
+    records = [rows.row(run) for run in runs]
+    by_axis = {axis: rows.briefly([each.get(axis) for each in records], distinct=True) for axis in axes}
+    return [{axis: texts[place] for axis, texts in by_axis.items()} for place in range(len(runs))]
+
+
+def _run(run: Run, group: int, axes: Mapping[str, str], common: Mapping[str, Any]) -> Values:
     happened, problem = events(run)
     row = rows.row(run)
     cluster = mapping(run.result.get("cluster"))
@@ -88,7 +95,7 @@ def _run(run: Run, group: int, axes: Sequence[str], common: Mapping[str, Any]) -
         "status": run.state.status,
         "error": run.error,
         "problem": problem,
-        "axes": {axis: rows.shown(row.get(axis)) for axis in axes},
+        "axes": axes,
         "metrics": rows.metrics(run),
         **{name: row[name] for name in (*rows.MEASURED, "time_to_first_step_s") if name in row},
         "workers": number(cluster.get("num_workers")),

@@ -23,6 +23,8 @@ from psrun.results.run_folder import flat
 SEED = "seed"
 FOLDED = "seeds"
 MEASURED = ("steps", "steps_per_s", "examples_per_s", "wall_s", "recoveries")
+_LONGEST_LIST, _LONGEST_MAPPING = 40, 20  # characters of values that are shown
+_FEATURES = "data.features"
 _TYPES = ("kind", "_target_")  # the choice of a group
 _NOT_COMPARED = ("resume", "task.type", "task.index")  # how a run was started, not what it trained
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -46,6 +48,8 @@ def row(run: Run) -> Row:
     """All values of a run by column: configuration, choices of groups, run.json, metrics."""
     skipped = ("placement", "checkpoints", "overrides", "error", "recoveries", "steps", "metrics", "staleness")
     results = flat({name: value for name, value in run.result.items() if name not in skipped})
+    if run.config:  # which has them, too
+        results = {key: value for key, value in results.items() if not key.startswith("data.features.")}
     steps = mapping(run.result.get("steps"))
     stale = {f"staleness.{name}": each for name, each in mapping(run.result.get("staleness")).items()}
     recoveries = run.result.get("recoveries")
@@ -54,7 +58,7 @@ def row(run: Run) -> Row:
     return {
         **results, **{name: each for name, each in stale.items() if number(each) is not None},
         **{f"steps.{name}": value for name, value in steps.items()},
-        **experiment, **run.config, **choices(run.config),
+        **experiment, **run.config, **mappings(run.config), **choices(run.config),
         "run": run.name, "folder": printable(run.path), "status": run.state.status, **metrics(run),
         "steps": number(steps.get("applied")), **{name: number(run.result.get(name)) for name in MEASURED[1:4]},
         "recoveries": len(recoveries) if isinstance(recoveries, list) else None, "error": run.error,
@@ -77,16 +81,28 @@ def choices(config: Mapping[str, Any]) -> dict[str, str]:
     return by_group
 
 
+def mappings(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The mappings below a key of a group, such as 'data.features.price', by dotted key."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in config.items():
+        parts = key.split(".")
+        for count in range(len(parts) - 1, 1, -1):
+            outer = found.setdefault(".".join(parts[:count]), {})
+            outer[parts[count]] = value
+            value = outer
+    return found
+
+
 def axes(runs: Sequence[Run]) -> list[str]:
     """The keys in which runs differ: first the overrides of the command lines, in their order, then other keys.
 
     What follows from another choice (the number of shards, where only one of two partitioners has any) is left out
-    unless it was overridden.
+    unless it was overridden. A mapping that only some of the runs have, such as a feature, is one key.
     """
     configured = [run for run in runs if run.config]
     if len(configured) < 2:
         return []
-    rows = [{**choices(run.config), **run.config} for run in configured]
+    rows = [{**choices(run.config), **each} for run, each in zip(configured, _joined(configured))]
     overridden: dict[str, None] = {}
     for run, each in zip(configured, rows):
         overrides = run.overrides
@@ -94,6 +110,29 @@ def axes(runs: Sequence[Run]) -> list[str]:
         overridden |= dict.fromkeys(overrides)
     keys = dict.fromkeys([*overridden, *(key for each in rows for key in each)])
     return [key for key in keys if _is_axis(key, rows, key in overridden)]
+
+
+def _joined(runs: Sequence[Run]) -> list[Row]:
+    """The configurations of runs, in which a mapping that not all of them have is one value.
+
+    So are the features of data if most of them are not in all runs.
+    """
+    nested = [mappings(run.config) for run in runs]
+    partial = {key: None for each in nested for key in each if any(key not in other for other in nested)}
+    names = {f"{_FEATURES}.{name}" for each in nested for name in each.get(_FEATURES, {})}
+    if 2 * len(partial.keys() & names) > len(names):
+        partial[_FEATURES] = None
+
+    def is_inside(key: str) -> bool:
+        parts = key.split(".")
+        return any(".".join(parts[:count]) in partial for count in range(2, len(parts)))
+
+    whole = [key for key in partial if not is_inside(key)]
+    return [
+        {key: value for key, value in run.config.items() if not is_inside(key)}
+        | {key: each[key] for key in whole if key in each}
+        for run, each in zip(runs, nested)
+    ]
 
 
 def _is_axis(key: str, rows: Sequence[Row], overridden: bool) -> bool:
@@ -115,7 +154,9 @@ def _differs(values: Iterable[Any]) -> bool:
 
 
 def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
+    """A text that is the same for equal values: 1 and 1.0."""
+    plain = int(value) if isinstance(value, float) and value.is_integer() else value
+    return json.dumps(plain, sort_keys=True, default=str)
 
 
 def found_key(key: str, rows: Sequence[Row]) -> str:
@@ -230,6 +271,35 @@ def _one(same: Sequence[Row]) -> Row:
     merged["status"] = next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {s}" for s, n in counts.items())
     merged["error"] = next((each["error"] for each in same if each["error"]), "")
     return merged
+
+
+def briefly(values: Sequence[Any], *, distinct: bool = False) -> list[str]:
+    """The values of a column as short texts.
+
+    Args:
+      distinct: whether different values must have different texts; otherwise numbers may be rounded to the same.
+    """
+    texts = [_brief(value) for value in values]
+    keys = [_text(value) for value in values]
+    alike: dict[str, dict[str, None]] = {}
+    for text, key in zip(texts, keys):
+        alike.setdefault(text, {})[key] = None
+    for place, (text, key, value) in enumerate(zip(texts, keys, values)):
+        if len(alike[text]) > 1 and isinstance(value, (list, dict)):
+            texts[place] = f"{text} ({list(alike[text]).index(key) + 1})"
+        elif len(alike[text]) > 1 and isinstance(value, float) and distinct:
+            texts[place] = repr(value)
+    return texts
+
+
+def _brief(value: Any) -> str:
+    text = shown(value)
+    if isinstance(value, list) and len(text) > _LONGEST_LIST:  # such as a vocabulary; CSV and JSON have all of it
+        return f"{len(value):,} values"
+    if isinstance(value, dict) and len(text) > _LONGEST_MAPPING:
+        target = str(value.get("_target_", "")).rpartition(".")[2]
+        return target or f"{len(value):,} keys"
+    return text
 
 
 def shown(value: Any) -> str:

@@ -30,7 +30,8 @@ class Run:
 
     Attributes:
       name: the part of the folder's path that not all runs of the report share.
-      config: the resolved configuration: values by dotted key, such as 'cluster.num_workers'.
+      config: the resolved configuration, with the guess of a table's features and task in place of null: values by
+        dotted key, such as 'cluster.num_workers'.
       problem: what is missing or cannot be read, in one line; empty if all could be read.
     """
 
@@ -102,8 +103,25 @@ def _read(path: Path, name: str) -> Run:
     problems = [state.problem + missing, problem, state.gone]
     if state.status == "running" and state.quiet_s > QUIET_S and not state.gone:
         problems.append(f"has the status running, but wrote nothing for {state.quiet_s / 3600:.1f} h")
-    values = flat(config) or {key: _value(text) for key, text in _by_key(state.overrides).items()}
+    values = flat(_with_guess(config, state.result)) or {
+        key: _value(text) for key, text in _by_key(state.overrides).items()
+    }
     return Run(state, name, values, "; ".join(filter(None, problems)))
+
+
+def _with_guess(config: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with what was guessed from the data, as run.json has it, where `data` has null."""
+    facts = mapping(result.get("data"))
+    features = {name: _options(name, mapping(each)) for name, each in mapping(facts.get("features")).items()}
+    guess = {**mapping(facts.get("label")), **({"features": features} if features else {})}
+    data = mapping(config.get("data"))
+    known = {key: value for key, value in guess.items() if key in data and data[key] is None}
+    return {**config, "data": {**data, **known}} if known else dict(config)
+
+
+def _options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a feature as a configuration has them: without a column of the same name."""
+    return {key: value for key, value in options.items() if (key, value) != ("column", name)}
 
 
 def _by_key(overrides: Sequence[str]) -> dict[str, str]:

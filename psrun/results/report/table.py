@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,18 +13,26 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from psrun.results.report.rows import FOLDED, Row, Spread, shown
+from psrun.results.report.rows import FOLDED, Row, Spread, briefly, shown
 from psrun.results.report.runs import Run
 
 _BETWEEN = 2  # characters between two columns
-_LONGEST_LIST = 40  # characters of a list that is shown
 _STYLES = {"completed": "green", "failed": "red", "interrupted": "yellow", "running": "cyan", "unknown": "red"}
 
 
 def headings(columns: Sequence[str]) -> dict[str, str]:
-    """The last part of each dotted column, with indices after it, if it is unique; else the whole name."""
-    ends = [re.sub(r"^.*\.(?=[^.]*[^.\d])", "", column) for column in columns]
+    """The last part of each dotted column, with indices after it, if it is unique; else the whole name.
+
+    A part that is not directly below its group has the part before it: 'split.fraction' of 'data.split.fraction'.
+    """
+    ends = [_end(column) for column in columns]
     return {column: end if ends.count(end) == 1 else column for column, end in zip(columns, ends)}
+
+
+def _end(column: str) -> str:
+    parts = column.split(".")
+    last = next((place for place in reversed(range(len(parts))) if not parts[place].isdigit()), 0)
+    return ".".join(parts[max(0, last - 1 if last > 1 else last) :])
 
 
 @dataclass(frozen=True)
@@ -75,21 +82,25 @@ def _columns(rows: Sequence[Row], columns: Sequence[str]) -> list[_Column]:
     return [
         _Column(
             heads[column],
-            [_cell(column, row) for row in rows],
+            _cells(column, rows),
             all(isinstance(row.get(column), (str, type(None))) for row in rows),
         )
         for column in columns
     ]
 
 
-def _cell(column: str, row: Row) -> Text:
-    value = row.get(column)
-    text = shown(value)
-    if isinstance(value, list) and len(text) > _LONGEST_LIST:  # such as a vocabulary; CSV and JSON have all of it
-        text = f"{len(value):,} values"
-    if column == "run" and row.get(FOLDED):  # CSV and JSON list all names
-        text = _names(_without_common_folder(text.split(", ")))
-    return Text(text, style=_STYLES.get(text, "") if column == "status" else "")
+def _cells(column: str, rows: Sequence[Row]) -> list[Text]:
+    if column == "run":
+        return [Text(_run_name(row)) for row in rows]
+    is_key = "." in column  # of the configuration; measured values may look alike
+    texts = briefly([row.get(column) for row in rows], distinct=is_key)
+    return [Text(text, style=_STYLES.get(text, "") if column == "status" else "") for text in texts]
+
+
+def _run_name(row: Row) -> str:
+    """The name of a run, or those of folded runs; CSV and JSON list all names."""
+    name = shown(row.get("run"))
+    return _names(_without_common_folder(name.split(", "))) if row.get(FOLDED) else name
 
 
 def fitting(rows: Sequence[Row], columns: Sequence[str], spare: Sequence[str], room: int) -> list[str]:
