@@ -141,9 +141,9 @@ def test_odd_names_and_values_can_be_inspected_and_written(tmp_path, capsys):
     }  # fmt: skip
     features = proposed(write(tmp_path / "rows.csv", columns), "--label", "y")["features"]
     assert {name: each.get("column", name) for name, each in features.items()} == {
-        "a_b": "a b", "a_b_2": "a_b", "column_4": "\u5e74", "text_": "[text]", "debt": "debt",
+        "a_b": "a b", "a_b_2": "a_b", "column_4": "\u5e74", "text": "[text]", "debt": "debt",
     }  # fmt: skip
-    assert features["text_"]["vocabulary"] == sorted(texts)
+    assert features["text"]["vocabulary"] == sorted(texts)
     shown = capsys.readouterr().out
     assert "[/x] [bold]" in shown
     assert "column without a name, such as an index" in shown

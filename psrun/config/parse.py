@@ -147,9 +147,9 @@ def _read_optimizer(node: Any, problems: list[Problem]) -> Target | None:
     if isinstance(rate, Mapping):
         if "_target_" not in rate:
             problems.append(Problem(key, f"is {dict(rate)}, must be a number, or a schedule with a _target_"))
-    elif isinstance(rate, bool | str):
+    elif isinstance(rate, bool | str) and rate != schema.AUTO:
         if rate != schema.MISSING:
-            problems.append(Problem(key, f"is {rate!r}, must be a number, such as {key}=0.01"))
+            problems.append(Problem(key, f"is {rate!r}, must be a number, such as {key}=0.01, or auto"))
         else:
             problems.append(Problem(key, f"is required; set {key}=..."))
     elif rate is None and target and "learning_rate" in target.options and target.name.startswith(_KNOWN_OPTIMIZERS):

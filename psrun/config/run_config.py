@@ -167,6 +167,7 @@ class RunConfig:
       submission: the settings of the engine; None without one.
       resume: the folder of the run to resume, or to restore a checkpoint from; None for a new run.
       restore: the checkpoint to export or to predict with: 'latest', 'best' or a step.
+      learning_rate_falls: whether the learning rate falls to 0 over the epochs, as the data recommends.
     """
 
     cluster: choices.Cluster
@@ -192,6 +193,7 @@ class RunConfig:
     resume: str | None
     restore: str
     raw: Mapping[str, Any]
+    learning_rate_falls: bool = False
 
     @property
     def title(self) -> str:

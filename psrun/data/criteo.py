@@ -81,6 +81,10 @@ class Criteo(Table):
         if digest:
             self.facts = {**self.facts, "vocabulary": digest}
 
+    def recommended(self, global_batch_size: int | None) -> dict[str, Any]:
+        """Nothing: the configuration of data=criteo has numbers."""
+        return {}
+
     def _example(self, columns: dict[str, tf.Tensor]) -> tuple[Any, ...]:
         features, *others = super()._example(columns)
         counts = tf.concat([features.pop(name) for name in COUNTS], axis=1)

@@ -184,7 +184,7 @@ def _vocabulary(dtype: str, vocabulary: Any) -> Iterable[str]:
 
 def name_of(column: str) -> str:
     """The feature name for a column; empty if there is no valid name."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", column).lstrip("_-")
+    return re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9_.-]", "_", column)).lstrip("_-").rstrip("_")
 
 
 def options(feature: FeatureSpec) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def recorded(facts: Mapping[str, Any], columns: Iterable[str], folder: Path | No
         features = {name: FeatureSpec(**values) for name, values in facts["features"].items()}
         return {name: _with_vocabulary(feature, folder) for name, feature in features.items()}
     types = dict(each.split(" ") for each in facts.get("features_taken", "").split(", ") if each)
-    by_name = {name_of(column): column for column in columns}
+    by_name = {re.sub(r"[^A-Za-z0-9_.-]", "_", column).lstrip("_-"): column for column in columns}
     return {name: FeatureSpec(dtype=dtype, column=by_name.get(name, name)) for name, dtype in types.items()}
 
 

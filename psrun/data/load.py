@@ -16,6 +16,7 @@ from psrun.data.source import MEMBERS, ByNumber, DataSource
 from psrun.errors import ConfigError, Problem
 
 # Instead of `auto`, for sources that recommend nothing.
+_USUAL_RATE = 0.001
 _USUAL: dict[str, Any] = {"global_batch_size": 64, "epochs": 5, "steps_per_epoch": 100}
 
 
@@ -123,6 +124,7 @@ def planned(run: RunConfig, source: DataSource, tell: Callable[[str], None] = la
       ConfigError: another key does not fit these numbers.
     """
     data, trainer = run.data, run.trainer
+    run = _with_rate(run, source)
     if all(isinstance(value, int) for value in (data.global_batch_size, trainer.epochs, trainer.steps_per_epoch)):
         return run
     batch_size = _batch_size(run, source, tell)
@@ -147,6 +149,16 @@ def planned(run: RunConfig, source: DataSource, tell: Callable[[str], None] = la
     )
     _require_no_problems(completed)
     return completed
+
+
+def _with_rate(run: RunConfig, source: DataSource) -> RunConfig:
+    """The run with a learning rate instead of `auto`, which stays in `raw`: more epochs change how the rate falls."""
+    if run.optimizer.options.get("learning_rate") != AUTO:
+        return run
+    recommended = {"learning_rate": _USUAL_RATE, "learning_rate_falls": False, **_recommended(source, None)}
+    options = {**run.optimizer.options, "learning_rate": recommended["learning_rate"]}
+    optimizer = replace(run.optimizer, options=options)
+    return replace(run, optimizer=optimizer, learning_rate_falls=recommended["learning_rate_falls"])
 
 
 def _batch_size(run: RunConfig, source: DataSource, tell: Callable[[str], None]) -> int:

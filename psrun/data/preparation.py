@@ -33,7 +33,7 @@ from psrun.data.statistics import Scale, Scaling
 from psrun.errors import ConfigError, DataError, Problem
 from psrun.files import write_atomic
 
-_VERSION = 3
+_VERSION = 4
 _LOOK_EVERY_S = 0.5
 _FIRST_BAD = 20  # of the malformed rows, remembered
 
@@ -175,9 +175,7 @@ def _opened(folder: Path, contents: Contents) -> PreparedSet:
     if {name: part.num_examples for name, part in parts.items()} != manifest["num_examples"]:
         raise ValueError(f"{folder} does not have the rows that it describes")
     problems = {int(number): problem for number, problem in manifest["problems"].items()}
-    scales = {
-        name: Scale(**{**scale, "quantiles": tuple(scale["quantiles"])}) for name, scale in manifest["scales"].items()
-    }
+    scales = {name: Scale.of(record) for name, record in manifest["scales"].items()}
     return PreparedSet(
         parts,
         manifest["num_bad"],

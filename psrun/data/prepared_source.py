@@ -45,7 +45,6 @@ class PreparedSource(ByNumber):
         )
         if unlabeled := sum(each.num_unlabeled for each in sets):
             self.facts = {**self.facts, "num_unlabeled_rows": unlabeled}
-            self.warnings += (f"{unlabeled:,} rows without a label are left out",)
         truncated = {name: sum(each.num_truncated.get(name, 0) for each in sets) for name in train.num_truncated}
         if truncated:  # of the features that are lists
             self.facts = {**self.facts, "num_truncated_rows": truncated}
@@ -76,8 +75,13 @@ class PreparedSource(ByNumber):
         return features, columns[self._label], *weights
 
 
-def found(path: str, eval_path: str | None, max_bad_rows: int) -> tuple[list[str], list[str]]:
+def found(
+    path: str, eval_path: str | None, max_bad_rows: int, *, overlapping: bool = False
+) -> tuple[list[str], list[str]]:
     """The training files and the evaluation files.
+
+    Args:
+      overlapping: whether a file may be both.
 
     Raises:
       ConfigError: a file is in both, or `max_bad_rows` is below 0.
@@ -87,7 +91,8 @@ def found(path: str, eval_path: str | None, max_bad_rows: int) -> tuple[list[str
         raise ConfigError([Problem("data.max_bad_rows", f"is {max_bad_rows}, must be 0 or more")])
     train, evaluation = files.find(path), files.find(eval_path) if eval_path else []
     paths = {files.path(name) for name in train}
-    if both := [name for name in evaluation if files.path(name) in paths]:
+    both = [name for name in evaluation if files.path(name) in paths]
+    if both and not overlapping:
         raise ConfigError([Problem("data.eval_path", f"{both[0]} is also a training file; use separate files")])
     return train, evaluation
 

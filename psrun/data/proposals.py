@@ -35,9 +35,9 @@ _EXACT = 2**24  # larger integers are not exact as float32
 _INT64 = 2**63
 _BUCKETS_PER_VALUE = 8  # about one value in eight shares its id
 _MANY_BUCKETS = 100_000  # above, two buckets per value are enough
-_BINS = 32
-_ROWS_PER_BIN = 10
-_MIN_COUNTS = ((100, 1), (20_000, 2), (200_000, 3))  # up to as many rows, the rows that a value needs for its own id
+_BINS = (4, 6, 8, 12, 16, 24, 32)
+_ROWS_PER_BIN = 50
+_MIN_COUNTS = ((100, 1), (200_000, 3))  # up to as many rows, the rows that a value needs for its own id
 _MIN_COUNT = 5  # for more rows
 _TAIL = 50  # how many times the median the largest of the numbers with a long tail is
 _FREE_TEXT = 3.0  # mean number of words
@@ -250,7 +250,7 @@ def _are_ids(profile: Profile) -> bool:
     words = set(_words(profile.column))
     if _has_id_name(profile) or profile.varies or not _fits_int64(profile) or profile.limits == (0, 1):
         return True
-    if words & _CYCLE_WORDS and profile.num_values <= _BINS:
+    if words & _CYCLE_WORDS and profile.num_values <= _BINS[-1]:
         return True
     if profile.repeats < _MIN_REPEATS or words & _AMOUNT_WORDS:
         return False
@@ -306,9 +306,9 @@ def _numbers(profile: Profile) -> Proposal:
 
 
 def _bins(profile: Profile) -> int | None:
-    """At most one for each value, and for some rows each; None if there would be fewer than two, or rows of several."""
-    count = min(_BINS, profile.num_values, profile.num_present // _ROWS_PER_BIN)
-    return count if count >= 2 and profile.width == 1 else None
+    """One for 50 rows, from 4 to 32: tuned on `benchmarks/tables.py`. None for rows of several values."""
+    count = profile.num_rows // _ROWS_PER_BIN
+    return max([_BINS[0], *(bins for bins in _BINS if bins <= count)]) if profile.width == 1 else None
 
 
 def _strings(profile: Profile) -> Proposal:

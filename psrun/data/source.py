@@ -85,8 +85,9 @@ class DataSource(Protocol):
       label_vocabulary: the names of the classes 0, 1, ... if labels are class numbers; optional. A source with other
         labels, strings or integers, omits it: `data.label_vocabulary` lists those.
       notes: what the source decided for the user, a line each; optional.
-      recommended: a method of the batch size (None: not configured) that returns the keys global_batch_size, epochs and
-        steps_per_epoch (None: one pass), some or all, for those that the configuration leaves to the data; optional.
+      recommended: a method of the batch size (None: not configured) that returns the keys global_batch_size, epochs,
+        steps_per_epoch (None: one pass), learning_rate and learning_rate_falls (whether to 0 over the epochs), some or
+        all, for those that the configuration leaves to the data; optional.
       label_mean, label_deviation: of the labels of a regression, over the training examples; optional.
     """
 

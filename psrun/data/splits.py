@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from psrun.config import schema
-from psrun.data import notations
+from psrun.data import formats, notations
 from psrun.data.formats import Rows
 from psrun.errors import ConfigError, DataError, Problem
 
@@ -156,6 +156,27 @@ def of(spec: SplitSpec, read_columns: Read, since: float | None = None) -> Split
         return _ByHash(spec)
     assert spec.column is not None
     return _ByTime(spec, read_columns, since) if spec.by == "time" else _Last(spec, read_columns)
+
+
+def held_out(names: Sequence[str], layout: formats.Layout, spec: SplitSpec) -> np.ndarray:
+    """Whether each well-formed row of files is an evaluation example, in their order."""
+
+    def read_columns(columns: Sequence[str]) -> Iterator[tuple[int, Rows]]:
+        first = 0
+        for name in names:
+            num_rows = 0
+            for rows in formats.rows(name, columns, layout):
+                yield first, rows
+                num_rows = max(num_rows, rows.end)
+            first += num_rows
+
+    split = of(spec, read_columns)
+    columns = (split.columns if split else None) or formats.columns(names[0], layout) or ()
+    parts = [
+        split.held_out(rows, first) if split else np.zeros(rows.batch.num_rows, bool)
+        for first, rows in read_columns(columns)
+    ]
+    return np.concatenate(parts) if parts else np.zeros(0, bool)
 
 
 class _ByHash:

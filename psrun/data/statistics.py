@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-_NUM_QUANTILES = 64
+_PARTS = 96  # between quantiles: divisible by 4, 6, 8, 12, 16, 24, 32
+_FEW = 33  # different values, which are listed
 _SAMPLED = 1 << 16  # values at most, from which the quantiles are computed
 
 
@@ -18,7 +21,8 @@ class Scale:
     Attributes:
       mean, deviation: of the values; `log_mean`, `log_deviation`: of their logarithms as models take them, log(1 + x),
         and 0 where x is below 0.
-      quantiles: 63 of them, at equal distances, of a sample of up to 65,536 values; increasing, not strictly.
+      quantiles: 97 of a sample of up to 65,536 values, from the least to the largest; increasing, not strictly.
+      distinct: the different values of the sample, increasing, if there are at most 33.
     """
 
     mean: float
@@ -26,14 +30,28 @@ class Scale:
     log_mean: float
     log_deviation: float
     quantiles: tuple[float, ...] = ()
+    distinct: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Scale:
+        """The scale that was written as JSON."""
+        values: dict[str, Any] = dict(record)
+        for name in ("quantiles", "distinct"):
+            values[name] = tuple(values[name])
+        return cls(**values)
 
     def boundaries(self, num_bins: int) -> tuple[float, ...]:
-        """Increasing numbers that part the values into up to `num_bins` bins of about as many values each."""
+        """Increasing numbers, from the least value to the largest, between which there are about as many values each.
+
+        Args:
+          num_bins: how many intervals at most; values that are as few are the boundaries themselves.
+        """
         if not self.quantiles:
             return ()
-        places = np.linspace(0, 1, num_bins + 1)[1:-1]
-        quantiles = np.linspace(0, 1, len(self.quantiles) + 2)[1:-1]
-        return tuple(np.unique(np.interp(places, quantiles, self.quantiles).astype(np.float32)).tolist())
+        places = np.round(np.linspace(0, _PARTS, num_bins + 1)).astype(int)
+        few = 0 < len(self.distinct) <= num_bins + 1
+        boundaries = self.distinct if few else np.array(self.quantiles)[places]
+        return tuple(np.unique(np.array(boundaries, np.float32)).tolist())
 
 
 class Scaling:
@@ -52,7 +70,12 @@ class Scaling:
 
     def scale(self) -> Scale:
         moments = (*self._plain.mean_and_deviation(), *self._logarithms.mean_and_deviation())
-        return Scale(*moments, self._sample.quantiles())
+        sample = self._sample.values()
+        if not sample.size:
+            return Scale(*moments)
+        distinct = np.unique(sample)
+        quantiles = np.quantile(sample, np.linspace(0, 1, _PARTS + 1))
+        return Scale(*moments, tuple(quantiles.tolist()), tuple(distinct.tolist()) if len(distinct) <= _FEW else ())
 
 
 class _Moments:
@@ -93,8 +116,5 @@ class _Sample:
             self._parts, self._num_kept = [whole], whole.size
             self._stride *= 2
 
-    def quantiles(self) -> tuple[float, ...]:
-        if not self._num_kept:
-            return ()
-        places = np.linspace(0, 1, _NUM_QUANTILES + 1)[1:-1]
-        return tuple(np.quantile(np.concatenate(self._parts), places).tolist())
+    def values(self) -> np.ndarray:
+        return np.concatenate(self._parts) if self._parts else np.zeros(0)

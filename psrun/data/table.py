@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -33,7 +34,13 @@ from psrun.data.source import Feature, Task
 from psrun.errors import ConfigError, DataError, Problem
 
 LIST_SEPARATOR = "|"  # of the values of a list in a field of text
-_STEPS = 1500  # recommended, over all epochs
+# The recommended training, tuned with model=wide_deep on the tables of `benchmarks/tables.py`.
+_EPOCHS = 20
+_STEPS = 5000  # over all epochs, at most
+_BATCHES = 40  # of an epoch, at least
+_SMALLEST_BATCH, _LARGEST_BATCH = 32, 1024
+_BATCH_SIZES = ((60_000, 256), (120_000, 512))  # the largest one for up to as many rows
+_LEARNING_RATE = 0.003
 
 
 class Table(PreparedSource):
@@ -105,7 +112,7 @@ class Table(PreparedSource):
     ) -> None:
         _check(task, num_classes, format, delimiter, columns, encoding, num_buckets, label_vocabulary)
         specs = feature_spec.read(features) if features is not None else {}
-        train, evaluation = found(path, eval_path, max_bad_rows)
+        train, evaluation = found(path, eval_path, max_bad_rows, overlapping=predicting)
         layout = _layout(train, evaluation, (path, eval_path), format, delimiter, quoted, columns, encoding)
         known = formats.columns(train[0], layout)
         _check_columns({}, label, weight, known, layout, train[0])
@@ -124,33 +131,34 @@ class Table(PreparedSource):
         reader = reader.with_label(label, target).with_weight(weight)
         options = preparation.Options(max_bad_rows, cache, tell)
         prepared = with_rows(reader.split(train, options, split_spec, recorded), train[0], several=len(train) > 1)
-        evaluated = None
         self.rows_to_predict: RowsToPredict | None = None
-        if evaluation:
-            other = reader.predicting(evaluation[0]) if predicting else reader
-            evaluated = other.prepared(evaluation, replace(options, keep_malformed=predicting))
-            with_rows(evaluated, evaluation[0], several=len(evaluation) > 1)
-            if predicting:
-                labeled = label in other.wanted
-                self.rows_to_predict = RowsToPredict(
-                    evaluated.num_examples, labeled, evaluated.problems, evaluation, layout
-                )
+        evaluated = None
+        if predicting and evaluation:
+            reader = reader.predicting(evaluation[0])
+            evaluated = reader.prepared(evaluation, replace(options, keep_malformed=True))
+            labeled = label in reader.wanted and not evaluated.num_unlabeled
+            problems = evaluated.problems
+            self.rows_to_predict = RowsToPredict(evaluated.num_examples, labeled, problems, evaluation, layout)
+        elif evaluation:
+            evaluated = with_rows(reader.prepared(evaluation, options), evaluation[0], several=len(evaluation) > 1)
         self.task: Any = target.task
         self.num_classes = (target.num_classes or 1) if target.task == "multiclass" else 1
         self.label_vocabulary = target.label_vocabulary
         super().__init__(prepared, evaluated, label=label, weight=weight)
         self.notes: tuple[str, ...] = (f"label {label}: {target.note}",) if target.note else ()
+        if self.guessed:
+            advice = f"psrun data inspect {shlex.quote(path)} --label {shlex.quote(label)} --write conf/data/NAME.yaml"
+            self.notes = (f"to edit the features: {advice}", *self.notes)
         self._describe(prepared, split_spec, is_new=not recorded)
         self.facts = {"num_train_files": len(train), "num_eval_files": len(evaluation), **self.facts}
         if features is None:
             self.facts = {**self.facts, "features": feature_spec.record(specs, folder)}
         if task is None:
             self.facts = {**self.facts, "label": _record(target)}
-        self.features: Mapping[str, Feature] = table_features.made(specs, num_buckets, prepared.scales, folder)
+        described = table_features.made(specs, num_buckets, prepared.scales, folder)
+        self._take_scales(described, prepared, evaluated, recorded.get("scales", {}))
         self.warnings += (*guess.warnings, *table_features.unused(self.features))
-        self._take_scales(prepared, evaluated)
-        if self.task != "regression":
-            self._check_classes(prepared, evaluated)
+        self._check_labels(prepared, evaluated, is_told=predicting or bool(target.num_missing))
 
     def _describe(self, prepared: preparation.PreparedSet, spec: splits.SplitSpec, *, is_new: bool) -> None:
         """Adds the split to the facts and, of a new run, to the notes."""
@@ -165,8 +173,14 @@ class Table(PreparedSource):
         if spec.by != "none" and is_new:
             self.notes += (splits.sentence(spec, num_rows - num_train, num_rows),)
 
-    def _check_classes(self, prepared: preparation.PreparedSet, evaluated: preparation.PreparedSet | None) -> None:
-        """Warns if all examples of one kind have the same label."""
+    def _check_labels(
+        self, prepared: preparation.PreparedSet, evaluated: preparation.PreparedSet | None, *, is_told: bool
+    ) -> None:
+        """Warns of missing labels, unless the user `is_told`, and if all examples of one kind have the same class."""
+        if not is_told and (num_missing := self.facts.get("num_unlabeled_rows")):
+            self.warnings += (f"{num_missing:,} rows without a label are left out",)
+        if self.task == "regression":
+            return
         eval_range = prepared.label_ranges.get("eval") if evaluated is None else evaluated.label_ranges.get("train")
         of_evaluation = "metrics that compare classes, such as AUC, mean nothing"
         for kind, count, labels_range, result in (
@@ -177,25 +191,50 @@ class Table(PreparedSource):
                 which = self._class_name(labels_range[0])
                 self.warnings += (f"all {count:,} {kind} examples have the label {which}: {result}",)
 
+    def _scales(self) -> dict[str, Any]:
+        """The scales of features and label for run.json: a model keeps them, whatever the files have later."""
+        scales: dict[str, Any] = {}
+        for name, feature in self.features.items():
+            if feature.dtype == tf.float32 and not feature.is_list:
+                scales[name] = {"mean": feature.mean, "deviation": feature.deviation}
+                if feature.boundaries:
+                    scales[name]["boundaries"] = list(feature.boundaries)
+        if self.task == "regression" and self._label is not None:
+            scales[self._label] = {"mean": self.label_mean, "deviation": self.label_deviation}
+        return scales
+
     def _class_name(self, number: float) -> str:
         return str(int(number)) if self.label_vocabulary is None else repr(self.label_vocabulary[int(number)])
 
-    def _take_scales(self, prepared: preparation.PreparedSet, evaluated: preparation.PreparedSet | None) -> None:
-        """Takes mean and deviation of labels to regress, and the mean of weights."""
+    def _take_scales(
+        self,
+        features: Mapping[str, Feature],
+        prepared: preparation.PreparedSet,
+        evaluated: preparation.PreparedSet | None,
+        recorded: Mapping[str, Any],
+    ) -> None:
+        """Takes the scales of features, of labels to regress and of weights; those that the run recorded hold."""
         label, weight = self._label, self._weight
+        self.features: Mapping[str, Feature] = table_features.with_scales(features, recorded)
         if self.task == "regression" and label is not None:
-            self.label_mean = prepared.scales[label].mean
-            self.label_deviation = prepared.scales[label].deviation
+            scale = prepared.scales[label]
+            known = recorded.get(label, {"mean": scale.mean, "deviation": scale.deviation})
+            self.label_mean, self.label_deviation = known["mean"], known["deviation"]
+        self.facts = {**self.facts, "scales": self._scales()}
         if weight is not None:
-            scale = evaluated.scales.get(weight) if evaluated else None
-            self.warnings += tuple(weights.check_means(prepared.scales[weight], scale))
+            other = evaluated.scales.get(weight) if evaluated else None
+            self.warnings += tuple(weights.check_means(prepared.scales[weight], other))
             self.facts = {**self.facts, "mean_weight": prepared.scales[weight].mean}
 
     def recommended(self, global_batch_size: int | None) -> dict[str, Any]:
         """See `DataSource`."""
-        size = global_batch_size or min(1024, max(16, 2 ** round(np.log2(self.num_train_examples / 50))))
-        steps = -(-self.num_train_examples // size)
-        return {"global_batch_size": size, "epochs": max(5, -(-_STEPS // steps)), "steps_per_epoch": None}
+        count = self.num_train_examples
+        most = next((size for rows, size in _BATCH_SIZES if count <= rows), _LARGEST_BATCH)
+        recommended = min(most, max(_SMALLEST_BATCH, 1 << max(1, count // _BATCHES).bit_length() - 1))
+        steps_per_epoch = -(-count // (global_batch_size or recommended))
+        epochs = min(_EPOCHS, max(1, -(-_STEPS // steps_per_epoch)))
+        rate = {"learning_rate": _LEARNING_RATE, "learning_rate_falls": True}
+        return {"global_batch_size": recommended, "epochs": epochs, "steps_per_epoch": None, **rate}
 
     def _example(self, columns: dict[str, tf.Tensor]) -> tuple[Any, ...]:
         features, label, *weight = super()._example(columns)
@@ -285,9 +324,9 @@ def _unescaped(delimiter: str | None) -> str | None:
 def _split(node: Any, has_evaluation: bool, recorded: Mapping[str, Any]) -> splits.SplitSpec:
     """The split as configured, or as the run recorded it."""
     configured = splits.read(node)
-    if has_evaluation or (recorded and "split" not in recorded):  # a run from before there were splits had none
-        return splits.SplitSpec("none")
-    return splits.read(recorded["split"]["spec"]) if recorded else configured
+    if recorded:  # a run from before there were splits had none
+        return splits.read(recorded["split"]["spec"]) if "split" in recorded else splits.SplitSpec("none")
+    return splits.SplitSpec("none") if has_evaluation else configured
 
 
 def _wanted(specs: Mapping[str, feature_spec.FeatureSpec], layout: formats.Layout) -> dict[str, Wanted]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
@@ -36,6 +37,21 @@ def made(
         feature = _feature(name, spec, num_buckets or _NUM_BUCKETS, scales.get(name), folder)
         features |= dict(_with_weights(name, spec, feature))
     return features
+
+
+def with_scales(features: Mapping[str, Feature], scales: Mapping[str, Mapping[str, Any]]) -> dict[str, Feature]:
+    """The features with the scales that a run recorded: mean and deviation and, of features with bins, boundaries."""
+    known = {
+        name: replace(
+            features[name],
+            mean=scale["mean"],
+            deviation=scale["deviation"],
+            boundaries=tuple(scale.get("boundaries", ())),
+        )
+        for name, scale in scales.items()
+        if name in features
+    }
+    return {**features, **known}
 
 
 def unused(features: Mapping[str, Feature]) -> Iterator[str]:

@@ -63,40 +63,44 @@ def refuse_lists(source: DataSource, model: str) -> None:
         raise ConfigError([Problem("model", f"{message}; remove them from the features, or choose another model")])
 
 
-def prepared(source: DataSource) -> tuple[tf_keras.Model | None, dict[str, int]]:
+def prepared(source: DataSource, *, keep_missing: bool = False) -> tuple[tf_keras.Model | None, dict[str, int]]:
     """Preprocessing that replaces strings and features with a vocabulary by ids, and scales numbers.
+
+    Args:
+      keep_missing: whether missing numbers stay NaN; otherwise they become the mean, which is 0 after scaling.
 
     Returns:
       The preprocessing (None if it is not needed), and the number of ids of each feature with ids. With a vocabulary,
       id 0 is for values outside of it.
     """
     raw = inputs(dict(source.features))
+    # No layer is named here: a name made from a feature's could be that of another feature, which an input has.
     num_ids: dict[str, int] = {}
     outputs = {}
     for name, feature in source.features.items():
         outputs[name] = raw[name]
         if feature.vocabulary is not None:
-            outputs[name], num_ids[name] = _looked_up(name, feature, raw[name])
+            outputs[name], num_ids[name] = _looked_up(feature, raw[name])
         elif feature.num_buckets is not None:
-            hashing = tf_keras.layers.Hashing(feature.num_buckets, name=f"{name}_ids")
+            hashing = tf_keras.layers.Hashing(feature.num_buckets)
             outputs[name], num_ids[name] = hashing(raw[name]), feature.num_buckets
         elif feature.logarithm:
             outputs[name] = tf.math.log1p(tf.nn.relu(raw[name]))
         if (feature.mean, feature.deviation) != (0.0, 1.0):
-            scaling = tf_keras.layers.Rescaling(
-                1 / feature.deviation, -feature.mean / feature.deviation, name=f"{name}_scaled"
-            )
+            scaling = tf_keras.layers.Rescaling(1 / feature.deviation, -feature.mean / feature.deviation)
             outputs[name] = scaling(outputs[name])
+        if feature.nullable and not keep_missing:
+            outputs[name] = tf.where(tf.math.is_nan(outputs[name]), 0.0, outputs[name])
     if all(outputs[name] is raw[name] for name in raw):
         return None, {}
     return tf_keras.Model(raw, outputs), num_ids
 
 
-def _looked_up(name: str, feature: Feature, tensor: tf.Tensor) -> tuple[tf.Tensor, int]:
+def _looked_up(feature: Feature, tensor: tf.Tensor) -> tuple[tf.Tensor, int]:
     of_strings = feature.dtype == tf.string
     words = str(feature.vocabulary) if isinstance(feature.vocabulary, Path) else list(feature.vocabulary or ())
     kind = tf_keras.layers.StringLookup if of_strings else tf_keras.layers.IntegerLookup
-    lookup = kind(vocabulary=words, num_oov_indices=1, name=f"{name}_ids")
+    lookup = kind(vocabulary=words, num_oov_indices=1)
     return lookup(tensor), lookup.vocabulary_size()
 
 
@@ -109,19 +113,78 @@ def network_inputs(source: DataSource, num_ids: dict[str, int]) -> dict[str, tf_
     return inputs(features)
 
 
-def hidden(tensor: tf.Tensor, units: Sequence[int], dropout: float = 0.0) -> tf.Tensor:
-    """A stack of ReLU layers, each followed by dropout if `dropout` is positive."""
+@tf_keras.utils.register_keras_serializable(package="psrun")
+class DecayedDense(tf_keras.layers.Dense):
+    """Keras' Dense whose kernel also gets the gradient of decay / 2 times the sum of its squares.
+
+    A Keras regularizer would add that sum to the loss too, which evaluations would report, and which Keras' own
+    evaluation of a distributed model leaves out.
+
+    Args:
+      decay: 0 or more.
+    """
+
+    def __init__(self, units: int, *, decay: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(units, **kwargs)
+        self.decay = decay
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        kernel = _with_decay(tf.convert_to_tensor(self.kernel), self.decay)
+        outputs = tf.nn.bias_add(tf.matmul(inputs, kernel), self.bias)
+        return outputs if self.activation is None else self.activation(outputs)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "decay": self.decay}
+
+
+def _with_decay(kernel: tf.Tensor, decay: float) -> tf.Tensor:
+    """The kernel; `decay` times the kernel is added to its gradient, once over all replicas."""
+    share = decay / tf.distribute.get_strategy().num_replicas_in_sync
+
+    @tf.custom_gradient
+    def same(kernel: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        return tf.identity(kernel), lambda gradient: gradient + share * kernel
+
+    return same(kernel)
+
+
+def hidden(tensor: tf.Tensor, units: Sequence[int], dropout: float = 0.0, decay: float = 0.0) -> tf.Tensor:
+    """A stack of ReLU layers, each followed by dropout if `dropout` is positive; `decay` as of `DecayedDense`."""
     for width in units:
-        tensor = tf_keras.layers.Dense(width, activation="relu")(tensor)
+        layer = DecayedDense(width, decay=decay, activation="relu") if decay else tf_keras.layers.Dense(width, "relu")
+        tensor = layer(tensor)
         if dropout:
             tensor = tf_keras.layers.Dropout(dropout)(tensor)
     return tensor
 
 
 def head(tensor: tf.Tensor, source: DataSource) -> tf.Tensor:
-    """The last layer for the data's task: one probability, one per class, or a number."""
+    """The last layer for the data's task: one probability, one per class, or a number.
+
+    A number is the mean of the labels plus a multiple of their deviation, if the source knows them: an optimizer with
+    steps of one size, such as Adam, would take long to reach labels of another scale.
+    """
     activation = {"binary": "sigmoid", "multiclass": "softmax", "regression": None}[source.task]
-    return tf_keras.layers.Dense(source.num_classes, activation=activation, name="prediction")(tensor)
+    name = _free_name("prediction", source)
+    mean, deviation = label_scale(source)
+    if (mean, deviation) == (0.0, 1.0):
+        return tf_keras.layers.Dense(source.num_classes, activation=activation, name=name)(tensor)
+    standardized = tf_keras.layers.Dense(source.num_classes, name=_free_name("standardized_prediction", source))(tensor)
+    return tf_keras.layers.Rescaling(deviation, mean, name=name)(standardized)
+
+
+def _free_name(name: str, source: DataSource) -> str:
+    """`name`, or one that begins with it: the input layers have the names of the features."""
+    while name in source.features:
+        name += "_"
+    return name
+
+
+def label_scale(source: DataSource) -> tuple[float, float]:
+    """The mean and the deviation of the labels of a regression; 0 and 1 if unknown, and for other tasks."""
+    if source.task != "regression":
+        return 0.0, 1.0
+    return getattr(source, "label_mean", 0.0), getattr(source, "label_deviation", 0.0) or 1.0
 
 
 def floats(tensors: dict[str, tf.Tensor]) -> tf.Tensor:

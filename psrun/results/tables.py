@@ -50,11 +50,8 @@ def feature_table(rows: Sequence[Mapping[str, Any]], title: str) -> Group:
 
 def features_guessed(rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> tuple[RenderableType, ...]:
     """The table of inferred features, if there are any, and what else was decided about the data."""
-    lines = tuple(map(Text, notes))
-    if not rows:
-        return lines
-    advice = "to edit them: `psrun data inspect FILE --label LABEL --write FOLDER/data/NAME.yaml`"
-    return feature_table(rows, "Inferred features (data.features=null)"), Text(advice), *lines
+    table = (feature_table(rows, "Inferred features (data.features=null)"),) if rows else ()
+    return *table, *map(Text, notes)
 
 
 def _balance_line(task_balance: Balance) -> Text:

@@ -80,7 +80,10 @@ def _planned(run_config: RunConfig, source: DataSource, reporter: Reporter, fold
     if planned.raw != run_config.raw and folder.whole is folder:
         write_config(folder.path, planned.raw)
         numbers = flat(planned.raw)
-        reporter.emit("planned", **{key: numbers[key] for key in FROM_DATA})
+        rate = planned.optimizer.options.get("learning_rate")
+        falls = ", falling to 0 over the epochs" if planned.learning_rate_falls else ""
+        chosen: dict[str, Any] = {"optimizer.learning_rate": f"{rate:g}{falls}"} if falls else {}
+        reporter.emit("planned", **{key: numbers[key] for key in FROM_DATA}, **chosen)
     return planned
 
 

@@ -143,10 +143,20 @@ class Session:
 
     def epoch_begins(self) -> None:
         """Call before the first step of each epoch is scheduled."""
+        self._set_rate()
         self._epoch, self._due = self._epoch + 1, False
         self.staleness.begin()
         self.clock.epoch_begins()
         self.monitor.epoch_begins(self._epoch)
+
+    def _set_rate(self) -> None:
+        """Lowers the learning rate for the next epoch: half a cosine wave over all epochs (Loshchilov, Hutter: "SGDR",
+        2017), in steps of an epoch."""
+        config = self.program.config
+        if config.learning_rate_falls:
+            share = (self._epoch + 0.5) / config.trainer.num_epochs
+            rate = config.optimizer.options["learning_rate"] * (1 + math.cos(math.pi * share)) / 2
+            self.program.optimizer.learning_rate = rate
 
     def steps_scheduled(self, num_steps: int) -> bool:
         """Call when steps were scheduled; returns whether to join them now, for `save`."""

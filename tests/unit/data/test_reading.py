@@ -91,7 +91,7 @@ def test_types_are_decided_over_all_blocks(tmp_path, small_blocks):
     whole = [str(each) for each in range(400)]
     assert "dtype" not in spec(text(tmp_path, csv_of([*whole, "399.5"])))
     assert values(tmp_path / "rows.csv", "x")[-1] == 399.5
-    words = text(tmp_path, csv_of([*(["1", "2", "3"] * 200), "word", "word"]))
+    words = text(tmp_path, csv_of([*(["1", "2", "3"] * 200), "word", "word", "word"]))
     assert spec(words) == {"dtype": "string", "vocabulary": ["1", "2", "3", "word"]}
 
 
