@@ -155,6 +155,21 @@ def test_inferred_ids_are_a_vocabulary_unless_there_are_too_many(tmp_path):
     assert table(many, num_buckets=7).features["work"].num_buckets == 7
 
 
+def test_scales_are_those_that_the_run_recorded(tmp_path):
+    """Labels of a run from before scales were recorded had none: its model predicts in units of the label itself."""
+    path = write(tmp_path / "rows.csv", {"x": [1.0, 2.0, 6.0], "label": [10.0, 20.0, 60.0]})
+    options = {"features": {"x": {}}, "task": "regression"}
+    first = table(path, **options)
+    assert (first.label_mean, first.features["x"].mean) == (30.0, 3.0)
+    write(path, {"x": [1.0, 2.0, 60.0], "label": [10.0, 20.0, 90.0]})
+    later = table(path, recorded=first.facts, **options)
+    assert (later.label_mean, later.label_deviation) == (30.0, first.label_deviation)
+    assert later.features == first.features
+    before = table(path, recorded={"num_train_files": 1}, **options)
+    assert not hasattr(before, "label_mean")
+    assert (before.features["x"].mean, "scales" in before.facts) == (21.0, False)
+
+
 def test_columns_with_names_that_are_no_layers_get_others(tmp_path):
     path = write(tmp_path / "rows.csv", {"fixed acidity": [1.0, 2.0], "label": [0, 1]})
     assert list(table(path).features) == ["fixed_acidity"]

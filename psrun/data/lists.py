@@ -39,6 +39,11 @@ class Lists:
         return np.diff(self.splits)
 
     @property
+    def row_of(self) -> np.ndarray:
+        """The row of each value."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    @property
     def width(self) -> int | None:
         """The number of values of each row; None if rows differ, if there are none, or if all are empty."""
         lengths = self.lengths

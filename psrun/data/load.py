@@ -158,7 +158,8 @@ def _with_rate(run: RunConfig, source: DataSource) -> RunConfig:
     recommended = {"learning_rate": _USUAL_RATE, "learning_rate_falls": False, **_recommended(source, None)}
     options = {**run.optimizer.options, "learning_rate": recommended["learning_rate"]}
     optimizer = replace(run.optimizer, options=options)
-    return replace(run, optimizer=optimizer, learning_rate_falls=recommended["learning_rate_falls"])
+    falls = recommended["learning_rate_falls"] and run.reduce_lr.metric is None  # which lowers it by itself
+    return replace(run, optimizer=optimizer, learning_rate_falls=falls)
 
 
 def _batch_size(run: RunConfig, source: DataSource, tell: Callable[[str], None]) -> int:

@@ -30,7 +30,7 @@ _CYCLE_WORDS = {"month", "weekday", "dow", "hour", "quarter", "season", "hr", "w
 _MIN_ROWS = 10  # of a column that is left out because each row differs
 _DIFFERS = 0.9  # share of rows with a value of their own
 _MIN_REPEATS = 10  # mean rows per value from which integers without the name of an id may be ids
-_FEW_CODES = 12  # different integers that have a weight of their own each, rather than an order
+_FEW_AMOUNTS = 12  # different numbers, whose logarithms would change nothing
 _EXACT = 2**24  # larger integers are not exact as float32
 _INT64 = 2**63
 _BUCKETS_PER_VALUE = 8  # about one value in eight shares its id
@@ -254,8 +254,6 @@ def _are_ids(profile: Profile) -> bool:
         return True
     if profile.repeats < _MIN_REPEATS or words & _AMOUNT_WORDS:
         return False
-    if profile.num_values <= _FEW_CODES:
-        return True
     least, most = profile.limits
     if most > _EXACT:
         return True
@@ -290,7 +288,7 @@ def _numbers(profile: Profile) -> Proposal:
         notes.append("rounded: beyond 2^24")
     if profile.decimal_mark is not None:
         notes.append(f"read as numbers such as {profile.examples[0]}" if profile.examples else "")
-    has_tail = least >= 0 and profile.num_values > _FEW_CODES and most > _TAIL * max(middle, 1)
+    has_tail = least >= 0 and profile.num_values > _FEW_AMOUNTS and most > _TAIL * max(middle, 1)
     if has_tail:
         notes.append("logarithm: a long tail")
     feature = FeatureSpec(

@@ -156,7 +156,7 @@ class Table(PreparedSource):
         if task is None:
             self.facts = {**self.facts, "label": _record(target)}
         described = table_features.made(specs, num_buckets, prepared.scales, folder)
-        self._take_scales(described, prepared, evaluated, recorded.get("scales", {}))
+        self._take_scales(described, prepared, evaluated, recorded.get("scales", None if recorded else {}))
         self.warnings += (*guess.warnings, *table_features.unused(self.features))
         self._check_labels(prepared, evaluated, is_told=predicting or bool(target.num_missing))
 
@@ -211,16 +211,21 @@ class Table(PreparedSource):
         features: Mapping[str, Feature],
         prepared: preparation.PreparedSet,
         evaluated: preparation.PreparedSet | None,
-        recorded: Mapping[str, Any],
+        recorded: Mapping[str, Any] | None,
     ) -> None:
-        """Takes the scales of features, of labels to regress and of weights; those that the run recorded hold."""
+        """Takes the scales of features, of labels to regress and of weights.
+
+        Args:
+          recorded: by the run, and hold; None for a run from before scales were recorded, whose labels had none.
+        """
         label, weight = self._label, self._weight
-        self.features: Mapping[str, Feature] = table_features.with_scales(features, recorded)
-        if self.task == "regression" and label is not None:
+        self.features: Mapping[str, Feature] = table_features.with_scales(features, recorded or {})
+        if self.task == "regression" and label is not None and recorded is not None:
             scale = prepared.scales[label]
             known = recorded.get(label, {"mean": scale.mean, "deviation": scale.deviation})
             self.label_mean, self.label_deviation = known["mean"], known["deviation"]
-        self.facts = {**self.facts, "scales": self._scales()}
+        if recorded is not None:
+            self.facts = {**self.facts, "scales": self._scales()}
         if weight is not None:
             other = evaluated.scales.get(weight) if evaluated else None
             self.warnings += tuple(weights.check_means(prepared.scales[weight], other))

@@ -10,12 +10,14 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.data.source import DataSource
+from psrun.errors import ConfigError, Problem
 from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
 from psrun.layers.layout import Table
 from psrun.models import lists, numbers, tables
 from psrun.models.model import Model, concatenated, head, hidden, is_ragged, label_scale, network_inputs, prepared
 
 AUTO = "auto"
+_WEIGHT_DECAY = 0.002  # tuned on the tables of benchmarks/tables.py
 
 
 def wide_deep(
@@ -25,7 +27,7 @@ def wide_deep(
     shared_tables: Mapping[str, Sequence[str]] | None = None,
     hidden_units: Sequence[int] = (256, 128),
     dropout: float = 0.3,
-    weight_decay: float = 0.002,
+    weight_decay: float | str = AUTO,
     stack: bool | str = "auto",
     max_stacked_table_bytes: int = MAX_STACKED_TABLE_BYTES,
     deduplicate: bool | str = "auto",
@@ -41,11 +43,12 @@ def wide_deep(
     Args:
       embedding_dim: as in `psrun.models.tables.of`; 'auto' in place of a number: `automatic_dim` of the ids.
       shared_tables: see `psrun.models.tables.of`.
-      weight_decay: of the kernels of the MLP, in units of the variance of the labels of a regression.
+      weight_decay: of the kernels of the MLP, in units of the variance of the labels of a regression; 'auto': 0.002 if
+        features have boundaries, else 0.
       stack, max_stacked_table_bytes, deduplicate: see `psrun.layers.EmbeddingCollection`.
 
     Raises:
-      ConfigError: a list cannot be pooled.
+      ConfigError: a list cannot be pooled, or `weight_decay` is another text.
     """
     preprocessing, num_ids = prepared(source, keep_missing=True)
     lists.check(source, num_ids, "wide_deep")
@@ -60,9 +63,17 @@ def wide_deep(
     floats = {name: each for name, each in tensors.items() if each.dtype == tf.float32 and not is_ragged(each)}
     standardized, codes = numbers.encoded(floats, source.features)
     # The loss of a regression, and its gradient, has the unit of the variance of the labels.
-    decay = weight_decay * label_scale(source)[1] ** 2
+    decay = _decay(weight_decay, source) * label_scale(source)[1] ** 2
     mlp = hidden(concatenated([*deep, *standardized, *codes]), hidden_units, dropout, decay)
     return Model(tf_keras.Model(tensors, head(concatenated([*wide, *standardized, mlp]), source)), preprocessing)
+
+
+def _decay(weight_decay: float | str, source: DataSource) -> float:
+    if isinstance(weight_decay, str):
+        if weight_decay != AUTO:
+            raise ConfigError([Problem("model.weight_decay", f"is {weight_decay!r}, must be a number or auto")])
+        return _WEIGHT_DECAY if any(feature.boundaries for feature in source.features.values()) else 0.0
+    return weight_decay
 
 
 def automatic_dim(num_ids: int) -> int:

@@ -96,6 +96,7 @@ def make(
     Raises:
       ConfigError: the variables do not fit into the memory, or cannot be cut into shards as configured.
     """
+    run_config = load.planned(run_config, source)
     recorder = _Recorder()
     start_afresh(run_config.seed)
     _, num_ps = _size(run_config)

@@ -52,7 +52,7 @@ def integers(*, least: int = 0, most: int, step: int = 1) -> list[str]:
         ("month", integers(least=1, most=12), {"dtype": "int64", "vocabulary": [*range(1, 13)]}),
         ("store", integers(most=149), {"dtype": "int64", "vocabulary": [*range(150)]}),
         ("x", integers(most=399), {"dtype": "int64", "vocabulary": [*range(400)]}),  # counted from 0 without gaps
-        ("x", integers(most=5), {"dtype": "int64", "vocabulary": [*range(6)]}),
+        ("x", integers(most=5), {"bins": 32}),
         (
             "x", [str(10**9 + n % 50) for n in range(COUNT)],
             {"dtype": "int64", "vocabulary": [10**9 + n for n in range(50)]},
@@ -64,7 +64,7 @@ def integers(*, least: int = 0, most: int, step: int = 1) -> list[str]:
         ("is_new_year", ["0", "1"] * 50, {"dtype": "int64", "vocabulary": [0, 1]}),
         ("timestamp", integers(least=978_300_760, most=978_300_990), {"bins": 32}),
         ("visits", [str(n % 40) for n in range(100)], {"bins": 4}),  # one for 50 rows, at least 4
-        ("x", ["5", "", "NA", "7", "8"] * 20, {"dtype": "int64", "vocabulary": [5, 7, 8], "default": 4}),
+        ("item", ["5", "", "NA", "7", "8"] * 20, {"dtype": "int64", "vocabulary": [5, 7, 8], "default": 4}),
         ("age", ["5", "", "NA", "7", "8"] * 20, {"nullable": True, "bins": 4}),
     ],
 )  # fmt: skip
