@@ -41,9 +41,12 @@ def feature_table(rows: Sequence[Mapping[str, Any]], title: str) -> Group:
         justify: Any = "right" if key == "values" else "left"
         table.add_column(key, justify=justify, overflow="fold", no_wrap=key in ("dtype", "values"))
     for row in rows:
-        cells = {key: Text(f"{row[key]:,}" if key == "values" else row[key]) for key in keys}
-        if row["note"]:
-            cells["examples"] = Text("\n").join(filter(None, [cells["examples"], Text(row["note"], style="italic")]))
+        cells: dict[str, RenderableType] = {
+            key: Text(f"{row[key]:,}" if key == "values" else row[key]) for key in keys
+        }
+        examples = [Text(row["examples"], no_wrap=True, overflow="ellipsis")] if row["examples"] else []
+        note = [Text(row["note"], style="italic")] if row["note"] else []
+        cells["examples"] = Group(*examples, *note)
         table.add_row(*cells.values(), style="dim" if row["dtype"] == "omitted" else None)
     return Group(Text(title, style="italic"), table)
 
