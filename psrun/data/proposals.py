@@ -248,7 +248,7 @@ def _are_ids(profile: Profile) -> bool:
     lose all.
     """
     words = set(_words(profile.column))
-    if _has_id_name(profile) or profile.varies or not _fits_int64(profile) or profile.limits == (0, 1):
+    if _has_id_name(profile) or profile.is_list or not _fits_int64(profile) or profile.limits == (0, 1):
         return True
     if words & _CYCLE_WORDS and profile.num_values <= _BINS[-1]:
         return True
