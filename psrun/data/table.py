@@ -36,6 +36,7 @@ from psrun.errors import ConfigError, DataError, Problem
 LIST_SEPARATOR = "|"  # of the values of a list in a field of text
 # The recommended training, tuned with model=wide_deep on the tables of `benchmarks/tables.py`.
 _EPOCHS = 20
+_EPOCHS_OF_CLASSES = 40  # of more than two
 _STEPS = 5000  # over all epochs, at most
 _BATCHES = 40  # of an epoch, at least
 _SMALLEST_BATCH, _LARGEST_BATCH = 32, 1024
@@ -237,7 +238,8 @@ class Table(PreparedSource):
         most = next((size for rows, size in _BATCH_SIZES if count <= rows), _LARGEST_BATCH)
         recommended = min(most, max(_SMALLEST_BATCH, 1 << max(1, count // _BATCHES).bit_length() - 1))
         steps_per_epoch = -(-count // (global_batch_size or recommended))
-        epochs = min(_EPOCHS, max(1, -(-_STEPS // steps_per_epoch)))
+        most_epochs = _EPOCHS_OF_CLASSES if self.task == "multiclass" else _EPOCHS
+        epochs = min(most_epochs, max(1, -(-_STEPS // steps_per_epoch)))
         rate = {"learning_rate": _LEARNING_RATE, "learning_rate_falls": True}
         return {"global_batch_size": recommended, "epochs": epochs, "steps_per_epoch": None, **rate}
 
