@@ -94,7 +94,7 @@ def _matching(at: fs.FileSystem, pattern: str) -> list[str]:
     fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
     depth = pattern.count("/")
     selector = fs.FileSelector(fixed, allow_not_found=True, recursive=pattern.count("/") > fixed.count("/") + 1)
-    infos = at.get_file_info(selector) if fixed != pattern else []
+    infos = at.get_file_info(selector)
     files = [info.path for info in infos if info.type == fs.FileType.File and info.path.count("/") == depth]
     pieces = pattern.split("/")
     return [path for path in files if all(map(_matches, path.split("/"), pieces))]

@@ -461,9 +461,9 @@ def _of_text(wanted: Mapping[str, Wanted], layout: formats.Layout) -> Iterator[P
 
 
 def _check_split(spec: splits.SplitSpec, known: Sequence[str] | None, name: str) -> None:
-    if known is None and spec.by != "none":
-        message = "is not possible for TFRecord files, whose records have no schema; set data.eval_path, or by=none"
-        raise ConfigError([Problem(splits.KEY, message)])
+    if known is None and spec.by in ("group", "time", "last"):
+        message = f"is {spec.by}, which TFRecord files have no columns for; choose rows or none, or set data.eval_path"
+        raise ConfigError([Problem(f"{splits.KEY}.by", message)])
     problems = [
         Problem(key, f"{name} has no column {column!r}.{did_you_mean(column, known)}")
         for key, column in splits.columns_of(spec).items()

@@ -109,6 +109,21 @@ def test_the_last_row_of_each_user_is_held_out_of_equal_times_the_last_in_the_fi
     assert batch[0]["x"].tolist() == [[2], [5], [6]]
 
 
+def test_records_without_a_schema_are_split_by_their_numbers(tmp_path):
+    import tensorflow as tf
+
+    path = tmp_path / "rows.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for number in range(1000):
+            example = tf.train.Example()
+            example.features.feature["x"].float_list.value.append(number)
+            example.features.feature["y"].int64_list.value.append(number % 2)
+            writer.write(example.SerializeToString())
+    assert 60 < len(held_out(path, split=0.1)) < 140
+    with pytest.raises(ConfigError, match="data.split.by: is time, which TFRecord files have no columns for"):
+        table(path, split={"by": "time", "column": "x"})
+
+
 @pytest.mark.parametrize(
     ("split", "message"),
     [
