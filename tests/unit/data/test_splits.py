@@ -120,7 +120,7 @@ def test_records_without_a_schema_are_split_by_their_numbers(tmp_path):
             example.features.feature["y"].int64_list.value.append(number % 2)
             writer.write(example.SerializeToString())
     assert 60 < len(held_out(path, split=0.1)) < 140
-    with pytest.raises(ConfigError, match="data.split.by: is time, which TFRecord files have no columns for"):
+    with pytest.raises(ConfigError, match=r"data\.split\.by: is time, which TFRecord files have no columns for"):
         table(path, split={"by": "time", "column": "x"})
 
 
