@@ -236,8 +236,9 @@ def test_a_run_of_psrun_0_1_0_is_resumed(train, tmp_path, cluster):
         shutil.copy(file, folder.checkpoints)
     result, _ = train(
         "model=wide_deep", "data=features", "~data.num_train_examples", "~data.num_eval_examples",
-        "data._target_=embeddings.Pairs", "model.embedding_dim=3", "model.hidden_units=[4]", "data.global_batch_size=8",
-        "optimizer=lazy_adam", "trainer.steps_per_epoch=6", f"cluster={cluster}", num_workers=1, into=folder,
+        "data._target_=embeddings.Pairs", "model.embedding_dim=3", "model.hidden_units=[4]", "model.dropout=0",
+        "data.global_batch_size=8", "optimizer=lazy_adam", "trainer.steps_per_epoch=6", f"cluster={cluster}",
+        num_workers=1, into=folder,
     )  # fmt: skip
     assert result["steps"]["applied"] == 12
     rows = compare(str(folder.checkpoints / "ckpt-12"), str(OF_EARLIER / "ckpt-12"))

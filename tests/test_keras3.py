@@ -245,13 +245,13 @@ def test_an_export_loads_without_psrun_and_keras(train, name):
 @thorough
 @pytest.mark.command
 def test_the_guide_can_be_followed(shell, tmp_path):
-    """Its files and its command, at a small size."""
+    """Its files and its first command, at a small size; the other one needs a table of one's own."""
     text = (ROOT / "docs" / "guides" / "keras3.md").read_text()
     for language in ("python", "yaml"):
         for name, code in blocks(text, language):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(code)
-    ((arguments),) = commands(text)
+    arguments, *_ = commands(text)
     small = ["trainer.epochs=2", "trainer.steps_per_epoch=5", "trainer.steps_per_execution=5", "hydra.run.dir=run"]
     shell(shlex.join(["psrun", *arguments, *small]), tmp_path)
     result = json.loads((tmp_path / "run" / "run.json").read_text())

@@ -22,7 +22,7 @@ from psrun.config.source_code import described
 from psrun.errors import ConfigError, Problem, PsrunError
 
 # Parameters that psrun provides; the configuration does not set them.
-PROVIDED = frozenset({"self", "source", "seed", "tell", "recorded", "label_vocabulary", "predicting", "folder"})
+PROVIDED = frozenset({"self", "source", "seed", "tell", "recorded", "label_vocabulary", "predicting", "run_folder"})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,7 +40,7 @@ def load_source(
     vocabulary = run.data.label_vocabulary
     options = {} if vocabulary is None else {"label_vocabulary": vocabulary}  # a source may have its own default
     predicting = run.mode == "predict"
-    provided = {"tell": tell, "recorded": recorded, "folder": folder, "predicting": predicting, **options}
+    provided = {"tell": tell, "recorded": recorded, "run_folder": folder, "predicting": predicting, **options}
     candidate = targets.called(run.data.target, seed=run.seed, **provided)
     source = _checked(candidate, run.data.target.name)
     problems = [*_problems(run, source), *_of_the_vocabulary(run, source, recorded or {})]

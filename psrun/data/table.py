@@ -71,7 +71,7 @@ class Table(PreparedSource):
       max_bad_rows: number of malformed rows to skip, with a report; one more is an error.
       cache: the folder for prepared sets, which all workers must see; None for one in the home folder.
       recorded: the `facts` of the source that the run began with, whose guess and split hold.
-      folder: of the run, for vocabularies that are too long for run.json; None: there is none.
+      run_folder: for vocabularies that are too long for run.json; None: there is none.
       predicting: whether the evaluation examples are only predicted: these need no label and no weight, malformed rows
         stay among them, and `rows_to_predict` describes them.
       tell: called repeatedly during preparation with the progress.
@@ -107,7 +107,7 @@ class Table(PreparedSource):
         max_bad_rows: int = 0,
         cache: str | None = None,
         recorded: Mapping[str, Any] | None = None,
-        folder: Path | None = None,
+        run_folder: Path | None = None,
         predicting: bool = False,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -123,7 +123,7 @@ class Table(PreparedSource):
         guess = _Guess(train, layout, label, weight, known, cache, max_bad_rows, tell)
         target = _described_label(task, num_classes, label_vocabulary, recorded) or guess.label(task, num_classes)
         if not specs and recorded:
-            specs = feature_spec.recorded(recorded, known or (), folder)
+            specs = feature_spec.recorded(recorded, known or (), run_folder)
         self.guessed: list[dict[str, Any]] = []
         if not specs:
             specs, self.guessed = guess.features(num_buckets)
@@ -153,10 +153,10 @@ class Table(PreparedSource):
         self._describe(prepared, split_spec, is_new=not recorded)
         self.facts = {"num_train_files": len(train), "num_eval_files": len(evaluation), **self.facts}
         if features is None:
-            self.facts = {**self.facts, "features": feature_spec.record(specs, folder)}
+            self.facts = {**self.facts, "features": feature_spec.record(specs, run_folder)}
         if task is None:
             self.facts = {**self.facts, "label": _record(target)}
-        described = table_features.made(specs, num_buckets, prepared.scales, folder)
+        described = table_features.made(specs, num_buckets, prepared.scales, run_folder)
         self._take_scales(described, prepared, evaluated, recorded.get("scales", None if recorded else {}))
         self.warnings += (*guess.warnings, *table_features.unused(self.features))
         self._check_labels(prepared, evaluated, is_told=predicting or bool(target.num_missing))

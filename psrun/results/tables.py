@@ -41,9 +41,7 @@ def feature_table(rows: Sequence[Mapping[str, Any]], title: str) -> Group:
         justify: Any = "right" if key == "values" else "left"
         table.add_column(key, justify=justify, overflow="fold", no_wrap=key in ("dtype", "values"))
     for row in rows:
-        cells: dict[str, RenderableType] = {
-            key: Text(f"{row[key]:,}" if key == "values" else row[key]) for key in keys
-        }
+        cells: dict[str, RenderableType] = {key: Text(f"{row[key]:,}" if key == "values" else row[key]) for key in keys}
         examples = [Text(row["examples"], no_wrap=True, overflow="ellipsis")] if row["examples"] else []
         note = [Text(row["note"], style="italic")] if row["note"] else []
         cells["examples"] = Group(*examples, *note)
