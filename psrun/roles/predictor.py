@@ -72,6 +72,8 @@ class _Input:
         rows: InputRows | None = getattr(source, "rows_to_predict", None)
         if keep and rows is None:
             message = "requires data in files with columns, such as data=table; set it to []"
+            if hasattr(source, "rows_to_predict"):  # which predicts the rows that its split holds out
+                message = "requires data.eval_path=FILE, the file with the rows to predict"
             raise ConfigError([Problem("predict.keep", message)])
         if rows is not None and (unknown := [name for name in keep if name not in rows.columns]):
             raise ConfigError([_no_such_column(name, rows.columns) for name in unknown])
