@@ -53,7 +53,7 @@ def test_a_worker_that_is_killed_costs_no_row_and_repeats_no_more_than_one_execu
     history = "{dtype: int64, num_buckets: 5, max_values: 2, weights: seconds}"
     cluster = start(
         "cluster=local", "cluster.num_ps=1", "model=dense", "~model.hidden_units",
-        "model._target_=list_features.sums", "data=table",
+        "model._target_=list_features.sums", "data=table", "data.split.by=none",
         f"data.path={tmp_path}/rows.csv", "data.label=label", f"data.features={{history: {history}}}",
         f"data.cache='{tmp_path}/cache'", "data.audit=true", f"data.global_batch_size={BATCH}",
         "trainer.steps_per_epoch=null", "evaluation=none", f"trainer.steps_per_execution={PACKED}",
