@@ -180,7 +180,7 @@ def _converted(array: pa.Array, want: Wanted) -> _Converted:
     array = _plain(array)
     if want.max_values is not None:
         return _list(array, want)
-    if _is_list(array.type):
+    if is_list(array.type):
         return _wide(array, want)
     if want.width != 1:
         problem = f"has 1 value instead of {want.width}"
@@ -209,20 +209,28 @@ def _plain(array: pa.Array) -> pa.Array:
     return array
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return types.is_list(kind) or types.is_fixed_size_list(kind)
+def is_list(kind: pa.DataType) -> bool:
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def flattened(lists: pa.Array) -> tuple[np.ndarray, pa.Array]:
+    """The number of values of each list, and all values; lists of lists are lists of the values of these."""
+    lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
+    values = _plain(lists.flatten())
+    if not is_list(values.type):
+        return lengths, values
+    inner, values = flattened(values)
+    ends = np.concatenate([[0], np.cumsum(inner)])[np.concatenate([[0], np.cumsum(lengths)])]
+    return np.diff(ends), values
 
 
 def _wide(array: pa.Array, want: Wanted) -> _Converted:
     """Rows of `width` values; an empty list is as many missing values."""
-    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-    flat = _plain(array.flatten())
+    lengths, flat = flattened(array)
     wrong = {
         int(index): f"has {lengths[index]} values instead of {want.width}"
         for index in np.flatnonzero((lengths != want.width) & (lengths != 0))
     }
-    if _is_list(flat.type):
-        return _wide(_flattened(array, flat), want)
     if (lengths != want.width).any():
         right = lengths == want.width
         starts = np.cumsum(lengths) - lengths
@@ -235,14 +243,6 @@ def _wide(array: pa.Array, want: Wanted) -> _Converted:
     unlabeled: Any = missing.reshape(-1, want.width).any(axis=1) if want.is_label else None
     array = values if want.width == 1 else pa.FixedSizeListArray.from_arrays(values, want.width)
     return _Converted(array, wrong, unlabeled)
-
-
-def _flattened(array: pa.Array, inner: pa.Array) -> pa.Array:
-    """Lists of lists as lists of the values of these."""
-    lengths = pc.list_value_length(inner).fill_null(0).to_numpy(zero_copy_only=False)
-    outer = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-    ends = np.concatenate([[0], np.cumsum(lengths)])[np.concatenate([[0], np.cumsum(outer)])]
-    return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), inner.flatten())
 
 
 def _list(array: pa.Array, want: Wanted) -> _Converted:
@@ -267,7 +267,7 @@ def _list(array: pa.Array, want: Wanted) -> _Converted:
 
 def _lists(array: pa.Array, separator: str | None) -> pa.Array:
     kind = array.type
-    if _is_list(kind):
+    if is_list(kind):
         inner = _plain(array.flatten())
         if separator is None or not types.is_string(inner.type):
             return array
@@ -306,7 +306,9 @@ def _scalars(array: pa.Array, want: Wanted) -> tuple[pa.Array, dict[int, str], n
     if want.dtype == "string" and want.vocabulary is None:
         return _texts(_plain(array), want)
     parsed = _parsed_once(array, want)
-    values, missing, wrong = parsed.values, parsed.missing, parsed.wrong
+    values = parsed.values
+    missing = parsed.missing
+    wrong = parsed.wrong
     if missing.any():
         if want.default is not None:
             values[missing] = CONVERSIONS[want.dtype](want.default)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +39,7 @@ def of(kind: pa.DataType) -> Content:
     return Nothing(is_other=True)
 
 
-class Content:
+class Content(abc.ABC):
     """What the values of a column are; a class for each family of Arrow's types."""
 
     def simplified(self, values: pa.Array, counts: pa.Array) -> tuple[pa.Array, np.ndarray]:
@@ -48,10 +49,11 @@ class Content:
             values, counts = values.filter(present), counts.filter(present)
         return values, counts.to_numpy()
 
+    @abc.abstractmethod
     def examine(self, values: pa.Array, counts: np.ndarray) -> None:
         """Takes notice of different values, before they are sampled."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def facts(self, values: pa.Array, counts: np.ndarray, factor: int) -> dict[str, Any]:
         """Attributes of the profile.
 
@@ -59,12 +61,14 @@ class Content:
           values, counts: all different values, or a sample of them.
           factor: the number of different values for each of them.
         """
-        raise NotImplementedError
 
 
 class Nothing(Content):
     def __init__(self, *, is_other: bool) -> None:
         self._kind = "other" if is_other else "empty"
+
+    def examine(self, values: pa.Array, counts: np.ndarray) -> None:
+        pass
 
     def facts(self, values: pa.Array, counts: np.ndarray, factor: int) -> dict[str, Any]:
         return {"kind": self._kind}
@@ -318,7 +322,8 @@ class _Text(Content):
                 self._calendars.add(trimmed)
 
     def _examine_numbers(self, trimmed: pa.StringArray) -> None:
-        was_numeric, was_integer = self._is_numeric, self._is_integer
+        was_numeric = self._is_numeric
+        was_integer = self._is_integer
         self._examine_integers(trimmed)
         if self._is_integer:
             self._num_numbers += len(trimmed)
@@ -428,7 +433,8 @@ def _parsed(
       texts: as which the values are listed; None: as numbers.
     """
     encoded = numbers.dictionary_encode()
-    merged, sums = numbers, counts
+    merged = numbers
+    sums = counts
     if len(encoded.dictionary) < len(numbers):
         merged = encoded.dictionary
         sums = np.bincount(encoded.indices.to_numpy(), counts).astype(np.int64)

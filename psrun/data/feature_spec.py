@@ -31,7 +31,7 @@ class FeatureSpec:
       vocabulary: a list of values, or a file with one value per line; None for none.
       logarithm: whether models use log(1 + x).
       default: replaces a missing value; None: such a row is malformed. An empty list is not a missing value.
-      nullable: whether missing numbers become NaN, for which psrun's models have a weight of its own.
+      nullable: whether missing numbers become NaN, to which psrun's models give a separate weight.
       bins: number of intervals with about as many training rows each, by which models may encode a number; None: none.
       decimal_mark: of numbers with currency or percent signs or thousands separators ("$1,521.00", "1.521,00 EUR");
         None: plain numbers.

@@ -7,19 +7,15 @@ import fnmatch
 import os
 import re
 import urllib.parse
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import fs
 
 from psrun.errors import DataError
 
-T = TypeVar("T")
-R = TypeVar("R")
 SHARD = re.compile(r"-\d+-of-\d+$")  # numbered parts of a file: after the extension
 _PARTITION = re.compile(r"[A-Za-z_][^=/]*=[^/]*")  # a folder of a dataset that is partitioned by values
 _MISSING_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -174,16 +170,3 @@ def opened_anywhere(name: str) -> pa.NativeFile:
 
 def zipped(name: str) -> bool:
     return SHARD.sub("", name).endswith((".gz", ".gzip"))
-
-
-def in_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """`function` of each item, in order, several in parallel: for functions that release Python's GIL."""
-    most = os.cpu_count() or 1
-    waiting: deque[Future[R]] = deque()
-    with ThreadPoolExecutor(most, thread_name_prefix="psrun-data") as pool:
-        for item in items:
-            waiting.append(pool.submit(function, item))
-            if len(waiting) > most:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()

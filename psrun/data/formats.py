@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import csv
+import functools
 import importlib
 import io
 import itertools
@@ -167,8 +168,7 @@ def schema(names: Sequence[str], layout: Layout) -> pa.Schema | None:
     """
     schemas: dict[str, pa.Schema] = {}
     for name in names:
-        with _data_errors(name):
-            known = FORMATS[layout.format].schema(name, layout)
+        known = _schema_of_file(name, layout)
         if known is None:
             return None
         added = [key for key in files.partition(name, layout.folders) if key not in known.names]
@@ -183,6 +183,18 @@ def schema(names: Sequence[str], layout: Layout) -> pa.Schema | None:
         except pa.ArrowException as error:
             raise DataError(f"the columns of {name} differ in type from those of {first[0]}: {error}") from error
     return unified
+
+
+def _schema_of_file(name: str, layout: Layout) -> pa.Schema | None:
+    """The columns that are in a file itself, not in the names of folders."""
+    with _data_errors(name):
+        return _schema_once(name, layout, tuple(files.stamp(name)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _schema_once(name: str, layout: Layout, stamp: tuple[Any, ...]) -> pa.Schema | None:
+    """As long as a file does not change, it is looked at once: JSON and npz are read whole for their schema."""
+    return FORMATS[layout.format].schema(name, layout)
 
 
 def _check_unique(name: str, names: Sequence[str], layout: Layout) -> None:
@@ -235,6 +247,22 @@ def rows(name: str, wanted: Sequence[str], layout: Layout, unified: pa.Schema | 
                 batch = batch.append_column(key, pa.array([value] * batch.num_rows, pa.string()))
             batch = batch.select(list(wanted))
             yield replace(piece, batch=batch if unified is None else _typed(batch, unified))
+
+
+def rows_of_files(names: Sequence[str], wanted: Sequence[str], layout: Layout) -> Iterator[tuple[int, Rows]]:
+    """The rows of files, in pieces, each with the number of rows in the files before, malformed ones included."""
+    first = 0
+    for name in names:
+        num_rows = 0
+        for piece in rows(name, wanted, layout):
+            yield first, piece
+            num_rows = max(num_rows, piece.end)
+        first += num_rows
+
+
+def decoded(column: pa.Array) -> pa.Array:
+    """A column without a dictionary."""
+    return column.dictionary_decode() if types.is_dictionary(column.type) else column
 
 
 def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -298,8 +326,9 @@ def _text_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Row
 
     A row that is longer than a block makes pyarrow stop: then it begins again with larger blocks.
     """
-    num_columns = len(_text_schema(name, layout))
-    num_rows, block_bytes = 0, _BLOCK_BYTES
+    num_columns = len(_schema_of_file(name, layout) or ())
+    num_rows = 0
+    block_bytes = _BLOCK_BYTES
     while True:
         try:
             for piece in _text_blocks(name, wanted, layout, num_columns, block_bytes):
@@ -419,7 +448,8 @@ class _Numbers:
     """The numbers of rows of a text by their places. pyarrow does not count blank lines: they are counted here."""
 
     def __init__(self, name: str, layout: Layout) -> None:
-        self._name, self._layout = name, layout
+        self._name = name
+        self._layout = layout
         self._known: list[int] = []
         self._rest: Iterator[int] | None = None
 
@@ -526,8 +556,8 @@ def _parquet_schema(name: str, layout: Layout) -> pa.Schema:
 
 def _parquet_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
     with files.opened_anywhere(name) as stream:
-        schema = parquet.read_schema(stream)
-        texts = [each for each in wanted if types.is_string(schema.field(each).type)]
+        schema = _schema_of_file(name, layout)
+        texts = [each for each in wanted if schema is not None and types.is_string(schema.field(each).type)]
         file = parquet.ParquetFile(stream, page_checksum_verification=True, read_dictionary=texts)
         yield from _numbered_batches(file.iter_batches(_ROWS_AT_ONCE, columns=list(wanted)))
 

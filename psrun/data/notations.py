@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 _WORDS = ("na", "n/a", "#n/a", "n.a.", "nan", "null", "none", "nil", "missing", "unknown", "<na>", "nat", "#null!")
 _SIGNS = ("?", "-", "--", "---", ".", "..", "\u2013", "\u2014", r"\N")
-# Missing values in a column of numbers or dates. In a column of words, NA may be Namibia, and None a class of its own.
+# Missing values in a column of numbers or dates. In a column of words, NA may be Namibia, and None a class.
 MISSING = (*(case(word) for word in _WORDS for case in (str.lower, str.upper, str.capitalize)), "NaN", "NaT", *_SIGNS)
 
 _BLANK = "[\\s\u00a0\u202f]"

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from psrun.data import contents, files, formats, notations
+from psrun.data.columns import flattened, is_list
 from psrun.files import write_atomic
 
 LONG = 100  # values of a list; longer ones are counted
@@ -157,7 +157,9 @@ def _profiled(
         formats.check_columns(name, layout, names[0], schema.names)
     unified = None if layout.format in formats.TEXT else formats.schema(names, layout)
     profilers = {column: Profiler(column) for column in schema.names}
-    num_rows, num_bad, first_bad = 0, 0, ""
+    num_rows = 0
+    num_bad = 0
+    first_bad = ""
     num_kept_bytes = 0
     for number, name in enumerate(names, 1):
         for profiler in profilers.values():
@@ -207,9 +209,9 @@ class Profiler:
         places = np.arange(self._num_rows, self._num_rows + len(values)) if places is None else places
         self._num_rows += len(values)
         kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
-        if _is_list(kind):
+        if is_list(kind):
             self._index.is_alive = False
-            lengths, values = _flattened(_decoded(values))
+            lengths, values = flattened(formats.decoded(values))
             self._lengths.add(lengths)
             kind = values.type
         self._num_items += len(values)
@@ -219,7 +221,7 @@ class Profiler:
         if isinstance(self._content, contents.Nothing):
             return
         if self._index.is_alive:
-            self._index.add(_decoded(values), places)
+            self._index.add(formats.decoded(values), places)
         self._distinct.add(*self._content.simplified(*_counted(values)))
 
     def _examine(self, values: pa.Array, counts: np.ndarray) -> None:
@@ -246,10 +248,6 @@ class Profiler:
         )
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-
-
 def _counted(values: pa.Array) -> tuple[pa.Array, pa.Array]:
     """The different values, and how often each occurs."""
     if not pa.types.is_dictionary(values.type):
@@ -260,21 +258,6 @@ def _counted(values: pa.Array) -> tuple[pa.Array, pa.Array]:
     if present.all():
         return values.dictionary, pa.array(counts)
     return values.dictionary.filter(pa.array(present)), pa.array(counts[present])
-
-
-def _decoded(values: pa.Array) -> pa.Array:
-    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
-
-
-def _flattened(lists: pa.Array) -> tuple[np.ndarray, pa.Array]:
-    """The number of values of each list, and all values; lists of lists are lists of the values of these."""
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-    values = _decoded(lists.flatten())
-    if not _is_list(values.type):
-        return lengths, values
-    inner, values = _flattened(values)
-    ends = np.concatenate([[0], np.cumsum(inner)])[np.concatenate([[0], np.cumsum(lengths)])]
-    return np.diff(ends), values
 
 
 class _Lengths:

@@ -24,7 +24,7 @@ from psrun.errors import ConfigError, DataError, Problem
 PARTS = ("train", "eval")
 KEY = "data.split"
 BY = ("rows", "group", "time", "last", "none")
-_TIMES = f"times are numbers, ISO 8601, or texts as {KEY}.time_format says, such as %d.%m.%Y"
+_TIME_FORMS = f"times are numbers, ISO 8601, or texts as {KEY}.time_format says, such as %d.%m.%Y"
 _COUNTERS = 1 << 22  # of equal rows
 _BINS = 1 << 16  # of the times, between the first and the last
 _PRIME = np.uint64(0x100000001B3)
@@ -94,7 +94,7 @@ def options(spec: SplitSpec) -> dict[str, Any]:
 
 
 def sentence(spec: SplitSpec, num_held_out: int, num_rows: int) -> str:
-    """What the user is told about a split."""
+    """A line for the user about a split."""
     how = {
         "rows": "chosen by a hash of the row",
         "group": f"whole groups by {spec.column}",
@@ -160,16 +160,7 @@ def of(spec: SplitSpec, read_columns: Read, since: float | None = None) -> Split
 
 def held_out(names: Sequence[str], layout: formats.Layout, spec: SplitSpec) -> np.ndarray:
     """Whether each well-formed row of files is an evaluation example, in their order."""
-
-    def read_columns(columns: Sequence[str]) -> Iterator[tuple[int, Rows]]:
-        first = 0
-        for name in names:
-            num_rows = 0
-            for rows in formats.rows(name, columns, layout):
-                yield first, rows
-                num_rows = max(num_rows, rows.end)
-            first += num_rows
-
+    read_columns = functools.partial(formats.rows_of_files, names, layout=layout)
     split = of(spec, read_columns)
     columns = (split.columns if split else None) or formats.columns(names[0], layout) or ()
     parts = [
@@ -223,7 +214,9 @@ class _ByTime:
     def __init__(self, spec: SplitSpec, read_columns: Read, since: float | None) -> None:
         assert spec.column is not None
         self.columns = (spec.column,)
-        self._spec, self._read_columns, self._given = spec, read_columns, since
+        self._spec = spec
+        self._read_columns = read_columns
+        self._given = since
         self.key = f"time {spec.column} {spec.time_format} {spec.fraction if since is None else f'since {since!r}'}"
 
     @property
@@ -235,13 +228,15 @@ class _ByTime:
         """The time from which on there are about as many rows as the fraction says, exact to a bin."""
         if self._given is not None:
             return self._given
-        least, most = np.inf, -np.inf
+        least = np.inf
+        most = -np.inf
         for _, rows in self._read_columns(self.columns):
             times = _times(rows, self._spec)
             if not np.isnan(times).all():
-                least, most = min(least, float(np.nanmin(times))), max(most, float(np.nanmax(times)))
+                least = min(least, float(np.nanmin(times)))
+                most = max(most, float(np.nanmax(times)))
         if not least < most:
-            raise DataError(f"{KEY}.column: {self._spec.column} has no two different times to split at; {_TIMES}")
+            raise DataError(f"{KEY}.column: {self._spec.column} has no two different times to split at; {_TIME_FORMS}")
         edges = np.linspace(least, most, _BINS + 1)
         counts: np.ndarray = np.zeros(_BINS, np.int64)
         for _, rows in self._read_columns(self.columns):
@@ -262,7 +257,9 @@ class _Last:
         assert spec.column is not None
         assert spec.user is not None
         self.columns = (spec.user, spec.column)
-        self._spec, self._user, self._read_columns = spec, spec.user, read_columns
+        self._spec = spec
+        self._user = spec.user
+        self._read_columns = read_columns
         self.key = f"last {spec.user} {spec.column} {spec.time_format}"
         self.facts: Mapping[str, Any] = {}
 
@@ -277,7 +274,7 @@ class _Last:
             part = part.filter(pc.is_valid(times))
             latest = _latest(part if latest is None else pa.concat_tables([latest, part]))
         if latest is None or not latest.num_rows:
-            raise DataError(f"{KEY}.column: {self._spec.column} has no times; {_TIMES}")
+            raise DataError(f"{KEY}.column: {self._spec.column} has no times; {_TIME_FORMS}")
         return np.sort(latest.column("number").to_numpy())
 
     def held_out(self, rows: Rows, first: int) -> np.ndarray:
@@ -297,9 +294,7 @@ def _latest(rows: pa.Table) -> pa.Table:
 def _times(rows: Rows, spec: SplitSpec) -> np.ndarray:
     """The times of rows as numbers, NaN where there is none."""
     assert spec.column is not None
-    column = rows.batch.column(spec.column)
-    if types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    column = formats.decoded(rows.batch.column(spec.column))
     if types.is_temporal(column.type):
         return notations.instants(column).cast(pa.int64()).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     if types.is_integer(column.type) or types.is_floating(column.type):
@@ -314,8 +309,7 @@ def _times(rows: Rows, spec: SplitSpec) -> np.ndarray:
 
 
 def _as_text(array: pa.Array) -> pa.Array:
-    if types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = formats.decoded(array)
     return array if types.is_string(array.type) or types.is_binary(array.type) else array.cast(pa.string())
 
 

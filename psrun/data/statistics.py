@@ -104,7 +104,9 @@ class _Sample:
 
     def __init__(self) -> None:
         self._parts: list[np.ndarray] = []
-        self._num_kept, self._num_seen, self._stride = 0, 0, 1
+        self._num_kept = 0
+        self._num_seen = 0
+        self._stride = 1
 
     def add(self, values: np.ndarray) -> None:
         part = values[-self._num_seen % self._stride :: self._stride]
@@ -113,7 +115,8 @@ class _Sample:
         self._num_kept += part.size
         while self._num_kept > _SAMPLED:
             whole = np.concatenate(self._parts)[::2]
-            self._parts, self._num_kept = [whole], whole.size
+            self._parts = [whole]
+            self._num_kept = whole.size
             self._stride *= 2
 
     def values(self) -> np.ndarray:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
-import pyarrow as pa
 import tensorflow as tf
 
 from psrun.config.schema import did_you_mean
@@ -27,10 +24,11 @@ from psrun.data import (
     table_features,
     weights,
 )
-from psrun.data.columns import Piece, Wanted, checked, complete
+from psrun.data.columns import Wanted
 from psrun.data.prepared_source import PreparedSource, found
 from psrun.data.prepared_source import checked as with_rows
 from psrun.data.source import Feature, Task
+from psrun.data.table_reader import RowsToPredict, TableReader
 from psrun.errors import ConfigError, DataError, Problem
 
 LIST_SEPARATOR = "|"  # of the values of a list in a field of text
@@ -127,7 +125,7 @@ class Table(PreparedSource):
         self.guessed: list[dict[str, Any]] = []
         if not specs:
             specs, self.guessed = guess.features(num_buckets)
-        reader = _Reader(_wanted(specs, layout), layout, train[0], known, rows=guess.rows)
+        reader = TableReader(_wanted(specs, layout), layout, train[0], known, rows=guess.rows)
         _check_columns(reader.wanted, label, weight, known, layout, train[0])
         reader = reader.with_label(label, target).with_weight(weight)
         options = preparation.Options(max_bad_rows, cache, tell)
@@ -163,7 +161,8 @@ class Table(PreparedSource):
 
     def _describe(self, prepared: preparation.PreparedSet, spec: splits.SplitSpec, *, is_new: bool) -> None:
         """Adds the split to the facts and, of a new run, to the notes."""
-        num_rows, num_train = prepared.num_examples, self.num_train_examples
+        num_rows = prepared.num_examples
+        num_train = self.num_train_examples
         if spec.by != "none" and num_train in (0, num_rows):
             which = "train" if num_train == 0 else "evaluate"
             message = f"leaves none of {num_rows:,} rows to {which} on"
@@ -219,12 +218,14 @@ class Table(PreparedSource):
         Args:
           recorded: by the run, and hold; None for a run from before scales were recorded, whose labels had none.
         """
-        label, weight = self._label, self._weight
+        label = self._label
+        weight = self._weight
         self.features: Mapping[str, Feature] = table_features.with_scales(features, recorded or {})
         if self.task == "regression" and label is not None and recorded is not None:
             scale = prepared.scales[label]
             known = recorded.get(label, {"mean": scale.mean, "deviation": scale.deviation})
-            self.label_mean, self.label_deviation = known["mean"], known["deviation"]
+            self.label_mean = known["mean"]
+            self.label_deviation = known["deviation"]
         if recorded is not None:
             self.facts = {**self.facts, "scales": self._scales()}
         if weight is not None:
@@ -248,40 +249,6 @@ class Table(PreparedSource):
         if self.task == "multiclass":
             label = tf.cast(label[:, 0], tf.int64)
         return features, label, *weight
-
-
-@dataclass(frozen=True)
-class RowsToPredict:
-    """The rows of files to predict, all of them.
-
-    Attributes:
-      num_rows: of the files.
-      labeled: whether the files have the label.
-      problems: of malformed rows, by their number from 0 over all files.
-    """
-
-    num_rows: int
-    labeled: bool
-    problems: Mapping[int, str]
-    names: Sequence[str]
-    layout: formats.Layout
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of the columns of the files."""
-        return tuple(formats.suggestions(self.names[0], self.layout))
-
-    def kept(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """These columns of all rows, in order; null where a row cannot be split into fields."""
-        for name in self.names:
-            for rows in formats.rows(name, columns, self.layout):
-                batch = complete(rows).batch
-                arrays = [each.dictionary_decode() if _is_encoded(each) else each for each in batch.columns]
-                yield pa.record_batch(arrays, batch.schema.names)
-
-
-def _is_encoded(array: pa.Array) -> bool:
-    return pa.types.is_dictionary(array.type)
 
 
 def _described_label(
@@ -358,9 +325,13 @@ class _Guess:
         max_bad_rows: int,
         tell: Callable[[str], None],
     ) -> None:
-        self._names, self._layout = names, layout
-        self._label, self._weight = label, weight
-        self._known, self._max_bad_rows, self._tell = known, max_bad_rows, tell
+        self._names = names
+        self._layout = layout
+        self._label = label
+        self._weight = weight
+        self._known = known
+        self._max_bad_rows = max_bad_rows
+        self._tell = tell
         self.warnings: tuple[str, ...] = ()
         self._cache = Path(cache).expanduser() if cache else preparation.cache()
         self.rows: dict[str, list[formats.Rows]] = {}  # those that were looked at, by file
@@ -471,135 +442,3 @@ def _check_split(spec: splits.SplitSpec, known: Sequence[str] | None, name: str)
     ]
     if problems:
         raise ConfigError(problems)
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """Reads and prepares files.
-
-    Attributes:
-      wanted: what each column of the prepared set is read from.
-      first: the first training file; `columns`: its columns, which all files have; None where each record has its own.
-      label, weight: the columns of these, which are in `wanted` too.
-      strict: whether other columns than those of the first file are an error.
-      rows: of files that were read before.
-    """
-
-    wanted: Mapping[str, Wanted]
-    layout: formats.Layout
-    first: str
-    columns: Sequence[str] | None
-    label: str = ""
-    weight: str | None = None
-    strict: bool = True
-    rows: Mapping[str, Sequence[formats.Rows]] = field(default_factory=dict)
-
-    def with_label(self, label: str, target: label_guess.Label) -> _Reader:
-        classes = {"binary": 2, "multiclass": target.num_classes, "regression": None}[target.task]
-        dtype = "int64" if target.task == "multiclass" else "float32"
-        vocabulary = target.label_vocabulary
-        want = Wanted(
-            label,
-            dtype,
-            decimal_mark=target.decimal_mark,
-            is_label=True,
-            num_classes=classes,
-            vocabulary=vocabulary,
-        )
-        return replace(self, wanted={**self.wanted, label: want}, label=label)
-
-    def with_weight(self, weight: str | None) -> _Reader:
-        if weight is None:
-            return self
-        return replace(self, wanted={**self.wanted, weight: Wanted(weight, "float32", weight=True)}, weight=weight)
-
-    def predicting(self, name: str) -> _Reader:
-        """A reader of files to predict, which may lack the label and the weight, and have other columns."""
-        there = formats.suggestions(name, self.layout)
-        dropped = {self.weight} if self.label in there else {self.weight, self.label}
-        wanted = {key: want for key, want in self.wanted.items() if key not in dropped}
-        lacking = sorted({want.column for want in wanted.values()}.difference(there))
-        if lacking and self.columns is not None:
-            columns = ", ".join(map(repr, lacking))
-            raise DataError(f"{name} lacks {columns}, which the model needs; it has {', '.join(there)}")
-        return replace(self, wanted=wanted, strict=False)
-
-    def prepared(
-        self, names: Sequence[str], options: preparation.Options, split: splits.Split | None = None
-    ) -> preparation.PreparedSet:
-        return preparation.prepared(names, self._contents(split, options), options)
-
-    def split(
-        self,
-        names: Sequence[str],
-        options: preparation.Options,
-        spec: splits.SplitSpec,
-        recorded: Mapping[str, Any],
-    ) -> preparation.PreparedSet:
-        """The prepared rows of files, split.
-
-        Args:
-          recorded: facts of the run. A split by time stays where it was when the run began.
-        """
-        read_columns = functools.partial(self._columns_of, names)
-        split = splits.of(spec, read_columns)
-        since = recorded.get("split", {}).get("since")
-        if since is not None:
-            known = preparation.earlier(names, self._contents(split, options), options)
-            if known is None or known.facts.get("since") != since:
-                split = splits.of(spec, read_columns, since)
-        return self.prepared(names, options, split)
-
-    def _contents(self, split: splits.Split | None, options: preparation.Options) -> preparation.Contents:
-        how = [asdict(self.layout), {name: asdict(want) for name, want in self.wanted.items()}]
-        columns = {name: want.prepared for name, want in self.wanted.items()}
-        pieces = _Pieces(self, split, options.keep_malformed).of
-        label = self.label if self.label in columns else None
-        if split is None:
-            return preparation.Contents(columns, pieces, json.dumps(how), label=label)
-        key = json.dumps([*how, split.key])
-        return preparation.Contents(columns, pieces, key, splits.PARTS, label, lambda: split.facts)
-
-    def _columns_of(self, names: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[int, formats.Rows]]:
-        """These columns of all files, with the number of rows in the files before."""
-        first = 0
-        for name in names:
-            num_rows = 0
-            for rows in formats.rows(name, columns, self.layout):
-                yield first, rows
-                num_rows = max(num_rows, rows.end)
-            first += num_rows
-
-
-@dataclass
-class _Pieces:
-    """Reads files one after the other, and splits their rows."""
-
-    reader: _Reader
-    split: splits.Split | None
-    keep_malformed: bool
-    first: int = 0
-
-    def of(self, name: str) -> Iterator[tuple[Piece, np.ndarray | None]]:
-        reader = self.reader
-        if reader.strict:
-            formats.check_columns(name, reader.layout, reader.first, reader.columns)
-        columns = list(dict.fromkeys(want.column for want in reader.wanted.values()))
-        if self.split is not None:
-            needed = self.split.columns or reader.columns or ()
-            columns = list(dict.fromkeys([*columns, *needed]))
-        weight = reader.weight if name == reader.first else None
-        num_rows = 0
-        for rows in reader.rows.get(name) or formats.rows(name, columns, reader.layout):
-            if weight is not None and weight in reader.wanted:
-                suggestions = functools.partial(formats.suggestions, name, reader.layout)
-                weights.check_column(weight, name, rows.batch.column(weight), suggestions)
-                weight = None
-            piece = checked(rows, reader.wanted, keep=self.keep_malformed)
-            parts = None
-            if self.split is not None:
-                held_out = self.split.held_out(rows, self.first)
-                parts = held_out[np.searchsorted(rows.places, piece.places)].astype(np.int8)
-            num_rows = max(num_rows, rows.end)
-            yield piece, parts
-        self.first += num_rows

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from psrun.config.schema import did_you_mean
-from psrun.data import notations
+from psrun.data import formats, notations
 from psrun.data.columns import Wanted
 from psrun.data.statistics import Scale
 from psrun.errors import ConfigError, Problem
@@ -43,8 +43,7 @@ def check_column(weight: str, name: str, values: pa.Array, known: Callable[[], S
       ConfigError: all of them are missing, or none of them is a number.
     """
     num_rows = len(values)
-    if types.is_dictionary(values.type):
-        values = values.dictionary_decode()
+    values = formats.decoded(values)
     if types.is_fixed_size_list(values.type) or types.is_list(values.type):  # of one value, as in TFRecord
         values = values.flatten()
     if types.is_binary(values.type):
