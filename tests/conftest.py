@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,8 @@ from psrun.tf_internals import modules
 for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
     os.environ.pop(name, None)  # commands have Python's defaults, as those of users
 process.prepare()
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script: commands would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 for name, value in IN_PROCESS.items():
     os.environ.setdefault(name, value)
 
