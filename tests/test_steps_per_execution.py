@@ -88,7 +88,8 @@ def test_unrolled_steps_give_the_numbers_of_one_process(train, unrolled, trainer
         "optimizer.learning_rate={_target_: tf_keras.optimizers.schedules.ExponentialDecay, "
         "initial_learning_rate: 0.02, decay_steps: 5, decay_rate: 0.7}"
     )
-    pieces = ("model=wide_deep", f"trainer={trainer}", f"optimizer={optimizer}", schedule, "trainer.epochs=4")
+    model = ("model=wide_deep", "model.dropout=0")
+    pieces = (*model, f"trainer={trainer}", f"optimizer={optimizer}", schedule, "trainer.epochs=4")
     (alone, here), (result, there) = (
         train(*pieces, f"cluster={cluster}", num_workers=1) for cluster in ("none", "inprocess")
     )

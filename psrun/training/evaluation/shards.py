@@ -61,12 +61,17 @@ class Shards:
         """Runs on a worker."""
         dataset = self._program.evaluation_dataset(shard=(index, self._num_shards))
         outputs = tf.function(self._of_batch).get_concrete_function(dataset.element_spec).structured_outputs
+        iterator = iter(dataset)
+
+        def add(batch: Any, num_batches: tf.Tensor, arrays: Any) -> tuple[Any, tf.Tensor, Any]:
+            parts = tf.nest.flatten(self._of_batch(batch.get_value()))
+            written = tuple(array.write(num_batches, part) for array, part in zip(arrays, parts))
+            return iterator.get_next_as_optional(), num_batches + 1, written
+
+        # Not a loop in Python: where AutoGraph cannot convert it, it goes on adding operations to the graph for ever.
         arrays = tuple(_array(spec) for spec in tf.nest.flatten(outputs))
-        num_batches = tf.constant(0)
-        for batch in dataset:
-            parts = tf.nest.flatten(self._of_batch(batch))
-            arrays = tuple(array.write(num_batches, part) for array, part in zip(arrays, parts))
-            num_batches += 1
+        begin = (iterator.get_next_as_optional(), tf.constant(0), arrays)
+        *_, arrays = tf.while_loop(lambda batch, *_: batch.has_value(), add, begin)
         return tf.nest.pack_sequence_as(outputs, [array.concat() for array in arrays])
 
 
