@@ -270,7 +270,8 @@ class _Last:
         for first, rows in self._read_columns(self.columns):
             times = pa.array(_times(rows, self._spec), from_pandas=True)
             users = _as_text(rows.batch.column(self._user))
-            part = pa.table({"user": users, "time": times, "number": pa.array(first + rows.places)})
+            order = _integer_times(rows, self._spec)
+            part = pa.table({"user": users, "time": times, "order": order, "number": pa.array(first + rows.places)})
             part = part.filter(pc.is_valid(times))
             latest = _latest(part if latest is None else pa.concat_tables([latest, part]))
         if latest is None or not latest.num_rows:
@@ -285,7 +286,7 @@ class _Last:
 
 def _latest(rows: pa.Table) -> pa.Table:
     """The latest row of each user."""
-    order = pc.sort_indices(rows, [("user", "ascending"), ("time", "ascending"), ("number", "ascending")])
+    order = pc.sort_indices(rows, [(key, "ascending") for key in ("user", "time", "order", "number")])
     ordered = rows.take(order).combine_chunks()
     users = ordered.column("user").combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
     return ordered.filter(pa.array(np.append(users[1:] != users[:-1], True)))
@@ -306,6 +307,19 @@ def _times(rows: Rows, spec: SplitSpec) -> np.ndarray:
             return numbers.to_numpy(zero_copy_only=False)
     instants = notations.times(text, spec.time_format)
     return instants.cast(pa.int64()).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+
+
+def _integer_times(rows: Rows, spec: SplitSpec) -> pa.Array:
+    """The times of rows that are integers, and 0 for others: doubles beyond 2**53, as of nanoseconds, may be equal."""
+    assert spec.column is not None
+    column = formats.decoded(rows.batch.column(spec.column))
+    if types.is_integer(column.type):
+        integers = column.cast(pa.int64(), safe=False)
+    elif types.is_string(column.type) and spec.time_format is None:
+        integers = notations.integers(column)
+    else:
+        integers = pa.nulls(len(column), pa.int64())
+    return integers.fill_null(0)
 
 
 def _as_text(array: pa.Array) -> pa.Array:

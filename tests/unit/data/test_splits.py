@@ -109,6 +109,13 @@ def test_the_last_row_of_each_user_is_held_out_of_equal_times_the_last_in_the_fi
     assert batch[0]["x"].tolist() == [[2], [5], [6]]
 
 
+@pytest.mark.parametrize("first", [2**53, 1_700_000_000_000_000_000])  # such as nanoseconds, or ids that grow
+def test_the_last_row_is_that_of_the_largest_integer_that_no_float_holds(tmp_path, first):
+    path = write(tmp_path / "a.csv", [("u", first, 1, 0), ("u", first + 1, 2, 0), ("u", first, 3, 1)])
+    (batch,) = table(path, split={"by": "last", "user": "user", "column": "when"}).evaluation(batch_size=9)
+    assert batch[0]["x"].numpy().tolist() == [[2]]
+
+
 def test_records_without_a_schema_are_split_by_their_numbers(tmp_path):
     import tensorflow as tf
 
