@@ -323,7 +323,9 @@ def _scalars(array: pa.Array, want: Wanted) -> tuple[pa.Array, dict[int, str], n
     if want.num_classes is not None:
         strange = ~missing & ~wrong & ((values != values // 1) | (values < 0) | (values >= want.num_classes))
         for index in np.flatnonzero(strange).tolist():
-            problems[index] = f"{values[index]:g} is not a class from 0 to {want.num_classes - 1}"
+            value: int | float = values[index].item()
+            shown = str(int(value)) if value == value // 1 else repr(value)
+            problems[index] = f"{shown} is not a class from 0 to {want.num_classes - 1}"
     if want.dtype == "float32":
         with np.errstate(over="ignore", invalid="ignore"):
             values = values.astype(np.float32)
@@ -390,6 +392,10 @@ def _numbers(array: pa.Array, want: Wanted) -> pa.Array:
         return pc.if_else(pc.less(array, pa.scalar(_INT64, pa.uint64())), array, None).cast(pa.int64())
     if types.is_integer(kind) or types.is_boolean(kind):
         return array.cast(pa.int64() if types.is_boolean(kind) else kind).cast(target, safe=False)
+    if types.is_decimal(kind) and want.dtype == "int64":
+        whole = pc.floor(array)
+        text = pc.if_else(pc.equal(whole, array), whole, None).cast(pa.decimal128(38, 0), safe=False).cast(pa.string())
+        return notations.integers(text)
     if types.is_decimal(kind) or types.is_floating(kind):
         return _of_fractions(array.cast(pa.float64(), safe=False), target)
     return pa.nulls(len(array), target)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import compute as pc
 from pyarrow import csv as arrow_csv
 from pyarrow import ipc, json, parquet, types
 
@@ -28,6 +29,8 @@ _BLOCK_BYTES = 1 << 22  # of text, converted together
 _LONGEST_BYTES = 1 << 30  # of a row
 _ROWS_AT_ONCE = 1 << 15
 _ENCODED = pa.dictionary(pa.int32(), pa.string())
+_INT64 = 2**63
+_BEYOND_INT64 = pa.decimal128(38, 0)  # integers of which some are no int64
 _SNIFFED_BYTES = 1 << 16
 _DELIMITERS = ",;\t|: "
 _ENDINGS = {
@@ -179,10 +182,20 @@ def schema(names: Sequence[str], layout: Layout) -> pa.Schema | None:
     unified = first[1]
     for name, known in others:
         try:
-            unified = pa.unify_schemas([unified, known], promote_options="permissive")
+            unified = pa.unify_schemas(_with_common_integers(unified, known), promote_options="permissive")
         except pa.ArrowException as error:
             raise DataError(f"the columns of {name} differ in type from those of {first[0]}: {error}") from error
     return unified
+
+
+def _with_common_integers(one: pa.Schema, other: pa.Schema) -> list[pa.Schema]:
+    """Schemas that have a type for uint64 and signed integers together: pyarrow would make them int64."""
+    schemas = [one, other]
+    for name in set(one.names) & set(other.names):
+        kinds = [one.field(name).type, other.field(name).type]
+        if pa.uint64() in kinds and any(map(types.is_signed_integer, kinds)):
+            schemas = [each.set(each.get_field_index(name), pa.field(name, _BEYOND_INT64)) for each in schemas]
+    return schemas
 
 
 def _schema_of_file(name: str, layout: Layout) -> pa.Schema | None:
@@ -575,11 +588,36 @@ def _arrow_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Ro
 
 
 def _json_table(name: str) -> pa.Table:
+    table = _json_columns(name)
+    for index, field_ in enumerate(table.schema):
+        if not _may_be_integers(table.column(index)):
+            continue
+        is_list = types.is_list(field_.type)
+        exact = pa.field(field_.name, pa.list_(_BEYOND_INT64) if is_list else _BEYOND_INT64)
+        with contextlib.suppress(pa.ArrowInvalid):  # some have fractions
+            table = table.set_column(index, exact, _json_columns(name, pa.schema([exact])).column(0))
+    return table
+
+
+def _json_columns(name: str, schema: pa.Schema | None = None) -> pa.Table:
+    """The columns of `schema` with its types; None: all columns with the types that pyarrow chooses."""
+    options = json.ParseOptions(schema, unexpected_field_behavior="infer" if schema is None else "ignore")
     with files.opened(name) as stream:
         try:
-            return json.read_json(stream, json.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES))
+            return json.read_json(stream, json.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES), options)
         except pa.ArrowInvalid as error:
+            if schema is not None:
+                raise
             raise DataError(f"{name} cannot be read: {error}; it must have one JSON object a line") from error
+
+
+def _may_be_integers(column: pa.ChunkedArray) -> bool:
+    """Whether doubles may be integers that no double holds: for some beyond int64, pyarrow makes a column doubles."""
+    values = pc.list_flatten(column) if types.is_list(column.type) else column
+    if not types.is_floating(values.type):
+        return False
+    are_whole = pc.all(pc.equal(values, pc.floor(values))).as_py()
+    return bool(are_whole and pc.any(pc.greater_equal(pc.abs(values), float(_INT64))).as_py())
 
 
 def _json_schema(name: str, layout: Layout) -> pa.Schema:

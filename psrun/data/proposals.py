@@ -113,9 +113,10 @@ class Proposal:
 
 
 def shown(value: float | str) -> str:
-    """A number or time for display; integers with all their digits."""
-    is_round = isinstance(value, float) and abs(value) < _EXACT and value.is_integer()
-    return f"{value:.6g}" if isinstance(value, float) and not is_round else str(int(value) if is_round else value)
+    """A number or time for display; whole numbers with all their digits."""
+    if not isinstance(value, float):
+        return str(value)
+    return str(int(value)) if value.is_integer() and abs(value) < _INT64 else f"{value:.6g}"
 
 
 def _percent(share: float) -> str:
@@ -227,8 +228,10 @@ def _useless(profile: Profile) -> str:
 
 
 def _fits_int64(profile: Profile) -> bool:
+    """Whether the values are int64, and there is another int64 beside them for those that are missing."""
     least, most = profile.limits
-    return max(-least - 1, most) < _INT64
+    is_full = least == -_INT64 and most == _INT64 - 1
+    return max(-least - 1, most) < _INT64 and not (is_full and profile.num_missing)
 
 
 def _words(column: str) -> list[str]:
