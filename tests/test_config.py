@@ -94,6 +94,8 @@ def test_every_choice_of_every_group_loads(group):
         (("optimizer", "learning_rate"), True, "is True, must be a number"),
         (("optimizer", "learning_rate"), None, "is null, must be a number, such as optimizer.learning_rate=0.01"),
         (("optimizer", "learning_rate"), {"decay": 0.9}, "or a schedule with a _target_"),
+        (("optimizer", "learning_rate"), [0.1, 0.2], "add -m and write optimizer.learning_rate=0.1,0.2"),
+        (("optimizer", "epsilon"), [1e-7], "is [1e-07], must be a single number"),
         (("optimizer", "learning_rate"), "???", "is required; set optimizer.learning_rate="),
         (("optimizer", "_target_"), "tf_kears.optimizers.Adam", "no module named"),
         (("mode",), "tarin", "must be one of train, plan"),

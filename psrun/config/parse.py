@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,7 +156,19 @@ def _read_optimizer(node: Any, problems: list[Problem]) -> Target | None:
         problems.append(Problem(key, f"is null, must be a number, such as {key}=0.01"))
     elif isinstance(rate, int | float) and not 0 <= rate < math.inf:
         problems.append(Problem(key, f"is {rate}, must be a number of 0 or more"))
+    if target is not None and target.name.startswith(_KNOWN_OPTIMIZERS):
+        problems += _lists_of_numbers(target)
     return target
+
+
+def _lists_of_numbers(optimizer: Target) -> Iterator[Problem]:
+    """Options that are lists: meant for a sweep. No optimizer of tf-keras has an option that is a list of numbers."""
+    for name, value in optimizer.options.items():
+        if isinstance(value, list | tuple) and all(isinstance(each, int | float) for each in value):
+            key = f"{optimizer.key}.{name}"
+            values = ",".join(map(str, value))
+            advice = f"to sweep over values, add -m and write {key}={values}"
+            yield Problem(key, f"is {list(value)}, must be a single number; {advice}")
 
 
 def _read_own_partitioner(node: Mapping[str, Any], problems: list[Problem]) -> choices.OwnPartitioner | None:
