@@ -144,6 +144,7 @@ def test_synchronous_training_is_that_of_one_process_with_the_batches_of_all_wor
         np.testing.assert_allclose(variables(folder)[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
     assert result["steps"] == {"applied": 50, "scheduled": 50, "repeated": 0}
     assert result["consistency"]["gradients_applied"] == 100
+    assert (result["staleness"]["updates"], result["staleness"]["histogram"]) == (50, [[0, 50]])
     assert result["consistency"]["updates_dropped"] == {"worker-0": 0, "worker-1": 0}
     if "data.audit=true" in more:
         assert [row["seen"]["0"] for row in result["visitation"]] == [0, 0]

@@ -32,6 +32,7 @@ class StalenessMeter:
         self._num_workers = num_workers
         self._applied: Any = None
         self._counts: Any = None
+        self._num_averaged = 0
 
     def place(self, device: str) -> None:
         """Creates the counters on a parameter server, unless they exist. Call outside of functions."""
@@ -72,8 +73,19 @@ class StalenessMeter:
         """Counts an update. One operation reads and adds: no two updates get the same number."""
         return tf.raw_ops.ResourceCountUpTo(resource=self._applied.handle, limit=_MOST_UPDATES, T=tf.int32)
 
+    def count_averaged(self) -> None:
+        """Counts an update that the chief applies from gradients at the present weights; call outside of functions."""
+        self._num_averaged += 1
+
     def take(self) -> dict[str, Histogram]:
-        """The histograms by worker since the last call; call when all steps are joined."""
+        """The histograms by task since the last call; call when all steps are joined.
+
+        Updates of averaged gradients belong to no single worker: they are counted for `chief-0`.
+        """
+        if self._num_averaged:
+            num_averaged = self._num_averaged
+            self._num_averaged = 0
+            return {"chief-0": {0: num_averaged}}
         if self._applied is None:
             return {}
         counts = self._counts.numpy().reshape(self._num_workers, LONGEST + 1)

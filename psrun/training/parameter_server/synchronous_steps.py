@@ -47,6 +47,7 @@ class SynchronousSteps:
         assert distribution.coordinator is not None
         self._closures, self._feed, self._stages = closures, feed, stages
         self._ends_epoch, self._warn = ends_epoch, warn
+        self._meter = meter
         self._iterator = feed.iterator(distribution.coordinator)
         rounds = GradientRounds(program, feed.audit)
         slow = SlowWorkers(program.optimizer, program.config.cluster.slow_workers or {}, distribution.num_workers)
@@ -78,6 +79,7 @@ class SynchronousSteps:
         chosen = self._closures.first(num_averaged)
         self._feed.deal_again([batch for index, batch in enumerate(batches) if index not in chosen])
         self._apply(tf.constant(number, tf.int64), tf.constant(chosen, tf.int64))
+        self._meter.count_averaged()
         if self._function.structured_outputs is not None:
             self.logs = scheduled[chosen[-1]]
         return 1
