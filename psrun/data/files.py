@@ -6,6 +6,7 @@ import contextlib
 import fnmatch
 import os
 import re
+import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -123,11 +124,17 @@ def cache() -> Path:
 
 
 def stamp(name: str) -> list[Any]:
-    """Identifies the content of a file: changes with the file. Raises DataError."""
+    """The canonical name of a file, its size, and more that changes with the file; last, the time of that in ns.
+
+    Of a local file, inode and times are there; of others, only the time of modification. Raises DataError.
+    """
     with data_errors(name):
         at, inside = system(name)
+        if isinstance(at, fs.LocalFileSystem):
+            stat = os.stat(inside)
+            return [path(name), stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
         info = at.get_file_info(inside)
-        return [path(name), info.size, info.mtime_ns]
+        return [path(name), info.size, info.mtime_ns or time.time_ns()]
 
 
 def num_bytes(name: str) -> int:

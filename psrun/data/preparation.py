@@ -25,15 +25,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from psrun.data import files, prepared_rows
+from psrun.data import digests, files, prepared_rows
 from psrun.data.columns import Column, Piece
-from psrun.data.files import cache
 from psrun.data.prepared_rows import PreparedRows
 from psrun.data.statistics import Scale, Scaling
 from psrun.errors import ConfigError, DataError, Problem
 from psrun.files import write_atomic
 
-_VERSION = 4
+_VERSION = 5
 _LOOK_EVERY_S = 0.5
 _FIRST_BAD = 20  # of the malformed rows, remembered
 
@@ -44,7 +43,7 @@ class Options:
 
     Attributes:
       max_bad_rows: number of malformed rows to skip; one more is an error.
-      cache: the folder for prepared sets; None for `cache()`.
+      cache: the folder for prepared sets; None for `files.cache()`.
       tell: called repeatedly with the progress.
       keep_malformed: whether malformed rows stay, with any values, and are no error.
     """
@@ -119,13 +118,14 @@ def prepared(names: Sequence[str], contents: Contents, options: Options) -> Prep
       DataError: a file cannot be read to its end, there are more malformed rows, no rows, or the folder cannot be
         written.
     """
-    folder = _folder(names, contents, options)
+    known = _digests(names, options)
+    folder = _folder(known, contents, options)
     found = _complete(folder, contents)
     if found is None:
         with _writes(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             with _alone(folder.with_suffix(".lock"), options.tell) as alone:
-                found = _complete(folder, contents) or _write(folder, names, contents, options, alone=alone)
+                found = _complete(folder, contents) or _write(folder, names, known, contents, options, alone=alone)
     if not options.keep_malformed:
         check_bad(found.num_bad, found.bad, options.max_bad_rows)
     return found
@@ -133,17 +133,25 @@ def prepared(names: Sequence[str], contents: Contents, options: Options) -> Prep
 
 def earlier(names: Sequence[str], contents: Contents, options: Options) -> PreparedSet | None:
     """The prepared rows of files, if there are some."""
-    return _complete(_folder(names, contents, options), contents)
+    return _complete(_folder(_digests(names, options), contents, options), contents)
 
 
-def _folder(names: Sequence[str], contents: Contents, options: Options) -> Path:
-    if options.cache and "://" in options.cache:
-        raise ConfigError([Problem("data.cache", f"is {options.cache!r}, must be a folder on a mounted disk")])
+def cache_folder(cache: str | None) -> Path:
+    """The folder of `data.cache`; the user's for None. Raises ConfigError if it is not a folder."""
+    if cache and "://" in cache:
+        raise ConfigError([Problem("data.cache", f"is {cache!r}, must be a folder on a mounted disk")])
+    return (Path(cache).expanduser() if cache else files.cache()).absolute()
+
+
+def _digests(names: Sequence[str], options: Options) -> list[tuple[str, str]]:
+    return digests.of(names, cache_folder(options.cache), options.tell)
+
+
+def _folder(known: Sequence[tuple[str, str]], contents: Contents, options: Options) -> Path:
+    """The folder of a set, by the bytes of its files and by how they are read."""
     columns = {name: asdict(column) for name, column in contents.columns.items()}
-    stamps = [files.stamp(name) for name in names]
-    key = json.dumps([_VERSION, contents.key, list(contents.parts), options.keep_malformed, stamps, columns])
-    digest = hashlib.sha256(key.encode()).hexdigest()[:32]
-    return (Path(options.cache).expanduser() if options.cache else cache()).absolute() / digest
+    key = json.dumps([_VERSION, contents.key, list(contents.parts), options.keep_malformed, known, columns])
+    return cache_folder(options.cache) / hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 @contextlib.contextmanager
@@ -209,10 +217,19 @@ class _Progress:
             self.label_ranges[part] = (min(least, found["min"].as_py()), max(most, found["max"].as_py()))
 
 
-def _write(folder: Path, names: Sequence[str], contents: Contents, options: Options, *, alone: bool) -> PreparedSet:
+def _write(
+    folder: Path,
+    names: Sequence[str],
+    known: Sequence[tuple[str, str]],
+    contents: Contents,
+    options: Options,
+    *,
+    alone: bool,
+) -> PreparedSet:
     """Writes a set; its folder appears when the set is complete.
 
     Args:
+      known: canonical name and digest of each file.
       alone: whether no other process can be writing it.
     """
     if alone:
@@ -231,8 +248,9 @@ def _write(folder: Path, names: Sequence[str], contents: Contents, options: Opti
             options.tell(f"preparing {name} ({index} of {len(names)} files): {progress.num_rows:,} rows so far")
         for writer in writers.values():
             writer.close()
+        _check_unchanged(names, known, options)
         manifest = {
-            "files": list(names),
+            "files": dict(known),
             "num_examples": {name: writer.num_examples for name, writer in writers.items()},
             "num_bad": progress.num_bad,
             "bad": progress.bad,
@@ -255,6 +273,12 @@ def _write(folder: Path, names: Sequence[str], contents: Contents, options: Opti
             writer.abandon()
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _check_unchanged(names: Sequence[str], known: Sequence[tuple[str, str]], options: Options) -> None:
+    for name, before, now in zip(names, known, _digests(names, options)):
+        if before != now:
+            raise DataError(f"{name} changed while it was read; start again when it is complete")
 
 
 def _write_file(

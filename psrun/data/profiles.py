@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from psrun.data import contents, files, formats, notations
+from psrun.data import contents, digests, formats, notations
 from psrun.data.columns import flattened, is_list
 from psrun.files import write_atomic
 
@@ -23,7 +23,7 @@ _COUNTED = 200_000  # different values that are counted exactly; above, a sample
 _COUNTED_BYTES = 1 << 24
 _PENDING = 1 << 16  # values of blocks that are merged together
 _KEPT_BYTES = 1 << 29  # of rows, between the guess and the preparation
-_VERSION = 6
+_VERSION = 7
 
 
 @dataclass(frozen=True)
@@ -131,18 +131,22 @@ def of_files(
     Raises:
       DataError: a file cannot be read to its end, or has other columns than the first.
     """
-    path = None
-    if cache is not None:
-        key = json.dumps([_VERSION, asdict(layout), [files.stamp(name) for name in names]])
-        path = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.profile.json"
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            records = json.loads(path.read_text(encoding="utf-8"))
-            return {each["column"]: Profile(**each) for each in records}
-    profiles = _profiled(names, layout, {} if keep is None else keep, tell)
-    if path is not None:
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, json.dumps([vars(each) for each in profiles.values()]))
+    kept = {} if keep is None else keep
+    if cache is None:
+        return _profiled(names, layout, kept, tell)
+    known = digests.of(names, cache, tell)
+    key = json.dumps([_VERSION, asdict(layout), known])
+    path = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.profile.json"
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        records = json.loads(path.read_text(encoding="utf-8"))
+        return {each["column"]: Profile(**each) for each in records}
+    profiles = _profiled(names, layout, kept, tell)
+    if digests.of(names, cache, tell) != known:  # files changed meanwhile
+        kept.clear()
+        return profiles
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps([vars(each) for each in profiles.values()]))
     return profiles
 
 

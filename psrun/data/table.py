@@ -333,7 +333,7 @@ class _Guess:
         self._max_bad_rows = max_bad_rows
         self._tell = tell
         self.warnings: tuple[str, ...] = ()
-        self._cache = Path(cache).expanduser() if cache else preparation.cache()
+        self._cache = preparation.cache_folder(cache)
         self.rows: dict[str, list[formats.Rows]] = {}  # those that were looked at, by file
 
     @functools.cached_property

@@ -1,0 +1,110 @@
+"""What the bytes of files are: results that were stored for a file serve again only for the same bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyarrow import fs
+
+from psrun.data import files
+from psrun.files import write_atomic
+
+_CHUNK_BYTES = 1 << 20
+_TOLD_BYTES = 1 << 26
+_SETTLED_S = 5.0  # file systems have times of up to 2 s: what changes within one leaves no trace in them
+_VERSIONS = ("etag", "versionid", "generation")  # by which stores name the content of an object
+
+_known: dict[tuple[Any, ...], str] = {}  # of this process, by stamp
+
+
+def of(names: Sequence[str], folder: Path, tell: Callable[[str], None] = lambda text: None) -> list[tuple[str, str]]:
+    """The canonical name of each file, and a digest: the SHA-256 of its bytes, or the version that a store gives them.
+
+    A file is read, unless it is known: a local one with the inode, the size and the times of modification and of change
+    that `folder` has a digest for. Users can set the time of modification, but not that of change (ctime).
+
+    Args:
+      folder: keeps the digests of local files; it need not be writable.
+      tell: called repeatedly with the progress.
+
+    Raises:
+      DataError: a file cannot be read.
+    """
+    return [(files.path(name), _of_file(name, folder, tell)) for name in names]
+
+
+def _of_file(name: str, folder: Path, tell: Callable[[str], None]) -> str:
+    with files.data_errors(name):
+        at, inside = files.system(name)
+        is_local = isinstance(at, fs.LocalFileSystem)
+        if not is_local and (version := _version(at, inside)):
+            return version
+        stamp = files.stamp(name)
+        if time.time() - stamp[-1] / 1e9 < _SETTLED_S:
+            return _sha256(name, stamp[1], tell)
+        key = tuple(stamp)
+        record = folder / "digests" / f"{hashlib.sha256(stamp[0].encode()).hexdigest()[:32]}.json"
+        found = _known.get(key) or (_recorded(record, stamp) if is_local else None)
+        if found is None:
+            found = _sha256(name, stamp[1], tell)
+            if files.stamp(name) != stamp:  # it changed meanwhile
+                return found
+            if is_local:
+                _record(record, stamp, found)
+        _known[key] = found
+        return found
+
+
+def _version(at: fs.FileSystem, inside: str) -> str | None:
+    """The version of an object; None if the store has none."""
+    if isinstance(at, fs.PyFileSystem) and isinstance(at.handler, fs.FSSpecHandler):
+        at.handler.fs.invalidate_cache(inside)
+        facts: Mapping[Any, Any] = at.handler.fs.info(inside)
+    else:
+        with at.open_input_file(inside) as stream:
+            facts = stream.metadata() or {}
+    by_name = dict(_texts(facts))
+    versions = [by_name[name] for name in _VERSIONS if by_name.get(name)]
+    is_weak = any(each.startswith("W/") for each in versions)  # does not name the bytes
+    return None if is_weak or not versions else json.dumps(versions)
+
+
+def _texts(facts: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
+    for key, value in facts.items():
+        name = key.decode() if isinstance(key, bytes) else str(key)
+        text = value.decode() if isinstance(value, bytes) else str(value or "")
+        yield name.lower().replace("-", "").replace("_", ""), text
+
+
+def _sha256(name: str, num_bytes: int, tell: Callable[[str], None]) -> str:
+    at, inside = files.system(name)
+    digest = hashlib.sha256()
+    num_read = 0
+    with at.open_input_stream(inside, compression=None) as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            num_read += len(chunk)
+            if num_read % _TOLD_BYTES == 0:
+                tell(f"comparing {name} with earlier runs: {num_read / 1e9:.1f} of {num_bytes / 1e9:.1f} GB")
+    return digest.hexdigest()
+
+
+def _recorded(record: Path, stamp: list[Any]) -> str | None:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        known = json.loads(record.read_text(encoding="utf-8"))
+        if known["stamp"] == stamp:
+            return str(known["sha256"])
+    return None
+
+
+def _record(record: Path, stamp: list[Any], digest: str) -> None:
+    with contextlib.suppress(OSError):
+        os.makedirs(record.parent, exist_ok=True)
+        write_atomic(record, json.dumps({"stamp": stamp, "sha256": digest}) + "\n")
