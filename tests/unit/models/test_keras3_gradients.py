@@ -1,0 +1,45 @@
+"""Ids that occur several times in a batch: the first step with psrun, and with Keras 3 alone."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+import tf_keras
+
+pytestmark = pytest.mark.tensorflow
+
+IDS = [[1, 1, 1, 1, 2]]
+
+
+# The first step of row 1, whose gradient is 4, at a learning rate of 0.1.
+@pytest.mark.parametrize(
+    ("name", "dense", "keras3"),
+    [("SGD", 0.4, 0.4), ("Adagrad", 0.09969, 0.19755), ("Adam", 0.1, 0.2), ("RMSprop", 0.31623, 0.63246)],
+)
+def test_only_keras3_alone_takes_other_steps_for_ids_that_repeat(name: str, dense: float, keras3: float) -> None:
+    import keras
+
+    from psrun.models.model import Model
+    from psrun.program.keras3_models import returned_model
+
+    def model() -> keras.Model:
+        table = keras.layers.Embedding(4, 2, embeddings_initializer="ones")
+        return keras.Sequential([keras.Input((5,), dtype="int32"), table])
+
+    returned = returned_model(lambda: keras, model, seed=1)
+    assert isinstance(returned, Model)
+    network = returned.network
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(network(tf.constant(IDS)))
+    gradients = tape.gradient(total, network.trainable_variables)
+    getattr(tf_keras.optimizers, name)(0.1).apply_gradients(zip(gradients, network.trainable_variables))
+    assert 1 - network.trainable_variables[0].numpy()[1] == pytest.approx(dense, rel=1e-4)
+
+    alone = model()
+    values = [variable.value for variable in alone.trainable_variables]
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(alone(tf.constant(IDS)))
+    getattr(keras.optimizers, name)(0.1).apply(tape.gradient(total, values), alone.trainable_variables)
+    assert 1 - alone.trainable_variables[0].numpy()[1] == pytest.approx(keras3, rel=1e-4), (
+        "Keras 3 takes another step than the guide says: change 'Not as in fit of Keras 3' in docs/guides/keras3.md"
+    )
