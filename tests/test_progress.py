@@ -14,10 +14,14 @@ class Metric:
     Args:
       lands: how many steps end before each read, in order; afterwards none.
       count_first: how many of them have added to the count only, by the first read of the total.
+      stays_late: whether they have not added to the total by later reads either.
     """
 
-    def __init__(self, lands: list[int], count_first: int = 0) -> None:
-        self._lands, self._steps, self._late = iter(lands), 0, count_first
+    def __init__(self, lands: list[int], count_first: int = 0, *, stays_late: bool = False) -> None:
+        self._lands = iter(lands)
+        self._steps = 0
+        self._late = count_first
+        self._stays_late = stays_late
 
     def read(self) -> float:
         self._steps += next(self._lands, 0)
@@ -25,7 +29,7 @@ class Metric:
 
     def total(self) -> float:
         value = 2.0 * (self.read() - self._late)
-        self._late = 0
+        self._late = self._late if self._stays_late else 0
         return value
 
 
@@ -36,6 +40,7 @@ class Metric:
         (lambda: Metric([]), None),
         (lambda: Metric([3]), 2.0),
         (lambda: Metric([1], count_first=1), 2.0),  # the first step: the total is still 0
+        (lambda: Metric([1], count_first=1, stays_late=True), None),  # and stays 0 while it is read
         (lambda: Metric([5, 2, 1, 4]), 2.0),
         (lambda: Metric([*itertools.repeat(1, 99)]), 2.0),  # steps never stop ending
     ],

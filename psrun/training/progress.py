@@ -151,11 +151,11 @@ class ProgressMonitor(Pulse):
 
 
 def running_mean(read_total: Callable[[], float], read_count: Callable[[], float]) -> float | None:
-    """Total divided by count of a metric that other processes update concurrently; None if the count is 0.
+    """Total divided by count of a metric that other processes update concurrently; None if one of them is 0.
 
     The two may be on different parameter servers, and a step may end between two reads. A pair that is read twice
     without a change is used. If steps end too fast for that, the total is divided by the mean of the counts before and
-    after it, which has no bias.
+    after it, which has no bias. A total of 0 says nothing: the step that has counted may still have to add its loss.
     """
     before, total, after = read_count(), read_total(), read_count()
     for _ in range(_READS):
@@ -163,7 +163,7 @@ def running_mean(read_total: Callable[[], float], read_count: Callable[[], float
         if before == after and (total == again or math.isnan(again)):
             break
         before, total, after = after, again, read_count()
-    return total * 2 / (before + after) if before else None
+    return total * 2 / (before + after) if before and total else None
 
 
 def iterations(program: Program) -> int:
