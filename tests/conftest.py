@@ -166,6 +166,8 @@ def train(cluster_spec, images, tmp_path, request):
     Args:
       into: the folder of a run that is to go on; None for a new one.
     """
+    import tf_keras
+
     from psrun.cluster import strategy
     from psrun.cluster.placement import RULES
     from psrun.process import Stop
@@ -192,6 +194,7 @@ def train(cluster_spec, images, tmp_path, request):
             return strategy.parameter_servers(spec, partitioner, RULES[cluster.placement], replicas)
 
         console = ConsoleSink(Console(file=io.StringIO(), width=200))
+        tf_keras.backend.reset_uids()  # names are those of a process of its own
         coordinator.run(config, TaskContext(folder, console, time.time(), connect=connect), Stop())
         return json.loads((folder.path / "run.json").read_text()), folder
 

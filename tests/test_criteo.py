@@ -144,7 +144,7 @@ def test_files_that_cannot_be_used_are_reported(tmp_path):
 
 
 def test_rows_are_prepared_once_and_again_where_a_set_is_not_whole(tmp_path):
-    from psrun.data import preparation
+    from psrun.data import files
 
     folder, cache, messages = synthesize(tmp_path / "synthetic"), tmp_path / "cache", []
 
@@ -173,7 +173,7 @@ def test_rows_are_prepared_once_and_again_where_a_set_is_not_whole(tmp_path):
         match=r"cannot be written to .*no folder.*: File exists; choose a folder on another disk: data.cache=FOLDER",
     ):
         criteo(folder / "train-*", cache=str(file))
-    assert preparation.cache() != cache
+    assert files.cache() != cache
 
 
 def test_a_vocabulary_is_counted_and_used(tmp_path, capsys):
