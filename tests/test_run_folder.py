@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from psrun.errors import ConfigError, RunFolderError
-from psrun.results.console import ConsoleSink
+from psrun.results.console import ConsoleSink, ProgressLine
 from psrun.results.events import Event, Progress, Reporter
 from psrun.results.run_folder import RunFolder
 
@@ -86,6 +86,61 @@ def test_the_console_shows_progress_and_epochs(terminal):
     ):
         assert part in text
     assert ("\x1b[" in text) is terminal
+
+
+MANY = {"loss": 0.5432, "auc": 0.8765, "accuracy": 0.7654}
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_progress_is_one_row_with_what_fits(width):
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    progress = Progress(12, 20, 98_765, 123_456, 1_234.5, 123_456.7, 0.6931, {f"val_{name}": 0.5 for name in MANY})
+    console.print(ProgressLine(progress))
+    (line,) = console.file.getvalue().splitlines()
+    assert "epoch 12/20  step 98765/123456" in line
+    assert ("loss 0.6931" in line, "steps/s" in line) == (width >= 60, width >= 80)
+    console.print(ProgressLine(Progress(1, 20, 1, 500, 0.0, 0.0, None)))
+    assert "loss" not in console.file.getvalue().splitlines()[1]
+
+
+def epoch_lines(*events: Event | Progress, terminal: bool = False) -> list[str]:
+    console = Console(file=io.StringIO(), width=120, force_terminal=terminal, color_system=None)
+    sink = ConsoleSink(console)
+    for each in events:
+        sink.progress(each) if isinstance(each, Progress) else sink.event(each)
+    sink.close()
+    return [line for line in console.file.getvalue().splitlines() if line.strip().startswith(("epoch", "eval"))]
+
+
+def test_an_epoch_and_its_evaluation_are_one_line():
+    rates = {"steps_per_s": 125.9, "examples_per_s": 4028.0}
+    first, second = (Event("epoch", 12 * n, 1.0, {"epoch": n, "epochs": 20, **rates, "metrics": MANY}) for n in (1, 2))
+    evaluation = {"mode": "direct", "examples_seen": 42, "metrics": MANY}
+    of_first = Event("evaluation", 12, 1.1, evaluation)
+    whole = "loss 0.5432  auc 0.8765  accuracy 0.7654"
+    both = f"epoch 1/20  step 12  {whole}  val_loss 0.5432  val_auc 0.8765  val_accuracy 0.7654"
+    alone = f"epoch 2/20  step 24  {whole}  125.9 steps/s  4,028 examples/s"
+    assert epoch_lines(first, of_first, second) == [f"{both}  125.9 steps/s  4,028 examples/s", alone]
+    assert epoch_lines(first, of_first, terminal=True) == [both]  # as wide as the terminal
+    assert epoch_lines(second, Progress(3, 20, 30, 240, 1.0, 1.0, 0.5)) == [alone]
+    sidecar = Event("evaluation", 12, 1.1, {**evaluation, "mode": "sidecar"})
+    assert epoch_lines(second, sidecar)[1].startswith("  evaluation of step 12 (sidecar, 42 examples)  loss 0.5432")
+    assert len(epoch_lines(first, sidecar)) == 2
+
+
+def test_an_epoch_is_printed_while_its_evaluation_takes_long():
+    now = [0.0]
+    console = Console(file=io.StringIO(), width=120, color_system=None, get_time=lambda: now[0])
+    sink = ConsoleSink(console)
+    rates = {"steps_per_s": 125.9, "examples_per_s": 4028.0}
+    sink.event(Event("epoch", 12, 1.0, {"epoch": 1, "epochs": 20, **rates, "metrics": MANY}))
+    sink.view("tasks")
+    assert console.file.getvalue() == ""
+    now[0] = 2.0
+    sink.view("tasks")
+    assert console.file.getvalue().startswith("epoch 1/20  step 12  loss 0.5432")
+    sink.event(Event("evaluation", 12, 9.0, {"mode": "direct", "examples_seen": 42, "metrics": MANY}))
+    assert console.file.getvalue().splitlines()[1].startswith("  evaluation (direct, 42 examples)  loss 0.5432")
 
 
 def test_many_lookups_are_reported_in_two_lines():

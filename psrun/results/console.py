@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -22,12 +23,8 @@ _AT_CHANCE = (
     "an AUC of 0.5 means random predictions: the model has not learned. Try another optimizer.learning_rate, "
     "optimizer=lazy_adam or more epochs, and check the features and the label"
 )
-_STAGES = {
-    "input": "waiting for input",
-    "traffic": "parameter traffic",
-    "compute": "computing",
-    "other": "between executions",
-}
+_LEAST_BAR = 8  # columns
+_EVALUATED_WITHIN_S = 1.0  # for one line with the epoch
 
 
 def numbers(metrics: Mapping[str, float | None]) -> str:
@@ -41,6 +38,21 @@ def warner(console: Console) -> Callable[[str], None]:
     return lambda text: console.print(Text.assemble(mark, f" {text}"), highlight=False, soft_wrap=True)
 
 
+@dataclass(frozen=True)
+class _Epoch:
+    """An epoch that is not printed yet: the metrics of an evaluation of its step may join it.
+
+    Attributes:
+      at_s: when it ended, on the clock of the console.
+    """
+
+    step: int
+    head: str
+    metrics: Mapping[str, float | None]
+    rates: Sequence[str]
+    at_s: float
+
+
 class ConsoleSink:
     """Prints a run's events on `console`; on a terminal, with a progress line at the bottom."""
 
@@ -48,31 +60,42 @@ class ConsoleSink:
         self._console = console
         self._live: Live | None = None
         self._lock = threading.Lock()
+        self._epoch: _Epoch | None = None  # the last one, until it is known whether an evaluation follows
         self._last_plain_s = console.get_time()
 
     def event(self, event: Event) -> None:
         show = getattr(self, f"_show_{event.kind}", None)
         if show:
             with self._lock:
+                if event.kind != "evaluation":
+                    self._end_epoch()
                 show(event)
 
     def progress(self, progress: Progress) -> None:
         with self._lock:
+            self._end_old_epoch(progress)
             if not self._console.is_terminal:
                 self._plain_progress(progress)
                 return
-            self._show_live(progress_line(progress))
+            self._show_live(ProgressLine(progress))
 
     def view(self, what: RenderableType, progress: Progress | None = None) -> None:
         """On a terminal: `what`, such as the tasks of a cluster, above the progress of the training."""
         with self._lock:
+            self._end_old_epoch(progress)
             if self._console.is_terminal:
-                self._show_live(Group(what, *([progress_line(progress)] if progress else [])))
+                self._show_live(Group(what, *([ProgressLine(progress)] if progress else [])))
             elif progress:
                 self._plain_progress(progress)
 
+    def wait(self) -> None:
+        """Call while no event comes: an epoch is printed after a while, even if its evaluation has not ended."""
+        with self._lock:
+            self._end_old_epoch(None)
+
     def close(self) -> None:
         with self._lock:
+            self._end_epoch()
             if self._live is not None:
                 self._live.stop()
                 self._live = None
@@ -89,7 +112,7 @@ class ConsoleSink:
         now = self._console.get_time()
         if now - self._last_plain_s >= _PLAIN_EVERY_S and progress.step:
             self._last_plain_s = now
-            self._print(_progress_text(progress))
+            self._print("  ".join(_progress_parts(progress)))
 
     def _print(self, *parts: str | tuple[str, str]) -> None:
         # Assembled, so that brackets in user text are not parsed as markup.
@@ -113,10 +136,28 @@ class ConsoleSink:
 
     def _show_epoch(self, event: Event) -> None:
         data = event.data
-        self._print(
-            f"epoch {data['epoch']}/{data['epochs']}  step {event.step}  {data['steps_per_s']:.4g} steps/s  "
-            f"{data['examples_per_s']:,.0f} examples/s  {numbers(data['metrics'])}"
-        )
+        head = f"epoch {data['epoch']}/{data['epochs']}  step {event.step}"
+        rates = [f"{data['steps_per_s']:.4g} steps/s", f"{data['examples_per_s']:,.0f} examples/s"]
+        self._epoch = _Epoch(event.step or 0, head, data["metrics"], rates, self._console.get_time())
+
+    def _end_old_epoch(self, progress: Progress | None) -> None:
+        """Prints the last epoch if the training has gone on, or if its evaluation takes its time."""
+        epoch = self._epoch
+        if epoch is None:
+            return
+        goes_on = progress is not None and progress.step > epoch.step
+        if goes_on or self._console.get_time() - epoch.at_s > _EVALUATED_WITHIN_S:
+            self._end_epoch()
+
+    def _end_epoch(self, evaluation: Mapping[str, float | None] | None = None) -> None:
+        """Prints the last epoch, unless it was printed, in one line with the metrics of its evaluation."""
+        epoch = self._epoch
+        self._epoch = None
+        if epoch is None:
+            return
+        metrics = {**epoch.metrics, **{f"val_{name}": value for name, value in (evaluation or {}).items()}}
+        width = self._console.width if self._console.is_terminal else None
+        self._print("  ".join(_that_fit([epoch.head, numbers(metrics)], epoch.rates, width)))
 
     def _show_preparing(self, event: Event) -> None:
         self._print(event.data["text"])
@@ -128,7 +169,12 @@ class ConsoleSink:
 
     def _show_evaluation(self, event: Event) -> None:
         data = event.data
-        of = f" of step {event.step}" if data["mode"].startswith("sidecar") else ""  # others come after their epoch
+        is_sidecar = data["mode"].startswith("sidecar")
+        if self._epoch is not None and self._epoch.step == event.step and "path" not in data and not is_sidecar:
+            self._end_epoch(data["metrics"])
+            return
+        self._end_epoch()
+        of = f" of step {event.step}" if is_sidecar else ""
         result = f"({data['mode']}, {data['examples_seen']} examples)  {numbers(data['metrics'])}"
         self._print(
             f"step {event.step} {result}  in {data['path']}" if "path" in data else f"  evaluation{of} {result}"
@@ -182,10 +228,6 @@ class ConsoleSink:
         self._print(f"{data['count']} predictions of step {event.step} in {data['path']}")
 
     def _show_end(self, event: Event) -> None:
-        if event.data["step_time"]:
-            self._print(step_time_line(event.data["step_time"]))
-        if measured := event.data.get("staleness"):  # earlier versions did not measure it
-            self._print(staleness_line(measured))
         first_s = event.data["time_to_first_step_s"]
         first = "" if first_s is None else f" (first step after {first_s:.1f} s)"
         last, own = "", event.data.get("this_process")  # earlier versions did not record it
@@ -214,32 +256,39 @@ def _shares(lookups: Sequence[Mapping[str, Any]]) -> str:
     return f"{layers}{more}: {' to '.join(dict.fromkeys((shares[0], shares[-1])))}"
 
 
-def step_time_line(found: Mapping[str, Any]) -> str:
-    """The stages of a step on a worker by their share of the time, and the bottleneck."""
-    seconds = {name: found[f"{name}_s"] for name in _STAGES}
-    whole = sum(seconds.values())
-    parts = ", ".join(f"{_STAGES[name]} {seconds[name] / whole:.0%}" for name in seconds)
-    return f"a step takes {whole * 1000:.3g} ms on a worker: {parts}; the bottleneck is {_STAGES[found['bottleneck']]}"
+def _that_fit(parts: Sequence[str], more: Sequence[str], width: int | None) -> list[str]:
+    """All parts, and as many of `more` as fit beside them into `width` columns (None: without an end)."""
+    chosen = list(parts)
+    for part in more:
+        if width is not None and len("  ".join([*chosen, part])) > width:
+            break
+        chosen.append(part)
+    return chosen
 
 
-def staleness_line(measured: Mapping[str, Any]) -> str:
-    """The mean staleness of updates, and how stale the most stale ones were."""
-    worst = ", ".join(f"{name} {measured[name]:,}" for name in ("p95", "p99", "max"))
-    return f"staleness of updates: mean {measured['mean']:.3g}, {worst}"
+def _progress_parts(progress: Progress, width: int | None = None) -> list[str]:
+    """What is known, in `width` columns: the rates and the last epoch only if there is room for them."""
+    parts = [f"epoch {progress.epoch}/{progress.epochs}", f"step {progress.step}/{progress.steps}"]
+    parts += [] if progress.loss is None else [f"loss {progress.loss:.4g}"]
+    more = [f"{progress.steps_per_s:.4g} steps/s", f"{progress.examples_per_s:,.0f} examples/s"]
+    more += [f"(last epoch: {numbers(progress.metrics)})"] if progress.metrics else []
+    return _that_fit(parts, more, width)
 
 
-def _progress_text(progress: Progress) -> str:
-    loss = "" if progress.loss is None else f"  loss {progress.loss:.4g}"
-    last = f"  (last epoch: {numbers(progress.metrics)})" if progress.metrics else ""
-    return (
-        f"epoch {progress.epoch}/{progress.epochs}  step {progress.step}/{progress.steps}  "
-        f"{progress.steps_per_s:.4g} steps/s  {progress.examples_per_s:,.0f} examples/s{loss}{last}"
-    )
+class ProgressLine:
+    """A progress bar and a text in one row, however narrow the terminal is."""
 
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
 
-def progress_line(progress: Progress) -> Table:
-    """A progress bar with a text."""
-    table = Table.grid(padding=(0, 1))
-    bar = ProgressBar(total=progress.steps, completed=min(progress.step, progress.steps), width=24)
-    table.add_row(bar, _progress_text(progress) if progress.step else "starting the first step")
-    return table
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        progress = self._progress
+        room = options.max_width - _LEAST_BAR - 1
+        text = "  ".join(_progress_parts(progress, room)) if progress.step else "starting the first step"
+        bar_width = min(max(options.max_width - len(text) - 1, _LEAST_BAR), 24)
+        table = Table.grid(padding=(0, 1))
+        table.add_column(width=bar_width)
+        table.add_column(no_wrap=True, overflow="ellipsis")
+        done = min(progress.step, progress.steps)
+        table.add_row(ProgressBar(total=progress.steps, completed=done, width=bar_width), text)
+        yield table

@@ -16,7 +16,7 @@ from rich.text import Text
 from psrun.config.topology import Task
 from psrun.errors import ExitCode, PsrunError
 from psrun.results import recorded_config, run_state
-from psrun.results.console import ConsoleSink, progress_line, warner
+from psrun.results.console import ConsoleSink, ProgressLine, warner
 from psrun.results.event_reader import EventReader
 from psrun.results.events import Event
 from psrun.results.journal import METRICS
@@ -61,6 +61,7 @@ class RunView:
             while True:
                 now = run_state.look(self._path)  # before the events: once the run has ended, all events are there
                 self._read_events()
+                self._sink.wait()
                 if not self._is_readable(now):
                     pass
                 elif self._is_over(now):
@@ -122,7 +123,7 @@ class RunView:
             self._sink.view(task_table(self._tasks.rows(now)), None if stale else progress)
             return
         age = f"last written {now.quiet_s:.0f} s ago"
-        doing = [progress_line(now.progress)] if now.progress else []
+        doing = [ProgressLine(now.progress)] if now.progress else []
         self._sink.view(Group(*doing, Text(f"{'as of then' if doing else now.status}, {age}", style="dim")))
         if now.quiet_s > QUIET_S:
             self._once(f"the status is {now.status}, but nothing was written for {QUIET_S / 60:.0f} min")
