@@ -43,11 +43,13 @@ _GUIDES = [
     {"Engines": _ENGINES},
 ]
 _REFERENCE = [
+    "reference/index.md",
+    {"Error messages": "reference/messages.md"},
     {"Run folder and exit codes": "reference/run-folder.md"},
     {"Groups": _GROUPS},
-    {"Keys without a group": "reference/keys.md"},
+    {"All keys": "reference/keys.md"},
     {"Commands": "reference/commands.md"},
-    {"Errors": "reference/errors.md"},
+    {"Error types and exit codes": "reference/errors.md"},
     {"Changelog": "reference/changelog.md"},
 ]
 _EXPLANATION = [

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 from psrun import errors
@@ -29,6 +30,7 @@ def pages() -> dict[str, str]:
         "index.md": _linked((ROOT / "README.md").read_text(encoding="utf-8")),
         "contributing.md": _linked((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")),
         **{f"reference/groups/{name}.md": _group(name) for name in groups()},
+        "reference/index.md": _index(),
         "reference/keys.md": _keys(),
         "reference/commands.md": _commands(),
         "reference/errors.md": _errors(),
@@ -104,10 +106,105 @@ def _first_sentence(path: Path) -> str:
     return re.split(r"(?<=[.?])\s+(?=[A-Z`])", paragraph, maxsplit=1)[0]
 
 
+def _index() -> str:
+    listed = "\n".join(f"- [`{name}`](groups/{name}.md)" for name in groups())
+    return f"""# Reference
+
+- [Error messages](messages.md): cause and remedy
+- [All keys](keys.md): what each key does, its default, an example
+- [Run folder and exit codes](run-folder.md), [error types](errors.md)
+- [Commands](commands.md): `psrun report`, `watch` and others
+- [Changelog](changelog.md)
+
+The groups and their choices:
+
+{listed}"""
+
+
+class Key(NamedTuple):
+    """A key in a file of conf/: its dotted name, its default as written, and its comment."""
+
+    name: str
+    default: str
+    comment: str
+
+
+_KEY = re.compile(r"(?P<indent> *)(?P<name>\w+):(?: +(?P<value>[^#\s](?:[^#]|(?<=\S)#)*?))?(?: +# (?P<comment>.*)| *)$")
+
+
+def keys_of(text: str, prefix: str = "") -> list[Key]:
+    """The keys of a YAML text in order, with the comments beside them; without Hydra's own and `_target_`."""
+    keys: list[Key] = []
+    above: list[tuple[int, str]] = []
+    for line in text.partition("\nhydra:\n")[0].splitlines():
+        found = _KEY.match(line)
+        if found is None:
+            more = re.match(r" +# (.*)", line)
+            if more and keys:
+                keys[-1] = keys[-1]._replace(comment=f"{keys[-1].comment} {more[1].strip()}".strip())
+            continue
+        indent = len(found["indent"])
+        above = [(depth, name) for depth, name in above if depth < indent]
+        name = ".".join([*(name for _, name in above), found["name"]])
+        above.append((indent, found["name"]))
+        if above[0][1] not in ("defaults", "_target_") and (found["value"] or found["comment"]):
+            keys.append(Key(prefix + name, (found["value"] or "").strip(), found["comment"] or ""))
+    return keys
+
+
 def _keys() -> str:
-    body = (CONF / "config.yaml").read_text(encoding="utf-8").partition("\nhydra:\n")[0]
-    _, keys = _split(body)
-    return "# Keys of a run\n\n" + _code(keys, "yaml", "conf/config.yaml")
+    text = (CONF / "config.yaml").read_text(encoding="utf-8")
+    _, body = _split(text.partition("\nhydra:\n")[0])
+    parts = ["# All keys", "## Keys without a group", _code(body, "yaml", "conf/config.yaml")]
+    parts += [_key([("", key)]) for key in keys_of(text)]
+    for group in groups():
+        if group == "experiment":
+            continue
+        found: dict[str, list[tuple[str, Key]]] = {}
+        for path in choices(group):
+            text = path.read_text(encoding="utf-8")
+            for key in keys_of(text, "" if text.startswith("# @package _global_") else f"{group}."):
+                found.setdefault(key.name, []).append((path.stem, key))
+        if group == "model":
+            for key in keys_of((CONF / "model_keys.yaml").read_text(encoding="utf-8"), "model."):
+                found.setdefault(key.name, []).append(("", key))
+        parts += [
+            f"## {group}",
+            *(_key(same, group) for name, same in sorted(found.items()) if not name.endswith(".kind")),
+        ]
+    return "\n\n".join(parts)
+
+
+def _key(same: list[tuple[str, Key]], group: str = "") -> str:
+    """The section of a key: its description, its defaults by choice, an example and links to the choices."""
+    key = max((key for _, key in same), key=lambda key: len(key.comment))
+    defaults: dict[str, list[str]] = {}
+    for choice, each in same:
+        defaults.setdefault(each.default, []).append(f"[{choice}](groups/{group}.md#{choice})" if choice else "")
+    listed = [
+        (f"`{default}`" if default else "several keys") + (f" ({', '.join(where)})" if all(where) else "")
+        for default, where in defaults.items()
+    ]
+    example = _example(key)
+    parts = [f"### {key.name}", _sentence(key.comment), f"Default: {'; '.join(listed)}."]
+    return "\n\n".join([*(part for part in parts if part), *([_code(example, "bash")] if example else [])])
+
+
+def _sentence(comment: str) -> str:
+    """The comment as text. Its first word may be a value, so that it stays in lower case."""
+    return f"{comment.rstrip('.')}." if comment else ""
+
+
+def _example(key: Key) -> str:
+    """A command that sets the key to a value that its comment names, or to its default."""
+    named = re.search(r"(?:such as|as in) (\[[^]]*\]|\{[^}]*\}|[\w.]*\w)", key.comment)
+    listed = re.match(r"(\w+) \| (\w+)", key.comment)
+    other = next((value for value in (listed.groups() if listed else ()) if value != key.default), None)
+    value = named[1] if named else other or key.default
+    if value in ("", "null", "???"):
+        return ""
+    argument = f"{key.name}={value}"
+    return "psrun " + (argument if re.fullmatch(r"[\w.=/~:-]+", argument) else f"'{argument}'")
 
 
 @mock.patch.dict(os.environ, COLUMNS="80")  # as wide as argparse makes its help
@@ -135,7 +232,10 @@ def _errors() -> str:
             ["| error | exit code | meaning |", "| --- | --- | --- |", *rows],
         )
     )
-    return "\n\n".join(["# Errors", codes, *tables])
+    where = (
+        "`error.type` in `run.json` is one of these types. For the text of a message see [error messages](messages.md)."
+    )
+    return "\n\n".join(["# Error types and exit codes", where, codes, *tables])
 
 
 def _tree(kind: type[errors.PsrunError] = errors.PsrunError, depth: int = 0) -> Iterator[tuple[int, type]]:

@@ -57,6 +57,31 @@ def test_every_key_verb_and_error_is_there(pages):
             assert f"`{name}`" in pages["reference/errors.md"]
 
 
+def test_each_key_has_one_section_with_its_defaults_and_an_example(pages):
+    """Keys are described by the comments in conf/."""
+    found = re.findall(r"^### (\S+)\n\n(.*?)(?=^##|\Z)", pages["reference/keys.md"], flags=re.M | re.S)
+    sections = dict(found)
+    assert len(found) == len(sections) > 150
+    assert {"early_stopping.patience", "cluster.restart.budget", "data.split.by", "model.loss"} <= set(sections)
+    seconds = sections["checkpoint.every_s"]
+    assert seconds.startswith("also every N seconds.\n")
+    assert "`null` ([epoch](groups/checkpoint.md#epoch))" in seconds
+    assert "psrun trainer.steps_per_execution=" not in sections["trainer.epochs"]
+    assert "psrun restore=best" in sections["restore"]
+    assert "All workers need access" not in sections["trainer.epochs"]
+
+
+def test_the_texts_of_the_messages_are_those_of_the_code():
+    text = (ROOT / "docs" / "reference" / "messages.md").read_text()
+    headings = re.findall(r"^## (.*)$", text, flags=re.M)
+    source = " ".join(re.sub(r'"\s*\n\s*f?"', "", path.read_text()) for path in (ROOT / "psrun").rglob("*.py"))
+    for heading in headings:
+        for part in re.split(r"\.\.\.|: |, ", heading):
+            words = part.strip(" ()")
+            if words[:1].islower():
+                assert words in source, f"no message has {words!r}: change docs/reference/messages.md"
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
@@ -79,22 +104,32 @@ def address(site):
 
 # The targets of all links and images on a page, and the anchors that a link to it may have.
 LINKS = "[...document.querySelectorAll('a[href], img[src]')].map((each) => each.href || each.src)"
+# Ends when the page has its layout in a window of another size.
+SETTLED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+# The blocks of code that do not show a part of their lines, by language and first characters.
+CUT = """[...document.querySelectorAll('pre > code')].filter((each) => each.scrollWidth > each.clientWidth + 1)
+  .map((each) => (each.closest('.highlight')?.className ?? '') + ': ' + each.textContent.slice(0, 60))"""
 ANCHORS = "[...document.querySelectorAll('[id]')].map((each) => each.id)"
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("width", [1280, 400])
-def test_every_page_fits_the_window_and_no_link_is_broken(site, address, browser, width):
+def test_every_page_fits_the_window_and_no_link_is_broken(site, address, browser):
     wrong, links, anchors = [], {}, {}
-    page = browser.new_page(viewport={"width": width, "height": 850})
+    page = browser.new_page()
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("request", lambda it: None if it.url.startswith((address, "data:")) else wrong.append(it.url))
     for file in sorted(site.rglob("index.html")):
         url = address + str(file.relative_to(site)).removesuffix("index.html")
         assert page.goto(url).status == 200, url
-        if (wide := page.evaluate("document.documentElement.scrollWidth")) > width:
-            wrong.append(f"{url} is {wide} wide")
+        for width in (1900, 1300, 420):
+            page.set_viewport_size({"width": width, "height": 850})
+            page.evaluate(SETTLED)
+            if (wide := page.evaluate("document.documentElement.scrollWidth")) > width:
+                wrong.append(f"{url} is {wide} wide, the window {width}")
+            # Diagrams scroll on a telephone.
+            cut = [block for block in page.evaluate(CUT) if width > 420 or "language-text" not in block]
+            wrong += [f"{url}: code is cut at {width}: {block}" for block in cut]
         links[url], anchors[url] = page.evaluate(LINKS), set(page.evaluate(ANCHORS))
     page.close()
     assert len(links) > 40
