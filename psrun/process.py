@@ -10,12 +10,13 @@ import os
 import signal
 import socket
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from psrun.errors import ExitCode, Interrupted, final
+from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, final
 from psrun.tf_internals.modules import remove_generated_files
 
 VARIABLES = {
@@ -35,9 +36,37 @@ SWEEP_PID = "PSRUN_SWEEP_PID"
 UNWANTED = ("TF_GRPC_REUSE_PORT", "TF_PSS_ENABLE_COORDINATION_SERVICE")
 
 
+def module_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module of psrun as `python -m` does, in the user's folder.
+
+    `python -m` puts the current folder first on the path: a folder `psrun` or a file such as `random.py` there would
+    replace a module that psrun imports.
+    """
+    return [sys.executable, "-c", _RUN_MODULE, module, *arguments]
+
+
+_RUN_MODULE = """\
+import sys
+if sys.path and not sys.path[0]:
+    del sys.path[0]
+import runpy
+module = sys.argv.pop(1)
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+def psrun_command() -> list[str]:
+    """The command `psrun` of this environment, which is not affected by the files of the current folder.
+
+    `python -m psrun` if psrun is importable, but its command is not installed.
+    """
+    installed = Path(sysconfig.get_path("scripts"), "psrun")
+    return [str(installed)] if os.access(installed, os.X_OK) else [sys.executable, "-m", "psrun"]
+
+
 def task_command(folder: Path) -> list[str]:
     """The command that runs a task of the run in `folder`: see `psrun.roles`."""
-    return [sys.executable, "-m", "psrun.roles", str(folder)]
+    return module_command("psrun.roles", str(folder))
 
 
 def place() -> dict[str, Any]:
@@ -59,6 +88,17 @@ def prepare() -> None:
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
     for name in UNWANTED:
         os.environ.pop(name, None)
+
+
+def check_interpreter() -> None:
+    """Checks how Python was started.
+
+    Raises:
+      ConfigError: without docstrings, which tf-keras reads when it is imported.
+    """
+    if sys.flags.optimize > 1:
+        message = "is 2 (or Python runs with -OO), which removes the docstrings that TensorFlow's Keras needs: unset it"
+        raise ConfigError([Problem("PYTHONOPTIMIZE", message)])
 
 
 def divert_stderr(log: Path) -> TextIO:

@@ -101,6 +101,8 @@ def test_every_choice_of_every_group_loads(group):
         (("mode",), "tarin", "must be one of train, plan"),
         (("nonsense",), 1, "no such key"),
         (("seed",), "x", "must be an integer"),
+        (("seed",), -1, "is -1, must be 0 or more"),
+        (("seed",), 2**32, "is 4294967296, must be at most 4294967295"),
     ],
 )  # fmt: skip
 def test_a_problem_is_reported_by_its_key(path, value, message):

@@ -224,7 +224,7 @@ def test_a_resumed_run_has_the_same_tasks(tmp_path, monkeypatch, capsys):
     (tmp_path / "run.json").write_text('{"overrides": ["cluster=local", "cluster.num_workers=4", "model=dense"]}')
     text = submitted("--dry-run", f"resume={tmp_path}", "slurm.time=5", capsys=capsys)
     assert "#SBATCH --ntasks=7" in text
-    assert f"-m psrun resume={tmp_path} slurm.time=5 cluster=slurm\n" in text
+    assert f"psrun resume={tmp_path} slurm.time=5 cluster=slurm\n" in text
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ class _Top:
     resume: str | None
     restore: Any
     mode: str = one_of(*MODES)
-    seed: int = at_least(0)
+    seed: int = at_least(0, at_most=2**32 - 1)  # NumPy's and Keras' seeds have 32 bits
 
 
 def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:

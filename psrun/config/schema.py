@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import math
 import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,9 +33,12 @@ _TYPES = {
 }
 
 
-def at_least(minimum: float, *, or_else: str | None = None, default: Any = dataclasses.MISSING) -> Any:
-    """A field whose value must be at least `minimum`, or the word `or_else`; required without a default."""
-    return dataclasses.field(default=default, metadata={"at_least": minimum, "or_else": or_else})
+def at_least(
+    minimum: float, *, at_most: float = math.inf, or_else: str | None = None, default: Any = dataclasses.MISSING
+) -> Any:
+    """A field whose value must be in [minimum, at_most], or the word `or_else`; required without a default."""
+    metadata = {"at_least": minimum, "at_most": at_most, "or_else": or_else}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def one_of(*choices: str | bool | None, default: Any = dataclasses.MISSING) -> Any:
@@ -152,5 +156,7 @@ def _not_allowed(field: dataclasses.Field, value: Any, where: str) -> Iterator[P
             yield Problem(where, f"is {value!r}, must be a number of {minimum} or more, or {word}.{guess}".rstrip("."))
     elif minimum is not None and value is not None and value < minimum:
         yield Problem(where, f"is {value}, must be {minimum} or more")
+    elif minimum is not None and value is not None and value > field.metadata.get("at_most", math.inf):
+        yield Problem(where, f"is {value}, must be at most {field.metadata['at_most']}")
     if choices and value not in choices:
         yield Problem(where, f"is {value!r}, must be one of {', '.join(map(str, choices))}")

@@ -43,7 +43,7 @@ def start(folder: Path, terminal: TextIO, *, timeout_s: float, servers: Mapping[
     faulthandler.register(_WRITES_STACKS)  # to the log, by native code: Python's lock is not needed
     beats, ours = os.pipe()
     pairs = [f"{task}={address}" for task, address in servers.items()]
-    command = [sys.executable, "-m", "psrun.launch.guard", str(os.getpid()), str(folder), str(timeout_s), *pairs]
+    command = process.module_command("psrun.launch.guard", str(os.getpid()), str(folder), str(timeout_s), *pairs)
     subprocess.Popen(command, stdin=beats, stderr=terminal, start_new_session=True)
     os.close(beats)
 

@@ -55,6 +55,7 @@ def to_the_end(work: Callable[[float], ExitCode]) -> NoReturn:
 def _exit_code(work: Callable[[float], ExitCode], started_s: float) -> ExitCode:
     """Calls `work`; prints the error that it raises."""
     try:
+        process.check_interpreter()
         return work(started_s)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED

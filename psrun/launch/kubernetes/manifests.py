@@ -176,6 +176,7 @@ def _container(settings: choices.KubernetesKeys, job: str, overrides: Sequence[s
         "HOME": _SCRATCH,
         "XDG_CACHE_HOME": f"{_SCRATCH}/cache",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONSAFEPATH": "1",  # files of the working directory do not replace modules that psrun imports
         "PYTHONUNBUFFERED": "1",
     }
     resources: choices.PodResources = getattr(settings.resources, job)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from psrun import process
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
@@ -48,7 +48,7 @@ def render(run: RunConfig, arguments: Sequence[str], *, where: Path, folder: Pat
     options = [_option(key, value) for key, value in values.items() if value is not None]
     _check_lines(job, where, folder)
     lines = [f"#SBATCH {option}" for option in [*options, *job.options]]
-    command = [sys.executable, "-m", "psrun", *arguments]
+    command = [*process.psrun_command(), *arguments]
     tasks = task_identity.described(task_identity.all_tasks(run))
     return "\n".join(
         [

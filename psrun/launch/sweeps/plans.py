@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from typing import Any
 
 from rich.console import Console
@@ -28,7 +27,7 @@ def make(sweep: Sweep) -> None:
     log = sweep.path / "plan.log"
     with log.open("ab") as file:
         child = subprocess.Popen(
-            [sys.executable, "-m", "psrun.roles.plan_jobs", str(sweep.path)],
+            process.module_command("psrun.roles.plan_jobs", str(sweep.path)),
             env={**os.environ, process.SWEEP_PID: str(os.getpid())},
             stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
         )  # fmt: skip

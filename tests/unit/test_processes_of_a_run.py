@@ -1,0 +1,38 @@
+"""How psrun starts its processes: what the current folder holds, and how Python runs, do not break them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from support import environment
+
+from psrun import process
+
+pytestmark = pytest.mark.command
+
+
+def test_files_of_the_current_folder_do_not_replace_modules_that_psrun_imports(tmp_path):
+    """A task ends with the error of its configuration, which names a module of the user's that is not replaced."""
+    (tmp_path / "psrun").mkdir()  # as beside a clone that is installed in place
+    for module in ("random", "yaml", "typing", "tensorflow"):
+        (tmp_path / f"{module}.py").write_text("raise SystemExit('imported')\n")
+    (tmp_path / "mine.py").write_text("def model(source): ...\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("seed: 4294967296\nmodel: {_target_: mine.modle}\n")
+    command = process.task_command(tmp_path / "run")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "seed: is 4294967296, must be at most 4294967295" in done.stderr
+    assert f"model._target_: there is no 'modle' in {tmp_path}/mine.py. Did you mean 'model'?" in done.stderr
+
+
+def test_python_without_docstrings_is_refused():
+    command = [sys.executable, "-m", "psrun", "cluster=none"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=environment(PYTHONOPTIMIZE="2")
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("psrun: PYTHONOPTIMIZE: is 2")
+    assert len(done.stderr.splitlines()) == 1
