@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from psrun import files
 from psrun.cli import hydra_app
-from psrun.config import compose
+from psrun.config import compose, groups
 from psrun.errors import ConfigError, RunFolderError
 from psrun.launch.sweeps.interruption import Ended
 
@@ -81,6 +81,8 @@ def refused(tmp_path, monkeypatch):
         (b"width: 1\nwidth: 2\n", "own/model/mine.yaml, line 2, column 1: found duplicate key width"),
         (b"_target_: mine.line\nword: caf\xe9\n", "own/model/mine.yaml, line 2: byte 0xe9 at column 10 is not UTF-8"),
         (b"_target_: mine.line\nwidth: ${nope.x}\n", "model.width: Interpolation key 'nope.x' not found"),
+        (b"_target_: tf_keras.Model\n_partial_: true\n", "model._partial_: has no meaning in psrun"),
+        (b"defaults: [mine]\n", "defaults: the defaults lists of configuration files select each other in a circle"),
     ],
 )  # fmt: skip
 def test_a_yaml_file_that_cannot_be_read_is_named_with_the_line(refused, held, message):
@@ -96,6 +98,9 @@ def test_a_yaml_file_that_cannot_be_read_is_named_with_the_line(refused, held, m
         (b"trainer: {epochs: 1}\n", "the experiment file must begin with the line '# @package _global_'"),
         (b"# @package _global_\ndefaults:\n  - override /model: denes\n",
          "model: there is no model named 'denes', which a YAML file selects. Did you mean 'dense'?"),
+        (b"# @package _global_\nepochs: 3\n", "epochs: no such key (value 3). Did you mean trainer.epochs?"),
+        (b"# @package _global_\nexperiment: dlrm\n", "experiment: is 'dlrm' in a YAML file; choose"),
+        (b"# @package _global_\nresume: runs/x\n", "resume: is read from the command line only"),
     ],
 )  # fmt: skip
 def test_mistakes_in_a_users_experiment_are_reported_with_the_fix(refused, held, message):
@@ -112,15 +117,44 @@ def test_mistakes_in_a_users_experiment_are_reported_with_the_fix(refused, held,
         ("modle=dense", "modle: no such key or group (value 'dense'). Did you mean 'model'?"),
         ("partitioner.num_shards=3", "no such key or group (value '3'). It is a key of partitioner=fixed_shards."),
         ("trainer._target_=mine.loop", "To use your own callable, set trainer=own_loop."),
+        ("learning_rate=0.1", "no such key or group (value '0.1'). Did you mean optimizer.learning_rate?"),
+        ("optimizer.lr=0.1", "optimizer.lr: no such key or group (value '0.1'). Did you mean 'learning_rate'?"),
+        ("metric=auc", "Did you mean early_stopping.metric or reduce_lr.metric or sweep.metric?"),
+        ("data.path=x.csv data.label=y", "data.path: no such key or group (value 'x.csv'). It is a key of data=table.\n"
+                                         "data.label: no such key or group (value 'y'). It is a key of data=table."),
+        ("model=1 model.nope=2 seed=x", "seed: is 'x', must be an integer"),
+        ("mode=predicts resume=/nowhere", "mode: is 'predicts', must be one of train"),
+        ("model.loss_weights=[1]", "model.loss_weights: is an argument of Keras that is no key of psrun's models: put"),
+        ("~model.loss", "model.loss: is not set; remove the argument with ~"),
+        ("~seeds", "seeds: there is no such key to delete (~). Did you mean 'seed'?"),
+        ("+seed=3", "seed: exists already; write seed=3 without +"),
+        ("hydra.run.dir=[a]", "hydra.run.dir: cannot be set by hydra.run.dir=[a]: Cannot convert 'list' to string"),
+        ("++resume=run", "resume: is read from the command line only, as resume=RUN_FOLDER without +"),
     ],
 )  # fmt: skip
-def test_an_unknown_choice_is_reported_with_the_next_move(refused, argument, message):
-    assert message in refused(argument)
+def test_what_cannot_be_composed_is_reported_with_the_next_move(refused, argument, message):
+    text = refused(*argument.split())
+    assert message in text
+    assert "Hydra" not in text
 
 
 def test_a_mistyped_choice_is_not_taken_for_an_own_one(refused):
     assert refused("model=embeding") == "model: there is no model named 'embeding'. Did you mean 'embedding'?"
     assert "--config-dir" not in refused("model=line", files={"model/mine": b""})
+
+
+def test_a_file_with_the_name_of_psruns_is_used_and_told(refused, tmp_path, capsys):
+    """Psrun's has no key `width`. A whole configuration of the user's is refused instead."""
+    text = refused("model=dense", "model.width=2", files={"model/dense": b"_target_: nowhere.line\nwidth: 1\n"})
+    assert text.startswith("model._target_: cannot find 'nowhere.line': no module named 'nowhere'")
+    assert (
+        capsys.readouterr().err == f"note: used instead of psrun's own: model=dense ({tmp_path}/own/model/dense.yaml)\n"
+    )
+    text = refused("model=cnn", files={"config": b"seed: 3\n"})
+    assert text.startswith(
+        f"--config-dir: {tmp_path}/own/config.yaml has the name of psrun's {groups.CONF}/config.yaml"
+    )
+    assert f"move its keys to {tmp_path}/own/experiment/NAME.yaml" in text
 
 
 def test_an_experiment_may_set_what_belongs_to_no_group(tmp_path):

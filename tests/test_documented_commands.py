@@ -23,6 +23,7 @@ from recorded_runs import a_run, a_sweep
 
 from psrun.cli import hydra_app
 from psrun.cli.main import COMMANDS
+from psrun.config import arguments as arguments_of_a_run
 from psrun.config import compose, parse
 from psrun.errors import ConfigError, ExitCode
 from psrun.results import sweep_state
@@ -112,7 +113,9 @@ def execute(arguments: list[str]) -> ExitCode:
 
 def check(arguments: list[str]) -> ExitCode:
     """Composes and checks a run, or the first job of a sweep."""
-    values = [_first(each) for each in compose.options_first(arguments) if each not in ("-m", "--cfg", "job")]
+    values = [
+        _first(each) for each in arguments_of_a_run.options_first(arguments) if each not in ("-m", "--cfg", "job")
+    ]
     composed = compose.compose(hydra_app.resumed([each for each in values if each]))
     if isinstance(composed, Exception):
         raise AssertionError(str(composed)) from composed

@@ -21,6 +21,13 @@ def refusal(*arguments: str) -> Exception:
     return error
 
 
+def test_a_key_that_cannot_be_deleted_or_added_is_read_from_the_text():
+    assert hydra_internals.cannot_be_deleted(str(refusal("~seeds"))) == "seeds"
+    assert hydra_internals.cannot_be_deleted(str(refusal("~data.path"))) == "data.path"
+    assert hydra_internals.cannot_be_added(str(refusal("+seed=3"))) == "seed"
+    assert hydra_internals.cannot_be_deleted("x") is hydra_internals.cannot_be_added("x") is None
+
+
 def test_an_unknown_choice_is_read_from_the_text_with_those_offered():
     text = str(refusal("model=nope"))
     assert hydra_internals.unknown_choice(text) == ("model", "nope")

@@ -16,7 +16,7 @@ from hydra.core.config_store import ConfigStore
 from support import STEPS, many_epochs, raw_config
 
 from psrun.cli import hydra_app
-from psrun.config import compose
+from psrun.config import arguments as arguments_of_a_run
 from psrun.config.run_config import FROM_DATA
 from psrun.errors import ConfigError, ExitCode
 from psrun.results.recorded_config import _merged, as_recorded
@@ -64,7 +64,7 @@ def test_a_run_that_may_only_be_read_is_reported(tmp_path, mode):
 
 def test_options_may_stand_anywhere():
     given = ["seed=1", "--config-dir", "own", "-m", "model=mine,dense", "--cfg", "job", "+x=1"]
-    assert compose.options_first(given) == [
+    assert arguments_of_a_run.options_first(given) == [
         "--config-dir", "own", "-m", "--cfg", "job", "seed=1", "model=mine,dense", "+x=1"
     ]  # fmt: skip
 
@@ -131,7 +131,7 @@ def test_keys_set_now_and_keys_that_refer_to_them_win(here, refers, there, now, 
 
 
 OWN = {
-    "model/mine": "_target_: psrun.models.embedding.embedding\nembedding_dim: 5\nnote: ${seed}\n",
+    "model/mine": "_target_: psrun.models.embedding.embedding\nembedding_dim: 5\nnote: ${seed}\nunwanted: {width: 3}\n",
     "data/mine": "_target_: psrun.data.features.HeroFeatures\nglobal_batch_size: 32\n"
     "num_train_examples: 500\nnum_eval_examples: 7\n",
     "cluster/here": "kind: local\nnum_workers: 3\nnum_ps: 1\n",
@@ -139,6 +139,7 @@ OWN = {
     "optimizer: {clipnorm: 0.5}\ntrainer: {epochs: 4}\n",
     "regime/fast": "# @package _global_\noptimizer: {learning_rate: 0.25}\n",
     "model/head/big": "units: 64\n",
+    "optimizer/adagrad": "_target_: tf_keras.optimizers.Adagrad\nlearning_rate: 0.75\nepsilon: 0.5\n",  # as psrun's
 }
 
 
@@ -179,7 +180,15 @@ def composed(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "chosen",
     [
-        ["model=mine", "data=mine", "cluster=here", "+model.more=1", "model.note=3", "~trainer.prefetch_rows"],
+        [
+            "model=mine",
+            "data=mine",
+            "cluster=here",
+            "+model.more=1",
+            "model.note=3",
+            "~model.unwanted",
+            "~trainer.prefetch_rows",
+        ],
         pytest.param(["experiment=tried", "model.embedding_dim=6", "cluster.num_ps=3"], marks=pytest.mark.thorough),
         pytest.param(["+regime=fast", "model=mine", "+model/head=big"], marks=pytest.mark.thorough),
     ],

@@ -12,9 +12,13 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.markup import escape
 
 from psrun.cli import hydra_sweeps
-from psrun.config import compose, hydra_internals
+from psrun.config import arguments as arguments_of_a_run
+from psrun.config import compose, groups, hydra_internals, parse
+from psrun.config.schema import did_you_mean
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
 from psrun.launch.slurm import task_identity
 from psrun.results import recorded_config
@@ -42,9 +46,13 @@ def run(started_s: float) -> ExitCode:
     sys.path.append(os.getcwd())  # for the user's own modules
     command_line, codes = sys.argv[1:], []
     errors: list[PsrunError] = []
-    arguments = compose.options_first(command_line)
+    arguments = arguments_of_a_run.options_first(command_line)
+    if asked := arguments_of_a_run.asked_for(arguments):
+        return _list_choices(asked, arguments)
+    note_replaced(arguments)
     if hydra_sweeps.is_asked_for(arguments):
         return hydra_sweeps.run(arguments)
+    arguments = _whole(arguments)
 
     def job(composed: DictConfig) -> None:
         try:
@@ -53,14 +61,14 @@ def run(started_s: float) -> ExitCode:
             errors.append(error)
 
     prints = not _PRINT.isdisjoint(map(key_of, arguments))
-    sys.argv[1:] = resumed(arguments)
+    sys.argv[1:] = arguments
     folder = recorded_config.folder_of(arguments)
     undo = None if folder is None else RunFolder(folder).snapshot(HYDRA)  # which Hydra writes before it hands over
     try:
         with hydra_internals.lines_that_raise() if prints else contextlib.nullcontext():
             compose.run(job)
     except compose.HYDRA_ERRORS as error:
-        errors.append(ConfigError(compose.all_problems(error, sys.argv[1:])))
+        errors.append(_described(error, sys.argv[1:]))
     except OSError as error:
         if prints:  # standard output is what cannot be written
             raise
@@ -70,6 +78,71 @@ def run(started_s: float) -> ExitCode:
     if errors:
         raise errors[0]
     return codes[0] if codes else ExitCode.DONE
+
+
+def _whole(arguments: list[str]) -> list[str]:
+    """The arguments of one run, with the original ones of a resumed run.
+
+    Raises:
+      ConfigError: some cannot be read, or there is no run to resume; lists all problems.
+    """
+    if arguments_of_a_run.problems(arguments, sweeps=False):
+        raise ConfigError(compose.all_problems([each for each in arguments if key_of(each) != "resume"]))
+    try:
+        return resumed(arguments)
+    except ConfigError as error:
+        raise ConfigError([*error.problems, *_others(arguments)]) from error
+
+
+def _described(error: Exception, arguments: list[str]) -> ConfigError:
+    """All problems of arguments that Hydra cannot compose."""
+    return ConfigError(compose.all_problems(arguments) or [compose.blame(error, arguments)[1]])
+
+
+def _others(arguments: list[str]) -> list[Problem]:
+    """The problems of keys that the arguments of a run name, where the run to resume is not found."""
+    others = [argument for argument in arguments if key_of(argument) != "resume"]
+    composed = compose.compose(others)
+    if isinstance(composed, Exception):  # perhaps a key that only the recorded configuration has
+        return []
+    named = {*map(key_of, others)}
+    try:
+        parse.load(composed)
+    except ConfigError as error:
+        return [problem for problem in error.problems if problem.key in named]
+    return []
+
+
+def _list_choices(asked: list[str], arguments: list[str]) -> ExitCode:
+    """Prints the choices of groups, a line each.
+
+    Raises:
+      ConfigError: there is no such group.
+    """
+    choices = groups.choices(arguments)
+    unknown = [
+        Problem(name, f"is no group.{did_you_mean(name, choices)} To see all keys: psrun --cfg job")
+        for name in asked
+        if name not in choices
+    ]
+    if unknown:
+        raise ConfigError(unknown)
+    console = Console(highlight=False)
+    for name in asked:
+        width = max(map(len, choices[name]))
+        for choice, path in sorted(choices[name].items()):
+            line = f"{name}={choice:<{width}}  {groups.description(path)}".rstrip()
+            console.print(line, markup=False, soft_wrap=True)
+    return ExitCode.DONE
+
+
+def note_replaced(arguments: list[str]) -> None:
+    """Prints which files of the user's are used instead of psrun's of the same name."""
+    replaced = groups.replaced(arguments)
+    if replaced:
+        names = ", ".join(f"{path.parent.name}={path.stem} ({path})" for path in replaced)
+        console = Console(stderr=True, highlight=False)
+        console.print("[yellow]note:[/yellow]", escape(f"used instead of psrun's own: {names}"), soft_wrap=True)
 
 
 def _run_folder(arguments: list[str], error: OSError) -> Path:
@@ -87,6 +160,9 @@ def _job(composed: DictConfig, command_line: list[str], started_s: float) -> Exi
     settings = HydraConfig.get()
     if settings.mode == RunMode.MULTIRUN:
         raise ConfigError([Problem("hydra.mode", "is MULTIRUN; start a sweep with -m")])
+    if composed.resume and recorded_config.folder_of(command_line) is None:
+        message = "is read from the command line only, as resume=RUN_FOLDER without +; remove it elsewhere"
+        raise ConfigError([Problem("resume", message)])
     folder = Path(settings.runtime.output_dir).absolute()
     plain = compose.plain(composed)
     if composed.resume:

@@ -25,6 +25,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from psrun import process
+from psrun.config import arguments as arguments_of_a_run
 from psrun.config import compose, hydra_internals
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError, SweepError
 from psrun.launch.sweeps import jobs
@@ -50,6 +51,8 @@ def run(arguments: list[str]) -> ExitCode:
       SweepError: the sweep's folder cannot be written to.
     """
     before, arguments = resumed(arguments)
+    if arguments_of_a_run.problems(arguments, sweeps=True):
+        raise ConfigError(_problems(arguments))
     running = Running(arguments, before)
     if running.has_nothing_to_do():
         return ExitCode.DONE
@@ -59,7 +62,7 @@ def run(arguments: list[str]) -> ExitCode:
             compose.run(lambda composed: None)
     except compose.HYDRA_ERRORS as error:
         running.abandon()
-        raise ConfigError(_problems(error, arguments)) from error
+        raise ConfigError(_problems(arguments) or [compose.blame(error, arguments)[1]]) from error
     except PsrunError:
         running.abandon()
         raise
@@ -105,7 +108,8 @@ def resumed(arguments: list[str]) -> tuple[Sweep | None, list[str]]:
         raise ConfigError(problems)
     now = {key_of(each) for each in changes}
     unchanged = [each for each in before if key_of(each) not in now]
-    return sweep, compose.options_first([*unchanged, *changes, f"hydra.sweep.dir={recorded_config.quoted(folder)}"])
+    now_in_folder = f"hydra.sweep.dir={recorded_config.quoted(folder)}"
+    return sweep, arguments_of_a_run.options_first([*unchanged, *changes, now_in_folder])
 
 
 def job(composed: DictConfig) -> float | None:
@@ -249,23 +253,20 @@ class _Launcher(Launcher):
             instance.cfg = previous
 
 
-def _problems(error: Exception, arguments: list[str]) -> list[Problem]:
+def _problems(arguments: list[str]) -> list[Problem]:
     """All problems of the jobs of a sweep, without duplicates."""
-    problems: dict[Problem, None] = {}
-    for each in _expanded(arguments):
+    refused = arguments_of_a_run.problems(arguments, sweeps=True)
+    problems = dict.fromkeys(refused.values())
+    for each in _expanded([argument for argument in arguments if argument not in refused]):
         composed = compose.compose(each)
         if isinstance(composed, Exception):
-            problems.update(dict.fromkeys(compose.all_problems(composed, each)))
-    return list(problems) or compose.all_problems(error, arguments)
+            problems.update(dict.fromkeys(compose.all_problems(each)))
+    return list(problems)
 
 
 def _expanded(arguments: list[str], *, most: int = 50) -> list[list[str]]:
     """The arguments of single jobs, without the parameters of a search; empty if they cannot be parsed."""
-    options: list[str] = []
-    overrides: list[str] = []
-    for index, argument in enumerate(arguments):
-        value = index > 0 and arguments[index - 1].startswith("-") and "=" not in argument
-        (options if argument.startswith("-") or value else overrides).append(argument)
+    options, overrides = arguments_of_a_run.split(arguments)
     try:
         batch = hydra_internals.jobs_of(overrides)
     except compose.HYDRA_ERRORS:

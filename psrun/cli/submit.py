@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from psrun.cli import hydra_app
+from psrun.config import arguments as arguments_of_a_run
 from psrun.config import compose, parse
 from psrun.errors import ConfigError, ExitCode
 from psrun.launch.submission import Submission
@@ -44,9 +45,11 @@ def main(arguments: list[str]) -> ExitCode:
     overrides = [*(each for each in overrides if each not in cluster_overrides), f"cluster={options.engine}"]
     apart = options.engine in _WITHOUT_LOCAL_FILES
     whole = overrides if apart else hydra_app.resumed(overrides)  # with the recorded arguments of a resumed run
+    if arguments_of_a_run.problems(overrides, sweeps=False):
+        raise ConfigError(compose.all_problems(whole))
     composed = compose.compose(whole)
     if isinstance(composed, Exception):
-        raise ConfigError(compose.all_problems(composed, whole)) from composed
+        raise ConfigError(compose.all_problems(whole)) from composed
     run = parse.load(composed, elsewhere=apart)
     submission = Submission(run, overrides, Path.cwd(), options.dry_run, options.follow)
     return importlib.import_module(ENGINES[options.engine]).submit(submission, Console(highlight=False))

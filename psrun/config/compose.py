@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
-import itertools
 import os
 import re
-import shlex
 import sys
-from pathlib import Path
 from typing import Any
 
 import hydra
 import yaml
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from psrun import files
-from psrun.config import choices, hydra_internals, parse, resolvers, schema
+from psrun.config import advice, groups, hydra_internals, parse, resolvers, schema
+from psrun.config import arguments as arguments_of_a_run
 from psrun.errors import ConfigError, Problem
 
-_NESTED = ("[", "{", "'", '"', "$")  # values with their own grammar, which quoting would turn into plain text
-_CONFIG_DIR = ("--config-dir", "-cd")
-_MAY_SET_THE_MODE = ("--config", "-c", "hydra=", "hydra.mode", "hydra.searchpath")  # files of a user, or an override
+_MAY_SET_THE_MODE = ("--config", "-c", "hydra=", "hydra.mode")  # files of a user, or an override
 _OWN_CHOICES = {"partitioner": "custom", "trainer": "own_loop"}  # choices that take a _target_
-_NOT_OFFERED = {
-    ("cluster", "tpu"): "TensorFlow's TPUStrategy is synchronous, without parameter servers and coordinator; psrun "
-    "does not support it",
-}
 resolvers.register()
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException)
+
+
+class _OwnFilesFirst(SearchPathPlugin):
+    """Lets the files of --config-dir come before those of psrun: Hydra itself searches them last.
+
+    Hydra itself reads only the last of several --config-dir.
+    """
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for folder in groups.config_dirs(sys.argv[1:]):
+            search_path.prepend("--config-dir", f"file://{folder}")
 
 
 def run(work: Any) -> None:
@@ -50,9 +54,11 @@ def run(work: Any) -> None:
     def job(composed: DictConfig) -> None:
         work(composed)
 
-    for folder in config_dirs(sys.argv[1:]):
+    for folder in groups.config_dirs(sys.argv[1:]):
         if not folder.is_dir():
             raise ConfigError([Problem("--config-dir", f"there is no folder {folder}")])
+    groups.require_own_names(sys.argv[1:])
+    Plugins.instance().register(_OwnFilesFirst)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them and exiting with 1
     may_set_the_mode = any(each.lstrip("+~").startswith(_MAY_SET_THE_MODE) for each in sys.argv[1:])
     mode = contextlib.nullcontext() if may_set_the_mode else hydra_internals.mode_of_the_option()
@@ -61,11 +67,20 @@ def run(work: Any) -> None:
             hydra.main(version_base="1.3", config_path="pkg://psrun.conf", config_name="config")(job)()
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError([_unreadable_file(error)]) from error
+    except RecursionError as error:
+        raise ConfigError([_circle(sys.argv[1:])]) from error
     except Exception as error:
         signalled = hydra_internals.signal_behind(error)
         if signalled is None:
             raise
         raise signalled from None
+
+
+def _circle(arguments: list[str]) -> Problem:
+    """The problem of files that select each other, or themselves."""
+    own = ", ".join(map(str, groups.replaced(arguments)))
+    why = f"; {own}: a file that is used instead of psrun's cannot select it, as both have one name" if own else ""
+    return Problem("defaults", f"the defaults lists of configuration files select each other in a circle{why}")
 
 
 def _unreadable_file(error: yaml.YAMLError | UnicodeDecodeError) -> Problem:
@@ -81,7 +96,7 @@ def _unreadable_file(error: yaml.YAMLError | UnicodeDecodeError) -> Problem:
 
 def _not_utf8(arguments: list[str]) -> Problem | None:
     """The first line in the user's YAML files that is not UTF-8; UnicodeDecodeError does not name the file."""
-    for folder in config_dirs(arguments):
+    for folder in groups.config_dirs(arguments):
         for path in sorted(folder.rglob("*.yaml")):
             for number, line in enumerate(path.read_bytes().splitlines(), start=1):
                 try:
@@ -90,25 +105,6 @@ def _not_utf8(arguments: list[str]) -> Problem | None:
                     byte = f"byte 0x{line[error.start]:02x} at column {error.start + 1}"
                     return Problem("", f"{path}, line {number}: {byte} is not UTF-8; save the file as UTF-8")
     return None
-
-
-def config_dirs(arguments: list[str]) -> list[Path]:
-    """The --config-dir folders in `arguments`."""
-    folders = [after for option, after in itertools.pairwise(arguments) if option in _CONFIG_DIR]
-    folders += [each.partition("=")[2] for each in arguments if each.startswith(f"{_CONFIG_DIR[0]}=")]
-    return [Path(each).absolute() for each in folders]
-
-
-def options_first(arguments: list[str]) -> list[str]:
-    """Moves options, such as --config-dir FOLDER, before all KEY=VALUE, as Hydra's parser requires."""
-    options: list[str] = []
-    others: list[str] = []
-    value = False
-    for argument in arguments:
-        option = argument.startswith("-")
-        (options if option or (value and "=" not in argument) else others).append(argument)
-        value = option
-    return options + others
 
 
 def plain(composed: DictConfig) -> dict[str, Any]:
@@ -129,26 +125,44 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-def all_problems(first: Exception, arguments: list[str]) -> list[Problem]:
-    """All problems of `arguments`. Hydra reports only the first: drop the argument that it names, compose again."""
-    arguments, problems, error = [*arguments], [], first
+def all_problems(arguments: list[str]) -> list[Problem]:
+    """All problems of the arguments of one run. Hydra reports only the first: drop what it names, compose again."""
+    refused = arguments_of_a_run.problems(arguments, sweeps=False)
+    problems = [*refused.values()]
+    given = arguments
+    for refused_argument in refused:
+        arguments = _without(refused_argument, arguments)
     for _ in range(len(arguments) + 1):
-        culprit, problem = blame(error, arguments)
-        problems.append(problem)
-        if culprit is None:
-            return problems
-        arguments.remove(culprit)
         composed = compose(arguments)
         if isinstance(composed, dict):
-            problems = [_with_guess(problem, composed) for problem in problems]
+            problems = [_with_guess(problem, composed, given) for problem in problems]
             with contextlib.suppress(OmegaConfBaseException):
                 try:
                     parse.load(composed)
                 except ConfigError as more:
                     problems += more.problems
             return problems
-        error = composed
+        culprit, problem = blame(composed, arguments)
+        problems.append(problem)
+        if culprit is None:
+            return problems
+        arguments = _corrected(culprit, arguments, composed)
     return problems
+
+
+def _corrected(culprit: str, arguments: list[str], error: Exception) -> list[str]:
+    """The arguments without a wrong one; a mistyped choice is replaced by the one that was meant."""
+    choice = missing_choice(error)
+    meant = schema.near(choice[1], hydra_internals.choices_offered(str(error))) if choice else None
+    if meant is None:
+        return _without(culprit, arguments)
+    return [f"{culprit.partition('=')[0]}={meant}" if each == culprit else each for each in arguments]
+
+
+def _without(culprit: str, arguments: list[str]) -> list[str]:
+    """The arguments without one of them and, if it chooses of a group, without the keys of that choice."""
+    keys = f"{arguments_of_a_run.key_of(culprit)}."
+    return [each for each in arguments if each != culprit and not arguments_of_a_run.key_of(each).startswith(keys)]
 
 
 def compose(arguments: list[str]) -> dict[str, Any] | Exception:
@@ -179,66 +193,56 @@ def missing_choice(error: Exception) -> tuple[str, str] | None:
 def blame(error: Exception, arguments: list[str]) -> tuple[str | None, Problem]:
     """The argument that Hydra's error is about (None: unknown) and the problem with it."""
     text = str(error)
-    for argument in arguments:
+    overrides = arguments_of_a_run.split(arguments)[1]
+    for argument in overrides:
         if hydra_internals.is_about(error, argument):
-            return argument, Problem(argument, _unreadable(argument, text))
+            reason = str(error.__cause__ or error).splitlines()[0]
+            return argument, Problem(arguments_of_a_run.key_of(argument), f"cannot be set by {argument}: {reason}")
     choice, misplaced = hydra_internals.unknown_choice(text), hydra_internals.overrides_in_its_own_place(text)
-    key = choice[0] if choice else hydra_internals.unknown_key(text) or ""
-    culprit = next((a for a in arguments if key and a.partition("=")[0].lstrip("+~").partition("@")[0] == key), None)
+    deleted, added = hydra_internals.cannot_be_deleted(text), hydra_internals.cannot_be_added(text)
+    key = choice[0] if choice else hydra_internals.unknown_key(text) or deleted or added or ""
+    culprit = next((a for a in overrides if key and arguments_of_a_run.key_of(a) == key), None)
     if choice:
         return culprit, Problem(key, _no_such_choice(key, choice[1], text, arguments, given=culprit is not None))
     if misplaced:
         return None, Problem("experiment", f"{misplaced} {parse.NEEDS_GLOBAL_PACKAGE}")
+    if deleted:
+        return culprit, Problem(key, "there is no such key to delete (~).")
+    if added:
+        return culprit, Problem(key, f"exists already; write {culprit and culprit.lstrip('+')} without +")
     if culprit is None:
-        return None, Problem("", _one_line(text))
+        return None, Problem("", _one_line(text.partition("\nConfig search path")[0]))
     return culprit, Problem(key, f"no such key or group (value '{culprit.partition('=')[2]}').")
 
 
 def _no_such_choice(group: str, choice: str, text: str, arguments: list[str], *, given: bool) -> str:
     """The message for an unknown choice, `given` on the command line or in a YAML file."""
     options = hydra_internals.choices_offered(text)
-    if (group, choice) in _NOT_OFFERED:
-        return f"there is no '{choice}': {_NOT_OFFERED[group, choice]}. Choose one of {', '.join(options)}."
     source = "" if given else f", which {hydra_internals.chosen_in(text) or 'a YAML file'} selects"
     message = f"there is no {group} named '{choice}'{source}.{schema.did_you_mean(choice, options)}"
-    if config_dirs(arguments) or schema.is_near(choice, options):
+    if groups.config_dirs(arguments) or schema.is_near(choice, options):
         return message
     return f"{message} For your own choices, add --config-dir FOLDER."
 
 
-def _unreadable(argument: str, text: str) -> str:
-    """The message for an argument that Hydra cannot parse: the remedy, or Hydra's own message."""
-    key, equals, value = argument.partition("=")
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    quoted = f'{key}="{escaped}"'
-    if equals and not value.startswith(_NESTED) and "(" not in value:
-        with contextlib.suppress(HydraException):
-            OverridesParser.create().parse_override(quoted)
-            return f"contains characters that Hydra treats specially; quote the value: {shlex.quote(quoted)}"
-    return "is not a valid GROUP=NAME or KEY=VALUE for Hydra: " + _one_line(text)
-
-
-def _with_guess(problem: Problem, composed: dict[str, Any]) -> Problem:
+def _with_guess(problem: Problem, composed: dict[str, Any], arguments: list[str]) -> Problem:
     """The problem with a suggestion for the key."""
     if not problem.message.endswith(")."):
         return problem
     parent, _, name = problem.key.rpartition(".")
+    instead = advice.of_compile(name) if parent == "model" else None
+    if instead is not None:
+        return Problem(problem.key, instead)
     node: Any = composed
     for part in filter(None, parent.split(".")):
         node = node.get(part, {}) if isinstance(node, dict) else {}
     hidden = ("kind", "_target_") if parent in parse.GROUPS else ()  # users select a choice by name, not by these
     keys = [k for k in node if k not in hidden] if isinstance(node, dict) else []
+    if name in keys:  # Hydra does not see keys that are null
+        return Problem(problem.key, "is not set; remove the argument with ~")
     if name == "_target_" and parent in _OWN_CHOICES:
         return Problem(problem.key, f"{problem.message} To use your own callable, set {parent}={_OWN_CHOICES[parent]}.")
-    others = [kind for kind, choice in choices.KINDS.get(parent, {}).items() if name in _keys(choice)]
-    if others:
-        message = f"{problem.message} It is a key of {', '.join(f'{parent}={kind}' for kind in others)}."
-        return Problem(problem.key, message)
-    return Problem(problem.key, problem.message + schema.did_you_mean(name, keys))
-
-
-def _keys(choice: Any) -> list[str]:
-    return [field.name for field in dataclasses.fields(choice)]
+    return Problem(problem.key, problem.message + advice.for_key(problem.key, keys, composed, arguments))
 
 
 def _one_line(text: str) -> str:

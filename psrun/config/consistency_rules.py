@@ -20,8 +20,8 @@ def of_workers(config: RunConfig, num_workers: int | None) -> list[Problem]:
     """
     problems = []
     for worker, seconds in (config.cluster.slow_workers or {}).items():
-        if seconds < 0:
-            problems.append(Problem("cluster.slow_workers", f"is {seconds:g} for worker {worker}, must be 0 or more"))
+        if not isinstance(seconds, int | float) or not seconds >= 0:  # OmegaConf lets lists pass
+            problems.append(Problem("cluster.slow_workers", f"is {seconds!r} for worker {worker}, must be 0 or more"))
         if worker < 0 or (num_workers is not None and worker >= num_workers):
             last = "" if num_workers is None else f"; the workers are 0 to {num_workers - 1}"
             problems.append(Problem("cluster.slow_workers", f"names worker {worker}, which does not exist{last}"))

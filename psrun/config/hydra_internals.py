@@ -26,6 +26,8 @@ from omegaconf import DictConfig, OmegaConf
 _UNKNOWN_KEY = re.compile(r"Could not override '(?P<key>[^'@]+)")
 _UNKNOWN_CHOICE = re.compile(r"Could not find '(?P<group>.+)/(?P<choice>[^/']+)'")
 _OVERRIDES_IN_ITS_OWN_PLACE = re.compile(r"In '(?P<file>experiment/[^']+)': Could not override '[^']*@experiment\.")
+_NOT_DELETED = re.compile(r"Could not delete (?:from config\. )?'(?P<key>[^'=]+)")
+_NOT_ADDED = re.compile(r"Could not append to config\. An item is already at '(?P<key>[^']+)'")
 # As methods of `Plugins`, by which Hydra makes a sweeper and a launcher.
 MakePlugin = Callable[..., Any]
 
@@ -40,6 +42,18 @@ def unknown_choice(text: str) -> tuple[str, str] | None:
     """The group and its unknown choice in an error's text; None for other errors."""
     choice = _UNKNOWN_CHOICE.search(text)
     return (choice["group"], choice["choice"]) if choice else None
+
+
+def cannot_be_deleted(text: str) -> str | None:
+    """The key that an argument with ~ names and that does not exist, from an error's text; None for other errors."""
+    key = _NOT_DELETED.search(text)
+    return key["key"] if key else None
+
+
+def cannot_be_added(text: str) -> str | None:
+    """The key that an argument with + names and that exists already, from an error's text; None for other errors."""
+    key = _NOT_ADDED.search(text)
+    return key["key"] if key else None
 
 
 def choices_offered(text: str) -> list[str]:
@@ -61,7 +75,8 @@ def overrides_in_its_own_place(text: str) -> str | None:
 
 def is_about(error: Exception, argument: str) -> bool:
     """Whether an error is about that argument: only errors of parsing have it as an attribute."""
-    return f"'{argument}'" in str(error) or getattr(error, "override", None) == argument
+    merged = str(error).strip() == f"Error merging override {argument}"
+    return merged or f"'{argument}'" in str(error) or getattr(error, "override", None) == argument
 
 
 @contextmanager

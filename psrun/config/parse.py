@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from psrun.config import choices, data_keys, keras_names, resolvers, rules, schema, targets
+from psrun.config import advice, choices, data_keys, keras_names, resolvers, rules, schema, targets
 from psrun.config.choices import KINDS
 from psrun.config.run_config import (
     MODES,
@@ -75,7 +75,7 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
         raw = {**raw, "data": {**raw["data"], **placeholder}}
         problems += error.problems
     valid_keys = {*GROUPS, *TOP, *choices.SUBMISSIONS}
-    problems += [_unknown(name, value, valid_keys) for name, value in raw.items() if name not in valid_keys]
+    problems += [_unknown(name, value, valid_keys, raw) for name, value in raw.items() if name not in valid_keys]
     parts: dict[str, Any] = {group: _read_kind(raw.get(group), group, problems) for group in KINDS}
     parts["trainer"] = _with_hooks(parts["trainer"], problems)
     top = schema.read(_Top, {name: raw[name] for name in TOP if name in raw}, key="", problems=problems)
@@ -100,12 +100,17 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
     return config
 
 
-def _unknown(name: str, value: Any, valid_keys: set[str]) -> Problem:
+def _unknown(name: str, value: Any, valid_keys: set[str], raw: Mapping[str, Any]) -> Problem:
     if isinstance(value, Mapping) and name == "experiment":
         keys = ", ".join(f"experiment.{key}" for key in value)
         return Problem(name, f"the experiment file {NEEDS_GLOBAL_PACKAGE}; it currently sets {keys}")
+    if name == "experiment":
+        return Problem(name, f"is {value!r} in a YAML file; choose it on the command line, or in a defaults list")
+    known = {key: node for key, node in raw.items() if key in valid_keys}
     hint = f" A file of your own group {NEEDS_GLOBAL_PACKAGE}." if isinstance(value, Mapping) else ""
-    return Problem(name, f"no such key (value {value!r}).{schema.did_you_mean(name, valid_keys)}{hint}")
+    guess = "" if schema.is_near(name, valid_keys) else advice.place_of(name, known)
+    guess = guess or schema.did_you_mean(name, valid_keys)
+    return Problem(name, f"no such key (value {value!r}).{guess}{hint}")
 
 
 def _read_kind(node: Any, group: str, problems: list[Problem]) -> Any:
@@ -113,7 +118,7 @@ def _read_kind(node: Any, group: str, problems: list[Problem]) -> Any:
     kind = node.get("kind") if isinstance(node, Mapping) else None
     if isinstance(node, Mapping) and "_target_" in node and group in _OWN:
         return _OWN[group](node, problems)
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         problems.append(Problem(group, f"is {node!r}; choose {group}=NAME with one of {', '.join(kinds)}"))
         return None
     return schema.read(kinds[kind], node, key=group, problems=problems)
@@ -221,7 +226,7 @@ def _read_submission(raw: Mapping[str, Any], problems: list[Problem]) -> Any:
     for name in choices.SUBMISSIONS:
         if name in raw and name != kind:
             problems.append(Problem(name, f"requires cluster={name}; got cluster={kind}: remove it"))
-    if kind not in choices.SUBMISSIONS:
+    if not isinstance(kind, str) or kind not in choices.SUBMISSIONS:
         return None
     node = raw.get(kind)
     if not isinstance(node, Mapping):

@@ -40,7 +40,8 @@ def num_replicas(cluster: Mapping[str, Any]) -> int:
     kind, count = cluster.get("kind"), cluster.get("num_replicas")
     if isinstance(count, int):
         return count
-    if kind in ("none", "one_device") or kind not in KINDS["cluster"]:  # parse.py reports unknown kinds
+    known = isinstance(kind, str) and kind in KINDS["cluster"]  # parse.py reports unknown kinds
+    if not known or kind in ("none", "one_device"):
         return 1
     if kind == "multi_worker_mirrored":
         if not gpus.here():

@@ -12,7 +12,7 @@ import functools
 import math
 import re
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
@@ -21,6 +21,15 @@ from omegaconf.errors import OmegaConfBaseException
 from psrun.errors import Problem
 
 T = TypeVar("T")
+# Common names of keys that have another name here.
+ALSO_CALLED = {
+    "batch_size": "global_batch_size",
+    "lr": "learning_rate",
+    "num_epochs": "epochs",
+    "num_parameter_servers": "num_ps",
+    "ps": "num_ps",
+    "workers": "num_workers",
+}
 MISSING = "???"
 AUTO = "auto"  # a value that follows from others, or from the data
 _TYPES = {
@@ -49,6 +58,8 @@ def one_of(*choices: str | bool | None, default: Any = dataclasses.MISSING) -> A
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """ " Did you mean 'x'?" for the closest match in `known`, or the list of `known` if nothing is close."""
     known = sorted(known)
+    if ALSO_CALLED.get(word) in known:
+        return f" Did you mean '{ALSO_CALLED[word]}'?"
     lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), lower, n=3)
     if near:
@@ -57,9 +68,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" Valid names: {', '.join(known)}." if known else ""
 
 
-def is_near(word: str, known: Iterable[str]) -> bool:
-    """Whether `word` is very likely a typo of one of `known`."""
-    return bool(difflib.get_close_matches(word, known, n=1, cutoff=0.8))
+def near(word: str, known: Collection[str]) -> str | None:
+    """The one of `known` of which `word` is very likely a typo, or another name."""
+    if ALSO_CALLED.get(word) in known:
+        return ALSO_CALLED[word]
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.8)), None)
+
+
+def is_near(word: str, known: Collection[str]) -> bool:
+    """Whether `word` is very likely a typo, or another name, of one of `known`."""
+    return near(word, known) is not None
 
 
 def read(
@@ -84,7 +102,9 @@ def read(
     for name, value in node.items():
         where = f"{key}.{name}" if key else name
         if name not in fields:
-            problems.append(Problem(where, f"no such key (value {value!r}).{did_you_mean(name, [*fields, *others])}"))
+            problems.append(
+                Problem(where, f"no such key (value {value!r}).{did_you_mean(str(name), [*fields, *others])}")
+            )
         elif value == MISSING:
             problems.append(Problem(where, f"is required; set {where}=..."))
         elif dataclasses.is_dataclass(hints[name]):

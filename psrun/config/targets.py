@@ -24,6 +24,9 @@ from psrun.errors import ConfigError, Problem, PsrunError
 # Parameters that psrun provides; the configuration does not set them.
 PROVIDED = frozenset({"self", "source", "seed", "tell", "recorded", "label_vocabulary", "predicting", "run_folder"})
 
+# Beside a _target_, keys that hydra.utils.instantiate reads and psrun does not.
+_OF_HYDRA = frozenset({"_args_", "_convert_", "_partial_", "_recursive_"})
+
 
 @dataclasses.dataclass(frozen=True)
 class Target:
@@ -51,7 +54,9 @@ def read(
     if node["_target_"] == schema.MISSING:
         problems.append(Problem(f"{key}._target_", f"is required; set {key}._target_=..."))
         return None
-    options = {name: value for name, value in node.items() if name != "_target_"}
+    for name in _OF_HYDRA.intersection(node):
+        problems.append(Problem(f"{key}.{name}", "has no meaning in psrun, which calls _target_ itself; remove it"))
+    options = {name: value for name, value in node.items() if name not in ("_target_", *_OF_HYDRA)}
     target = Target(node["_target_"], options, key)
     parameters = _static_parameters(target, problems, PROVIDED.union(called_with))
     if parameters is not None:

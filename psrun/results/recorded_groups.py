@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
@@ -44,7 +45,7 @@ class RecordedChoices:
             if each.startswith("+") and not each.startswith("++"):
                 _delete(self._composed, key_of(each))
             elif each.startswith("~"):
-                OmegaConf.update(self._composed, key_of(each), None, force_add=True)
+                OmegaConf.update(self._composed, key_of(each), _deleted_value(each), force_add=True)
         self._offered = set[tuple[str, str]]()
 
     def taken_for_a_value(self, composed: dict[str, Any]) -> tuple[str, str] | None:
@@ -83,6 +84,12 @@ def _package(key: str) -> str:
     """The package of a choice in the configuration, by the key of its group: `group` or `group@package`."""
     group, _, package = key.partition("@")
     return package.removeprefix("_global_.") or group.replace("/", ".")
+
+
+def _deleted_value(argument: str) -> Any:
+    """A value for the key that `~KEY` or `~KEY=VALUE` deletes. Hydra deletes no key that is null."""
+    _, equals, value = argument.partition("=")
+    return yaml.safe_load(value) if equals else True
 
 
 def _delete(composed: Any, key: str) -> None:
