@@ -13,6 +13,8 @@ from rich.text import Text
 
 from psrun.cluster.placement import Balance, Placed, balance
 
+_FOLDED_FROM = 5  # equal rows of tasks
+
 
 def placement_table(placed: Sequence[Placed], title: str, *, most: int = 24) -> Group:
     """Each variable with its shards, and the balance of the tasks."""
@@ -26,7 +28,7 @@ def placement_table(placed: Sequence[Placed], title: str, *, most: int = 24) -> 
     for (kind, variable), shards in shown[:most]:
         style = None if kind == "model" else "dim"
         shape = "x".join(map(str, shards[0].variable_shape)) or "scalar"
-        tasks = " ".join(shard.task for shard in shards)
+        tasks = " ".join(task for (task,) in folded([(shard.task,) for shard in shards]))
         table.add_row(variable, shape, tasks, decimal(sum(shard.bytes for shard in shards)), style=style)
     rest = [Text(f"and {len(shown) - most} smaller ones", style="dim")] if len(shown) > most else []
     return Group(table, *rest, _balance_line(balance(placed)))
@@ -55,8 +57,42 @@ def features_guessed(rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) ->
     return *table, *map(Text, notes)
 
 
+def folded(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The rows of tasks, in which a run of five or more tasks of a job with equal cells is one row.
+
+    Args:
+      rows: the name of the task, such as worker-0, and the other cells.
+    """
+    runs: list[list[tuple[str, ...]]] = []
+    for row in rows:
+        if runs and _follows(runs[-1][-1], row):
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    together: list[tuple[str, ...]] = []
+    for run in runs:
+        if len(run) < _FOLDED_FROM:
+            together += run
+        else:
+            together.append((f"{run[0][0]} to {run[-1][0]}", *run[0][1:]))
+    return together
+
+
+def _by_number(item: tuple[str, Any]) -> tuple[str, int]:
+    """The order of tasks: ps-2 before ps-10."""
+    job, _, index = item[0].rpartition("-")
+    return (job, int(index)) if index.isdigit() else (item[0], 0)
+
+
+def _follows(row: tuple[str, ...], after: tuple[str, ...]) -> bool:
+    """Whether `after` is the row of the next task of the same job, and equal otherwise."""
+    job, _, index = row[0].rpartition("-")
+    return index.isdigit() and after[0] == f"{job}-{int(index) + 1}" and row[1:] == after[1:]
+
+
 def _balance_line(task_balance: Balance) -> Text:
-    parts = ", ".join(f"{task} {decimal(size)}" for task, size in task_balance.bytes_by_task.items())
+    sizes = [(task, decimal(size)) for task, size in sorted(task_balance.bytes_by_task.items(), key=_by_number)]
+    parts = ", ".join(f"{task} {size}" for task, size in folded(sizes))
     uneven = (
         f"; the maximum is {task_balance.max_over_mean:.2f} times the mean"
         if len(task_balance.bytes_by_task) > 1

@@ -28,7 +28,7 @@ from psrun.program.compiled_model import Program, metric_variables
 from psrun.program.zeros import zeros
 from psrun.results.console import warner
 from psrun.results.run_folder import RunFolder
-from psrun.results.tables import features_guessed, placement_table
+from psrun.results.tables import features_guessed, folded, placement_table
 from psrun.tf_internals.tracing import converted
 from psrun.tf_internals.variables import UninitializedVariable
 
@@ -237,6 +237,7 @@ def _tasks_table(plan: Plan, run_config: RunConfig) -> Table:
     tasks = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for heading in ("task", "model", "optimizer", "metrics", "total", *moved):
         tasks.add_column(heading, justify="left" if heading == "task" else "right")
+    rows: list[tuple[str, ...]] = []
     for task in _tasks(run_config):
         sizes = [
             sum(shard.bytes for shard in plan.placed if shard.task == task and shard.kind == kind)
@@ -244,7 +245,9 @@ def _tasks_table(plan: Plan, run_config: RunConfig) -> Table:
         ]
         traffic = plan.traffic_by_task.get(task)
         moves = (traffic.read_bytes, traffic.pushed_bytes) if traffic else ()
-        tasks.add_row(task, *(decimal(size) for size in (*sizes, sum(sizes), *moves)))
+        rows.append((task, *(decimal(size) for size in (*sizes, sum(sizes), *moves))))
+    for row in folded(rows):
+        tasks.add_row(*row)
     return tasks
 
 
