@@ -277,7 +277,7 @@ def test_callbacks_that_work_are_let_through():
 
 def test_nothing_of_the_configuration_imports_tensorflow():
     code = (
-        "import sys, psrun.cli.main, psrun.roles.run_process; from psrun.config import parse; "
+        "import sys, psrun.cli.dispatch, psrun.roles.run_process; from psrun.config import parse; "
         "sys.path.insert(0, 'tests'); import support; support.run_config('model=wide_deep', 'trainer=fit'); "
         "print(sorted(m for m in sys.modules if m in ('tensorflow', 'tf_keras', 'pandas')))"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -36,3 +37,19 @@ def test_python_without_docstrings_is_refused():
     assert done.returncode == 2
     assert done.stderr.startswith("psrun: PYTHONOPTIMIZE: is 2")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_ctrl_c_during_the_imports_ends_psrun_without_a_traceback():
+    """The signal arrives when Hydra is imported."""
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'hydra':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from psrun.cli.main import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
