@@ -18,7 +18,7 @@ from support import STEPS, many_epochs, raw_config
 from psrun.cli import hydra_app
 from psrun.config import arguments as arguments_of_a_run
 from psrun.config.run_config import FROM_DATA
-from psrun.errors import ConfigError, ExitCode
+from psrun.errors import ConfigError, ExitCode, Problem
 from psrun.results.recorded_config import _merged, as_recorded
 from psrun.results.run_folder import write_config
 from psrun.roles import run_process
@@ -205,6 +205,22 @@ def test_what_own_groups_chose_is_recorded_and_holds_without_them(composed, tmp_
         assert changed[group] == {**began[group], name: float(value)}
     recorded = json.loads((tmp_path / "run" / "run.json").read_text())["overrides"]
     assert set(recorded) >= set(chosen)
+
+
+def test_what_is_missing_in_another_folder_is_told_with_the_first_one(composed, tmp_path, monkeypatch):
+    composed("hydra.run.dir=run", "model=dense")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    def refuse(*_: Any, **__: Any) -> ExitCode:
+        raise ConfigError([Problem("data.path", "'x.csv' does not exist")])
+
+    monkeypatch.setattr(run_process, "execute", refuse)
+    where = f"resume: the run was started in {tmp_path}; files and modules are searched in the current folder, "
+    with pytest.raises(ConfigError, match=where):
+        composed("resume=../run", "seed=3")
+    with pytest.raises(ConfigError, match=r"^data\.path: 'x\.csv' does not exist$"):
+        composed("resume=../run", "+data.path=x.csv")
 
 
 def test_a_refused_resume_rewrites_nothing(composed, tmp_path):

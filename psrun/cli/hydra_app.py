@@ -63,6 +63,7 @@ def run(started_s: float) -> ExitCode:
     prints = not _PRINT.isdisjoint(map(key_of, arguments))
     sys.argv[1:] = arguments
     folder = recorded_config.folder_of(arguments)
+    started_in = None if folder is None else recorded_config.started_in(folder)
     undo = None if folder is None else RunFolder(folder).snapshot(HYDRA)  # which Hydra writes before it hands over
     try:
         with hydra_internals.lines_that_raise() if prints else contextlib.nullcontext():
@@ -76,7 +77,7 @@ def run(started_s: float) -> ExitCode:
     if undo is not None and ExitCode.USAGE in (*codes, *(error.exit_code for error in errors)):
         undo()
     if errors:
-        raise errors[0]
+        raise _told_where(errors[0], started_in, command_line)
     return codes[0] if codes else ExitCode.DONE
 
 
@@ -174,6 +175,17 @@ def _job(composed: DictConfig, command_line: list[str], started_s: float) -> Exi
     has_folder = any(key_of(override) == "hydra.run.dir" for override in settings.overrides.hydra)
     keep = has_folder or plain["cluster"].get("kind") == "slurm"
     return run_process.execute(plain, folder, overrides, started_s=started_s, keep_unrun=keep)
+
+
+def _told_where(error: PsrunError, started_in: str | None, given: list[str]) -> PsrunError:
+    """The error; if recorded values of a resumed run are wrong here, with the folder in which the run was started."""
+    here = str(Path.cwd())
+    if not isinstance(error, ConfigError) or started_in in (None, here):
+        return error
+    if {problem.key for problem in error.problems} <= {*map(key_of, given)}:
+        return error
+    message = f"the run was started in {started_in}; files and modules are searched in the current folder, {here}"
+    return ConfigError([*error.problems, Problem("resume", message)])
 
 
 def resumed(arguments: list[str]) -> list[str]:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from psrun.config import parse, resolvers
-from psrun.results.run_folder import CONFIG
+from psrun.results.run_folder import CONFIG, HYDRA
 
 
 def as_recorded(composed: Any, unresolved: Any, folder: Path, given: list[str]) -> dict[str, Any]:
@@ -37,6 +38,15 @@ def as_recorded(composed: Any, unresolved: Any, folder: Path, given: list[str]) 
             for name, node in composed.items()
         }
     )
+
+
+def started_in(folder: Path) -> str | None:
+    """The current folder of the process that last began the run in `folder`; None if it is not recorded."""
+    try:
+        recorded: Any = OmegaConf.load(folder / HYDRA[1])
+        return str(recorded.hydra.runtime.cwd)
+    except (OSError, AttributeError, OmegaConfBaseException):
+        return None
 
 
 def _merged(here: Any, refers: Any, there: Any, key: str, now: set[str]) -> Any:
