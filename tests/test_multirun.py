@@ -249,9 +249,18 @@ def test_a_folder_of_a_sweep_is_not_used_twice(start):
 
 @pytest.mark.thorough
 def test_a_metric_that_no_job_has_is_reported(start):
-    sweep = start("seed=1,2", "sweep.metric=val_acu", "sweep.mode=max")
+    sweep = start("seed=1,2,3", "sweep.metric=val_acu", "sweep.mode=max", "sweep.max_parallel=1")
     assert sweep.end() == 2
-    assert "sweep.metric: no job has a metric 'val_acu'. Did you mean 'val_auc'?" in sweep.output
+    assert "sweep.metric: no job has a metric 'val_acu'. Did you mean 'val_auc'? Resume the sweep with" in sweep.output
+    assert [*sweep.results()] == [0]  # the others would not have it either
+    again = start(f"resume={sweep.folder}", "sweep.metric=val_auc")
+    assert again.end() == 0, again.output
+    assert [job["metric"] for job in again.record["jobs"]] == [0.01, 0.02, 0.03]
+    assert "best: val_auc 0.03" in again.output
+    third = start(f"resume={sweep.folder}")
+    assert third.end() == 0, third.output
+    assert third.record["metric"] == "val_auc"
+    assert "nothing to do" in third.output
 
 
 SEARCH = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=2", "seed=choice(2,3,13)"]

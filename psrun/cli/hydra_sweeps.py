@@ -36,6 +36,7 @@ from psrun.results import recorded_config
 from psrun.results.recorded_config import key_of
 from psrun.results.sweep_record import Sweep
 
+_RANKS = ("sweep.metric", "sweep.mode")  # a resumed sweep may rank its jobs in another way; a search has begun with one
 _MAY_CHANGE = ("sweep.max_parallel", "hydra/launcher", "hydra.launcher")
 
 
@@ -98,7 +99,8 @@ def resumed(arguments: list[str]) -> tuple[Sweep | None, list[str]]:
         key, _, value = argument.partition("=")
         if key_of(key) == "resume" or argument in before:
             continue
-        if key in _MAY_CHANGE or key.startswith("hydra.launcher."):
+        ranks = key in _RANKS and not sweep.search
+        if ranks or key in _MAY_CHANGE or key.startswith("hydra.launcher."):
             changes.append(argument)
             continue
         was = f"{values[key_of(key)]!r}" if key_of(key) in values else "not set"
@@ -108,6 +110,9 @@ def resumed(arguments: list[str]) -> tuple[Sweep | None, list[str]]:
         raise ConfigError(problems)
     now = {key_of(each) for each in changes}
     unchanged = [each for each in before if key_of(each) not in now]
+    ranking = [each for each in changes if key_of(each) in _RANKS]
+    replaced = {key_of(each) for each in ranking}
+    sweep.arguments = [*(each for each in sweep.arguments if key_of(each) not in replaced), *ranking]
     now_in_folder = f"hydra.sweep.dir={recorded_config.quoted(folder)}"
     return sweep, arguments_of_a_run.options_first([*unchanged, *changes, now_in_folder])
 

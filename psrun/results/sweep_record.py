@@ -151,6 +151,16 @@ class Sweep:
             self.jobs[number] = replace(self.jobs[number], **values)
             return self.jobs[number]
 
+    def rank_by(self, metric: str | None, mode: str | None) -> None:
+        """Ranks the jobs, also those that are completed, by another metric."""
+        if (metric, mode) == (self.metric, self.mode):
+            return
+        self.metric = metric
+        self.mode = mode
+        for number, job in self.jobs.items():
+            metrics = RunFolder(self.folder(job)).stored().get("metrics") or {}
+            self.now(number, metric=self.measured(metrics) if job.status == "completed" else None)
+
     def measured(self, metrics: Mapping[str, Any]) -> float | None:
         """The value that ranks a job with these metrics; None if it has none."""
         name = self.metric or next((name for name in DEFAULT_METRICS if name in metrics), None)

@@ -20,7 +20,7 @@ from psrun.launch.sweeps.interruption import Interruption
 from psrun.launch.sweeps.monitor import Monitor
 from psrun.results import recorded_config
 from psrun.results.run_folder import RESULT, RunFolder, write_config
-from psrun.results.sweep_record import Job, Sweep, cannot_be_written
+from psrun.results.sweep_record import END, Job, Sweep, cannot_be_written
 from psrun.results.sweep_state import distinguishing
 
 
@@ -71,6 +71,7 @@ class Running:
             raise ConfigError(problems)
         self._limit = options.max_parallel
         sweep = self._before or Sweep(folder, self._arguments, search, options.metric, options.mode)
+        sweep.rank_by(options.metric, options.mode)
         sweep.begin(again=self._before is not None)
         self._sweep = sweep
         process.outlive_stdout(sys.stderr)
@@ -126,8 +127,17 @@ class Running:
             self._shown = True
 
     def run(self, folder: Path) -> float | None:
-        """Runs the job in `folder`, as `jobs.run` does."""
-        return jobs.run(folder, self.sweep, elsewhere=False)
+        """Runs the job in `folder`, as `jobs.run` does. The sweep ends if the job shows that its metric is mistyped."""
+        value = jobs.run(folder, self.sweep, elsewhere=False)
+        if value is None and self.sweep.metric is not None and self._is_mistyped(self.sweep.metric, folder):
+            self.sweep.tell_to_end(END)
+        return value
+
+    def _is_mistyped(self, metric: str, folder: Path) -> bool:
+        """Whether the completed job in `folder` has a metric of nearly that name; jobs without evaluation have none."""
+        result = RunFolder(folder).stored()
+        metrics = result.get("metrics") or {}
+        return result.get("status") == "completed" and metric not in metrics and schema.is_near(metric, metrics)
 
     def plan(self) -> None:
         """Plans the jobs instead. Raises SweepError."""
@@ -259,7 +269,8 @@ class Running:
             return
         there = RunFolder(sweep.folder(completed[0])).stored().get("metrics") or {}
         guess = schema.did_you_mean(sweep.metric, there)
-        raise ConfigError([Problem("sweep.metric", f"no job has a metric '{sweep.metric}'.{guess}")])
+        remedy = "" if sweep.search else " Resume the sweep with the right name."
+        raise ConfigError([Problem("sweep.metric", f"no job has a metric '{sweep.metric}'.{guess}{remedy}")])
 
     def _print(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False)
