@@ -7,11 +7,13 @@ import ctypes
 import errno
 import io
 import os
+import resource
 import signal
 import socket
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -24,10 +26,15 @@ VARIABLES = {
     "TF_USE_LEGACY_KERAS": "1",
     # A task that cannot be reached is an error, not a silent retry for ever.
     "GRPC_FAIL_FAST": "use_caller",
+    # gRPC sends even connections to this machine through the proxy of `http_proxy`. It reads this variable first, and
+    # an empty one means no proxy; object stores still use the proxy of the user, since they do not use gRPC.
+    "grpc_proxy": "",
     # TensorFlow never resets its counters of transient errors: the defaults (3, workers / 10) end long jobs early.
     "TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES": "1000000",
     "TF_COORDINATOR_IGNORE_TRANSIENT_TIMEOUTS": "1000000",
 }
+_MIN_OPEN_FILES = 512
+_HANDLED_WITHIN_S = 5.0
 # The supervisor's process id, set for its children: TF_CONFIG in a user's shell alone does not make a process a task.
 SUPERVISOR_PID = "PSRUN_SUPERVISOR_PID"
 # The process id of the sweep, set for its jobs. A job removes it, because its tasks are not children of the sweep.
@@ -99,6 +106,21 @@ def check_interpreter() -> None:
     if sys.flags.optimize > 1:
         message = "is 2 (or Python runs with -OO), which removes the docstrings that TensorFlow's Keras needs: unset it"
         raise ConfigError([Problem("PYTHONOPTIMIZE", message)])
+
+
+def allow_open_files() -> None:
+    """Raises the soft limit of open files of this process if it is too low for a server.
+
+    Raises:
+      ConfigError: the hard limit is too low, too. A restart would not change that.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= _MIN_OPEN_FILES:
+        return
+    if hard != resource.RLIM_INFINITY and hard < _MIN_OPEN_FILES:
+        message = f"this process may open only {hard} files (ulimit -n), but a task of a cluster needs "
+        raise ConfigError(f"{message}{_MIN_OPEN_FILES}; raise the limit, or choose cluster=inprocess")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_MIN_OPEN_FILES, hard))
 
 
 def divert_stderr(log: Path) -> TextIO:
@@ -214,6 +236,9 @@ def leave(code: int) -> NoReturn:
 class Stop:
     """Handles Ctrl-C and SIGTERM of this process.
 
+    Python runs a signal handler only between two instructions of the main thread. A thread ends the process if the main
+    thread does not handle a signal, since it waits in native code.
+
     Before `defer` is called, the first signal raises Interrupted in the main thread. Afterwards the signal sets
     `requested`, calls `on_request` and starts a timer: the work polls `requested` and shuts down within the grace
     period, or the process exits. A second signal exits immediately.
@@ -236,9 +261,13 @@ class Stop:
         self._may_insist = True
 
     def install(self) -> None:
-        """Installs the signal handlers."""
+        """Installs the signal handlers. Call in the main thread."""
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._handle)
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        threading.Thread(target=self._insist, args=(read_end,), name="psrun-signals", daemon=True).start()
 
     def heed(self, signum: int) -> None:
         """Handles the signal `signum` as SIGTERM."""
@@ -278,6 +307,18 @@ class Stop:
         if (recorded.get("status"), recorded.get("exit_code")) != ("interrupted", interrupted.exit_code):
             raise interrupted
         return interrupted.exit_code
+
+    def _insist(self, arrivals: int) -> None:
+        """Ends the process if a signal is not handled in time. Reads the numbers of signals from a pipe."""
+        while numbers := os.read(arrivals, 1):
+            signum = signal.Signals(numbers[0])
+            if signum not in (signal.SIGINT, signal.SIGTERM) or self.signum is not None:
+                continue
+            handled_by_s = time.monotonic() + (self._within_s or _HANDLED_WITHIN_S)
+            while self.signum is None and time.monotonic() < handled_by_s:
+                time.sleep(0.05)
+            if self.signum is None:
+                self._end(signum)
 
     def _handle(self, signum: int, frame: Any) -> None:
         if self.signum is not None:

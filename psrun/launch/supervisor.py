@@ -22,7 +22,7 @@ from psrun.launch.recoveries import Recoveries
 from psrun.launch.restart_policy import RestartPolicy
 from psrun.launch.task_plan import TaskPlan
 from psrun.launch.task_processes import TaskHandle, TaskProcess, end_all
-from psrun.process import Stop
+from psrun.process import Stop, allow_open_files
 from psrun.results.console import ConsoleSink
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
@@ -40,8 +40,10 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
 
     Raises:
       BudgetSpentError: the restart budget is exhausted.
+      ConfigError: the limit of open files is too low for the tasks.
       Interrupted: a signal ended the run, and the chief could not record it.
     """
+    allow_open_files()  # the tasks inherit the limit
     plan = task_plan.of(run_config)
     addresses = {task: f"localhost:{portpicker.pick_unused_port()}" for task in plan.addressed()}
     tasks = {task: TaskProcess(task, addresses, folder.path) for task in plan.tasks()}

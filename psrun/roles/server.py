@@ -15,7 +15,7 @@ from psrun.cluster.run_over import RunOverSignal
 from psrun.config.topology import CHIEF, Topology
 from psrun.errors import ChiefGoneError
 from psrun.launch.hang_detector import Silence
-from psrun.process import Stop
+from psrun.process import Stop, allow_open_files
 from psrun.results import task_files
 from psrun.results.run_folder import RunFolder
 
@@ -61,10 +61,12 @@ def run(
       num_replicas: of each worker, as in `servers.devices`.
 
     Raises:
+      ConfigError: the limit of open files is too low.
       ServerStartError: the port is taken.
       ChiefGoneError: the chief has been missing for too long.
     """
     stop.defer(_END_WITHIN_S)
+    allow_open_files()
     me = topology.me
     run_over = RunOverSignal()
     heartbeat = task_files.HeartbeatWriter(

@@ -1,0 +1,72 @@
+"""The environment, the limits and the signals of a process. Each case is a process of its own, without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+
+def python(code: str, **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_grpc_uses_no_proxy_and_other_libraries_still_do():
+    code = (
+        "import os; from psrun import process; process.prepare();"
+        "print([os.environ[name] for name in ('grpc_proxy', 'http_proxy', 'https_proxy')])"
+    )
+    proxy = "http://127.0.0.1:9"
+    done = python(code, grpc_proxy=proxy, http_proxy=proxy, https_proxy=proxy)
+    assert done.communicate(timeout=60)[0].strip() == str(["", proxy, proxy])
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "expected"),
+    [
+        (64, 64, "this process may open only 64 files (ulimit -n), but a task of a cluster needs 512"),
+        (64, 1024, "(512, 1024)"),
+        (1024, 1024, "(1024, 1024)"),
+    ],
+)
+def test_a_limit_of_open_files_is_raised_or_named(soft, hard, expected):
+    code = f"""
+import resource
+from psrun import process
+from psrun.errors import ConfigError
+resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
+try:
+    process.allow_open_files()
+    print(resource.getrlimit(resource.RLIMIT_NOFILE))
+except ConfigError as error:
+    print(error)
+"""
+    assert python(code).communicate(timeout=60)[0].startswith(expected)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 175), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_process_that_waits_in_native_code(signum, code):
+    """A mutex that is locked twice blocks its thread for ever, without Python's lock, as a wait of TensorFlow does."""
+    script = """
+import ctypes, threading
+from psrun import process
+process._HANDLED_WITHIN_S = 0.2
+stop = process.Stop()
+stop.record = lambda interrupted: print(interrupted, flush=True)
+stop.install()
+native = ctypes.CDLL(None)
+lock = ctypes.create_string_buffer(64)
+native.pthread_mutex_lock(lock)
+threading.Timer(0.3, lambda: print("waits", flush=True)).start()
+native.pthread_mutex_lock(lock)
+"""
+    blocked = python(script)
+    assert blocked.stdout.readline() == "waits\n"
+    blocked.send_signal(signum)
+    assert blocked.communicate(timeout=60)[0] == f"interrupted by {signum.name}\n"
+    assert blocked.returncode == code
