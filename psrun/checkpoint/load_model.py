@@ -22,6 +22,7 @@ from psrun.program import objective
 from psrun.program.make_model import make_model
 from psrun.program.zeros import zeros
 from psrun.tf_internals import messages
+from psrun.tf_internals.variables import variables_of
 
 DEVICE = "/CPU:0"
 
@@ -65,7 +66,7 @@ def restore(network: tf_keras.Model, which: str, store: Store, warn: Callable[[s
       which: as in `Store.choose`.
     """
     values = LogicalCheckpoint(network)
-    here = Contents.of("", stacks.by_table(placement.observed("model", network.variables), network), values.keys)
+    here = Contents.of("", stacks.by_table(placement.observed("model", variables_of(network)), network), values.keys)
     while True:
         checkpoint = store.choose(which, warn)
         if checkpoint is None:

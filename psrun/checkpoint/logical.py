@@ -13,7 +13,7 @@ from psrun.cluster import placement
 from psrun.layers import stacks
 from psrun.tf_internals import table_views
 from psrun.tf_internals.table_views import TableView
-from psrun.tf_internals.variables import shards_of
+from psrun.tf_internals.variables import shards_of, variables_of
 
 
 class LogicalCheckpoint:
@@ -37,7 +37,7 @@ class LogicalCheckpoint:
         self._stacked, self._collected = bool(stacks.of(network)), bool(stacks.collections(network))
         self._plain = tf.train.Checkpoint(**objects)
         self._checkpoint = table_views.NamedCheckpoint(self._plain, replaced)
-        variable_ids = {id(shard) for shard in shards_of([*network.variables, *slots])}
+        variable_ids = {id(shard) for shard in shards_of([*variables_of(network), *slots])}
         self._objects: dict[str, tuple[str, Any]] = {}
         self._optional: set[str] = set()  # what a network alone tracks besides, such as the optimizer of `compile`
         for key, holder in self._checkpoint.objects().items():

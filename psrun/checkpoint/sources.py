@@ -18,6 +18,7 @@ from psrun.checkpoint.store import Store
 from psrun.errors import CheckpointError, ConfigError, Problem
 from psrun.layers import stacks
 from psrun.tf_internals.checkpoints import iterations_in_checkpoint
+from psrun.tf_internals.variables import variables_of
 
 _INDEX, _NUMBER = ".index", re.compile(r"(\d+)$")
 
@@ -118,7 +119,7 @@ class KerasCheckpoints:
             digest, reader = self.digest(name), tf.train.load_checkpoint(path)
             iterations = iterations_in_checkpoint(reader)
             within = any(key.startswith("model/") for key in reader.get_variable_to_shape_map())
-            weights = [variable for variable in network.weights if variable.dtype.is_floating]
+            weights = [variable for variable in variables_of(network) if variable.dtype.is_floating]
             for variable in weights:
                 variable.assign(tf.fill(variable.shape, tf.constant(float("nan"), variable.dtype)))
             root = tf.train.Checkpoint(model=network) if within else network

@@ -13,6 +13,7 @@ from psrun.program import compiled_model, whole_variables
 from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
+from psrun.tf_internals.variables import variables_of
 
 
 def report(program: Program, reporter: Reporter, folder: RunFolder) -> None:
@@ -56,7 +57,7 @@ def _report_placement(program: Program, reporter: Reporter) -> None:
 def observe(program: Program) -> list[placement.Placed]:
     """The placement of every variable of the program; tables in place of the stacks that hold them."""
     placed = [
-        *placement.observed("model", program.network.variables),
+        *placement.observed("model", variables_of(program.network)),
         *placement.observed("optimizer", program.optimizer.variables()),
     ]
     metrics = placement.observed("metric", compiled_model.metric_variables(program))

@@ -16,6 +16,7 @@ from psrun.cluster.placement import Placed, name_of, shard_rows, split_name
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
 from psrun.tf_internals.keras import layers_within
+from psrun.tf_internals.variables import shards_of, variables_of
 
 _SCALES = (1e-3, 1.0, 1e3)  # of the values to try: many constraints change only values beyond a bound
 _MAX_VALUES = 1_000_000  # of a variable to try
@@ -50,7 +51,7 @@ def _shapes_of_shards(placed: Iterable[Placed]) -> dict[str, Shapes]:
 
 
 def _misused(program: Program, shapes: dict[str, Shapes]) -> Iterator[str]:
-    for variable in program.network.weights:
+    for variable in shards_of(variables_of(program.network)):
         name, number = split_name(variable.name)
         constraint = variable.constraint if name in shapes and number == 0 else None
         if constraint is not None and not _separable(constraint, shapes[name], lambda parts: tf.concat(parts, 0)):

@@ -21,6 +21,7 @@ __all__ = [
     "remote",
     "replace_wrapped",
     "shards_of",
+    "variables_of",
     "wrapped",
 ]
 
@@ -31,6 +32,14 @@ __all__ = [
 def shards_of(variables: Iterable[Any]) -> list[Any]:
     """The variables, those that are cut in shards as their shards."""
     return [shard for variable in variables for shard in getattr(variable, "variables", None) or [variable]]
+
+
+def variables_of(network: Any) -> list[Any]:
+    """The variables of a Keras model, those that are cut in shards whole.
+
+    Keras lists the tables of adapted lookups among them, which have no name, no shape and no type (tf-keras 2.21).
+    """
+    return [each for each in network.variables if hasattr(each, "variables") or isinstance(each, tf.Variable)]
 
 
 def remote(variables: Iterable[Any]) -> list[CachingVariable]:
