@@ -36,7 +36,7 @@ class Cluster:
         self._err = (root / "stderr").open("w+")
         folder = [] if given else [f"hydra.run.dir='{self.folder}'"]
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "psrun", *arguments, *folder],
+            [*prefix, sys.executable, "-m", "psrun", *support.last_choices(arguments), *folder],
             cwd=root, stdout=self._out, stderr=self._err, env=support.environment(**environment),
             start_new_session=True,
         )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,12 @@ def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 def run_config(*overrides: str) -> RunConfig:
     return parse.load(raw_config(*overrides))
+
+
+def last_choices(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command without the choices of a group that a later one replaces; psrun refuses two."""
+    last = {argument.partition("=")[0]: argument for argument in arguments}
+    return [each for each in arguments if each.partition("=")[0] not in parse.GROUPS or each in last.values()]
 
 
 def many_epochs(steps_per_epoch: int) -> str:
