@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 import tf_keras
 
+from psrun.config import keras_names
 from psrun.errors import ConfigError, Problem
 from psrun.models.model import Model
 from psrun.tf_internals import keras3
@@ -87,7 +88,7 @@ def converted_loss(loss: Any) -> Any:
     if isinstance(loss, list | tuple):
         return [converted_loss(each) for each in loss]
     if isinstance(loss, str):
-        return loss if _is_known(tf_keras.losses.get, loss) else converted_loss(keras.losses.get(loss))
+        return loss if loss in keras_names.losses() else converted_loss(keras.losses.get(loss))
     return Keras3Loss(loss) if isinstance(loss, keras.losses.Loss) else loss
 
 
@@ -123,7 +124,8 @@ def converted_metrics(metrics: Any) -> Any:
     if isinstance(metrics, list | tuple):
         return [converted_metrics(each) for each in metrics]
     if isinstance(metrics, str):
-        return metrics if _is_known(tf_keras.metrics.get, metrics) else converted_metrics(keras.metrics.get(metrics))
+        is_known = metrics in keras_names.metrics() or metrics.lower() in keras_names.BY_SHAPE
+        return metrics if is_known else converted_metrics(keras.metrics.get(metrics))
     return _twin(metrics) if isinstance(metrics, keras.metrics.Metric) else metrics
 
 
@@ -134,17 +136,9 @@ def _twin(metric: keras.metrics.Metric) -> tf_keras.metrics.Metric:
         message = f"{kind.__name__} is a metric of Keras 3, which loses updates on parameter servers; use a metric of"
         raise ConfigError([Problem("model.metrics", f"{message} tf_keras.metrics, or a function of y_true and y_pred")])
     options = {name: value for name, value in metric.get_config().items() if name != "dtype"}
+    if keras3.names_itself(metric):
+        del options["name"]  # tf-keras gives the twin its own
     if kind is keras.metrics.MeanMetricWrapper:
         return twin(keras3.function_of(metric), name=metric.name)
     known = inspect.signature(twin.__init__).parameters
     return twin(**{name: value for name, value in options.items() if name in known})
-
-
-def _is_known(get: Callable[[str], Any], name: str) -> bool:
-    if name in ("accuracy", "acc", "crossentropy", "ce"):
-        return True
-    try:
-        get(name)
-    except ValueError:
-        return False
-    return True

@@ -17,6 +17,7 @@ from psrun.data.source import Task
 from psrun.errors import ConfigError, Problem
 from psrun.layers.adapter import AdaptedModel
 from psrun.models.model import Model
+from psrun.tf_internals import keras
 
 _BINARY_ACCURACY = ("accuracy", "acc", "binary_accuracy", "binaryaccuracy")
 # Rounding errors of averaged probabilities stay within this margin; logits exceed it soon.
@@ -73,25 +74,26 @@ def loss_of(model: Model, task: str | None) -> Any:
     Raises:
       ConfigError: there is no such loss.
     """
-    keras = tf_keras.losses
+    losses = tf_keras.losses
     if model.loss is not None:
         return model.loss
     if task not in get_args(Task):
         message = f"is required: the task of the data is {task!r}, not one of {', '.join(get_args(Task))}"
         raise ConfigError([Problem("model.loss", message)])
     if task == "regression":
-        return keras.MeanSquaredError()
-    kind = keras.BinaryCrossentropy if task == "binary" else keras.SparseCategoricalCrossentropy
+        return losses.MeanSquaredError()
+    kind = losses.BinaryCrossentropy if task == "binary" else losses.SparseCategoricalCrossentropy
     return kind(from_logits=bool(model.from_logits))
 
 
 def metrics_of(model: Model, task: str | None) -> Any:
     """New metric objects, as `compile` takes them: those that the configuration names or the model brings, or the usual
-    ones of the data's task.
+    ones of the data's task. Their names do not depend on other metrics of the process.
     """
     metrics = tf_keras.metrics
-    if model.metrics is not None:
-        return model.metrics()
+    make = model.metrics
+    if make is not None:
+        return keras.named_alone(lambda: _objects(make()))
     if task not in get_args(Task):
         return []
     if task == "regression":
@@ -103,6 +105,21 @@ def metrics_of(model: Model, task: str | None) -> Any:
         metrics.AUC(name="auc", from_logits=bool(model.from_logits)),
         metrics.BinaryAccuracy(name="accuracy", threshold=threshold),
     ]
+
+
+def _objects(made: Any) -> Any:
+    """Metrics with those made that are given by the name of a class; Keras would make and number them later."""
+    if isinstance(made, Mapping):
+        return {output: _objects(items) for output, items in made.items()}
+    if isinstance(made, list | tuple):
+        return [_objects(item) for item in made]
+    if not isinstance(made, str) or made.lower() in BY_SHAPE:
+        return made
+    try:
+        metric = tf_keras.metrics.get(made)
+    except (ValueError, TypeError):
+        return made  # Keras raises this again when it builds the metrics, which names the key
+    return metric if isinstance(metric, tf_keras.metrics.Metric) else made
 
 
 def together(made: Any, counters: list[tf_keras.metrics.Metric]) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
+from tf_keras.src import backend
 from tf_keras.src.engine import compile_utils
+from tf_keras.src.utils import generic_utils
 
 from psrun.tf_internals.required import require
 from psrun.tf_internals.table_views import Views
@@ -42,6 +45,46 @@ def build_metrics(container: Any, prediction: Any, label: Any) -> None:
         only `update_state` allows for.
     """
     container.build(prediction, container._conform_to_outputs(prediction, label))
+
+
+def named_alone(make: Callable[[], Any]) -> Any:
+    """Metrics with the names that each output's would have in a process without others.
+
+    Keras numbers the metrics of a class that were made without a name (auc, auc_1, ...) over the whole process and over
+    all outputs. Here the numbers are those within a list. A user's own name is kept (tf-keras 2.21).
+
+    Args:
+      make: makes metrics as `compile` takes them: a list, or lists by output.
+    """
+    counts = backend.get_default_graph_uid_map()
+    before = dict(counts)
+    counts.clear()
+    try:
+        made = make()
+        numbered = {name: count for (_, name), count in counts.items()}
+    finally:
+        counts.clear()
+        counts.update(before)
+    for metrics in made.values() if isinstance(made, Mapping) else [made]:
+        _number(tf.nest.flatten(metrics), numbered)
+    return made
+
+
+def _number(metrics: Sequence[Any], numbered: Mapping[str, int]) -> None:
+    """Numbers the metrics of each class in the list anew.
+
+    Args:
+      numbered: how many objects Keras has named after each class.
+    """
+    found: Counter[str] = Counter()
+    for metric in metrics:
+        if not isinstance(metric, tf_keras.metrics.Metric):
+            continue
+        base = generic_utils.to_snake_case(type(metric).__name__)
+        numbers = range(1, numbered.get(base, 0))
+        if metric.name == base or metric.name in [f"{base}_{number}" for number in numbers]:
+            metric._name = f"{base}_{found[base]}" if found[base] else base
+            found[base] += 1
 
 
 def losses_by_output(container: Any, label: Any, prediction: Any, weight: Any) -> dict[str, Any]:

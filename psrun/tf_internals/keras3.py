@@ -149,6 +149,15 @@ def new_name(prefix: str) -> str:
     return naming.auto_name(prefix)
 
 
+def names_itself(metric: Any) -> bool:
+    """Whether Keras may have named a metric after its class, with a number where there were others before."""
+    require(naming, "to_snake_case", "uniquify")
+    base = naming.to_snake_case(type(metric).__name__)
+    uids = global_state.get_global_attribute("object_name_uids") or {}
+    numbers = range(1, uids.get(base, 0))
+    return metric.name == base or metric.name in [f"{base}_{number}" for number in numbers]
+
+
 class FixedSeed(seed_generator.SeedGenerator):
     """A seed that is a tensor: Keras' random functions take a number or a generator."""
 
