@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,6 +171,26 @@ def test_any_scope_of_the_strategy_places_variables_by_the_rule(cluster_spec):
     names = [placement.task_of(v.device) for v in (scalar, *table.variables, slot, *getattr(late, "variables", [late]))]
     assert names == ["ps-0", "ps-1", "ps-0", "ps-1", "ps-0"]
     np.testing.assert_array_equal(tf.concat(table.variables, 0), np.ones([3, 2]))
+
+
+@pytest.mark.inprocess
+def test_variables_that_shards_do_not_fit_are_in_one_piece(cluster_spec):
+    import tensorflow as tf
+
+    from psrun.cluster import strategy
+    from psrun.tf_internals.variables import variables_of
+
+    made = strategy.parameter_servers(cluster_spec[2], choices.FixedShards("fixed_shards", 2))
+    with made.strategy.scope():
+        growing = tf.Variable([0.0, 0.0], shape=[None], trainable=False)  # as layers have that `adapt`
+        growing.assign([1.0, 2.0, 3.0])
+        words = tf.Variable(["a", "b"], trainable=False)
+        generator = tf.random.Generator.from_seed(1)
+        table = tf.Variable([[1], [2], [3], [4]], trainable=False)
+    own = [growing, words, table, generator.state, object()]  # Keras lists tables of adapted lookups
+    placed = placement.observed("model", variables_of(SimpleNamespace(variables=own)))
+    shapes = [(each.shard, each.variable_shape, each.bytes) for each in placed]
+    assert shapes == [(0, (3,), 12), (0, (2,), 0), (0, (4, 1), 8), (1, (4, 1), 8), (0, (3,), 24)]
 
 
 @pytest.mark.inprocess

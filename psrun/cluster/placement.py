@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,22 +99,37 @@ def with_fewer_rows(placed: Iterable[Placed], num_shards: int, *, stacked: Conta
 
 def observed(kind: str, variables: Iterable) -> list[Placed]:
     """The shards of `variables`: plain variables, shards (named '.../part_N'), and ShardedVariables."""
-    shards = [shard for variable in variables for shard in getattr(variable, "variables", None) or [variable]]
-    entries = []
-    for shard in shards:
-        name, number = split_name(shard.name)
-        entries.append((name, number, tuple(shard.shape), shard.dtype, task_of(shard.device)))
+    entries = [entry for variable in variables for entry in _numbered(variable)]
     rows: dict[str, int] = {}
-    for name, _, shape, _, _ in entries:
-        rows[name] = rows.get(name, 0) + (shape[0] if shape else 0)
+    for name, number, shape, _ in entries:
+        if number is not None:  # variables in one piece may share a name
+            rows[name] = rows.get(name, 0) + shape[0]
     return [
         Placed(
-            *(name, number, task, math.prod(shape) * dtype.size, kind),
-            variable_shape=(rows[name], *shape[1:]) if shape else (),
-            dtype=dtype.name,
+            *(name, number or 0, task_of(shard.device), math.prod(shape) * shard.dtype.size, kind),
+            variable_shape=shape if number is None else (rows[name], *shape[1:]),
+            dtype=shard.dtype.name,
         )
-        for name, number, shape, dtype, task in entries
+        for name, number, shape, shard in entries
     ]
+
+
+def _numbered(variable: Any) -> Iterator[tuple[str, int | None, tuple[int, ...], Any]]:
+    """Name, number, shape and shard of each shard of a variable; the number of a variable in one piece is None."""
+    shards = getattr(variable, "variables", None)
+    if shards:  # those of a variable without a name have the same name
+        for number, shard in enumerate(shards):
+            yield split_name(shard.name)[0], number, shape_of(shard), shard
+    else:
+        name, number = split_name(variable.name)
+        is_shard = variable.name.partition(":")[0] != name
+        yield name, number if is_shard else None, shape_of(variable), variable
+
+
+def shape_of(variable: Any) -> tuple[int, ...]:
+    """The shape of a variable; of one whose size may change, that of its value."""
+    shape = variable.shape if variable.shape.is_fully_defined() else variable.read_value().shape
+    return tuple(shape)
 
 
 def split_name(name: str) -> tuple[str, int]:
@@ -200,7 +215,14 @@ def shard_bytes(shape: Sequence[int], value_bytes: int, num_shards: int) -> list
 
 @dataclass(frozen=True)
 class Planned:
-    """A variable to create: name, shape, dtype, bytes per value, kind, and for a slot its variable."""
+    """A variable to create.
+
+    Attributes:
+      value_bytes: of one value.
+      kind: as in `Placed`.
+      beside: the variable of a slot.
+      whole: whether it is in one piece, whatever the partitioner.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -208,6 +230,7 @@ class Planned:
     value_bytes: int
     kind: str
     beside: str | None = None
+    whole: bool = False
 
 
 def predicted(
@@ -232,7 +255,8 @@ def predicted(
             for index, size in zip(indices, sizes):
                 servers.add(index, size)
         else:
-            count = num_shards(variable) if num_ps and num_shards and variable.shape else 1
+            may_split = num_ps and variable.shape and not variable.whole
+            count = num_shards(variable) if num_shards and may_split else 1
             sizes = shard_bytes(variable.shape, variable.value_bytes, count)
             first = servers.take(sizes)
             indices = [(first + i) % len(servers.held_bytes) for i in range(len(sizes))]

@@ -18,6 +18,7 @@ from psrun.errors import ConfigError, Problem, PsrunError
 from psrun.tf_internals import cluster as internals
 
 _PROBE_EVERY_S = 0.2
+_GENERATOR_STATE = 3  # integers in the state of a tf.random.Generator
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,10 @@ def _guide(strategy: tf.distribute.ParameterServerStrategy, rule: placement.Rule
                 servers.add(int(index), (variable.shape.num_elements() or 0) * variable.dtype.size)
             return variable
         shape, dtype = spec_of(kwargs)
+        if stays_whole(kwargs.get("shape"), shape, dtype):
+            size_bytes = (shape.num_elements() or 1) * dtype.size
+            creation.set_next_server(servers.take([size_bytes]))
+            return creation.create_whole(next_creator, **kwargs)
         shape = shape if shape.is_fully_defined() else tf.TensorShape(())  # unknown size: counted as one value
         partition = creation.partitioner
         num_shards = partition(shape=shape, dtype=dtype)[0] if partition and shape.rank else 1
@@ -180,6 +185,21 @@ def _guide(strategy: tf.distribute.ParameterServerStrategy, rule: placement.Rule
         return create(next_creator, **kwargs)
 
     creation.replace(placed)
+
+
+def stays_whole(declared: Any, shape: tf.TensorShape, dtype: tf.DType) -> bool:
+    """Whether a variable is in one piece, whatever the partitioner.
+
+    Shards have fixed sizes, but the state of layers with `adapt` changes its size. TensorFlow does not restore shards
+    of strings, and `tf.random.Generator`, whose state is three integers, refuses shards (TensorFlow 2.21).
+
+    Args:
+      declared: the shape for which the variable is created; None for that of its value.
+      shape, dtype: of the value.
+    """
+    if declared is not None and not tf.TensorShape(declared).is_fully_defined():
+        return True
+    return dtype == tf.string or (dtype.is_integer and (shape.num_elements() or 0) <= _GENERATOR_STATE)
 
 
 def spec_of(kwargs: Mapping[str, Any]) -> tuple[tf.TensorShape, tf.DType]:

@@ -33,6 +33,7 @@ from psrun.tf_internals.tracing import converted
 from psrun.tf_internals.variables import UninitializedVariable
 
 _INDEX_BYTES = 8
+_MAX_VALUES = 100_000  # of a variable that is not trained and gets its values in a plan
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ def make(
     _, num_ps = _size(run_config)
     with tf.variable_creator_scope(recorder.create), stacks.arranged_for(max(1, num_ps)):
         built = build(run_config, source, strategy.Distribution(tf.distribute.get_strategy()))
+        recorder.gives_values = False
         gradients: dict[str, Traffic] = {}
         lengths = list_inputs.mean_lengths(built.batch_spec, built.train_dataset)
 
@@ -124,19 +126,30 @@ def make(
 
 
 class _Recorder:
-    """A variable creator that creates handles without values, and lists them in order."""
+    """A variable creator that creates handles without values, and lists them in order.
+
+    Attributes:
+      gives_values: whether small variables that are not trained get values. Functions that return a model read them, as
+        `adapt` does.
+    """
 
     def __init__(self) -> None:
         self.variables: list[tf.Variable] = []
+        self.gives_values = True
 
     def create(self, next_creator: Any, **kwargs: Any) -> tf.Variable:
         shape, dtype = strategy.spec_of(kwargs)
+        is_small = not shape.is_fully_defined() or shape.num_elements() <= _MAX_VALUES
+        is_trained = dtype.is_floating and kwargs.get("trainable") is not False
         with tf.init_scope():
-            variable = UninitializedVariable(
-                shape=shape,
-                dtype=dtype,
-                **{option: kwargs.get(option) for option in ("name", "trainable", "constraint")},
-            )
+            if self.gives_values and is_small and not is_trained:
+                variable = next_creator(**kwargs)
+            else:
+                variable = UninitializedVariable(
+                    shape=shape,
+                    dtype=dtype,
+                    **{option: kwargs.get(option) for option in ("name", "trainable", "constraint")},
+                )
         self.variables.append(variable)
         return variable
 
@@ -150,7 +163,9 @@ def _place(recorder: _Recorder, built: Program, run_config: RunConfig, rule: pla
     for variable in recorder.variables:
         kind, name = kinds.get(id(variable), "other"), placement.split_name(variable.name)[0]
         beside = next((other for other in names if other in name), None) if kind == "optimizer" else None
-        planned.append(Planned(name, tuple(variable.shape), variable.dtype.name, variable.dtype.size, kind, beside))
+        shape, dtype = placement.shape_of(variable), variable.dtype
+        whole = strategy.stays_whole(variable.shape, tf.TensorShape(shape), dtype)
+        planned.append(Planned(name, shape, dtype.name, dtype.size, kind, beside, whole))
     _, num_ps = _size(run_config)
     partition = partitioners.make(run_config.partitioner) if num_ps else None
 

@@ -98,6 +98,15 @@ class VariableCreation:
         """Takes shape and dtype of a variable, returns its number of shards on each axis; None where none is cut."""
         return self._extended._variable_partitioner
 
+    def create_whole(self, next_creator: Any, **kwargs: Any) -> Any:
+        """As `create`, without shards, whatever the partitioner."""
+        cut = self._extended._variable_partitioner
+        self._extended._variable_partitioner = None
+        try:
+            return self.create(next_creator, **kwargs)
+        finally:
+            self._extended._variable_partitioner = cut
+
     def set_next_server(self, index: int) -> None:
         """Puts the next shard, or variable without shards, on that server; those after it on the servers after it."""
         self._extended._variable_count = index
