@@ -82,6 +82,11 @@ def refused(tmp_path, monkeypatch):
         (b"_target_: mine.line\nword: caf\xe9\n", "own/model/mine.yaml, line 2: byte 0xe9 at column 10 is not UTF-8"),
         (b"_target_: mine.line\nwidth: ${nope.x}\n", "model.width: Interpolation key 'nope.x' not found"),
         (b"_target_: tf_keras.Model\n_partial_: true\n", "model._partial_: has no meaning in psrun"),
+        (b"- 1\n- 2\n", "model/mine.yaml: holds a list, must hold keys with values"),
+        (b"defaults: dense\n", "own/model/mine.yaml, must be a list with items such as '- override /model: dense'"),
+        (b"defaults: [nope]\n", "model: there is no model named 'nope', which model/mine.yaml selects. Valid names:"),
+        (b"defaults: [override /optimizer: sgd]\n", "in model/mine.yaml at another place; write '- override "
+                                                     "/optimizer@_global_.optimizer: NAME'"),
         (b"defaults: [mine]\n", "defaults: the defaults lists of configuration files select each other in a circle"),
     ],
 )  # fmt: skip
@@ -98,13 +103,57 @@ def test_a_yaml_file_that_cannot_be_read_is_named_with_the_line(refused, held, m
         (b"trainer: {epochs: 1}\n", "the experiment file must begin with the line '# @package _global_'"),
         (b"# @package _global_\ndefaults:\n  - override /model: denes\n",
          "model: there is no model named 'denes', which a YAML file selects. Did you mean 'dense'?"),
+        (b"# @package _global_\ndefaults:\n  - override model: cnn\n",
+         "model: is overridden in experiment/tried.yaml at another place; write '- override /model: NAME'"),
+        (b"# @package _global_\ndefaults:\n  - override /modle: cnn\n",
+         "modle: there is no such group, which experiment/tried.yaml overrides. Did you mean 'model'?"),
+        (b"# @package _global_\ndefaults:\n  - /model: cnn\n",
+         "model: is chosen in two defaults lists; to replace a choice, write '- override /model: NAME'"),
+        (b"# @package _global_\ndefaults:\n  - model: cnn\n",
+         "To choose a model in a defaults list, write '- override /model: cnn'."),
+        (b"# @package _global_\ndefaults:\n  - override /model: cnn\n  - override /model: dense\n",
+         "defaults: has several choices of model in "),
+        (b"# @package _global_\ndefaults:\n  - override /optimizer: [sgd, adagrad]\n",
+         "defaults: has several choices of optimizer in "),
+        (b"# @package _global_\ndefaults:\n  - override /model: 2\n", "defaults: has the item {'override /model': 2}"),
+        (b"# @package _global_\nhydra: {searchpath: [x]}\n", "hydra.searchpath: is set in experiment/tried.yaml; use"),
+        (b"# @package _global_\nhydra: {rnu: 1}\n", "hydra.rnu: experiment/tried.yaml: Key 'rnu' not in 'hydra'"),
         (b"# @package _global_\nepochs: 3\n", "epochs: no such key (value 3). Did you mean trainer.epochs?"),
         (b"# @package _global_\nexperiment: dlrm\n", "experiment: is 'dlrm' in a YAML file; choose"),
         (b"# @package _global_\nresume: runs/x\n", "resume: is read from the command line only"),
     ],
 )  # fmt: skip
 def test_mistakes_in_a_users_experiment_are_reported_with_the_fix(refused, held, message):
-    assert message in refused("experiment=tried", files={"experiment/tried": held})
+    text = refused("experiment=tried", files={"experiment/tried": held})
+    assert message in text
+    assert "Hydra" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("seed/2", ["seed=2"], "own/seed has the name of the key seed, which is no group; rename the folder"),
+        ("hydra/job_logging/disabled", [], "own/hydra/job_logging/disabled.yaml has the name of a file that psrun's"),
+        ("hydra/config", [], "own/hydra/config.yaml has the name of a file that psrun's own settings need; rename it"),
+        ("conf/model/mine", ["model=mine"], "To use {own}/conf/model/mine.yaml, add --config-dir {own}/conf."),
+        ("mine/a", ["mine=a"], "mine: is a group without a choice; write +mine=a"),
+        ("mine/a", ["+mine=[a,b]"], "mine: there is no mine named 'b'. Valid names: a."),
+        ("mine/a", ["+mine=[a,2]"], "mine: is 2, must be the name of a choice: a"),
+    ],
+)  # fmt: skip
+def test_a_file_that_has_another_effect_than_its_place_says_is_reported(refused, tmp_path, name, arguments, message):
+    assert message.format(own=tmp_path / "own") in refused(*arguments, files={name: b"metric: auc\n"})
+
+
+def test_a_file_that_is_not_read_is_named(refused, tmp_path):
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "model" / "mine.yaml").write_text("_target_: mine.model\n")
+    assert refused("model=mine").endswith("To use conf/model/mine.yaml, add --config-dir conf.")
+    own = tmp_path / "own" / "model" / "other.yml"
+    own.parent.mkdir(parents=True)
+    own.write_text("_target_: mine.model\n")
+    text = refused("model=other", files={"model/mine": b"_target_: mine.model\n"})
+    assert text.endswith(f"{own} is not read; name it other.yaml.")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -133,26 +134,37 @@ def _several_values(argument: str, of_group: bool) -> Problem:
     return Problem(key, f"has several values, {value}; to sweep over them, add -m{text}")
 
 
-def _of_group(override: Override, choices: Mapping[str, Any], before: str | None) -> Problem | None:
+def _of_group(override: Override, choices: Mapping[str, Path], before: str | None) -> Problem | None:
     """The problem of an argument that chooses of a group; `before` is the value of an earlier one."""
     key = override.key_or_group
-    has_one = key in GROUPS or key.partition("/")[0] == "hydra"  # others are groups of the user's, and experiments
+    has_one = key in groups.ONE_CHOICE or key.partition("/")[0] == "hydra"  # others are groups of the user's
     if before is not None and override.type == OverrideType.CHANGE:
         message = f"is chosen twice, as {before} and as {override.get_value_element_as_str()}; keep one of them"
         return Problem(key, message)
-    if override.type != OverrideType.CHANGE and key in GROUPS:
+    if override.type != OverrideType.CHANGE and key in groups.ONE_CHOICE:
         return Problem(key, f"has a choice already; write {key}={override.get_value_element_as_str()} without +")
-    if override.package is not None and key in GROUPS:
+    if override.package is not None and key in groups.ONE_CHOICE:
         return Problem(key, f"has a fixed place in the configuration; write {key}=NAME without @")
-    for value in _values(override):
-        text = str(value)
-        if isinstance(value, list) and not has_one:
-            continue
-        if (key, text) in _INSTEAD and text not in choices:
-            return Problem(key, f"there is no '{text}': {_INSTEAD[key, text]}. Choose one of {', '.join(choices)}.")
-        if not isinstance(value, str) or not text:
-            return Problem(key, f"is {_shown(value)}, must be the name of a choice{_named(key, choices)}")
-    return None
+    problems = (_of_choice(key, value, choices, has_one=has_one) for value in _values(override))
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def _of_choice(key: str, value: Any, choices: Mapping[str, Path], *, has_one: bool) -> Problem | None:
+    """The problem of a value for a group, of which a run may have one choice or several."""
+    text = str(value)
+    if isinstance(value, list) and value and has_one:
+        names = ",".join(map(_shown, value))
+        advice = f"to run each of them, add -m and write {key}={names}" if len(value) > 1 else f"write {key}={names}"
+        return Problem(key, f"is [{names}], must be a single choice; {advice}")
+    if isinstance(value, list) and not has_one:
+        problems = (_of_choice(key, each, choices, has_one=True) for each in value)
+        return next((problem for problem in problems if problem is not None), None)
+    if (key, text) in _INSTEAD and text not in choices:
+        return Problem(key, f"there is no '{text}': {_INSTEAD[key, text]}. Choose one of {', '.join(choices)}.")
+    if not isinstance(value, str) or not text:
+        return Problem(key, f"is {_shown(value)}, must be the name of a choice{_named(key, choices)}")
+    file = choices.get(text)
+    return None if file is None or file.is_relative_to(groups.CONF) else groups.mistaken_defaults_of(file)
 
 
 def _values(override: Override) -> Iterator[Any]:

@@ -67,6 +67,10 @@ def run(work: Any) -> None:
             hydra.main(version_base="1.3", config_path="pkg://psrun.conf", config_name="config")(job)()
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError([_unreadable_file(error)]) from error
+    except ValueError as error:
+        if not hydra_internals.is_about_a_defaults_list(error):
+            raise
+        raise ConfigError(groups.mistaken_defaults(sys.argv[1:]) or [Problem("defaults", str(error))]) from error
     except RecursionError as error:
         raise ConfigError([_circle(sys.argv[1:])]) from error
     except Exception as error:
@@ -203,7 +207,8 @@ def blame(error: Exception, arguments: list[str]) -> tuple[str | None, Problem]:
     key = choice[0] if choice else hydra_internals.unknown_key(text) or deleted or added or ""
     culprit = next((a for a in overrides if key and arguments_of_a_run.key_of(a) == key), None)
     if choice:
-        return culprit, Problem(key, _no_such_choice(key, choice[1], text, arguments, given=culprit is not None))
+        given = culprit is not None and choice[1] in culprit.partition("=")[2]
+        return culprit, Problem(key, _no_such_choice(key, choice[1], text, arguments, given=given))
     if misplaced:
         return None, Problem("experiment", f"{misplaced} {parse.NEEDS_GLOBAL_PACKAGE}")
     if deleted:
@@ -211,15 +216,45 @@ def blame(error: Exception, arguments: list[str]) -> tuple[str | None, Problem]:
     if added:
         return culprit, Problem(key, f"exists already; write {culprit and culprit.lstrip('+')} without +")
     if culprit is None:
-        return None, Problem("", _one_line(text.partition("\nConfig search path")[0]))
+        return None, _of_a_file(text, key, arguments)
+    if key in groups.choices(arguments) and key not in parse.GROUPS:
+        return culprit, Problem(key, f"is a group without a choice; write +{culprit}")
     return culprit, Problem(key, f"no such key or group (value '{culprit.partition('=')[2]}').")
+
+
+def _of_a_file(text: str, key: str, arguments: list[str]) -> Problem:
+    """The problem that Hydra's error reports in a YAML file.
+
+    Args:
+      key: the group or key that the file overrides, if the error names one.
+    """
+    file = hydra_internals.chosen_in(text) or "a configuration file"
+    if hydra_internals.sets_the_search_path(text):
+        return Problem("hydra.searchpath", f"is set in {file}; use --config-dir FOLDER instead")
+    if twice := hydra_internals.chosen_twice(text):
+        message = f"is chosen in two defaults lists; to replace a choice, write '- override /{twice}: NAME'"
+        return Problem(twice, message)
+    if refused := hydra_internals.not_merged(text):
+        return Problem(refused[1], f"{refused[0]}: {refused[2]}")
+    if not key:
+        return Problem("", _one_line(text.partition("\nConfig search path")[0]))
+    group = key.rpartition("/")[2]
+    if group not in parse.GROUPS:
+        return Problem(key, f"there is no such group, which {file} overrides.{schema.did_you_mean(key, parse.GROUPS)}")
+    place = "" if file.startswith("experiment/") else f"@_global_.{group}"
+    return Problem(group, f"is overridden in {file} at another place; write '- override /{group}{place}: NAME'")
 
 
 def _no_such_choice(group: str, choice: str, text: str, arguments: list[str], *, given: bool) -> str:
     """The message for an unknown choice, `given` on the command line or in a YAML file."""
-    options = hydra_internals.choices_offered(text)
+    options = hydra_internals.choices_offered(text) or [*groups.choices(arguments).get(group, ())]
     source = "" if given else f", which {hydra_internals.chosen_in(text) or 'a YAML file'} selects"
     message = f"there is no {group} named '{choice}'{source}.{schema.did_you_mean(choice, options)}"
+    above, _, name = group.rpartition("/")
+    if above and name in parse.GROUPS:
+        return f"{message} To choose a {name} in a defaults list, write '- override /{name}: {choice}'."
+    if elsewhere := groups.misplaced(group, choice, arguments):
+        return f"{message} {elsewhere}"
     if groups.config_dirs(arguments) or schema.is_near(choice, options):
         return message
     return f"{message} For your own choices, add --config-dir FOLDER."

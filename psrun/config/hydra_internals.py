@@ -28,6 +28,16 @@ _UNKNOWN_CHOICE = re.compile(r"Could not find '(?P<group>.+)/(?P<choice>[^/']+)'
 _OVERRIDES_IN_ITS_OWN_PLACE = re.compile(r"In '(?P<file>experiment/[^']+)': Could not override '[^']*@experiment\.")
 _NOT_DELETED = re.compile(r"Could not delete (?:from config\. )?'(?P<key>[^'=]+)")
 _NOT_ADDED = re.compile(r"Could not append to config\. An item is already at '(?P<key>[^']+)'")
+_NOT_LOADED = re.compile(r"Could not load '(?P<group>[^']+)/(?P<choice>[^/']+)'")
+_CHOSEN_TWICE = re.compile(
+    r"(?:(?<=Multiple values for )|^)(?P<group>\S+?)(?: appears more than once|\. To override a value)"
+)
+_NOT_MERGED = re.compile(
+    r"In '(?P<file>[^']+)': \w+ raised while composing config:\s+(?P<reason>.*?)\s+full_key:(?P<key>[^\n]*)\n",
+    re.DOTALL,
+)
+_SEARCHPATH = "Overriding hydra.searchpath is only supported from the primary config"
+_OF_A_DEFAULTS_LIST = re.compile(r"Invalid defaults list|in defaults|in default item|Missing group name")
 # As methods of `Plugins`, by which Hydra makes a sweeper and a launcher.
 MakePlugin = Callable[..., Any]
 
@@ -40,7 +50,7 @@ def unknown_key(text: str) -> str | None:
 
 def unknown_choice(text: str) -> tuple[str, str] | None:
     """The group and its unknown choice in an error's text; None for other errors."""
-    choice = _UNKNOWN_CHOICE.search(text)
+    choice = _UNKNOWN_CHOICE.search(text) or _NOT_LOADED.search(text)
     return (choice["group"], choice["choice"]) if choice else None
 
 
@@ -65,6 +75,33 @@ def chosen_in(text: str) -> str | None:
     """The YAML file that selects an unknown choice, from an error's text; None if it names none."""
     file = re.match(r"In '([^']+/[^']+)'", text)
     return f"{file[1]}.yaml" if file else None
+
+
+def chosen_twice(text: str) -> str | None:
+    """The group of which defaults lists choose twice without `override`, from an error's text; None in other errors."""
+    group = _CHOSEN_TWICE.search(text)
+    return group["group"] if group else None
+
+
+def not_merged(text: str) -> tuple[str, str, str] | None:
+    """The file that does not fit the configuration, the key in it and the reason, from an error's text."""
+    found = _NOT_MERGED.search(text)
+    if found is None:
+        return None
+    reason = re.sub(r"\s+", " ", found["reason"]).replace("HydraConf", "hydra")
+    if reason == "Cannot merge DictConfig with ListConfig":
+        reason = "holds a list, must hold keys with values"
+    return f"{found['file']}.yaml", found["key"].strip(), reason
+
+
+def sets_the_search_path(text: str) -> bool:
+    """Whether an error is about `hydra.searchpath` in a file."""
+    return _SEARCHPATH in text
+
+
+def is_about_a_defaults_list(error: ValueError) -> bool:
+    """Whether an error is about a defaults list that is no list of names and groups."""
+    return _OF_A_DEFAULTS_LIST.search(str(error)) is not None
 
 
 def overrides_in_its_own_place(text: str) -> str | None:
