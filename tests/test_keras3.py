@@ -361,7 +361,7 @@ def test_optimizers_and_callbacks_of_keras3_are_refused_by_name(pieces, message)
 
 
 def test_optimizers_and_callbacks_of_keras3_are_refused_when_made():
-    from psrun.program.make_model import make_optimizer
+    from psrun.program.make_optimizer import make_optimizer
     from psrun.training.callbacks import made
 
     with pytest.raises(ConfigError, match="returned SGD of Keras 3, which loses updates"):

@@ -67,7 +67,7 @@ def decay() -> tf_keras.optimizers.schedules.LearningRateSchedule:
     return tf_keras.optimizers.schedules.ExponentialDecay(0.01, decay_steps=5, decay_rate=0.7)
 
 
-# Not Nadam: tf-keras counts its steps in Python when a step is traced, so that its numbers depend on how often that is.
+# One step with each optimizer and option is in unit/optimizers/test_options.py.
 CASES = [
     ("custom_loop", ("optimizer._target_=tf_keras.optimizers.RMSprop", DECAY, "+optimizer.momentum=0.5"),
      lambda: tf_keras.optimizers.RMSprop(decay(), momentum=0.5)),

@@ -92,26 +92,6 @@ def test_rows_that_occur_more_than_once_count_as_their_sum_and_others_stay(name)
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("name", REFERENCES)
-def test_dense_gradients_are_updated_as_by_keras(name):
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.optimizers import sparse
-
-    keras = {"SparseAdagrad": "Adagrad", "RowwiseAdagrad": "Adagrad", "LazyAdam": "Adam", "SparseSGD": "SGD",
-             "SparseFtrl": "Ftrl"}[name]  # fmt: skip
-    kernels = []
-    for optimizer in (getattr(sparse, name)(learning_rate=0.1), getattr(tf_keras.optimizers, keras)(learning_rate=0.1)):
-        kernel = tf.Variable(start().astype(np.float32), name="kernel")
-        for _, values, _, _ in gradients():
-            optimizer.apply_gradients([(tf.constant(np.resize(values, (ROWS, DIM))), kernel)])
-        kernels.append(kernel.numpy())
-    # TensorFlow's own kernel for Adam takes 1 - beta_2 as float32 does, which is 1e-5 of it away.
-    np.testing.assert_allclose(*kernels, rtol=1e-6, atol=1e-5 if name == "LazyAdam" else 0)
-
-
-@pytest.mark.tensorflow
 def test_what_an_optimizer_cannot_do_is_reported():
     from psrun.optimizers import sparse
 

@@ -108,7 +108,9 @@ def test_a_legacy_optimizer_is_refused_for_stacks(scaled):
     ("names", "table"),
     [
         (["^b/embeddings"], "b"),
+        (["^b/embeddings:0$"], "b"),
         (["embeddings"], None),
+        (["embeddings:0$"], None),
         (["stack_4_of_a"], "a, b"),
         (["bias"], None),
         (["tables"], "a, b"),

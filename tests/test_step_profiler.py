@@ -54,11 +54,10 @@ LATE = ("trainer.prefetch_rows=true", "trainer.dense_sync_every=2")
         ("slow_step", ()),
         ("slow_rows", ("optimizer=sgd",)),
         ("slow_rows", LATE),
-        ("slow", ("optimizer=adam", "+optimizer.use_ema=true")),
     ],
 )
 def test_computing_is_found_wherever_it_is(train, monkeypatch, model, more):
-    """In functions and branches, between rows and their gradients, and where weights are read after updates too."""
+    """In functions and branches, and between rows and their gradients."""
     from psrun.training.parameter_server import step_profiler, steps_per_execution
 
     monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)

@@ -204,17 +204,6 @@ def test_weights_with_constraints_in_loops_and_in_branches_train_as_in_one_proce
             assert np.abs(held[name] - values).max() > 1e-6, name
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("at", ["adam", "adagrad"])
-def test_moving_averages_of_weights_are_of_those_just_updated(train, unrolled, at):
-    pieces = ("model=dense", f"optimizer={at}", "+optimizer.use_ema=true", "+optimizer.ema_momentum=0.5",
-              "evaluation=none")  # fmt: skip
-    (_, here), (_, there) = (train(*pieces, f"cluster={cluster}", num_workers=1) for cluster in ("none", "inprocess"))
-    held = variables(there)
-    for name, values in variables(here).items():
-        np.testing.assert_allclose(held[name], values, **SAME, err_msg=name)
-
-
 def test_rows_are_not_prefetched_for_a_train_step_that_may_look_up_others(train):
     with pytest.raises(ConfigError, match=r"trainer\.prefetch_rows.*custom train_step"):
         train(*TABLED, "model._target_=embeddings.own_step", "trainer.prefetch_rows=true")

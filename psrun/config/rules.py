@@ -8,6 +8,13 @@ from psrun.config import choices, consistency_rules, keras_callbacks, topology
 from psrun.config.run_config import OF_A_RUN, RunConfig
 from psrun.errors import Problem
 
+# Keras' `fit` puts the averages into the weights when it ends, or every `ema_overwrite_frequency` steps. Workers count
+# steps concurrently, so that they would miss some of these; and a checkpoint before the end has the weights themselves.
+WITHOUT_AVERAGES = (
+    "but evaluations, checkpoints and exports use the weights, not their moving averages; remove it. A learning rate "
+    "that falls to 0, such as tf_keras.optimizers.schedules.CosineDecay, has a similar effect"
+)
+
 
 def problems(config: RunConfig) -> list[Problem]:
     """All problems of the combination of a run's pieces."""
@@ -15,6 +22,7 @@ def problems(config: RunConfig) -> list[Problem]:
         _of_the_cluster,
         _of_data,
         _of_training,
+        _of_the_optimizer,
         consistency_rules.problems,
         _of_callbacks,
         _of_checkpoints,
@@ -116,6 +124,13 @@ def _of_training(config: RunConfig) -> list[Problem]:
             )
         )
     return problems
+
+
+def _of_the_optimizer(config: RunConfig) -> list[Problem]:
+    """Problems of options that every optimizer of tf-keras has."""
+    if config.mode in OF_A_RUN or not config.optimizer.options.get("use_ema"):
+        return []
+    return [Problem("optimizer.use_ema", f"is {config.optimizer.options['use_ema']}, {WITHOUT_AVERAGES}")]
 
 
 def _of_callbacks(config: RunConfig) -> list[Problem]:

@@ -129,8 +129,9 @@ def _decays_apart(stack: Stack, patterns: Sequence[str]) -> Iterator[str]:
     def excluded(name: str) -> bool:
         return any(re.search(pattern, name) for pattern in patterns)
 
-    whole = excluded(stack.variable_name)
-    if others := [table.name for table in stack.tables if excluded(f"{table.name}/{EMBEDDINGS}") != whole]:
+    # Variables end with ":0" in the names that Keras compares.
+    whole = excluded(f"{stack.variable_name}:0")
+    if others := [table.name for table in stack.tables if excluded(f"{table.name}/{EMBEDDINGS}:0") != whole]:
         together = ", ".join(table.name for table in stack.tables)
         yield (
             f"exclude_from_weight_decay would treat the tables {', '.join(others)} otherwise than the stack that they "

@@ -11,11 +11,11 @@ from psrun.config.run_config import RunConfig
 from psrun.data.source import DataSource, task_of
 from psrun.layers import stacks
 from psrun.models.model import refuse_single_files
-from psrun.program import list_inputs, objective, output_widths
+from psrun.program import list_inputs, make_optimizer, objective, output_widths
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import num_eval_shards
 from psrun.program.example_counter import ExamplesSeen
-from psrun.program.make_model import make_model, make_optimizer
+from psrun.program.make_model import make_model
 from psrun.program.train_step import OwnTrainStep, is_in
 from psrun.program.zeros import zeros
 from psrun.tf_internals import keras, optimizers
@@ -35,6 +35,8 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
     """
     with variable_creation.in_place(), distribution.strategy.scope():
         model = make_model(run, source)
+        for optimizer in keras.optimizers_within(model.network):
+            make_optimizer.prepare(optimizer, run, "model")
         by_fit = run.evaluation.runs_on == "fit"
         task_metrics = objective.metrics_of(model, task_of(source))
         metrics = objective.together(task_metrics, [ExamplesSeen()] if by_fit else [])
@@ -43,7 +45,7 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
         program = Program(run, source, model, distribution, own)
         exact = by_fit and run.cluster.has_parameter_servers
         model.network.compile(
-            optimizer=make_optimizer(run),
+            optimizer=make_optimizer.make_optimizer(run),
             loss=loss,
             **{"weighted_metrics" if program.weighted else "metrics": metrics},
             steps_per_execution=run.trainer.num_steps_packed,

@@ -33,6 +33,7 @@ from psrun.program.evaluation_sizes import eval_batch_size
 from psrun.program.example_counter import ExamplesSeen
 from psrun.program.train_step import OwnTrainStep
 from psrun.program.zeros import zeros
+from psrun.tf_internals import optimizers
 
 # The shuffles of workers must differ, and so must those of adjacent seeds in a sweep.
 _SEED_STRIDE = 1_000_003
@@ -240,10 +241,11 @@ def metric_variables(program: Program) -> list[tf.Variable]:
 
 def decide_lookups(program: Program) -> list[lookups.Decided]:
     """Decides `deduplicate='auto'` of embedding layers by the first training batch, if a layer has it."""
-    if program.distribution.coordinator is None or not any(
-        layer.has_undecided for layer in lookups.of(program.network)
-    ):
+    undecided = any(layer.has_undecided for layer in lookups.of(program.network))
+    if program.distribution.coordinator is None or not undecided:
         return []
+    if optimizers.clips(program.optimizer):
+        return []  # as Keras, which clips the gradients of all look-ups and then sums those of a row
     return lookups.decide(program.network, next(iter(program.first_batches))[0])
 
 

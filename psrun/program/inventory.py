@@ -9,7 +9,7 @@ from psrun.cluster import placement
 from psrun.layers import stacks
 from psrun.layers.adapter import AdaptedModel
 from psrun.optimizers import cost
-from psrun.program import compiled_model, whole_variables
+from psrun.program import compiled_model, make_optimizer, whole_variables
 from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
@@ -46,6 +46,8 @@ def _report_placement(program: Program, reporter: Reporter) -> None:
     for text in cost.of_dense_tables(program.optimizer, placed):
         reporter.warn(text)
     whole_variables.check_separable(program, placed)
+    for text in make_optimizer.check_steps(program, placed):
+        reporter.warn(text)
     num_shards = program.config.partitioner.num_shards
     if program.config.cluster.has_parameter_servers and num_shards is not None:
         stacked = stacks.tables_in(program.network)

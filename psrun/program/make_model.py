@@ -1,4 +1,4 @@
-"""Creates the configured model for its data, and the configured optimizer."""
+"""Creates the configured model for its data."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from psrun.data.source import DataSource, task_of
 from psrun.errors import ConfigError, Problem
 from psrun.models.model import Model
 from psrun.models.only_feature import passed
-from psrun.program import keras3_models, objective, whole_variables
-from psrun.tf_internals import optimizers
+from psrun.program import keras3_models, objective
 
 
 def make_model(run: RunConfig, source: DataSource) -> Model:
@@ -65,21 +64,3 @@ def _naming_cut_weights(run: RunConfig) -> Iterator[None]:
             "in half precision do; set partitioner=none, or use the layers of Keras 3"
         )
         raise ConfigError([Problem("partitioner", message), *error.problems]) from error.__cause__
-
-
-def make_optimizer(run: RunConfig) -> Any:
-    """The configured optimizer.
-
-    Raises:
-      ConfigError: it is none of tf-keras.
-    """
-    optimizer = targets.called(run.optimizer)
-    if any(each.__module__.startswith("keras.") for each in type(optimizer).__mro__):
-        message = (
-            f"{run.optimizer.name} returned {type(optimizer).__name__} of Keras 3, which loses updates on parameter "
-            "servers; return an optimizer of tf_keras.optimizers"
-        )
-        raise ConfigError([Problem("optimizer._target_", message)])
-    if run.cluster.has_parameter_servers:
-        optimizers.replace_clipnorm(optimizer, whole_variables.clipped)
-    return optimizer

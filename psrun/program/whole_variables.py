@@ -1,6 +1,7 @@
 """What is computed from a whole variable, where a partitioner cuts the variable into shards.
 
-Keras applies the constraint, the regularizer and `clipnorm` of a variable to each of its shards.
+Keras applies the constraint, the regularizer and `clipnorm` of a variable to each of its shards, and `clipnorm` to all
+tables of a stack together.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from psrun.cluster.placement import Placed, name_of, shard_rows, split_name
 from psrun.errors import ConfigError, Problem
+from psrun.layers.stack import Held, held_by
 from psrun.program.compiled_model import Program
 from psrun.tf_internals.keras import layers_within
 from psrun.tf_internals.variables import shards_of, variables_of
@@ -30,12 +32,12 @@ def check_separable(program: Program, placed: Iterable[Placed]) -> None:
     Raises:
       ConfigError: one needs all rows of a variable: its result is not that of the shards.
     """
-    kind, shapes = program.config.partitioner.kind, _shapes_of_shards(placed)
+    kind, shapes = program.config.partitioner.kind, shapes_of_shards(placed)
     if problems := [Problem("partitioner", f"is {kind}, which cuts {text}") for text in _misused(program, shapes)]:
         raise ConfigError(problems)
 
 
-def _shapes_of_shards(placed: Iterable[Placed]) -> dict[str, Shapes]:
+def shapes_of_shards(placed: Iterable[Placed]) -> dict[str, Shapes]:
     """By variable, of those that have several shards."""
     numbers: dict[str, int] = {}
     wholes: dict[str, tuple[int, ...]] = {}
@@ -93,8 +95,15 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
+def name_of_whole(variable: Any) -> str:
+    """The name that the variable of a shard would have as one; that of any other variable."""
+    name, _ = split_name(variable.name)
+    return f"{name}:0"
+
+
 def clipped(gradients: Sequence[Any], variables: Sequence[Any], clipnorm: float) -> list[Any]:
-    """Gradients clipped as by Keras, one by one, but those of the shards of a variable together.
+    """Gradients clipped as by Keras, one by one, but those of the shards of a variable together, and those of the
+    tables of a stack one by one.
 
     Args:
       variables: of the gradients; their names tell shards.
@@ -107,10 +116,39 @@ def clipped(gradients: Sequence[Any], variables: Sequence[Any], clipnorm: float)
         seen[variable.name] += 1
     results = list(gradients)
     for indices in members.values():
-        if len(indices) == 1:
-            results[indices[0]] = tf.clip_by_norm(gradients[indices[0]], clipnorm)
+        shards = [gradients[index] for index in indices]
+        held = held_by(variables[indices[0]])
+        if held is not None:
+            shards = _clipped_by_table(shards, held, clipnorm)
+        elif len(indices) == 1:
+            shards = [tf.clip_by_norm(shards[0], clipnorm)]
         else:
-            shards, _ = tf.clip_by_global_norm([gradients[index] for index in indices], clipnorm)
-            for index, shard in zip(indices, shards):
-                results[index] = shard
+            shards, _ = tf.clip_by_global_norm(shards, clipnorm)
+        for index, shard in zip(indices, shards):
+            results[index] = shard
     return results
+
+
+def _clipped_by_table(gradients: Sequence[Any], held: Held, clipnorm: float) -> list[Any]:
+    """Gradients of the shards of a stack, of which each table is clipped as a variable."""
+    sparse = [tf.IndexedSlices(*_rows_of(gradient)) for gradient in gradients]
+    tables = [tf.searchsorted(tf.constant(held.offsets), each.indices, side="right") - 1 for each in sparse]
+    squares = [
+        tf.math.unsorted_segment_sum(tf.reduce_sum(tf.square(each.values), -1), table, len(held.names))
+        for each, table in zip(sparse, tables)
+    ]
+    norms = tf.sqrt(tf.add_n(squares))
+    factors = clipnorm / tf.maximum(norms, clipnorm)
+    results = []
+    for gradient, each, table in zip(gradients, sparse, tables):
+        values = each.values * tf.gather(factors, table)[:, tf.newaxis]
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        results.append(tf.IndexedSlices(values, gradient.indices, gradient.dense_shape) if is_sparse else values)
+    return results
+
+
+def _rows_of(gradient: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """The rows of a gradient, and their int32 indices."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return gradient.values, tf.cast(gradient.indices, tf.int32)
+    return gradient, tf.range(tf.shape(gradient)[0])

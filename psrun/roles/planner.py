@@ -22,7 +22,7 @@ from psrun.config.run_config import RunConfig
 from psrun.data import load
 from psrun.layers import stacks
 from psrun.optimizers import cost
-from psrun.program import list_inputs, whole_variables
+from psrun.program import list_inputs, make_optimizer, whole_variables
 from psrun.program.build import build, build_state, start_afresh
 from psrun.program.compiled_model import Program, metric_variables
 from psrun.program.zeros import zeros
@@ -116,13 +116,15 @@ def make(
         tf.function(state).get_concrete_function()
     placed = _place(recorder, built, run_config, rule)
     whole_variables.check_separable(built, placed)
+    warnings = make_optimizer.check_steps(built, placed)
     if run_config.cluster.has_parameter_servers and run_config.partitioner.num_shards is not None:
         placement.check_rows(placed, run_config.partitioner.num_shards, stacked=stacks.tables_in(built.network))
     if run_config.cluster.has_parameter_servers and not run_config.cluster.spans_machines:
         placement.check_memory(placed, psutil.virtual_memory().total if memory_bytes is None else memory_bytes)
     total = sum(gradients.values(), Traffic())
     by_task = _by_task(gradients, placed, run_config)
-    return Plan(placed, total, gradients, by_task, cost.of_dense_tables(built.optimizer, placed))
+    warnings += cost.of_dense_tables(built.optimizer, placed)
+    return Plan(placed, total, gradients, by_task, warnings)
 
 
 class _Recorder:

@@ -145,6 +145,17 @@ def layers_within(network: tf_keras.Model) -> list[tf_keras.layers.Layer]:
     return list(network._flatten_layers())
 
 
+def optimizers_within(network: tf_keras.Model) -> list[Any]:
+    """The optimizers that are attributes of a network or of its layers, also in lists and mappings."""
+    kinds = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
+    found: dict[int, Any] = {}
+    for layer in (network, *layers_within(network)):
+        for value in vars(layer).values():
+            members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+            found |= {id(each): each for each in members if isinstance(each, kinds)}
+    return list(found.values())
+
+
 def is_functional(network: tf_keras.Model) -> bool:
     """Whether a network is a graph of layers: a functional model, or a Sequential with a known input.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -73,6 +74,35 @@ def names_without_weight_decay(optimizer: Any) -> list[str]:
     if is_legacy(optimizer) or not optimizer.weight_decay:
         return []
     return list(getattr(optimizer, "_exclude_from_weight_decay_names", ()))  # set by the first call
+
+
+def replace_names_without_weight_decay(optimizer: Any, name_of: Callable[[Any], str]) -> None:
+    """Replaces the names that `exclude_from_weight_decay` compares, if it was called (tf-keras 2.21).
+
+    Args:
+      name_of: the name to compare, of a variable or a shard.
+    """
+    optimizer = unscaled(optimizer)
+    patterns = names_without_weight_decay(optimizer)
+    if not patterns:
+        return
+    require(optimizer, "_use_weight_decay")
+    original = optimizer._use_weight_decay
+
+    @functools.wraps(original)
+    def use_weight_decay(variable: Any) -> bool:
+        name = name_of(variable)
+        if name == variable.name:
+            return original(variable)
+        return not any(re.search(pattern, name) for pattern in patterns)
+
+    optimizer._use_weight_decay = use_weight_decay
+
+
+def clips(optimizer: Any) -> bool:
+    """Whether the optimizer clips gradients in any way."""
+    inner = unscaled(optimizer)
+    return any(getattr(inner, name, None) for name in ("clipnorm", "clipvalue", "global_clipnorm"))
 
 
 def build(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
