@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support import run_config
+from support import run_config, variables
 
 pytestmark = pytest.mark.tensorflow
 
@@ -50,3 +50,18 @@ def test_a_schedule_is_configured_by_name():
     rate = "{_target_: psrun.optimizers.schedules.Scaled, learning_rate: 0.05, factor: ${cluster.num_workers}}"
     config = run_config("optimizer=sparse_adagrad", f"optimizer.learning_rate={rate}", "cluster.num_workers=4")
     assert config.optimizer.options["learning_rate"]["factor"] == 4
+
+
+def test_a_run_goes_on_with_a_rate_in_place_of_a_schedule_and_with_a_schedule_again(train):
+    schedule = "{_target_: tf_keras.optimizers.schedules.CosineDecay, initial_learning_rate: 0.02, decay_steps: 20}"
+    pieces = ("cluster=none", "model=dense", "optimizer=sgd", "evaluation=none", "trainer.steps_per_epoch=3")
+    _, folder = train(*pieces, "trainer.epochs=1", f"optimizer.learning_rate={schedule}")
+    resumed = (*pieces, f"resume={folder.path}")
+    train(*resumed, "trainer.epochs=2", "optimizer.learning_rate=0.005", into=folder)
+    held = variables(folder)
+    (rate,) = (value for name, value in held.items() if "learning_rate" in name)
+    assert float(rate) == pytest.approx(0.005)
+    result, _ = train(*resumed, "trainer.epochs=3", f"optimizer.learning_rate={schedule}", into=folder)
+    assert result["steps"]["applied"] == 9
+    (iterations,) = (value for name, value in variables(folder).items() if "/_iterations/" in name)
+    assert int(iterations) == 9

@@ -145,24 +145,77 @@ def test_a_plan_refuses_a_legacy_optimizer_for_stacks():
     planner.make(run, load.load_source(run))
 
 
-def test_a_checkpoint_without_a_value_of_an_object_does_not_restore(tmp_path):
-    """Also where only its key, not a name, identifies it: here the learning rate, which a schedule does not store."""
+def _checkpointed(kind: str, stack: bool, rate: Any, steps: int = 0) -> tuple[Any, Any]:
+    """An optimizer after some steps of a network, and their checkpoint."""
     import tensorflow as tf
     import tf_keras
 
     from psrun.checkpoint.logical import LogicalCheckpoint
+    from psrun.optimizers import sparse
+    from psrun.tf_internals import optimizers
+
+    kinds = {
+        "Adam": tf_keras.optimizers.Adam,
+        "legacy.Adam": tf_keras.optimizers.legacy.Adam,
+        "LazyAdam": sparse.LazyAdam,
+    }
+    network, optimizer = _network("a", "b", stack=stack), kinds[kind](rate)
+    optimizers.build(optimizer, network.trainable_variables)
+    for _ in range(steps):
+        optimizer.apply_gradients([(tf.ones_like(each), each) for each in network.trainable_variables])
+    return optimizer, LogicalCheckpoint(network, optimizer)
+
+
+@pytest.mark.parametrize("with_schedule", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "stack"), [("Adam", True), ("Adam", False), ("legacy.Adam", False), ("LazyAdam", True)]
+)
+def test_a_schedule_and_a_rate_take_each_others_place(tmp_path, kind, stack, with_schedule):
+    import tensorflow as tf
+    import tf_keras
+
     from psrun.checkpoint.manifest import Contents
 
-    kinds = tf_keras.optimizers
-    checkpoints = {}
-    for name, rate in (("schedule", kinds.schedules.ExponentialDecay(0.1, 2, 0.5)), ("number", 0.1)):
-        network, optimizer = _network("a", "b", stack=True), kinds.Adam(rate)
-        optimizer.build(network.trainable_variables)
-        checkpoints[name] = LogicalCheckpoint(network, optimizer)
+    schedule, path = tf_keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5), str(tmp_path / "written")
+    rates = (schedule, 0.2) if with_schedule else (0.2, schedule)
+    before, written = _checkpointed(kind, stack, rates[0], steps=3)
+    after, restored = _checkpointed(kind, stack, rates[1])
+    written.write(tf.constant(path))
+    restored.restore(path, Contents.of("Adam", [], written.keys))
+    assert int(after.iterations) == 3
+    assert len(after.variables()) == len(before.variables()) > 6
+    for left, right in zip(before.variables(), after.variables()):
+        np.testing.assert_array_equal(left, right)
+    if with_schedule:
+        assert float(after.learning_rate) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "stack", "name", "message"),
+    [
+        ("Adam", True, "iteration", "no value for iteration"),
+        ("Adam", False, "dense/kernel", "no value for dense/kernel"),
+        (
+            "legacy.Adam",
+            False,
+            "dense/kernel",
+            "no value for dense/kernel .* a legacy optimizer finds its slots only in",
+        ),
+    ],
+)
+def test_a_checkpoint_without_a_value_of_an_object_does_not_restore(tmp_path, kind, stack, name, message):
+    """Nor where values have moved and a legacy optimizer would lose its slots."""
+    import tensorflow as tf
+
+    from psrun.checkpoint.manifest import Contents
+
+    _, checkpoint = _checkpointed(kind, stack, 0.1)
     path = str(tmp_path / "written")
-    checkpoints["schedule"].write(tf.constant(path))
-    with pytest.raises(KeyError, match="no value for optimizer/_learning_rate"):
-        checkpoints["number"].restore(path, Contents.of("Adam", [], checkpoints["schedule"].keys))
+    checkpoint.write(tf.constant(path))
+    there = {each: key for each, key in checkpoint.keys.items() if each != name}
+    assert len(there) < len(checkpoint.keys)
+    with pytest.raises(KeyError, match=message):
+        checkpoint.restore(path, Contents.of(kind, [], there))
 
 
 def test_a_compiled_network_restores_from_a_checkpoint_with_another_optimizer(tmp_path):

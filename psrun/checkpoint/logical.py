@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -11,9 +13,12 @@ from psrun.checkpoint import keys
 from psrun.checkpoint.manifest import Contents
 from psrun.cluster import placement
 from psrun.layers import stacks
-from psrun.tf_internals import table_views
+from psrun.tf_internals import optimizers, table_views
 from psrun.tf_internals.table_views import TableView
 from psrun.tf_internals.variables import shards_of, variables_of
+
+# The learning rate of an optimizer, or the present one of a schedule: a run that goes on may replace one by the other.
+_RATE = re.compile(r"optimizer/(.+/)?(learning_rate|_learning_rate|_current_learning_rate)/\.ATTRIBUTES/VARIABLE_VALUE")
 
 
 class LogicalCheckpoint:
@@ -33,6 +38,7 @@ class LogicalCheckpoint:
             for stack in stacks.of(network):
                 if stack.holds(name, slot.shape):
                     replaced[id(slot)] = stack.views(slot, name)
+        self._has_legacy_slots = optimizer is not None and optimizers.has_legacy_slots(optimizer)
         self._slots = slots  # `replaced` holds only their ids
         self._stacked, self._collected = bool(stacks.of(network)), bool(stacks.collections(network))
         self._plain = tf.train.Checkpoint(**objects)
@@ -60,6 +66,8 @@ class LogicalCheckpoint:
     def restore(self, prefix: str, contents: Contents) -> None:
         """Gives the variables the values of a checkpoint, whatever the layout that it was written in.
 
+        A learning rate that the checkpoint lacks, where it has a schedule, stays as it is.
+
         Args:
           contents: of the checkpoint.
 
@@ -68,19 +76,37 @@ class LogicalCheckpoint:
           tf.errors.OpError: it cannot be read.
         """
         # TensorFlow's way, by the places of objects, also finds what has no name; it does not know the tables in slots.
-        there = contents.keys
-        same = {name: there[name] for name in self.keys if name in there} == self.keys
-        if not self._stacked and (same or not (there or self._collected)):
-            status = self._plain.read(prefix)
-            status.assert_consumed() if self._whole else status.assert_existing_objects_matched().expect_partial()
+        there, own = contents.keys, self.keys
+        moved = [name for name, key in own.items() if there.get(name) != key and not _RATE.fullmatch(name)]
+        if not self._stacked and not (moved and (there or self._collected)):
+            self._restore_objects(prefix, there)
             return
+        if self._has_legacy_slots and moved:
+            text = "a legacy optimizer finds its slots only in the model with the same layers in the same order"
+            raise KeyError(f"no value for {moved[0]} at {own[moved[0]]}: {text}")
         if not there:
             stored = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
             there = keys.of_earlier(contents, stored, slots=self._whole)
-        if missing := [name for name in self._objects if name not in there and name not in self._optional]:
+        optional = self._optional.union(filter(_RATE.fullmatch, self._objects))
+        if missing := [name for name in self._objects if name not in there and name not in optional]:
             raise KeyError(f"no value for {', '.join(missing)}")
         holders = {there[name]: holder for name, (_, holder) in self._objects.items() if name in there}
         table_views.restore(prefix, holders)
+
+    def _restore_objects(self, prefix: str, there: Mapping[str, str]) -> None:
+        """Restores by the places of objects.
+
+        Args:
+          there: the keys in the checkpoint by name, those of this one but for learning rates; empty if unknown.
+        """
+        new_rates = [holder for name, (_, holder) in self._objects.items() if there and name not in there]
+        status = self._checkpoint.read(prefix, without=new_rates) if new_rates else self._plain.read(prefix)
+        others = [name for name in there if name not in self._objects]
+        old_rates = bool(others) and all(map(_RATE.fullmatch, others))
+        if self._whole and not old_rates:
+            status.assert_consumed()
+        else:
+            status.assert_existing_objects_matched().expect_partial()
 
 
 def name_of(holder: Any) -> str:

@@ -61,6 +61,12 @@ def is_legacy(optimizer: Any) -> bool:
     return isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer)
 
 
+def has_legacy_slots(optimizer: Any) -> bool:
+    """Whether checkpoints find the slots by the place of their variable: those of an optimizer of before Keras 2.11."""
+    inner = unscaled(optimizer)
+    return is_legacy(inner) and bool(inner.get_slot_names())
+
+
 def unscaled(optimizer: Any) -> Any:
     """The optimizer itself, of one that scales the loss."""
     return getattr(optimizer, "inner_optimizer", optimizer)

@@ -93,15 +93,16 @@ class _PartSaveable(SaveableObject):
 
 
 class _View(ObjectGraphView):
-    """The graph of objects with some variables replaced."""
+    """The graph of objects with some variables replaced, and without some."""
 
-    def __init__(self, root: Any, replaced: Mapping[int, Any]) -> None:
+    def __init__(self, root: Any, replaced: Mapping[int, Any], without: Sequence[Any] = ()) -> None:
         super().__init__(root)
-        self._replaced = replaced
+        self._replaced, self._without = replaced, {id(each) for each in without}
 
     def list_children(self, obj: Any, save_type: str = "checkpoint", **options: Any) -> list[TrackableReference]:
         children = super().list_children(obj, save_type, **options)
-        return [TrackableReference(name, self._replaced.get(id(child), child)) for name, child in children]
+        kept = [each for each in children if id(each.ref) not in self._without]
+        return [TrackableReference(name, self._replaced.get(id(child), child)) for name, child in kept]
 
 
 class Views(Trackable):
@@ -134,6 +135,10 @@ class NamedCheckpoint:
     def write(self, path: tf.Tensor) -> Any:
         """As `tf.train.Checkpoint.write`."""
         return self._saver.save(path)
+
+    def read(self, path: str, *, without: Sequence[Any]) -> Any:
+        """As `tf.train.Checkpoint.read`, without tables and without some of the objects."""
+        return TrackableSaver(_View(self._checkpoint, {}, without)).restore(path)
 
     def objects(self) -> dict[str, Any]:
         """All that holds values, by its key in checkpoints: variables, variables in shards, tables."""
