@@ -26,13 +26,15 @@ _TOLERANCE = 1e-3  # relative to the largest change
 def steps_by_row(optimizer: Any, make: Callable[[], Any]) -> bool:
     """Whether an optimizer computes the step of a row from this row and its gradient alone.
 
-    An optimizer that is neither of tf-keras nor of psrun is tried.
+    An optimizer that is neither of tf-keras nor of psrun is tried, and one that transforms gradients by functions of a
+    user.
 
     Args:
       make: as of `compare`.
     """
     inner = optimizers.unscaled(optimizer)
-    if type(inner).__module__.partition(".")[0] in _COMPARED:
+    transforms = getattr(inner, "gradient_transformers", ())  # of a legacy optimizer
+    if type(inner).__module__.partition(".")[0] in _COMPARED and not transforms:
         return not isinstance(inner, BY_ALL_ROWS)
     return compare(make)
 

@@ -44,6 +44,9 @@ def make_optimizer(run: RunConfig) -> Any:
             "servers; return an optimizer of tf_keras.optimizers"
         )
         raise ConfigError([Problem("optimizer._target_", message)])
+    if not optimizers.is_optimizer(optimizer):
+        message = f"{run.optimizer.name} returned {optimizer!r}, not an optimizer of tf_keras.optimizers"
+        raise ConfigError([Problem("optimizer._target_", message)])
     prepare(optimizer, run, "optimizer")
     return optimizer
 

@@ -13,6 +13,7 @@ from tf_keras.src import backend
 from tf_keras.src.engine import compile_utils
 from tf_keras.src.utils import generic_utils
 
+from psrun.tf_internals.optimizers import is_optimizer
 from psrun.tf_internals.required import require
 from psrun.tf_internals.table_views import Views
 
@@ -147,12 +148,11 @@ def layers_within(network: tf_keras.Model) -> list[tf_keras.layers.Layer]:
 
 def optimizers_within(network: tf_keras.Model) -> list[Any]:
     """The optimizers that are attributes of a network or of its layers, also in lists and mappings."""
-    kinds = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
     found: dict[int, Any] = {}
     for layer in (network, *layers_within(network)):
         for value in vars(layer).values():
             members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
-            found |= {id(each): each for each in members if isinstance(each, kinds)}
+            found |= {id(each): each for each in members if is_optimizer(each)}
     return list(found.values())
 
 

@@ -56,6 +56,11 @@ class SlotOptimizer(tf_keras.optimizers.Optimizer):
         return grads
 
 
+def is_optimizer(value: Any) -> bool:
+    """Whether the value is an optimizer of tf-keras, also one of before Keras 2.11."""
+    return isinstance(value, tf_keras.optimizers.Optimizer | tf_keras.optimizers.legacy.Optimizer)
+
+
 def is_legacy(optimizer: Any) -> bool:
     """Whether the optimizer is one of before Keras 2.11."""
     return isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer)

@@ -52,6 +52,20 @@ def with_averages(learning_rate: float) -> Any:
     return tf_keras.optimizers.Adam(learning_rate, use_ema=True)
 
 
+def centralized(learning_rate: float) -> Any:
+    """The mean of a gradient over the rows is taken away."""
+    return tf_keras.optimizers.legacy.SGD(
+        learning_rate,
+        gradient_transformers=[
+            lambda pairs: [(each - tf.reduce_mean(tf.convert_to_tensor(each), 0), variable) for each, variable in pairs]
+        ],
+    )
+
+
+def nothing(learning_rate: float) -> None:
+    """A function that forgot to return its optimizer."""
+
+
 def scaled_nadam() -> Any:
     return tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.Nadam())
 
@@ -79,6 +93,12 @@ def test_an_optimizer_that_keras_does_not_keep_its_word_about_is_refused(target,
         make_optimizer.make_optimizer(run_config(*pieces))
     # A run of an earlier release can be evaluated and exported.
     make_optimizer.make_optimizer(run_config(*pieces, "mode=export", "resume=here"))
+
+
+@pytest.mark.parametrize("name", ["test_make_optimizer.nothing", "tensorflow.compat.v1.train.AdagradOptimizer"])
+def test_what_is_no_optimizer_is_refused(name):
+    with pytest.raises(ConfigError, match=rf"optimizer._target_: {name} returned .*, not an optimizer of tf_keras"):
+        make_optimizer.make_optimizer(run_config(f"optimizer._target_={name}"))
 
 
 def test_optimizers_of_a_model_are_found():
@@ -117,6 +137,7 @@ OWN = "optimizer._target_=test_make_optimizer."
          "partitioner: is fixed_shards, which cuts dense/kernel, but Adafactor .* all rows .* set partitioner=none"),
         ((*CUT, f"{OWN}Lamb", "optimizer.learning_rate=1e-9"), "which cuts dense/kernel, but Lamb"),
         ((*CUT, f"{OWN}ByRow"), None),
+        ((*CUT, f"{OWN}centralized"), "which cuts dense/kernel, but SGD computes"),
         ((*STACKED, f"{OWN}Lamb"), "optimizer: Lamb computes .* several tables .*item.*; use stack=false, or choose"),
         ((*STACKED, f"{OWN}Lamb", "+model.stack=false"), None),
     ],
