@@ -70,8 +70,8 @@ def decay() -> tf_keras.optimizers.schedules.LearningRateSchedule:
 # One step with each optimizer and option is in unit/optimizers/test_options.py.
 CASES = [
     ("custom_loop", ("optimizer._target_=tf_keras.optimizers.AdamW", DECAY, "partitioner=fixed_shards",
-                     "+optimizer.weight_decay=0.3", "+optimizer.global_clipnorm=0.05", "+optimizer.amsgrad=true"),
-     lambda: tf_keras.optimizers.AdamW(decay(), weight_decay=0.3, global_clipnorm=0.05, amsgrad=True)),
+                     "+optimizer.weight_decay=0.3", "+optimizer.clipnorm=0.05", "+optimizer.amsgrad=true"),
+     lambda: tf_keras.optimizers.AdamW(decay(), weight_decay=0.3, clipnorm=0.05, amsgrad=True)),
     ("fit", ("optimizer._target_=tf_keras.optimizers.Adamax", WARM_UP, "+optimizer.clipnorm=0.5"),
      lambda: tf_keras.optimizers.Adamax(WarmUp(0.05, 9), clipnorm=0.5)),
     ("custom_loop", ("optimizer._target_=tf_keras.optimizers.legacy.Adam", DECAY),

@@ -14,7 +14,6 @@ BOUNDED = ("model=dense", "~model.hidden_units", "model._target_=user_models.bou
            "partitioner=fixed_shards", "evaluation=none")  # fmt: skip
 ONE_STEP = ("cluster=inprocess", "partitioner=fixed_shards", "evaluation=none", "trainer.epochs=1", "model=dense",
             "trainer.steps_per_epoch=1", "trainer.steps_per_execution=1", "optimizer=sgd")  # fmt: skip
-SGD, LEGACY_SGD = "optimizer._target_=tf_keras.optimizers.SGD", "optimizer._target_=tf_keras.optimizers.legacy.SGD"
 
 pytestmark = pytest.mark.inprocess
 
@@ -51,13 +50,12 @@ def test_a_constraint_of_each_row_holds_in_all_shards(train):
     assert np.linalg.norm(kernel, axis=1).max() == pytest.approx(0.1, rel=1e-3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "pieces",
     [
-        (SGD, "trainer=fit"),
-        pytest.param((LEGACY_SGD, "trainer=custom_loop"), marks=pytest.mark.thorough),
-        pytest.param((SGD, "trainer=custom_loop", "consistency=sync"), marks=pytest.mark.thorough),
-        pytest.param((SGD, "trainer=fit", "cluster.replicas_per_worker=3"), marks=pytest.mark.thorough),
+        ("trainer=custom_loop", "consistency=sync"),
+        ("trainer=fit", "cluster.replicas_per_worker=3"),
     ],
 )
 def test_clipnorm_bounds_the_gradient_of_the_whole_variable(train, pieces):
