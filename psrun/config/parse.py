@@ -141,7 +141,13 @@ def _read_model(node: Any, problems: list[Problem]) -> tuple[Target | None, Mode
     }
     keys = schema.read(ModelKeys, own, key="model", problems=problems)
     problems += keras_names.problems(keys) if keys else []
-    return targets.read(options, key="model", problems=problems, others=_OF_MODELS), keys
+    found: list[Problem] = []
+    target = targets.read(options, key="model", problems=found, others=_OF_MODELS)
+    for problem in found:
+        name = problem.key.removeprefix("model.")
+        instead = None if name in required else advice.of_compile(name)
+        problems.append(problem if instead is None else Problem(problem.key, instead))
+    return target, keys
 
 
 def _read_optimizer(node: Any, problems: list[Problem]) -> Target | None:
