@@ -61,6 +61,48 @@ def test_what_cannot_be_known_is_left_to_the_call(module):
         targets.call(targets.Target("mine.alias", {"width": 1, "widht": 1}, "model"), source=None)
 
 
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("yaml.model", "yaml.py"),  # of a dependency that is imported
+        ("random.model", "random.py"),
+        ("random.shuffle", "random.py"),  # both have one
+        ("sys.model", "sys.py"),
+        ("json.own.model", "json/own.py"),
+        ("tf_keras.model", "tf_keras/__init__.py"),
+        ("psrun.own.model", "psrun/own.py"),
+        ("yaml.Thing.model", "yaml.py"),
+    ],
+)
+def test_a_module_that_an_installed_one_hides_is_named(tmp_path, monkeypatch, name, file):
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("def model(source): ...\nclass Thing:\n    model = None\ndef shuffle(): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])  # as the command does
+    (problem,) = problems_in({"_target_": name})
+    assert problem.startswith(f"model._target_: is {name}, which Python does not take from your file {path}: it finds ")
+    assert problem.endswith(" first; give your module another name")
+    with pytest.raises(ConfigError, match="first; give your module another name"):
+        targets.find(targets.Target(name, {}, "model"))
+
+
+def test_a_module_that_hides_nothing_of_the_name_is_not_in_the_way(tmp_path, monkeypatch):
+    """Such as a folder psrun beside a clone, and a file that does not have what is named."""
+    (tmp_path / "psrun" / "psrun").mkdir(parents=True)
+    (tmp_path / "tf_keras.py").write_text("def model(source): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    assert problems_in({"_target_": "psrun.models.dense.dense", "hidden_units": [1]}) == []
+    assert problems_in({"_target_": "tf_keras.optimizers.SGD"}) == []
+
+
+def test_an_option_that_psrun_passes_itself_is_refused(module):
+    target = targets.Target("mine.alias", {"width": 1, "source": 1}, "model")
+    with pytest.raises(ConfigError, match=r"model.source: is passed by psrun; remove it"):
+        targets.call(target, source=None)
+
+
 def test_nested_targets_are_made_first(module):
     target = targets.Target("mine.open_ended", {"inner": {"_target_": "mine.Thing", "size": 5}, "n": [1]}, "model")
     result = targets.call(target)

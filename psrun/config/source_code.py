@@ -64,6 +64,49 @@ def spec(module_name: str) -> ModuleSpec | None:
     return found
 
 
+@dataclasses.dataclass(frozen=True)
+class Hidden:
+    """A file of the current folder that has a name, and the place where Python finds another module of the name."""
+
+    file: Path
+    found: str
+
+
+def hidden(name: str) -> Hidden | None:
+    """What is in the current folder under the dotted name of a callable, but is not what Python finds; or None."""
+    parts = name.split(".")
+    for size in range(len(parts) - 1, 0, -1):
+        module_name = ".".join(parts[:size])
+        file = _here(module_name)
+        if file is None:
+            continue
+        found = spec(module_name)
+        origin = (found and found.origin) or ""
+        is_psruns = found is not None and parts[0] == "psrun"  # of a clone that is not the installed one
+        if is_psruns or (Path(origin).is_file() and file.samefile(origin)) or not _may_have(file, parts[size]):
+            return None
+        top = spec(parts[0])
+        return Hidden(file, origin or (top and top.origin) or parts[0])
+    return None
+
+
+def _here(module_name: str) -> Path | None:
+    """The file of the current folder that a module of this name would be read from."""
+    path = Path.cwd().joinpath(*module_name.split("."))
+    files = (path / "__init__.py", path.with_name(f"{path.name}.py"))
+    return next((file for file in files if file.is_file()), None)
+
+
+def _may_have(file: Path, name: str) -> bool:
+    """Whether a module may define a name."""
+    try:
+        module = parse(file)
+    except (OSError, SyntaxError, ValueError):
+        return True
+    defined = {node.name for node in module.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return bool({name, "*"} & (defined | names(module)))
+
+
 def function_of(definition: ast.FunctionDef | ast.ClassDef) -> ast.FunctionDef | None:
     """The function that is called: the function itself, or __init__ of a class; None if the class inherits it."""
     if isinstance(definition, ast.FunctionDef):

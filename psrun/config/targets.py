@@ -82,6 +82,8 @@ def find(target: Target) -> Callable[..., Any]:
 def _named(target: Target) -> Any:
     """The object with the name of the target; raises ConfigError as `find` does."""
     module_name, _, attribute = target.name.rpartition(".")
+    if problem := _hidden(target):
+        raise ConfigError([problem])
     try:
         return getattr(importlib.import_module(module_name), attribute)
     except ModuleNotFoundError as error:
@@ -119,6 +121,8 @@ def call(target: Target, **provided: Any) -> Any:
     function = find(target)
     options = {name: _build(value, f"{target.key}.{name}") for name, value in target.options.items()}
     parameters = inspect.signature(function).parameters
+    if passed := [name for name in options if name in provided and name in parameters]:
+        raise ConfigError([Problem(f"{target.key}.{name}", "is passed by psrun; remove it") for name in passed])
     options |= {name: value for name, value in provided.items() if name in parameters}
     try:
         inspect.signature(function).bind(**options)
@@ -190,6 +194,15 @@ def _build(value: Any, key: str) -> Any:
     return value
 
 
+def _hidden(target: Target) -> Problem | None:
+    """The problem of a callable in a file of the user's, if Python finds another module of the name."""
+    hidden = source_code.hidden(target.name)
+    if hidden is None:
+        return None
+    message = f"is {target.name}, which Python does not take from your file {hidden.file}"
+    return Problem(f"{target.key}._target_", f"{message}: it finds {hidden.found} first; give your module another name")
+
+
 def _no_such(target: Target, reason: str) -> Problem:
     if target.name.isidentifier() and source_code.spec(target.name) is not None:
         reason = f"it is a module; name a callable in it, such as {target.name}.NAME"
@@ -229,6 +242,9 @@ def _definition(target: Target, problems: list[Problem]) -> ast.FunctionDef | as
     key = f"{target.key}._target_"
     if not all(part.isidentifier() for part in target.name.split(".")):
         problems.append(Problem(key, f"is '{target.name}', must be the dotted name of a callable, such as mine.model"))
+        return None
+    if problem := _hidden(target):
+        problems.append(problem)
         return None
     spec = source_code.spec(module_name) if module_name else None
     if spec is None:
