@@ -598,17 +598,19 @@ def test_a_model_reports_categories_that_it_does_not_use(train, tmp_path):
 
 
 def test_models_learn_from_inferred_features_which_are_reported_once_and_kept_at_resume(train, tmp_path):
-    """Numbers that are ids: as floats nothing could be learned from them."""
+    """Numbers that are ids: as floats, of which one stands for all of these, nothing could be learned from them."""
     rng = np.random.default_rng(3)
     likes = rng.integers(2, size=300)
     users = [*range(300), *rng.integers(300, size=5700)]
-    path = write(tmp_path / "rows.csv", {"user": [7 * user for user in users], "label": likes[users].tolist()})
+    path = write(
+        tmp_path / "rows.csv", {"user": [2**63 + 7 * int(user) for user in users], "label": likes[users].tolist()}
+    )
     small = (*READ, f"data.path={path}", "model=wide_deep", "evaluation=none", "cluster=none",
              "trainer.steps_per_epoch=60", "data.global_batch_size=100", "optimizer.learning_rate=0.5")  # fmt: skip
     result, folder = train(*small, "trainer.epochs=1")
     user = result["data"]["features"]["user"]
-    assert user == {"dtype": "int64", "column": "user", "vocabulary": "vocabularies/user.txt"}
-    assert (folder.path / user["vocabulary"]).read_text().split() == [str(7 * each) for each in range(300)]
+    assert user == {"dtype": "string", "column": "user", "vocabulary": "vocabularies/user.txt"}
+    assert (folder.path / user["vocabulary"]).read_text().split() == [str(2**63 + 7 * each) for each in range(300)]
     assert result["metrics"]["auc"] > 0.65
     write(path, {"user": [1, 2, 3, 4] * 60, "label": [0, 1, 1, 0] * 60})
     result, _ = train(*small, "trainer.epochs=2", into=RunFolder.take_over(folder.path, completed=True))
