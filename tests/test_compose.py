@@ -176,6 +176,13 @@ def test_a_file_that_is_not_read_is_named(refused, tmp_path):
                                          "data.label: no such key or group (value 'y'). It is a key of data=table."),
         ("model=1 model.nope=2 seed=x", "seed: is 'x', must be an integer"),
         ("mode=predicts resume=/nowhere", "mode: is 'predicts', must be one of train"),
+        ("resume=/nowhere seed=x predict.formt=csv model=denes model.width=3",
+         "remove hydra.run.dir\nmodel: there is no model named 'denes'. Did you mean 'dense'?\n"
+         "predict.formt: no such key or group (value 'csv'). Did you mean 'format'?\nseed: is 'x', must be an integer"),
+        ("model=two_tower model=wide_deep",
+         "model: is chosen twice, as two_tower and as wide_deep; keep one of them"),
+        ("early_stopping.mode=maximum", "early_stopping.mode: is 'maximum', must be one of max, min, null"),
+        ("trainer.hooks=3 seed=null", "trainer.hooks: is 3, must be a list\nseed: is null; set seed=... (an integer)"),
         ("model.loss_weights=[1]", "model.loss_weights: is an argument of Keras that is no key of psrun's models: put"),
         ("~model.loss", "model.loss: is not set; remove the argument with ~"),
         ("~seeds", "seeds: there is no such key to delete (~). Did you mean 'seed'?"),

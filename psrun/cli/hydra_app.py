@@ -101,17 +101,13 @@ def _described(error: Exception, arguments: list[str]) -> ConfigError:
 
 
 def _others(arguments: list[str]) -> list[Problem]:
-    """The problems of keys that the arguments of a run name, where the run to resume is not found."""
+    """The problems of keys that the arguments of a run name, where the run to resume is not found.
+
+    Without those of keys that the recorded choices of the run may have.
+    """
     others = [argument for argument in arguments if key_of(argument) != "resume"]
-    composed = compose.compose(others)
-    if isinstance(composed, Exception):  # perhaps a key that only the recorded configuration has
-        return []
-    named = {*map(key_of, others)}
-    try:
-        parse.load(composed)
-    except ConfigError as error:
-        return [problem for problem in error.problems if problem.key in named]
-    return []
+    named = {key for key in map(key_of, others) if "." not in key or key.partition(".")[0] not in parse.GROUPS}
+    return [problem for problem in compose.all_problems(others) if problem.key in named]
 
 
 def _list_choices(asked: list[str], arguments: list[str]) -> ExitCode:

@@ -135,7 +135,9 @@ def all_problems(arguments: list[str]) -> list[Problem]:
     problems = [*refused.values()]
     given = arguments
     for refused_argument in refused:
-        arguments = _without(refused_argument, arguments)
+        key = arguments_of_a_run.key_of(refused_argument)
+        others = [each for each in arguments if arguments_of_a_run.key_of(each) != key]
+        arguments = _without(refused_argument, others if key in groups.ONE_CHOICE else arguments)
     for _ in range(len(arguments) + 1):
         composed = compose(arguments)
         if isinstance(composed, dict):

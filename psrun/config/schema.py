@@ -38,6 +38,9 @@ _TYPES = {
     "bool": "true or false",
     "str": "text",
     "list[str]": "a list of texts",
+    "list[int]": "a list of integers",
+    "list[float]": "a list of numbers",
+    "list[Any]": "a list",
     "None": "null",
 }
 
@@ -163,7 +166,7 @@ def _wrong_type(field: dataclasses.Field, value: Any, where: str) -> Problem:
     type_name = field.type.__name__ if isinstance(field.type, type) else str(field.type).replace("typing.", "")
     word = field.metadata.get("or_else")
     if value is None:
-        return Problem(where, f"is null; set {where}=... ({type_name if word is None else _in_words(type_name, word)})")
+        return Problem(where, f"is null; set {where}=... ({_in_words(type_name, word)})")
     return Problem(where, f"is {value!r}, must be {_in_words(type_name, word)}")
 
 
@@ -179,4 +182,5 @@ def _not_allowed(field: dataclasses.Field, value: Any, where: str) -> Iterator[P
     elif minimum is not None and value is not None and value > field.metadata.get("at_most", math.inf):
         yield Problem(where, f"is {value}, must be at most {field.metadata['at_most']}")
     if choices and value not in choices:
-        yield Problem(where, f"is {value!r}, must be one of {', '.join(map(str, choices))}")
+        names = ", ".join("null" if each is None else str(each) for each in choices)
+        yield Problem(where, f"is {value!r}, must be one of {names}")
