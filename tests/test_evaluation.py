@@ -77,23 +77,6 @@ def test_distributed_sees_as_many_examples_as_it_reports(train):
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize("trainer", ["custom_loop", pytest.param("fit", marks=pytest.mark.thorough)])
-def test_all_ways_give_the_same_metrics(train, trainer):
-    """AUC to 1e-6, counts to the integer; one worker, so that what is trained is the same."""
-    ways = ("direct", "exact", *(("validation",) if trainer == "fit" else ()))
-    pieces = ("model=wide_deep", "partitioner=fixed_shards", f"trainer={trainer}", "trainer.epochs=1")
-    other_batches = {"exact": ["evaluation.batch_size=33"]}
-    direct, *others = (
-        train(*pieces, f"evaluation={way}", *other_batches.get(way, []), num_workers=1)[0] for way in ways
-    )
-    for other in others:
-        assert other["evaluation"]["examples_seen"] == direct["evaluation"]["examples_seen"] == 100
-        assert other["metrics"]["val_auc"] == pytest.approx(direct["metrics"]["val_auc"], abs=1e-6)
-        assert other["metrics"]["val_accuracy"] == pytest.approx(direct["metrics"]["val_accuracy"], abs=1e-7)
-        assert other["metrics"]["val_loss"] == pytest.approx(direct["metrics"]["val_loss"], rel=1e-5)
-
-
-@pytest.mark.inprocess
 @pytest.mark.parametrize(
     ("option", "message"),
     [
@@ -443,21 +426,6 @@ def test_a_run_stopped_early_by_its_training_loss_is_evaluated_at_its_end(train)
     assert result["steps"]["applied"] == 3 * 12
     assert result["evaluation"]["step"] == 3 * 12
     assert result["checkpoints"][-1]["step"] == 3 * 12
-
-
-@pytest.mark.tensorflow
-def test_metrics_without_a_name_have_one_name_everywhere(train, monkeypatch):
-    import example_ids as data
-    import tf_keras
-
-    inner = data.model
-    named = lambda: [tf_keras.metrics.MeanAbsoluteError(), tf_keras.metrics.AUC(from_logits=True)]  # noqa: E731
-    monkeypatch.setattr(data, "model", lambda source: replace(inner(source), metrics=named))
-    follow = ("early_stopping.metric=val_auc", "early_stopping.mode=max", "checkpoint.best_metric=val_auc")
-    for trainer, way in (("custom_loop", "direct"), ("fit", "validation")):
-        result, _ = train(*counted("cluster=none", f"trainer={trainer}", f"evaluation={way}", *follow))
-        assert {"auc", "val_auc", "mean_absolute_error"} <= result["metrics"].keys()
-        assert result["best_checkpoint"]["metric"] == "val_auc"
 
 
 @pytest.mark.tensorflow

@@ -45,8 +45,6 @@ def oracle():
     [
         ("custom_loop", "exact"),
         pytest.param("fit", "validation", marks=pytest.mark.thorough),
-        pytest.param("fit", "direct", marks=pytest.mark.thorough),
-        pytest.param("custom_loop", "distributed", marks=pytest.mark.thorough),
     ],
 )
 def test_weighted_examples_train_and_evaluate_as_by_keras(train, oracle, trainer, evaluation):
@@ -71,11 +69,10 @@ BY_OUTPUT = (
 
 @pytest.mark.thorough
 @pytest.mark.inprocess
-@pytest.mark.parametrize(("trainer", "evaluation"), [("fit", "direct"), ("custom_loop", "exact")])
-def test_losses_and_metrics_by_output_are_those_of_keras(train, trainer, evaluation):
+def test_losses_and_metrics_by_output_are_those_of_keras(train):
     from sample_weights import off_by_more
 
-    pieces = own_data(f"trainer={trainer}", f"evaluation={evaluation}", *BY_OUTPUT, model="two_outputs")
+    pieces = own_data("trainer=fit", "evaluation=exact", *BY_OUTPUT, model="two_outputs")
     result, folder = train(*pieces, "checkpoint.best_metric=val_click_auc", "checkpoint.best_mode=max", num_workers=1)
     expected = by_keras(
         two_outputs(), Weighted(outputs=2), batch_size=16, epochs=EPOCHS, steps=STEPS,

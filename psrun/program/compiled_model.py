@@ -32,7 +32,7 @@ from psrun.program import class_weights, list_inputs, objective
 from psrun.program.evaluation_sizes import eval_batch_size
 from psrun.program.example_counter import ExamplesSeen
 from psrun.program.train_step import OwnTrainStep
-from psrun.program.zeros import zeros
+from psrun.program.zeros import spec_of, zeros
 from psrun.tf_internals import optimizers
 
 # The shuffles of workers must differ, and so must those of adjacent seeds in a sweep.
@@ -192,9 +192,9 @@ class Program:
     def prediction_spec(self) -> Any:
         """The spec of the network's outputs for a batch; builds a network that is not built yet."""
         if tf.executing_eagerly() and self.network.built:
-            return traced_forward(self).structured_outputs
+            return tf.nest.map_structure(spec_of, traced_forward(self).structured_outputs)
         features = tf.nest.map_structure(zeros, self.batch_spec[0])
-        return tf.nest.map_structure(tf.TensorSpec.from_tensor, self.network(features, training=False))
+        return tf.nest.map_structure(spec_of, self.network(features, training=False))
 
     @functools.cached_property
     def to_class_numbers(self) -> Callable[[tf.Tensor], tf.Tensor] | None:

@@ -217,7 +217,12 @@ def _here(run_config: RunConfig, loaded: load_model.LoadedModel) -> Predicted:
     batch_size = eval_batch_size(run_config)
     for features, label, *_ in evaluation_batches(loaded.source, batch_size).prefetch(2):
         label = label if to_class_numbers is None else to_class_numbers(label)
-        yield tf.nest.map_structure(lambda values: values.numpy(), (label, predict(features)))
+        yield tf.nest.map_structure(_array, (label, predict(features)))
+
+
+def _array(values: Any) -> Any:
+    """A tensor as an array; a RaggedTensor remains one."""
+    return values if isinstance(values, tf.RaggedTensor) else values.numpy()
 
 
 def _by_name(values: Any, output_names: Sequence[str], *, alone: str, prefix: str = "") -> dict[str, np.ndarray]:
@@ -227,12 +232,18 @@ def _by_name(values: Any, output_names: Sequence[str], *, alone: str, prefix: st
       values: an array, or a mapping or a sequence of arrays by output.
       alone: the name of the column of a single array.
       prefix: of the names of outputs.
+
+    Raises:
+      ConfigError: there is a RaggedTensor.
     """
     if isinstance(values, Mapping):
         outputs = dict(values)
     elif isinstance(values, list | tuple):
         names = output_names if len(output_names) == len(values) else [f"output_{i}" for i in range(len(values))]
         outputs = dict(zip(names, values))
+    elif isinstance(values, tf.RaggedTensor):
+        message = f"mode=predict writes the same number of values for each example, but {alone} is a RaggedTensor"
+        raise ConfigError([Problem("model", message)])
     else:
         return {alone: values}
     named: dict[str, np.ndarray] = {}

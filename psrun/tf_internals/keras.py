@@ -111,6 +111,35 @@ def losses_by_output(container: Any, label: Any, prediction: Any, weight: Any) -
     return losses
 
 
+def aligned(label: Any, prediction: Any, weight: Any) -> tuple[Any, Any, Any]:
+    """One output's label, prediction and weight with the types and ranks in which losses and metrics get them.
+
+    Keras' exact evaluation omits this for metrics (tf-keras 2.21).
+
+    Args:
+      prediction: or its spec.
+      weight: may be None.
+    """
+    return compile_utils.match_dtype_and_rank(label, prediction, weight)
+
+
+def masks_of(prediction: Any) -> tuple[Any, ...]:
+    """The masks that layers attached to the outputs, one for each; () for an output without a mask.
+
+    Losses and metrics leave out what is masked. The mask is an attribute of the tensor object: it is lost with any copy
+    of the values (tf-keras 2.21).
+    """
+    masks = (getattr(output, "_keras_mask", None) for output in tf.nest.flatten(prediction))
+    return tuple(() if mask is None else mask for mask in masks)
+
+
+def attach_masks(prediction: Any, masks: Sequence[Any]) -> None:
+    """Attaches masks, as of `masks_of`, to copies of the outputs."""
+    for output, mask in zip(tf.nest.flatten(prediction), masks, strict=True):
+        if isinstance(mask, tf.Tensor):
+            output._keras_mask = mask
+
+
 def position_in_backup(network: Any, steps_per_epoch: int) -> tuple[int, int]:
     """Where `fit` resumes once BackupAndRestore has restored the network: whole epochs, and steps of the next one.
 

@@ -16,6 +16,7 @@ from psrun.errors import DataExhaustedError
 from psrun.program.compiled_model import Program
 from psrun.tf_internals import keras, messages
 from psrun.training import callbacks, executions
+from psrun.training.evaluation import mergeable
 from psrun.training.executions import Executions
 from psrun.training.progress import iterations
 from psrun.training.session import Session
@@ -98,7 +99,9 @@ def _fit(callback_list: list[Any], program: Program, session: Session, epochs: r
         data = session.train_dataset()()
     validation: dict[str, Any] = {}
     if isinstance(run.evaluation, choices.Validation):
-        validation = {"validation_data": program.evaluation_examples, "validation_freq": run.evaluation.every}
+        on_workers = program.distribution.coordinator is not None
+        evaluated = mergeable.examples(program) if on_workers else program.evaluation_examples
+        validation = {"validation_data": evaluated, "validation_freq": run.evaluation.every}
     try:
         program.network.fit(
             data,

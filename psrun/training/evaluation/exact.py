@@ -47,7 +47,7 @@ class ExactEvaluation:
         """
         self._meters.reset()
         for result in self._shards.results():
-            measured = tf.nest.map_structure(tf.constant, result)
+            measured = tf.nest.map_structure(_tensor, result)
             if measured.num_examples:
                 self._take_in(measured._replace(losses=tf.nest.map_structure(tf.reduce_mean, measured.losses)))
             progress()
@@ -58,3 +58,7 @@ class ExactEvaluation:
         measured = self._meters.measure(batch)
         count = measured.num_examples
         return measured._replace(losses={name: tf.fill([count], loss) for name, loss in measured.losses.items()})
+
+
+def _tensor(value: Any) -> tf.Tensor | tf.RaggedTensor:
+    return value if isinstance(value, tf.RaggedTensor) else tf.constant(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 import tf_keras
@@ -11,6 +12,7 @@ from psrun.errors import ConfigError, Problem
 from psrun.layers.adapter import AdaptedModel
 from psrun.program.compiled_model import Program
 from psrun.program.zeros import zeros
+from psrun.tf_internals import keras
 
 
 def check(program: Program, metrics: Sequence[tf_keras.metrics.Metric]) -> None:
@@ -26,9 +28,11 @@ def check(program: Program, metrics: Sequence[tf_keras.metrics.Metric]) -> None:
         type(losses).from_config(losses.get_config())
     except Exception as error:
         raise _not_mergeable(f"copies the loss to workers, which cannot be cloned: {_shown(error)}") from error
-    spec = tf.nest.map_structure(zeros, program.evaluation_examples.element_spec)
+    spec = tf.nest.map_structure(zeros, examples(program).element_spec)
     features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(spec)
     prediction = program.network(features, training=False)
+    if tf.nest.flatten(keras.masks_of(prediction)):
+        raise _not_mergeable("ignores the mask of predictions in metrics")
     for metric in metrics:
         try:
             clone = type(metric).from_config(metric.get_config())
@@ -39,6 +43,24 @@ def check(program: Program, metrics: Sequence[tf_keras.metrics.Metric]) -> None:
             reason = f"cannot be cloned: {_shown(error)}"
         if reason is not None:
             raise _not_mergeable(f"adds up the workers' metrics, but {metric.name} {reason}")
+
+
+def examples(program: Program) -> tf.data.Dataset:
+    """The evaluation examples for Keras' exact evaluation.
+
+    It gives metrics the labels and weights as the data has them. With labels of shape (batch,) and predictions of shape
+    (batch, 1), a metric such as mae would count the mean of each batch as one value, whatever the size of the batch is.
+    """
+    dataset, prediction = program.evaluation_examples, program.prediction_spec
+    _, *label_and_weight = dataset.element_spec
+    if prediction.shape.rank != 2 or all(spec.shape.rank != 1 for spec in label_and_weight):
+        return dataset
+
+    def aligned(features: Any, label: tf.Tensor, weight: tf.Tensor | None = None) -> tuple[Any, ...]:
+        label, _, weight = keras.aligned(label, prediction, weight)
+        return (features, label) if weight is None else (features, label, weight)
+
+    return dataset.map(aligned)
 
 
 def _not_mergeable(reason: str) -> ConfigError:

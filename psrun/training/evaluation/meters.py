@@ -57,12 +57,14 @@ class Measured(NamedTuple):
     """Labels, predictions, weights and losses of examples, each as the network and the data have it, or by output.
 
     Attributes:
+      masks: of the predictions, for each output; () for one without a mask.
       weight: of the examples; () without weights.
       losses: their means by name (`Program.loss_names`).
     """
 
     label: Any
     prediction: Any
+    masks: tuple[Any, ...]
     weight: Any
     losses: Any
 
@@ -103,7 +105,7 @@ class Meters:
         features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(batch)
         prediction = self._program.network(features, training=False)
         losses = self._losses_of(label, prediction, weight)
-        return Measured(label, prediction, () if weight is None else weight, losses)
+        return Measured(label, prediction, keras.masks_of(prediction), () if weight is None else weight, losses)
 
     def _losses_of(self, label: Any, prediction: Any, weight: Any) -> dict[str, tf.Tensor]:
         """The mean losses of a batch by name: the total, with regularization, and those of several outputs."""
@@ -114,7 +116,8 @@ class Meters:
 
     def update(self, measured: Measured) -> None:
         """Updates the metrics with batches of examples."""
-        label, prediction, weight, losses = measured
+        label, prediction, masks, weight, losses = measured
+        keras.attach_masks(prediction, masks)
         for name, loss in losses.items():
             self._losses[name].update_state(loss, sample_weight=measured.num_examples)
         self._seen.update_state(label, prediction)

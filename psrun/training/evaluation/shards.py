@@ -6,13 +6,14 @@ again elsewhere if its worker is lost: each example counts exactly once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from psrun.cluster.inflight_closures import InFlightClosures
 from psrun.program.compiled_model import Program
+from psrun.program.zeros import spec_of
 
 _IN_FLIGHT_PER_WORKER = 2
 # Enough that a fast worker finds more work, and little work is repeated when a worker is lost.
@@ -37,8 +38,8 @@ class Shards:
         self._num_shards, self._of_batch = num_shards, of_batch
         # Traced now, and concrete, because `schedule` would trace again in the strategy's scope: a trace is sent to all
         # workers under Python's GIL, and a hung or unreachable worker would stop every thread of this process.
+        self.spec: Any = None
         self._closure = tf.function(self._over_shard).get_concrete_function(tf.TensorSpec([], tf.int64))
-        self.spec = tf.nest.map_structure(_any_number, self._closure.structured_outputs)
 
     def results(self) -> Iterator[Any]:
         """The results of `of_batch` as arrays, shard by shard, in the order of the examples.
@@ -53,26 +54,53 @@ class Shards:
             for result in in_flight.add(
                 self._coordinator.schedule(self._closure, args=(tf.constant(index, tf.int64),))
             ):
-                yield result.fetch()
+                yield self._assembled(result.fetch())
         for result in in_flight.rest():
-            yield result.fetch()
+            yield self._assembled(result.fetch())
 
-    def _over_shard(self, index: tf.Tensor) -> Any:
-        """Runs on a worker."""
+    def _over_shard(self, index: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """The parts of all values of a shard; runs on a worker."""
         dataset = self._program.evaluation_dataset(shard=(index, self._num_shards))
         outputs = tf.function(self._of_batch).get_concrete_function(dataset.element_spec).structured_outputs
+        self.spec = tf.nest.map_structure(lambda value: _any_number(spec_of(value)), outputs)
         iterator = iter(dataset)
 
         def add(batch: Any, num_batches: tf.Tensor, arrays: Any) -> tuple[Any, tf.Tensor, Any]:
-            parts = tf.nest.flatten(self._of_batch(batch.get_value()))
+            parts = [part for value in tf.nest.flatten(self._of_batch(batch.get_value())) for part in _parts(value)]
             written = tuple(array.write(num_batches, part) for array, part in zip(arrays, parts))
             return iterator.get_next_as_optional(), num_batches + 1, written
 
         # Not a loop in Python: where AutoGraph cannot convert it, it goes on adding operations to the graph for ever.
-        arrays = tuple(_array(spec) for spec in tf.nest.flatten(outputs))
+        arrays = tuple(_array(spec) for value in tf.nest.flatten(self.spec) for spec in _part_specs(value))
         begin = (iterator.get_next_as_optional(), tf.constant(0), arrays)
         *_, arrays = tf.while_loop(lambda batch, *_: batch.has_value(), add, begin)
-        return tf.nest.pack_sequence_as(outputs, [array.concat() for array in arrays])
+        return tuple(array.concat() for array in arrays)
+
+    def _assembled(self, parts: Sequence[Any]) -> Any:
+        """The values of a shard from their parts."""
+        remaining = iter(parts)
+
+        def value(spec: tf.TypeSpec) -> Any:
+            values = next(remaining)
+            if not isinstance(spec, tf.RaggedTensorSpec):
+                return values
+            return tf.RaggedTensor.from_nested_row_lengths(values, [next(remaining) for _ in range(spec.ragged_rank)])
+
+        return tf.nest.map_structure(value, self.spec)
+
+
+def _parts(value: Any) -> list[tf.Tensor]:
+    """The tensors of a value, which the parts of several batches are put together of, one behind the other."""
+    if isinstance(value, tf.RaggedTensor):
+        return [value.flat_values, *value.nested_row_lengths()]
+    return [value]
+
+
+def _part_specs(spec: Any) -> list[tf.TensorSpec]:
+    if isinstance(spec, tf.RaggedTensorSpec):
+        lengths = [tf.TensorSpec([None], spec.row_splits_dtype)] * spec.ragged_rank
+        return [tf.TensorSpec([None, *spec.shape[spec.ragged_rank + 1 :]], spec.dtype), *lengths]
+    return [spec]
 
 
 def _array(batch: tf.TensorSpec) -> tf.TensorArray:
@@ -81,5 +109,9 @@ def _array(batch: tf.TensorSpec) -> tf.TensorArray:
     return tf.TensorArray(batch.dtype, size=0, dynamic_size=True, infer_shape=False, element_shape=shape)
 
 
-def _any_number(examples: tf.TensorSpec) -> tf.TensorSpec:
-    return tf.TensorSpec([None, *examples.shape[1:]], examples.dtype)
+def _any_number(examples: Any) -> tf.TypeSpec:
+    """The spec for any number of examples."""
+    shape = [None, *examples.shape[1:]]
+    if isinstance(examples, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, examples.dtype, examples.ragged_rank, examples.row_splits_dtype)
+    return tf.TensorSpec(shape, examples.dtype)

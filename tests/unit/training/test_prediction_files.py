@@ -149,3 +149,13 @@ def test_small_batches_are_one_row_group(tmp_path):
     path = written(tmp_path / "p.parquet", *[{"predictions": {"prediction": FLOATS}}] * 50)
     metadata = parquet.read_metadata(path)
     assert (metadata.num_rows, metadata.num_row_groups) == (150, 1)
+
+
+def test_predictions_of_different_numbers_of_values_are_refused():
+    import tensorflow as tf
+
+    from psrun.roles import predictor
+
+    values = {"words": tf.ragged.constant([[0.5], [0.25, 0.75]])}
+    with pytest.raises(ConfigError, match=r"model: mode=predict writes the same number .* words is a RaggedTensor"):
+        predictor._by_name(values, (), alone="prediction")
