@@ -23,3 +23,5 @@ def run(run_config: RunConfig, context: TaskContext) -> None:
         result = evaluator.evaluate(there.checkpoint.step, there.chief.pulse.advance)
         path = result.keep(there.whole.evaluations, manifest.digest(there.checkpoint.files))
         there.chief.reporter.emit("evaluation", **asdict(result), path=str(path))
+        if result.undefined is not None:
+            there.chief.reporter.warn(result.undefined, step=result.step)

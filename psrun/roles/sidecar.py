@@ -86,6 +86,7 @@ class Sidecar:
         self._count = 0  # of evaluations, including those of earlier evaluators
         self._best_value: float | None = None
         self._missed = False
+        self._told_undefined = False
         self._stopping = Plateau(run_config.early_stopping)
         self._stale = self._earlier_result()
         self.state = "waiting"
@@ -231,6 +232,9 @@ class Sidecar:
         """Reports an evaluation as an event, to the tracker, and as a file."""
         self._last = evaluation
         self._reporter.emit("evaluation", **asdict(evaluation))
+        if evaluation.undefined is not None and not self._told_undefined:
+            self._told_undefined = True
+            self._reporter.warn(evaluation.undefined, step=evaluation.step)
         if restored.manifest is not None:
             self._compare(evaluation, restored.manifest)
         if self._stopping.reached(evaluation.values) and not self._folder.ends_early():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tf_keras
@@ -15,6 +15,7 @@ from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
 from psrun.program.monitored import check_metric
 from psrun.tf_internals import keras
+from psrun.training.evaluation.meters import is_undefined
 from psrun.training.executions import Executions
 from psrun.training.session import Session
 from psrun.training.synchronized_stop import SynchronizedStop
@@ -150,9 +151,23 @@ class Epochs(tf_keras.callbacks.Callback):
             metrics = self._own
             logs |= metrics
         examples_seen = int(validation.pop(_SEEN, 0))
-        logs |= self._session.epoch_ends(metrics, (examples_seen, validation) if validation else None)
+        evaluated: dict[str, float | None] = {**validation, **dict.fromkeys(self._undefined(validation))}
+        for name in evaluated:
+            if evaluated[name] is None:
+                del logs[f"val_{name}"]  # Keras' callbacks take it as not measured
+        logs |= self._session.epoch_ends(metrics, (examples_seen, evaluated) if evaluated else None)
         if self._session.ends_early:
             self.model.stop_training = True
+
+    def _undefined(self, validation: Collection[str]) -> list[str]:
+        """The metrics of Keras' validation, which was the last to update them, that are undefined."""
+        if type(self.model).test_step is not tf_keras.Model.test_step:  # which may report other metrics
+            return []
+        return [
+            metric.name
+            for metric in self.model.compiled_metrics.metrics
+            if metric.name in validation and is_undefined(metric)
+        ]
 
     def _join(self) -> None:
         """Joins the steps of the epoch: before Keras' validation, or at the end of the epoch."""

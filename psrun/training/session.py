@@ -196,16 +196,16 @@ class Session:
             self._loss_is(self.monitor.non_finite_loss)
 
     def epoch_ends(
-        self, metrics: Mapping[str, float], validation: tuple[int, Mapping[str, float]] | None = None
+        self, metrics: Mapping[str, float], validation: tuple[int, Mapping[str, float | None]] | None = None
     ) -> dict[str, float]:
         """Reports the epoch, takes the checkpoint and evaluates, as configured.
 
         Args:
           metrics: of the epoch's training steps.
-          validation: examples seen and metrics, where the trainer itself has evaluated.
+          validation: examples seen and metrics, None for undefined ones, where the trainer itself has evaluated.
 
         Returns:
-          The evaluation's metrics as `val_*`; empty where there was none.
+          The evaluation's metrics as `val_*`, without undefined ones; empty where there was none.
 
         Raises:
           NonFiniteLossError: the loss is NaN or infinite.

@@ -107,9 +107,11 @@ class MLflowSink:
         self._folder.record("tracker", **filed)
         return run_id
 
-    def _log(self, event: Event, values: Mapping[str, float]) -> None:
+    def _log(self, event: Event, values: Mapping[str, float | None]) -> None:
+        """Records the values that are not undefined."""
         if self._run_id is None:
             self._begin()
         now_ms = int(time.time() * 1000)
-        metrics = [self._metric(name, float(value), now_ms, event.step or 0) for name, value in values.items()]
+        defined = {name: float(value) for name, value in values.items() if value is not None}
+        metrics = [self._metric(name, value, now_ms, event.step or 0) for name, value in defined.items()]
         self._client.log_batch(self._run_id, metrics=metrics)

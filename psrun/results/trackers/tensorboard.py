@@ -40,7 +40,8 @@ class Summaries:
             scalars["steps_per_s"] = event.data["steps_per_s"]
         with self._writing(name):
             for key, value in scalars.items():
-                tf.summary.scalar(key, value, step=event.step)
+                if value is not None:  # undefined
+                    tf.summary.scalar(key, value, step=event.step)
 
     def _describe(self, values: Mapping[str, Any]) -> None:
         table = "".join(f"| {key} | {value} |\n" for key, value in values.items())

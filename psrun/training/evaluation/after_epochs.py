@@ -27,6 +27,7 @@ class EpochEvaluations:
     ) -> None:
         self._program, self._reporter, self._evaluator, self._monitor = program, reporter, evaluator, monitor
         self.run_here = evaluator is not None
+        self._told_undefined = False
 
     def due_after(self, epoch: int, *, last: bool) -> bool:
         """Whether to evaluate after this epoch."""
@@ -45,5 +46,8 @@ class EpochEvaluations:
         examples_seen, num_examples = evaluation.examples_seen, self._program.source.num_eval_examples
         if examples_seen != num_examples and evaluation.mode != "distributed":
             self._reporter.warn(f"evaluated {examples_seen} examples, but the data source reports {num_examples}")
+        if evaluation.undefined is not None and not self._told_undefined:
+            self._told_undefined = True
+            self._reporter.warn(evaluation.undefined, step=evaluation.step)
         self._monitor.metrics = {**self._monitor.metrics, **evaluation.values}
         return evaluation.values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,7 +20,7 @@ class DirectEvaluation:
       meters: created outside the strategy's scope: their variables are here and not on a parameter server.
       mode: the name of the mode; without workers, `exact` is also done in this way.
       callbacks: called as by `Model.evaluate`: `on_test_begin`, around each batch, `on_test_end`. Their logs have the
-        metrics by their own names, without `val_`.
+        metrics that are defined by their own names, without `val_`.
     """
 
     def __init__(
@@ -60,11 +60,15 @@ class DirectEvaluation:
         for index, batch in enumerate(self._dataset):
             called.on_test_batch_begin(index)
             self._step(batch)
-            called.on_test_batch_end(index, self._meters.values())
+            called.on_test_batch_end(index, _defined(self._meters.values()))
             progress()
         evaluation = self._meters.result(self._mode, step)
-        called.on_test_end(dict(evaluation.metrics))
+        called.on_test_end(_defined(evaluation.metrics))
         return evaluation
 
     def _batch(self, batch: tuple[Any, ...]) -> None:
         self._meters.update(self._meters.measure(batch))
+
+
+def _defined(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if value is not None}

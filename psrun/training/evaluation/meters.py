@@ -19,20 +19,43 @@ from psrun.program.compiled_model import Program
 from psrun.program.example_counter import ExamplesSeen
 from psrun.tf_internals import keras
 
+_OF_POSITIVES = (tf_keras.metrics.Recall, tf_keras.metrics.PrecisionAtRecall, tf_keras.metrics.RecallAtPrecision)
+_OF_BOTH = (
+    tf_keras.metrics.AUC,
+    tf_keras.metrics.SensitivityAtSpecificity,
+    tf_keras.metrics.SpecificityAtSensitivity,
+)
+
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of one evaluation. `examples_seen` is counted, example by example."""
+    """The result of one evaluation.
+
+    Attributes:
+      examples_seen: counted, example by example.
+      metrics: by name; None for one that is undefined.
+    """
 
     mode: str
     step: int
     examples_seen: int
-    metrics: dict[str, float]
+    metrics: dict[str, float | None]
 
     @property
     def values(self) -> dict[str, float]:
-        """The metrics with their names among the metrics of the training."""
-        return {f"val_{name}": value for name, value in self.metrics.items()}
+        """The metrics that are defined, with their names among the metrics of the training."""
+        return {f"val_{name}": value for name, value in self.metrics.items() if value is not None}
+
+    @property
+    def undefined(self) -> str | None:
+        """A warning about the metrics that are undefined; None if there are none."""
+        names = [f"val_{name}" for name, value in self.metrics.items() if value is None]
+        if not names:
+            return None
+        return (
+            f"{', '.join(names)}: undefined, because all evaluation examples whose weight is not 0 are of one class. "
+            "It is null in run.json; best checkpoint, early stopping and reduce_lr do not compare it"
+        )
 
     def keep(self, folder: Path, checkpoint: str) -> Path:
         """Writes this evaluation of the checkpoint with this digest to a file; returns its path."""
@@ -135,6 +158,24 @@ class Meters:
             raise objective.outside_error(count, "the evaluation data")
         return Evaluation(mode, step, int(self._seen.result()), self.values())
 
-    def values(self) -> dict[str, float]:
-        """The current metrics by name."""
-        return {metric.name: float(metric.result()) for metric in (*self._losses.values(), *self._metrics.metrics)}
+    def values(self) -> dict[str, float | None]:
+        """The current metrics by name; None for one that is undefined."""
+        losses = {metric.name: float(metric.result()) for metric in self._losses.values()}
+        return losses | {
+            metric.name: None if is_undefined(metric) else float(metric.result()) for metric in self._metrics.metrics
+        }
+
+
+def is_undefined(metric: tf_keras.metrics.Metric) -> bool:
+    """Whether a metric is about two classes, or about the positive one, and no example is of such a class.
+
+    Keras returns 0 or 1 then. An AUC of several labels is the mean of theirs: it is undefined if one of these is.
+    """
+    if not isinstance(metric, (*_OF_POSITIVES, *_OF_BOTH)) or not metric.variables:
+        return False
+    positives = tf.add(metric.true_positives, metric.false_negatives)[0]  # by threshold; the sums are equal for all
+    if bool(tf.reduce_any(tf.equal(positives, 0))):
+        return True
+    if isinstance(metric, _OF_POSITIVES) or metric.get_config().get("curve") == "PR":
+        return False
+    return bool(tf.reduce_any(tf.equal(tf.add(metric.true_negatives, metric.false_positives)[0], 0)))

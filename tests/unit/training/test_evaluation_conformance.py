@@ -24,10 +24,12 @@ from psrun.models.model import Model
 from psrun.program.build import build, build_state, start_afresh
 from psrun.program.compiled_model import Program
 from psrun.training.evaluation import mergeable, modes
+from psrun.training.evaluation.meters import is_undefined
 
 pytestmark = pytest.mark.inprocess
 
 NUM_EXAMPLES, BATCH = 21, 8  # the last batch is a small one
+UNDEFINED = float("nan")  # approx() takes no None
 SHARDED = ("cluster=inprocess", "partitioner=fixed_shards")
 K = tf_keras.layers
 
@@ -99,7 +101,14 @@ class Source:
         x = rng.normal(size=(NUM_EXAMPLES, 4)).astype(np.float32)
         binary = (x[:, :1] + rng.normal(size=(NUM_EXAMPLES, 1)) > 0).astype(np.float32)
         by_word = ((t % 3) / 2).astype(np.float32)[..., None]
-        labels = {"binary": binary, "flat": x[:, 1], "number": x[:, 1:2], "words": by_word, "text": x[:, 1:2]}
+        labels = {
+            "binary": binary,
+            "zeros": 0 * binary,
+            "flat": x[:, 1],
+            "number": x[:, 1:2],
+            "words": by_word,
+            "text": x[:, 1:2],
+        }
         self.features = {"x": Feature((4,), tf.float32)} if case.of_numbers else {"t": Feature((5,), tf.int64)}
         features: dict[str, Any] = {"x": x} if case.of_numbers else {"t": t}
         label = tf.nest.map_structure(lambda name: labels[name], case.label)
@@ -122,6 +131,7 @@ class Case:
     """A model and its data.
 
     Attributes:
+      undefined: metrics for which Keras returns 0.
       refused: why an evaluation cannot be, by its way.
     """
 
@@ -134,6 +144,7 @@ class Case:
     ragged: bool = False
     of_numbers: bool = True
     more: tuple[str, ...] = ()
+    undefined: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -168,6 +179,10 @@ CASES = {
         metrics=lambda: [tf_keras.metrics.AUC(from_logits=True), tf_keras.metrics.BinaryAccuracy(threshold=0.0)],
         task="binary", more=("model.from_logits=true",),
     ),
+    "one-class": Case(
+        lambda: of_numbers(dense(1, "click", "sigmoid")), "zeros", loss="binary_crossentropy",
+        metrics=("AUC", "accuracy"), task="binary", undefined=("auc",),
+    ),
     "labels-of-rank-1": Case(
         lambda: of_numbers(dense(1, "price")), "flat", metrics=lambda: ["mae", Distance()],
     ),
@@ -192,7 +207,8 @@ def by_keras(case: Case) -> dict[str, float]:
     start_afresh(1)
     alone = case.network()
     alone.compile(loss=case.loss, **{"weighted_metrics" if case.weights else "metrics": metrics_of(case)})
-    return alone.evaluate(Source(case).evaluation(batch_size=BATCH), return_dict=True, verbose=0)
+    results = alone.evaluate(Source(case).evaluation(batch_size=BATCH), return_dict=True, verbose=0)
+    return results | dict.fromkeys(case.undefined, UNDEFINED)
 
 
 def built(name: str, distribution: Distribution, *more: str) -> Program:
@@ -224,15 +240,16 @@ def metrics(program: Program) -> Mapping[str, float]:
     evaluator = modes.make(program)
     evaluation = evaluator.evaluate(0, lambda: None)
     assert evaluation.examples_seen == NUM_EXAMPLES
-    return evaluation.metrics
+    return {name: UNDEFINED if value is None else value for name, value in evaluation.metrics.items()}
 
 
 def validated(program: Program) -> Mapping[str, float]:
-    """As `fit` evaluates."""
+    """As `fit` evaluates; its callback `Epochs` takes undefined metrics out."""
     assert modes.make(program) is None
     results = program.network.evaluate(mergeable.examples(program), return_dict=True, verbose=0)
     assert results.pop("examples_seen") == NUM_EXAMPLES
-    return {name: float(value) for name, value in results.items()}
+    undefined = [metric.name for metric in program.network.compiled_metrics.metrics if is_undefined(metric)]
+    return {name: float(value) for name, value in results.items()} | dict.fromkeys(undefined, UNDEFINED)
 
 
 @pytest.mark.parametrize(
@@ -247,5 +264,5 @@ def test_every_evaluation_is_that_of_keras_or_refused(cluster_spec, name):
                 evaluate()
         else:
             results[way] = evaluate()
-    assert results == {way: pytest.approx(expected, rel=1e-5) for way in results}
+    assert results == {way: pytest.approx(expected, rel=1e-5, nan_ok=True) for way in results}
     assert len(results) + len(case.refused) == 5

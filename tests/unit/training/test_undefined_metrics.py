@@ -1,0 +1,90 @@
+"""Metrics of two classes, where an evaluation has examples of one class only."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import tensorflow as tf
+import tf_keras
+from sample_weights import Weighted, own_data
+
+from psrun.training.evaluation.meters import Evaluation, is_undefined
+
+pytestmark = pytest.mark.tensorflow
+
+PREDICTIONS = [[0.2], [0.7], [0.4]]
+METRICS: dict[str, Any] = {
+    "AUC": {}, "Recall": {}, "SensitivityAtSpecificity": {"specificity": 0.5}, "PrecisionAtRecall": {"recall": 0.5},
+    "SpecificityAtSensitivity": {"sensitivity": 0.5}, "RecallAtPrecision": {"precision": 0.5}, "Precision": {},
+    "BinaryAccuracy": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("labels", "weights", "undefined"),
+    [
+        ([0, 1, 0], None, set()),
+        ([0, 0, 0], None, METRICS.keys() - {"Precision", "BinaryAccuracy"}),
+        ([0, 1, 0], [1, 0, 1], METRICS.keys() - {"Precision", "BinaryAccuracy"}),
+        ([1, 1, 1], None, {"AUC", "SensitivityAtSpecificity", "SpecificityAtSensitivity"}),
+    ],
+)
+def test_a_metric_is_undefined_where_a_class_that_it_is_about_has_no_example(labels, weights, undefined):
+    found = set()
+    for name, options in METRICS.items():
+        metric = getattr(tf_keras.metrics, name)(**options)
+        metric.update_state(tf.constant(labels)[:, None], tf.constant(PREDICTIONS), sample_weight=weights)
+        if is_undefined(metric):
+            found.add(name)
+    assert found == undefined
+
+
+@pytest.mark.parametrize(("other", "undefined"), [([0, 1, 1], False), ([1, 1, 1], True)])
+def test_an_auc_of_several_labels_is_undefined_where_that_of_one_is(other, undefined):
+    metric = tf_keras.metrics.AUC(multi_label=True, num_labels=2)
+    labels = tf.stack([tf.constant([0, 1, 0]), tf.constant(other)], axis=1)
+    metric.update_state(labels, tf.concat([PREDICTIONS, PREDICTIONS], axis=1))
+    assert is_undefined(metric) == undefined
+    precision_recall = tf_keras.metrics.AUC(curve="PR")
+    precision_recall.update_state([[1], [1], [1]], PREDICTIONS)
+    assert not is_undefined(precision_recall)
+
+
+class OneClass(Weighted):
+    """Evaluation examples of class 0."""
+
+    def __init__(self) -> None:
+        super().__init__(weights="none")
+        features, label = self._evaluation
+        self._evaluation = (features, label * 0)
+
+
+@pytest.mark.parametrize(("trainer", "evaluation"), [("custom_loop", "direct"), ("fit", "validation")])
+def test_an_undefined_metric_is_null_and_no_value_for_what_compares_it(train, tmp_path, trainer, evaluation):
+    callbacks = f"trainer.callbacks=[{{_target_: tf_keras.callbacks.CSVLogger, filename: {tmp_path}/log.csv}}]"
+    result, folder = train(
+        *own_data("cluster=none", f"trainer={trainer}", f"evaluation={evaluation}", "trainer.epochs=3"),
+        "data._target_=test_undefined_metrics.OneClass", *([callbacks] if trainer == "fit" else []),
+        "early_stopping.metric=val_auc", "early_stopping.mode=max", "early_stopping.patience=1",
+        "checkpoint.best_metric=val_auc", "checkpoint.best_mode=max",
+    )  # fmt: skip
+    assert (result["metrics"]["val_auc"], result["evaluation"]["metrics"]["auc"]) == (None, None)
+    assert result["metrics"]["val_accuracy"] > 0
+    assert result["metrics"]["auc"] > 0  # of the training, which has both classes
+    assert result["steps"]["applied"] == 24
+    assert result.get("best_checkpoint") is None
+    events = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    assert [event["message"][:19] for event in events if event["event"] == "warning"] == ["val_auc: undefined,"]
+    if trainer == "fit":
+        header = (tmp_path / "log.csv").read_text().splitlines()[0]
+        assert "val_accuracy" in header
+        assert "val_auc" not in header
+
+
+def test_a_recorded_evaluation_keeps_what_is_undefined(tmp_path):
+    evaluation = Evaluation("exact", 8, 53, {"loss": 0.5, "auc": None})
+    assert evaluation.values == {"val_loss": 0.5}
+    assert evaluation.undefined.startswith("val_auc: undefined, because all evaluation examples")
+    assert json.loads(evaluation.keep(tmp_path / "kept", "digest").read_text())["metrics"] == {"loss": 0.5, "auc": None}
