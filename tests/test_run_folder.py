@@ -9,10 +9,11 @@ import json
 import pytest
 from rich.console import Console
 
-from psrun.errors import ConfigError, RunFolderError
+from psrun.errors import ConfigError, ExitCode, RunFolderError
 from psrun.results.console import ConsoleSink, ProgressLine
 from psrun.results.events import Event, Progress, Reporter
 from psrun.results.run_folder import RunFolder
+from psrun.roles import run_process
 
 
 def test_run_json_is_whole_at_every_moment_and_knows_no_nan(tmp_path):
@@ -191,3 +192,18 @@ def test_brackets_in_what_users_wrote_are_text_and_no_markup():
     assert "warning: '[/b]' is not in data.label_vocabulary=[no, yes]" in text.getvalue()
     assert "[/b], [red]" in text.getvalue()
     assert "worker:0 ended: [/x] [bold]; stops" in text.getvalue()
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_an_error_of_the_configuration_after_training_removes_nothing(tmp_path, monkeypatch, trained):
+    """A task that starts again may find that the limit of open files is too low now, or that a file is gone."""
+
+    def ends(raw, path, overrides, started_s):
+        folder = RunFolder.create(path, raw={})
+        if trained:
+            folder.record("epoch", metrics={"loss": 1.0})
+        return ExitCode.USAGE
+
+    monkeypatch.setattr(run_process, "_execute", ends)
+    code = run_process.execute({}, tmp_path / "run", [], started_s=0.0, keep_unrun=False)
+    assert (code, (tmp_path / "run").exists()) == (ExitCode.USAGE, trained)

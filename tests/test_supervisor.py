@@ -12,7 +12,7 @@ from rich.console import Console
 from support import run_config
 
 from psrun.config.topology import CHIEF, DISPATCHER
-from psrun.errors import ExitCode
+from psrun.errors import ConfigError, ExitCode
 from psrun.launch import task_plan
 from psrun.launch.supervisor import Supervisor
 from psrun.launch.task_processes import TaskProcess
@@ -116,3 +116,26 @@ def test_a_chief_that_ends_between_two_looks_is_not_restarted(tmp_path, visible_
     supervisor = Supervisor(run, wanted, tasks, {}, folder, ConsoleSink(Console(file=io.StringIO())), time.time())
     assert supervisor.run(Stop()) == ends_with
     assert {str(task.task): task.restarts for task in tasks.values() if task.restarts} == {}
+
+
+class Misconfigured(Sleeping):
+    """The worker finds an error of the configuration, prints it as `run_process` does, and exits."""
+
+    def start(self) -> None:
+        super().start()
+        if self.task.job == "worker":
+            self.process.kill()
+            self.process = subprocess.Popen(["sh", "-c", f"exit {ExitCode.USAGE:d}"])
+            log = "Traceback: ...\npsrun: this process may open only 64 files\nraise the limit\n"
+            RunFolder(self.folder).log(str(self.task)).write_text(log)
+
+
+def test_an_error_that_no_restart_mends_ends_the_run_at_once(tmp_path):
+    run = run_config("cluster=local", "cluster.num_workers=1", "evaluation=none")
+    wanted, folder = task_plan.of(run), RunFolder.create(tmp_path / "run", raw={})
+    tasks = {task: Misconfigured(task, {}, folder.path) for task in wanted.tasks()}
+    supervisor = Supervisor(run, wanted, tasks, {}, folder, ConsoleSink(Console(file=io.StringIO())), time.time())
+    with pytest.raises(ConfigError) as raised:
+        supervisor.run(Stop())
+    assert str(raised.value) == "worker-0: this process may open only 64 files\nraise the limit"
+    assert [task.restarts for task in tasks.values()] == [0] * len(tasks)

@@ -14,7 +14,7 @@ from psrun.cluster.probe import answering
 from psrun.config import choices, topology
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task
-from psrun.errors import ExitCode, final
+from psrun.errors import ConfigError, ExitCode, final
 from psrun.launch import task_plan
 from psrun.launch.hang_detector import HangDetector, TrainingStatus
 from psrun.launch.progress_relay import ProgressRelay
@@ -30,6 +30,7 @@ from psrun.results.task_files import shared
 
 _ROUND_S = 0.1
 _SERVERS_END_WITHIN_S = 5.0
+_TAIL_BYTES = 64 * 1024  # of a log, searched for the error that ended its task
 
 
 def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, *, started_s: float) -> ExitCode:
@@ -40,7 +41,7 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
 
     Raises:
       BudgetSpentError: the restart budget is exhausted.
-      ConfigError: the limit of open files is too low for the tasks.
+      ConfigError: the limit of open files is too low for the tasks, or a task ended with an error of the configuration.
       Interrupted: a signal ended the run, and the chief could not record it.
     """
     allow_open_files()  # the tasks inherit the limit
@@ -170,15 +171,35 @@ class Supervisor:
         return code == ExitCode.DONE and (not serves or self._folder.stored().get("status") == "completed")
 
     def _look_at(self, task: TaskHandle, code: int | None) -> None:
-        """Restarts a task that was lost. Args: code: the exit code of the task; None while it runs."""
+        """Restarts a task that was lost.
+
+        Args:
+          code: the exit code of the task; None while it runs.
+
+        Raises:
+          BudgetSpentError: the restart budget is exhausted.
+          ConfigError: the task ended with an error of the configuration: it would end so again.
+        """
         if task.task == self._evaluator and final(code) is not None:
             if code != ExitCode.DONE:
                 self._continue_without(task, task.how_it_ended)
+        elif code == ExitCode.USAGE:
+            raise ConfigError(f"{task.task}: {self._last_message(task) or task.how_it_ended}")
         elif code is not None:
             self._failed(task, *self._cause_of_exit(task))
         elif cause := self._hangs(task):
             self._failed(task, task.task, cause)
             self._detectors[CHIEF].waited(time.monotonic())
+
+    def _last_message(self, task: TaskHandle) -> str:
+        """The error message at the end of a task's log; empty without one."""
+        try:
+            with self._folder.log(str(task.task)).open("rb") as log:
+                log.seek(max(0, log.seek(0, 2) - _TAIL_BYTES))
+                _, found, message = log.read().decode(errors="replace").rpartition("psrun: ")
+        except OSError:
+            return ""
+        return message.strip() if found else ""
 
     def _cause_of_exit(self, task: TaskHandle) -> tuple[Task, str]:
         """The lost task and the cause. A chief that lost another task exits and names it in run.json."""

@@ -145,6 +145,11 @@ class RunFolder(Journal):
         return self.path / "checkpoints"
 
     @property
+    def has_results(self) -> bool:
+        """Whether an epoch is done, or a checkpoint was begun."""
+        return self.checkpoints.exists() or bool(self.stored().get("metrics"))
+
+    @property
     def journal(self) -> Journal:
         """metrics.jsonl only: for the events of a process while another process writes run.json."""
         return Journal(self.path)

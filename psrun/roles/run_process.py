@@ -93,7 +93,9 @@ def execute(
     except OSError as error:  # before there is a log, such as on a full disk
         raise cannot_be_made(path, error) from error
     finally:
-        if fresh and (code == ExitCode.USAGE or (code == ExitCode.DONE and raw.get("mode") == "plan")):
+        unrun = code == ExitCode.USAGE or (code == ExitCode.DONE and raw.get("mode") == "plan")
+        # A task may find an error of the configuration also when it starts again, after hours of training.
+        if fresh and unrun and not RunFolder(path).has_results:
             files.remove_tree(path)
     return code
 
