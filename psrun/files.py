@@ -1,13 +1,21 @@
-"""Atomic writes of files, removal of folders, and locks that the kernel releases with the process that holds them."""
+"""Atomic writes, removal of folders, locks that the kernel releases with their process, and patterns in paths."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import shutil
 from pathlib import Path
+
+_PATTERN = re.compile(r"[*?\[\]\\]")
+
+
+def is_pattern(path: Path) -> bool:
+    """Whether TensorFlow takes a path for a pattern where it reads checkpoints and models."""
+    return bool(_PATTERN.search(str(path)))
 
 
 def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:

@@ -43,6 +43,8 @@ def test_data_files_that_are_missing_are_reported_together(tmp_path):
     messages = missing(f"{tmp_path}/train-*.csv", f"{tmp_path}/eval.csv")
     assert messages["data.path"].startswith(f"no file matches '{tmp_path}/train-*.csv'")
     assert messages["data.eval_path"].startswith(f"'{tmp_path}/eval.csv' does not exist")
+    (tmp_path / "rows[1].csv").touch()
+    assert set(missing(f"'{tmp_path}/rows[1].csv'", f"{tmp_path}/eval.csv")) == {"data.eval_path"}
     assert set(missing("gs://rows/train-*.csv", f"{tmp_path}/?.csv")) == {"data.eval_path"}
     run_config(*table, f"data.path={tmp_path}/ro*.csv", f"data.eval_path={tmp_path}")
 
@@ -237,6 +239,12 @@ def test_validation_needs_fit():
 
 def callback(name: str, **options) -> dict:
     return {"_target_": f"tf_keras.callbacks.{name}", **options}
+
+
+def test_a_backup_that_tensorflow_would_not_find_is_refused():
+    raw = raw_config(*FIT, "cluster=none", "checkpoint=none")
+    raw["trainer"]["callbacks"] = [callback("BackupAndRestore", backup_dir="backups/a[1]")]
+    assert "for a pattern; choose a folder without" in problems(raw)["trainer.callbacks[0].backup_dir"]
 
 
 @pytest.mark.parametrize(

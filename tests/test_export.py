@@ -86,7 +86,7 @@ def test_what_cannot_be_saved_is_reported(tmp_path):
     manifest = Manifest(7, Position(), Contents("", {}, {}, []), "", "")
     hidden = Model(network, lambda features: table.lookup(features["x"]))  # where TensorFlow does not find the table
     with pytest.raises(ExportError, match=r"could not be exported to .*/7"):
-        export.write(LoadedModel(hidden, Data(), manifest), tmp_path)
+        export.write(LoadedModel(hidden, Data(), manifest), tmp_path, print)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from psrun.checkpoint import keys as keys_of
 from psrun.checkpoint import manifest
+from psrun.checkpoint.literal_paths import literal
 from psrun.checkpoint.manifest import Contents
 from psrun.tf_internals.checkpoints import values_in_checkpoint
 
@@ -45,13 +46,20 @@ def compare(one: str, other: str) -> list[Comparison]:
     Raises:
       tf.errors.OpError: a checkpoint cannot be read.
     """
-    readers = [tf.train.load_checkpoint(prefix) for prefix in (one, other)]
+    with literal(one) as first, literal(other) as second:
+        return _compared((one, other), (first, second))
+
+
+def _compared(prefixes: tuple[str, str], readable: tuple[str, str]) -> list[Comparison]:
+    """As `compare`. Args: readable: where TensorFlow can read the checkpoints."""
+    one, other = prefixes
+    readers = [tf.train.load_checkpoint(prefix) for prefix in readable]
     shapes = [reader.get_variable_to_shape_map() for reader in readers]
     dtypes = [reader.get_variable_to_dtype_map() for reader in readers]
-    keys = _by_name((one, other), readers)
+    keys = _by_name(prefixes, readers)
     rows = []
     for name in sorted({*keys[0], *keys[1]}):
-        places = [(prefix, each[name]) for prefix, each in zip((one, other), keys) if name in each]
+        places = [(prefix, each[name]) for prefix, each in zip(readable, keys) if name in each]
         kinds = [f"{_shape(shape[each[name]])} {dtype[each[name]].name}" if name in each else None
                  for each, shape, dtype in zip(keys, shapes, dtypes)]  # fmt: skip
         if None in kinds:

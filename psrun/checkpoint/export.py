@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import tensorflow as tf
@@ -13,11 +14,12 @@ from psrun.checkpoint.load_model import DEVICE, LoadedModel, predict, signature
 from psrun.data.lists import length_name
 from psrun.data.source import DataSource
 from psrun.errors import ExportError
+from psrun.files import is_pattern
 
 _ABOUT = "psrun.json"
 
 
-def write(trained: LoadedModel, folder: Path) -> Path:
+def write(trained: LoadedModel, folder: Path, warn: Callable[[str], None]) -> Path:
     """Writes `folder`/STEP, the layout for TensorFlow Serving; replaces an export of the same step.
 
     The signature `serving_default` takes a batch of raw features by name, strings included, and returns `prediction`
@@ -25,6 +27,9 @@ def write(trained: LoadedModel, folder: Path) -> Path:
     also returns `class`, the name of the most probable one. assets.extra/psrun.json has all names, in order. A list is
     a padded matrix, (batch, any width), and an input NAME_length with the number of its values, (batch,). Longer lists
     than `max_values` are truncated.
+
+    Args:
+      warn: prints a warning.
 
     Raises:
       ExportError: TensorFlow cannot save the model, or the disk is full or cannot be written to.
@@ -56,6 +61,8 @@ def write(trained: LoadedModel, folder: Path) -> Path:
     except (tf.errors.OpError, OSError, AssertionError, ValueError) as error:
         shutil.rmtree(part, ignore_errors=True)
         raise ExportError(f"the model could not be exported to {final}: {error}") from error
+    if is_pattern(final.absolute()):
+        warn(f"TensorFlow takes {final} for a pattern and cannot load the model there: copy it to another folder")
     return final
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.checkpoint import keys
+from psrun.checkpoint.literal_paths import literal
 from psrun.checkpoint.manifest import Contents
 from psrun.cluster import placement
 from psrun.layers import stacks
@@ -73,8 +74,13 @@ class LogicalCheckpoint:
 
         Raises:
           AssertionError, KeyError: it lacks a value.
+          ConfigError: its path is a pattern, and it cannot be read under another one.
           tf.errors.OpError: it cannot be read.
         """
+        with literal(prefix) as path:
+            self._restore(path, contents)
+
+    def _restore(self, prefix: str, contents: Contents) -> None:
         # TensorFlow's way, by the places of objects, also finds what has no name; it does not know the tables in slots.
         there, own = contents.keys, self.keys
         moved = [name for name, key in own.items() if there.get(name) != key and not _RATE.fullmatch(name)]

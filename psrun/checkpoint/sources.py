@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.checkpoint import load_model, manifest
+from psrun.checkpoint.literal_paths import literal
 from psrun.checkpoint.manifest import Manifest
 from psrun.checkpoint.store import Store
 from psrun.errors import CheckpointError, ConfigError, Problem
@@ -115,15 +116,17 @@ class KerasCheckpoints:
 
     def restore(self, network: tf_keras.Model, name: str, steps_per_epoch: int) -> Restored:
         path = str(self.folder / name)
+        weights = [variable for variable in variables_of(network) if variable.dtype.is_floating]
         try:
-            digest, reader = self.digest(name), tf.train.load_checkpoint(path)
-            iterations = iterations_in_checkpoint(reader)
-            within = any(key.startswith("model/") for key in reader.get_variable_to_shape_map())
-            weights = [variable for variable in variables_of(network) if variable.dtype.is_floating]
-            for variable in weights:
-                variable.assign(tf.fill(variable.shape, tf.constant(float("nan"), variable.dtype)))
-            root = tf.train.Checkpoint(model=network) if within else network
-            (root.read(path) if within else root.load_weights(path)).expect_partial()
+            digest = self.digest(name)
+            with literal(path) as readable:
+                reader = tf.train.load_checkpoint(readable)
+                iterations = iterations_in_checkpoint(reader)
+                within = any(key.startswith("model/") for key in reader.get_variable_to_shape_map())
+                for variable in weights:
+                    variable.assign(tf.fill(variable.shape, tf.constant(float("nan"), variable.dtype)))
+                root = tf.train.Checkpoint(model=network) if within else network
+                (root.read(readable) if within else root.load_weights(readable)).expect_partial()
         except (tf.errors.OpError, OSError) as error:
             raise CheckpointError(f"{path} could not be restored: {error}") from error
         except ValueError as error:  # shapes differ

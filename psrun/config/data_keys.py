@@ -79,9 +79,10 @@ def _missing_files(data: Mapping[str, Any]) -> Iterator[Problem]:
         if not isinstance(path, str) or path == schema.MISSING or "://" in path:
             continue
         key, local = f"data.{name}", str(Path(path).expanduser())
+        if Path(local).exists():  # its name may look like a pattern
+            continue
         if not any(mark in path for mark in "*?["):
-            if not Path(local).exists():
-                yield Problem(key, f"{path!r} does not exist (current folder: {Path.cwd()})")
+            yield Problem(key, f"{path!r} does not exist (current folder: {Path.cwd()})")
         elif next(glob.iglob(local), None) is None:
             yield Problem(key, f"no file matches {path!r} (current folder: {Path.cwd()})")
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from psrun.errors import Problem
+from psrun.files import is_pattern
 
 # The default of `monitor`.
 MONITORS = {"EarlyStopping": "val_loss", "ReduceLROnPlateau": "val_loss", "ModelCheckpoint": "val_loss"}
@@ -91,6 +93,10 @@ def backup_problems(callbacks: Iterable[Any], *, checkpoints: bool, one_step: bo
         if str(node["_target_"]).rpartition(".")[2] not in BACKUPS:
             continue
         key = f"trainer.callbacks[{index}]"
+        folder = Path(str(node.get("backup_dir", ""))).absolute()
+        if is_pattern(folder):
+            message = f"BackupAndRestore would not find its backup: TensorFlow takes {folder} for a pattern; choose"
+            problems.append(Problem(f"{key}.backup_dir", f"{message} a folder without the characters * ? [ ] \\"))
         if checkpoints:
             problems.append(Problem(key, TWO_RESTORES))
         elif node.get("save_freq", "epoch") != "epoch" and not one_step:

@@ -167,7 +167,7 @@ def _record_evaluator(evaluation: choices.Evaluation, folder: RunFolder) -> None
 
 def _export(program: Program, folder: RunFolder, reporter: Reporter) -> None:
     loaded = load_model.load(program.config, program.source, Store(folder.checkpoints), reporter.warn)
-    path = export.write(loaded, folder.path / "export")
+    path = export.write(loaded, folder.path / "export", reporter.warn)
     reporter.emit("export", step=loaded.checkpoint.step, path=str(path))
 
 

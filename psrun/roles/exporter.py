@@ -19,6 +19,7 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
       PsrunError: there is no such checkpoint, or the model cannot be written.
     """
     source = load.load_source(run_config, folder.stored().get("data"), folder=folder.whole.path)
-    loaded = load_model.load(run_config, source, Store(folder.checkpoints), warner(console))
-    path = export.write(loaded, folder.path / "export")
+    warn = warner(console)
+    loaded = load_model.load(run_config, source, Store(folder.checkpoints), warn)
+    path = export.write(loaded, folder.path / "export", warn)
     console.print(f"exported step {loaded.checkpoint.step} to {path}", soft_wrap=True, markup=False)

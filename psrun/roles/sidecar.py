@@ -251,9 +251,8 @@ class Sidecar:
                 self._store.compare(step, metric, evaluation.values[metric], mode=checkpoint.best_mode)
         if self._is_best(evaluation) and self._run.export.best and self._program is not None:
             built = self._program[0]
-            path = export.write(
-                load_model.LoadedModel(built.model, built.source, manifest), self._folder.path / "export" / "best"
-            )
+            best = load_model.LoadedModel(built.model, built.source, manifest)
+            path = export.write(best, self._folder.path / "export" / "best", self._reporter.warn)
             self._reporter.emit("export", step=step, path=str(path))
 
     def _is_best(self, evaluation: Evaluation) -> bool:
