@@ -23,6 +23,8 @@ from psrun.results.run_state import QUIET_S, RunState
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is twenty times as fast
 
+_RESULTS = ("epoch", "evaluation", "staleness")
+
 
 @dataclass(frozen=True)
 class Run:
@@ -82,7 +84,8 @@ def find(folders: Sequence[Path]) -> list[Run]:
 
 
 def events(run: Run) -> tuple[list[Event], str]:
-    """The events of a run, and in one line which of them cannot be read; empty if all can."""
+    """The events of a run without results of steps that were trained again, and in one line which of them cannot be
+    read; empty if all can."""
     file = run.path / METRICS
     if not file.exists():
         return [], f"no {METRICS}"
@@ -93,7 +96,22 @@ def events(run: Run) -> tuple[list[Event], str]:
         return [], f"{METRICS} cannot be read: {error.strerror}"
     broken = reader.broken + (reader.unfinished and run.state.status != "running")
     total = len(parsed) + reader.broken + reader.unfinished
-    return parsed, f"{broken} of {total} lines of {METRICS} cannot be read" if broken else ""
+    return valid(parsed), f"{broken} of {total} lines of {METRICS} cannot be read" if broken else ""
+
+
+def valid(happened: Sequence[Event]) -> list[Event]:
+    """The events without the results of steps after a checkpoint that the training later started again from."""
+    kept: list[Event] = []
+    for event in happened:
+        if event.kind == "restored" and event.step is not None:
+            kept = [each for each in kept if not _is_undone(each, event.step)]
+        kept.append(event)
+    return kept
+
+
+def _is_undone(event: Event, restored: int) -> bool:
+    of_training = event.kind in _RESULTS and "path" not in event.data  # mode=evaluate writes the path of a checkpoint
+    return of_training and event.step is not None and event.step > restored
 
 
 def _read(path: Path, name: str) -> Run:

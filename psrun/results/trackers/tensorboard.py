@@ -12,10 +12,13 @@ from tensorboard.plugins.hparams import api as hparams
 
 from psrun.results import staleness
 from psrun.results.events import Event, Progress
+from psrun.tf_internals.summaries import write_session_start
 
 
 class Summaries:
     """Writes each epoch's metrics and staleness under train/, and each evaluation's under evaluation/.
+
+    Steps may be trained again, from an older checkpoint: then the values of the earlier process are not drawn.
 
     Args:
       values: of the configuration, by dotted key, written as text and as hyperparameters; None for none.
@@ -24,12 +27,17 @@ class Summaries:
     def __init__(self, folder: Path, values: Mapping[str, Any] | None) -> None:
         self._folder, self._values = folder, values
         self._writers: dict[str, tf.summary.SummaryWriter] = {}
+        self._begun: set[str] = set()  # the names of writers that write metrics
+        self._steps: dict[str, int] = {}  # the last one by kind of event
+        self._restored: int | None = None
 
     def event(self, event: Event) -> None:
         if event.kind == "planned" and self._values is not None:
             self._values = {**self._values, **event.data}
         if event.kind == "placement" and self._values is not None:  # TensorFlow must not run anything before
             self._describe(self._values)
+        if event.kind == "restored":
+            self._restored = event.step
         name = {"epoch": "train", "evaluation": "evaluation", "staleness": "train"}.get(event.kind)
         if name is None:
             return
@@ -38,10 +46,21 @@ class Summaries:
             scalars = {f"staleness/{name}": value for name, value in staleness.brief(event.data).items()}
         if "steps_per_s" in event.data:
             scalars["steps_per_s"] = event.data["steps_per_s"]
+        step = event.step or 0
         with self._writing(name):
+            self._forget_repeated(event.kind, step, name)
             for key, value in scalars.items():
                 if value is not None:  # undefined
-                    tf.summary.scalar(key, value, step=event.step)
+                    tf.summary.scalar(key, value, step=step)
+
+    def _forget_repeated(self, kind: str, step: int, name: str) -> None:
+        """Makes TensorBoard forget what an earlier training wrote for steps that this one does again."""
+        if name not in self._begun:  # files of earlier processes may be there
+            self._begun.add(name)
+            write_session_start(step if self._restored is None else min(step, self._restored + 1))
+        elif step <= self._steps.get(kind, -1):  # the evaluator goes on while the chief starts again
+            write_session_start(step)
+        self._steps[kind] = step
 
     def _describe(self, values: Mapping[str, Any]) -> None:
         table = "".join(f"| {key} | {value} |\n" for key, value in values.items())
