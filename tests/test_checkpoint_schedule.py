@@ -100,6 +100,23 @@ def test_what_ends_early_is_saved(train):
 
 
 @pytest.mark.tensorflow
+@pytest.mark.parametrize("trainer", ["custom_loop", pytest.param("fit", marks=pytest.mark.thorough)])
+def test_a_run_that_early_stopping_ended_has_nothing_to_train(train, trainer):
+    rule = (
+        "early_stopping.metric=val_loss",
+        "early_stopping.mode=min",
+        "early_stopping.min_delta=100",
+        "early_stopping.patience=1",
+    )
+    pieces = (f"trainer={trainer}", "model=dense", "cluster=none", "data=regression", "trainer.epochs=9", *rule)
+    _, folder = train(*pieces)
+    folder.record("ended", status="completed")
+    result, _ = train(*pieces, into=RunFolder.take_over(folder.path, completed=True))
+    assert result["steps"]["applied"] == 2 * STEPS
+    assert [each["ended_early"] for each in events(folder, "end")] == ["val_loss has not improved in 1 evaluation"] * 2
+
+
+@pytest.mark.tensorflow
 def test_the_best_checkpoint_is_kept_beside_the_newest(train):
     result, folder = train(
         "cluster=none", "trainer.epochs=4", "checkpoint.max_to_keep=1", "checkpoint.best_metric=val_loss",

@@ -207,3 +207,21 @@ def test_an_error_of_the_configuration_after_training_removes_nothing(tmp_path, 
     monkeypatch.setattr(run_process, "_execute", ends)
     code = run_process.execute({}, tmp_path / "run", [], started_s=0.0, keep_unrun=False)
     assert (code, (tmp_path / "run").exists()) == (ExitCode.USAGE, trained)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ends"),
+    [
+        ({}, True),
+        ({"trainer": {"epochs": 20, "steps_per_epoch": 9}}, True),
+        ({"trainer": {"epochs": 21, "steps_per_epoch": 5}}, False),
+        ({"early_stopping": {"metric": "val_auc", "patience": 5}}, False),
+    ],
+)
+def test_a_run_that_ended_early_trains_on_only_with_another_rule_or_length(tmp_path, changes, ends):
+    raw = {"trainer": {"epochs": 20, "steps_per_epoch": 5}, "early_stopping": {"metric": "val_auc", "patience": 2}}
+    folder = RunFolder.create(tmp_path / "run", raw=raw)
+    folder.end_early("val_auc has not improved in 2 evaluations")
+    folder.record("ended", status="completed")
+    again = RunFolder.take_over(folder.path, completed=True, raw={**raw, **changes})
+    assert again.ends_early() == ends

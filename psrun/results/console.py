@@ -237,7 +237,11 @@ class ConsoleSink:
         text = f" {event.step} steps in {event.wall_s:.1f} s{first}{last}  {numbers(event.data['metrics'])}"
         self._print(("completed", "green"), text)
         if own is not None and not own["steps"]:
-            self._print(("hint:", "yellow"), " the run was complete; to train on, set trainer.epochs higher")
+            early = event.data.get("ended_early")
+            ended = "was complete; to train on, set trainer.epochs higher"
+            if early:
+                ended = f"was ended early ({early}); to train on, change trainer.epochs or early_stopping"
+            self._print(("hint:", "yellow"), f" the run {ended}")
         if _at_chance(event.data["metrics"]):
             self._print(("hint:", "yellow"), f" {_AT_CHANCE}")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from yaml import YAMLError
 
 from psrun import files
 from psrun.errors import ConfigError, Problem, PsrunError, RunFolderError
@@ -111,11 +112,13 @@ class RunFolder(Journal):
         return cls(path)
 
     @classmethod
-    def take_over(cls, path: Path, *, completed: bool = False) -> RunFolder:
+    def take_over(cls, path: Path, *, completed: bool = False, raw: Mapping[str, Any] | None = None) -> RunFolder:
         """The folder of a resumed run: keeps its result so far.
 
         Args:
           completed: whether a completed run may be continued.
+          raw: the configuration from now on; None for the recorded one. A completed run that early stopping ended
+            trains further epochs only if the rule or the number of epochs is new.
 
         Raises:
           ConfigError: the run in it is over, or the folder cannot be written.
@@ -125,9 +128,17 @@ class RunFolder(Journal):
         status = folder.earlier.result.get("status")
         if status == "completed" and not completed:
             raise ConfigError([Problem("hydra.run.dir", f"{path} holds a completed run; choose another folder")])
-        if status == "completed":
+        if status == "completed" and raw is not None and folder._has_new_length(raw):
             (path / END_EARLY).unlink(missing_ok=True)
         return folder
+
+    def _has_new_length(self, raw: Mapping[str, Any]) -> bool:
+        """Whether what decides on the number of epochs differs from the recorded configuration."""
+        try:
+            recorded: Any = OmegaConf.to_container(OmegaConf.load(self.path / CONFIG), resolve=False)
+        except (OSError, YAMLError):
+            return True
+        return _length(recorded) != _length(raw)
 
     def _written_at_s(self) -> float:
         """The time at which the result or an event was last written, as of `time.time`; 0 if neither exists."""
@@ -173,6 +184,14 @@ class RunFolder(Journal):
     def ends_early(self) -> bool:
         """Whether training was interrupted before its last epoch."""
         return (self.path / END_EARLY).exists()
+
+    @property
+    def why_ends_early(self) -> str:
+        """The reason of `end_early`, in one line."""
+        try:
+            return (self.path / END_EARLY).read_text(encoding="utf-8").strip().partition("\n")[0] or END_EARLY
+        except OSError:
+            return END_EARLY
 
     def end_early(self, reason: str) -> None:
         """Requests the end of the training after the current epoch. Raises RunFolderError."""
@@ -221,6 +240,10 @@ class RunFolder(Journal):
                     files.write_atomic(file, text)
 
         return undo
+
+
+def _length(raw: Any) -> tuple[Any, Any]:
+    return raw.get("early_stopping"), raw.get("trainer", {}).get("epochs")
 
 
 def write_config(folder: Path, raw: Mapping[str, Any]) -> None:

@@ -113,7 +113,9 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
     last_step = session.monitor.last_step
     stale = staleness.brief(result.get("staleness"))
     own = {"steps": last_step - session.first_step, "seconds": round(time.time() - psutil.Process().create_time(), 3)}
-    reporter.emit("end", step=last_step, this_process=own, staleness=stale, **{key: result.get(key) for key in keys})
+    ended_early = folder.whole.why_ends_early if session.ends_early else None
+    facts = {"this_process": own, "staleness": stale, "ended_early": ended_early}
+    reporter.emit("end", step=last_step, **facts, **{key: result.get(key) for key in keys})
 
 
 def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop) -> Session:

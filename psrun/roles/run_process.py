@@ -186,7 +186,7 @@ def _folder(run: RunConfig, me: Identity, path: Path) -> RunFolder:
     if (me.may_find_run or run.resume) and (path / "run.json").exists():
         if process.SUPERVISOR_PID not in os.environ and task_files.still_beats(path, CHIEF, within_s=me.patience_s):
             raise ConfigError([Problem("hydra.run.dir", f"{path} is in use by a running run; choose another folder")])
-        folder = RunFolder.take_over(path, completed=run.resume is not None)
+        folder = RunFolder.take_over(path, completed=run.resume is not None, raw=run.raw)
         write_config(path, run.raw)
         return folder
     return RunFolder.create(path, raw=run.raw)
