@@ -14,8 +14,7 @@ from psrun.errors import ConfigError, Problem
 
 OPTIONS = ("--config-dir", "-cd")
 CONF = Path(str(importlib.resources.files("psrun.conf")))
-ONE_CHOICE = frozenset(path.parent.name for path in CONF.glob("*/*.yaml"))  # groups of which a run has one choice
-_HYDRA = Path(str(importlib.resources.files("hydra.conf")))
+ONE_CHOICE = frozenset(path.name for path in CONF.iterdir() if path.is_dir())  # groups of which a run has one choice
 _KEYS = ("mode", "seed", "resume", "restore")  # keys without a group and with a single value
 
 
@@ -123,6 +122,12 @@ def _is_choice(item: Any) -> bool:
     return choice is None or isinstance(choice, str | list)
 
 
+def _is_hydras(name: Path) -> bool:
+    """Whether Hydra has a configuration file of this name."""
+    its = importlib.resources.files("hydra.conf")  # not imported with this module: tasks need no Hydra
+    return name == Path("hydra", "config.yaml") or its.joinpath(str(name)).is_file()
+
+
 def require_own_names(arguments: Sequence[str]) -> None:
     """Checks that no file of the user's would replace the configuration as a whole, or what it is made by.
 
@@ -143,7 +148,7 @@ def require_own_names(arguments: Sequence[str]) -> None:
         Problem(OPTIONS[0], f"{path} has the name of a file that psrun's own settings need; rename it")
         for folder in folders
         for path in sorted(folder.glob("hydra/**/*.yaml"))
-        if (_HYDRA / path.relative_to(folder)).is_file() or path == folder / "hydra" / "config.yaml"
+        if _is_hydras(path.relative_to(folder))
     ]
     problems += [
         Problem(
