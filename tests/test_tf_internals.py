@@ -364,6 +364,32 @@ def test_the_options_of_servers_and_the_names_of_tables_can_be_set():
 
 
 @inprocess
+def test_branches_of_a_step_look_up_in_tables(cluster_spec):
+    import tensorflow as tf
+
+    from psrun.cluster import strategy
+    from psrun.config import choices
+
+    made = strategy.parameter_servers(cluster_spec[2], choices.NoPartitioner("none"))
+    with made.strategy.scope():
+        words = tf.lookup.KeyValueTensorInitializer(tf.constant(["a", "b"]), tf.constant([1, 2]))
+        table = tf.lookup.StaticHashTable(words, -1)
+        total = tf.Variable(0)
+
+    @tf.function
+    def step():
+        for index in tf.range(3):
+            if index > 0:
+                total.assign_add(table.lookup(tf.constant("b")))
+
+    made.coordinator.schedule(step)
+    made.coordinator.join()
+    assert int(total) == 4
+    step()  # in the process of the coordinator, with its own copy
+    assert int(total) == 8
+
+
+@inprocess
 def test_a_strategy_takes_its_next_server_from_the_count_that_is_set(cluster_spec):
     import tensorflow as tf
 

@@ -50,6 +50,7 @@ def prepare(cluster: choices.Cluster, topology: Topology | None) -> None:
         internals.disable_thread_spinning()
     if cluster.has_parameter_servers:
         internals.name_tables_uniquely()
+        internals.let_branches_look_up()
     if cluster.has_server_processes:
         tf.config.set_visible_devices([], "GPU")  # those of workers on the same host
     if cluster.has_synchronous_workers:

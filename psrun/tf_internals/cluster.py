@@ -14,8 +14,10 @@ import grpc
 import tensorflow as tf
 from tensorflow.core.framework import device_attributes_pb2
 from tensorflow.python.distribute.parameter_server_strategy_v2 import ParameterServerStrategyV2Extended
+from tensorflow.python.distribute.ps_values import DistributedTable
 from tensorflow.python.eager import context
 from tensorflow.python.ops import lookup_ops
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from psrun.tf_internals.required import require
 
@@ -42,6 +44,29 @@ def name_tables_uniquely() -> None:
     """
     require(lookup_ops.KeyValueTensorInitializer, "_shared_name")
     lookup_ops.KeyValueTensorInitializer._shared_name = property(lambda self: uuid.uuid4().hex)
+
+
+def let_branches_look_up() -> None:
+    """Lets the branches of a step look up in tables, as those of `Model.fit` with several steps per execution do.
+
+    A step gets the handle of its worker's copy of a table when it is called, through a placeholder. TensorFlow makes it
+    in the graph of the branch, which nobody calls with a value (TensorFlow 2.21).
+    """
+    handle = DistributedTable.resource_handle
+    if getattr(handle.fget, "of_psrun", False):
+        return
+
+    def of_the_function(self: Any) -> Any:
+        if tf.executing_eagerly():
+            return handle.fget(self)
+        graph = tf.compat.v1.get_default_graph()
+        while isinstance(graph, ControlFlowFuncGraph):
+            graph = graph.outer_graph
+        with graph.as_default():
+            return handle.fget(self)
+
+    of_the_function.of_psrun = True  # type: ignore[attr-defined]
+    DistributedTable.resource_handle = property(of_the_function)
 
 
 def strategy_with_replicas(
