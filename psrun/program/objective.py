@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -120,6 +120,17 @@ def _objects(made: Any) -> Any:
     except (ValueError, TypeError):
         return made  # Keras raises this again when it builds the metrics, which names the key
     return metric if isinstance(metric, tf_keras.metrics.Metric) else made
+
+
+def check_one_number(metrics: Iterable[tf_keras.metrics.Metric]) -> None:
+    """Raises ConfigError if a metric of Keras returns several values: one for each class or threshold."""
+    for metric in metrics:
+        # Its result would tell, but reading it is a collective operation where several workers mirror variables.
+        by_class = getattr(metric, "average", "") is None or isinstance(metric, tf_keras.metrics.MeanTensor)
+        thresholds = getattr(metric, "init_thresholds", None)
+        if by_class or (isinstance(thresholds, list | tuple) and len(thresholds) > 1):
+            message = f"{metric.name} has several values, but a metric of a run is one number"
+            raise ConfigError([Problem("model.metrics", f"{message}; set an average, or one threshold")])
 
 
 def together(made: Any, counters: list[tf_keras.metrics.Metric]) -> Any:

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+import tf_keras
 
+from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import num_eval_batches
 from psrun.training.evaluation.meters import Evaluation, Measured, Meters
@@ -25,9 +27,13 @@ class ExactEvaluation:
     Args:
       meters: created outside the strategy's scope: their variables are here.
       num_shards: number of closures; None for a few per worker. At most the number of batches.
+
+    Raises:
+      ConfigError: a loss is not reduced to one number for a batch.
     """
 
     def __init__(self, program: Program, meters: Meters, num_shards: int | None = None) -> None:
+        _check_losses(program.network.loss)
         requested = num_shards or SHARDS_PER_WORKER * program.distribution.num_workers
         self._meters = meters
         num_shards = max(1, min(num_eval_batches(program.config, program.source), requested))
@@ -58,6 +64,13 @@ class ExactEvaluation:
         measured = self._meters.measure(batch)
         count = measured.num_examples
         return measured._replace(losses={name: tf.fill([count], loss) for name, loss in measured.losses.items()})
+
+
+def _check_losses(losses: Any) -> None:
+    """Raises ConfigError for losses of single examples, which Keras weights by the sizes of their batches."""
+    if any(getattr(loss, "reduction", None) == tf_keras.losses.Reduction.NONE for loss in tf.nest.flatten(losses)):
+        message = "'exact' requires a loss that is one number for a batch, but its reduction is none"
+        raise ConfigError([Problem("evaluation", f"{message}; choose direct, or set reduction=sum_over_batch_size")])
 
 
 def _tensor(value: Any) -> tf.Tensor | tf.RaggedTensor:

@@ -183,6 +183,10 @@ CASES = {
         lambda: of_numbers(dense(1, "click", "sigmoid")), "zeros", loss="binary_crossentropy",
         metrics=("AUC", "accuracy"), task="binary", undefined=("auc",),
     ),
+    "loss-of-examples": Case(
+        lambda: of_numbers(dense(1, "price")), "number", loss=tf_keras.losses.MeanSquaredError(reduction="none"),
+        refused={"exact": "'exact' requires a loss that is one number for a batch"},
+    ),
     "labels-of-rank-1": Case(
         lambda: of_numbers(dense(1, "price")), "flat", metrics=lambda: ["mae", Distance()],
     ),
