@@ -22,6 +22,12 @@ from psrun.tf_internals import keras
 _BINARY_ACCURACY = ("accuracy", "acc", "binary_accuracy", "binaryaccuracy")
 # Rounding errors of averaged probabilities stay within this margin; logits exceed it soon.
 _TOLERANCE = 1e-5
+_OF_POSITIVES = (tf_keras.metrics.Recall, tf_keras.metrics.PrecisionAtRecall, tf_keras.metrics.RecallAtPrecision)
+_OF_BOTH = (
+    tf_keras.metrics.AUC,
+    tf_keras.metrics.SensitivityAtSpecificity,
+    tf_keras.metrics.SpecificityAtSensitivity,
+)
 _TO_PROBABILITIES = {"binary": tf.sigmoid, "multiclass": tf.nn.softmax}
 
 
@@ -131,6 +137,37 @@ def check_one_number(metrics: Iterable[tf_keras.metrics.Metric]) -> None:
         if by_class or (isinstance(thresholds, list | tuple) and len(thresholds) > 1):
             message = f"{metric.name} has several values, but a metric of a run is one number"
             raise ConfigError([Problem("model.metrics", f"{message}; set an average, or one threshold")])
+
+
+def value_of(metric: tf_keras.metrics.Metric) -> float | None:
+    """The result of a metric; None if it is undefined.
+
+    Raises:
+      ConfigError: it is not one number.
+    """
+    if is_undefined(metric):
+        return None
+    result = metric.result()
+    try:
+        return float(result)
+    except TypeError as error:
+        message = f"{metric.name} returned {type(result).__name__}, but a metric of a run is one number"
+        raise ConfigError([Problem("model.metrics", message)]) from error
+
+
+def is_undefined(metric: tf_keras.metrics.Metric) -> bool:
+    """Whether a metric is about two classes, or about the positive one, and no example is of such a class.
+
+    Keras returns 0 or 1 then. An AUC of several labels is the mean of theirs: it is undefined if one of these is.
+    """
+    if not isinstance(metric, (*_OF_POSITIVES, *_OF_BOTH)) or not metric.variables:
+        return False
+    positives = tf.add(metric.true_positives, metric.false_negatives)[0]  # by threshold; the sums are equal for all
+    if bool(tf.reduce_any(tf.equal(positives, 0))):
+        return True
+    if isinstance(metric, _OF_POSITIVES) or metric.get_config().get("curve") == "PR":
+        return False
+    return bool(tf.reduce_any(tf.equal(tf.add(metric.true_negatives, metric.false_positives)[0], 0)))
 
 
 def together(made: Any, counters: list[tf_keras.metrics.Metric]) -> Any:

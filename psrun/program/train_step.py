@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.errors import ConfigError, Problem
+from psrun.program import objective
 from psrun.tf_internals.tracing import converted
 
 # A model that overrides one of these decides what a step returns.
@@ -69,13 +70,13 @@ class OwnTrainStep:
         """
         tf.function(lambda batch: run(self._network.train_step, batch)).get_concrete_function(batch_spec)
 
-    def results(self, last: Any) -> dict[str, float]:
-        """The metrics of an epoch; call when its steps are done.
+    def results(self, last: Any) -> dict[str, float | None]:
+        """The metrics of an epoch, None for undefined ones; call when its steps are done.
 
         Args:
           last: the values of `plain` in the last step; None without a step.
         """
-        measured = {name: float(metric.result()) for name, metric in self._metrics.items()}
+        measured = {name: objective.value_of(metric) for name, metric in self._metrics.items()}
         fetched = last.fetch() if hasattr(last, "fetch") else last
         values = {name: float(value) for name, value in fetched.items()} if fetched else {}
         reported = {**values, **measured}

@@ -12,10 +12,10 @@ from psrun.config import targets
 from psrun.config.keras_callbacks import TWO_RESTORES
 from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
+from psrun.program import objective
 from psrun.program.compiled_model import Program
 from psrun.program.monitored import check_metric
 from psrun.tf_internals import keras
-from psrun.training.evaluation.meters import is_undefined
 from psrun.training.executions import Executions
 from psrun.training.session import Session
 from psrun.training.synchronized_stop import SynchronizedStop
@@ -114,7 +114,8 @@ class Epochs(tf_keras.callbacks.Callback):
         self._scheduled, self._first_batch = 0, first_batch
         self._packing = packing
         self._last: Any = None
-        self._own: dict[str, float] | None = None
+        self._own: dict[str, float | None] | None = None
+        self._undefined_in_training: list[str] = []
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._joined, self._scheduled, self._first_batch = False, self._first_batch, 0
@@ -143,30 +144,32 @@ class Epochs(tf_keras.callbacks.Callback):
         self._join()
         logs = {} if logs is None else logs
         logs.pop(_SEEN, None)
-        validation = {name[4:]: float(value) for name, value in logs.items() if name.startswith("val_")}
-        metrics = {name: float(value) for name, value in logs.items() if not name.startswith("val_")}
+        validation: dict[str, float | None] = {
+            name[4:]: float(value) for name, value in logs.items() if name.startswith("val_")
+        }
+        metrics: dict[str, float | None] = {
+            name: float(value) for name, value in logs.items() if not name.startswith("val_")
+        }
         if self._own is not None:
-            for name in metrics:
-                del logs[name]
             metrics = self._own
-            logs |= metrics
-        examples_seen = int(validation.pop(_SEEN, 0))
-        evaluated: dict[str, float | None] = {**validation, **dict.fromkeys(self._undefined(validation))}
-        for name in evaluated:
-            if evaluated[name] is None:
-                del logs[f"val_{name}"]  # Keras' callbacks take it as not measured
-        logs |= self._session.epoch_ends(metrics, (examples_seen, evaluated) if evaluated else None)
+        metrics |= dict.fromkeys(self._undefined_in_training)
+        if type(self.model).test_step is tf_keras.Model.test_step:  # another one may report other metrics
+            validation |= dict.fromkeys(self._undefined(validation))
+        # Keras' callbacks take what is not in the logs as not measured.
+        logs.clear()
+        logs |= {name: value for name, value in metrics.items() if value is not None}
+        logs |= {f"val_{name}": value for name, value in validation.items() if value is not None and name != _SEEN}
+        examples_seen = int(validation.pop(_SEEN, 0) or 0)
+        logs |= self._session.epoch_ends(metrics, (examples_seen, validation) if validation else None)
         if self._session.ends_early:
             self.model.stop_training = True
 
-    def _undefined(self, validation: Collection[str]) -> list[str]:
-        """The metrics of Keras' validation, which was the last to update them, that are undefined."""
-        if type(self.model).test_step is not tf_keras.Model.test_step:  # which may report other metrics
-            return []
+    def _undefined(self, names: Collection[str]) -> list[str]:
+        """Those of the metrics that are undefined by the examples which were the last to update them."""
         return [
             metric.name
             for metric in self.model.compiled_metrics.metrics
-            if metric.name in validation and is_undefined(metric)
+            if metric.name in names and objective.is_undefined(metric)
         ]
 
     def _join(self) -> None:
@@ -176,8 +179,11 @@ class Epochs(tf_keras.callbacks.Callback):
             if self._packing is not None:
                 self._packing.join()
             self._session.steps_joined()
-            if (own := self._session.program.own_step) is not None:
+            program = self._session.program
+            if (own := program.own_step) is not None:
                 self._own = own.results(self._last)  # before Keras' validation resets the metrics
+            else:
+                self._undefined_in_training = self._undefined(program.metric_names)
 
 
 class BetweenSaves(tf_keras.callbacks.Callback):

@@ -11,6 +11,7 @@ import tensorflow as tf
 from psrun.config import choices, targets
 from psrun.config.run_config import RunConfig
 from psrun.errors import PsrunError, TrainingError
+from psrun.program import objective
 from psrun.program.compiled_model import Program
 from psrun.training.parameter_server.closure_tracing import Step
 from psrun.training.progress import iterations
@@ -148,7 +149,8 @@ class LoopSession:
         self._running, self._into = False, 0
         self._epoch += 1
         values = {**_updated(self._program), **self._scheduler.returned()} if metrics is None else metrics
-        return self._session.epoch_ends({name: float(value) for name, value in values.items()})
+        numbers = {name: None if value is None else float(value) for name, value in values.items()}
+        return self._session.epoch_ends(numbers)
 
     def finish(self) -> None:
         """Ends the running epoch when the loop returns."""
@@ -165,7 +167,7 @@ class LoopSession:
 def _updated(program: Program) -> dict[str, Any]:
     """The network's metrics that were updated: a reset sets their state to zeros."""
     return {
-        metric.name: metric.result()
+        metric.name: objective.value_of(metric)
         for metric in program.network.metrics
         if any(tf.reduce_any(tf.cast(variable, tf.bool)) for variable in metric.variables)
     }

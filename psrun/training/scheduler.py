@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from psrun.program import objective
 from psrun.program.compiled_model import Program
 from psrun.training import executions
 from psrun.training.executions import Executions
@@ -55,14 +56,14 @@ class Scheduler:
         """Whether all scheduled steps are done; never waits. Raises as `join`."""
         return self._coordinator is None or bool(self._coordinator.done())
 
-    def results(self) -> dict[str, float]:
-        """The metrics of an epoch; call when its steps are joined."""
+    def results(self) -> dict[str, float | None]:
+        """The metrics of an epoch, None for undefined ones; call when its steps are joined."""
         own, packing = self._program.own_step, self._packings.get(None)
         if own is None:
-            return {metric.name: float(metric.result()) for metric in self._program.network.metrics}
+            return {metric.name: objective.value_of(metric) for metric in self._program.network.metrics}
         return own.results(self._last if packing is None else packing.logs)
 
-    def returned(self) -> dict[str, float]:
+    def returned(self) -> dict[str, float | None]:
         """The values of the network's own `train_step`, as `results`; empty if it was not scheduled."""
         return self.results() if self._program.own_step is not None and None in self._do else {}
 

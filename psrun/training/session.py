@@ -22,7 +22,7 @@ from psrun.training.audit import Audit
 from psrun.training.checkpoint_schedule import CheckpointSchedule
 from psrun.training.epoch_clock import Clock
 from psrun.training.evaluation.after_epochs import EpochEvaluations
-from psrun.training.evaluation.meters import Evaluation
+from psrun.training.evaluation.meters import Evaluation, undefined_warning
 from psrun.training.evaluation.modes import Evaluator
 from psrun.training.first_batch import FirstBatch
 from psrun.training.hooks import Hooks
@@ -92,6 +92,7 @@ class Session:
         self._epoch, self._into = start.epochs, start.steps
         self._entered = start.steps  # of its first epoch done in other processes
         self._due = False
+        self._told_undefined = False
         self._feeds = InputPosition(program, start, self.first_step, self._audit)
         self._first_batch = FirstBatch(program)
         self._first_batch.check()
@@ -196,12 +197,12 @@ class Session:
             self._loss_is(self.monitor.non_finite_loss)
 
     def epoch_ends(
-        self, metrics: Mapping[str, float], validation: tuple[int, Mapping[str, float | None]] | None = None
+        self, metrics: Mapping[str, float | None], validation: tuple[int, Mapping[str, float | None]] | None = None
     ) -> dict[str, float]:
         """Reports the epoch, takes the checkpoint and evaluates, as configured.
 
         Args:
-          metrics: of the epoch's training steps.
+          metrics: of the epoch's training steps; None for undefined ones.
           validation: examples seen and metrics, None for undefined ones, where the trainer itself has evaluated.
 
         Returns:
@@ -213,12 +214,17 @@ class Session:
           Interrupted: the epoch was cut short because the process is to end; its steps are in a checkpoint.
         """
         step = iterations(self.program)
-        self._check_loss(metrics)
+        defined = {name: value for name, value in metrics.items() if value is not None}
+        self._check_loss(defined)
         if self._stops() and self._into < self.program.config.trainer.num_steps:
             self._save(step, self._epoch - 1)
             self.stop.raise_if_requested()
         self._report_epoch(step, metrics)
-        self._following.take(step, metrics)
+        warning = undefined_warning(metrics, f"examples of epoch {self._epoch}")
+        if warning is not None and not self._told_undefined:
+            self._told_undefined = True
+            self.warn(warning, step=step)
+        self._following.take(step, defined)
         self._following.note(step)  # before the checkpoint, which has the learning rate that was decided on
         self._check_steps(step)
         self._into = 0
@@ -233,10 +239,10 @@ class Session:
             val_metrics = self._evaluations.report(Evaluation("validation", step, examples_seen, dict(values)))
         if not stops and self._evaluations.due_after(self._epoch, last=last):
             val_metrics = self._evaluations.run(step)
-        self._compare(step, {**metrics, **val_metrics})
+        self._compare(step, {**defined, **val_metrics})
         self._following.take(step, val_metrics)
         self._following.epoch_ended(step)
-        self._hooks.epoch_ended(step, self._epoch, {**metrics, **val_metrics})
+        self._hooks.epoch_ended(step, self._epoch, {**defined, **val_metrics})
         if stops:
             self.stop.raise_if_requested()
         return val_metrics
@@ -290,9 +296,9 @@ class Session:
         if self._saving is not None:
             self._saving.evaluated(step, metrics)
 
-    def _report_epoch(self, step: int, metrics: Mapping[str, float]) -> None:
+    def _report_epoch(self, step: int, metrics: Mapping[str, float | None]) -> None:
         seconds, rate = self.clock.epoch_ends(step, self.monitor)
-        self.monitor.metrics = {name: value for name, value in metrics.items() if name != "loss"}
+        self.monitor.metrics = {name: value for name, value in metrics.items() if name != "loss" and value is not None}
         self._reporter.emit(
             "epoch", step=step, epoch=self._epoch, epochs=self.program.config.trainer.num_epochs, metrics=dict(metrics),
             seconds=round(seconds, 3), steps_per_s=rate, examples_per_s=rate * self.program.examples_per_step,

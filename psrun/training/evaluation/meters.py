@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,13 +18,6 @@ from psrun.program import objective
 from psrun.program.compiled_model import Program
 from psrun.program.example_counter import ExamplesSeen
 from psrun.tf_internals import keras
-
-_OF_POSITIVES = (tf_keras.metrics.Recall, tf_keras.metrics.PrecisionAtRecall, tf_keras.metrics.RecallAtPrecision)
-_OF_BOTH = (
-    tf_keras.metrics.AUC,
-    tf_keras.metrics.SensitivityAtSpecificity,
-    tf_keras.metrics.SpecificityAtSensitivity,
-)
 
 
 @dataclass(frozen=True)
@@ -49,13 +42,7 @@ class Evaluation:
     @property
     def undefined(self) -> str | None:
         """A warning about the metrics that are undefined; None if there are none."""
-        names = [f"val_{name}" for name, value in self.metrics.items() if value is None]
-        if not names:
-            return None
-        return (
-            f"{', '.join(names)}: undefined, because all evaluation examples whose weight is not 0 are of one class. "
-            "It is null in run.json; best checkpoint, early stopping and reduce_lr do not compare it"
-        )
+        return undefined_warning({f"val_{name}": value for name, value in self.metrics.items()}, "evaluation examples")
 
     def keep(self, folder: Path, checkpoint: str) -> Path:
         """Writes this evaluation of the checkpoint with this digest to a file; returns its path."""
@@ -63,6 +50,21 @@ class Evaluation:
         path = folder / f"{self.step}-{self.mode}.json"
         files.write_atomic(path, json.dumps({**asdict(self), "checkpoint": checkpoint}, indent=2) + "\n")
         return path
+
+
+def undefined_warning(metrics: Mapping[str, float | None], examples: str) -> str | None:
+    """A warning about the metrics that are None; None if there are none.
+
+    Args:
+      examples: what they were measured on.
+    """
+    names = [name for name, value in metrics.items() if value is None]
+    if not names:
+        return None
+    return (
+        f"{', '.join(names)}: undefined, because all {examples} whose weight is not 0 are of one class. It is null in "
+        "run.json; best checkpoint, early stopping and reduce_lr do not compare it"
+    )
 
 
 def kept(folder: Path, mode: str) -> Iterator[tuple[Evaluation, str]]:
@@ -161,21 +163,4 @@ class Meters:
     def values(self) -> dict[str, float | None]:
         """The current metrics by name; None for one that is undefined."""
         losses = {metric.name: float(metric.result()) for metric in self._losses.values()}
-        return losses | {
-            metric.name: None if is_undefined(metric) else float(metric.result()) for metric in self._metrics.metrics
-        }
-
-
-def is_undefined(metric: tf_keras.metrics.Metric) -> bool:
-    """Whether a metric is about two classes, or about the positive one, and no example is of such a class.
-
-    Keras returns 0 or 1 then. An AUC of several labels is the mean of theirs: it is undefined if one of these is.
-    """
-    if not isinstance(metric, (*_OF_POSITIVES, *_OF_BOTH)) or not metric.variables:
-        return False
-    positives = tf.add(metric.true_positives, metric.false_negatives)[0]  # by threshold; the sums are equal for all
-    if bool(tf.reduce_any(tf.equal(positives, 0))):
-        return True
-    if isinstance(metric, _OF_POSITIVES) or metric.get_config().get("curve") == "PR":
-        return False
-    return bool(tf.reduce_any(tf.equal(tf.add(metric.true_negatives, metric.false_positives)[0], 0)))
+        return losses | {metric.name: objective.value_of(metric) for metric in self._metrics.metrics}

@@ -23,8 +23,8 @@ from psrun.errors import ConfigError
 from psrun.models.model import Model
 from psrun.program.build import build, build_state, start_afresh
 from psrun.program.compiled_model import Program
+from psrun.program.objective import is_undefined
 from psrun.training.evaluation import mergeable, modes
-from psrun.training.evaluation.meters import is_undefined
 
 pytestmark = pytest.mark.inprocess
 

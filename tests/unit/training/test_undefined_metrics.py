@@ -10,7 +10,8 @@ import tensorflow as tf
 import tf_keras
 from sample_weights import Weighted, own_data
 
-from psrun.training.evaluation.meters import Evaluation, is_undefined
+from psrun.program.objective import is_undefined
+from psrun.training.evaluation.meters import Evaluation
 
 pytestmark = pytest.mark.tensorflow
 
@@ -53,34 +54,43 @@ def test_an_auc_of_several_labels_is_undefined_where_that_of_one_is(other, undef
 
 
 class OneClass(Weighted):
-    """Evaluation examples of class 0."""
+    """Evaluation examples of class 0, and training examples if `train` is true."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, train: bool) -> None:
         super().__init__(weights="none")
         features, label = self._evaluation
         self._evaluation = (features, label * 0)
+        features, label = self._train
+        self._train = (features, label * 0 if train else label)
 
 
-@pytest.mark.parametrize(("trainer", "evaluation"), [("custom_loop", "direct"), ("fit", "validation")])
-def test_an_undefined_metric_is_null_and_no_value_for_what_compares_it(train, tmp_path, trainer, evaluation):
+@pytest.mark.parametrize(
+    ("trainer", "evaluation", "everywhere"),
+    [("custom_loop", "direct", True), ("fit", "validation", True), ("fit", "validation", False)],
+)
+def test_an_undefined_metric_is_null_and_no_value_for_what_compares_it(
+    train, tmp_path, trainer, evaluation, everywhere
+):
     callbacks = f"trainer.callbacks=[{{_target_: tf_keras.callbacks.CSVLogger, filename: {tmp_path}/log.csv}}]"
     result, folder = train(
         *own_data("cluster=none", f"trainer={trainer}", f"evaluation={evaluation}", "trainer.epochs=3"),
-        "data._target_=test_undefined_metrics.OneClass", *([callbacks] if trainer == "fit" else []),
+        "data._target_=test_undefined_metrics.OneClass", f"+data.train={everywhere}",
+        *([callbacks] if trainer == "fit" else []),
         "early_stopping.metric=val_auc", "early_stopping.mode=max", "early_stopping.patience=1",
         "checkpoint.best_metric=val_auc", "checkpoint.best_mode=max",
     )  # fmt: skip
     assert (result["metrics"]["val_auc"], result["evaluation"]["metrics"]["auc"]) == (None, None)
     assert result["metrics"]["val_accuracy"] > 0
-    assert result["metrics"]["auc"] > 0  # of the training, which has both classes
+    assert (result["metrics"]["auc"] is None) == everywhere
     assert result["steps"]["applied"] == 24
     assert result.get("best_checkpoint") is None
     events = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
-    assert [event["message"][:19] for event in events if event["event"] == "warning"] == ["val_auc: undefined,"]
+    warned = [event["message"].partition(":")[0] for event in events if event["event"] == "warning"]
+    assert warned == [*(["auc"] if everywhere else []), "val_auc"]
     if trainer == "fit":
-        header = (tmp_path / "log.csv").read_text().splitlines()[0]
-        assert "val_accuracy" in header
-        assert "val_auc" not in header
+        header = (tmp_path / "log.csv").read_text().splitlines()[0].split(",")
+        assert {"accuracy", "val_accuracy"} < {*header}
+        assert ("auc" in header, "val_auc" in header) == (not everywhere, False)
 
 
 def test_a_recorded_evaluation_keeps_what_is_undefined(tmp_path):
