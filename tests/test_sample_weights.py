@@ -196,7 +196,11 @@ def test_losses_metrics_and_weights_that_cannot_be_are_refused_by_key(key, value
         (("model.metrics=[MeanIoU]",), r"model\.metrics\[0\]: cannot be created by name"),
         (("model.loss={clik: mse}",), r"model\.loss: .*clik.*click"),
         (("model.metrics=[mae, mae]", "+data.weights=none"), r"model\.metrics: .*same name: mae"),
-        (("model.metrics=[AUC, F1Score]",), r"model\.metrics: f1_score has several values"),
+        (("model.metrics=[AUC, F1Score]", "+data.weights=none"), r"model\.metrics: f1_score has several values"),
+        (
+            ("model.metrics=[{_target_: tf_keras.metrics.F1Score, average: micro}]",),
+            r"f1_score .* is wrong in tf-keras",
+        ),
         (
             ("model.metrics=[{_target_: tf_keras.metrics.Recall, thresholds: [0.2, 0.5]}]",),
             r"recall has several values",

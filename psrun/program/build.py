@@ -78,4 +78,4 @@ def build_state(program: Program) -> None:
             network.compiled_loss.build(prediction)
         with objective.named("metrics"):
             keras.build_metrics(network.compiled_metrics, prediction, label)
-        objective.check_one_number(network.compiled_metrics.metrics)
+        objective.check_metrics(network.compiled_metrics.metrics, weighted=program.weighted)

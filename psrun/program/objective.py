@@ -128,9 +128,20 @@ def _objects(made: Any) -> Any:
     return metric if isinstance(metric, tf_keras.metrics.Metric) else made
 
 
-def check_one_number(metrics: Iterable[tf_keras.metrics.Metric]) -> None:
-    """Raises ConfigError if a metric of Keras returns several values: one for each class or threshold."""
+def check_metrics(metrics: Iterable[tf_keras.metrics.Metric], *, weighted: bool) -> None:
+    """Checks the metrics of Keras that a network was compiled with.
+
+    Args:
+      weighted: whether they use weights of examples.
+
+    Raises:
+      ConfigError: a metric returns several values, one for each class or threshold; or it is wrong with weights.
+    """
     for metric in metrics:
+        if weighted and isinstance(metric, tf_keras.metrics.FBetaScore):
+            # It takes weights of shape (batch,), but losses and metrics get them with the rank of predictions.
+            message = f"{metric.name} (F1Score or FBetaScore) is wrong in tf-keras where examples have weights"
+            raise ConfigError([Problem("model.metrics", f"{message}; remove it, or choose Precision and Recall")])
         # Its result would tell, but reading it is a collective operation where several workers mirror variables.
         by_class = getattr(metric, "average", "") is None or isinstance(metric, tf_keras.metrics.MeanTensor)
         thresholds = getattr(metric, "init_thresholds", None)
