@@ -228,7 +228,7 @@ def test_an_optimizer_that_knows_the_staleness_needs_one(overrides, key, message
 
 def test_moving_averages_of_weights_are_refused_for_a_training():
     raw = raw_config("optimizer=adam", "+optimizer.use_ema=true")
-    assert "use the weights, not their moving averages; remove it" in problems(raw)["optimizer.use_ema"]
+    assert "use the weights, not their moving averages; set it to false" in problems(raw)["optimizer.use_ema"]
     raw_of_a_run = raw_config("optimizer=adam", "+optimizer.use_ema=true", "mode=export", "resume=here")
     assert parse.load(raw_of_a_run).optimizer.options["use_ema"] is True
 

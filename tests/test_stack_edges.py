@@ -145,7 +145,7 @@ def test_a_plan_refuses_a_legacy_optimizer_for_stacks():
     planner.make(run, load.load_source(run))
 
 
-def _checkpointed(kind: str, stack: bool, rate: Any, steps: int = 0) -> tuple[Any, Any]:
+def _checkpointed(kind: str, stack: bool, rate: Any, steps: int = 0, **options: Any) -> tuple[Any, Any]:
     """An optimizer after some steps of a network, and their checkpoint."""
     import tensorflow as tf
     import tf_keras
@@ -159,7 +159,7 @@ def _checkpointed(kind: str, stack: bool, rate: Any, steps: int = 0) -> tuple[An
         "legacy.Adam": tf_keras.optimizers.legacy.Adam,
         "LazyAdam": sparse.LazyAdam,
     }
-    network, optimizer = _network("a", "b", stack=stack), kinds[kind](rate)
+    network, optimizer = _network("a", "b", stack=stack), kinds[kind](rate, **options)
     optimizers.build(optimizer, network.trainable_variables)
     for _ in range(steps):
         optimizer.apply_gradients([(tf.ones_like(each), each) for each in network.trainable_variables])
@@ -188,6 +188,29 @@ def test_a_schedule_and_a_rate_take_each_others_place(tmp_path, kind, stack, wit
         np.testing.assert_array_equal(left, right)
     if with_schedule:
         assert float(after.learning_rate) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("stack", [True, False])
+def test_a_run_of_an_earlier_release_goes_on_without_its_moving_averages(tmp_path, stack):
+    import tensorflow as tf
+
+    from psrun.checkpoint.manifest import Contents
+    from psrun.cluster import placement
+
+    path = str(tmp_path / "written")
+    before, written = _checkpointed("Adam", stack, 0.1, steps=3, use_ema=True)
+    after, restored = _checkpointed("Adam", stack, 0.1)
+    written.write(tf.constant(path))
+    there, here = (
+        Contents.of("Adam", placement.observed("optimizer", optimizer.variables()), checkpoint.keys)
+        for optimizer, checkpoint in ((before, written), (after, restored))
+    )
+    there.check(path, here)
+    restored.restore(path, there)
+    old = {variable.name: variable.numpy() for variable in before.variables()}
+    assert len(after.variables()) < len(old)
+    for variable in after.variables():
+        np.testing.assert_array_equal(variable, old[variable.name], err_msg=variable.name)
 
 
 @pytest.mark.parametrize(

@@ -77,10 +77,15 @@ class Contents:
         problem = None
         if self.optimizer != here.optimizer:
             problem = f"is {here.optimizer}, but the checkpoint {path} has {self.optimizer}"
-        elif difference := differences(self.slots, here.slots):
+        elif difference := differences(self._used_slots, here.slots):
             problem = f"differs from the optimizer of the checkpoint {path}: {difference}"
         if problem:
             raise ConfigError([Problem("optimizer", problem)])
+
+    @property
+    def _used_slots(self) -> Variables:
+        """The slots without moving averages, which nothing used; trainings of earlier releases could have them."""
+        return {name: slot for name, slot in self.slots.items() if not name.startswith("average/")}
 
     def check_model(self, path: str, here: Contents) -> None:
         """As `check`, without the optimizer."""

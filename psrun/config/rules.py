@@ -11,8 +11,8 @@ from psrun.errors import Problem
 # Keras' `fit` puts the averages into the weights when it ends, or every `ema_overwrite_frequency` steps. Workers count
 # steps concurrently, so that they would miss some of these; and a checkpoint before the end has the weights themselves.
 WITHOUT_AVERAGES = (
-    "but evaluations, checkpoints and exports use the weights, not their moving averages; remove it. A learning rate "
-    "that falls to 0, such as tf_keras.optimizers.schedules.CosineDecay, has a similar effect"
+    "but evaluations, checkpoints and exports use the weights, not their moving averages; set it to false. A learning "
+    "rate that falls to 0, such as tf_keras.optimizers.schedules.CosineDecay, has a similar effect"
 )
 
 
