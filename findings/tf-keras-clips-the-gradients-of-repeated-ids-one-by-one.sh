@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# tf-keras 2.21.0 on TensorFlow 2.21.0: optimizers clip the gradient of an embedding before they sum the entries of a row.
-# Seen: with an id four times in a batch, `clipvalue=0.1` and SGD with a learning rate of 1 the row moves by 0.4, not by
-# 0.1; with `clipnorm=0.1` by 0.2, not by 0.1. The same gradient as a dense tensor moves it by 0.1.
+# tf-keras 2.21.0 on TensorFlow 2.21.0: optimizers clip the gradient of an embedding before they sum the entries of a
+# row. Seen: with an id four times in a batch, `clipvalue=0.1` and SGD with a learning rate of 1 the row moves by 0.4,
+# not by 0.1; with `clipnorm=0.1` by 0.2, not by 0.1. The same gradient as a dense tensor moves it by 0.1.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # tf-keras 2.21.0 on TensorFlow 2.21.0: `tf_keras.optimizers.Nadam` counts in a Python attribute how often it has
-# multiplied its momentum schedule. In a tf.function the count stands still, and the product is multiplied once for each
-# variable in each step but the first. Seen: three variables of the same value and gradient are 0.8164 after two steps
-# without a function, and 0.8298, 0.8641 and 0.8739 after two steps in one. `tf_keras.optimizers.legacy.Nadam` and Adam
-# give the same numbers in both.
+# multiplied its momentum schedule. In a tf.function the count stands still, and the product is multiplied once for
+# each variable in each step but the first. Seen: three variables of the same value and gradient are 0.8164 after two
+# steps without a function, and 0.8298, 0.8641 and 0.8739 after two steps in one. `tf_keras.optimizers.legacy.Nadam`
+# and Adam give the same numbers in both.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
