@@ -67,7 +67,9 @@ def _waits(state: State, event: Event) -> State:
 
 
 def _visitation(state: State, event: Event) -> State:
-    return {"visitation": [*state.get("visitation", []), event.data]}
+    # A run that is resumed from an earlier checkpoint trains some epochs again.
+    before = [row for row in state.get("visitation", []) if row["epoch"] < event.data["epoch"]]
+    return {"visitation": [*before, event.data]}
 
 
 def _epoch(state: State, event: Event) -> State:

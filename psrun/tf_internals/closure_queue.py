@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -37,6 +38,14 @@ class Rule(Protocol):
         """Whether a closure with this mark need not run any more."""
 
 
+@dataclass(frozen=True)
+class Again:
+    """What a closure does when it runs again: a concrete function with the same results, and its arguments."""
+
+    function: Any
+    arguments: tuple[Any, ...]
+
+
 class MarkedClosures:
     """The queue of a coordinator, from which workers take closures by a rule. There is one object per coordinator.
 
@@ -50,7 +59,7 @@ class MarkedClosures:
         queue = coordinator._cluster.closure_queue
         require(queue, "put", "get", "put_back", "clear_tag_unlocked", "_queue_lock", "_closures_queued_condition",
                 "_queue_free_slot_condition", "_queue", "_tagged_queue", "_should_process_closures",
-                "_stop_waiting_condition", "_error")  # fmt: skip
+                "_stop_waiting_condition", "_error", "_cancellation_mgr")  # fmt: skip
         self._closures, self._lock = queue, queue._queue_lock
         self._rule: Rule | None = None  # None: TensorFlow's own
         self._scheduling = threading.local()
@@ -108,13 +117,17 @@ class MarkedClosures:
             return dict(self._waited_s)
 
     @contextlib.contextmanager
-    def marking(self, mark: Any) -> Iterator[None]:
-        """Gives `mark` to the closures that this thread schedules in this context."""
-        self._scheduling.mark = mark
+    def marking(self, mark: Any, again: Callable[[], Again | None] | None = None) -> Iterator[None]:
+        """Gives `mark` to the closures that this thread schedules in this context.
+
+        Args:
+          again: called before one of them runs again, in the thread of a lost worker; None from it changes nothing.
+        """
+        self._scheduling.mark, self._scheduling.again = mark, again
         try:
             yield
         finally:
-            del self._scheduling.mark
+            del self._scheduling.mark, self._scheduling.again
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -125,6 +138,7 @@ class MarkedClosures:
 
     def _put_marked(self, closure: Any, tag: int | None = None) -> None:
         closure.psrun_mark = getattr(self._scheduling, "mark", None)
+        closure.psrun_again = getattr(self._scheduling, "again", None)
         if self._busy_since_s is None and closure.psrun_mark is not None:
             self._busy_since_s = time.monotonic()
         self._put(closure, tag)
@@ -140,6 +154,12 @@ class MarkedClosures:
         with self._lock:
             for worker in [worker for worker, running in self._running.items() if running is closure]:
                 self._leave(worker)
+        again = getattr(closure, "psrun_again", None)
+        if again is not None and (instead := again()) is not None:
+            require(closure, "_function", "_concrete_function", "_args")
+            closure._concrete_function = instead.function
+            closure._function = self._closures._cancellation_mgr.get_cancelable_function(instead.function)
+            closure._args = instead.arguments
         self._put_back(closure)
         if self._rule is not None:
             self.drop_what_is_over()

@@ -1,8 +1,10 @@
-"""Counts how often each example was trained on, and by which worker."""
+"""Counts how often the updates of each example were applied, and by which worker."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,52 +14,74 @@ import tensorflow as tf
 from psrun.data.source import ByNumber
 from psrun.program.compiled_model import Program
 
+_DEVICE = "/job:ps/replica:0/task:0/device:CPU:0"
 _MOST = 3  # examples seen at least this often are counted together
 
 
 class Audit:
     """Counters on the first parameter server, one for each example and worker: 4 bytes each.
 
-    A batch counts when a step takes it. A step of a worker that is killed in between may count and not be applied.
+    Args:
+      earlier: `state` of the process before, whose steps of the present epoch count; None for none.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, earlier: str | None = None) -> None:
         assert isinstance(program.source, ByNumber)
         self._shape: tuple[int, int] = (program.distribution.num_workers, program.source.num_train_examples)
-        self._deferred: list[tf.Tensor] | None = None
-        with tf.device("/job:ps/replica:0/task:0/device:CPU:0"):
+        num_examples = self._shape[1]
+        self._earlier: np.ndarray = np.zeros(num_examples, np.uint8)
+        if earlier is not None:
+            self._earlier = _unpacked(earlier, num_examples)
+        self._taken: list[tf.Tensor] | None = None
+        with tf.device(_DEVICE):
             self._counts: Any = tf.Variable(tf.zeros([self._shape[0] * self._shape[1]], tf.int32), trainable=False)
 
-    def count(self, examples: tf.Tensor) -> None:
-        """Call in a closure.
+    def take(self, examples: tf.Tensor) -> None:
+        """Call in a closure, within `taking`, when a step takes a batch.
 
         Args:
           examples: the number of each example, plus the worker's index times the number of examples.
         """
-        if self._deferred is not None:
-            self._deferred.append(examples)
-            return
-        self._counts.scatter_add(tf.IndexedSlices(tf.ones_like(examples, tf.int32), examples))
+        assert self._taken is not None
+        self._taken.append(examples)
 
     @contextlib.contextmanager
-    def deferring(self) -> Iterator[list[tf.Tensor]]:
-        """In this context examples are not counted, but added to the list, to be counted when they are applied."""
-        self._deferred = []
+    def taking(self) -> Iterator[list[tf.Tensor]]:
+        """In this context the examples that are taken are added to the list, to be counted when they are applied."""
+        self._taken = []
         try:
-            yield self._deferred
+            yield self._taken
         finally:
-            self._deferred = None
+            self._taken = None
+
+    def count(self, examples: tf.Tensor) -> tf.Operation:
+        """Counts examples that are applied. Call in a function."""
+        with tf.device(_DEVICE):
+            ones = tf.ones_like(examples, tf.int32)
+            return tf.raw_ops.ResourceScatterAdd(resource=self._counts.handle, indices=examples, updates=ones)
+
+    def state(self) -> str:
+        """The counts of the present epoch, of all workers together: zlib, base64; at most 255 each.
+
+        Call when all steps are joined.
+        """
+        counts = self._earlier + self._by_worker().sum(axis=0)
+        return base64.b64encode(zlib.compress(np.minimum(counts, 255).astype(np.uint8).tobytes())).decode()
+
+    def _by_worker(self) -> np.ndarray:
+        return self._counts.numpy().reshape(self._shape)
 
     def epoch(self) -> dict[str, Any]:
-        """The counts since the last call; call when all steps are joined.
+        """The counts of an epoch, those of earlier processes included; call when all steps are joined.
 
         Returns:
-          `seen`: how many examples were seen '0', '1', '2' and '3+' times. `by_worker`: how many each worker saw, of
-          all and of those seen more than once.
+          `seen`: how many examples were applied '0', '1', '2' and '3+' times. `by_worker`: how many each worker of this
+          process applied, of all and of those applied more than once.
         """
-        counts = self._counts.numpy().reshape(self._shape)
+        counts = self._by_worker()
         self._counts.assign(tf.zeros_like(self._counts))
-        total = counts.sum(axis=0)
+        total = self._earlier + counts.sum(axis=0)
+        self._earlier = np.zeros_like(self._earlier)
         histogram = np.bincount(np.minimum(total, _MOST), minlength=_MOST + 1)
         return {
             "seen": {f"{times}{'+' if times == _MOST else ''}": int(number) for times, number in enumerate(histogram)},
@@ -69,3 +93,8 @@ class Audit:
                 for index, own in enumerate(counts)
             },
         }
+
+
+def _unpacked(state: str, num_examples: int) -> np.ndarray:
+    counts = np.frombuffer(zlib.decompress(base64.b64decode(state)), np.uint8)
+    return counts if counts.size == num_examples else np.zeros(num_examples, np.uint8)  # the data is another

@@ -52,6 +52,10 @@ class Stream:
         """The input arguments of a closure of `num_steps` steps."""
         return ()
 
+    def later(self, arguments: tuple[tf.Tensor, ...], num_steps: int) -> tuple[tf.Tensor, ...]:
+        """The input arguments of a closure that leaves out the first steps of the one with `arguments`."""
+        return arguments
+
     def deal_again(self, arguments: Sequence[tuple[tf.Tensor, ...]]) -> None:
         """Takes back the input arguments of closures of one step that were not applied."""
 
@@ -72,7 +76,7 @@ class Stream:
 
     def _counted(self, examples: tf.Tensor, batch: Any) -> Any:
         if self.audit is not None:
-            self.audit.count(examples)
+            self.audit.take(examples)
         return batch
 
 
@@ -111,6 +115,9 @@ class DealtInput(Stream):
         place = self._next_place
         self._next_place += num_steps
         return (tf.constant(place, tf.int64),)
+
+    def later(self, arguments: tuple[tf.Tensor, ...], num_steps: int) -> tuple[tf.Tensor, ...]:
+        return (arguments[0] + num_steps,)
 
     def deal_again(self, arguments: Sequence[tuple[tf.Tensor, ...]]) -> None:
         for (place,) in arguments:

@@ -85,12 +85,12 @@ class Session:
         self._evaluations = EpochEvaluations(program, reporter, evaluation, self.monitor)
         self.clock = Clock(self.first_step)
         self.scheduled = 0
-        self._audit = Audit(program) if program.config.data.audit else None
+        self._audit = Audit(program, start.audit) if program.config.data.audit else None
         self._stages: StepProfiler | None = None
         self.staleness = UpdateStaleness(program, reporter)
         self.step_time: StepTime | None = None
         self._epoch, self._into = start.epochs, start.steps
-        self._entered = start.steps  # of its first epoch done in other processes
+        self._uncounted = start.steps if start.audit is None else 0  # of its first epoch, by the audit
         self._due = False
         self._told_undefined = False
         self._feeds = InputPosition(program, start, self.first_step, self._audit)
@@ -182,11 +182,12 @@ class Session:
         """Call when every step of the epoch is done, before anything else is."""
         self.clock.steps_joined()
         self.monitor.epoch_ends(iterations(self.program))
-        if self._audit is not None:
-            visitation = {"epoch": self._epoch, "steps": self._into - self._entered, **self._audit.epoch()}
+        cut = self._into < self.program.config.trainer.num_steps and self._stops()  # the resumed run counts on
+        if self._audit is not None and not cut:
+            visitation = {"epoch": self._epoch, "steps": self._into - self._uncounted, **self._audit.epoch()}
             self._reporter.emit("visitation", step=self.monitor.last_step, **visitation)
         self.staleness.epoch_joined(self.monitor.last_step, self._epoch)
-        self._entered = 0
+        self._uncounted = 0
         if "closures" in vars(self):
             self._reporter.emit("waits", step=self.monitor.last_step, epoch=self._epoch, **self.closures.facts())
 
@@ -290,7 +291,8 @@ class Session:
             scheduled = self.start.scheduled + self.scheduled
             batch, order, again = self._feeds.next_batch(self.scheduled), self.start.order, self._feeds.left
             numbered = (batch, order, again, self.program.gradients_per_update)
-            self._saving.save(step, Position(epochs, self._into, scheduled, self._feeds.stream, *numbered))
+            audit = self._audit.state() if self._audit is not None and self._into else None
+            self._saving.save(step, Position(epochs, self._into, scheduled, self._feeds.stream, *numbered, audit))
 
     def _compare(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._saving is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +14,7 @@ from psrun.program.replicas import Replicas
 from psrun.tf_internals.cluster import iterator_spec
 from psrun.tf_internals.optimizers import counters
 from psrun.training.input_streams import Stream
+from psrun.training.parameter_server.applied_steps import AppliedSteps
 from psrun.training.parameter_server.dense_bundling import DenseBundles
 from psrun.training.parameter_server.gradient_rounds import GradientRounds
 from psrun.training.parameter_server.row_prefetch import RowPrefetch
@@ -42,6 +43,7 @@ class ClosureTracer:
       meter: measures the staleness of updates.
       step: of one batch; None for the network's own `train_step`.
       rounds: takes the gradients of a step; None if the step itself updates.
+      applied: counts applied steps; its slot is the last argument of a closure. None with `rounds`.
 
     Raises:
       ConfigError: weights cannot be exchanged as rarely as `trainer.dense_sync_every` asks.
@@ -57,12 +59,16 @@ class ClosureTracer:
         meter: StalenessMeter,
         step: Step | None = None,
         rounds: GradientRounds | None = None,
+        applied: AppliedSteps | None = None,
     ) -> None:
         trainer = program.config.trainer
         self._program, self._feed, self._stages, self._step = program, feed, stages, step
-        self._slow, self._rounds = slow, rounds
+        self._slow, self._rounds, self._applied = slow, rounds, applied
+        self._skipped: Collection[int] = ()
         self._iterator_spec = iterator_spec(iterator)
-        self._bundles = DenseBundles(program, meter, trainer.dense_sync_every, rows_ahead=trainer.prefetch_rows)
+        self._bundles = DenseBundles(
+            program, meter, trainer.dense_sync_every, rows_ahead=trainer.prefetch_rows, applied=applied
+        )
         self._prefetch = RowPrefetch(program) if trainer.prefetch_rows else None
         self._kept = WorkerLocalVariables(metric_variables(program), counters(program.optimizer))
         if trainer.dense_sync_every > 1 and not self._bundles:
@@ -71,14 +77,22 @@ class ClosureTracer:
                          "replicas per worker; set it to 1")]
             )  # fmt: skip
 
-    def trace(self, unrolled: int, *, num_steps: int | None) -> Any:
+    def trace(self, unrolled: int, *, num_steps: int | None, skipped: Collection[int] = ()) -> Any:
         """A concrete function of an iterator and, without `num_steps`, of a number of steps; see `packed`.
 
         Another kind of function `schedule` would trace again, and more than once.
+
+        Args:
+          skipped: parameter servers that do not apply the steps.
         """
+        self._skipped = skipped
         count = (tf.TensorSpec([], tf.int32),) if num_steps is None else ()
         specs = (self._iterator_spec, *count, tf.TensorSpec([], tf.bool), *self._feed.specs)
-        specs = (*specs, *(self._rounds.specs if self._rounds else ()))
+        specs = (
+            *specs,
+            *(self._rounds.specs if self._rounds else ()),
+            *([self._applied.spec] if self._applied else ()),
+        )
         while True:
             steps = packed(
                 self._program,
@@ -98,6 +112,8 @@ class ClosureTracer:
         self._slow.begin()
         if self._rounds is not None:
             self._rounds.begin(*arguments[len(self._feed.specs) :])
+        if self._applied is not None:
+            self._applied.begin(arguments[-1])
 
     @contextlib.contextmanager
     def _in_closure(self, num_steps: int, take: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
@@ -108,9 +124,12 @@ class ClosureTracer:
             self._bundles.in_closure(num_steps) as next_step,
             rounds,
             self._slow.in_closure(),
+            self._applied.in_closure(self._skipped) if self._applied else contextlib.nullcontext(),
         ):
 
             def next_batch() -> Any:
+                if self._applied is not None:
+                    self._applied.next()
                 next_step()
                 return batches()
 

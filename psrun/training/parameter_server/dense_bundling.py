@@ -21,6 +21,7 @@ from psrun.program.compiled_model import Program, traced_forward
 from psrun.tf_internals import optimizers
 from psrun.tf_internals.tracing import FuncGraph
 from psrun.tf_internals.variables import remote, wrapped
+from psrun.training.parameter_server.applied_steps import AppliedSteps
 from psrun.training.parameter_server.dense_bundle import Bundle, GradientsAndVariables
 from psrun.training.parameter_server.staleness_meter import StalenessMeter, UpdatesInClosure
 from psrun.training.parameter_server.variable_proxy import VariableProxy, taking_over
@@ -33,11 +34,19 @@ class DenseBundles:
       meter: measures the staleness of updates; its numbers travel with a bundle.
       sync_every: number of steps per read of the variables, and per push of their summed gradients.
       rows_ahead: whether rows of tables are requested one step ahead, so that they are staler than the variables.
+      applied: decides which gradients are applied; None for all.
     """
 
     def __init__(
-        self, program: Program, meter: StalenessMeter, sync_every: int = 1, *, rows_ahead: bool = False
+        self,
+        program: Program,
+        meter: StalenessMeter,
+        sync_every: int = 1,
+        *,
+        rows_ahead: bool = False,
+        applied: AppliedSteps | None = None,
     ) -> None:
+        self._applied = applied
         self._optimizer, self._every = program.optimizer, sync_every
         self._meter, self._rows_ahead = meter, rows_ahead
         by_server: dict[tuple[str, tf.DType], list[Any]] = {}
@@ -71,7 +80,8 @@ class DenseBundles:
         stand_ins = [stand_in for bundle in self._bundles for stand_in in bundle.stand_ins]
         optimizer = self._optimizer
         updates = UpdatesInClosure(self._meter, rows_ahead=self._rows_ahead)
-        steps = _Steps(optimizer, self._bundles, self._carrier, updates, self._every, num_steps)
+        applied = self._applied if self._alone else None
+        steps = _Steps(optimizer, self._bundles, self._carrier, updates, self._every, num_steps, applied)
         with taking_over(variables, stand_ins), optimizers.updating(optimizer, steps.applying):
             if not self._bundles:
                 yield steps.next
@@ -105,7 +115,9 @@ class _Steps:
         updates: UpdatesInClosure,
         every: int,
         num_steps: int,
+        applied: AppliedSteps | None,
     ) -> None:
+        self._applied = applied
         self._optimizer, self._factor = optimizer, late_gradients.compensation(optimizer)
         self._bundles, self._carrier, self._updates = bundles, carrier, updates
         self._every, self._num_steps = every, num_steps
@@ -159,6 +171,8 @@ class _Steps:
                 staleness = self._updates.count(carried)
         if pushes and self._updates.are_waiting:
             staleness = self._updates.count_alone(gradient for gradient, _ in grads_and_vars)
+        if self._applied is not None:
+            rest = self._applied.arrived(rest)
         with late_gradients.applying(self._optimizer, staleness):
             return self._apply(rest, *arguments, **options)
 

@@ -60,7 +60,7 @@ class GradientRounds:
         """
         self._num_pushes = 0
         with contextlib.ExitStack() as stack:
-            examples = stack.enter_context(self._audit.deferring()) if self._audit else []
+            examples = stack.enter_context(self._audit.taking()) if self._audit else []
 
             def pushing(_: Callable[..., Any]) -> Callable[..., Any]:
                 def apply_gradients(grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:

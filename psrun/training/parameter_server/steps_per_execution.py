@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +13,16 @@ import tensorflow as tf
 from psrun.cluster.training_closures import TrainingClosures
 from psrun.config import choices
 from psrun.program.compiled_model import Program
+from psrun.tf_internals.closure_queue import Again
 from psrun.training.input_streams import Stream
 from psrun.training.parameter_server import closure_length
+from psrun.training.parameter_server.applied_steps import AppliedSteps, Execution
 from psrun.training.parameter_server.closure_length import ClosureTimer
 from psrun.training.parameter_server.closure_tracing import ClosureTracer, Step
 from psrun.training.parameter_server.slow_workers import SlowWorkers
 from psrun.training.parameter_server.staleness_meter import StalenessMeter
 from psrun.training.parameter_server.step_profiler import StepProfiler
+from psrun.training.progress import iterations
 
 # Writing ten out took 5 to 9 s of training and saved 2 to 3 ms a step, with a tiny and a large model on two slow cores:
 # what it costs comes back after some 2,300 to 3,300 steps.
@@ -80,7 +84,11 @@ class Packing:
         self._in_flight, self._stages = in_flight, stages
         self._feed, self._iterator = feed, feed.iterator(distribution.coordinator)
         slow = SlowWorkers(program.optimizer, program.config.cluster.slow_workers or {}, distribution.num_workers)
-        self._tracer = ClosureTracer(program, feed, self._iterator, stages, slow, meter, step)
+        self._applied = AppliedSteps(program, feed.audit, in_flight.most)
+        self._tracer = ClosureTracer(program, feed, self._iterator, stages, slow, meter, step, applied=self._applied)
+        self._cut: list[tuple[tuple[tf.Tensor, ...], frozenset[int]]] = []  # input, and the servers behind
+        self._is_plain = step is None and program.own_step is None  # a step increments the optimizer's counter once
+        self._first_iteration, self._num_scheduled, self._ran_again = iterations(program), 0, False
         self._late = trainer.prefetch_rows or trainer.dense_sync_every > 1  # only unrolled steps can be
         self._unrolled_steps = choices.MAX_UNROLLED_STEPS if self._late or planned >= _STEPS_TO_UNROLL_FOR else 1
         self._looped, self._unrolled = self._tracer.trace(1, num_steps=None), None
@@ -99,11 +107,14 @@ class Packing:
         num_steps = min(self.num_steps, most)
         if self._timer is not None:
             self._timer.resume()
-        arguments = (tf.constant(self._stages.wanted()), *self._feed.arguments(num_steps))
+        taken = self._feed.arguments(num_steps)
+        measured = tf.constant(self._stages.wanted())
         if num_steps == self.num_steps and self._unrolled is not None:
-            scheduled = self._in_flight.schedule(self._unrolled, (self._iterator, *arguments))
+            scheduled = self._execute(self._unrolled, (measured,), taken, self._applied.claim(num_steps))
         else:
-            scheduled = self._in_flight.schedule(self._looped, (self._iterator, tf.constant(num_steps), *arguments))
+            arguments = (tf.constant(num_steps), measured)
+            scheduled = self._execute(self._looped, arguments, taken, self._applied.claim(num_steps))
+        self._num_scheduled += num_steps
         if self._looped.structured_outputs is not None:
             self.logs = scheduled
         self._num_closures += 1
@@ -123,11 +134,56 @@ class Packing:
         steps_per_worker = self._num_closures * self.num_steps / 2 / self._program.distribution.num_workers
         return time.monotonic() - self._began_s > _SLOW_STEP_S * steps_per_worker
 
+    def _execute(
+        self, function: Any, arguments: tuple[tf.Tensor, ...], taken: tuple[tf.Tensor, ...], execution: Execution
+    ) -> Any:
+        again = functools.partial(self._again, execution, taken)
+        slot = tf.constant(execution.slot, tf.int32)
+        execution.scheduled = self._in_flight.schedule(function, (self._iterator, *arguments, *taken, slot), again)
+        return execution.scheduled
+
+    def _again(self, execution: Execution, taken: tuple[tf.Tensor, ...]) -> Again | None:
+        """What an execution of a lost worker is to do instead; called in a thread of the coordinator.
+
+        It goes on behind the last step that a server has applied. `join` completes steps that were cut.
+        """
+        try:
+            done = self._applied.done(execution)
+        except tf.errors.OpError:
+            return None  # a parameter server is lost, too, which ends the attempt
+        self._ran_again = True
+        start, least = max(done.values(), default=0), min(done.values(), default=0)
+        if self._looped.structured_outputs is not None:
+            start = min(start, execution.num_steps - 1)  # the last step has the values that the closure returns
+        for step in range(least, start):
+            behind = frozenset(task for task, number in done.items() if number <= step)
+            self._cut.append((self._feed.later(taken, step), behind))
+        for task, number in done.items():
+            execution.before[task] += number - start
+        rest = (tf.constant(execution.num_steps - start), tf.constant(False), *self._feed.later(taken, start))
+        return Again(self._looped, (self._iterator, *rest, tf.constant(execution.slot, tf.int32)))
+
     def join(self) -> None:
         """Waits for all scheduled closures; raises the exception of a failed one."""
         self._in_flight.join()
+        while self._cut:
+            taken, behind = self._cut.pop()
+            completing = self._tracer.trace(1, num_steps=1, skipped=self._applied.servers - behind)
+            self._execute(completing, (tf.constant(False),), taken, self._applied.claim(1, behind))
+            self._in_flight.num_cut += 1
+            self._in_flight.join()
+        self._count_lost()
         if self._timer is not None:
             self._timer.pause()
+
+    def _count_lost(self) -> None:
+        """Adds the steps of lost workers to the optimizer's counter, to which a worker adds at the end of a closure."""
+        if not (self._ran_again and self._is_plain):
+            return
+        self._ran_again = False
+        missing = self._first_iteration + self._num_scheduled - iterations(self._program)
+        if missing:
+            self._program.optimizer.iterations.assign_add(missing)
 
     def _report(self, step_s: float | None) -> None:
         trainer = self._program.config.trainer

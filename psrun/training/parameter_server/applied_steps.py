@@ -1,0 +1,199 @@
+"""Counts, on the parameter servers, which steps of an execution they have applied.
+
+An execution of a lost worker runs again on another one. The counts tell where it goes on, so that no step is applied
+twice. A server counts a step behind its updates of this step, without a message: a step whose worker is lost before all
+servers have its gradients is applied by some of them. Such a step is cut; the others get it later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from psrun.program.compiled_model import Program
+from psrun.tf_internals.cluster import has_ended
+from psrun.training.audit import Audit
+
+# A server may still be at work on gradients that have arrived when the chief learns that their worker is lost.
+_SETTLED_S = 0.5
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp")
+_JOB = "ps"
+
+
+@dataclass
+class Execution:
+    """An execution in flight.
+
+    Attributes:
+      slot: the place of its counts.
+      before: the count of each server when none of its steps was applied.
+      servers: those that apply it; None for all that update in a step.
+      scheduled: its remote value.
+    """
+
+    slot: int
+    num_steps: int
+    before: dict[int, int]
+    servers: Collection[int] | None = None
+    scheduled: Any = field(default=None, repr=False)
+
+
+class AppliedSteps:
+    """The counts of all executions in flight of one kind of step, and the audit of the examples of applied steps.
+
+    Args:
+      audit: counts the examples of applied steps; None for none.
+      most: maximum number of executions in flight.
+    """
+
+    spec = tf.TensorSpec([], tf.int32)  # of the slot, an argument of a closure
+
+    def __init__(self, program: Program, audit: Audit | None, most: int) -> None:
+        self._audit = audit
+        self._counts: list[Any] = []
+        for task in range(program.config.num_tasks[_JOB]):
+            with tf.device(_device(task)):
+                self._counts.append(tf.Variable(tf.zeros([2 * most], tf.int32), trainable=False))
+        self._in_slot: list[Execution | None] = [None] * (2 * most)
+        self._next = 0
+        self._updating: set[int] = set()  # servers
+        self._slot: Any = None
+        self._skipped: Collection[int] = ()
+        self._num_before: int | None = None
+        self._examples: list[tf.Tensor] = []
+
+    # -- in a closure
+
+    def begin(self, slot: tf.Tensor) -> None:
+        """Call in a closure, before any step."""
+        self._slot = slot
+
+    @contextlib.contextmanager
+    def in_closure(self, skipped: Collection[int] = ()) -> Iterator[None]:
+        """Traces steps in this context; `next` is to be called before each of them.
+
+        Args:
+          skipped: servers that do not apply the steps.
+        """
+        with contextlib.ExitStack() as stack:
+            self._examples = [] if self._audit is None else stack.enter_context(self._audit.taking())
+            self._skipped, self._num_before = skipped, None
+            yield
+            self._end()
+
+    def next(self) -> None:
+        self._end()
+        self._num_before = len(_operations())
+
+    def arrived(self, grads_and_vars: Sequence[tuple[Any, tf.Variable]]) -> list[tuple[Any, tf.Variable]]:
+        """The gradients that are applied. A server applies the first when it has all of a step.
+
+        Thus a lost worker does not leave a server with a part of a step.
+        """
+        by_server: dict[str, list[tuple[Any, tf.Variable]]] = {}
+        for gradient, variable in grads_and_vars:
+            if gradient is not None and _task(variable.device) not in self._skipped:
+                by_server.setdefault(variable.device, []).append((gradient, variable))
+        pairs: list[tuple[Any, tf.Variable]] = []
+        for server, own in by_server.items():
+            gradients = [gradient for gradient, _ in own]
+            with tf.device(server):
+                flat = [tf.identity(each) for each in tf.nest.flatten(gradients, expand_composites=True)]
+                with tf.control_dependencies(flat):
+                    flat = [tf.identity(each) for each in flat]
+            gradients = tf.nest.pack_sequence_as(gradients, flat, expand_composites=True)
+            pairs += zip(gradients, (variable for _, variable in own))
+        return pairs
+
+    def _end(self) -> None:
+        """Ends a step, if there is one: the servers count it when they have applied it."""
+        if self._num_before is None:
+            return
+        writes = _writes(_operations()[self._num_before :], len(self._counts))
+        if not self._skipped:
+            self._updating.update(writes)
+        examples = [self._examples.pop(0)] if self._examples else []  # others are of batches that were taken ahead
+        for task, operations in writes.items():
+            if task in self._skipped:
+                continue
+            counted: list[tf.Operation] = []
+            if self._audit is not None and task == min(self._updating):
+                with tf.control_dependencies(operations):
+                    counted = [self._audit.count(each) for each in examples]
+            with tf.device(_device(task)), tf.control_dependencies([*operations, *counted]):
+                tf.raw_ops.ResourceScatterAdd(resource=self._counts[task].handle, indices=self._slot, updates=1)
+
+    # -- on the chief
+
+    @property
+    def servers(self) -> frozenset[int]:
+        """All parameter servers."""
+        return frozenset(range(len(self._counts)))
+
+    def claim(self, num_steps: int, servers: Collection[int] | None = None) -> Execution:
+        """A slot for an execution. Set its `scheduled` at once; the slot is free again when that has ended."""
+        for _ in self._in_slot:
+            self._next = (self._next + 1) % len(self._in_slot)
+            last = self._in_slot[self._next]
+            if last is None or (last.scheduled is not None and has_ended(last.scheduled)):
+                break
+        else:
+            raise AssertionError("more executions are in flight than there may be")
+        before = dict.fromkeys(range(len(self._counts)), 0) if last is None else self._after(last)
+        execution = Execution(self._next, num_steps, before, servers)
+        self._in_slot[self._next] = execution
+        return execution
+
+    def _after(self, last: Execution) -> dict[int, int]:
+        """The counts of a slot when an execution has ended."""
+        servers = last.before if last.servers is None else last.servers
+        return {task: count + last.num_steps * (task in servers) for task, count in last.before.items()}
+
+    def done(self, execution: Execution) -> dict[int, int]:
+        """How many steps of an execution of a lost worker each server has applied.
+
+        Raises:
+          tf.errors.OpError: a parameter server does not answer.
+        """
+        time.sleep(_SETTLED_S)
+        servers = self._updating if execution.servers is None else execution.servers
+        counts = {task: int(self._counts[task][execution.slot].numpy()) for task in servers}
+        return {
+            task: min(max(count - execution.before[task], 0), execution.num_steps) for task, count in counts.items()
+        }
+
+
+def _device(task: int) -> str:
+    return f"/job:{_JOB}/replica:0/task:{task}/device:CPU:0"
+
+
+def _task(device: str) -> int | None:
+    """The index of a parameter server; None if the device is not one."""
+    spec = tf.DeviceSpec.from_string(device or "")
+    return spec.task if spec.job == _JOB else None
+
+
+def _operations() -> list[tf.Operation]:
+    return tf.compat.v1.get_default_graph().get_operations()
+
+
+def _writes(operations: Sequence[tf.Operation], num_servers: int) -> dict[int, list[tf.Operation]]:
+    """The operations of a step that change variables, by server.
+
+    If a step has its updates in a function, a branch or a loop, each server waits for all that has variables.
+    """
+    stateful = [each for each in operations if each.op_def.is_stateful and each.type not in _READS]
+    writes: dict[int, list[tf.Operation]] = {}
+    for operation in stateful:
+        task = _task(operation.device)
+        if task is not None:
+            writes.setdefault(task, []).append(operation)
+    if writes:
+        return writes
+    within = [each for each in stateful if any(tensor.dtype == tf.resource for tensor in each.inputs)]
+    return {task: within for task in range(num_servers)}
