@@ -1,26 +1,34 @@
 """One run of `psrun cluster=local experiment=flights` through every fault that a run survives, and one without.
 
     python benchmarks/soak.py [--folder FOLDER]
+    python benchmarks/soak.py --kills N [--seed SEED] [--folder FOLDER]
 
 The same run twice: the experiment, in epochs of a fifth of the length so that there is time for the faults between
 them. Ends with 0 where both runs complete, every fault was noticed and got well again, all steps were applied, and the
 test AUCs differ by 0.01 at most. Needs the extra psrun[flights].
+
+With `--kills` other runs, in every mode of consistency, until so many faults were injected at random times: a worker, a
+parameter server or the chief is killed, or the run gets SIGINT and is resumed. Their model counts how often the updates
+of each example were applied (tests/counting.py). Ends with 0 where all counts are exact, and the audit has the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import random
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import counting
 from fault_injection import Cluster
 
 MAX_DIFFERENCE = 0.01
@@ -30,6 +38,18 @@ RUN = (
     "cluster.restart.progress_timeout_s=10", "data._target_=stalls.Flights",
 )  # fmt: skip
 _WITHIN_S = 240.0
+MODES = {
+    "async": (),
+    "one step": ("trainer.steps_per_execution=1",),
+    "fit": ("trainer=fit",),
+    "ssp": ("consistency=ssp", "consistency.staleness=2"),
+    "bounded_delay": ("consistency=bounded_delay", "consistency.max_delay=6"),
+    "sync": ("consistency=sync",),
+}
+_FAULTS = ("worker-0", "worker-1", "worker-0", "worker-1", "ps-0", "ps-1", "chief-0", "SIGINT")
+_PER_RUN = 8
+_EXAMPLES, _BATCH, _EPOCHS = 9600, 32, 8
+_STEPS = _EXAMPLES // _BATCH
 # The flights, with a file to be read before the batch 40: a named pipe that nobody writes to stalls the step.
 _STALLS = """
 import tensorflow as tf
@@ -103,11 +123,70 @@ def _through_all(cluster: Cluster, file: Path, console: Console) -> int:
     return expected
 
 
+def _count(kills: int, seed: int, root: Path, console: Console) -> bool:
+    """Whether the counts of runs with so many faults are all exact."""
+    draw = random.Random(seed)
+    done, exact = 0, True
+    for number, mode in enumerate(itertools.cycle(MODES)):
+        if done >= kills:
+            return exact
+        faults = [draw.choice(_FAULTS) for _ in range(min(_PER_RUN, kills - done))]
+        problems = _problems(root / f"{number} {mode}", mode, faults, draw)
+        done += len(faults)
+        exact = exact and not problems
+        console.print(f"{done} faults  {mode}: {' '.join(faults)}  {problems or 'exact'}")
+    raise AssertionError("unreachable")
+
+
+def _problems(root: Path, mode: str, faults: Sequence[str], draw: random.Random) -> list[str]:
+    """What is wrong with the end, the tables and the audit of a run with faults."""
+    environment = {"PYTHONPATH": str(Path(counting.__file__).parent)}
+    arguments = counting.arguments(
+        "cluster=local", f"trainer.epochs={_EPOCHS}", "cluster.slow_workers={0: 0.05, 1: 0.05}",
+        "cluster.restart.budget=60", "cluster.restart.max_backoff_s=1", "checkpoint.every_steps=50", *MODES[mode],
+        examples=_EXAMPLES, batch=_BATCH,
+    )  # fmt: skip
+    gradients = 2 if mode == "sync" else 1  # of an update
+    last_step = int(0.9 * _STEPS * _EPOCHS / gradients)
+    root.mkdir(parents=True)
+    cluster = Cluster(root, *arguments, **environment)
+    folder = cluster.folder
+    try:
+        for fault, step in zip(faults, sorted(draw.randrange(last_step) for _ in faults)):
+            cluster.wait_for_step(step)
+            if fault != "SIGINT":
+                cluster.kill(fault)
+                continue
+            cluster.process.send_signal(signal.SIGINT)
+            code = cluster.end(within_s=_WITHIN_S)
+            cluster.close()
+            if code not in (130, 175):
+                return [f"exit code {code} after SIGINT: {cluster.stderr[-2000:]}"]
+            cluster = Cluster(root, f"resume='{folder}'", **environment)
+        code = cluster.end(within_s=2 * _WITHIN_S)
+    finally:
+        cluster.close()
+    if code:
+        return [f"exit code {code}: {cluster.stderr[-2000:]}"]
+    wrong = counting.wrong(folder / "checkpoints", _EPOCHS / gradients)
+    once = {"0": 0, "1": _EXAMPLES, "2": 0, "3+": 0}
+    others = [row for row in cluster.result["visitation"] if row["seen"] != once]
+    steps = cluster.result["steps"]
+    problems = [f"tables: {wrong}"] if wrong else []
+    problems += [f"audit: {others}"] if others or len(cluster.result["visitation"]) != _EPOCHS else []
+    return problems + ([f"steps: {steps}"] if steps["applied"] != _STEPS * _EPOCHS / gradients else [])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="new folder for both runs (default: a temporary one)")
+    parser.add_argument("--folder", type=Path, help="new folder for all runs (default: a temporary one)")
+    parser.add_argument("--kills", type=int, help="count applied updates in runs with so many random faults")
+    parser.add_argument("--seed", type=int, default=0, help="of the random faults")
     options = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True)
+    if options.kills is not None:
+        with tempfile.TemporaryDirectory(prefix="psrun-soak-") as scratch:
+            sys.exit(not _count(options.kills, options.seed, options.folder or Path(scratch), console))
     with tempfile.TemporaryDirectory(prefix="psrun-soak-") as scratch:
         root = options.folder or Path(scratch)
         results = {}

@@ -46,7 +46,7 @@ def test_each_row_is_trained_on_once_an_epoch(start, run):
     assert [row["seen"] for row in result["visitation"]] == [ONCE] * 3
 
 
-def test_a_worker_that_is_killed_costs_no_row_and_repeats_no_more_than_one_execution(start, tmp_path):
+def test_a_worker_that_is_killed_costs_no_row_and_repeats_none(start, tmp_path):
     """Rows of lists, of which one in five is empty and two are truncated."""
     rows = (f"{'|'.join(map(str, range(n % 5)))},{'|'.join(['0.5'] * (n % 5))},{n % 2}" for n in range(NUM_EXAMPLES))
     (tmp_path / "rows.csv").write_text("\n".join(["history,seconds,label", *rows]) + "\n")
@@ -65,12 +65,8 @@ def test_a_worker_that_is_killed_costs_no_row_and_repeats_no_more_than_one_execu
     cluster.wait_for("recovery")
     assert cluster.end() == 0
     assert cluster.result["data"]["num_truncated_rows"] == {"history": 400}
-    seen = [row["seen"] for row in cluster.result["visitation"]]
-    assert len(seen) == EPOCHS
-    assert {row["0"] for row in seen} == {0}
-    assert sum(row["2"] + row["3+"] for row in seen) <= BATCH * PACKED
-    assert sum(row != ONCE for row in seen) <= 1
-    assert cluster.result["steps"]["repeated"] <= PACKED
+    assert [row["seen"] for row in cluster.result["visitation"]] == [ONCE] * EPOCHS
+    assert cluster.result["steps"]["repeated"] == 0
 
 
 def test_a_data_worker_and_a_dispatcher_that_are_killed_come_back(start, run):
@@ -95,21 +91,6 @@ def test_a_data_worker_and_a_dispatcher_that_are_killed_come_back(start, run):
     assert seen == pytest.approx(num_epochs * NUM_EXAMPLES, abs=BATCH)
     assert all(row["0"] <= 20 * BATCH for row in rows)
     assert cluster.left() == []
-
-
-def test_a_stopped_run_continues_the_pass(start, run):
-    cluster = start(*run, many_epochs(STEPS))
-    cluster.wait_for("epoch", 2)
-    cluster.process.send_signal(signal.SIGTERM)
-    assert cluster.end() == 175
-    done = len(cluster.events("epoch"))
-    again = start(f"resume={cluster.folder}", f"trainer.epochs={done + 2}", "data.audit=true")
-    assert again.end() == 0
-    rows = again.result["visitation"]
-    assert [row["seen"] for row in rows[-1:]] == [ONCE]
-    cut = [row["seen"] for row in rows if row["epoch"] == done + 1]  # before it was stopped, perhaps, and after
-    assert sum(row["1"] for row in cut) == NUM_EXAMPLES
-    assert all(row["2"] == row["3+"] == 0 for row in cut)
 
 
 SLOW = """

@@ -1,0 +1,109 @@
+"""An execution that runs again leaves out the steps that were applied."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import counting
+import pytest
+import tensorflow as tf
+from tensorflow.python.distribute.coordinator import cluster_coordinator
+
+from psrun.training.parameter_server import applied_steps, steps_per_execution
+
+pytestmark = pytest.mark.inprocess
+
+EXAMPLES, BATCH, PACKED = 96, 8, 4
+ONCE = {"0": 0, "1": EXAMPLES, "2": 0, "3+": 0}
+
+
+class Losing:
+    """Lets executions be lost after some of their steps, as those of a lost worker are.
+
+    Args:
+      after: the number of applied steps of each execution that is lost, by its number; a second one is that of the
+        second run of the same execution.
+      ahead: how many steps more than `after` the first parameter server applies.
+    """
+
+    def __init__(self, after: dict[int, list[int]], ahead: int = 0) -> None:
+        self._after, self._ahead = after, ahead
+        self._packings: list[Any] = []
+        self._lock = threading.Lock()
+        self._number = 0
+        self._execute, self._init = cluster_coordinator.Closure.execute_on, steps_per_execution.Packing.__init__
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        losing = self
+
+        def init(packing: Any, *arguments: Any, **options: Any) -> None:
+            losing._init(packing, *arguments, **options)
+            losing._packings.append(packing)
+            if losing._ahead:
+                losing.first_alone = packing._tracer.trace(1, num_steps=1, skipped={1})
+
+        def execute_on(closure: Any, worker: Any) -> None:
+            losing.execute(closure, worker)
+
+        monkeypatch.setattr(steps_per_execution.Packing, "__init__", init)
+        monkeypatch.setattr(cluster_coordinator.Closure, "execute_on", execute_on)
+        monkeypatch.setattr(applied_steps, "_SETTLED_S", 0.0)
+
+    def execute(self, closure: Any, worker: Any) -> None:
+        if getattr(closure, "psrun_again", None) is None or not self._packings:
+            self._execute(closure, worker)
+            return
+        with self._lock:
+            if not hasattr(closure, "number"):
+                closure.number = self._number
+                self._number += 1
+            lost = self._after.get(closure.number)
+            num_steps = lost.pop(0) if lost else None
+        if num_steps is None:
+            self._execute(closure, worker)
+            return
+        self._apply(closure, worker, num_steps)
+        raise tf.errors.DeadlineExceededError(None, None, "lost")
+
+    def _apply(self, closure: Any, worker: Any, num_steps: int) -> None:
+        packing = self._packings[0]
+        iterator, _, measured, place, slot = closure._args
+        few = cluster_coordinator.Closure(
+            packing._looped, worker._cluster.closure_queue._cancellation_mgr,
+            (iterator, tf.constant(num_steps), measured, place, slot),
+        )  # fmt: skip
+        self._execute(few, worker)
+        for step in range(num_steps, num_steps + self._ahead):
+            alone = cluster_coordinator.Closure(
+                self.first_alone, worker._cluster.closure_queue._cancellation_mgr,
+                (iterator, measured, place + step, slot),
+            )  # fmt: skip
+            self._execute(alone, worker)
+        tf.experimental.async_clear_error()
+
+
+@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
+def test_each_example_is_applied_once_where_executions_are_lost(train, monkeypatch, trainer):
+    """Before any step, after some, after all, twice, and in a step that one of two servers had applied."""
+    losing = Losing({0: [0], 2: [PACKED], 3: [2], 5: [1, 1], 7: [3, 0]}, ahead=0)
+    losing.patch(monkeypatch)
+    result, folder = train(*_run(f"trainer={trainer}"))
+    assert losing._after == {0: [], 2: [], 3: [], 5: [], 7: []}
+    assert counting.wrong(folder.checkpoints, 3.0) == {}
+    assert [row["seen"] for row in result["visitation"]] == [ONCE] * 3
+    assert result["steps"] == {"applied": 36, "scheduled": 36, "repeated": 0}
+
+
+def test_a_step_that_one_of_two_servers_had_applied_is_completed(train, monkeypatch):
+    losing = Losing({1: [2], 4: [0]}, ahead=1)
+    losing.patch(monkeypatch)
+    result, folder = train(*_run())
+    assert counting.wrong(folder.checkpoints, 3.0) == {}
+    assert [row["seen"] for row in result["visitation"]] == [ONCE] * 3
+    assert result["steps"] == {"applied": 36, "scheduled": 36, "repeated": 0}
+
+
+def _run(*pieces: str) -> list[str]:
+    sizes = ("trainer.epochs=3", f"trainer.steps_per_execution={PACKED}")
+    return counting.arguments(*sizes, *pieces, examples=EXAMPLES, batch=BATCH)
