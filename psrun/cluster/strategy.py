@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from psrun.config import choices
 from psrun.config.topology import CHIEF, DATA_JOBS, Task, Topology
 from psrun.errors import ConfigError, Problem, PsrunError
 from psrun.tf_internals import cluster as internals
+from psrun.tf_internals import lost_workers
 
 _PROBE_EVERY_S = 0.2
 _GENERATOR_STATE = 3  # integers in the state of a tf.random.Generator
@@ -156,6 +158,7 @@ def parameter_servers(
     _guide(strategy, rule)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     internals.renew_iterators(coordinator)
+    lost_workers.take_back_one_by_one(coordinator, functools.partial(reachable, timeout_s=1.0))
     return Distribution(strategy, coordinator, spec.num_tasks("worker"))
 
 

@@ -121,29 +121,33 @@ def test_a_parameter_server_that_is_killed_ends_the_chief_at_once_and_the_next_o
     assert chief.result["pending_recovery"] is None
 
 
-def test_a_worker_that_is_back_soon_and_a_chief_that_is_started_again_have_rows(start):
+def test_two_workers_are_lost_and_come_back_one_by_one_then_a_chief_is_started_again(start):
     task = run_of(start, "evaluation=none")
     workers = [task("worker", 0), task("worker", 1)]
     task("ps")
     chief = task("chief")
     chief.wait_for("checkpoint", 2)
-    workers[1].process.kill()
-    assert chief.wait_for("failure")["task"] == "worker-1"
-    workers[1] = task("worker", 1)
+    for worker in workers:
+        worker.process.kill()
+    chief.wait_for("failure", 2)
+    task("worker", 1)
     (row,) = chief.wait(lambda: chief.result.get("recoveries"), "recovery in run.json")  # which follows the event
     assert (row["task"], row["steps_lost"]) == ("worker-1", 0)
     assert 0 < row["seconds"] < BOUND_S  # of a machine that does other things too
-    saved = len(chief.events("checkpoint"))
-    chief.wait_for("checkpoint", saved + 2)
+    chief.wait_for("checkpoint", len(chief.events("checkpoint")) + 2)  # with one worker
+    task("worker", 0)
+    assert chief.wait_for("recovery", 2)["task"] == "worker-0"
+    chief.wait_for("checkpoint", len(chief.events("checkpoint")) + 2)
     chief.process.kill()
     again = task("chief", 0, f"hydra.run.dir='{chief.folder}'")
-    again.wait_for("recovery", 2)
+    again.wait_for("recovery", 3)
     again.process.terminate()
     assert again.end() == 175
-    first, second = again.result["recoveries"]
-    assert first == row
-    assert (second["task"], second["cause"]) == ("chief-0", "ended without recording a status")
-    assert 0 <= second["steps_lost"] < 200
+    *workers_rows, last = again.result["recoveries"]
+    assert [each["task"] for each in workers_rows] == ["worker-1", "worker-0"]
+    assert workers_rows[0] == row
+    assert (last["task"], last["cause"]) == ("chief-0", "ended without recording a status")
+    assert 0 <= last["steps_lost"] < 200
     (restored,) = again.events("restored")
     assert restored["step"] >= 100
 

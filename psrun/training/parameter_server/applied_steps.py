@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.program.compiled_model import Program
-from psrun.tf_internals.cluster import has_ended
+from psrun.tf_internals.cluster import has_ended, num_parameter_servers
 from psrun.training.audit import Audit
 
 # A server may still be at work on gradients that have arrived when the chief learns that their worker is lost.
@@ -56,7 +56,9 @@ class AppliedSteps:
     def __init__(self, program: Program, audit: Audit | None, most: int) -> None:
         self._audit = audit
         self._counts: list[Any] = []
-        for task in range(program.config.num_tasks[_JOB]):
+        with program.distribution.strategy.scope():
+            num_servers = num_parameter_servers()
+        for task in range(num_servers):
             with tf.device(_device(task)):
                 self._counts.append(tf.Variable(tf.zeros([2 * most], tf.int32), trainable=False))
         self._in_slot: list[Execution | None] = [None] * (2 * most)
