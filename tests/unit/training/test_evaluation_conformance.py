@@ -193,7 +193,7 @@ CASES = {
 }  # fmt: skip
 
 
-DEFAULT = ("mask", "ragged", "weights", "labels-of-rank-1")
+DEFAULT = ("mask", "labels-of-rank-1")
 
 
 def metrics_of(case: Case) -> Any:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
 import pytest
 import tensorflow as tf
 import tf_keras
+from rich.console import Console
 from sample_weights import Weighted, own_data
+from support import run_config
 
+from psrun.config.topology import Task
+from psrun.process import Stop
 from psrun.program.objective import is_undefined
+from psrun.results.console import ConsoleSink
+from psrun.results.run_folder import RunFolder
+from psrun.roles import evaluation, sidecar
+from psrun.roles.task_context import TaskContext
 from psrun.training.evaluation.meters import Evaluation
 
 pytestmark = pytest.mark.tensorflow
@@ -65,19 +74,21 @@ class OneClass(Weighted):
 
 
 @pytest.mark.parametrize(
-    ("trainer", "evaluation", "everywhere"),
-    [("custom_loop", "direct", True), ("fit", "validation", True), ("fit", "validation", False)],
+    ("trainer", "way", "everywhere"),
+    [
+        ("custom_loop", "direct", True),
+        ("fit", "validation", False),
+        pytest.param("fit", "validation", True, marks=pytest.mark.thorough),
+    ],
 )
-def test_an_undefined_metric_is_null_and_no_value_for_what_compares_it(
-    train, tmp_path, trainer, evaluation, everywhere
-):
+def test_an_undefined_metric_is_null_and_no_value_for_what_compares_it(train, tmp_path, trainer, way, everywhere):
     callbacks = f"trainer.callbacks=[{{_target_: tf_keras.callbacks.CSVLogger, filename: {tmp_path}/log.csv}}]"
     result, folder = train(
-        *own_data("cluster=none", f"trainer={trainer}", f"evaluation={evaluation}", "trainer.epochs=3"),
+        *own_data("cluster=none", f"trainer={trainer}", f"evaluation={way}", "trainer.epochs=3"),
         "data._target_=test_undefined_metrics.OneClass", f"+data.train={everywhere}",
         *([callbacks] if trainer == "fit" else []),
         "early_stopping.metric=val_auc", "early_stopping.mode=max", "early_stopping.patience=1",
-        "checkpoint.best_metric=val_auc", "checkpoint.best_mode=max",
+        "checkpoint.best_metric=val_auc", "checkpoint.best_mode=max", "checkpoint.max_to_keep=9",
     )  # fmt: skip
     assert (result["metrics"]["val_auc"], result["evaluation"]["metrics"]["auc"]) == (None, None)
     assert result["metrics"]["val_accuracy"] > 0
@@ -87,14 +98,32 @@ def test_an_undefined_metric_is_null_and_no_value_for_what_compares_it(
     events = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     warned = [event["message"].partition(":")[0] for event in events if event["event"] == "warning"]
     assert warned == [*(["auc"] if everywhere else []), "val_auc"]
-    if trainer == "fit":
+    if trainer == "custom_loop":
+        _evaluated_later(folder)
+    else:
         header = (tmp_path / "log.csv").read_text().splitlines()[0].split(",")
         assert {"accuracy", "val_accuracy"} < {*header}
         assert ("auc" in header, "val_auc" in header) == (not everywhere, False)
 
 
+def _evaluated_later(folder: RunFolder) -> None:
+    """mode=evaluate and the sidecar record null and warn once, too."""
+    shown = io.StringIO()
+    console = ConsoleSink(Console(file=shown, width=300))
+    pieces = own_data("data._target_=test_undefined_metrics.OneClass", "+data.train=true", "checkpoint.max_to_keep=9")
+    evaluate = run_config(*pieces, f"resume={folder.path}", "mode=evaluate", "cluster=none")
+    evaluation.run(evaluate, TaskContext(folder, console, 0))
+    folder.record("ended", status="completed", exit_code=0)
+    static = ("cluster=static", "cluster.addresses={worker: ['w:1'], ps: ['p:1']}", "evaluation=sidecar")
+    sidecar.run(run_config(*pieces, *static), RunFolder.join(folder.path), console, Stop(), me=Task("evaluator", 0))
+    files = [json.loads(path.read_text()) for path in folder.evaluations.iterdir()]
+    assert {each["mode"] for each in files} == {"direct", "sidecar"}
+    assert {each["metrics"]["auc"] for each in files} == {None}
+    assert shown.getvalue().count("val_auc: undefined") == 2
+
+
 def test_a_recorded_evaluation_keeps_what_is_undefined(tmp_path):
-    evaluation = Evaluation("exact", 8, 53, {"loss": 0.5, "auc": None})
-    assert evaluation.values == {"val_loss": 0.5}
-    assert evaluation.undefined.startswith("val_auc: undefined, because all evaluation examples")
-    assert json.loads(evaluation.keep(tmp_path / "kept", "digest").read_text())["metrics"] == {"loss": 0.5, "auc": None}
+    done = Evaluation("exact", 8, 53, {"loss": 0.5, "auc": None})
+    assert done.values == {"val_loss": 0.5}
+    assert done.undefined.startswith("val_auc: undefined, because all evaluation examples")
+    assert json.loads(done.keep(tmp_path / "kept", "digest").read_text())["metrics"] == {"loss": 0.5, "auc": None}
