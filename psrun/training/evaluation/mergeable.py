@@ -53,6 +53,8 @@ def examples(program: Program) -> tf.data.Dataset:
     """
     dataset, prediction = program.evaluation_examples, program.prediction_spec
     _, *label_and_weight = dataset.element_spec
+    if any(tf.nest.is_nested(spec) for spec in label_and_weight):  # by output; Keras refuses it
+        return dataset
     if prediction.shape.rank != 2 or all(spec.shape.rank != 1 for spec in label_and_weight):
         return dataset
 

@@ -183,6 +183,10 @@ CASES = {
         lambda: of_numbers(dense(1, "click", "sigmoid")), "zeros", loss="binary_crossentropy",
         metrics=("AUC", "accuracy"), task="binary", undefined=("auc",),
     ),
+    "label-by-output": Case(
+        lambda: of_numbers(dense(1, "price")), {"price": "flat"}, task="sequence",
+        refused={"validation": "'validation' adds up the workers' metrics, but mae cannot be cloned"},
+    ),
     "loss-of-examples": Case(
         lambda: of_numbers(dense(1, "price")), "number", loss=tf_keras.losses.MeanSquaredError(reduction="none"),
         refused={"exact": "'exact' requires a loss that is one number for a batch"},
