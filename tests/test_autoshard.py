@@ -96,7 +96,7 @@ def test_tensorflows_message_about_too_few_files_is_understood(tmp_path):
             (*TOGETHER, "data.sharding=off", "data.visitation=once"),
             "is off, which contradicts .*all workers would train",
         ),
-        ((*TOGETHER, "data.sharding=files"), r"is 'files', must be one of auto, file, data, off, None"),
+        ((*TOGETHER, "data.sharding=files"), r"is 'files', must be one of auto, file, data, off, null"),
     ],
 )
 def test_what_cannot_be_is_reported(pieces, message):

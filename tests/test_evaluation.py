@@ -279,7 +279,8 @@ def test_a_training_stops_early_on_request(train, trainer, monkeypatch):
     assert result["checkpoints"][-1]["step"] == 12
     monkeypatch.undo()
     folder.record("ended", status="completed")
-    with_more, _ = train("cluster=none", f"trainer={trainer}", into=RunFolder.take_over(folder.path, completed=True))
+    again = RunFolder.take_over(folder.path, completed=True, raw={"trainer": {"epochs": 2}})  # other than recorded
+    with_more, _ = train("cluster=none", f"trainer={trainer}", into=again)
     assert with_more["steps"]["applied"] == 24
 
 

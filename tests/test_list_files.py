@@ -191,7 +191,7 @@ def test_arrays_of_npz_are_lists_of_one_length_or_texts(tmp_path):
 
 
 WRONG = [
-    ({"combiner": "median", "max_values": 3}, "combiner: is 'median', must be one of sum, mean, sqrtn, max, None"),
+    ({"combiner": "median", "max_values": 3}, "combiner: is 'median', must be one of sum, mean, sqrtn, max, null"),
     ({"max_values": 0}, "max_values: is 0, must be 1 or more"),
     ({"max_values": 3, "width": 2}, "width: contradicts max_values"),
     ({"weights": "seconds"}, "weights: requires max_values"),
