@@ -49,7 +49,7 @@ def test_what_cannot_be_trained_is_reported_by_key(train, overrides, message):
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize("kind", ["half", "recurrent"])
+@pytest.mark.parametrize("kind", ["half", "recurrent", "keras3_tf_idf"])
 def test_layers_that_need_whole_weights_are_reported_with_the_partitioner(train, kind):
     uncut = ("model=dense", "~model.hidden_units", "model._target_=user_models.uncut", f"+model.kind={kind}")
     with pytest.raises(ConfigError, match=r"partitioner: is fixed_shards, which cuts .*; set partitioner=none"):

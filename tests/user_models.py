@@ -39,6 +39,10 @@ def uncut(source, *, kind: str) -> tf_keras.Model:
     x = tf_keras.Input((10,), name="x")
     if kind == "half":
         return tf_keras.Model(x, tf_keras.layers.Dense(4, dtype="mixed_bfloat16")(x))
+    if kind == "keras3_tf_idf":
+        import keras
+
+        keras.layers.StringLookup(output_mode="tf_idf").adapt(np.array([["a", "b"], ["b", "c"]]))
     return tf_keras.Model(x, tf_keras.layers.LSTM(4)(tf_keras.layers.Reshape((10, 1))(x)))
 
 

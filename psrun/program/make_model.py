@@ -46,8 +46,12 @@ def make_model(run: RunConfig, source: DataSource) -> Model:
     )
 
 
-# Of what TensorFlow raises where a layer needs a whole variable: half precision, and functions that layers trace.
-_OF_CUT_WEIGHTS = ("ShardedVariable object", "referencing variables which have been deleted")
+# Of what is raised where a layer needs a whole variable: half precision, functions that layers trace, and tf-idf.
+_OF_CUT_WEIGHTS = (
+    "ShardedVariable object",
+    "'ShardedVariable' object",
+    "referencing variables which have been deleted",
+)
 
 
 @contextlib.contextmanager
@@ -60,7 +64,8 @@ def _naming_cut_weights(run: RunConfig) -> Iterator[None]:
         if not splits or not any(text in str(error.__cause__) for text in _OF_CUT_WEIGHTS):
             raise
         message = (
-            f"is {run.partitioner.kind}, which cuts weights that a layer of tf-keras needs whole, as LSTM and layers "
-            "in half precision do; set partitioner=none, or use the layers of Keras 3"
+            f"is {run.partitioner.kind}, which cuts weights that a layer needs whole, as LSTM and layers in half "
+            "precision of tf-keras do, and lookups with tf-idf of Keras 3; set partitioner=none, or use the layer of "
+            "the other Keras"
         )
         raise ConfigError([Problem("partitioner", message), *error.problems]) from error.__cause__
