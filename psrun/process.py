@@ -39,8 +39,9 @@ _HANDLED_WITHIN_S = 5.0
 SUPERVISOR_PID = "PSRUN_SUPERVISOR_PID"
 # The process id of the sweep, set for its jobs. A job removes it, because its tasks are not children of the sweep.
 SWEEP_PID = "PSRUN_SWEEP_PID"
-# The first lets two servers share a port silently; the second turns a network failure into a hang without an error.
-UNWANTED = ("TF_GRPC_REUSE_PORT", "TF_PSS_ENABLE_COORDINATION_SERVICE")
+# The first lets two servers share a port silently; the second turns a network failure into a hang without an error; the
+# third makes gRPC abort the process if this machine does not have the strategy.
+UNWANTED = ("TF_GRPC_REUSE_PORT", "TF_PSS_ENABLE_COORDINATION_SERVICE", "GRPC_POLL_STRATEGY")
 
 
 def module_command(module: str, *arguments: str) -> list[str]:

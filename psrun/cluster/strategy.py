@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,12 +17,14 @@ from psrun.cluster import devices, inprocess, partitioners, placement, servers
 from psrun.cluster.probe import answers, own_host, reachable
 from psrun.config import choices
 from psrun.config.topology import CHIEF, DATA_JOBS, Task, Topology
-from psrun.errors import ConfigError, Problem, PsrunError
+from psrun.errors import ClusterError, ConfigError, Problem, PsrunError
 from psrun.tf_internals import cluster as internals
 from psrun.tf_internals import lost_workers
 
 _PROBE_EVERY_S = 0.2
 _GENERATOR_STATE = 3  # integers in the state of a tf.random.Generator
+_LOOK_EVERY_S = 0.05
+_CONNECT_WITHIN_S = 120.0  # to servers in this process
 
 
 @dataclass(frozen=True)
@@ -70,12 +74,14 @@ def connect(
     topology: Topology | None = None,
     *,
     rule: placement.Rule | None = None,
+    give_up: Callable[[PsrunError], None] | None = None,
 ) -> Distribution:
     """Starts the servers of this process and connects to the cluster. Call `prepare` first; other servers must be up.
 
     Args:
       topology: of a cluster of several processes, of which this one is the chief.
       rule: places variables on parameter servers; None for the rule of `cluster.placement`.
+      give_up: called in another thread with an error if TensorFlow does not connect in time: it would wait for ever.
 
     Raises:
       ConfigError: this machine does not have the devices of the cluster, or the partitioner cannot be created.
@@ -95,11 +101,13 @@ def connect(
         case choices.InProcess():
             replicas = cluster.replicas_per_worker
             spec = inprocess.start(num_workers=cluster.num_workers, num_ps=cluster.num_ps, num_replicas=replicas)
-            return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement], replicas)
+            with _deadline(spec, _CONNECT_WITHIN_S, give_up):
+                return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement], replicas)
         case choices.Local() | choices.Unsupervised():
             assert topology is not None
             spec, replicas = tf.train.ClusterSpec(_with_chief(topology).spec()), cluster.replicas_per_worker
-            return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement], replicas)
+            with _deadline(spec, cluster.connect_timeout_s, give_up):
+                return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement], replicas)
         case _:
             raise AssertionError(f"cluster={cluster.kind} has its own role")
 
@@ -119,6 +127,45 @@ def wait_for_servers(topology: Topology, *, within_s: float, error: type[PsrunEr
             raise error(f"not reached within {within_s:.0f} s (connect_timeout_s): {where}", task=str(waiting[0]))
         if waiting:
             time.sleep(_PROBE_EVERY_S)
+
+
+def wait_for_tasks(topology: Topology, is_up: Callable[[Task], bool], *, within_s: float) -> None:
+    """Waits until every task of a synchronous cluster is up, in Python.
+
+    TensorFlow waits for the others without a message, with Python's lock held and without SIGTERM: no thread of this
+    process could end it (TensorFlow 2.21).
+
+    Raises:
+      ClusterError: some are not; names them.
+    """
+    waiting = [task for task in topology.addresses if task.job in topology.spec()]
+    deadline_s = time.monotonic() + within_s
+    while waiting := [task for task in waiting if not is_up(task)]:
+        if time.monotonic() > deadline_s:
+            where = ", ".join(f"{task} at {topology.addresses[task]}" for task in waiting)
+            limit = f"{within_s:.0f} s (cluster.restart.start_timeout_s)"
+            raise ClusterError(f"not started within {limit}: {where}", task=str(waiting[0]))
+        time.sleep(_LOOK_EVERY_S)
+
+
+@contextlib.contextmanager
+def _deadline(
+    spec: tf.train.ClusterSpec, within_s: float, give_up: Callable[[PsrunError], None] | None
+) -> Iterator[None]:
+    """Gives up if the context takes longer than `within_s`: TensorFlow waits without a message and without a limit."""
+    if give_up is None:
+        yield
+        return
+    where = ", ".join(f"{job}-{index} at {spec.task_address(job, index)}" for job in sorted(spec.jobs)
+                      for index in spec.task_indices(job) if job != CHIEF.job)  # fmt: skip
+    error = ClusterError(f"TensorFlow has not connected within {within_s:.0f} s to {where}")
+    clock = threading.Timer(within_s, give_up, [error])
+    clock.daemon = True
+    clock.start()
+    try:
+        yield
+    finally:
+        clock.cancel()
 
 
 def _up(task: Task, address: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -49,7 +50,8 @@ class Chief:
     def __init__(self, run_config: RunConfig, context: TaskContext, reporter: Reporter) -> None:
         self._cluster, self._partitioner = run_config.cluster, run_config.partitioner
         self.folder, self.reporter, self._give_up = context.folder, reporter, context.give_up
-        self._topology, self._connect = context.topology, context.connect or strategy.connect
+        self._topology = context.topology
+        self._connect = context.connect or functools.partial(strategy.connect, give_up=context.give_up)
         topology = context.topology
         # Servers exit if nothing listens there for too long. TensorFlow listens only once the data is ready.
         waits = topology is not None and self._cluster.has_server_processes

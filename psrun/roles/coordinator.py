@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from dataclasses import asdict, replace
@@ -52,6 +53,10 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
     warn = Reporter([folder, context.console], started_s=started_s).warn
     reporter = Reporter([folder, *tracker_sinks(run_config, folder, warn), context.console], started_s=started_s)
     with Chief(run_config, context, reporter) as chief:
+        if context.topology is not None and isinstance(run_config.cluster, choices.MultiWorkerMirrored):
+            beats = functools.partial(task_files.read, folder.whole.path)
+            limit_s = run_config.cluster.restart.start_timeout_s
+            strategy.wait_for_tasks(context.topology, lambda task: beats(task) is not None, within_s=limit_s)
         strategy.prepare(run_config.cluster, context.topology)
         if run_config.cluster.has_synchronous_workers:
             stop.install()  # again: TensorFlow's collectives install a SIGTERM handler

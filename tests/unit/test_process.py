@@ -26,6 +26,12 @@ def test_grpc_uses_no_proxy_and_other_libraries_still_do():
     assert done.communicate(timeout=60)[0].strip() == str(["", proxy, proxy])
 
 
+def test_variables_with_which_grpc_or_tensorflow_do_not_work_are_removed():
+    code = "import os; from psrun import process; process.prepare(); print(os.environ.keys() & set(process.UNWANTED))"
+    unwanted = {"GRPC_POLL_STRATEGY": "none", "TF_GRPC_REUSE_PORT": "1", "TF_PSS_ENABLE_COORDINATION_SERVICE": "1"}
+    assert python(code, **unwanted).communicate(timeout=60)[0] == "set()\n"
+
+
 @pytest.mark.parametrize(
     ("soft", "hard", "expected"),
     [
