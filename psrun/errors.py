@@ -27,6 +27,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk
+CANNOT_GROW = (*FULL, errno.EFBIG, errno.EIO)  # errors of a file that can be written otherwise
+
 
 class ExitCode(enum.IntEnum):
     """Exit codes of psrun. Codes of 128 and more ask for a restart; schedulers read them the same way."""
@@ -122,8 +125,11 @@ class RunFolderError(PsrunError, OSError):
     """The run folder cannot be written to."""
 
     def __init__(self, folder: Path, error: OSError) -> None:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "; free disk space, or choose another folder with hydra.run.dir=..." if full else ""
+        remedy = ""
+        if error.errno in FULL:
+            remedy = "; free disk space, or choose another folder with hydra.run.dir=..."
+        if error.errno == errno.EFBIG:
+            remedy = "; raise the limit of the size of files (ulimit -f)"
         super().__init__(f"the run folder {folder} cannot be written to: {error.strerror or error}{remedy}")
         self.errno = error.errno
 

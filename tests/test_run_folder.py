@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
+import os
 
 import pytest
 from rich.console import Console
 
+from psrun import files, process
 from psrun.errors import ConfigError, ExitCode, RunFolderError
+from psrun.results import run_state
 from psrun.results.console import ConsoleSink, ProgressLine
 from psrun.results.events import Event, Progress, Reporter
 from psrun.results.run_folder import RunFolder
@@ -47,6 +51,48 @@ def test_a_full_disk_is_reported_with_the_folder_and_passes_for_an_os_error(tmp_
         folder.event(Event("start", step=0, wall_s=0.5, data={}))
     assert isinstance(raised.value, OSError)
     assert (raised.value.errno, raised.value.exit_code) == (errno.ENOSPC, 1)
+
+
+@pytest.mark.parametrize(("code", "recorded"), [(errno.ENOSPC, "failed"), (errno.EDQUOT, "failed"), (errno.EACCES, "")])
+def test_the_end_of_a_run_is_recorded_on_a_disk_that_is_full(tmp_path, monkeypatch, code, recorded):
+    folder = RunFolder.create(tmp_path, raw={})
+    folder.reserve()
+    write = files.write_atomic
+
+    def full(path, text, **options):
+        if (tmp_path / ".reserve").exists():
+            raise OSError(code, os.strerror(code))
+        write(path, text, **options)
+
+    monkeypatch.setattr(files, "write_atomic", full)
+    with pytest.raises(RunFolderError):
+        folder.record("tracker", kind="mlflow")
+    assert (tmp_path / ".reserve").stat().st_size == 64 * 1024
+    with contextlib.nullcontext() if recorded else pytest.raises(RunFolderError):
+        folder.record("ended", status="failed")
+    assert folder.stored().get("status", "") == recorded
+
+
+def test_the_reserve_is_free_again_when_the_run_has_ended(tmp_path):
+    folder = RunFolder.create(tmp_path, raw={})
+    folder.reserve()
+    folder.record("ended", status="completed")
+    assert not (tmp_path / ".reserve").exists()
+
+
+def test_a_run_whose_process_is_gone_is_not_reported_as_running(tmp_path):
+    folder = RunFolder.create(tmp_path, raw={})
+    folder.record("begun", overrides=[], process={**process.place(), "pid": 2**22 + 1})  # more than Linux has
+    os.utime(tmp_path / "run.json", (0, 0))
+    state = run_state.look(tmp_path)
+    assert (state.status, state.outcome) == ("running", "gone")
+    assert state.gone.endswith("exited without recording a status")
+
+
+def test_a_limit_of_the_size_of_files_is_named(tmp_path):
+    error = RunFolderError(tmp_path, OSError(errno.EFBIG, os.strerror(errno.EFBIG)))
+    assert str(error).endswith("File too large; raise the limit of the size of files (ulimit -f)")
+    assert run_process._CANNOT_BE_WRITTEN.count(errno.EFBIG) == 1
 
 
 def test_events_are_lines_in_order(tmp_path):

@@ -67,7 +67,8 @@ class Checkpoints:
             if isinstance(error, tf.errors.OpError) and messages.task_lost(error):
                 raise  # not an error of the disk
             store.discard(step)  # frees the disk space
-            raise CheckpointError(f"no checkpoint could be written at step {step}: {error}") from error
+            reason = messages.gist(str(error))
+            raise CheckpointError(f"no checkpoint could be written at step {step}: {reason}") from error
         try:
             self._point_to(step, store.steps())
             self._point_to(step, store.prune(step, self._keep.max_to_keep))

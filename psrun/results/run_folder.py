@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import json
 import re
 import time
@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from yaml import YAMLError
 
 from psrun import files
-from psrun.errors import ConfigError, Problem, PsrunError, RunFolderError
+from psrun.errors import CANNOT_GROW, FULL, ConfigError, Problem, PsrunError, RunFolderError
 from psrun.results.events import Event
 from psrun.results.journal import Journal, plain, writing_to
 from psrun.results.summary import CHANGES, fold
@@ -23,6 +23,7 @@ from psrun.results.summary import CHANGES, fold
 _FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?e[-+]?[0-9]+")
 _HOLD_EVERY_S = 0.5
 _LOCK_TIMEOUT_S = 1.0
+_RESERVE, _RESERVE_BYTES = ".reserve", 64 * 1024
 OVER = ("completed", "failed", "interrupted")  # the final values of `status`
 CONFIG, RESULT, END_EARLY = "config.yaml", "run.json", "end-early"
 HYDRA = tuple(
@@ -225,9 +226,23 @@ class RunFolder(Journal):
     def _add(self, event: Event) -> None:
         """Another process may have written run.json last. If the file is damaged, the last known result is used."""
         self._result = fold(self.stored() or self._result, event)
-        text = json.dumps(plain(self._result), indent=2, allow_nan=False)
+        text = json.dumps(plain(self._result), indent=2, allow_nan=False) + "\n"
+        reserve = self.path / _RESERVE
         with writing_to(self.path):
-            files.write_atomic(self.path / RESULT, text + "\n")
+            try:
+                files.write_atomic(self.path / RESULT, text)
+            except OSError as error:
+                if event.kind != "ended" or error.errno not in FULL or not reserve.exists():
+                    raise
+                reserve.unlink()
+                files.write_atomic(self.path / RESULT, text)
+        if event.kind == "ended":
+            reserve.unlink(missing_ok=True)
+
+    def reserve(self) -> None:
+        """Takes disk space with which the end of the run can be recorded on a disk that is full by then."""
+        with contextlib.suppress(OSError):
+            (self.path / _RESERVE).write_bytes(bytes(_RESERVE_BYTES))
 
     def snapshot(self, names: Sequence[str] = (CONFIG, RESULT)) -> Callable[[], None]:
         """A function that restores the current content of these files; default: configuration and result."""
@@ -254,7 +269,7 @@ def write_config(folder: Path, raw: Mapping[str, Any]) -> None:
 
 def cannot_be_made(folder: Path, error: OSError) -> PsrunError:
     """The error to raise if a run folder, or its first files, cannot be created."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+    if error.errno in CANNOT_GROW:
         return RunFolderError(folder, error)
     reason = error.strerror or error
     for run in (folder, *folder.parents):

@@ -60,6 +60,11 @@ class RunState:
         return str(self.result.get("status") or UNKNOWN)
 
     @property
+    def outcome(self) -> str:
+        """The status; 'gone' if the run has ended without recording one."""
+        return "gone" if self.gone else self.status
+
+    @property
     def doing(self) -> str:
         """The phase that the chief of a running run reports, such as 'training'; else the status."""
         beat = self.beats.get(CHIEF)

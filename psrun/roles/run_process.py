@@ -22,7 +22,7 @@ from psrun.cluster import isolation
 from psrun.config import choices, parse
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF
-from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, PsrunError, RunFolderError
+from psrun.errors import CANNOT_GROW, ConfigError, ExitCode, Interrupted, Problem, PsrunError, RunFolderError
 from psrun.launch.slurm.managed_task import AGENT_SIGNAL
 from psrun.process import Stop
 from psrun.results import task_files
@@ -30,7 +30,7 @@ from psrun.results.run_folder import RunFolder, cannot_be_made, write_config
 from psrun.roles import table, task_assignment
 from psrun.roles.task_assignment import Identity
 
-_CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE)
+_CANNOT_BE_WRITTEN = (*CANNOT_GROW, errno.EPIPE)
 
 
 def to_the_end(work: Callable[[float], ExitCode]) -> NoReturn:
@@ -198,6 +198,7 @@ def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], star
     # A resumed run counts the time of its processes, without the pauses.
     began_s = folder.stored()["started_s"] if supervised else started_s - folder.elapsed_s()
     here: dict[str, Any] = {} if supervised else {"process": process.this_process()}
+    folder.reserve()
     folder.record("begun", mode=raw.get("mode"), started_s=began_s, **here, overrides=overrides)
     return began_s
 

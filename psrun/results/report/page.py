@@ -92,7 +92,7 @@ def _run(run: Run, group: int, axes: Mapping[str, str], common: Mapping[str, Any
     return {
         "name": run.name,
         "group": group,
-        "status": run.state.status,
+        "status": run.state.outcome,
         "error": run.error,
         "problem": problem,
         "axes": axes,

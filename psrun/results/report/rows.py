@@ -59,7 +59,7 @@ def row(run: Run) -> Row:
         **results, **{name: each for name, each in stale.items() if number(each) is not None},
         **{f"steps.{name}": value for name, value in steps.items()},
         **experiment, **run.config, **mappings(run.config), **choices(run.config),
-        "run": run.name, "folder": printable(run.path), "status": run.state.status, **metrics(run),
+        "run": run.name, "folder": printable(run.path), "status": run.state.outcome, **metrics(run),
         "steps": number(steps.get("applied")), **{name: number(run.result.get(name)) for name in MEASURED[1:4]},
         "recoveries": len(recoveries) if isinstance(recoveries, list) else None, "error": run.error,
     }  # fmt: skip
