@@ -17,7 +17,7 @@ from psrun.cluster import devices, inprocess, partitioners, placement, servers
 from psrun.cluster.probe import answers, own_host, reachable
 from psrun.config import choices
 from psrun.config.topology import CHIEF, DATA_JOBS, Task, Topology
-from psrun.errors import ClusterError, ConfigError, Problem, PsrunError
+from psrun.errors import ClusterError, ConfigError, Problem, PsrunError, TaskLostError
 from psrun.tf_internals import cluster as internals
 from psrun.tf_internals import lost_workers
 
@@ -101,12 +101,12 @@ def connect(
         case choices.InProcess():
             replicas = cluster.replicas_per_worker
             spec = inprocess.start(num_workers=cluster.num_workers, num_ps=cluster.num_ps, num_replicas=replicas)
-            with _deadline(spec, _CONNECT_WITHIN_S, give_up):
+            with _deadline(spec, _CONNECT_WITHIN_S, give_up, error=ClusterError):
                 return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement], replicas)
         case choices.Local() | choices.Unsupervised():
             assert topology is not None
             spec, replicas = tf.train.ClusterSpec(_with_chief(topology).spec()), cluster.replicas_per_worker
-            with _deadline(spec, cluster.connect_timeout_s, give_up):
+            with _deadline(spec, cluster.connect_timeout_s, give_up, error=TaskLostError):
                 return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement], replicas)
         case _:
             raise AssertionError(f"cluster={cluster.kind} has its own role")
@@ -150,16 +150,24 @@ def wait_for_tasks(topology: Topology, is_up: Callable[[Task], bool], *, within_
 
 @contextlib.contextmanager
 def _deadline(
-    spec: tf.train.ClusterSpec, within_s: float, give_up: Callable[[PsrunError], None] | None
+    spec: tf.train.ClusterSpec,
+    within_s: float,
+    give_up: Callable[[PsrunError], None] | None,
+    *,
+    error: type[PsrunError],
 ) -> Iterator[None]:
-    """Gives up if the context takes longer than `within_s`: TensorFlow waits without a message and without a limit."""
+    """Gives up if the context takes longer than `within_s`: TensorFlow waits without a message and without a limit.
+
+    Args:
+      error: to give up with; its message names the addresses of `spec`.
+    """
     if give_up is None:
         yield
         return
-    where = ", ".join(f"{job}-{index} at {spec.task_address(job, index)}" for job in sorted(spec.jobs)
-                      for index in spec.task_indices(job) if job != CHIEF.job)  # fmt: skip
-    error = ClusterError(f"TensorFlow has not connected within {within_s:.0f} s to {where}")
-    clock = threading.Timer(within_s, give_up, [error])
+    others = [(job, index) for job in sorted(spec.jobs) for index in spec.task_indices(job) if job != CHIEF.job]
+    where = ", ".join(f"{job}-{index} at {spec.task_address(job, index)}" for job, index in others)
+    late = error(f"TensorFlow has not connected within {within_s:.0f} s to {where}")
+    clock = threading.Timer(within_s, give_up, [late])
     clock.daemon = True
     clock.start()
     try:
