@@ -103,13 +103,17 @@ class AppliedSteps:
                 by_server.setdefault(variable.device, []).append((gradient, variable))
         pairs: list[tuple[Any, tf.Variable]] = []
         for server, own in by_server.items():
-            gradients = [gradient for gradient, _ in own]
+            parts = [part for gradient, _ in own for part in _parts(gradient)]
             with tf.device(server):
-                flat = [tf.identity(each) for each in tf.nest.flatten(gradients, expand_composites=True)]
-                with tf.control_dependencies(flat):
-                    flat = [tf.identity(each) for each in flat]
-            gradients = tf.nest.pack_sequence_as(gradients, flat, expand_composites=True)
-            pairs += zip(gradients, (variable for _, variable in own))
+                received = [tf.identity(part) for part in parts]
+                with tf.control_dependencies(received):
+                    gated = iter([tf.identity(part) for part in received])
+            for gradient, variable in own:
+                if isinstance(gradient, tf.IndexedSlices):
+                    gradient = tf.IndexedSlices(next(gated), next(gated), gradient.dense_shape)
+                else:
+                    gradient = next(gated)
+                pairs.append((gradient, variable))
         return pairs
 
     def _end(self) -> None:
@@ -178,6 +182,11 @@ def _task(device: str) -> int | None:
     """The index of a parameter server; None if the device is not one."""
     spec = tf.DeviceSpec.from_string(device or "")
     return spec.task if spec.job == _JOB else None
+
+
+def _parts(gradient: Any) -> list[tf.Tensor]:
+    """What is sent of a gradient."""
+    return [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices) else [gradient]
 
 
 def _operations() -> list[tf.Operation]:
