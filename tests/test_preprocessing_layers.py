@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from support import run_config
 
+from psrun.errors import ConfigError
+
 OWN = (
     "model=dense", "~model.hidden_units", "model._target_=preprocessing_layers.network",
     "~data.num_train_examples", "~data.num_eval_examples", "~data.noise", "~data.num_features",
@@ -62,6 +64,40 @@ def test_such_a_model_trains_resumes_predicts_and_is_exported(train, predict, tm
     served = np.array(json.loads(ran.stdout))
     assert result["metrics"]["val_accuracy"] == pytest.approx(np.mean((served > 0.5) == labels[:, 0]))
     assert result["metrics"]["val_accuracy"] > 0.8
+
+
+@pytest.mark.tensorflow
+def test_layers_that_are_adapted_to_other_data_do_not_fit_a_checkpoint():
+    """A word would have another id, and a number another bin."""
+    import tf_keras
+
+    from psrun.checkpoint.logical import adapted
+    from psrun.checkpoint.manifest import Contents
+    from psrun.tf_internals.keras import layers_within
+
+    layers = tf_keras.layers
+    words, numbers = np.array(["a", "b"]), np.arange(8.0)[:, np.newaxis]
+
+    def contents(words: np.ndarray, numbers: np.ndarray) -> Contents:
+        made = [layers.StringLookup(name="lookup"), layers.TextVectorization(name="text"),
+                layers.Discretization(num_bins=2, name="bins"), layers.Normalization(name="normal")]  # fmt: skip
+        for layer, data in zip(made, (words, words, numbers, numbers)):
+            layer.adapt(data)
+        inputs = [layers.Input((1,), dtype=kind) for kind in ("string", "string", "float32", "float32")]
+        outputs = [layer(each) for layer, each in zip(made, inputs)]
+        given = layers.StringLookup(vocabulary=words, name="given")(inputs[0])
+        network = tf_keras.Model(inputs, [*outputs, given])
+        assert len(layers_within(network)) > 5
+        return Contents.of("", [], {}, adapted(network))
+
+    there = contents(words, numbers)
+    assert {*there.adapted} == {"lookup", "text", "bins"}
+    there.check_model("ckpt-1", contents(words, numbers))
+    Contents.of("", [], {}).check_model("ckpt-1", there)  # written by an earlier version
+    with pytest.raises(ConfigError, match=r"^model: has layers that adapt\(\) gave other words .* lookup, text; adapt"):
+        there.check_model("ckpt-1", contents(np.array(["b", "c"]), numbers))
+    with pytest.raises(ConfigError, match=r": bins; adapt them to the same data, or give a vocabulary"):
+        there.check_model("ckpt-1", contents(words, 2 * numbers))
 
 
 def shards(placed) -> set[tuple[str, int, int]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import tensorflow as tf
 
 from psrun.checkpoint import manifest
-from psrun.checkpoint.logical import LogicalCheckpoint
+from psrun.checkpoint.logical import LogicalCheckpoint, adapted
 from psrun.checkpoint.manifest import Contents, Manifest, Position
 from psrun.checkpoint.store import PREFIX, Store
 from psrun.config import choices
@@ -134,4 +134,4 @@ def learning_rate(program: Program) -> float | None:
 def contents(program: Program, keys: Mapping[str, str]) -> Contents:
     """The content of checkpoints of the program, with its keys."""
     placed = [each for each in inventory.observe(program) if each.kind in ("model", "optimizer")]
-    return Contents.of(type(program.optimizer).__name__, placed, keys)
+    return Contents.of(type(program.optimizer).__name__, placed, keys, adapted(program.network))

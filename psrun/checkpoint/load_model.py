@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 import tf_keras
 
-from psrun.checkpoint.logical import LogicalCheckpoint
+from psrun.checkpoint.logical import LogicalCheckpoint, adapted
 from psrun.checkpoint.manifest import Contents, Manifest
 from psrun.checkpoint.store import Store
 from psrun.cluster import placement
@@ -66,7 +66,8 @@ def restore(network: tf_keras.Model, which: str, store: Store, warn: Callable[[s
       which: as in `Store.choose`.
     """
     values = LogicalCheckpoint(network)
-    here = Contents.of("", stacks.by_table(placement.observed("model", variables_of(network)), network), values.keys)
+    placed = stacks.by_table(placement.observed("model", variables_of(network)), network)
+    here = Contents.of("", placed, values.keys, adapted(network))
     while True:
         checkpoint = store.choose(which, warn)
         if checkpoint is None:

@@ -10,11 +10,19 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.checkpoint import keys
+<<<<<<< HEAD
 from psrun.checkpoint.literal_paths import literal
 from psrun.checkpoint.manifest import Contents
 from psrun.cluster import placement
 from psrun.layers import stacks
 from psrun.tf_internals import optimizers, table_views
+=======
+from psrun.checkpoint.manifest import Contents, digest
+from psrun.cluster import placement
+from psrun.layers import stacks
+from psrun.tf_internals import table_views
+from psrun.tf_internals.keras import layers_within
+>>>>>>> 8451575 (A checkpoint is refused where adapt() found another vocabulary or other bins than in training)
 from psrun.tf_internals.table_views import TableView
 from psrun.tf_internals.variables import shards_of, variables_of
 
@@ -113,6 +121,20 @@ class LogicalCheckpoint:
             status.assert_consumed()
         else:
             status.assert_existing_objects_matched().expect_partial()
+
+
+def adapted(network: tf_keras.Model) -> dict[str, str]:
+    """The digests of the vocabularies and bins that `adapt` found in data, by the names of the layers.
+
+    They are found anew wherever the network is made, and are no part of the values in checkpoints. Means and variances
+    are no part of this: their last digits depend on the machine.
+    """
+    layers = [layer for layer in layers_within(network) if getattr(layer, "is_adapted", False)]
+    vocabularies = {
+        each.name: list(map(str, each.get_vocabulary())) for each in layers if hasattr(each, "get_vocabulary")
+    }
+    bins = {each.name: [f"{x:.4g}" for x in each.bin_boundaries] for each in layers if hasattr(each, "bin_boundaries")}
+    return {name: digest(values) for name, values in {**vocabularies, **bins}.items()}
 
 
 def name_of(holder: Any) -> str:

@@ -55,6 +55,7 @@ class Contents:
       model, slots: the variables of the model and of the optimizer.
       shards: the shards with their tasks and bytes.
       keys: by name, the key of each value in the checkpoint; empty in checkpoints of psrun 0.1.0.
+      adapted: by layer, the digest of the vocabulary or the bins that its `adapt` found in data.
     """
 
     optimizer: str
@@ -62,16 +63,19 @@ class Contents:
     slots: Variables
     shards: list[dict[str, Any]]
     keys: Mapping[str, str] = field(default_factory=dict)
+    adapted: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, optimizer: str, placed: list[Placed], keys: Mapping[str, str]) -> Contents:
+    def of(
+        cls, optimizer: str, placed: list[Placed], keys: Mapping[str, str], adapted: Mapping[str, str] | None = None
+    ) -> Contents:
         variables: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}}
         for shard in placed:
             variables[shard.kind][shard.variable] = {"shape": list(shard.variable_shape), "dtype": shard.dtype}
         shards = [
             {"variable": each.variable, "shard": each.shard, "task": each.task, "bytes": each.bytes} for each in placed
         ]
-        return cls(optimizer, variables["model"], variables["optimizer"], shards, keys)
+        return cls(optimizer, variables["model"], variables["optimizer"], shards, keys, adapted or {})
 
     def check(self, path: str, here: Contents) -> None:
         """Raises ConfigError with the differences if `here` cannot resume from the checkpoint at `path`."""
@@ -94,6 +98,12 @@ class Contents:
         difference = differences(self.model, here.model)
         if difference:
             raise ConfigError([Problem("model", f"differs from the model of the checkpoint {path}: {difference}")])
+        others = [name for name, digest in self.adapted.items() if here.adapted.get(name, digest) != digest]
+        if others:
+            message = (
+                f"has layers that adapt() gave other words or bins than for the checkpoint {path}: {', '.join(others)}"
+            )
+            raise ConfigError([Problem("model", f"{message}; adapt them to the same data, or give a vocabulary")])
 
 
 @dataclass(frozen=True)
