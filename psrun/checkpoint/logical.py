@@ -10,19 +10,12 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.checkpoint import keys
-<<<<<<< HEAD
 from psrun.checkpoint.literal_paths import literal
-from psrun.checkpoint.manifest import Contents
-from psrun.cluster import placement
-from psrun.layers import stacks
-from psrun.tf_internals import optimizers, table_views
-=======
 from psrun.checkpoint.manifest import Contents, digest
 from psrun.cluster import placement
 from psrun.layers import stacks
-from psrun.tf_internals import table_views
+from psrun.tf_internals import optimizers, table_views
 from psrun.tf_internals.keras import layers_within
->>>>>>> 8451575 (A checkpoint is refused where adapt() found another vocabulary or other bins than in training)
 from psrun.tf_internals.table_views import TableView
 from psrun.tf_internals.variables import shards_of, variables_of
 
