@@ -104,10 +104,10 @@ class AppliedSteps:
         pairs: list[tuple[Any, tf.Variable]] = []
         for server, own in by_server.items():
             parts = [part for gradient, _ in own for part in _parts(gradient)]
-            with tf.device(server):
-                received = [tf.identity(part) for part in parts]
-                with tf.control_dependencies(received):
-                    gated = iter([tf.identity(part) for part in received])
+            if len(parts) > 1:
+                with tf.device(server):
+                    parts = tf.raw_ops.IdentityN(input=parts)  # runs when the last one is there
+            gated = iter(parts)
             for gradient, variable in own:
                 if isinstance(gradient, tf.IndexedSlices):
                     gradient = tf.IndexedSlices(next(gated), next(gated), gradient.dense_shape)
