@@ -98,6 +98,17 @@ def managing(program: Any, session: Any, folder: str) -> None:
         manager.save()
 
 
+def two_kinds(program: Any, session: Any) -> None:
+    """Half of the steps of each epoch are the network's own, the others are functions."""
+
+    def step(batch: Any) -> None:
+        program.network.train_step(batch)
+
+    for _ in session.epochs():
+        session.schedule(num_steps=session.steps_left // 2)
+        session.schedule(step, session.steps_left)
+
+
 def held_back(program: Any, session: Any, late_by: int) -> None:
     """One step reads its weights, and gets its gradients when `late_by` steps of another worker are applied.
 

@@ -17,12 +17,14 @@ class TrainingClosures(InFlightClosures):
 
     Attributes:
       num_cut: number of steps that some parameter servers applied later than others, since their worker was lost.
+      num_kinds: number of kinds of steps that are scheduled.
     """
 
     def __init__(self, distribution: Distribution, consistency: choices.Consistency) -> None:
         super().__init__(distribution, max_delay=consistency.max_delay)
         self._num_workers, self._queue = distribution.num_workers, MarkedClosures.of(self._coordinator)
         self.num_cut = 0
+        self.num_kinds = 0
         staleness = consistency.staleness
         self._queue.follow(None if staleness is None else WorkerClocks(distribution.num_workers, staleness))
 

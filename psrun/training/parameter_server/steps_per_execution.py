@@ -88,6 +88,7 @@ class Packing:
         self._tracer = ClosureTracer(program, feed, self._iterator, stages, slow, meter, step, applied=self._applied)
         self._cut: list[tuple[tuple[tf.Tensor, ...], frozenset[int]]] = []  # input, and the servers behind
         self._is_plain = step is None and program.own_step is None  # a step increments the optimizer's counter once
+        in_flight.num_kinds += 1
         self._first_iteration, self._num_scheduled, self._ran_again = iterations(program), 0, False
         self._late = trainer.prefetch_rows or trainer.dense_sync_every > 1  # only unrolled steps can be
         self._unrolled_steps = choices.MAX_UNROLLED_STEPS if self._late or planned >= _STEPS_TO_UNROLL_FOR else 1
@@ -177,8 +178,11 @@ class Packing:
             self._timer.pause()
 
     def _count_lost(self) -> None:
-        """Adds the steps of lost workers to the optimizer's counter, to which a worker adds at the end of a closure."""
-        if not (self._ran_again and self._is_plain):
+        """Adds the steps of lost workers to the optimizer's counter, to which a worker adds at the end of a closure.
+
+        With steps of other kinds nobody knows how many of the counter are theirs.
+        """
+        if not (self._ran_again and self._is_plain and self._in_flight.num_kinds == 1):
             return
         self._ran_again = False
         missing = self._first_iteration + self._num_scheduled - iterations(self._program)

@@ -104,6 +104,15 @@ def test_a_step_that_one_of_two_servers_had_applied_is_completed(train, monkeypa
     assert result["steps"] == {"applied": 36, "scheduled": 36, "repeated": 0}
 
 
+def test_the_counter_of_the_optimizer_keeps_the_steps_of_other_kinds(train, monkeypatch):
+    losing = Losing({0: [2]})
+    losing.patch(monkeypatch)
+    result, folder = train(*_run("trainer=own_loop", "trainer._target_=user_code.two_kinds"))
+    assert losing._after == {0: []}
+    assert counting.wrong(folder.checkpoints, 3.0) == {}
+    assert 36 - 2 <= result["steps"]["applied"] <= 36  # it may lack those of the lost worker
+
+
 def _run(*pieces: str) -> list[str]:
     sizes = ("trainer.epochs=3", f"trainer.steps_per_execution={PACKED}")
     return counting.arguments(*sizes, *pieces, examples=EXAMPLES, batch=BATCH)
