@@ -163,7 +163,10 @@ def _problems(root: Path, mode: str, faults: Sequence[str], draw: random.Random)
             if code not in (130, 175):
                 return [f"exit code {code} after SIGINT: {cluster.stderr[-2000:]}"]
             cluster = Cluster(root, f"resume='{folder}'", **environment)
+        cluster.wait_for_step(last_step)
         code = cluster.end(within_s=2 * _WITHIN_S)
+    except AssertionError as error:  # the other modes are still of interest
+        return [str(error)]
     finally:
         cluster.close()
     if code:

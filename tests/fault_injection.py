@@ -97,16 +97,19 @@ class Cluster:
         )[0]
 
     def wait_for_step(self, step: int) -> None:
-        """Training steps are being applied and `step` is done."""
+        """Training steps are being applied and `step` is done; fails where no step is done within the bound."""
 
-        def done() -> bool:
+        def another() -> int:
             try:
-                return (json.loads((self.folder / ".tasks" / "chief-0.json").read_text())["step"] or 0) >= step
+                now = json.loads((self.folder / ".tasks" / "chief-0.json").read_text())["step"] or 0
             except (OSError, ValueError):
                 self._ended_early()
-                return False
+                return 0
+            return now if now != last else 0
 
-        self.wait(done, f"step {step}")
+        last = 0
+        while last < max(step, 1):
+            last = self.wait(another, f"step {step}")  # a lower one after a restart
 
     def end(self, *, within_s: float = 180.0) -> int:
         """The exit code. A process that does not end is aborted, to see in its standard error what its threads do."""
