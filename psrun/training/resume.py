@@ -24,6 +24,11 @@ def restored_by_trainer(built: Program, trainer: Trainer, reporter: Reporter) ->
 
 def taken_up(built: Program, position: Position, reporter: Reporter) -> Position:
     """`position` in terms of the current epoch length and batch size, and of the batches of a step."""
+    position = _taken_up(built, position, reporter)
+    return position if position.steps else replace(position, audit=None)  # that of an epoch that is not continued
+
+
+def _taken_up(built: Program, position: Position, reporter: Reporter) -> Position:
     steps, order, batches = built.config.trainer.num_steps, built.order, built.gradients_per_update
     if order is None:
         return replace(_within(steps, position), batch=0, order=None, again=())
