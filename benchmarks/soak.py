@@ -171,7 +171,8 @@ def _problems(root: Path, mode: str, faults: Sequence[str], draw: random.Random)
         cluster.close()
     if code:
         return [f"exit code {code}: {cluster.stderr[-2000:]}"]
-    wrong = counting.wrong(folder / "checkpoints", _EPOCHS / gradients)
+    updates = _STEPS * _EPOCHS / gradients
+    wrong = counting.wrong(folder / "checkpoints", _EPOCHS / gradients, updates=updates, batch=_BATCH)
     once = {"0": 0, "1": _EXAMPLES, "2": 0, "3+": 0}
     others = [row for row in cluster.result["visitation"] if row["seen"] != once]
     steps = cluster.result["steps"]

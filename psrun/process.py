@@ -35,6 +35,7 @@ VARIABLES = {
 }
 _MIN_OPEN_FILES = 512
 _HANDLED_WITHIN_S = 5.0
+_ENDED_WITHIN_S = 10.0
 # The supervisor's process id, set for its children: TF_CONFIG in a user's shell alone does not make a process a task.
 SUPERVISOR_PID = "PSRUN_SUPERVISOR_PID"
 # The process id of the sweep, set for its jobs. A job removes it, because its tasks are not children of the sweep.
@@ -337,6 +338,9 @@ class Stop:
 
     def _end(self, signum: int) -> None:
         interrupted = Interrupted(signum)
+        clock = threading.Timer(_ENDED_WITHIN_S, os._exit, [interrupted.exit_code])  # a disk may not answer
+        clock.daemon = True
+        clock.start()
         try:
             self.at_once()
         finally:  # even if that fails

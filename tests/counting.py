@@ -1,7 +1,7 @@
 """Tables that count: minus each row is how often the updates of its example were applied, by an oracle without bounds.
 
 The model adds up a row of each of two tables of zeros, one row per example, and its output is the loss. With SGD and a
-learning rate equal to the batch size, each use of a row subtracts 1.
+learning rate equal to the batch size, each use of a row subtracts 1, and each step that much of a dense variable.
 """
 
 from __future__ import annotations
@@ -30,13 +30,23 @@ class Numbered(ArraySource):
         super().__init__(features=features, task="regression", train=part, evaluation=part)
 
 
+class Steps(tf_keras.layers.Layer):
+    """Adds a variable of one number."""
+
+    def build(self, shape: Any) -> None:
+        self.steps = self.add_weight("steps", (1,), initializer="zeros")
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return inputs + self.steps
+
+
 def model(source: Numbered) -> tf_keras.Model:
     inputs = {name: tf_keras.Input((), dtype=tf.int64, name=name) for name in TABLES}
     num_ids = source.num_train_examples
     rows = [
         Embedding(num_ids, 1, embeddings_initializer="zeros", name=f"table_{name}")(inputs[name]) for name in TABLES
     ]
-    return tf_keras.Model(inputs, tf_keras.layers.Add()(rows))
+    return tf_keras.Model(inputs, Steps()(tf_keras.layers.Add()(rows)))
 
 
 def value(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
@@ -54,21 +64,20 @@ def arguments(*pieces: str, examples: int, batch: int) -> list[str]:
     ]  # fmt: skip
 
 
-def counts(checkpoints: Path) -> dict[str, np.ndarray]:
-    """How often each example was applied, by table, in the newest checkpoint."""
+def wrong(checkpoints: Path, expected: float, *, updates: float, batch: int) -> dict[str, dict[float, int]]:
+    """How many rows of each variable in the newest checkpoint have another count than the expected one.
+
+    Args:
+      expected: of each example.
+      updates: expected number of updates of a dense variable.
+    """
     reader: Any = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(checkpoints)))
-    names = [
-        name for name in reader.get_variable_to_shape_map() if name.endswith("embeddings/.ATTRIBUTES/VARIABLE_VALUE")
-    ]
-    assert len(names) == len(TABLES), names
-    return {name: -reader.get_tensor(name)[:, 0] for name in names}
-
-
-def wrong(checkpoints: Path, expected: float) -> dict[str, dict[float, int]]:
-    """How many rows of each table have another count than the expected one; empty if none has."""
     found = {}
-    for name, table in counts(checkpoints).items():
-        values, numbers = np.unique(table[table != expected], return_counts=True)
-        if len(values):
-            found[name] = dict(zip(values.tolist(), numbers.tolist()))
-    return found
+    for name in reader.get_variable_to_shape_map():
+        *_, variable = name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE").split("/")
+        if variable in ("embeddings", "steps"):
+            value = -reader.get_tensor(name).ravel()
+            count, right = (value, expected) if variable == "embeddings" else (value / batch, updates)
+            found[name] = dict(zip(*(each.tolist() for each in np.unique(count[count != right], return_counts=True))))
+    assert len(found) == len(TABLES) + 1, found
+    return {name: counts for name, counts in found.items() if counts}

@@ -47,14 +47,13 @@ def _of_file(name: str, folder: Path, tell: Callable[[str], None]) -> str:
         if not is_local and (version := _version(at, inside)):
             return version
         stamp = files.stamp(name)
-        if time.time() - stamp[-1] / 1e9 < _SETTLED_S:
-            return _sha256(name, stamp[1], tell)
         key = tuple(stamp)
         record = folder / "digests" / f"{hashlib.sha256(stamp[0].encode()).hexdigest()[:32]}.json"
         found = _known.get(key) or (_recorded(record, stamp) if is_local else None)
         if found is None:
+            began_s = time.time()
             found = _sha256(name, stamp[1], tell)
-            if files.stamp(name) != stamp:  # it changed meanwhile
+            if files.stamp(name) != stamp or began_s - stamp[-1] / 1e9 < _SETTLED_S:  # it may have changed meanwhile
                 return found
             if is_local:
                 _record(record, stamp, found)

@@ -69,6 +69,7 @@ def prepare(optimizer: Any, run: RunConfig, key: str) -> None:
             problems.append(Problem(key, f"{kind} {_COUNTS_TRACES}"))
     if problems:
         raise ConfigError(problems)
+    optimizers.update_without_momentum(optimizer)
     optimizers.replace_clipnorm(optimizer, whole_variables.clipped)
     optimizers.replace_names_without_weight_decay(optimizer, whole_variables.name_of_whole)
 

@@ -169,16 +169,15 @@ def value_of(metric: tf_keras.metrics.Metric) -> float | None:
 def is_undefined(metric: tf_keras.metrics.Metric) -> bool:
     """Whether a metric is about two classes, or about the positive one, and no example is of such a class.
 
-    Keras returns 0 or 1 then. An AUC of several labels is the mean of theirs: it is undefined if one of these is.
+    Keras returns 0 or 1 then. An AUC of several labels is Keras' mean of theirs, unless none of these is defined.
     """
     if not isinstance(metric, (*_OF_POSITIVES, *_OF_BOTH)) or not metric.variables:
         return False
-    positives = tf.add(metric.true_positives, metric.false_negatives)[0]  # by threshold; the sums are equal for all
-    if bool(tf.reduce_any(tf.equal(positives, 0))):
-        return True
-    if isinstance(metric, _OF_POSITIVES) or metric.get_config().get("curve") == "PR":
-        return False
-    return bool(tf.reduce_any(tf.equal(tf.add(metric.true_negatives, metric.false_positives)[0], 0)))
+    # By threshold, and by label if there are several; the sums are equal for all thresholds.
+    undefined = tf.equal(tf.add(metric.true_positives, metric.false_negatives)[0], 0)
+    if not isinstance(metric, _OF_POSITIVES) and metric.get_config().get("curve") != "PR":
+        undefined |= tf.equal(tf.add(metric.true_negatives, metric.false_positives)[0], 0)
+    return bool(tf.reduce_all(undefined))
 
 
 def together(made: Any, counters: list[tf_keras.metrics.Metric]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 from psrun.tf_internals.required import require
 
 _POLL_S = 0.2
+_MOST_PROBES = 64
 _OTHERS_WITHIN_S = 1.0  # several that are restarted together come back together
 
 
@@ -80,22 +82,21 @@ class _LostWorkers:
             self._lost.discard(worker)
 
     def _definition(self) -> Any:
-        """The definition of a cluster with all lost workers that answer, once there is one. The lock is held.
+        """The definition of a cluster with all workers that answer, once a lost one does. The lock is held.
 
         A wait for the condition releases the lock, so that the threads of workers go on.
         """
         handler = self._handler
-        lost: set[int] = set()
-        back: set[int] = set()
+        absent: set[int] = set()
         waited_s = 0.0
         while handler._should_preemption_thread_run:
-            lost = set(self._lost)
-            back = {worker for worker in lost if self._answers(self._address(worker))}
-            if back == lost or (back and waited_s >= _OTHERS_WITHIN_S):
+            absent = self._absent()
+            back = self._lost - absent
+            if not absent or (back and waited_s >= _OTHERS_WITHIN_S):
                 break
             handler._worker_up_cond.wait(_POLL_S)
             waited_s += _POLL_S * bool(back)
-        self._left_out = lost - back
+        self._left_out = absent
         if not self._left_out:
             return self._whole
         part = type(self._whole)()
@@ -105,8 +106,12 @@ class _LostWorkers:
                 del job.tasks[worker]
         return part
 
-    def _address(self, worker: int) -> str:
-        return next(str(job.tasks[worker]) for job in self._jobs(self._whole))
+    def _absent(self) -> set[int]:
+        """The workers that do not answer, also those whose loss no closure has shown yet."""
+        addresses = {worker: address for job in self._jobs(self._whole) for worker, address in job.tasks.items()}
+        with ThreadPoolExecutor(min(len(addresses), _MOST_PROBES)) as pool:
+            answered = dict(zip(addresses, pool.map(self._answers, addresses.values())))
+        return {worker for worker, answers in answered.items() if not answers}
 
     @staticmethod
     def _jobs(definition: Any) -> Iterator[Any]:

@@ -110,6 +110,27 @@ def replace_names_without_weight_decay(optimizer: Any, name_of: Callable[[Any], 
     optimizer._use_weight_decay = use_weight_decay
 
 
+def update_without_momentum(optimizer: Any) -> None:
+    """Makes SGD add a gradient to a variable at once, where its momentum is 0.
+
+    tf-keras keeps a momentum of 0 in a slot, adds the gradient to the slot, and the slot to the whole variable: of two
+    workers, one then adds what the other has written to the slot (tf-keras 2.21). One worker gets the same numbers.
+    """
+    inner = unscaled(optimizer)
+    if type(inner) is not tf_keras.optimizers.SGD or inner.momentum:
+        return
+    require(inner, "update_step")
+
+    def update_step(gradient: Any, variable: tf.Variable) -> None:
+        rate = tf.cast(inner.learning_rate, variable.dtype)
+        if isinstance(gradient, tf.IndexedSlices):
+            variable.scatter_add(tf.IndexedSlices(-gradient.values * rate, gradient.indices))
+        else:
+            variable.assign_add(-gradient * rate)
+
+    inner.update_step = update_step
+
+
 def clips(optimizer: Any) -> bool:
     """Whether the optimizer clips gradients in any way."""
     inner = unscaled(optimizer)

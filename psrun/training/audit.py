@@ -65,8 +65,10 @@ class Audit:
 
         Call when all steps are joined.
         """
-        counts = self._earlier + self._by_worker().sum(axis=0)
-        return base64.b64encode(zlib.compress(np.minimum(counts, 255).astype(np.uint8).tobytes())).decode()
+        with tf.device(_DEVICE):  # of all workers together, less travels
+            here = tf.reduce_sum(tf.reshape(self._counts, self._shape), 0)
+        counts = np.minimum(self._earlier + here.numpy(), 255).astype(np.uint8)
+        return base64.b64encode(zlib.compress(counts.tobytes())).decode()
 
     def _by_worker(self) -> np.ndarray:
         return self._counts.numpy().reshape(self._shape)

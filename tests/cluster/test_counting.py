@@ -39,6 +39,6 @@ def test_each_example_is_applied_once_an_epoch_whatever_is_killed(start):
     again.wait_for_step(3 * steps + steps // 2)
     again.kill("worker-0")
     assert again.end() == 0
-    assert counting.wrong(cluster.folder / "checkpoints", EPOCHS) == {}
+    assert counting.wrong(cluster.folder / "checkpoints", EPOCHS, updates=EPOCHS * steps, batch=BATCH) == {}
     assert [row["seen"] for row in again.result["visitation"]] == [ONCE] * EPOCHS
     assert again.result["steps"] == {"applied": EPOCHS * steps, "scheduled": EPOCHS * steps, "repeated": 0}

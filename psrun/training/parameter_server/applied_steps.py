@@ -19,8 +19,10 @@ from psrun.program.compiled_model import Program
 from psrun.tf_internals.cluster import has_ended, num_parameter_servers
 from psrun.training.audit import Audit
 
-# A server may still be at work on gradients that have arrived when the chief learns that their worker is lost.
+# A server may still be at work on gradients that have arrived when the chief learns that their worker is lost. Counts
+# are read until they stay the same for this time, or for two steps if that is longer.
 _SETTLED_S = 0.5
+_MOST_READS = 20
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp")
 _JOB = "ps"
 
@@ -32,7 +34,7 @@ class Execution:
     Attributes:
       slot: the place of its counts.
       before: the count of each server when none of its steps was applied.
-      servers: those that apply it; None for all that update in a step.
+      servers: those that apply it, where it completes a step that the others have applied; None for all.
       scheduled: its remote value.
     """
 
@@ -49,12 +51,14 @@ class AppliedSteps:
     Args:
       audit: counts the examples of applied steps; None for none.
       most: maximum number of executions in flight.
+      is_plain: whether the step is that of Keras, which updates outside of functions, branches and loops.
     """
 
     spec = tf.TensorSpec([], tf.int32)  # of the slot, an argument of a closure
 
-    def __init__(self, program: Program, audit: Audit | None, most: int) -> None:
-        self._audit = audit
+    def __init__(self, program: Program, audit: Audit | None, most: int, *, is_plain: bool) -> None:
+        self._audit, self._is_plain = audit, is_plain
+        self._uncounted: dict[int, int] = {}  # steps of a closure in which a server did not update yet
         self._counts: list[Any] = []
         with program.distribution.strategy.scope():
             num_servers = num_parameter_servers()
@@ -84,7 +88,7 @@ class AppliedSteps:
         """
         with contextlib.ExitStack() as stack:
             self._examples = [] if self._audit is None else stack.enter_context(self._audit.taking())
-            self._skipped, self._num_before = skipped, None
+            self._skipped, self._num_before, self._uncounted = skipped, None, {}
             yield
             self._end()
 
@@ -120,7 +124,9 @@ class AppliedSteps:
         """Ends a step, if there is one: the servers count it when they have applied it."""
         if self._num_before is None:
             return
-        writes = _writes(_operations()[self._num_before :], len(self._counts))
+        writes = _writes(_operations()[self._num_before :], len(self._counts), is_plain=self._is_plain)
+        for task in self.servers.difference(writes):
+            self._uncounted[task] = self._uncounted.get(task, 0) + 1  # with `dense_sync_every` it has the step later
         if not self._skipped:
             self._updating.update(writes)
         examples = [self._examples.pop(0)] if self._examples else []  # others are of batches that were taken ahead
@@ -131,8 +137,9 @@ class AppliedSteps:
             if self._audit is not None and task == min(self._updating):
                 with tf.control_dependencies(operations):
                     counted = [self._audit.count(each) for each in examples]
+            number = 1 + self._uncounted.pop(task, 0)
             with tf.device(_device(task)), tf.control_dependencies([*operations, *counted]):
-                tf.raw_ops.ResourceScatterAdd(resource=self._counts[task].handle, indices=self._slot, updates=1)
+                tf.raw_ops.ResourceScatterAdd(resource=self._counts[task].handle, indices=self._slot, updates=number)
 
     # -- on the chief
 
@@ -160,15 +167,23 @@ class AppliedSteps:
         servers = last.before if last.servers is None else last.servers
         return {task: count + last.num_steps * (task in servers) for task, count in last.before.items()}
 
-    def done(self, execution: Execution) -> dict[int, int]:
+    def done(self, execution: Execution, step_s: float) -> dict[int, int]:
         """How many steps of an execution of a lost worker each server has applied.
+
+        Args:
+          step_s: seconds that a step takes.
 
         Raises:
           tf.errors.OpError: a parameter server does not answer.
         """
-        time.sleep(_SETTLED_S)
         servers = self._updating if execution.servers is None else execution.servers
-        counts = {task: int(self._counts[task][execution.slot].numpy()) for task in servers}
+        counts: dict[int, int] = {}
+        for _ in range(_MOST_READS):
+            before = counts
+            counts = {task: int(self._counts[task][execution.slot].numpy()) for task in servers}
+            if counts == before:
+                break
+            time.sleep(max(_SETTLED_S, 2 * step_s))
         return {
             task: min(max(count - execution.before[task], 0), execution.num_steps) for task, count in counts.items()
         }
@@ -193,10 +208,10 @@ def _operations() -> list[tf.Operation]:
     return tf.compat.v1.get_default_graph().get_operations()
 
 
-def _writes(operations: Sequence[tf.Operation], num_servers: int) -> dict[int, list[tf.Operation]]:
+def _writes(operations: Sequence[tf.Operation], num_servers: int, *, is_plain: bool) -> dict[int, list[tf.Operation]]:
     """The operations of a step that change variables, by server.
 
-    If a step has its updates in a function, a branch or a loop, each server waits for all that has variables.
+    If a step may have updates in a function, a branch or a loop, each server waits for all that has variables.
     """
     stateful = [each for each in operations if each.op_def.is_stateful and each.type not in _READS]
     writes: dict[int, list[tf.Operation]] = {}
@@ -204,7 +219,11 @@ def _writes(operations: Sequence[tf.Operation], num_servers: int) -> dict[int, l
         task = _task(operation.device)
         if task is not None:
             writes.setdefault(task, []).append(operation)
-    if writes:
+    if is_plain and writes:
         return writes
-    within = [each for each in stateful if any(tensor.dtype == tf.resource for tensor in each.inputs)]
-    return {task: within for task in range(num_servers)}
+    within = [
+        each
+        for each in stateful
+        if _task(each.device) is None and any(tensor.dtype == tf.resource for tensor in each.inputs)
+    ]
+    return {task: [*writes.get(task, ()), *within] for task in (writes or range(num_servers))}

@@ -56,7 +56,8 @@ class DenseBundles:
         self._bundles = [Bundle(variables) for variables in by_server.values()]
         own = getattr(type(self._optimizer), "aggregate_gradients", None)
         keras = tf_keras.optimizers.Optimizer.aggregate_gradients
-        self._alone = program.distribution.strategy.num_replicas_in_sync == 1 and own is keras
+        self._has_one_replica = program.distribution.strategy.num_replicas_in_sync == 1
+        self._alone = self._has_one_replica and own is keras
         for option, stops in (
             ("staleness_aware", late_gradients.is_staleness_aware(self._optimizer) and not self._alone),
             ("delay_compensation", late_gradients.compensation(self._optimizer) and not (self._alone and self)),
@@ -80,7 +81,7 @@ class DenseBundles:
         stand_ins = [stand_in for bundle in self._bundles for stand_in in bundle.stand_ins]
         optimizer = self._optimizer
         updates = UpdatesInClosure(self._meter, rows_ahead=self._rows_ahead)
-        applied = self._applied if self._alone else None
+        applied = self._applied if self._has_one_replica else None
         steps = _Steps(optimizer, self._bundles, self._carrier, updates, self._every, num_steps, applied)
         with taking_over(variables, stand_ins), optimizers.updating(optimizer, steps.applying):
             if not self._bundles:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from psrun.training.progress import iterations
 _STEPS_TO_UNROLL_FOR = 4000
 # Steps as slow as this gain nothing by it, and ten of them without a sign of life could be taken for a hang.
 _SLOW_STEP_S = 1.0
+_MOST_STEP_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,11 @@ class Packing:
         self._in_flight, self._stages = in_flight, stages
         self._feed, self._iterator = feed, feed.iterator(distribution.coordinator)
         slow = SlowWorkers(program.optimizer, program.config.cluster.slow_workers or {}, distribution.num_workers)
-        self._applied = AppliedSteps(program, feed.audit, in_flight.most)
+        self._is_plain = step is None and program.own_step is None  # a step increments the optimizer's counter once
+        self._applied = AppliedSteps(program, feed.audit, in_flight.most, is_plain=self._is_plain)
         self._tracer = ClosureTracer(program, feed, self._iterator, stages, slow, meter, step, applied=self._applied)
         self._cut: list[tuple[tuple[tf.Tensor, ...], frozenset[int]]] = []  # input, and the servers behind
-        self._is_plain = step is None and program.own_step is None  # a step increments the optimizer's counter once
+        self._completing: dict[frozenset[int], Any] = {}  # functions of a step, by the servers that apply it
         in_flight.num_kinds += 1
         self._first_iteration, self._num_scheduled, self._ran_again = iterations(program), 0, False
         self._late = trainer.prefetch_rows or trainer.dense_sync_every > 1  # only unrolled steps can be
@@ -132,8 +134,12 @@ class Packing:
         """Whether steps are so slow that unrolling gains nothing. At least half of the scheduled closures are done."""
         if self._late:
             return False
+        return self._step_s() > _SLOW_STEP_S
+
+    def _step_s(self) -> float:
+        """Seconds of a step on a worker, at most: at least half of the scheduled closures are done."""
         steps_per_worker = self._num_closures * self.num_steps / 2 / self._program.distribution.num_workers
-        return time.monotonic() - self._began_s > _SLOW_STEP_S * steps_per_worker
+        return (time.monotonic() - self._began_s) / max(steps_per_worker, 1.0)
 
     def _execute(
         self, function: Any, arguments: tuple[tf.Tensor, ...], taken: tuple[tf.Tensor, ...], execution: Execution
@@ -149,29 +155,56 @@ class Packing:
         It goes on behind the last step that a server has applied. `join` completes steps that were cut.
         """
         try:
-            done = self._applied.done(execution)
+            done = self._applied.done(execution, min(self._step_s(), _MOST_STEP_S))
         except tf.errors.OpError:
             return None  # a parameter server is lost, too, which ends the attempt
         self._ran_again = True
         start, least = max(done.values(), default=0), min(done.values(), default=0)
+        if execution.servers is not None:
+            return self._completed_again(execution, taken, done) if start else None
         if self._looped.structured_outputs is not None:
             start = min(start, execution.num_steps - 1)  # the last step has the values that the closure returns
         for step in range(least, start):
             behind = frozenset(task for task, number in done.items() if number <= step)
-            self._cut.append((self._feed.later(taken, step), behind))
+            self._in_flight.num_cut += 1
+            if self._feed.is_dealt:  # else nobody can read its batch again
+                self._cut.append((self._feed.later(taken, step), behind))
         for task, number in done.items():
             execution.before[task] += number - start
+        if start == execution.num_steps:
+            return Again(self._nothing, ())
         rest = (tf.constant(execution.num_steps - start), tf.constant(False), *self._feed.later(taken, start))
         return Again(self._looped, (self._iterator, *rest, tf.constant(execution.slot, tf.int32)))
+
+    def _completed_again(
+        self, execution: Execution, taken: tuple[tf.Tensor, ...], done: Mapping[int, int]
+    ) -> Again | None:
+        """As `_again`, for an execution that completes a step, which some of its servers have applied now."""
+        if behind := frozenset(task for task, number in done.items() if not number):
+            self._cut.append((taken, behind))
+        for task, number in done.items():
+            execution.before[task] += number - 1
+        return Again(self._nothing, ())
+
+    @functools.cached_property
+    def _nothing(self) -> Any:
+        """A function that does nothing, with results like those of the closures."""
+
+        def zero(result: Any) -> Any:
+            return None if result is None else tf.zeros(result.shape, result.dtype)
+
+        results = tf.nest.map_structure(zero, self._looped.structured_outputs)
+        return tf.function(lambda: results).get_concrete_function()
 
     def join(self) -> None:
         """Waits for all scheduled closures; raises the exception of a failed one."""
         self._in_flight.join()
         while self._cut:
             taken, behind = self._cut.pop()
-            completing = self._tracer.trace(1, num_steps=1, skipped=self._applied.servers - behind)
-            self._execute(completing, (tf.constant(False),), taken, self._applied.claim(1, behind))
-            self._in_flight.num_cut += 1
+            if behind not in self._completing:
+                skipped = self._applied.servers - behind
+                self._completing[behind] = self._tracer.trace(1, num_steps=1, skipped=skipped)
+            self._execute(self._completing[behind], (tf.constant(False),), taken, self._applied.claim(1, behind))
             self._in_flight.join()
         self._count_lost()
         if self._timer is not None:
