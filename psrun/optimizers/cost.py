@@ -9,6 +9,7 @@ import tf_keras
 from rich.filesize import decimal
 
 from psrun.cluster.placement import Placed
+from psrun.tf_internals import optimizers
 
 MANY_ROWS = 100_000
 _SPARSE = (
@@ -21,7 +22,8 @@ _SPARSE = (
 
 def updates_all_rows(optimizer: Any) -> bool:
     """Whether a step reads and writes the whole table, not only the rows of the batch."""
-    return not getattr(optimizer, "touches_rows_only", isinstance(optimizer, _SPARSE))
+    kind = isinstance(optimizer, _SPARSE) or optimizers.has_momentum_of_0(optimizer)
+    return not getattr(optimizer, "touches_rows_only", kind)
 
 
 def of_dense_tables(optimizer: Any, placed: Iterable[Placed]) -> list[str]:

@@ -110,6 +110,12 @@ def replace_names_without_weight_decay(optimizer: Any, name_of: Callable[[Any], 
     optimizer._use_weight_decay = use_weight_decay
 
 
+def has_momentum_of_0(optimizer: Any) -> bool:
+    """Whether the optimizer is tf-keras' SGD without momentum."""
+    inner = unscaled(optimizer)
+    return type(inner) is tf_keras.optimizers.SGD and not inner.momentum
+
+
 def update_without_momentum(optimizer: Any) -> None:
     """Makes SGD add a gradient to a variable at once, where its momentum is 0.
 
@@ -117,7 +123,7 @@ def update_without_momentum(optimizer: Any) -> None:
     workers, one then adds what the other has written to the slot (tf-keras 2.21). One worker gets the same numbers.
     """
     inner = unscaled(optimizer)
-    if type(inner) is not tf_keras.optimizers.SGD or inner.momentum:
+    if not has_momentum_of_0(inner):
         return
     require(inner, "update_step")
 
