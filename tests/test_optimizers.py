@@ -139,7 +139,8 @@ def test_no_update_of_a_row_is_lost_where_two_workers_meet(cluster_spec):
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
-    ("optimizer", "reported"), [("adam", True), ("rmsprop", True), ("sgd", False), ("adagrad", False), ("lazy_adam", False)]
+    ("optimizer", "reported"),
+    [("adam", True), ("rmsprop", True), ("sgd", False), ("adagrad", False), ("lazy_adam", False)],
 )
 def test_an_optimizer_that_updates_all_of_a_large_table_is_reported(optimizer, reported):
     import tf_keras
