@@ -146,7 +146,8 @@ def all_problems(arguments: list[str]) -> list[Problem]:
                 try:
                     parse.load(composed)
                 except ConfigError as more:
-                    problems += more.problems
+                    named = {problem.key for problem in problems}  # without their values they are missing
+                    problems += [problem for problem in more.problems if problem.key not in named]
             return problems
         culprit, problem = blame(composed, arguments)
         problems.append(problem)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from psrun.cli import hydra_app
-from psrun.config import arguments, groups, parse
+from psrun.config import arguments, compose, groups, parse
 from psrun.errors import ConfigError, ExitCode
 
 # An integer, a number, null, a boolean, lists, a mapping, no text.
@@ -121,3 +121,8 @@ def test_the_files_of_a_user_come_before_psruns(own, tmp_path):
         "first/experiment/smoke.yaml",
     }
     assert groups.replaced([]) == []
+
+
+def test_a_key_whose_value_cannot_be_read_is_not_called_missing():
+    given = ["data=table", "data.path=a[1].csv", "data.label=y"]
+    assert [problem.key for problem in compose.all_problems(given)] == ["data.path"]
