@@ -125,14 +125,16 @@ def update_without_momentum(optimizer: Any) -> None:
     inner = unscaled(optimizer)
     if not has_momentum_of_0(inner):
         return
-    require(inner, "update_step")
+    require(inner, "update_step", "_var_key")
 
     def update_step(gradient: Any, variable: tf.Variable) -> None:
         rate = tf.cast(inner.learning_rate, variable.dtype)
         if isinstance(gradient, tf.IndexedSlices):
             variable.scatter_add(tf.IndexedSlices(-gradient.values * rate, gradient.indices))
-        else:
-            variable.assign_add(-gradient * rate)
+            return
+        change = -gradient * rate
+        inner.momentums[inner._index_dict[inner._var_key(variable)]].assign(change)  # as tf-keras leaves its slot
+        variable.assign_add(change)
 
     inner.update_step = update_step
 

@@ -51,10 +51,13 @@ def test_a_metric_is_undefined_where_a_class_that_it_is_about_has_no_example(lab
     assert found == undefined
 
 
-@pytest.mark.parametrize(("other", "undefined"), [([0, 1, 1], False), ([1, 1, 1], True)])
-def test_an_auc_of_several_labels_is_undefined_where_that_of_one_is(other, undefined):
+@pytest.mark.parametrize(
+    ("label", "other", "undefined"),
+    [([0, 1, 0], [0, 1, 1], False), ([0, 1, 0], [1, 1, 1], False), ([0, 0, 0], [1, 1, 1], True)],
+)
+def test_an_auc_of_several_labels_is_undefined_where_those_of_all_are(label, other, undefined):
     metric = tf_keras.metrics.AUC(multi_label=True, num_labels=2)
-    labels = tf.stack([tf.constant([0, 1, 0]), tf.constant(other)], axis=1)
+    labels = tf.stack([tf.constant(label), tf.constant(other)], axis=1)
     metric.update_state(labels, tf.concat([PREDICTIONS, PREDICTIONS], axis=1))
     assert is_undefined(metric) == undefined
     precision_recall = tf_keras.metrics.AUC(curve="PR")
