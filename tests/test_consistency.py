@@ -173,7 +173,7 @@ def test_dropped_batches_are_dealt_again_also_after_a_resume_in_another_mode(tra
         file.unlink()  # as if the run had ended before
     result, _ = train(*run, "consistency=async", "trainer.epochs=4", "trainer.steps_per_execution=3", into=folder)
     assert result["steps"]["applied"] == 32
-    assert [row["seen"]["1"] for row in result["visitation"][-2:]] == [16, 64]
+    assert [row["seen"] for row in result["visitation"]] == [once] * 4  # the third by two processes
 
 
 @pytest.mark.thorough
