@@ -150,6 +150,11 @@ def task_of(device: str) -> str:
     return f"{match['job']}-{match['index']}" if match else CHIEF
 
 
+def server_device(index: int) -> str:
+    """The processor of a parameter server, whose task `task_of` tells."""
+    return f"/job:ps/replica:0/task:{index}/device:CPU:0"
+
+
 # A placement rule: from the bytes of the shards of a new variable, the bytes that each parameter server holds, and the
 # number of shards placed before, the index of the server for the first shard. The other shards go to the next servers.
 Rule = Callable[[Sequence[int], Sequence[int], int], int]

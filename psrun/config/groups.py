@@ -61,6 +61,8 @@ def keys(path: Path) -> set[str]:
 
 def replaced(arguments: Sequence[str]) -> list[Path]:
     """The user's files that are used instead of psrun's of the same name."""
+    if not config_dirs(arguments):  # most runs: no file is looked at
+        return []
     its = choices([])
     return [
         path

@@ -1,6 +1,6 @@
 """Creates the configured optimizer, and refuses what would give other numbers than Keras alone.
 
-Also for optimizers that a model has beside it, for a `train_step` of its own.
+The same holds for the optimizers that a model brings for its own `train_step`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def prepare(optimizer: Any, run: RunConfig, key: str) -> None:
       ConfigError: it has options that psrun does not support, or steps that depend on how often they are traced.
     """
     inner = optimizers.unscaled(optimizer)
-    kind, problems = type(inner).__name__, list[Problem]()
+    kind = type(inner).__name__
+    problems: list[Problem] = []
     if run.mode not in OF_A_RUN:
         if getattr(inner, "use_ema", False):
             problems.append(Problem(key, f"{kind} has use_ema={inner.use_ema}, {WITHOUT_AVERAGES}"))
@@ -92,7 +93,8 @@ def check_steps(program: Program, placed: Iterable[Placed]) -> list[str]:
     cut = [name for name in whole_variables.shapes_of_shards(placed) if name not in stacked]
     if not cut and not stacked:
         return []
-    problems, warnings = list[Problem](), list[str]()
+    problems: list[Problem] = []
+    warnings: list[str] = []
     for optimizer, make in _to_try(program):
         name = type(optimizers.unscaled(optimizer)).__name__
         try:

@@ -40,8 +40,10 @@ class _LostWorkers:
     """
 
     def __init__(self, handler: Any, answers: Callable[[str], bool]) -> None:
-        self._handler, self._answers = handler, answers
-        self._whole, self._waiting = handler._server_def, handler.wait_on_failure
+        self._handler = handler
+        self._answers = answers
+        self._whole = handler._server_def
+        self._waiting = handler.wait_on_failure
         self._lost: set[int] = set()
         self._left_out: set[int] = set()  # of the definition that was used last
         definition = property(lambda _: self._definition(), lambda _, value: None)

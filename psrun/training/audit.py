@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from psrun.cluster import placement
 from psrun.data.source import ByNumber
 from psrun.program.compiled_model import Program
 
-_DEVICE = "/job:ps/replica:0/task:0/device:CPU:0"
+_DEVICE = placement.server_device(0)
 _MOST = 3  # examples seen at least this often are counted together
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from psrun.cluster import placement
 from psrun.program.compiled_model import Program
 from psrun.tf_internals.cluster import has_ended, num_parameter_servers
 from psrun.training.audit import Audit
@@ -24,7 +25,6 @@ from psrun.training.audit import Audit
 _SETTLED_S = 0.5
 _MOST_READS = 20
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp")
-_JOB = "ps"
 
 
 @dataclass
@@ -57,13 +57,14 @@ class AppliedSteps:
     spec = tf.TensorSpec([], tf.int32)  # of the slot, an argument of a closure
 
     def __init__(self, program: Program, audit: Audit | None, most: int, *, is_plain: bool) -> None:
-        self._audit, self._is_plain = audit, is_plain
+        self._audit = audit
+        self._is_plain = is_plain
         self._uncounted: dict[int, int] = {}  # steps of a closure in which a server did not update yet
         self._counts: list[Any] = []
         with program.distribution.strategy.scope():
             num_servers = num_parameter_servers()
         for task in range(num_servers):
-            with tf.device(_device(task)):
+            with tf.device(placement.server_device(task)):
                 self._counts.append(tf.Variable(tf.zeros([2 * most], tf.int32), trainable=False))
         self._in_slot: list[Execution | None] = [None] * (2 * most)
         self._next = 0
@@ -88,7 +89,9 @@ class AppliedSteps:
         """
         with contextlib.ExitStack() as stack:
             self._examples = [] if self._audit is None else stack.enter_context(self._audit.taking())
-            self._skipped, self._num_before, self._uncounted = skipped, None, {}
+            self._skipped = skipped
+            self._num_before = None
+            self._uncounted = {}
             yield
             self._end()
 
@@ -138,7 +141,7 @@ class AppliedSteps:
                 with tf.control_dependencies(operations):
                     counted = [self._audit.count(each) for each in examples]
             number = 1 + self._uncounted.pop(task, 0)
-            with tf.device(_device(task)), tf.control_dependencies([*operations, *counted]):
+            with tf.device(placement.server_device(task)), tf.control_dependencies([*operations, *counted]):
                 tf.raw_ops.ResourceScatterAdd(resource=self._counts[task].handle, indices=self._slot, updates=number)
 
     # -- on the chief
@@ -189,14 +192,10 @@ class AppliedSteps:
         }
 
 
-def _device(task: int) -> str:
-    return f"/job:{_JOB}/replica:0/task:{task}/device:CPU:0"
-
-
 def _task(device: str) -> int | None:
     """The index of a parameter server; None if the device is not one."""
-    spec = tf.DeviceSpec.from_string(device or "")
-    return spec.task if spec.job == _JOB else None
+    job, _, index = placement.task_of(device).partition("-")
+    return int(index) if job == "ps" else None
 
 
 def _parts(gradient: Any) -> list[tf.Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from psrun.cluster import placement
 from psrun.program.compiled_model import Program
 from psrun.tf_internals.tracing import FuncGraph
 from psrun.tf_internals.variables import remote
@@ -94,7 +95,7 @@ class StepProfiler(Unmeasured):
 
     def __init__(self, program: Program) -> None:
         self._num_left_out, self._next_s = program.distribution.num_workers, time.monotonic()
-        with tf.device("/job:ps/replica:0/task:0/device:CPU:0"):
+        with tf.device(placement.server_device(0)):
             self._sums: Any = tf.Variable(tf.zeros([4], tf.float64), trainable=False)
         largest: dict[str, Any] = {}
         for variable in remote(program.network.trainable_variables):

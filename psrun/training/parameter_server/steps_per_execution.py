@@ -91,7 +91,9 @@ class Packing:
         self._cut: list[tuple[tuple[tf.Tensor, ...], frozenset[int]]] = []  # input, and the servers behind
         self._completing: dict[frozenset[int], Any] = {}  # functions of a step, by the servers that apply it
         in_flight.num_kinds += 1
-        self._first_iteration, self._num_scheduled, self._ran_again = iterations(program), 0, False
+        self._first_iteration = iterations(program)
+        self._num_scheduled = 0
+        self._ran_again = False
         self._late = trainer.prefetch_rows or trainer.dense_sync_every > 1  # only unrolled steps can be
         self._unrolled_steps = choices.MAX_UNROLLED_STEPS if self._late or planned >= _STEPS_TO_UNROLL_FOR else 1
         self._looped, self._unrolled = self._tracer.trace(1, num_steps=None), None
@@ -159,7 +161,8 @@ class Packing:
         except tf.errors.OpError:
             return None  # a parameter server is lost, too, which ends the attempt
         self._ran_again = True
-        start, least = max(done.values(), default=0), min(done.values(), default=0)
+        start = max(done.values(), default=0)
+        least = min(done.values(), default=0)
         if execution.servers is not None:
             return self._completed_again(execution, taken, done) if start else None
         if self._looped.structured_outputs is not None:
@@ -176,9 +179,7 @@ class Packing:
         rest = (tf.constant(execution.num_steps - start), tf.constant(False), *self._feed.later(taken, start))
         return Again(self._looped, (self._iterator, *rest, tf.constant(execution.slot, tf.int32)))
 
-    def _completed_again(
-        self, execution: Execution, taken: tuple[tf.Tensor, ...], done: Mapping[int, int]
-    ) -> Again | None:
+    def _completed_again(self, execution: Execution, taken: tuple[tf.Tensor, ...], done: Mapping[int, int]) -> Again:
         """As `_again`, for an execution that completes a step, which some of its servers have applied now."""
         if behind := frozenset(task for task, number in done.items() if not number):
             self._cut.append((taken, behind))
