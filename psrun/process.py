@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+import setproctitle
+
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, final
 from psrun.tf_internals.modules import remove_generated_files
 
@@ -76,6 +78,11 @@ def psrun_command() -> list[str]:
 def task_command(folder: Path) -> list[str]:
     """The command that runs a task of the run in `folder`: see `psrun.roles`."""
     return module_command("psrun.roles", str(folder))
+
+
+def set_title(text: str) -> None:
+    """Names this process, as `ps` and `top` show it: psrun and `text`."""
+    setproctitle.setproctitle(f"psrun {text}")
 
 
 def place() -> dict[str, Any]:

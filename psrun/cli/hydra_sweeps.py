@@ -78,6 +78,7 @@ def run(arguments: list[str]) -> ExitCode:
         if not running.is_fruitless():  # Optuna has no best trial where none was completed
             raise
     finally:
+        running.close()
         _end_workers()
     return running.end(None) if running.has_begun else ExitCode.DONE
 
@@ -220,6 +221,7 @@ class _Launcher(Launcher):
 
     def _at_once(self, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
         running, futures = self._running, list[Future]()
+        running.start_fork_server()
         with ThreadPoolExecutor(running.sweep.max_parallel) as pool:
 
             def begin(folder: Path) -> None:

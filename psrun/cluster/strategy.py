@@ -14,14 +14,14 @@ import portpicker
 import tensorflow as tf
 
 from psrun.cluster import devices, inprocess, partitioners, placement, servers
-from psrun.cluster.probe import answers, own_host, reachable
+from psrun.cluster.probe import answering, own_host, reachable
 from psrun.config import choices
 from psrun.config.topology import CHIEF, DATA_JOBS, Task, Topology
 from psrun.errors import ClusterError, ConfigError, Problem, PsrunError, TaskLostError
 from psrun.tf_internals import cluster as internals
 from psrun.tf_internals import lost_workers
 
-_PROBE_EVERY_S = 0.2
+_ANSWER_WITHIN_S = 2.0
 _GENERATOR_STATE = 3  # integers in the state of a tf.random.Generator
 _LOOK_EVERY_S = 0.05
 _CONNECT_WITHIN_S = 120.0  # to servers in this process
@@ -118,15 +118,19 @@ def wait_for_servers(topology: Topology, *, within_s: float, error: type[PsrunEr
     Args:
       error: raised with the names of all servers that did not answer.
     """
-    waiting = [task for job in ("ps", "worker", *DATA_JOBS) for task in topology.of(job)]
+    tasks = [task for job in ("ps", "worker", *DATA_JOBS) for task in topology.of(job)]
+    waiting = {task: topology.addresses[task] for task in tasks}
     deadline_s = time.monotonic() + within_s
-    while waiting:
-        waiting = [task for task in waiting if not _up(task, topology.addresses[task])]
-        if waiting and time.monotonic() > deadline_s:
-            where = ", ".join(f"{task} at {topology.addresses[task]}" for task in waiting)
-            raise error(f"not reached within {within_s:.0f} s (connect_timeout_s): {where}", task=str(waiting[0]))
-        if waiting:
-            time.sleep(_PROBE_EVERY_S)
+    while True:
+        up = answering(waiting, timeout_s=_ANSWER_WITHIN_S)
+        waiting = {task: address for task, address in waiting.items() if task not in up}
+        if not waiting:
+            return
+        if time.monotonic() > deadline_s:
+            where = ", ".join(f"{task} at {address}" for task, address in waiting.items())
+            first = next(iter(waiting))
+            raise error(f"not reached within {within_s:.0f} s (connect_timeout_s): {where}", task=str(first))
+        time.sleep(_LOOK_EVERY_S)
 
 
 def wait_for_tasks(topology: Topology, is_up: Callable[[Task], bool], *, within_s: float) -> None:
@@ -174,11 +178,6 @@ def _deadline(
         yield
     finally:
         clock.cancel()
-
-
-def _up(task: Task, address: str) -> bool:
-    there = reachable(address, timeout_s=1.0)  # refuses at once
-    return there and (task.job in DATA_JOBS or answers(address, timeout_s=2.0))
 
 
 def _with_chief(topology: Topology) -> Topology:

@@ -16,6 +16,7 @@ from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ConfigError, ExitCode, final
 from psrun.launch import task_plan
+from psrun.launch.fork_server import ForkServer, start_alone
 from psrun.launch.hang_detector import HangDetector, TrainingStatus
 from psrun.launch.progress_relay import ProgressRelay
 from psrun.launch.recoveries import Recoveries
@@ -45,12 +46,19 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
       Interrupted: a signal ended the run, and the chief could not record it.
     """
     allow_open_files()  # the tasks inherit the limit
+    forks = ForkServer(folder.log("fork-server"))
+    if run_config.cluster.fork_server:
+        forks.begin()
+    start_process = forks.start if run_config.cluster.fork_server else start_alone
     plan = task_plan.of(run_config)
     addresses = {task: f"localhost:{portpicker.pick_unused_port()}" for task in plan.addressed()}
-    tasks = {task: TaskProcess(task, addresses, folder.path) for task in plan.tasks()}
+    tasks = {task: TaskProcess(task, addresses, folder.path, start_process) for task in plan.tasks()}
     supervisor = Supervisor(run_config, plan, tasks, addresses, folder, ConsoleSink(console), started_s)
     stop.at_once = supervisor.kill_all
-    return supervisor.run(stop)
+    try:
+        return supervisor.run(stop)
+    finally:
+        forks.close()
 
 
 class Supervisor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,8 @@ import psutil
 from psrun.config import gpus
 from psrun.config.topology import Task, tf_config
 from psrun.errors import ended
-from psrun.process import SUPERVISOR_PID, task_command
+from psrun.launch.fork_server import ChildProcess, StartProcess, start_alone
+from psrun.process import SUPERVISOR_PID
 from psrun.results import task_files
 
 
@@ -55,6 +55,7 @@ class TaskProcess:
     """One task and its current process.
 
     Attributes:
+      start_process: starts a process of the run in a folder.
       restarts: number of restarts.
       start_at_s: when a lost task is due to restart, as of `time.monotonic`; None while it runs.
     """
@@ -62,7 +63,8 @@ class TaskProcess:
     task: Task
     addresses: Mapping[Task, str]
     folder: Path
-    process: subprocess.Popen | None = None
+    start_process: StartProcess = start_alone
+    process: ChildProcess | None = None
     restarts: int = 0
     start_at_s: float | None = None
     _usage: psutil.Process | None = field(default=None, repr=False)
@@ -76,16 +78,8 @@ class TaskProcess:
             "TF_CONFIG": tf_config(self.addresses, self.task),
             SUPERVISOR_PID: str(os.getpid()),
         }
-        with (self.folder / "logs" / f"{self.task}.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                task_command(self.folder),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self._usage = psutil.Process(self.process.pid)
+        self.process = self.start_process(self.folder, environment, self.folder / "logs" / f"{self.task}.log")
+        self._usage = None
         self.start_at_s = None
 
     @property
@@ -128,7 +122,8 @@ class TaskProcess:
         None for a process on another machine.
         """
         try:
-            if self.running and self._usage:
+            if self.running and self.process is not None and self.process.pid is not None:
+                self._usage = self._usage or psutil.Process(self.process.pid)
                 return self._usage.memory_info().rss, self._usage.cpu_percent()
         except psutil.Error:
             pass

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from omegaconf import OmegaConf
 from rich.console import Console
 from rich.markup import escape
 
@@ -26,7 +27,7 @@ from psrun.errors import CANNOT_GROW, ConfigError, ExitCode, Interrupted, Proble
 from psrun.launch.slurm.managed_task import AGENT_SIGNAL
 from psrun.process import Stop
 from psrun.results import task_files
-from psrun.results.run_folder import RunFolder, cannot_be_made, write_config
+from psrun.results.run_folder import CONFIG, RunFolder, cannot_be_made, write_config
 from psrun.roles import table, task_assignment
 from psrun.roles.task_assignment import Identity
 
@@ -50,6 +51,28 @@ def to_the_end(work: Callable[[float], ExitCode]) -> NoReturn:
             _print_problem(f"output cannot be written: {error.strerror}")  # to a terminal, a pipe or a file
         code = code or ExitCode.FAILED
     process.leave(code)
+
+
+def run_prepared(folder: Path) -> NoReturn:
+    """Runs this process's part of the prepared run in `folder`, and exits: a task, or a job of a sweep."""
+    process.set_title(str(folder))
+    to_the_end(lambda started_s: _run_prepared(folder, started_s))
+
+
+def _run_prepared(folder: Path, started_s: float) -> ExitCode:
+    process.end_with_sweep()
+    sys.path.append(os.getcwd())  # so that users can name their own models and data
+    raw: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
+    return execute(raw, folder, _overrides(folder), started_s=started_s)
+
+
+def _overrides(folder: Path) -> list[str]:
+    """The overrides of the run as written, unresolved: their interpolations require Hydra."""
+    file = folder / ".hydra" / "overrides.yaml"
+    if not file.exists():
+        return []
+    overrides: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    return [each for each in map(str, overrides) if not each.startswith("resume=")]
 
 
 def _exit_code(work: Callable[[float], ExitCode], started_s: float) -> ExitCode:
@@ -110,6 +133,7 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
                 _begun(RunFolder.create(path, raw=raw), raw, overrides, started_s)
                 record_failure(RunFolder.take_over(path), error, "chief-0", started_s)
         raise
+    _show_task(me, path)
     path = _place(run, me, path)
     undo = _undo(run, me, path)
     folder = _folder(run, me, path)
@@ -150,6 +174,12 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
         _print_error(terminal, recorded["message"], code, folder.path / "logs")
         undo(code)
     return code
+
+
+def _show_task(me: Identity, path: Path) -> None:
+    """Names this process by its task if a supervisor started it; a user recognizes others by their command."""
+    if process.SUPERVISOR_PID in os.environ:
+        process.set_title(f"{me.name} {path}")
 
 
 def _stop(run: RunConfig, folder: RunFolder, me: Identity, started_s: float) -> Stop:

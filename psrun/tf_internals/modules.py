@@ -38,7 +38,7 @@ def import_without_keras() -> None:
     TensorFlow imports Keras where it can, which takes a fifth of the whole import; a server never uses it. There is no
     switch for it (TensorFlow 2.21, with TF_USE_LEGACY_KERAS set).
     """
-    sys.modules["tf_keras"] = None  # type: ignore[assignment]
+    sys.modules.setdefault("tf_keras", None)  # type: ignore[arg-type]
 
 
 def import_for_servers() -> None:

@@ -28,6 +28,7 @@ class _Cluster:
       isolate: whether the tasks are to be out of reach of other machines.
       connect_timeout_s: how long the chief waits for its servers.
       chief_timeout_s: how long a server waits for its chief.
+      fork_server: whether processes that psrun starts on this machine are forked by one that has imported TensorFlow.
     """
 
     has_parameter_servers: ClassVar[bool] = False
@@ -44,6 +45,7 @@ class _Cluster:
     isolate: Any = False
     connect_timeout_s: float = 0.0
     chief_timeout_s: float = 0.0
+    fork_server: bool = False
 
     @property
     def spans_machines(self) -> bool:
@@ -56,25 +58,32 @@ class _Cluster:
         return self.kind
 
 
+@dataclass(frozen=True, kw_only=True)
+class _StartedHere(_Cluster):
+    """A cluster whose processes, or whose jobs of a sweep, psrun starts on this machine."""
+
+    fork_server: bool = True
+
+
 @dataclass(frozen=True)
-class NoCluster(_Cluster):
+class NoCluster(_StartedHere):
     kind: str
 
 
 @dataclass(frozen=True)
-class OneDevice(_Cluster):
+class OneDevice(_StartedHere):
     kind: str
     device: str
 
 
 @dataclass(frozen=True)
-class Mirrored(_Cluster):
+class Mirrored(_StartedHere):
     kind: str
     num_replicas: int = at_least(1)
 
 
 @dataclass(frozen=True)
-class CentralStorage(_Cluster):
+class CentralStorage(_StartedHere):
     kind: str
     num_replicas: int = at_least(1)
 
@@ -98,7 +107,7 @@ class _ParameterServers(_Cluster):
 
 
 @dataclass(frozen=True)
-class InProcess(_ParameterServers):
+class InProcess(_StartedHere, _ParameterServers):
     kind: str
     num_workers: int = at_least(1)
     num_ps: int = at_least(0)
@@ -140,7 +149,7 @@ class Restart(RestartLimits):
 
 
 @dataclass(frozen=True)
-class Local(_ParameterServers):
+class Local(_StartedHere, _ParameterServers):
     has_server_processes: ClassVar[bool] = True
     kind: str
     restart: Restart
@@ -200,7 +209,7 @@ class Ray(Local):
 
 
 @dataclass(frozen=True)
-class MultiWorkerMirrored(_Cluster):
+class MultiWorkerMirrored(_StartedHere):
     has_synchronous_workers: ClassVar[bool] = True
     kind: str
     restart: Restart

@@ -93,7 +93,9 @@ class TaskActor:
     def pid(self) -> int:
         """The id of the task's process."""
         assert self._process.process is not None
-        return self._process.process.pid
+        pid = self._process.process.pid
+        assert pid is not None
+        return pid
 
     def wait(self) -> int:
         """Waits for the process; returns its exit code, negative for a signal."""

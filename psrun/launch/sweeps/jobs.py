@@ -16,6 +16,8 @@ from omegaconf import OmegaConf
 
 from psrun import process
 from psrun.errors import ExitCode, PsrunError, SweepError, ended
+from psrun.launch import fork_server
+from psrun.launch.fork_server import ChildProcess, StartProcess
 from psrun.results.run_folder import CONFIG, RESULT, RunFolder, write_config
 from psrun.results.sweep_record import KILL, LOG, Sweep
 
@@ -24,11 +26,14 @@ _ALIVE_EVERY_S = 1.0
 _MOST_STARTS = 5
 
 
-def run(folder: Path, sweep: Sweep, *, elsewhere: bool) -> float | None:
+def run(
+    folder: Path, sweep: Sweep, *, elsewhere: bool, start_process: StartProcess = fork_server.start_alone
+) -> float | None:
     """Waits for a free slot and runs the job that is prepared in `folder`, unless it is done already.
 
     Args:
       elsewhere: whether this is not the sweep's process; then it ends with that process.
+      start_process: starts a process of the job.
 
     Returns:
       The objective; None if the job failed, or did not run because the sweep is stopping.
@@ -38,7 +43,7 @@ def run(folder: Path, sweep: Sweep, *, elsewhere: bool) -> float | None:
             if not has_slot:
                 return None
             try:
-                _run(folder, sweep, elsewhere)
+                _run(folder, sweep, elsewhere, start_process)
             except OSError as error:  # such as a full disk; the other jobs continue
                 _record(folder, SweepError(f"the job could not run: {error}"), code=1)
     result = RunFolder(folder).stored()
@@ -74,27 +79,21 @@ def can_resume(raw: Mapping[str, Any], folder: Path) -> bool:
     return raw["checkpoint"]["kind"] != "none" and raw["mode"] == "train" and (folder / RESULT).exists()
 
 
-def _run(folder: Path, sweep: Sweep, elsewhere: bool) -> None:
+def _run(folder: Path, sweep: Sweep, elsewhere: bool, start_process: StartProcess) -> None:
     """Runs a job until it ends with another code than RESTART, such as after the loss of a parameter server."""
     for _ in range(_MOST_STARTS):
-        code = _run_once(folder, sweep, elsewhere)
+        code = _run_once(folder, sweep, elsewhere, start_process)
         raw: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
         if code != ExitCode.RESTART or sweep.told_to_end() is not None or not can_resume(raw, folder):
             return
         write_config(folder, {**raw, "resume": str(folder)})
 
 
-def _run_once(folder: Path, sweep: Sweep, elsewhere: bool) -> int:
+def _run_once(folder: Path, sweep: Sweep, elsewhere: bool, start_process: StartProcess) -> int:
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    with RunFolder(folder).log(LOG).open("ab") as log:
-        child = subprocess.Popen(
-            process.task_command(folder),
-            env={**os.environ, process.SWEEP_PID: str(os.getpid())},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # the sweep forwards a Ctrl-C at the terminal
-        )
+    environment = {**os.environ, process.SWEEP_PID: str(os.getpid())}
+    # In a session of its own: the sweep forwards a Ctrl-C at the terminal.
+    child = start_process(folder, environment, RunFolder(folder).log(LOG))
     try:
         code = _await(child, sweep, elsewhere)
     finally:
@@ -105,7 +104,7 @@ def _run_once(folder: Path, sweep: Sweep, elsewhere: bool) -> int:
     return code
 
 
-def _await(child: subprocess.Popen, sweep: Sweep, elsewhere: bool) -> int:
+def _await(child: ChildProcess, sweep: Sweep, elsewhere: bool) -> int:
     """The exit code of a job; forwards the signals of its sweep."""
     forwarded, looked_s = None, time.monotonic()
     while True:
@@ -120,7 +119,7 @@ def _await(child: subprocess.Popen, sweep: Sweep, elsewhere: bool) -> int:
             forwarded = now
 
 
-def _end_with(sweep: Sweep, elsewhere: bool, child: subprocess.Popen | None = None) -> None:
+def _end_with(sweep: Sweep, elsewhere: bool, child: ChildProcess | None = None) -> None:
     """Ends this process and the job if the process that runs the sweep is gone."""
     if elsewhere and not sweep.is_alive():
         if child is not None:

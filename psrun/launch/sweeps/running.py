@@ -11,9 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from psrun import files, process
-from psrun.config import parse, schema
+from psrun.config import choices, parse, schema
 from psrun.config.run_config import RunConfig, SweepKeys
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
+from psrun.launch.fork_server import ForkServer, start_alone
 from psrun.launch.sweeps import capacity, checks, jobs, plans
 from psrun.launch.sweeps.checks import Proposed
 from psrun.launch.sweeps.interruption import Interruption
@@ -40,6 +41,8 @@ class Running:
         self._console = Console(highlight=False)
         self._sweep: Sweep | None = None
         self._limit: int | str = "auto"
+        self._forks: ForkServer | None = None
+        self._forked = set[Path]()  # folders of jobs whose process imports TensorFlow
         self._shown = self.plans = False
 
     # -- start
@@ -109,9 +112,10 @@ class Running:
         remaining = [each for each in proposed if not self._is_done(each)]
         raws = {each.number: self._raw(each) for each in remaining}
         runs = self._checked(remaining, raws)
+        self._forked = {each.folder for each in remaining if each.number in runs and _imports(runs[each.number])}
         self.plans = bool(remaining) and all(raw["mode"] == "plan" for raw in raws.values())
         if not self._shown:
-            auto = capacity.jobs_at_once(runs)
+            auto = capacity.jobs_at_once(list(runs.values()))
             sweep.max_parallel = self._limit if isinstance(self._limit, int) else auto
         try:
             for each in remaining:
@@ -126,9 +130,25 @@ class Running:
                 self._monitor.start()
             self._shown = True
 
+    def start_fork_server(self) -> None:
+        """Starts the fork server of the jobs if several of them are to be forked.
+
+        In the main thread: the kernel ends a process with the thread that has started it.
+        """
+        if self._forks is None and self._forked and (len(self._forked) > 1 or self.sweep.search):
+            self._forks = ForkServer(self.sweep.path / "fork-server.log")
+        if self._forks is not None:
+            self._forks.begin()
+
+    def close(self) -> None:
+        """Ends the fork server."""
+        if self._forks is not None:
+            self._forks.close()
+
     def run(self, folder: Path) -> float | None:
         """Runs the job in `folder`, as `jobs.run` does. The sweep ends if the job shows that its metric is mistyped."""
-        value = jobs.run(folder, self.sweep, elsewhere=False)
+        start_process = self._forks.start if self._forks is not None and folder in self._forked else start_alone
+        value = jobs.run(folder, self.sweep, elsewhere=False, start_process=start_process)
         if value is None and self.sweep.metric is not None and self._is_mistyped(self.sweep.metric, folder):
             self.sweep.tell_to_end(END)
         return value
@@ -180,11 +200,13 @@ class Running:
             return each.raw
         return recorded_config.as_recorded(each.raw, each.unresolved, each.folder, [])
 
-    def _checked(self, proposed: Sequence[Proposed], raws: Mapping[int, Mapping[str, Any]]) -> list[RunConfig]:
-        runs, by_problem = [], dict[Problem, list[int]]()
+    def _checked(self, proposed: Sequence[Proposed], raws: Mapping[int, Mapping[str, Any]]) -> dict[int, RunConfig]:
+        """The runs of the jobs by number, without invalid proposals of a search. Raises ConfigError."""
+        runs = dict[int, RunConfig]()
+        by_problem = dict[Problem, list[int]]()
         for each in proposed:
             try:
-                runs.append(checks.require_whole(parse.load(raws[each.number])))
+                runs[each.number] = checks.require_whole(parse.load(raws[each.number]))
             except ConfigError as error:
                 for problem in error.problems:
                     by_problem.setdefault(problem, []).append(each.number)
@@ -274,3 +296,8 @@ class Running:
 
     def _print(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False)
+
+
+def _imports(run: RunConfig) -> bool:
+    """Whether the process of a job imports TensorFlow itself, and may be forked. Others start tasks that do."""
+    return run.cluster.fork_server and not isinstance(run.cluster, choices.Supervised)
