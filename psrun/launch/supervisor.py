@@ -16,14 +16,14 @@ from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ConfigError, ExitCode, final
 from psrun.launch import task_plan
-from psrun.launch.fork_server import ForkServer, start_alone
+from psrun.launch.fork_server import StartProcess
 from psrun.launch.hang_detector import HangDetector, TrainingStatus
 from psrun.launch.progress_relay import ProgressRelay
 from psrun.launch.recoveries import Recoveries
 from psrun.launch.restart_policy import RestartPolicy
 from psrun.launch.task_plan import TaskPlan
 from psrun.launch.task_processes import TaskHandle, TaskProcess, end_all
-from psrun.process import Stop, allow_open_files
+from psrun.process import Stop
 from psrun.results.console import ConsoleSink
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
@@ -34,31 +34,34 @@ _SERVERS_END_WITHIN_S = 5.0
 _TAIL_BYTES = 64 * 1024  # of a log, searched for the error that ended its task
 
 
-def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, *, started_s: float) -> ExitCode:
+def run(
+    run_config: RunConfig,
+    folder: RunFolder,
+    stop: Stop,
+    console: Console,
+    *,
+    started_s: float,
+    start_process: StartProcess,
+) -> ExitCode:
     """Runs the whole cluster to the end of its chief.
+
+    Args:
+      start_process: starts the process of a task.
 
     Returns:
       The chief's exit code, or that of the signal that ended the run.
 
     Raises:
       BudgetSpentError: the restart budget is exhausted.
-      ConfigError: the limit of open files is too low for the tasks, or a task ended with an error of the configuration.
+      ConfigError: a task ended with an error of the configuration.
       Interrupted: a signal ended the run, and the chief could not record it.
     """
-    allow_open_files()  # the tasks inherit the limit
-    forks = ForkServer(folder.log("fork-server"))
-    if run_config.cluster.fork_server:
-        forks.begin()
-    start_process = forks.start if run_config.cluster.fork_server else start_alone
     plan = task_plan.of(run_config)
     addresses = {task: f"localhost:{portpicker.pick_unused_port()}" for task in plan.addressed()}
     tasks = {task: TaskProcess(task, addresses, folder.path, start_process) for task in plan.tasks()}
     supervisor = Supervisor(run_config, plan, tasks, addresses, folder, ConsoleSink(console), started_s)
     stop.at_once = supervisor.kill_all
-    try:
-        return supervisor.run(stop)
-    finally:
-        forks.close()
+    return supervisor.run(stop)
 
 
 class Supervisor:
