@@ -226,6 +226,7 @@ class ForkServer:
         with ours, theirs, self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 process.module_command("psrun.roles.fork_server", str(theirs.fileno()), str(os.getpid())),
+                env=self._environment,  # without what libraries have set for themselves
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -131,6 +131,7 @@ def _become_task(request: dict[str, Any], output: int, folder: int) -> None:
             os.environ[name] = value
     for descriptor in (nowhere, output, folder):
         os.close(descriptor)
+    sys.argv[1:] = [request["folder"]]
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # of the global generator; Python's is seeded at each fork
     importlib.invalidate_caches()  # the user's modules may have changed

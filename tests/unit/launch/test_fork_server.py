@@ -1,0 +1,255 @@
+"""The fork server: processes that it forks equal processes of their own, and no fault of it is a fault of theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support import environment, raw_config
+
+from psrun.launch.fork_server import ChildProcess, ForkServer, start_alone
+from psrun.results.run_folder import write_config
+
+pytestmark = pytest.mark.command
+
+BOUND_S = 60.0
+# A module of a user that writes down the process in which it is imported. The process ends with the run's seed, or
+# sleeps where that is 0.
+_PROBE = """
+import gc, json, os, random, resource, signal, sys, threading, time
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+class Source:
+    def __init__(self, **options): ...
+
+CONTENT = {content!r}
+folder = Path(sys.argv[1])
+limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+state = {{
+    "argv": sys.argv[1:],
+    "session": os.getsid(0) == os.getpid() == os.getpgid(0),
+    "parent": os.getppid(),
+    "cwd": os.getcwd(),
+    "umask": os.umask(0o022),
+    "limits": {{name: resource.getrlimit(getattr(resource, name)) for name in limits}},
+    "environment": {{name: value for name, value in os.environ.items()}},
+    "signals": {{str(number): str(signal.getsignal(number)) for number in (signal.SIGPIPE, signal.SIGCHLD)}},
+    "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+    "files": {{number: os.readlink(f"/proc/self/fd/{{number}}") for number in (0, 1)}},
+    "threads": sorted(thread.name for thread in threading.enumerate()),
+    "collects": gc.isenabled(),
+    "path": [entry for entry in sys.path if entry],
+    "content": CONTENT,
+}}
+drawn = [random.random(), float(np.random.rand()), float(tf.random.uniform([]))]
+file = folder / "state.json.new"
+file.write_text(json.dumps([state, drawn, Path("/proc/self/cmdline").read_text()]))
+file.rename(folder / "state.json")
+seed = int(folder.name.partition("-")[2])
+while seed == 0:
+    time.sleep(0.05)
+os._exit(seed)
+"""
+
+
+class Owner:
+    """What a supervisor does with a fork server: starts processes of runs in a folder, and closes all."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.log = root / "fork-server.log"
+        self.server = ForkServer(self.log)
+        self.started: list[ChildProcess] = []
+        self._numbers = iter(range(1000))
+
+    def start(self, start_process: Callable[..., ChildProcess] | None = None, code: int = 7, **more: str) -> Path:
+        """Starts a process that ends with `code`, or sleeps where that is 0; returns its run folder."""
+        folder = self.root / f"run{next(self._numbers)}-{code}"
+        (folder / "logs").mkdir(parents=True)
+        raw = raw_config("cluster=none", "model=dense", "data=features", "tracker=none")
+        write_config(folder, {**raw, "data": {**raw["data"], "_target_": "probe.Source"}})
+        start_process = start_process or self.server.start
+        self.started.append(start_process(folder, {**os.environ, **more}, folder / "logs" / "console.log"))
+        return folder
+
+    def state(self, folder: Path) -> Any:
+        """What the process of `folder` has written down."""
+        wait_until(lambda: (folder / "state.json").exists() or self.started[-1].poll() is not None, "state")
+        assert (folder / "state.json").exists(), (folder / "logs" / "console.log").read_text()
+        return json.loads((folder / "state.json").read_text())
+
+    @property
+    def pid(self) -> int:
+        """Of the server, once it serves."""
+        wait_until(lambda: self._servers(), "server")
+        return self._servers()[-1].pid
+
+    def _servers(self) -> list[psutil.Process]:
+        return [each for each in psutil.Process().children() if each.cmdline()[:1] == ["psrun fork-server"]]
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> None:
+    deadline_s = time.monotonic() + BOUND_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"no {what} within {BOUND_S} s"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Owner]:
+    for name in {*os.environ} - {*environment()}:  # of tests that import TensorFlow in their process
+        monkeypatch.delenv(name)
+    (tmp_path / "probe.py").write_text(_PROBE.format(content="first"))
+    monkeypatch.chdir(tmp_path)
+    here = Owner(tmp_path)
+    yield here
+    for child in here.started:
+        child.kill()
+        child.wait(BOUND_S)
+    here.server.close()
+    assert [each for each in psutil.Process().children(recursive=True) if "psrun" in " ".join(each.cmdline())] == []
+
+
+def test_a_forked_process_is_as_one_of_its_own(owner, monkeypatch):
+    """Also in a folder, with limits and with a mask that were changed after the start of the server."""
+    owner.server.begin()
+    alone = owner.state(owner.start(start_alone))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] - 1, before[1]))
+    mask = os.umask(0o027)
+    try:
+        folders = [owner.start(), owner.start()]
+    finally:
+        os.umask(mask)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    states = [owner.state(folder) for folder in folders]
+    assert [child.wait(BOUND_S) for child in owner.started] == [7, 7, 7]
+    for folder, (state, _, title) in zip(folders, states):
+        assert title.rstrip("\0 ").startswith(f"psrun {folder}")
+        assert state.pop("umask") == 0o027
+        assert state["limits"].pop("RLIMIT_OFILE") == state["limits"].pop("RLIMIT_NOFILE") == [before[0] - 1, before[1]]
+        assert state.pop("argv") == [str(folder)]
+        assert state.pop("files") == {"0": "/dev/null", "1": str(folder / "logs" / "console.log")}
+    expected = alone[0]
+    for name in ("umask", "argv", "files"):
+        expected.pop(name)
+    expected["limits"] = {name: limit for name, limit in expected["limits"].items() if "OFILE" not in name}
+    assert states[0][0] == expected
+    assert states[1][0] == expected
+    assert expected["parent"] == os.getpid()
+    assert all(a != b for a, b in zip(states[0][1], states[1][1]))  # nobody has seeded yet
+    assert (owner.root / folders[0] / "logs" / "console.log").read_text().count("Traceback") == 0
+
+
+def test_a_changed_module_of_the_user_is_seen_and_the_end_is_reported(owner):
+    folder = owner.start(code=0)
+    assert owner.state(folder)[0]["content"] == "first"
+    (owner.root / "probe.py").write_text(_PROBE.format(content="second"))
+    assert owner.state(owner.start())[0]["content"] == "second"
+    child = owner.started[0]
+    assert child.poll() is None
+    child.send_signal(signal.SIGSTOP)
+    child.kill()  # also a stopped one
+    assert child.wait(BOUND_S) == -signal.SIGKILL
+    assert owner.started[1].wait(BOUND_S) == 7
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_server_costs_no_process(owner, signum):
+    """Its processes go on; the next ones start alone, or are forked by another server."""
+    first = owner.start(code=0)
+    owner.state(first)
+    os.kill(owner.pid, signum)
+    second = owner.start()
+    owner.state(second)
+    assert owner.started[1].wait(BOUND_S) == 7
+    assert owner.started[0].poll() is None
+    assert "the fork server is given up" in owner.log.read_text()
+    assert owner.state(owner.start())[2].startswith("psrun ")
+    assert owner.started[2].wait(BOUND_S) == 7
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_server_that_is_lost_while_it_imports(owner, signum):
+    folders = [owner.start(), owner.start()]
+    server = owner.server._process
+    assert server is not None
+    os.kill(server.pid, signum)
+    assert [child.wait(BOUND_S) for child in owner.started] == [7, 7]
+    assert all(owner.state(folder) for folder in folders)
+    assert owner.log.read_text().count("a process starts alone") == 2
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(server.pid, signal.SIGKILL)
+        pytest.fail("the lost server is left")
+
+
+def test_a_withdrawn_request_leaves_no_process(owner):
+    """As on a Ctrl-C while the server imports."""
+    folder = owner.start()
+    owner.started[0].send_signal(signal.SIGINT)
+    assert owner.started[0].wait(BOUND_S) == -signal.SIGINT
+    owner.state(owner.start())  # by a server that got both requests
+    assert owner.started[1].wait(BOUND_S) == 7
+    assert not (folder / "state.json").exists()
+
+
+def test_a_process_whose_environment_differs_starts_alone(owner):
+    folder = owner.start(TF_ENABLE_ONEDNN_OPTS="0")
+    assert owner.state(folder)[0]["environment"]["TF_ENABLE_ONEDNN_OPTS"] == "0"
+    assert "its environment differs in TF_ENABLE_ONEDNN_OPTS" in owner.log.read_text()
+    assert "TF_CONFIG" not in owner.log.read_text()
+
+
+def test_a_thread_in_the_server_ends_forking(owner, monkeypatch):
+    """A module that starts one is on the path, as a plug-in of TensorFlow may be."""
+    (owner.root / "site").mkdir()
+    (owner.root / "site" / "sitecustomize.py").write_text(
+        "import sys, threading, time\n"
+        "class Starting:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'psrun.roles.replica' and 'psrun.roles.fork_server' in sys.orig_argv:\n"
+        "            threading.Thread(target=time.sleep, args=(300,), daemon=True).start()\n"
+        "sys.meta_path.insert(0, Starting())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(owner.root / "site"))
+    owner.state(owner.start())
+    assert "1 threads of libraries that do not survive a fork" in owner.log.read_text()
+
+
+def test_processes_end_with_their_owner(tmp_path):
+    """An owner that is killed leaves neither its server nor its processes."""
+    code = (
+        "import sys, time; from pathlib import Path; sys.path.insert(0, sys.argv[2]); import test_fork_server as t\n"
+        "owner = t.Owner(Path(sys.argv[1])); folder = owner.start(code=0); owner.state(folder)\n"
+        "print(owner.pid, owner.started[0].pid, flush=True); time.sleep(300)\n"
+    )
+    (tmp_path / "probe.py").write_text(_PROBE.format(content="first"))
+    path = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    command = [sys.executable, "-c", code, str(tmp_path), path[0]]
+    owner = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment(PYTHONPATH=os.pathsep.join(path))
+    )
+    try:
+        assert owner.stdout is not None
+        pids = [int(pid) for pid in owner.stdout.readline().split()]
+        assert len(pids) == 2
+        owner.kill()
+        wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "end of the processes")
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
