@@ -61,6 +61,10 @@ _INSTEAD = """
 from psrun import process
 import sys
 process.task_command = lambda folder: [sys.executable, {script!r}, str(folder)]
+command = process.module_command
+process.module_command = lambda module, *more: (
+    ["false"] if module == "psrun.roles.fork_server" else command(module, *more)  # each job starts alone
+)
 """
 
 

@@ -160,7 +160,8 @@ def test_a_server_that_never_comes_up_ends_the_run(start, tmp_path):
         "    time.sleep(600)\n"
     )
     cluster = start(
-        *SHORT, "cluster.restart.start_timeout_s=20", "cluster.restart.budget=0", PYTHONPATH=str(tmp_path)
+        *(*SHORT, "cluster.fork_server=false"), "cluster.restart.start_timeout_s=20", "cluster.restart.budget=0",
+        PYTHONPATH=str(tmp_path),
     )  # fmt: skip
     assert cluster.end(within_s=60) == 1
     assert "worker-1 did not come up within 20 s; all 0 restarts" in cluster.stderr
