@@ -8,8 +8,9 @@ them. Ends with 0 where both runs complete, every fault was noticed and got well
 test AUCs differ by 0.01 at most. Needs the extra psrun[flights].
 
 With `--kills` other runs, in every mode of consistency, until so many faults were injected at random times: a worker, a
-parameter server or the chief is killed, or the run gets SIGINT and is resumed. Their model counts how often the updates
-of each example were applied (tests/counting.py). Ends with 0 where all counts are exact, and the audit has the same.
+parameter server or the chief is killed, the fork server is killed or stopped, or the run gets SIGINT and is resumed.
+Their model counts how often the updates of each example were applied (tests/counting.py). Ends with 0 where all counts
+are exact, the audit has the same, run.json has every loss, and no process is left.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ MODES = {
     "sync": ("consistency=sync",),
 }
 _FAULTS = ("worker-0", "worker-1", "worker-0", "worker-1", "ps-0", "ps-1", "chief-0", "SIGINT")
+_FORK_SERVER_FAULTS = {"fork-server killed": signal.SIGKILL, "fork-server stopped": signal.SIGSTOP}
 _PER_RUN = 8
 _EXAMPLES, _BATCH, _EPOCHS = 9600, 32, 8
 _STEPS = _EXAMPLES // _BATCH
@@ -130,7 +132,7 @@ def _count(kills: int, seed: int, root: Path, console: Console) -> bool:
     for number, mode in enumerate(itertools.cycle(MODES)):
         if done >= kills:
             return exact
-        faults = [draw.choice(_FAULTS) for _ in range(min(_PER_RUN, kills - done))]
+        faults = [draw.choice((*_FAULTS, *_FORK_SERVER_FAULTS)) for _ in range(min(_PER_RUN, kills - done))]
         problems = _problems(root / f"{number} {mode}", mode, faults, draw)
         done += len(faults)
         exact = exact and not problems
@@ -147,6 +149,7 @@ def _problems(root: Path, mode: str, faults: Sequence[str], draw: random.Random)
         examples=_EXAMPLES, batch=_BATCH,
     )  # fmt: skip
     gradients = 2 if mode == "sync" else 1  # of an update
+    losses = []
     last_step = int(0.9 * _STEPS * _EPOCHS / gradients)
     root.mkdir(parents=True)
     cluster = Cluster(root, *arguments, **environment)
@@ -154,8 +157,12 @@ def _problems(root: Path, mode: str, faults: Sequence[str], draw: random.Random)
     try:
         for fault, step in zip(faults, sorted(draw.randrange(last_step) for _ in faults)):
             cluster.wait_for_step(step)
+            if fault in _FORK_SERVER_FAULTS:
+                cluster.lose_fork_server(_FORK_SERVER_FAULTS[fault])
+                continue
             if fault != "SIGINT":
                 cluster.kill(fault)
+                losses.append(fault)
                 continue
             cluster.process.send_signal(signal.SIGINT)
             code = cluster.end(within_s=_WITHIN_S)
@@ -165,6 +172,7 @@ def _problems(root: Path, mode: str, faults: Sequence[str], draw: random.Random)
             cluster = Cluster(root, f"resume='{folder}'", **environment)
         cluster.wait_for_step(last_step)
         code = cluster.end(within_s=2 * _WITHIN_S)
+        left = cluster.left()
     except AssertionError as error:  # the other modes are still of interest
         return [str(error)]
     finally:
@@ -177,6 +185,9 @@ def _problems(root: Path, mode: str, faults: Sequence[str], draw: random.Random)
     others = [row for row in cluster.result["visitation"] if row["seen"] != once]
     steps = cluster.result["steps"]
     problems = [f"tables: {wrong}"] if wrong else []
+    problems += [f"left: {left}"] if left or (folder / ".tasks").exists() else []
+    rows = [row["task"] for row in cluster.result["recoveries"]]
+    problems += [f"recoveries: {rows} for {losses}"] if sorted(rows) != sorted(losses) else []
     problems += [f"audit: {others}"] if others or len(cluster.result["visitation"]) != _EPOCHS else []
     return problems + ([f"steps: {steps}"] if steps["applied"] != _STEPS * _EPOCHS / gradients else [])
 

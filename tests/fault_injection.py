@@ -23,6 +23,7 @@ PORT = 5000
 # Steps of two workers that mostly wait: a run that lasts until a fault is over leaves the processor to other tests.
 MOSTLY_WAITING = "cluster.slow_workers={0: 0.1, 1: 0.1}"
 TASKS = {"chief-0": 0, "ps-0": 1, "worker-0": 2, "worker-1": 3}  # of a cluster on a network, and each one's host
+FORK_SERVER = "psrun fork-server"  # its title
 
 
 class Cluster:
@@ -133,6 +134,13 @@ class Cluster:
     def stop(self, name: str) -> psutil.Process:
         """Makes a task hang."""
         return self._send(name, signal.SIGSTOP)
+
+    def lose_fork_server(self, signum: int) -> None:
+        """Kills or stops the fork server, if there is one."""
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.Error):
+                if child.cmdline()[:1] and child.cmdline()[0].startswith(FORK_SERVER):
+                    child.send_signal(signum)
 
     def _send(self, name: str, signum: int) -> psutil.Process:
         process = self.task(name)
