@@ -186,6 +186,7 @@ class ForkServer:
     def start(self, folder: Path, environment: Mapping[str, str], log: Path) -> ChildProcess:
         """Starts a process as `start_alone` does; see there."""
         with self._lock:
+            self.look()  # it may be lost
             self.begin()
             number = next(self._numbers)
             requested = ForkedProcess(self.look, self._lock, lambda: start_alone(folder, environment, log))
