@@ -39,7 +39,8 @@ def of(run_config: RunConfig) -> TaskPlan:
     num_tasks, cluster = run_config.num_tasks, run_config.cluster
     if cluster.has_synchronous_workers:  # the chief is one of the workers
         return TaskPlan({"worker": num_tasks["worker"] - 1, "chief": 1}, ("worker", "chief"), (), None)
-    jobs = {job: num_tasks[job] for job in ("ps", "worker", "chief", *topology.DATA_JOBS) if job in num_tasks}
+    # The chief first: it prepares its data while the servers start.
+    jobs = {job: num_tasks[job] for job in ("chief", "ps", "worker", *topology.DATA_JOBS) if job in num_tasks}
     # A restarted chief would find tables of its predecessor in parameter servers that were not restarted.
     serving = ("ps", "worker", "evaluator", *topology.DATA_JOBS)
     return TaskPlan(jobs, ("ps", "chief"), serving, run_config.evaluator)
