@@ -14,7 +14,6 @@ import argparse
 import os
 import shlex
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from measured import BENCHMARKS, Summary, in_turns, wait_for
+from measured import BENCHMARKS, Summary, in_turns, python_of, wait_for
 from rich.console import Console
 
 _COMMON = (
@@ -47,8 +46,7 @@ class Side:
 
     def start(self, folder: Path) -> subprocess.Popen:
         benchmarks = self.checkout / "benchmarks"
-        python = sys.executable if self.checkout == BENCHMARKS.parent else self.checkout / ".venv" / "bin" / "python"
-        command = [str(python), "-m", "psrun", "--config-dir", str(benchmarks / "conf"), *self.overrides]
+        command = [python_of(self.checkout), "-m", "psrun", "--config-dir", str(benchmarks / "conf"), *self.overrides]
         with (folder / "output.log").open("wb") as log:
             return subprocess.Popen(
                 [*command, f"hydra.run.dir={folder / 'run'}"], cwd=folder, stdout=log, stderr=subprocess.STDOUT,

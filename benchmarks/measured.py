@@ -55,11 +55,23 @@ class Spent(NamedTuple):
     others_cpu_s: float
 
 
-def run_python(arguments: Sequence[str], folder: Path, *, within_s: float = 3600.0) -> Spent:
+def python_of(checkout: Path) -> str:
+    """The Python that runs the psrun of a checkout: this one for the checkout of this file."""
+    return sys.executable if checkout == BENCHMARKS.parent else str(checkout / ".venv" / "bin" / "python")
+
+
+def run_python(
+    arguments: Sequence[str],
+    folder: Path,
+    *,
+    python: str = sys.executable,
+    expected_code: int = 0,
+    within_s: float = 3600.0,
+) -> Spent:
     """Runs Python in `folder` to its end, with this folder's modules at hand; it is killed after `within_s` seconds.
 
     Raises:
-      RuntimeError: it failed, or was killed.
+      RuntimeError: it ended with another code than `expected_code`, or was killed.
     """
     # As for an installed psrun: its modules are compiled once, not at every start.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -68,7 +80,7 @@ def run_python(arguments: Sequence[str], folder: Path, *, within_s: float = 3600
     with log.open("wb") as output:
         began_s, busy_s = time.time(), _busy_s()
         process = subprocess.Popen(
-            [sys.executable, *arguments], cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
+            [python, *arguments], cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
         killer = threading.Timer(within_s, process.kill)
         killer.start()
@@ -79,7 +91,7 @@ def run_python(arguments: Sequence[str], folder: Path, *, within_s: float = 3600
             killer.cancel()
         wall_s, busy_s = time.time() - began_s, _busy_s() - busy_s
     process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
+    if process.returncode != expected_code:
         raise RuntimeError(
             f"{' '.join(arguments)} ended with {process.returncode} after {wall_s:.0f} s:\n"
             f"{log.read_text(errors='replace')[-2000:]}"

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from fault_injection import Cluster
 
 DEADLINE_S = 10.0  # cluster.restart.heartbeat_timeout_s, the default
-_COMMON = (
+CLUSTER = (
     "cluster=local", "partitioner=fixed_shards", "evaluation=none", "trainer.epochs=100000",
     "trainer.steps_per_epoch=100",
 )  # fmt: skip
@@ -47,7 +47,7 @@ def _now_s(cluster: Cluster) -> float:
     return time.time() - cluster.result["started_s"]
 
 
-def _recovers(cluster: Cluster, task: str, signal: str) -> float:
+def recovers(cluster: Cluster, task: str, signal: str) -> float:
     """Does something to a task; seconds until the first step after it was replaced."""
     count = len(cluster.events("recovery"))
     cluster.wait_for("checkpoint", len(cluster.events("checkpoint")) + 2)
@@ -68,20 +68,20 @@ def _rate(cluster: Cluster) -> float:
 def _one(root: Path) -> dict[str, float]:
     figures: dict[str, float] = {}
     began_s = time.monotonic()
-    cluster = Cluster(root, *_COMMON, "cluster.restart.backoff_s=0")
+    cluster = Cluster(root, *CLUSTER, "cluster.restart.backoff_s=0")
     try:
         cluster.wait_for_step(1)
         figures[_START] = time.monotonic() - began_s
         for name, task, signal, _ in _FAULTS:
-            figures[name] = _recovers(cluster, task, signal)
+            figures[name] = recovers(cluster, task, signal)
     finally:
         cluster.close()
     (root / "held back").mkdir()
     cluster = Cluster(
-        root / "held back", *_COMMON, "cluster.restart.backoff_s=600", "cluster.restart.max_backoff_s=600"
+        root / "held back", *CLUSTER, "cluster.restart.backoff_s=600", "cluster.restart.max_backoff_s=600"
     )
     try:
-        _recovers(cluster, "worker-1", "kill")  # the first restart waits for nothing
+        recovers(cluster, "worker-1", "kill")  # the first restart waits for nothing
         both = _rate(cluster)
         cluster.kill("worker-1")
         figures[_ONE_LEFT] = _rate(cluster) / both

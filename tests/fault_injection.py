@@ -29,7 +29,14 @@ FORK_SERVER = "psrun fork-server"  # its title
 class Cluster:
     """A running `psrun` and the tasks that it started."""
 
-    def __init__(self, root: Path, *arguments: str, prefix: Sequence[str] = (), **environment: str) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *arguments: str,
+        prefix: Sequence[str] = (),
+        python: str = sys.executable,
+        **environment: str,
+    ) -> None:
         named = ("hydra.run.dir=", "resume=")
         given = [argument.partition("=")[2].strip("'") for argument in arguments if argument.startswith(named)]
         self.root, self.folder = root, Path(given[0]) if given else root / "run"
@@ -37,7 +44,7 @@ class Cluster:
         self._err = (root / "stderr").open("w+")
         folder = [] if given else [f"hydra.run.dir='{self.folder}'"]
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "psrun", *support.last_choices(arguments), *folder],
+            [*prefix, python, "-m", "psrun", *support.last_choices(arguments), *folder],
             cwd=root, stdout=self._out, stderr=self._err, env=support.environment(**environment),
             start_new_session=True,
         )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ def imported(name: str) -> set[str]:
     return modules.union(*map(imported, benchmarks))
 
 
-@pytest.mark.parametrize("name", ["torch_by_hand", "torch_rpc_by_hand"])
+@pytest.mark.parametrize("name", ["torch_by_hand", "torch_rpc_by_hand", "torch_start_by_hand"])
 def test_the_ways_of_pytorch_import_no_tensorflow(name):
     roots = {each.partition(".")[0] for each in imported(name)}
     assert "torch" in roots
@@ -98,3 +99,35 @@ def test_each_way_names_a_program_that_knows_its_kind(monkeypatch, tmp_path):
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "KINDS"
         )
         assert given in kinds
+
+
+def test_a_comparison_of_starts_shows_medians_and_the_range_of_the_ratios(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import startup
+
+    figures = {"first step (s)": {"other": [8.0, 4.0, 6.0], "this": [4.0, 3.0, 1.5]}}
+    row = "| first step (s) | 6.00 | 3.00 | 0.50 (0.25 to 0.75) |"
+    assert startup._table(("other", "this"), figures, {}).splitlines()[2] == row
+    aimed = startup._table(("other", "this"), figures, {"first step (s)": 0.65})
+    assert aimed.splitlines()[2] == f"{row} 0.65 |"
+
+
+def test_processes_that_lost_their_parent_count_for_a_start_and_none_is_left(tmp_path):
+    script = """if True:
+        import pathlib, sys, startup
+        startup._ENDS_WITHIN_S = 0.5
+        orphan = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-S', '-c', sys.argv[1]]).pid)"
+        busy = "import time\\nwhile time.process_time() < 0.3: pass"
+        here = pathlib.Path()
+        with startup._adopting():
+            assert startup._run(["-S", "-c", orphan, busy], here, sys.executable).cpu_s > 0.3
+            try:
+                startup._run(["-S", "-c", orphan, "import time; time.sleep(60)"], here, sys.executable)
+            except RuntimeError as error:
+                assert "time.sleep(60)" in str(error)
+            else:
+                raise AssertionError
+        assert not pathlib.Path("/proc", pathlib.Path("output.log").read_text().strip()).exists()
+    """
+    environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True, timeout=60)

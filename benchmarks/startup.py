@@ -1,0 +1,331 @@
+"""How fast psrun starts, restarts and sweeps: two versions in turns, or this version beside other programs.
+
+    python benchmarks/startup.py --checkout FOLDER [--this FOLDER] [--only NAME,...] [--repeat N] [--json FILE]
+    python benchmarks/startup.py --peers [PYTHON] [--only local,sweep-none] [--repeat N] [--json FILE]
+
+`--checkout` is another version of psrun, installed in FOLDER/.venv; `--this` may name one, too. In each round, the two
+versions do the same thing one right after the other; who goes first changes. `--peers` runs torchrun with as many
+processes as a local cluster has, and a sweep by joblib; PYTHON is that of an environment with PyTorch.
+
+The time to the first step begins with the start of the command and ends with the step that `time_to_first_step_s` in
+run.json is about. A recovery begins with the signal and ends with the event `recovery`, for which the supervisor reads
+heartbeats; these come every half second. Memory is the sum of the proportional set sizes of all processes of a run,
+while it trains: other programs that use the same TensorFlow make it smaller, but not its anonymous part. Processor
+seconds are those of all processes of a command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import functools
+import itertools
+import json
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+from measured import BENCHMARKS, Spent, in_turns, python_of, run_python
+from recovery import CLUSTER, recovers
+from rich.console import Console
+
+sys.path.insert(0, str(BENCHMARKS.parent / "tests"))
+from fault_injection import Cluster
+
+EPOCHS = 2
+STEPS_PER_EPOCH = 20
+SEEDS = range(1, 9)
+_SHORT = (
+    "model=embedding", "evaluation=none", "checkpoint=none", "tracker=none", f"trainer.epochs={EPOCHS}",
+    f"trainer.steps_per_epoch={STEPS_PER_EPOCH}",
+)  # fmt: skip
+_TASKS = ("cluster.num_workers=2", "cluster.num_ps=2")
+_NUM_PROCESSES = 5  # of a local cluster: the chief, two workers and two parameter servers
+_WITHIN_S = 300.0
+_ENDS_WITHIN_S = 10.0
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+# The greatest ratio that is wanted, to a version in which each task imports TensorFlow by itself.
+_TARGETS = {
+    "cluster=local: first step (s)": 0.65,
+    "worker killed until it trains again (s)": 0.3,
+    "ps killed until training goes on (s)": 0.45,
+    "memory of a local run (MB)": 0.85,
+    "sweep of 8 jobs, cluster=none (s)": 0.55,
+    "sweep of 8 jobs, cluster=inprocess (s)": 0.65,
+    "cluster=inprocess: first step (s)": 0.85,
+}
+
+Figures = Mapping[str, float]
+Measurement = Callable[[Path], Figures]  # in an empty folder
+Pair = Mapping[str, Measurement]  # by side: first what psrun is compared with, then psrun
+
+
+# -- what is measured of psrun
+
+
+def _first_step(cluster: str, checkout: Path, folder: Path) -> Figures:
+    """Of a short run."""
+    tasks = () if cluster == "none" else _TASKS
+    run = folder / "run"
+    arguments = ["-m", "psrun", f"cluster={cluster}", *_SHORT, *tasks, f"hydra.run.dir={run}"]
+    spent = _run(arguments, folder, python_of(checkout))
+    result = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    first_s = result["started_s"] + result["time_to_first_step_s"] - spent.began_s
+    return _start_figures(cluster, first_s, spent)
+
+
+def _start_figures(cluster: str, first_s: float, spent: Spent) -> Figures:
+    return {f"cluster={cluster}: first step (s)": first_s, f"cluster={cluster}: whole run (processor s)": spent.cpu_s}
+
+
+def _faults(checkout: Path, folder: Path) -> Figures:
+    """Of a local cluster: its memory, and how long it takes to recover."""
+    cluster = Cluster(folder, *CLUSTER, "cluster.restart.backoff_s=0", python=python_of(checkout))
+    try:
+        cluster.wait_for("checkpoint", 2)
+        memory = _memory(cluster)
+        worker_s = recovers(cluster, "worker-1", "kill")
+        ps_s = recovers(cluster, "ps-0", "kill")
+    finally:
+        cluster.close()
+    return {
+        **memory,
+        "worker killed until it trains again (s)": worker_s,
+        "ps killed until training goes on (s)": ps_s,
+    }
+
+
+def _memory(cluster: Cluster) -> Figures:
+    """Proportional set sizes, summed over all processes, in 10**6 bytes."""
+    cluster.tree.look(now=True)
+    sums_kb = Counter[str]()
+    for each in (cluster.process, *cluster.tree.running()):
+        with contextlib.suppress(OSError):  # it has ended just now
+            lines = Path(f"/proc/{each.pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
+            sums_kb.update({key.rstrip(":"): int(number) for key, number, _ in map(str.split, lines)})
+    return {
+        "memory of a local run (MB)": sums_kb["Pss"] * 1024 / 1e6,
+        "anonymous memory of a local run (MB)": sums_kb["Pss_Anon"] * 1024 / 1e6,
+    }
+
+
+def _sweep(cluster: str, checkout: Path, folder: Path) -> Figures:
+    """Of a sweep over seeds, two jobs at a time.
+
+    Raises:
+      RuntimeError: a job was not completed.
+    """
+    tasks = () if cluster == "none" else _TASKS
+    seeds = f"seed={','.join(map(str, SEEDS))}"
+    where = folder / "sweep"
+    arguments = ["-m", "psrun", "-m", f"cluster={cluster}", *_SHORT, *tasks, seeds, "sweep.max_parallel=2"]
+    spent = _run([*arguments, f"hydra.sweep.dir={where}"], folder, python_of(checkout))
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in where.glob("*/run.json")]
+    completed = [result for result in results if result["status"] == "completed"]
+    if len(completed) != len(SEEDS):
+        raise RuntimeError(f"{len(completed)} of {len(SEEDS)} jobs of the sweep were completed")
+    return _sweep_figures(cluster, spent)
+
+
+def _sweep_figures(cluster: str, spent: Spent) -> Figures:
+    name = f"sweep of {len(SEEDS)} jobs, cluster={cluster}"
+    return {f"{name} (s)": spent.wall_s, f"{name} (processor s)": spent.cpu_s}
+
+
+def _help(checkout: Path, folder: Path) -> Figures:
+    return {"--help (processor s)": _run(["-m", "psrun", "--help"], folder, python_of(checkout)).cpu_s}
+
+
+def _error(checkout: Path, folder: Path) -> Figures:
+    """Of a value that is checked once the configuration is composed."""
+    arguments = ["-m", "psrun", "trainer.epochs=-1", f"hydra.run.dir={folder / 'run'}"]
+    return {"error of the configuration (processor s)": _run(arguments, folder, python_of(checkout), code=2).cpu_s}
+
+
+_OF_VERSIONS: Mapping[str, Callable[[Path, Path], Figures]] = {
+    "local": functools.partial(_first_step, "local"),
+    "faults": _faults,
+    "sweep-none": functools.partial(_sweep, "none"),
+    "sweep-inprocess": functools.partial(_sweep, "inprocess"),
+    "inprocess": functools.partial(_first_step, "inprocess"),
+    "none": functools.partial(_first_step, "none"),
+    "help": _help,
+    "error": _error,
+}
+
+
+# -- what is measured of other programs
+
+
+def _torchrun(python: str, folder: Path) -> Figures:
+    file = folder / "first_step"
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={_NUM_PROCESSES}"]
+    spent = _run([*launcher, str(BENCHMARKS / "torch_start_by_hand.py"), str(file)], folder, python)
+    return _start_figures("local", float(file.read_text(encoding="ascii")) - spent.began_s, spent)
+
+
+def _joblib(python: str, folder: Path) -> Figures:
+    numbers = map(str, (EPOCHS, STEPS_PER_EPOCH, *SEEDS))
+    return _sweep_figures("none", _run([str(BENCHMARKS / "sweep_by_hand.py"), *numbers], folder, python))
+
+
+# -- processes
+
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[None]:
+    """Processes that lose their parent become children of this one; all that are left at the end are killed."""
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1)
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
+    try:
+        yield
+    finally:
+        _kill(psutil.Process().children(recursive=True))
+
+
+def _run(arguments: Sequence[str], folder: Path, python: str, *, code: int = 0) -> Spent:
+    """As `run_python`; the processor time includes that of processes that have lost their parent."""
+    spent = run_python(arguments, folder, python=python, expected_code=code, within_s=_WITHIN_S)
+    return spent._replace(cpu_s=spent.cpu_s + _orphans_cpu_s())
+
+
+def _orphans_cpu_s() -> float:
+    """Waits for the processes that have lost their parent; their processor seconds.
+
+    Raises:
+      RuntimeError: one of them does not end.
+    """
+    cpu_s = 0.0
+    deadline_s = time.monotonic() + _ENDS_WITHIN_S
+    while True:
+        try:
+            pid, _, usage = os.wait4(-1, os.WNOHANG)
+        except ChildProcessError:  # there is none
+            return cpu_s
+        if pid:
+            cpu_s += usage.ru_utime + usage.ru_stime
+        elif time.monotonic() > deadline_s:
+            left = psutil.Process().children(recursive=True)
+            commands = [shlex.join(each.cmdline()) for each in left]
+            raise RuntimeError(f"processes were left behind: {commands}")
+        else:
+            time.sleep(0.01)
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for each in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+    psutil.wait_procs(processes, timeout=_ENDS_WITHIN_S)
+
+
+# -- comparison
+
+
+def main() -> None:
+    options = _options()
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    load = os.getloadavg()[0]
+    with _adopting():
+        figures = _measured(_pairs(options), options.repeat, console)
+    console.print(f"\n`{shlex.join(['python', *sys.argv])}`, load of the machine before: {load:.1f}")
+    for sides, group in itertools.groupby(figures.items(), key=lambda item: tuple(item[1])):
+        console.print(f"\n{_table(sides, dict(group), {} if options.peers else _TARGETS)}")
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    other = parser.add_mutually_exclusive_group(required=True)
+    other.add_argument("--checkout", type=Path, help="of the version to compare with")
+    other.add_argument("--peers", nargs="?", const=sys.executable, metavar="PYTHON", help="compare with other programs")
+    parser.add_argument("--this", type=Path, default=BENCHMARKS.parent, help="checkout of the version to measure")
+    parser.add_argument("--only", default="", metavar="NAME,...", help=f"of {', '.join(_OF_VERSIONS)}; by default all")
+    parser.add_argument("--repeat", type=int, default=5, help="number of rounds")
+    parser.add_argument("--json", type=Path, help="file for every measurement")
+    return parser.parse_args()
+
+
+def _pairs(options: argparse.Namespace) -> dict[str, Pair]:
+    """What is to be measured, by name."""
+    this = options.this.resolve()
+    this_side = f"psrun {_prepared(this)}"
+    if options.peers:
+        torchrun = functools.partial(_torchrun, options.peers)
+        joblib = functools.partial(_joblib, sys.executable)
+        others = {"local": ("torchrun", torchrun), "sweep-none": ("joblib", joblib)}
+    else:
+        checkout = options.checkout.resolve()
+        side = f"other psrun {_prepared(checkout)}"
+        others = {name: (side, functools.partial(measure, checkout)) for name, measure in _OF_VERSIONS.items()}
+    chosen = options.only.split(",") if options.only else [*others]
+    if unknown := set(chosen) - others.keys():
+        raise SystemExit(f"--only: unknown names: {', '.join(sorted(unknown))}; there are {', '.join(others)}")
+    return {
+        name: {others[name][0]: others[name][1], this_side: functools.partial(_OF_VERSIONS[name], this)}
+        for name in chosen
+    }
+
+
+def _prepared(checkout: Path) -> str:
+    """Compiles the modules of a checkout, as an installation does, and returns its commit.
+
+    Raises:
+      SystemExit: its Python runs the psrun of another folder.
+    """
+    python = python_of(checkout)
+    show = "import importlib.util as u; print(u.find_spec('psrun').origin)"
+    origin = subprocess.run([python, "-P", "-c", show], check=True, capture_output=True, text=True).stdout.strip()
+    if not Path(origin).is_relative_to(checkout):
+        raise SystemExit(f"{python} runs {origin}, not the psrun of {checkout}")
+    subprocess.run([python, "-m", "compileall", "-q", str(checkout / "psrun")], check=True)
+    commit = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
+    return subprocess.run(commit, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _measured(pairs: Mapping[str, Pair], rounds: int, console: Console) -> dict[str, dict[str, list[float]]]:
+    """The values of each round, by figure and side."""
+    figures: dict[str, dict[str, list[float]]] = {}
+    orders = {name: [*in_turns([*pair], rounds)] for name, pair in pairs.items()}
+    for index in range(rounds):
+        for name, pair in pairs.items():
+            for side in orders[name][index]:
+                with tempfile.TemporaryDirectory(prefix="psrun-startup-") as folder:
+                    measured = pair[side](Path(folder))
+                    _orphans_cpu_s()  # those of a cluster that was killed
+                for figure, value in measured.items():
+                    figures.setdefault(figure, {}).setdefault(side, []).append(value)
+                shown = ", ".join(f"{figure} {value:.2f}" for figure, value in measured.items())
+                console.print(f"round {index + 1}, {side}: {shown}")
+    return figures
+
+
+def _table(
+    sides: tuple[str, ...], figures: Mapping[str, Mapping[str, Sequence[float]]], targets: Mapping[str, float]
+) -> str:
+    """Markdown: the medians of both sides, the ratio of the medians, and the range of the rounds' ratios."""
+    other, this = sides
+    heads = ["", other, this, "ratio of medians (of rounds)", *(["target"] if targets else [])]
+    rows = [heads, ["---"] * len(heads)]
+    for figure, values in figures.items():
+        medians = [statistics.median(values[side]) for side in sides]
+        ratios = [after / before for before, after in zip(values[other], values[this])]
+        ratio = f"{medians[1] / medians[0]:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        target = [f"{targets[figure]:.2f}" if figure in targets else ""] if targets else []
+        rows.append([figure, *(f"{median:,.2f}" for median in medians), ratio, *target])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+if __name__ == "__main__":
+    main()
