@@ -73,7 +73,7 @@ def test_each_task_asks_for_what_its_job_is_given():
     run = run_config("cluster=ray", *own, "evaluation=sidecar")
     assert isinstance(run.cluster, choices.Ray)
     needs = {str(task): need for task, need in capacity.needs(run.cluster, task_plan.of(run).tasks()).items()}
-    assert list(needs) == ["ps-0", "ps-1", "worker-0", "worker-1", "chief-0", "evaluator-0"]
+    assert list(needs) == ["chief-0", "ps-0", "ps-1", "worker-0", "worker-1", "evaluator-0"]
     assert (needs["ps-1"], needs["chief-0"]) == (TaskResources(2, 1000), TaskResources(1, 0))
     assert needs["ps-1"].bundle() == {"CPU": 2, "memory": 1000}
     assert needs["chief-0"].options() == {"num_cpus": 1}
