@@ -10,6 +10,7 @@ import signal
 import sys
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 
 from psrun import files
@@ -195,6 +196,22 @@ def test_what_cannot_be_composed_is_reported_with_the_next_move(refused, argumen
     text = refused(*argument.split())
     assert message in text
     assert "Hydra" not in text
+
+
+@pytest.mark.parametrize("options", [["--help"], ["--cfg", "hydra"], ["--info", "config"], []])
+def test_mistakes_are_reported_whatever_the_options_and_with_one_composition_more_than_mistakes(
+    refused, monkeypatch, options
+):
+    def counted(*arguments, **keywords):
+        compositions.append(arguments)
+        return load(*arguments, **keywords)
+
+    compositions = []
+    load = ConfigLoaderImpl.load_configuration
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
+    text = refused(*options, "trainer.epoch=2", "seeed=1", "trainer.steps_per_epoch=-1")
+    assert all(key in text for key in ("trainer.epoch:", "seeed:", "trainer.steps_per_epoch:"))
+    assert len(compositions) == 3
 
 
 def test_a_mistyped_choice_is_not_taken_for_an_own_one(refused):

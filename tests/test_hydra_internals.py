@@ -103,6 +103,24 @@ def test_the_mode_is_that_of_the_option_in_its_context_only():
     assert composed == [RunMode.MULTIRUN]
 
 
+def test_the_groups_are_listed_only_where_the_help_shows_them(monkeypatch, capsys):
+    def counted(*arguments):
+        listed.append(arguments)
+        return list_all(*arguments)
+
+    listed = []
+    list_all = Hydra.list_all_config_groups
+    monkeypatch.setattr(Hydra, "list_all_config_groups", counted)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    for argument, expected in [("seed=1", "psrun resume="), ("hydra.help.template=$APP_CONFIG_GROUPS", "model: cnn,")]:
+        assert listed == []
+        monkeypatch.setattr(sys, "argv", ["psrun", "--help", argument])
+        with pytest.raises(SystemExit):
+            compose.run(lambda composed: None)
+        assert expected in capsys.readouterr().out
+    assert listed
+
+
 def test_the_files_of_a_job_are_written_by_what_is_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["psrun", "hydra.run.dir=run"])

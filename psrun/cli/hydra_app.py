@@ -97,7 +97,7 @@ def _whole(arguments: list[str]) -> list[str]:
 
 def _described(error: Exception, arguments: list[str]) -> ConfigError:
     """All problems of arguments that Hydra cannot compose."""
-    return ConfigError(compose.all_problems(arguments) or [compose.blame(error, arguments)[1]])
+    return ConfigError(compose.all_problems(arguments, error) or [compose.blame(error, arguments)[1]])
 
 
 def _others(arguments: list[str]) -> list[Problem]:

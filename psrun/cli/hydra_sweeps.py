@@ -267,7 +267,7 @@ def _problems(arguments: list[str]) -> list[Problem]:
     for each in _expanded([argument for argument in arguments if argument not in refused]):
         composed = compose.compose(each)
         if isinstance(composed, Exception):
-            problems.update(dict.fromkeys(compose.all_problems(each)))
+            problems.update(dict.fromkeys(compose.all_problems(each, composed)))
     return list(problems)
 
 

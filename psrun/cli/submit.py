@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> ExitCode:
         raise ConfigError(compose.all_problems(whole))
     composed = compose.compose(whole)
     if isinstance(composed, Exception):
-        raise ConfigError(compose.all_problems(whole)) from composed
+        raise ConfigError(compose.all_problems(whole, composed)) from composed
     run = parse.load(composed, elsewhere=apart)
     submission = Submission(run, overrides, Path.cwd(), options.dry_run, options.follow)
     return importlib.import_module(ENGINES[options.engine]).submit(submission, Console(highlight=False))

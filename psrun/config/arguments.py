@@ -27,6 +27,7 @@ _INSTEAD = {
     },
 }
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+_OF_FILES = (*groups.OPTIONS, "--config-name", "-cn", "--config-path", "-cp")
 ASKS = "?"  # the value of a group whose choices the user asks for
 
 
@@ -46,6 +47,18 @@ def options_first(arguments: Sequence[str]) -> list[str]:
     """Moves options, such as --config-dir FOLDER, before all KEY=VALUE, as Hydra's parser requires."""
     options, others = split(arguments)
     return [*options, *others]
+
+
+def of_the_configuration(arguments: Sequence[str]) -> list[str]:
+    """The arguments without the options that do not choose files, such as -m, or --cfg with its value."""
+    options, others = split(arguments)
+    before = ["", *options]
+    kept = [
+        option
+        for option, previous in zip(options, before)
+        if option.partition("=")[0] in _OF_FILES or previous in _OF_FILES
+    ]
+    return [*kept, *others]
 
 
 def key_of(argument: str) -> str:

@@ -17,10 +17,11 @@ from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
 from hydra.core import utils
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext
+from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
 _UNKNOWN_KEY = re.compile(r"Could not override '(?P<key>[^'@]+)")
@@ -167,6 +168,39 @@ def files_written_by(write: Callable[[Path, str], None]) -> AbstractContextManag
         write(output_dir / filename, OmegaConf.to_yaml(cfg))
 
     return _replaced(utils, "_save_config", save)
+
+
+def configuration_shown_by(show: Callable[[DictConfig], None]) -> AbstractContextManager[None]:
+    """In this context `--cfg job` passes the configuration to `show`.
+
+    Hydra prints it as YAML. The public `hydra.compose` neither reads options nor makes `hydra:` references known.
+    """
+
+    def show_cfg(hydra: Hydra, *, config_name: str, overrides: list[str], cfg_type: str, **_: Any) -> None:
+        composed = hydra.compose_config(config_name=config_name, overrides=overrides, run_mode=RunMode.RUN)
+        HydraConfig.instance().set_config(composed)
+        show(hydra.get_sanitized_cfg(composed, cfg_type))
+
+    return _replaced(Hydra, "show_cfg", show_cfg)
+
+
+class _Text:
+    """A text that is made when it is used."""
+
+    def __init__(self, make: Callable[[], str]) -> None:
+        self._make = make
+
+    def __str__(self) -> str:
+        return self._make()
+
+
+def groups_listed_on_demand() -> AbstractContextManager[None]:
+    """In this context --help lists the choices of groups only if the template of the help asks for them.
+
+    Hydra copies its whole repository for each group, twice: two thirds of the processor time of --help.
+    """
+    listed = Hydra.format_config_groups
+    return _replaced(Hydra, "format_config_groups", lambda *args, **kwargs: _Text(lambda: listed(*args, **kwargs)))
 
 
 def lines_that_raise() -> AbstractContextManager[None]:
