@@ -9,6 +9,7 @@ from hydra._internal.hydra import Hydra
 from hydra.core.plugins import Plugins
 from hydra.plugins.completion_plugin import CompletionPlugin
 from hydra.types import RunMode
+from omegaconf import OmegaConf
 
 from psrun import files
 from psrun.config import compose, hydra_internals
@@ -119,6 +120,28 @@ def test_the_groups_are_listed_only_where_the_help_shows_them(monkeypatch, capsy
             compose.run(lambda composed: None)
         assert expected in capsys.readouterr().out
     assert listed
+
+
+def test_a_file_is_read_once_for_several_compositions_and_anew_afterwards(tmp_path, monkeypatch):
+    def counted(file):
+        read.append(file.name)
+        return load(file)
+
+    read = []
+    load = OmegaConf.load
+    monkeypatch.setattr(OmegaConf, "load", counted)
+    own = tmp_path / "model" / "own.yaml"
+    own.parent.mkdir()
+    own.write_text("_target_: mine.model\nwidth: 4\nof: ${seed}\n")
+    arguments = ["--config-dir", str(tmp_path), "model=own"]
+    with hydra_internals.files_read_once():
+        for seed in (1, 2):
+            composed = compose.compose([*arguments, f"seed={seed}"])
+            assert (composed["model"]["width"], composed["model"]["of"], composed["seed"]) == (4, seed, seed)
+        assert len(read) == len(set(read)) > 10
+        assert compose.compose(["model=dense"])["model"]["hidden_units"] == [64, 32]
+    own.write_text("_target_: mine.model\nwidth: 5\n")
+    assert compose.compose(arguments)["model"]["width"] == 5
 
 
 def test_the_files_of_a_job_are_written_by_what_is_given(tmp_path, monkeypatch):

@@ -6,11 +6,14 @@ import errno
 import io
 import json
 import os
+import sys
 import time
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 from rich.console import Console
 from support import run_config
@@ -240,3 +243,36 @@ def test_plans_of_a_sweep_are_one_table(tmp_path):
     assert "2.0 kB, 1.0 kB  ps-0 2.0 kB  100 bytes  200 bytes" in " ".join(
         console.file.getvalue().split("\n")[2:3]
     ).replace("   ", "  ")
+
+
+def test_jobs_are_composed_once_from_files_that_are_read_once(tmp_path, monkeypatch):
+    """Hydra itself composes each job twice, and psrun once, each time from files that are read again."""
+
+    def loaded(file):
+        read.append(file.name)
+        return load(file)
+
+    def composed(*arguments, **keywords):
+        compositions.append(arguments)
+        return compose(*arguments, **keywords)
+
+    read = []
+    compositions = []
+    load = OmegaConf.load
+    compose = ConfigLoaderImpl.load_configuration
+    monkeypatch.setattr(OmegaConf, "load", loaded)
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", composed)
+    monkeypatch.setattr(hydra_sweeps.jobs, "run", lambda folder, sweep, elsewhere: None)
+    monkeypatch.setattr("psrun.launch.sweeps.running.Interruption.install", lambda self: None)
+    monkeypatch.setattr("psrun.process.outlive_stdout", lambda terminal: None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    arguments = ["-m", "seed=1,2", "model=dense,embedding", "hydra.sweep.dir=sweep"]
+    monkeypatch.setattr(sys, "argv", ["psrun", *arguments])
+    hydra_sweeps.run(arguments)
+    assert len(compositions) == 1 + 4
+    assert max(Counter(read).values()) == 2  # for the sweep as a whole, and for its jobs
+    assert len({(tmp_path / "sweep" / str(job) / "config.yaml").read_text() for job in range(4)}) == 4
+    own = OmegaConf.load(tmp_path / "sweep" / "3" / ".hydra" / "hydra.yaml").hydra
+    assert (own.job.num, own.runtime.output_dir) == (3, str(tmp_path / "sweep" / "3"))
+    assert own.overrides.task == ["seed=2", "model=embedding"]

@@ -11,7 +11,7 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,6 +138,8 @@ def _hooks(running: Running) -> Iterator[None]:
         def sweeper(plugins: Plugins, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> Any:
             _begin(running, config)
             instance = make(plugins, hydra_context=hydra_context, task_function=job, config=config)
+            # Sweepers compose each job to see whether it is valid; psrun's launcher does so before any job starts.
+            instance.validate_batch_is_legal = lambda batch: None
             logging.getLogger("optuna").setLevel(logging.WARNING)  # the sweeper sets the level when it is created
             return instance
 
@@ -207,46 +209,51 @@ class _Launcher(Launcher):
         """Does nothing: the inner launcher is already set up."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        proposed = [self._proposed(initial_job_idx + i, overrides) for i, overrides in enumerate(job_overrides)]
+        with hydra_internals.files_read_once():
+            composed = [self._composed(initial_job_idx + i, overrides) for i, overrides in enumerate(job_overrides)]
+        proposed = [self._proposed(each, overrides) for each, overrides in zip(composed, job_overrides)]
         self._running.prepare(proposed)
+
+        def in_turn(work: Callable[[Path], None]) -> Sequence[JobReturn]:
+            """Lets Hydra create each job's folder and calls `work` on it."""
+
+            def task(composed: DictConfig) -> None:
+                work(Path(HydraConfig.get().runtime.output_dir))
+
+            launcher = hydra_internals.basic_launcher(self._context, task, self._config, composed)
+            return launcher.launch(job_overrides, initial_job_idx)
+
         if self._running.plans:
             self._running.plan()
-            return self._in_turn(lambda folder: None, job_overrides, initial_job_idx)
+            return in_turn(lambda folder: None)
         if hydra_internals.is_basic_launcher(str(self._config.hydra.launcher._target_)):
-            returns = self._at_once(job_overrides, initial_job_idx)
+            returns = self._at_once(in_turn)
         else:
             returns = self._inner.launch(job_overrides, initial_job_idx)
         self._running.look()
         return returns
 
-    def _at_once(self, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
+    def _at_once(self, in_turn: Callable[[Callable[[Path], None]], Sequence[JobReturn]]) -> Sequence[JobReturn]:
         running, futures = self._running, list[Future]()
         running.start_fork_server()
         with ThreadPoolExecutor(running.sweep.max_parallel) as pool:
-
-            def begin(folder: Path) -> None:
-                futures.append(pool.submit(running.run, folder))
-
-            returns = self._in_turn(begin, job_overrides, first)
+            returns = in_turn(lambda folder: futures.append(pool.submit(running.run, folder)))
         for each, future in zip(returns, futures):
             each.return_value = future.result()
         return returns
 
-    def _in_turn(self, work: Any, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
-        """Lets Hydra create each job's folder and calls `work` on it."""
-
-        def task(composed: DictConfig) -> None:
-            work(Path(HydraConfig.get().runtime.output_dir))
-
-        return hydra_internals.basic_launcher(self._context, task, self._config).launch(job_overrides, first)
-
-    def _proposed(self, number: int, overrides: Sequence[str]) -> Proposed:
-        """The job as Hydra composes it right before running it."""
-        previous, instance = HydraConfig.instance().cfg, HydraConfig.instance()
+    def _composed(self, number: int, overrides: Sequence[str]) -> DictConfig:
+        """The configuration of a job. Hydra composes a job each time anew, which takes a tenth of a second."""
         composed = self._context.config_loader.load_sweep_config(self._config, list(overrides))
+        with read_write(composed), open_dict(composed):
+            composed.hydra.job.id = composed.hydra.job.num = number
+        return composed
+
+    def _proposed(self, composed: DictConfig, overrides: Sequence[str]) -> Proposed:
+        """The job as Hydra has it right before running it."""
+        previous, instance = HydraConfig.instance().cfg, HydraConfig.instance()
         try:
             with read_write(composed), open_dict(composed):
-                composed.hydra.job.id = composed.hydra.job.num = number
                 instance.set_config(composed)
                 folder = Path(str(composed.hydra.sweep.dir), str(composed.hydra.sweep.subdir))
                 with read_write(composed.hydra.runtime), open_dict(composed.hydra.runtime):
@@ -255,19 +262,22 @@ class _Launcher(Launcher):
                 own = composed.copy()
                 del own["hydra"]
                 unresolved = OmegaConf.to_container(own, resolve=False)
+                number = composed.hydra.job.num
                 return Proposed(number, list(overrides), folder, compose.plain(own), unresolved)
         finally:
             instance.cfg = previous
+            OmegaConf.set_readonly(composed.hydra, False)  # as it was composed
 
 
 def _problems(arguments: list[str]) -> list[Problem]:
     """All problems of the jobs of a sweep, without duplicates."""
     refused = arguments_of_a_run.problems(arguments, sweeps=True)
     problems = dict.fromkeys(refused.values())
-    for each in _expanded([argument for argument in arguments if argument not in refused]):
-        composed = compose.compose(each)
-        if isinstance(composed, Exception):
-            problems.update(dict.fromkeys(compose.all_problems(each, composed)))
+    with hydra_internals.files_read_once():
+        for each in _expanded([argument for argument in arguments if argument not in refused]):
+            composed = compose.compose(each)
+            if isinstance(composed, Exception):
+                problems.update(dict.fromkeys(compose.all_problems(each, composed)))
     return list(problems)
 
 

@@ -7,12 +7,15 @@ Every function states why no public name does. A name that is gone raises an err
 from __future__ import annotations
 
 import logging
+import pickle
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
@@ -20,6 +23,7 @@ from hydra.core import utils
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -225,11 +229,43 @@ def is_basic_sweeper(target: str) -> bool:
     return target.rpartition(".")[2] == BasicSweeper.__name__
 
 
-def basic_launcher(hydra_context: HydraContext, task_function: Callable[..., Any], config: DictConfig) -> Launcher:
-    """Hydra's own launcher, set up, whatever launcher the configuration names."""
+def basic_launcher(
+    hydra_context: HydraContext, task_function: Callable[..., Any], config: DictConfig, composed: Sequence[DictConfig]
+) -> Launcher:
+    """Hydra's own launcher, set up, whatever launcher the configuration names, for jobs that have been composed."""
+    jobs = iter(composed)
+
+    class Loader(ConfigLoaderImpl):
+        def __init__(self) -> None:
+            """Searches nothing."""
+
+        def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+            return next(jobs)  # the launcher asks for each job once, in their order
+
     launcher = BasicLauncher()
-    launcher.setup(hydra_context=hydra_context, task_function=task_function, config=config)
+    context = HydraContext(config_loader=Loader(), callbacks=hydra_context.callbacks)
+    launcher.setup(hydra_context=context, task_function=task_function, config=config)
     return launcher
+
+
+@contextmanager
+def files_read_once() -> Iterator[None]:
+    """In this context Hydra reads and parses a file of the configuration once for all that it composes.
+
+    Else it does so for each composition, which is a third of it.
+    """
+    load = ConfigRepository.load_config
+    read: dict[tuple[str, ...], bytes] = {}
+
+    def load_config(repository: ConfigRepository, config_path: str) -> ConfigResult | None:
+        key = (config_path, *(f"{each.provider} {each.path}" for each in repository.get_sources()))
+        if key not in read:
+            read[key] = pickle.dumps(load(repository, config_path))
+        result: ConfigResult | None = pickle.loads(read[key])  # a copy, five times as fast as that of OmegaConf
+        return result
+
+    with _replaced(ConfigRepository, "load_config", load_config):
+        yield
 
 
 def jobs_of(overrides: Sequence[str]) -> list[list[str]]:
