@@ -50,6 +50,52 @@ def test_tensorflow_is_imported_without_keras_where_that_is_asked_for(monkeypatc
         import tf_keras  # noqa: F401
 
 
+def test_rarely_used_modules_load_when_they_are_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(modules, "_RARELY_USED", ("rarely_used_here", "rarely_used_here.part", "missing_here"))
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "rarely_used_here"
+    package.mkdir()
+    for name, module in (("__init__", "package"), ("part", "part")):
+        (package / f"{name}.py").write_text(f"import sys\nsys.loaded_here.append('{module}')\nVALUE = 1\n")
+    loaded = []
+    monkeypatch.setattr(sys, "loaded_here", loaded, raising=False)
+    finders = [*sys.meta_path]
+    with modules.lazy_imports():
+        import rarely_used_here
+
+        with pytest.raises(ModuleNotFoundError):
+            import missing_here  # noqa: F401
+    assert (loaded, sys.meta_path) == ([], finders)
+    import rarely_used_here.part
+
+    assert (rarely_used_here.VALUE, rarely_used_here.part.VALUE) == (1, 1)
+    assert loaded == ["package", "part"]
+    for name in ("rarely_used_here", "rarely_used_here.part"):
+        del sys.modules[name]
+
+
+@pytest.mark.thorough
+def test_a_chief_imports_modules_that_it_rarely_uses_only_when_they_are_used():
+    script = (
+        "from psrun import process; process.prepare()\n"
+        "from psrun.roles import table\n"
+        "from psrun.tf_internals import modules\n"
+        "table._import('psrun.roles.coordinator')\n"
+        "import sys, numpy as np, tf_keras\n"
+        "lazy = [n for n in modules._RARELY_USED if type(sys.modules[n]).__name__ == '_LazyModule']\n"
+        "print(lazy == list(modules._RARELY_USED))\n"
+        "model = tf_keras.Sequential([tf_keras.layers.Dense(1)])\n"
+        "import pandas\n"
+        "print(model.predict(pandas.DataFrame({'a': [1.0, 2.0]}), verbose=0).shape)\n"
+        "image = np.arange(12.0).reshape(2, 2, 3)\n"
+        "moved = tf_keras.preprocessing.image.apply_affine_transform(image, tx=1, row_axis=0, col_axis=1,"
+        " channel_axis=2)\n"
+        "print(moved.shape)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines() == ["True", "(2, 1)", "(2, 2, 3)"], done.stderr
+
+
 @tensorflow
 def test_a_process_that_only_serves_has_all_kernels_and_not_the_public_api():
     from tensorflow.python.framework import kernels

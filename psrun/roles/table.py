@@ -20,7 +20,7 @@ from psrun.results.console import ConsoleSink
 from psrun.results.run_folder import RunFolder
 from psrun.roles.task_assignment import Identity
 from psrun.roles.task_context import TaskContext
-from psrun.tf_internals.modules import import_for_servers, import_without_keras
+from psrun.tf_internals.modules import import_for_servers, import_without_keras, lazy_imports
 
 # TensorFlow may hold Python's global lock for 20 s, until it gives up connecting to a disconnected host.
 _GUARD_WAITS_LONGER_S = 30.0
@@ -53,7 +53,8 @@ def _import(name: str) -> Any:
     time during the import, and a few per cent of each step during the training.
     """
     gc.disable()
-    module = importlib.import_module(name)
+    with lazy_imports():
+        module = importlib.import_module(name)
     gc.freeze()
     gc.enable()
     return module
