@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import logging
 import subprocess
 import sys
@@ -65,35 +66,44 @@ def test_rarely_used_modules_load_when_they_are_used(tmp_path, monkeypatch):
 
         with pytest.raises(ModuleNotFoundError):
             import missing_here  # noqa: F401
-    assert (loaded, sys.meta_path) == ([], finders)
+    import rarely_used_here
+
+    assert inspect.getmodule(test_rarely_used_modules_load_when_they_are_used).__name__ == __name__
+    assert (loaded, sys.meta_path, hasattr(rarely_used_here, "__file__")) == ([], finders, True)
     import rarely_used_here.part
 
-    assert (rarely_used_here.VALUE, rarely_used_here.part.VALUE) == (1, 1)
     assert loaded == ["package", "part"]
+    assert (rarely_used_here.VALUE, rarely_used_here.part.VALUE) == (1, 1)
+    assert type(rarely_used_here) is type(sys)
+    with pytest.raises(AttributeError):
+        rarely_used_here.missing  # noqa: B018
     for name in ("rarely_used_here", "rarely_used_here.part"):
         del sys.modules[name]
 
 
 @pytest.mark.thorough
-def test_a_chief_imports_modules_that_it_rarely_uses_only_when_they_are_used():
+def test_a_chief_imports_modules_that_it_rarely_uses_only_when_they_are_used(tmp_path):
     script = (
         "from psrun import process; process.prepare()\n"
         "from psrun.roles import table\n"
         "from psrun.tf_internals import modules\n"
         "table._import('psrun.roles.coordinator')\n"
         "import sys, numpy as np, tf_keras\n"
-        "lazy = [n for n in modules._RARELY_USED if type(sys.modules[n]).__name__ == '_LazyModule']\n"
-        "print(lazy == list(modules._RARELY_USED))\n"
+        "lazy = lambda: [n for n in modules._RARELY_USED if type(sys.modules[n]).__name__ == '_LazyModule']\n"
+        "import tensorflow as tf\n"
+        "print(tf.function(lambda: tf.constant(1))().numpy(), lazy() == list(modules._RARELY_USED))\n"
         "model = tf_keras.Sequential([tf_keras.layers.Dense(1)])\n"
         "import pandas\n"
         "print(model.predict(pandas.DataFrame({'a': [1.0, 2.0]}), verbose=0).shape)\n"
+        "model.save_weights(sys.argv[1]); print('h5py' not in lazy())\n"
         "image = np.arange(12.0).reshape(2, 2, 3)\n"
         "moved = tf_keras.preprocessing.image.apply_affine_transform(image, tx=1, row_axis=0, col_axis=1,"
         " channel_axis=2)\n"
         "print(moved.shape)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.splitlines() == ["True", "(2, 1)", "(2, 2, 3)"], done.stderr
+    command = [sys.executable, "-c", script, str(tmp_path / "weights.h5")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines() == ["1 True", "(2, 1)", "True", "(2, 2, 3)"], done.stderr
 
 
 @tensorflow

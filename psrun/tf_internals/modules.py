@@ -8,16 +8,20 @@ import os
 import site
 import sys
 import sysconfig
+import threading
 import types
 from collections.abc import Iterator, Sequence
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _GENERATED = "__autograph_generated_file"
 # Imported by TensorFlow, tf-keras and SciPy for what a run rarely does: a sixth of the time of `import tensorflow`, and
 # 38 MB (TensorFlow 2.21, tf-keras 2.21, SciPy 1.17, which reads every attribute of NumPy).
-_RARELY_USED = ("numpy.f2py", "numpy.testing", "pandas", "scipy.linalg", "scipy.ndimage")
+_RARELY_USED = ("h5py", "numpy.f2py", "numpy.testing", "pandas", "scipy.linalg", "scipy.ndimage")
+_UNLOADED = "__psrun_unloaded__"
+_LOADING = threading.RLock()
 
 
 def remove_generated_files() -> None:
@@ -37,27 +41,56 @@ def remove_generated_files() -> None:
                 os.rmdir(folder)
 
 
+class _LazyModule(types.ModuleType):
+    """A module that is loaded at the first use of a name that it defines, or of a module in it.
+
+    Those of Python's LazyLoader are also loaded by a second `import`, and by a look at the file of each module, which
+    AutoGraph takes (Python 3.11).
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        with _LOADING:
+            if self.__dict__.pop(_UNLOADED, False):
+                spec = self.__spec__
+                assert spec is not None
+                assert spec.loader is not None
+                if spec.submodule_search_locations is not None:
+                    self.__path__ = spec.submodule_search_locations
+                spec.loader.exec_module(self)
+                self.__class__ = types.ModuleType  # type: ignore[assignment]
+        return types.ModuleType.__getattribute__(self, name)
+
+
+class _LazyLoader(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        return _LazyModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader
+        module.__dict__.pop("__path__", None)  # so that an import of a module in it loads this one first
+        module.__dict__[_UNLOADED] = True
+
+
 class _LazyFinder:
-    """A finder for `sys.meta_path` that makes rarely used modules load at the first use of one of their attributes."""
+    """Finds only modules that are rarely used, for `sys.meta_path`."""
 
     @staticmethod
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in _RARELY_USED:
-            return None
-        spec = PathFinder.find_spec(name, path, target)
+        spec = PathFinder.find_spec(name, path, target) if name in _RARELY_USED else None
         if spec is not None and spec.loader is not None:
-            spec.loader = importlib.util.LazyLoader(spec.loader)
+            spec.loader = _LazyLoader(spec.loader)
         return spec
 
 
 @contextlib.contextmanager
 def lazy_imports() -> Iterator[None]:
-    """Within it, modules that TensorFlow's packages import but rarely use load only when they are used.
-
-    A module that is not installed is missing as ever.
-    """
+    """Within it, modules that TensorFlow imports but a run rarely uses are only found; they load when they are used."""
     sys.meta_path.insert(0, _LazyFinder)
     try:
         yield
