@@ -87,7 +87,7 @@ def test_a_chief_imports_modules_that_it_rarely_uses_only_when_they_are_used(tmp
         "from psrun import process; process.prepare()\n"
         "from psrun.roles import table\n"
         "from psrun.tf_internals import modules\n"
-        "table._import('psrun.roles.coordinator')\n"
+        "table.import_role('coordinator')\n"
         "import sys, numpy as np, tf_keras\n"
         "lazy = lambda: [n for n in modules._RARELY_USED if type(sys.modules[n]).__name__ == '_LazyModule']\n"
         "import tensorflow as tf\n"

@@ -6,9 +6,7 @@ that survive a fork, and it does not train: TensorFlow has started nothing yet w
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import gc
 import importlib
 import json
 import os
@@ -23,10 +21,10 @@ from typing import Any, NoReturn
 
 from psrun import process
 from psrun.launch.fork_server import MAX_MESSAGE_BYTES
-from psrun.roles import run_process
+from psrun.roles import run_process, table
 
-# Their threads have handlers that run at a fork: the pools of OpenBLAS in NumPy and SciPy, and the allocator of Arrow.
-_WITH_THREADS = ("numpy", "scipy.linalg", "pyarrow")
+# Their threads have handlers that run at a fork: the pool of OpenBLAS, and the allocator of Arrow.
+_WITH_THREADS = ("numpy", "pyarrow")
 _IMPORTED = ("coordinator", "server", "sidecar", "data_server", "evaluator", "replica")
 _ADOPTED_POLL_S = 0.0005
 _MADV_DONTNEED = 4
@@ -55,15 +53,11 @@ def main() -> None:
 
 def _import() -> set[str]:
     """Imports what tasks need; returns the threads of the libraries that may have some."""
-    gc.disable()
     for name in _WITH_THREADS:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+        importlib.import_module(name)
     threads = _threads()
     for name in _IMPORTED:
-        importlib.import_module(f"psrun.roles.{name}")
-    gc.freeze()  # a collection in a task would write to, and so copy, all that the tasks share
-    gc.enable()
+        table.import_role(name)
     _release_files()
     return threads
 

@@ -46,15 +46,15 @@ class Process:
     give_up: Callable[[PsrunError], None]
 
 
-def _import(name: str) -> Any:
-    """Imports a module that imports TensorFlow, and excludes its objects from garbage collection.
+def import_role(name: str) -> Any:
+    """Imports the module of a role that imports TensorFlow, and excludes its objects from garbage collection.
 
     The import creates some hundred thousand objects that live as long as the process. Traversing them repeatedly costs
     time during the import, and a few per cent of each step during the training.
     """
     gc.disable()
     with lazy_imports():
-        module = importlib.import_module(name)
+        module = importlib.import_module(f"psrun.roles.{name}")
     gc.freeze()
     gc.enable()
     return module
@@ -62,7 +62,7 @@ def _import(name: str) -> Any:
 
 def _coordinator(process: Process) -> None:
     with process.console.status("importing TensorFlow"):  # takes two seconds and more
-        module = _import("psrun.roles.coordinator")
+        module = import_role("coordinator")
     _as_chief(process, module, process.stop)
 
 
@@ -83,13 +83,13 @@ def _context(process: Process) -> TaskContext:
 
 
 def _replica(process: Process) -> None:
-    module = _import("psrun.roles.replica")
+    module = import_role("replica")
     module.run(process.run, _context(process), process.stop)
 
 
 def _server(process: Process) -> None:
     import_for_servers()
-    module, cluster = _import("psrun.roles.server"), process.run.cluster
+    module, cluster = import_role("server"), process.run.cluster
     module.run(
         *(process.me.topology, process.folder, process.stop),
         chief_timeout_s=cluster.chief_timeout_s,
@@ -99,7 +99,7 @@ def _server(process: Process) -> None:
 
 def _data_server(process: Process) -> None:
     import_without_keras()
-    module, timeout_s = _import("psrun.roles.data_server"), process.run.cluster.chief_timeout_s
+    module, timeout_s = import_role("data_server"), process.run.cluster.chief_timeout_s
     module.run(process.me.topology, process.folder, process.stop, chief_timeout_s=timeout_s)
 
 
@@ -107,10 +107,10 @@ def _evaluator(process: Process) -> None:
     topology = process.me.topology
     assert topology is not None
     if _evaluates(process.run.sidecar, topology.me):
-        module = _import("psrun.roles.sidecar")
+        module = import_role("sidecar")
         module.run(process.run, process.folder, ConsoleSink(process.console), process.stop, me=topology.me)
         return
-    module, timeout_s = _import("psrun.roles.evaluator"), process.run.cluster.chief_timeout_s
+    module, timeout_s = import_role("evaluator"), process.run.cluster.chief_timeout_s
     module.run(process.folder, process.stop, index=topology.me.index, run_timeout_s=timeout_s)
 
 
@@ -151,19 +151,19 @@ def _driver(process: Process) -> ExitCode:
 
 
 def _planner(process: Process) -> None:
-    _import("psrun.roles.planner").run(process.run, process.folder, process.console)
+    import_role("planner").run(process.run, process.folder, process.console)
 
 
 def _exporter(process: Process) -> None:
-    _import("psrun.roles.exporter").run(process.run, process.folder, process.console)
+    import_role("exporter").run(process.run, process.folder, process.console)
 
 
 def _predictor(process: Process) -> None:
-    _as_chief(process, _import("psrun.roles.predictor"))
+    _as_chief(process, import_role("predictor"))
 
 
 def _evaluation(process: Process) -> None:
-    _as_chief(process, _import("psrun.roles.evaluation"))
+    _as_chief(process, import_role("evaluation"))
 
 
 # The only place with deferred imports: all roles but those that start tasks import TensorFlow.
