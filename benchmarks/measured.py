@@ -78,7 +78,8 @@ def run_python(
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(BENCHMARKS), environment.get("PYTHONPATH"))))
     log = folder / "output.log"
     with log.open("wb") as output:
-        began_s, busy_s = time.time(), _busy_s()
+        began_s = time.time()
+        before_s = busy_s()
         process = subprocess.Popen(
             [python, *arguments], cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
@@ -89,7 +90,8 @@ def run_python(
             _, status, usage = os.wait4(process.pid, 0)
         finally:
             killer.cancel()
-        wall_s, busy_s = time.time() - began_s, _busy_s() - busy_s
+        wall_s = time.time() - began_s
+        all_cpu_s = busy_s() - before_s
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != expected_code:
         raise RuntimeError(
@@ -97,7 +99,7 @@ def run_python(
             f"{log.read_text(errors='replace')[-2000:]}"
         )
     cpu_s = usage.ru_utime + usage.ru_stime
-    return Spent(began_s, wall_s, cpu_s, max(0.0, busy_s - cpu_s))
+    return Spent(began_s, wall_s, cpu_s, max(0.0, all_cpu_s - cpu_s))
 
 
 def wait_for(
@@ -111,7 +113,7 @@ def wait_for(
         time.sleep(0.02)
 
 
-def _busy_s() -> float:
+def busy_s() -> float:
     """Processor seconds that were not idle since the machine was started, over all cores."""
     times = psutil.cpu_times()
     return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)

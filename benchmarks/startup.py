@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
-from measured import BENCHMARKS, Spent, in_turns, python_of, run_python
+from measured import BENCHMARKS, Spent, busy_s, in_turns, python_of, run_python
 from recovery import CLUSTER, recovers
 from rich.console import Console
 
@@ -286,12 +286,13 @@ def _prepared(checkout: Path) -> str:
     """
     python = python_of(checkout)
     show = "import importlib.util as u; print(u.find_spec('psrun').origin)"
-    origin = subprocess.run([python, "-P", "-c", show], check=True, capture_output=True, text=True).stdout.strip()
+    found = subprocess.run([python, "-c", show], cwd=BENCHMARKS, check=True, capture_output=True, text=True)
+    origin = found.stdout.strip()
     if not Path(origin).is_relative_to(checkout):
         raise SystemExit(f"{python} runs {origin}, not the psrun of {checkout}")
     subprocess.run([python, "-m", "compileall", "-q", str(checkout / "psrun")], check=True)
-    commit = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
-    return subprocess.run(commit, check=True, capture_output=True, text=True).stdout.strip()
+    describe = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
+    return subprocess.run(describe, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _measured(pairs: Mapping[str, Pair], rounds: int, console: Console) -> dict[str, dict[str, list[float]]]:
@@ -301,14 +302,23 @@ def _measured(pairs: Mapping[str, Pair], rounds: int, console: Console) -> dict[
     for index in range(rounds):
         for name, pair in pairs.items():
             for side in orders[name][index]:
+                before_s = _others_cpu_s()
                 with tempfile.TemporaryDirectory(prefix="psrun-startup-") as folder:
                     measured = pair[side](Path(folder))
                     _orphans_cpu_s()  # those of a cluster that was killed
+                others_s = _others_cpu_s() - before_s
                 for figure, value in measured.items():
                     figures.setdefault(figure, {}).setdefault(side, []).append(value)
                 shown = ", ".join(f"{figure} {value:.2f}" for figure, value in measured.items())
-                console.print(f"round {index + 1}, {side}: {shown}")
+                console.print(
+                    f"round {index + 1}, {side}: {shown}; processor seconds of everything else {others_s:.1f}"
+                )
     return figures
+
+
+def _others_cpu_s() -> float:
+    """Processor seconds of everything on this machine but this process and its children that have ended."""
+    return busy_s() - sum(os.times()[:4])
 
 
 def _table(
