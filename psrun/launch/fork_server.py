@@ -28,7 +28,7 @@ from psrun import process
 from psrun.config import gpus
 from psrun.errors import ended
 
-# The longest request: the environment of a process. A longer one starts alone.
+# Of a request or an answer. The longest part is TF_CONFIG; a process with a longer one starts alone.
 MAX_MESSAGE_BYTES = 2**17
 # Variables that act when they are set after TensorFlow was imported. A process that differs from the fork server in
 # any other starts alone.
