@@ -290,11 +290,12 @@ def test_callbacks_that_work_are_let_through():
     parse.load(raw)
 
 
-def test_nothing_of_the_configuration_imports_tensorflow():
+def test_a_command_imports_no_sweeps_and_nothing_of_the_configuration_imports_tensorflow():
     code = (
         "import sys, psrun.cli.dispatch, psrun.roles.run_process; from psrun.config import parse; "
+        "print(sorted({'importlib.metadata', 'psrun.cli.hydra_sweeps', 'psrun.launch.sweeps'} & {*sys.modules})); "
         "sys.path.insert(0, 'tests'); import support; support.run_config('model=wide_deep', 'trainer=fit'); "
         "print(sorted(m for m in sys.modules if m in ('tensorflow', 'tf_keras', 'pandas')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.splitlines() == ["[]", "[]"]

@@ -7,7 +7,7 @@ import sys
 
 from rich.console import Console
 
-from psrun import __version__
+import psrun
 from psrun.cli import completion, hydra_app
 from psrun.cli.main import COMMANDS
 from psrun.config.schema import did_you_mean
@@ -23,7 +23,7 @@ def run() -> None:
 def _dispatch(started_s: float) -> ExitCode:
     arguments = sys.argv[1:]
     if arguments == ["--version"]:
-        Console().print(f"psrun {__version__}", highlight=False)
+        Console().print(f"psrun {psrun.__version__}", highlight=False)
         return ExitCode.DONE
     if arguments and arguments[0] in completion.OPTIONS:
         return completion.main(COMMANDS, arguments[1:], started_s)

@@ -40,10 +40,6 @@ _RANKS = ("sweep.metric", "sweep.mode")  # a resumed sweep may rank its jobs in 
 _MAY_CHANGE = ("sweep.max_parallel", "hydra/launcher", "hydra.launcher")
 
 
-def is_asked_for(arguments: Sequence[str]) -> bool:
-    return any(argument in ("-m", "--multirun") for argument in arguments)
-
-
 def run(arguments: list[str]) -> ExitCode:
     """Runs the sweep that `arguments` describe, or resumes the sweep that `resume` names.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 
 COMMANDS = {
@@ -17,12 +18,16 @@ COMMANDS = {
 def main() -> None:
     """Runs psrun on `sys.argv` and ends the process.
 
-    Ctrl-C during the imports, which take a third of a second, ends the process as the signal does, without a traceback.
+    Ctrl-C during the imports, which take a quarter of a second, ends the process as the signal does, without a
+    traceback. The objects of the imports live as long as the process: garbage collection leaves them out.
     """
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:  # else it is ignored, as in a shell's background job
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    gc.disable()
     from psrun.cli import dispatch
 
+    gc.freeze()
+    gc.enable()
     signal.signal(signal.SIGINT, handler)
     dispatch.run()

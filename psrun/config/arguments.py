@@ -66,6 +66,11 @@ def key_of(argument: str) -> str:
     return argument.partition("=")[0].lstrip("+~").partition("@")[0]
 
 
+def are_of_a_sweep(arguments: Sequence[str]) -> bool:
+    """Whether the arguments start or resume a sweep."""
+    return any(argument in ("-m", "--multirun") for argument in arguments)
+
+
 def asked_for(arguments: Sequence[str]) -> list[str]:
     """The groups whose choices the arguments ask for, as in `model=?`."""
     return [argument.partition("=")[0] for argument in arguments if argument.endswith(f"={ASKS}")]

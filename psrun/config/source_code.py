@@ -14,7 +14,6 @@ from typing import Any, Optional
 
 from psrun.config import schema
 
-_NOT_THEIRS = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 _ANNOTATIONS = {"int": int, "float": float, "str": str, "bool": bool}
 
 
@@ -46,9 +45,9 @@ def described(error: BaseException) -> str:
         line = (error.text or "").strip()
         text = f": {line}" if line and line.isprintable() else ""
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}{text}"
-    theirs = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)
-    ]
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    not_theirs = (str(Path(__file__).parents[1]), *installed)
+    theirs = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(not_theirs)]
     where = f"{theirs[-1].filename}, line {theirs[-1].lineno}: " if theirs else ""
     return f"{where}{type(error).__name__}: {error}"
 

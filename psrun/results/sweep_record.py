@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from psrun import __version__, files
+import psrun
+from psrun import files
 from psrun.errors import ConfigError, Problem, SweepError
 from psrun.results.run_folder import RESULT, RunFolder
 
@@ -127,7 +128,7 @@ class Sweep:
         own = ("path", "jobs", "_lock")
         with self._lock:
             record = {name: value for name, value in vars(self).items() if name not in own}
-            return record | {"psrun": __version__, "jobs": [asdict(job) for _, job in sorted(self.jobs.items())]}
+            return record | {"psrun": psrun.__version__, "jobs": [asdict(job) for _, job in sorted(self.jobs.items())]}
 
     def write(self) -> None:
         """Writes sweep.json. Raises SweepError if that is not possible."""
