@@ -276,3 +276,17 @@ def test_jobs_are_composed_once_from_files_that_are_read_once(tmp_path, monkeypa
     own = OmegaConf.load(tmp_path / "sweep" / "3" / ".hydra" / "hydra.yaml").hydra
     assert (own.job.num, own.runtime.output_dir) == (3, str(tmp_path / "sweep" / "3"))
     assert own.overrides.task == ["seed=2", "model=embedding"]
+
+
+def test_a_key_that_does_not_exist_is_one_mistake_of_a_sweep_whatever_its_values(monkeypatch):
+    def composed(*arguments, **keywords):
+        compositions.append(arguments)
+        return compose(*arguments, **keywords)
+
+    compositions = []
+    compose = ConfigLoaderImpl.load_configuration
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", composed)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    problems = hydra_sweeps._problems(["-m", "trainer.epoch=1,2,3", "trainer.epochs=1,0"])
+    assert [problem.key for problem in problems] == ["trainer.epoch", "trainer.epochs"]
+    assert len(compositions) == 2 * 2  # with each value of trainer.epochs, and without trainer.epoch

@@ -269,11 +269,21 @@ def _problems(arguments: list[str]) -> list[Problem]:
     """All problems of the jobs of a sweep, without duplicates."""
     refused = arguments_of_a_run.problems(arguments, sweeps=True)
     problems = dict.fromkeys(refused.values())
+    unknown_keys: set[str | None] = set()
+    checked: set[tuple[str, ...]] = set()
+
+    def without_unknown_keys(job: list[str]) -> tuple[str, ...]:
+        return tuple(argument for argument in job if key_of(argument) not in unknown_keys)
+
     with hydra_internals.files_read_once():
         for each in _expanded([argument for argument in arguments if argument not in refused]):
+            if without_unknown_keys(each) in checked:  # differs in the value of a key that does not exist
+                continue
             composed = compose.compose(each)
             if isinstance(composed, Exception):
                 problems.update(dict.fromkeys(compose.all_problems(each, composed)))
+                unknown_keys.add(hydra_internals.unknown_key(str(composed)))
+                checked.add(without_unknown_keys(each))
     return list(problems)
 
 
