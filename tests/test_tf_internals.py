@@ -793,7 +793,7 @@ def test_the_errors_of_lost_tasks_and_cancelled_steps_are_reported_apart():
 def test_autograph_converts_functions_of_users_and_none_of_psrun():
     import tensorflow as tf
 
-    from psrun.tf_internals.tracing import converted
+    from psrun.tf_internals.tracing import converted, unconverted
 
     def halved(number):
         if number % 2 == 0:  # only AutoGraph understands this
@@ -813,4 +813,5 @@ def test_autograph_converts_functions_of_users_and_none_of_psrun():
         return half + dataset.reduce(tf.constant(0, tf.int64), lambda total, each: total + each)
 
     assert int(total(tf.constant(4, tf.int64))) == 2 + (0 + 1 + 1 + 3)
+    assert int(unconverted(of_psrun)(tf.constant(4, tf.int64))[1]) == 2
     assert converted(halved) is halved  # outside of a traced function

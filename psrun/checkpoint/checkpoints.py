@@ -16,6 +16,7 @@ from psrun.program import inventory
 from psrun.program.compiled_model import Program
 from psrun.program.monitored import check_metric
 from psrun.tf_internals import messages
+from psrun.tf_internals.tracing import unconverted
 
 
 class Checkpoints:
@@ -41,7 +42,7 @@ class Checkpoints:
             check_metric("checkpoint.best_metric", keep.best_metric, program)
         # Traced once, before the training. TensorFlow's managers trace for every checkpoint; each trace is sent to all
         # workers under Python's GIL: a hung worker would stop every thread of this process.
-        self._write = tf.function(self._checkpoint.write).get_concrete_function(tf.TensorSpec([], tf.string))
+        self._write = unconverted(self._checkpoint.write).get_concrete_function(tf.TensorSpec([], tf.string))
 
     def save(self, step: int, position: Position) -> list[int]:
         """Writes a checkpoint named after `step`. Call after a join: while steps run it would be inconsistent.

@@ -34,6 +34,7 @@ from psrun.program.example_counter import ExamplesSeen
 from psrun.program.train_step import OwnTrainStep
 from psrun.program.zeros import spec_of, zeros
 from psrun.tf_internals import optimizers
+from psrun.tf_internals.tracing import unconverted
 
 # The shuffles of workers must differ, and so must those of adjacent seeds in a sweep.
 _SEED_STRIDE = 1_000_003
@@ -253,6 +254,6 @@ def traced_forward(program: Program) -> Any:
     """The network as a concrete function of a batch's features. It is traced, not run: Keras' Embedding, called outside
     of a function, would fetch the whole of a table that is cut in shards.
     """
-    return tf.function(lambda batch: program.network(batch, training=False)).get_concrete_function(
+    return unconverted(lambda batch: program.network(batch, training=False)).get_concrete_function(
         program.batch_spec[0]
     )

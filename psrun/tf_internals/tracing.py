@@ -21,11 +21,13 @@ __all__ = [
     "not_inlined",
     "record_operation",
     "stop_recording",
+    "unconverted",
     "variable_accessed",
 ]
 
 # AutoGraph leaves psrun's functions as they are, as it does with those of TensorFlow and Keras: converting them took a
-# second before the first step. Only a function given directly to `tf.function` is converted (TensorFlow 2.21).
+# second before the first step. Only a function given directly to `tf.function` is converted; see `unconverted`
+# (TensorFlow 2.21).
 autograph_config.CONVERSION_RULES = (autograph_config.DoNotConvert("psrun"), *autograph_config.CONVERSION_RULES)
 
 # FuncGraph, ControlFlowFuncGraph: the graph of a traced function, and that of a branch or loop in it. Only their types
@@ -47,6 +49,18 @@ def not_inlined(function: Callable[..., Any]) -> Any:
     Public is only `experimental_attributes`, without the attribute's name (TensorFlow 2.21).
     """
     return tf.function(function, experimental_attributes={"_noinline": True})
+
+
+def unconverted(function: Callable[..., Any]) -> Any:
+    """A `tf.function` of a function that AutoGraph does not convert; its loops are `tf.while_loop`, its branches
+    `tf.cond`. Unlike with `autograph=False`, the user's functions that Keras calls in it are converted.
+    """
+
+    def call(*arguments: Any) -> Any:  # AutoGraph converts this one, once for all
+        return function(*arguments)
+
+    call.__name__ = function.__name__
+    return tf.function(call)
 
 
 def converted(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import tensorflow as tf
 import tf_keras
 
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import num_eval_batches
+from psrun.tf_internals.tracing import unconverted
 from psrun.training.evaluation.meters import Evaluation, Meters
 
 
@@ -36,7 +36,7 @@ class DirectEvaluation:
         self._step = self._batch
         if not program.config.trainer.run_eagerly:
             # Traced now: a trace is sent to all workers under Python's GIL, and a hung worker would stop all threads.
-            self._step = tf.function(self._batch).get_concrete_function(self._dataset.element_spec)
+            self._step = unconverted(self._batch).get_concrete_function(self._dataset.element_spec)
 
     def evaluate(self, step: int, progress: Callable[[], None]) -> Evaluation:
         """Metrics over all evaluation examples, each counted once; `step` is the current step of the training.

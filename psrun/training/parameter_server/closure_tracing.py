@@ -13,6 +13,7 @@ from psrun.program.compiled_model import Program, metric_variables
 from psrun.program.replicas import Replicas
 from psrun.tf_internals.cluster import iterator_spec
 from psrun.tf_internals.optimizers import counters
+from psrun.tf_internals.tracing import unconverted
 from psrun.training.input_streams import Stream
 from psrun.training.parameter_server.applied_steps import AppliedSteps
 from psrun.training.parameter_server.dense_bundling import DenseBundles
@@ -174,7 +175,7 @@ def packed(
         steps = _given(unrolled_steps, begin, feed, stages, returns=own is not None)
     else:
         steps = _known(unrolled_steps, begin, feed, stages, unrolled, num_steps)
-    return steps if program.config.trainer.run_eagerly else tf.function(steps)
+    return steps if program.config.trainer.run_eagerly else unconverted(steps)
 
 
 # Traces some steps. Arguments: function that returns the next batch, number of steps, time spent so far. Returns the
@@ -189,14 +190,15 @@ def _known(
     rest = rest or unrolled
 
     def known(iterator: Any, measured: tf.Tensor, *arguments: tf.Tensor) -> Any:
+        def some_steps(number: tf.Tensor, spent: tf.Tensor) -> tf.Tensor:
+            return unrolled_steps(feed.taker(iterator, number * unrolled, *arguments), unrolled, spent)[0]
+
         begin(num_steps, *arguments)
         spent = stages.begin()
         if num_steps > rest:
-            for number in tf.range(rounds - (rest == unrolled)):
-                spent, _ = unrolled_steps(feed.taker(iterator, number * unrolled, *arguments), unrolled, spent)
+            spent = _repeated(rounds - (rest == unrolled), some_steps, spent)
         spent, outputs = unrolled_steps(feed.taker(iterator, num_steps - rest, *arguments), rest, spent)
-        if measured:
-            stages.end(spent)
+        _end(measured, stages, spent)
         return outputs
 
     return known
@@ -204,17 +206,38 @@ def _known(
 
 def _given(unrolled_steps: Unrolled, begin: Begin, feed: Stream, stages: Unmeasured, *, returns: bool) -> Any:
     def given(iterator: Any, count: tf.Tensor, measured: tf.Tensor, *arguments: tf.Tensor) -> Any:
+        def step(number: tf.Tensor, spent: tf.Tensor) -> tf.Tensor:
+            return unrolled_steps(feed.taker(iterator, number, *arguments), 1, spent)[0]
+
         begin(count, *arguments)
         outputs, spent = None, stages.begin()
         if returns:  # otherwise one trace of the step less
-            for number in tf.range(count - 1):
-                spent, _ = unrolled_steps(feed.taker(iterator, number, *arguments), 1, spent)
+            spent = _repeated(count - 1, step, spent)
             spent, outputs = unrolled_steps(feed.taker(iterator, count - 1, *arguments), 1, spent)
         else:
-            for number in tf.range(count):
-                spent, _ = unrolled_steps(feed.taker(iterator, number, *arguments), 1, spent)
-        if measured:
-            stages.end(spent)
+            spent = _repeated(count, step, spent)
+        _end(measured, stages, spent)
         return outputs
 
     return given
+
+
+def _repeated(times: tf.Tensor | int, call: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], spent: tf.Tensor) -> tf.Tensor:
+    """The last of the values that `call` returns for the numbers from 0 and the value before, of which `spent` is the
+    first.
+    """
+    return tf.while_loop(
+        lambda number, spent: number < times,
+        lambda number, spent: (number + 1, call(number, spent)),
+        (tf.constant(0), spent),
+    )[1]
+
+
+def _end(measured: tf.Tensor, stages: Unmeasured, spent: tf.Tensor) -> None:
+    """Ends a closure that is perhaps measured."""
+
+    def end() -> tuple[()]:
+        stages.end(spent)
+        return ()
+
+    tf.cond(measured, end, lambda: ())
