@@ -163,7 +163,10 @@ def _problems(root: Path, mode: str, faults: Sequence[str], draw: random.Random)
             if fault != "SIGINT":
                 cluster.kill(fault)
                 losses.append(fault)
+                cluster.wait_for("failure", len(losses))
                 continue
+            if losses:
+                cluster.wait_for("recovery", len(losses))
             cluster.process.send_signal(signal.SIGINT)
             code = cluster.end(within_s=_WITHIN_S)
             cluster.close()

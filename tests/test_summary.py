@@ -12,6 +12,7 @@ import pytest
 
 import psrun
 from psrun.config.topology import Task
+from psrun.launch.hang_detector import TrainingStatus
 from psrun.launch.recoveries import Recoveries
 from psrun.results.event_reader import EventReader
 from psrun.results.events import Event, Reporter
@@ -141,6 +142,18 @@ def test_a_recovery_is_there_at_once_and_the_steps_it_repeated_once_they_are_kno
     recoveries.count_repeated(4)
     folder.record("recoveries", rows=recoveries.rows)
     assert [row["steps_repeated"] for row in folder.stored()["recoveries"]] == [0, 4]
+
+
+def test_losses_that_follow_each_other_before_a_step_have_a_row_each_and_lose_steps_once(tmp_path):
+    recoveries = Recoveries(Reporter([RunFolder.create(tmp_path, raw={})], started_s=0.0))
+    recoveries.failed(Task("worker", 0), "ended", step=8, attempt=False)
+    for task in (Task("ps", 0), Task("ps", 0), Task("chief", 0)):
+        recoveries.failed(task, "ended", step=9, attempt=True)
+    recoveries.restored(4)
+    recoveries.look(TrainingStatus("training", 5, 0.1, 0), lambda task: True)
+    recoveries.look(TrainingStatus("training", 6, 0.1, 0), lambda task: True)
+    rows = [(row["task"], row["steps_lost"]) for row in recoveries.rows]
+    assert sorted(rows) == [("chief-0", 0), ("ps-0", 0), ("ps-0", 5), ("worker-0", 0)]
 
 
 @pytest.mark.parametrize("text", [None, "", '{"status": "run'])

@@ -21,7 +21,7 @@ class _Failure:
     """A lost task, until the first step after its replacement.
 
     Attributes:
-      step: last step before the failure.
+      step: last step before the failure; 0 if an earlier failure, open too, has undone it.
       attempt: whether the training had to restart, rather than continue without the task.
       before_s: seconds between the failure and its record here.
       restored: step from which the training resumes; None until that is known.
@@ -51,13 +51,13 @@ class Recoveries:
         self.rows: list[dict[str, Any]] = []
 
     def failed(self, task: Task, cause: str, *, step: int, attempt: bool, before_s: float = 0.0) -> None:
-        """Begins a recovery. Another failure of the task before its recovery replaces the first.
+        """Begins a recovery. Losses that follow each other before a step is done have a row each.
 
         Args:
           before_s: seconds since the failure.
         """
-        self._open = [failure for failure in self._open if failure.task != task]
-        self._open.append(_Failure(task, cause, time.time(), step, attempt, before_s))
+        is_lost_already = attempt and any(failure.attempt for failure in self._open)
+        self._open.append(_Failure(task, cause, time.time(), 0 if is_lost_already else step, attempt, before_s))
 
     def restored(self, step: int) -> None:
         """A new chief resumes from the checkpoint of `step`."""
