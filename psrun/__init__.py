@@ -8,4 +8,5 @@ def __getattr__(name: str) -> str:
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     version: str = importlib.import_module("importlib.metadata").version("psrun")
+    globals()[name] = version
     return version

@@ -267,14 +267,16 @@ def test_jobs_are_composed_once_from_files_that_are_read_once(tmp_path, monkeypa
     monkeypatch.setattr("psrun.process.outlive_stdout", lambda terminal: None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    arguments = ["-m", "seed=1,2", "model=dense,embedding", "hydra.sweep.dir=sweep"]
+    subdir = "hydra.sweep.subdir=${hydra:job.num}/${now:%f}"  # is the same where the job is checked and where it runs
+    arguments = ["-m", "seed=1,2", "model=dense,embedding", "hydra.sweep.dir=sweep", subdir]
     monkeypatch.setattr(sys, "argv", ["psrun", *arguments])
     hydra_sweeps.run(arguments)
     assert len(compositions) == 1 + 4
     assert max(Counter(read).values()) == 2  # for the sweep as a whole, and for its jobs
-    assert len({(tmp_path / "sweep" / str(job) / "config.yaml").read_text() for job in range(4)}) == 4
-    own = OmegaConf.load(tmp_path / "sweep" / "3" / ".hydra" / "hydra.yaml").hydra
-    assert (own.job.num, own.runtime.output_dir) == (3, str(tmp_path / "sweep" / "3"))
+    folders = sorted(tmp_path.glob("sweep/?/*"))
+    assert len({(folder / "config.yaml").read_text() for folder in folders}) == len(folders) == 4
+    own = OmegaConf.load(folders[3] / ".hydra" / "hydra.yaml").hydra
+    assert (own.job.num, own.runtime.output_dir) == (3, str(folders[3]))
     assert own.overrides.task == ["seed=2", "model=embedding"]
 
 

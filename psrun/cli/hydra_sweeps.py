@@ -242,7 +242,8 @@ class _Launcher(Launcher):
         """The configuration of a job. Hydra composes a job each time anew, which takes a tenth of a second."""
         composed = self._context.config_loader.load_sweep_config(self._config, list(overrides))
         with read_write(composed), open_dict(composed):
-            composed.hydra.job.id = composed.hydra.job.num = number
+            composed.hydra.job.id = number
+            composed.hydra.job.num = number
         return composed
 
     def _proposed(self, composed: DictConfig, overrides: Sequence[str]) -> Proposed:
