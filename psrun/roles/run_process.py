@@ -24,7 +24,7 @@ from psrun.config import choices, parse
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF
 from psrun.errors import CANNOT_GROW, ConfigError, ExitCode, Interrupted, Problem, PsrunError, RunFolderError
-from psrun.launch.slurm.managed_task import AGENT_SIGNAL
+from psrun.launch.slurm.task_identity import AGENT_SIGNAL
 from psrun.process import Stop
 from psrun.results import task_files
 from psrun.results.run_folder import CONFIG, RunFolder, cannot_be_made, write_config

@@ -14,7 +14,6 @@ from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import Task
 from psrun.errors import ExitCode, PsrunError
-from psrun.launch.fork_server import ForkServer, start_alone
 from psrun.process import Stop, allow_open_files
 from psrun.results.console import ConsoleSink
 from psrun.results.run_folder import RunFolder
@@ -121,12 +120,13 @@ def _evaluates(sidecar: choices.Sidecar | None, me: Task) -> bool:
 
 def _supervisor(process: Process) -> ExitCode:
     allow_open_files()  # the tasks inherit the limit
-    forks = ForkServer(process.folder.log("fork-server"))
+    fork_server = importlib.import_module("psrun.launch.fork_server")
+    forks = fork_server.ForkServer(process.folder.log("fork-server"))
     if process.run.cluster.fork_server:
         forks.begin()  # it imports while this process does
     try:
         module = importlib.import_module("psrun.launch.supervisor")
-        start_process = forks.start if process.run.cluster.fork_server else start_alone
+        start_process = forks.start if process.run.cluster.fork_server else fork_server.start_alone
         return module.run(
             *(process.run, process.folder, process.stop, process.console),
             started_s=process.started_s,

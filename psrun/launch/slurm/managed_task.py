@@ -12,9 +12,9 @@ from psrun.config.topology import Task
 from psrun.errors import ended
 from psrun.launch.hang_detector import HangDetector
 from psrun.launch.restart_policy import RestartPolicy
+from psrun.launch.slurm.task_identity import AGENT_SIGNAL
 from psrun.launch.task_processes import TaskProcess
 
-AGENT_SIGNAL = signal.SIGHUP  # asks a task to exit; Slurm never sends it
 _OF_SLURM = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _POLL_S = 0.05
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from psrun.config.run_config import RunConfig
 from psrun.config.topology import EVALUATOR, Task
 from psrun.errors import ConfigError, ExitCode, Problem
 
+AGENT_SIGNAL = signal.SIGHUP  # asks a task to exit; Slurm never sends it
 _GIVEN_UP_S = 60.0  # until other nodes see what was written on a shared disk
 
 
