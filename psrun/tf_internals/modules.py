@@ -17,9 +17,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 _GENERATED = "__autograph_generated_file"
-# Imported by TensorFlow, tf-keras and SciPy for what a run rarely does: a sixth of the time of `import tensorflow`, and
-# 38 MB (TensorFlow 2.21, tf-keras 2.21, SciPy 1.17, which reads every attribute of NumPy).
-_RARELY_USED = ("h5py", "numpy.f2py", "numpy.testing", "pandas", "requests", "scipy.linalg", "scipy.ndimage")
+# Imported by TensorFlow, tf-keras, TensorBoard and SciPy for what a run rarely does: a fifth of the time of
+# `import tensorflow`, and 38 MB (TensorFlow 2.21, tf-keras 2.21, TensorBoard 2.21, SciPy 1.17).
+_RARELY_USED = (
+    "fsspec",
+    "h5py",
+    "numpy.f2py",
+    "numpy.testing",
+    "pandas",
+    "requests",
+    "scipy.linalg",
+    "scipy.ndimage",
+)
 _UNLOADED = "__psrun_unloaded__"
 _LOADING = threading.RLock()
 
