@@ -262,7 +262,7 @@ def test_jobs_are_composed_once_from_files_that_are_read_once(tmp_path, monkeypa
     compose = ConfigLoaderImpl.load_configuration
     monkeypatch.setattr(OmegaConf, "load", loaded)
     monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", composed)
-    monkeypatch.setattr(hydra_sweeps.jobs, "run", lambda folder, sweep, elsewhere: None)
+    monkeypatch.setattr(hydra_sweeps.jobs, "run", lambda folder, sweep, elsewhere, start_process: None)
     monkeypatch.setattr("psrun.launch.sweeps.running.Interruption.install", lambda self: None)
     monkeypatch.setattr("psrun.process.outlive_stdout", lambda terminal: None)
     monkeypatch.chdir(tmp_path)
