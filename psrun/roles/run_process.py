@@ -142,7 +142,6 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
     terminal = process.divert_stderr(folder.log(me.name))
     faulthandler.enable(terminal)  # prints a traceback on a crash in native code
     process.outlive_stdout(terminal)
-    stop = _stop(run, folder, me, started_s)
     console = Console(highlight=False)
 
     def failed(error: BaseException) -> ExitCode:
@@ -157,6 +156,7 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
 
     try:
         note = _isolated(run)
+        stop = _stop(run, folder, me, started_s)  # which starts a thread
         if note:
             console.print("[yellow]note:[/yellow]", escape(note), soft_wrap=True)
         code = (

@@ -53,3 +53,17 @@ def test_ctrl_c_during_the_imports_ends_psrun_without_a_traceback():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_a_process_has_no_threads_when_it_is_isolated(tmp_path):
+    """For users other than root, Linux isolates only a process with one thread."""
+    code = (
+        "import os, sys\n"
+        "from psrun.cluster import isolation\n"
+        "isolation.isolate = lambda: f'{len(os.listdir(\"/proc/self/task\"))} threads'\n"
+        "from psrun.cli.main import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", code, "cluster=inprocess", "cluster.isolate=true"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert "cluster.isolate=true is not possible here: 1 threads" in done.stderr
