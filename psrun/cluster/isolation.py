@@ -20,7 +20,7 @@ _IFREQ_FLAGS = "16sH22x"
 def isolate() -> str | None:
     """Moves this process, and all its later children, into a new network namespace with a loopback interface.
 
-    Call before starting threads: only the calling thread moves, and users other than root need a process without others.
+    Call before starting threads: only the calling thread moves, and for users other than root there may be no other.
 
     Returns:
       None, or the reason why it was not possible; then nothing has changed.
