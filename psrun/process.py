@@ -96,7 +96,10 @@ def this_process() -> dict[str, Any]:
 
 
 def prepare() -> None:
-    """Sets the environment variables of every task. Call before TensorFlow is imported."""
+    """Sets the environment variables of every task, and lets it see how its child processes end.
+
+    Call before TensorFlow is imported, in the main thread.
+    """
     os.environ.update(VARIABLES)
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")  # of Keras 3, whatever its own file of settings says
     # NumPy's and SciPy's threads for linear algebra, one for each core and library, wait in a loop after their start
@@ -104,6 +107,8 @@ def prepare() -> None:
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
     for name in UNWANTED:
         os.environ.pop(name, None)
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited: the kernel would not keep exit codes
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def check_interpreter() -> None:

@@ -76,3 +76,11 @@ native.pthread_mutex_lock(lock)
     blocked.send_signal(signum)
     assert blocked.communicate(timeout=60)[0] == f"interrupted by {signum.name}\n"
     assert blocked.returncode == code
+
+
+def test_exit_codes_of_children_are_kept_where_a_parent_ignores_them():
+    code = (
+        "import signal, subprocess; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "from psrun import process; process.prepare(); print(subprocess.run(['false']).returncode)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "1\n"
