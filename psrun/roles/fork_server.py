@@ -53,9 +53,10 @@ def main() -> None:
 
 def _import() -> set[str]:
     """Imports what tasks need; returns the threads of the libraries that may have some."""
+    unknown = _threads() - {str(os.getpid())}  # of what Python imports at its start
     for name in _WITH_THREADS:
         importlib.import_module(name)
-    threads = _threads()
+    threads = _threads() - unknown
     for name in _IMPORTED:
         table.import_role(name)
     _release_files()

@@ -238,14 +238,15 @@ def test_a_process_whose_environment_differs_starts_alone(owner):
     assert psutil.Process(pid).environ()["TF_ENABLE_ONEDNN_OPTS"] == "0"
 
 
-def test_a_thread_in_the_server_ends_forking(owner, monkeypatch):
-    """A module that starts one is on the path, as a plug-in of TensorFlow may be."""
+@pytest.mark.parametrize("module", ["psrun", "psrun.roles.replica"])
+def test_a_thread_in_the_server_ends_forking(owner, monkeypatch, module):
+    """A module that starts one is on the path, as a plug-in of TensorFlow may be, or one that runs at the start."""
     (owner.root / "site").mkdir()
     (owner.root / "site" / "sitecustomize.py").write_text(
         "import sys, threading, time\n"
         "class Starting:\n"
         "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'psrun.roles.replica' and 'psrun.roles.fork_server' in sys.orig_argv:\n"
+        f"        if name == '{module}' and 'psrun.roles.fork_server' in sys.orig_argv:\n"
         "            threading.Thread(target=time.sleep, args=(300,), daemon=True).start()\n"
         "sys.meta_path.insert(0, Starting())\n"
     )
