@@ -94,6 +94,7 @@ class ForkedProcess:
         self._look = look
         self._lock = lock
         self._start_alone = start_alone
+        self._must_start_alone = False
         self._alone: ChildProcess | None = None
         self._pid: int | None = None
         self._code: int | None = None
@@ -108,6 +109,9 @@ class ForkedProcess:
         """The exit code, negative for a signal; None while it runs or waits for the fork server."""
         with self._lock:
             self._look()
+            if self._must_start_alone and self._code is None:
+                self._must_start_alone = False
+                self._alone = self._start_alone()
             if self._alone is not None:
                 return self._alone.poll()
             if self._code is None and self._pid is not None:
@@ -134,7 +138,7 @@ class ForkedProcess:
             elif self._pid is not None:
                 os.kill(self._pid, signum)
             else:
-                self._code = -signum
+                self.withdraw(signum)
 
     def kill(self) -> None:
         """Kills it, also a stopped one."""
@@ -145,13 +149,18 @@ class ForkedProcess:
         if self._code is None:
             self._pid = pid
         else:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            _kill_child(pid)
 
     def refused(self) -> None:
-        """The fork server does not fork the process: it starts alone."""
-        if self._code is None:
-            self._alone = self._start_alone()
+        """The fork server does not fork the process: it starts alone at the next `poll`.
+
+        Not here: the kernel ends a process with the thread that has started it, and any thread may read the answers.
+        """
+        self._must_start_alone = True
+
+    def withdraw(self, signum: int) -> None:
+        """Ends a process that does not exist yet, as the signal would."""
+        self._code = -signum
 
 
 class ForkServer:
@@ -195,6 +204,7 @@ class ForkServer:
                 self._ask(number, folder, environment, log)
             except (OSError, ValueError) as error:
                 self._answered({"id": number, "refused": f"{folder}: {error}"})
+            requested.poll()  # starts it now if it was refused
         return requested
 
     def look(self) -> None:
@@ -202,7 +212,7 @@ class ForkServer:
         with self._lock:
             while self._socket is not None:
                 try:
-                    answer = self._socket.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+                    answer = self._socket.recv(MAX_MESSAGE_BYTES)
                 except BlockingIOError:
                     break
                 except OSError:
@@ -218,7 +228,7 @@ class ForkServer:
         """Ends the server. Withdraws all requests."""
         with self._lock:
             for requested in self._pending.values():
-                requested.kill()
+                requested.withdraw(signal.SIGKILL)
             self._end()
 
     def _begin(self) -> None:
@@ -235,6 +245,7 @@ class ForkServer:
                 start_new_session=True,
             )
             self._socket = ours.dup()
+            self._socket.setblocking(False)  # a server that imports or is stopped does not read
         self._is_ready = False
         self._answers_by_s = time.monotonic() + _IMPORTED_WITHIN_S
 
@@ -271,7 +282,11 @@ class ForkServer:
         if "id" not in answer:
             self._is_ready = True
             return
-        requested = self._pending.pop(answer["id"])
+        requested = self._pending.pop(answer["id"], None)
+        if requested is None:  # the process between the server and this one was killed: the server has refused it
+            if "pid" in answer:
+                _kill_child(answer["pid"])
+            return
         if not self._pending:
             _adopt_orphans(False)
         if "pid" in answer:
@@ -321,10 +336,15 @@ def _adopt_orphans(whether: bool) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(whether))
 
 
+def _kill_child(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
 def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+    """The mask of this process; `os.umask` would change it for a moment, also for files that other threads create."""
+    _, _, mask = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").partition("\nUmask:")
+    return int(mask.split(maxsplit=1)[0], 8)
 
 
 @contextlib.contextmanager

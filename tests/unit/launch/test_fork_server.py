@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from fault_injection import FORK_SERVER
 from support import environment, raw_config
 
+from psrun import process
 from psrun.launch.fork_server import ChildProcess, ForkServer, start_alone
 from psrun.results.run_folder import write_config
 
@@ -253,6 +255,54 @@ def test_a_thread_in_the_server_ends_forking(owner, monkeypatch, module):
     monkeypatch.setenv("PYTHONPATH", str(owner.root / "site"))
     owner.start()
     owner.wait_for_log("1 threads of libraries that do not survive a fork")
+
+
+# Answers as the fork server does, to requests that it meets in no way of its own.
+_SCRIPTED = """
+import json, os, socket, subprocess, sys
+requests = socket.socket(fileno=int(sys.argv[1]))
+requests.send(b"{}")
+numbers = [json.loads(requests.recv(2**17))["id"] for _ in range(2)]
+for number in numbers:
+    requests.send(json.dumps({"id": number, "refused": "scripted"}).encode())
+requests.recv(1)
+"""
+
+
+@pytest.fixture
+def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ForkServer:
+    """A fork server that refuses two processes together; processes that start alone sleep."""
+
+    def command(module: str, *arguments: str) -> list[str]:
+        return [sys.executable, "-c", _SCRIPTED, *arguments]
+
+    monkeypatch.setattr(process, "module_command", command)
+    monkeypatch.setattr(process, "task_command", lambda folder: ["sleep", "300"])
+    return ForkServer(tmp_path / "fork-server.log")
+
+
+def test_a_refused_process_is_started_by_the_thread_that_asked_for_it(scripted, tmp_path):
+    """The kernel ends a process with the thread that has started it; the answers come to the other one here."""
+    first, second = (scripted.start(tmp_path, dict(os.environ), tmp_path / f"{i}.log") for i in range(2))
+    wait_until(lambda: first.poll() is None and first.pid is not None, "first process")
+    assert second.pid is None
+    assert second.poll() is None
+    assert second.pid is not None
+    for child in (first, second):
+        child.kill()
+        assert child.wait(BOUND_S) == -signal.SIGKILL
+    scripted.close()
+
+
+def test_a_server_that_closes_withdraws_what_is_answered_just_then(scripted, tmp_path):
+    children = [scripted.start(tmp_path, dict(os.environ), tmp_path / f"{i}.log") for i in range(2)]
+    assert scripted._socket is not None
+    while len(select.select([scripted._socket], [], [], BOUND_S)[0]) == 0:
+        pass
+    time.sleep(0.1)
+    scripted.close()
+    assert [child.wait(BOUND_S) for child in children] == [-signal.SIGKILL, -signal.SIGKILL]
+    assert [child.pid for child in children] == [None, None]
 
 
 def test_processes_end_with_their_owner(tmp_path):
