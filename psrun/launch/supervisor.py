@@ -16,7 +16,7 @@ from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ConfigError, ExitCode, final
 from psrun.launch import task_plan
-from psrun.launch.fork_server import StartProcess
+from psrun.launch.child_processes import StartProcess
 from psrun.launch.hang_detector import HangDetector, TrainingStatus
 from psrun.launch.progress_relay import ProgressRelay
 from psrun.launch.recoveries import Recoveries

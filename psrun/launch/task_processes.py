@@ -15,7 +15,7 @@ import psutil
 from psrun.config import gpus
 from psrun.config.topology import Task, tf_config
 from psrun.errors import ended
-from psrun.launch.fork_server import ChildProcess, StartProcess, start_alone
+from psrun.launch.child_processes import ChildProcess, StartProcess, start_alone
 from psrun.process import SUPERVISOR_PID
 from psrun.results import task_files
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from psrun import process
-from psrun.launch.fork_server import MAX_MESSAGE_BYTES
+from psrun.launch.child_processes import MAX_MESSAGE_BYTES
 from psrun.roles import run_process, table
 
 # Their threads have handlers that run at a fork: the pool of OpenBLAS, and the allocator of Arrow.

@@ -120,13 +120,13 @@ def _evaluates(sidecar: choices.Sidecar | None, me: Task) -> bool:
 
 def _supervisor(process: Process) -> ExitCode:
     allow_open_files()  # the tasks inherit the limit
-    fork_server = importlib.import_module("psrun.launch.fork_server")
-    forks = fork_server.ForkServer(process.folder.log("fork-server"))
+    child_processes = importlib.import_module("psrun.launch.child_processes")
+    forks = child_processes.ForkServer(process.folder.log("fork-server"))
     if process.run.cluster.fork_server:
         forks.begin()  # it imports while this process does
     try:
         module = importlib.import_module("psrun.launch.supervisor")
-        start_process = forks.start if process.run.cluster.fork_server else fork_server.start_alone
+        start_process = forks.start if process.run.cluster.fork_server else child_processes.start_alone
         return module.run(
             *(process.run, process.folder, process.stop, process.console),
             started_s=process.started_s,

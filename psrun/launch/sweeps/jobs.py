@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 
 from psrun import process
 from psrun.errors import ExitCode, PsrunError, SweepError, ended
-from psrun.launch import fork_server
-from psrun.launch.fork_server import ChildProcess, StartProcess
+from psrun.launch import child_processes
+from psrun.launch.child_processes import ChildProcess, StartProcess
 from psrun.results.run_folder import CONFIG, RESULT, RunFolder, write_config
 from psrun.results.sweep_record import KILL, LOG, Sweep
 
@@ -27,7 +27,7 @@ _MOST_STARTS = 5
 
 
 def run(
-    folder: Path, sweep: Sweep, *, elsewhere: bool, start_process: StartProcess = fork_server.start_alone
+    folder: Path, sweep: Sweep, *, elsewhere: bool, start_process: StartProcess = child_processes.start_alone
 ) -> float | None:
     """Waits for a free slot and runs the job that is prepared in `folder`, unless it is done already.
 

@@ -14,7 +14,7 @@ from psrun import files, process
 from psrun.config import choices, parse, schema
 from psrun.config.run_config import RunConfig, SweepKeys
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
-from psrun.launch.fork_server import ForkServer, start_alone
+from psrun.launch.child_processes import ForkServer, start_alone
 from psrun.launch.sweeps import capacity, checks, jobs, plans
 from psrun.launch.sweeps.checks import Proposed
 from psrun.launch.sweeps.interruption import Interruption

@@ -21,7 +21,7 @@ from fault_injection import FORK_SERVER
 from support import environment, raw_config
 
 from psrun import process
-from psrun.launch.fork_server import ChildProcess, ForkServer, start_alone
+from psrun.launch.child_processes import ChildProcess, ForkServer, start_alone
 from psrun.results.run_folder import write_config
 
 pytestmark = pytest.mark.command
