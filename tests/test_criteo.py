@@ -312,7 +312,8 @@ def test_experiments_learn_from_it_on_a_cluster(train, tmp_path, name):
     )  # fmt: skip
     assert result["data"]["num_train_files"] == 3
     assert result["evaluation"]["examples_seen"] == 200
-    assert result["metrics"]["val_auc"] > 0.8  # by chance 0.5; it is 0.86 and more
+    # By chance 0.5. It is about 0.86, with an error of 0.035 for so few examples; on a busy machine 0.79 was seen.
+    assert result["metrics"]["val_auc"] > 0.7
 
 
 @pytest.mark.parametrize(
