@@ -9,7 +9,7 @@ processes as a local cluster has, and a sweep by joblib; PYTHON is that of an en
 
 The time to the first step begins with the start of the command and ends with the step that `time_to_first_step_s` in
 run.json is about. A recovery begins with the signal and ends with the event `recovery`, for which the supervisor reads
-heartbeats; these come every half second. Memory is the sum of the proportional set sizes of all processes of a run,
+heartbeats; these come every half second. A worker serves again once it has written its own first one. Memory is the sum of the proportional set sizes of all processes of a run,
 while it trains: other programs that use the same TensorFlow make it smaller, but not its anonymous part. Processor
 seconds are those of all processes of a command.
 """
@@ -40,7 +40,7 @@ from recovery import CLUSTER, recovers
 from rich.console import Console
 
 sys.path.insert(0, str(BENCHMARKS.parent / "tests"))
-from fault_injection import Cluster
+from fault_injection import BOUND_S, Cluster
 
 EPOCHS = 2
 STEPS_PER_EPOCH = 20
@@ -95,14 +95,30 @@ def _faults(checkout: Path, folder: Path) -> Figures:
         cluster.wait_for("checkpoint", 2)
         memory = _memory(cluster)
         worker_s = recovers(cluster, "worker-1", "kill")
+        serves_s = _serves_again_s(cluster, "worker-1")
+        cluster.wait_for("recovery", 2)
         ps_s = recovers(cluster, "ps-0", "kill")
     finally:
         cluster.close()
     return {
         **memory,
         "worker killed until it trains again (s)": worker_s,
+        "worker killed until it serves again (s)": serves_s,
         "ps killed until training goes on (s)": ps_s,
     }
+
+
+def _serves_again_s(cluster: Cluster, task: str) -> float:
+    """Kills a task; seconds until its replacement has written its first heartbeat."""
+    heartbeat = cluster.folder / ".tasks" / f"{task}.json"
+    lost = cluster.kill(task)
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < BOUND_S:
+        with contextlib.suppress(OSError):  # there is none
+            if json.loads(heartbeat.read_text(encoding="utf-8"))["pid"] != lost.pid:
+                return time.monotonic() - began_s
+        time.sleep(0.005)
+    raise RuntimeError(f"{task} has not come back within {BOUND_S:.0f} s")
 
 
 def _memory(cluster: Cluster) -> Figures:
