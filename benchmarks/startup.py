@@ -9,9 +9,9 @@ processes as a local cluster has, and a sweep by joblib; PYTHON is that of an en
 
 The time to the first step begins with the start of the command and ends with the step that `time_to_first_step_s` in
 run.json is about. A recovery begins with the signal and ends with the event `recovery`, for which the supervisor reads
-heartbeats; these come every half second. A worker serves again once it has written its own first one. Memory is the sum of the proportional set sizes of all processes of a run,
-while it trains: other programs that use the same TensorFlow make it smaller, but not its anonymous part. Processor
-seconds are those of all processes of a command.
+heartbeats; these come every half second. A worker serves again once it has written its own first one. Memory is the sum
+of the proportional set sizes of all processes of a run, while it trains: other programs that use the same TensorFlow
+make it smaller, but not its anonymous part. Processor seconds are those of all processes of a command.
 """
 
 from __future__ import annotations
