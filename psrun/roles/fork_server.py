@@ -33,7 +33,8 @@ _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ +/")  # of a fil
 
 def main() -> None:
     """Imports, and serves until the owner, which has the other end of the socket, ends."""
-    requests, owner = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    owner = int(sys.argv[2])
     process.end_with_parent(owner)
     process.set_title("fork-server")
     process.prepare()
@@ -150,8 +151,7 @@ def _become_task(request: dict[str, Any], output: int, folder: int) -> None:
     for descriptor in (nowhere, output, folder):
         os.close(descriptor)
     sys.argv[1:] = [request["folder"]]
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # of the global generator; Python's is seeded at each fork
+    importlib.import_module("numpy").random.seed()  # of the global generator; Python's is seeded at each fork
     importlib.invalidate_caches()  # the user's modules may have changed
 
 
