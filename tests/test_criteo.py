@@ -305,15 +305,15 @@ def test_experiments_learn_from_it_on_a_cluster(train, tmp_path, name):
     folder = synthesize(tmp_path / "synthetic", 2000, signal=3.0)
     own = ("model.query_features=[counts,C1,C2]", "model.embedding_dim={default: 8, C1: 2}")
     own = own if name == "two_tower" else ()
+    # With a learning rate of 0.2, asynchronous steps spoil one model in ten.
     result, _ = train(
         f"experiment={name}", f"data.path={folder}/train-*", f"data.eval_path={folder}/eval.tsv",
         "data.num_buckets=50", "data.global_batch_size=64", "trainer.epochs=2", "trainer.steps_per_epoch=80",
-        "partitioner=fixed_shards", "partitioner.num_shards=2", "optimizer.learning_rate=0.2", *own,
+        "partitioner=fixed_shards", "partitioner.num_shards=2", "optimizer.learning_rate=0.1", *own,
     )  # fmt: skip
     assert result["data"]["num_train_files"] == 3
     assert result["evaluation"]["examples_seen"] == 200
-    # By chance 0.5. It is about 0.86, with an error of 0.035 for so few examples; on a busy machine 0.79 was seen.
-    assert result["metrics"]["val_auc"] > 0.7
+    assert result["metrics"]["val_auc"] > 0.8  # by chance 0.5; it is 0.85 and more
 
 
 @pytest.mark.parametrize(
