@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from rich.console import Console
 from support import IN_PROCESS, MODELS, TRAINING, environment, run_config
 
@@ -31,6 +32,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
     signal.signal(signal.SIGINT, signal.default_int_handler)
 for name, value in IN_PROCESS.items():
     os.environ.setdefault(name, value)
+
+
+@pytest.fixture
+def compositions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The arguments of each composition by Hydra, in their order."""
+
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        seen.append(arguments)
+        return compose(*arguments, **keywords)
+
+    seen: list[Any] = []
+    compose = ConfigLoaderImpl.load_configuration
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
+    return seen
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import signal
 import sys
 
 import pytest
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 
 from psrun import files
@@ -200,15 +199,8 @@ def test_what_cannot_be_composed_is_reported_with_the_next_move(refused, argumen
 
 @pytest.mark.parametrize("options", [["--help"], ["--cfg", "hydra"], ["--info", "config"], []])
 def test_mistakes_are_reported_whatever_the_options_and_with_one_composition_more_than_mistakes(
-    refused, monkeypatch, options
+    refused, compositions, options
 ):
-    def counted(*arguments, **keywords):
-        compositions.append(arguments)
-        return load(*arguments, **keywords)
-
-    compositions = []
-    load = ConfigLoaderImpl.load_configuration
-    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
     text = refused(*options, "trainer.epoch=2", "seeed=1", "trainer.steps_per_epoch=-1")
     assert all(key in text for key in ("trainer.epoch:", "seeed:", "trainer.steps_per_epoch:"))
     assert len(compositions) == 3

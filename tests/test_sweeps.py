@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 from rich.console import Console
 from support import run_config
@@ -245,25 +244,19 @@ def test_plans_of_a_sweep_are_one_table(tmp_path):
     ).replace("   ", "  ")
 
 
-def test_jobs_are_composed_once_from_files_that_are_read_once(tmp_path, monkeypatch):
+def test_jobs_are_composed_once_from_files_that_are_read_once(tmp_path, monkeypatch, compositions):
     """Hydra itself composes each job twice, and psrun once, each time from files that are read again."""
 
     def loaded(file):
         read.append(file.name)
         return load(file)
 
-    def composed(*arguments, **keywords):
-        compositions.append(arguments)
-        return compose(*arguments, **keywords)
-
     read = []
-    compositions = []
     load = OmegaConf.load
-    compose = ConfigLoaderImpl.load_configuration
     monkeypatch.setattr(OmegaConf, "load", loaded)
-    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", composed)
     monkeypatch.setattr(hydra_sweeps.jobs, "run", lambda folder, sweep, elsewhere, start_process: None)
     monkeypatch.setattr("psrun.launch.sweeps.running.Interruption.install", lambda self: None)
+    monkeypatch.setattr("psrun.launch.sweeps.running.Running.start_fork_server", lambda self: None)
     monkeypatch.setattr("psrun.process.outlive_stdout", lambda terminal: None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
@@ -280,14 +273,7 @@ def test_jobs_are_composed_once_from_files_that_are_read_once(tmp_path, monkeypa
     assert own.overrides.task == ["seed=2", "model=embedding"]
 
 
-def test_a_key_that_does_not_exist_is_one_mistake_of_a_sweep_whatever_its_values(monkeypatch):
-    def composed(*arguments, **keywords):
-        compositions.append(arguments)
-        return compose(*arguments, **keywords)
-
-    compositions = []
-    compose = ConfigLoaderImpl.load_configuration
-    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", composed)
+def test_a_key_that_does_not_exist_is_one_mistake_of_a_sweep_whatever_its_values(monkeypatch, compositions):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     problems = hydra_sweeps._problems(["-m", "trainer.epoch=1,2,3", "trainer.epochs=1,0"])
     assert [problem.key for problem in problems] == ["trainer.epoch", "trainer.epochs"]

@@ -15,7 +15,6 @@ import grpc
 import psutil
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 # A method that no server has: a gRPC server that works answers that, at once. To wait until the channel is ready would
 # take 0.2 s for each server: grpc.channel_ready_future polls.
@@ -99,7 +98,11 @@ def statuses(
       timeout_s: for each of the three probes.
       incarnation: queries the incarnation of a server that answers, through a channel, within the given time.
     """
-    return _of_all(servers, lambda address: _status(address, timeout_s, incarnation))
+    if not servers:
+        return {}
+    with ThreadPoolExecutor(len(servers), thread_name_prefix="psrun-probe") as pool:
+        found = pool.map(lambda address: _status(address, timeout_s, incarnation), servers.values())
+        return dict(zip(servers, found, strict=True))
 
 
 def _status(address: str, timeout_s: float, incarnation: Callable[[grpc.Channel, float], int | None]) -> ServerStatus:
@@ -113,13 +116,6 @@ def _status(address: str, timeout_s: float, incarnation: Callable[[grpc.Channel,
         if not _is_answered(_call(channel, timeout_s)):
             return ServerStatus(answers=False)
         return ServerStatus(answers=True, incarnation=incarnation(channel, timeout_s))
-
-
-def _of_all(servers: Mapping[T, str], ask: Callable[[str], R]) -> dict[T, R]:
-    if not servers:
-        return {}
-    with ThreadPoolExecutor(len(servers), thread_name_prefix="psrun-probe") as pool:
-        return dict(zip(servers, pool.map(ask, servers.values()), strict=True))
 
 
 def _channel(address: str) -> grpc.Channel:

@@ -122,11 +122,12 @@ def _supervisor(process: Process) -> ExitCode:
     allow_open_files()  # the tasks inherit the limit
     child_processes = importlib.import_module("psrun.launch.child_processes")
     forks = child_processes.ForkServer(process.folder.log("fork-server"))
+    start_process = child_processes.start_alone
     if process.run.cluster.fork_server:
+        start_process = forks.start
         forks.begin()  # it imports while this process does
     try:
         module = importlib.import_module("psrun.launch.supervisor")
-        start_process = forks.start if process.run.cluster.fork_server else child_processes.start_alone
         return module.run(
             *(process.run, process.folder, process.stop, process.console),
             started_s=process.started_s,

@@ -108,7 +108,7 @@ def lazy_imports() -> Iterator[None]:
 
 
 def import_without_keras() -> None:
-    """Makes a later `import tensorflow` leave Keras out.
+    """Makes a later `import tensorflow` leave Keras out, unless Keras is imported already.
 
     TensorFlow imports Keras where it can, which takes a fifth of the whole import; a server never uses it. There is no
     switch for it (TensorFlow 2.21, with TF_USE_LEGACY_KERAS set).

@@ -16,8 +16,7 @@ from omegaconf import OmegaConf
 
 from psrun import process
 from psrun.errors import ExitCode, PsrunError, SweepError, ended
-from psrun.launch import child_processes
-from psrun.launch.child_processes import ChildProcess, StartProcess
+from psrun.launch.child_processes import ChildProcess, StartProcess, start_alone
 from psrun.results.run_folder import CONFIG, RESULT, RunFolder, write_config
 from psrun.results.sweep_record import KILL, LOG, Sweep
 
@@ -26,9 +25,7 @@ _ALIVE_EVERY_S = 1.0
 _MOST_STARTS = 5
 
 
-def run(
-    folder: Path, sweep: Sweep, *, elsewhere: bool, start_process: StartProcess = child_processes.start_alone
-) -> float | None:
+def run(folder: Path, sweep: Sweep, *, elsewhere: bool, start_process: StartProcess = start_alone) -> float | None:
     """Waits for a free slot and runs the job that is prepared in `folder`, unless it is done already.
 
     Args:
@@ -92,7 +89,7 @@ def _run(folder: Path, sweep: Sweep, elsewhere: bool, start_process: StartProces
 def _run_once(folder: Path, sweep: Sweep, elsewhere: bool, start_process: StartProcess) -> int:
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, process.SWEEP_PID: str(os.getpid())}
-    # In a session of its own: the sweep forwards a Ctrl-C at the terminal.
+    # A job has its own session, which a Ctrl-C at the terminal does not reach: the sweep forwards it.
     child = start_process(folder, environment, RunFolder(folder).log(LOG))
     try:
         code = _await(child, sweep, elsewhere)
