@@ -118,10 +118,29 @@ def _read_kind(node: Any, group: str, problems: list[Problem]) -> Any:
     kind = node.get("kind") if isinstance(node, Mapping) else None
     if isinstance(node, Mapping) and "_target_" in node and group in _OWN:
         return _OWN[group](node, problems)
+    if isinstance(node, Mapping) and "_target_" in node and group in choices.BASES:
+        return _read_own_choice(node, group, problems)
     if not isinstance(kind, str) or kind not in kinds:
         problems.append(Problem(group, f"is {node!r}; choose {group}=NAME with one of {', '.join(kinds)}"))
         return None
     return schema.read(kinds[kind], node, key=group, problems=problems)
+
+
+def _read_own_choice(node: Mapping[str, Any], group: str, problems: list[Problem]) -> Any:
+    """The choice whose dataclass `_target_` names: of a cluster, a consistency or an evaluation mode."""
+    base = choices.BASES[group]
+    target = Target(str(node["_target_"]), {}, group)
+    try:
+        found = targets.find(target)
+    except ConfigError as error:
+        problems += error.problems
+        return None
+    if not (isinstance(found, type) and issubclass(found, base) and dataclasses.is_dataclass(found)):
+        message = f"{target.name} is no dataclass derived from psrun.config.choices.{base.__name__}"
+        problems.append(Problem(f"{group}._target_", message))
+        return None
+    options = {name: value for name, value in node.items() if name != "_target_"}
+    return schema.read(found, options, key=group, problems=problems)
 
 
 def _read_model(node: Any, problems: list[Problem]) -> tuple[Target | None, ModelKeys | None]:

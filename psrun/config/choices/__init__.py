@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from psrun.config.choices.base import Choice
 from psrun.config.choices.clusters import (
     AgentRestart,
     CentralStorage,
     Cluster,
+    ClusterChoice,
     InProcess,
     Kubernetes,
     Local,
@@ -26,6 +28,7 @@ from psrun.config.choices.consistency import (
     Asynchronous,
     BoundedDelay,
     Consistency,
+    ConsistencyChoice,
     Simulated,
     StaleSynchronous,
     Synchronous,
@@ -38,6 +41,7 @@ from psrun.config.choices.results import (
     EpochCheckpoints,
     Evaluated,
     Evaluation,
+    EvaluationChoice,
     Exact,
     MLflow,
     NoCheckpoints,
@@ -65,6 +69,7 @@ from psrun.config.choices.training import (
 )
 
 __all__ = [
+    "BASES",
     "KINDS",
     "MAX_UNROLLED_STEPS",
     "SUBMISSIONS",
@@ -73,14 +78,18 @@ __all__ = [
     "BoundedDelay",
     "CentralStorage",
     "Checkpoints",
+    "Choice",
     "Cluster",
+    "ClusterChoice",
     "Consistency",
+    "ConsistencyChoice",
     "CustomLoop",
     "Direct",
     "Distributed",
     "EpochCheckpoints",
     "Evaluated",
     "Evaluation",
+    "EvaluationChoice",
     "Exact",
     "Fit",
     "FixedShards",
@@ -126,6 +135,12 @@ __all__ = [
     "Validation",
 ]
 
+# The groups whose choice may be a class of the user's, named by a `_target_`, with the class that it derives from.
+BASES: dict[str, type[Choice]] = {
+    "cluster": ClusterChoice,
+    "consistency": ConsistencyChoice,
+    "evaluation": EvaluationChoice,
+}
 KINDS: dict[str, dict[str, type]] = {
     "cluster": {
         "none": NoCluster,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from psrun.config.choices.base import Choice
 from psrun.config.schema import at_least, one_of
 
 ISOLATE = ("auto", True, False)
 PLACEMENT_RULES = ("greedy", "round_robin")  # functions of psrun.cluster.placement
 
 
-class _Cluster:
+class ClusterChoice(Choice):
     """The interface of every cluster; the defaults are those of a single process that trains alone.
 
     Attributes:
@@ -59,7 +60,7 @@ class _Cluster:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _StartedHere(_Cluster):
+class _StartedHere(ClusterChoice):
     """A cluster whose processes, or whose jobs of a sweep, psrun starts on this machine."""
 
     fork_server: bool = True
@@ -89,7 +90,7 @@ class CentralStorage(_StartedHere):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ParameterServers(_Cluster):
+class _ParameterServers(ClusterChoice):
     """Common options of clusters for parameter server training.
 
     Attributes:

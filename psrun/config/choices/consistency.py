@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from psrun.config import delays
+from psrun.config.choices.base import Choice
 from psrun.config.schema import at_least, one_of
 
 
-class _Consistency:
+class ConsistencyChoice(Choice):
     """The interface of every consistency mode; the defaults are those of asynchronous training.
 
     Attributes:
@@ -48,25 +49,25 @@ class _Consistency:
 
 
 @dataclass(frozen=True)
-class Asynchronous(_Consistency):
+class Asynchronous(ConsistencyChoice):
     needs_parameter_servers = False
     kind: str
 
 
 @dataclass(frozen=True)
-class BoundedDelay(_Consistency):
+class BoundedDelay(ConsistencyChoice):
     kind: str
     max_delay: int = at_least(0)
 
 
 @dataclass(frozen=True)
-class StaleSynchronous(_Consistency):
+class StaleSynchronous(ConsistencyChoice):
     kind: str
     staleness: int = at_least(0)
 
 
 @dataclass(frozen=True)
-class Synchronous(_Consistency):
+class Synchronous(ConsistencyChoice):
     """The first gradients of a round are averaged and applied once.
 
     Attributes:
@@ -83,7 +84,7 @@ class Synchronous(_Consistency):
 
 
 @dataclass(frozen=True)
-class Simulated(_Consistency):
+class Simulated(ConsistencyChoice):
     """Each gradient is applied a drawn number of updates after its weights were read.
 
     Attributes:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from psrun.config.choices.base import Choice
 from psrun.config.schema import at_least, one_of
 
 
-class _Evaluation:
+class EvaluationChoice(Choice):
     """The interface of every evaluation; the defaults are those of a run without one.
 
     Attributes:
@@ -31,12 +32,12 @@ class _Evaluation:
 
 
 @dataclass(frozen=True)
-class NoEvaluation(_Evaluation):
+class NoEvaluation(EvaluationChoice):
     kind: str
 
 
 @dataclass(frozen=True)
-class Evaluated(_Evaluation):
+class Evaluated(EvaluationChoice):
     kind: str
     batch_size: int | None = at_least(1)
 

@@ -1,0 +1,26 @@
+"""The interface of a choice whose code is in a module of its own, inside psrun or in a user's project."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, ClassVar
+
+
+class Choice:
+    """One choice of a group: its options, and the answers to what the rest of psrun asks about it.
+
+    Attributes:
+      implementation: 'package.module:name' of the code that carries it out; imported when it is needed, because it may
+        import TensorFlow.
+    """
+
+    implementation: ClassVar[str] = ""
+
+    def load(self) -> Any:
+        """Imports and returns the implementation.
+
+        Raises:
+          ImportError, AttributeError: it does not exist.
+        """
+        module, _, name = self.implementation.partition(":")
+        return getattr(importlib.import_module(module), name)
