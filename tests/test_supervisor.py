@@ -14,8 +14,8 @@ from support import run_config
 from psrun.config.topology import CHIEF, DISPATCHER
 from psrun.errors import ConfigError, ExitCode
 from psrun.launch import task_plan
+from psrun.launch.backend import TaskProcess
 from psrun.launch.supervisor import Supervisor
-from psrun.launch.task_processes import TaskProcess
 from psrun.process import Stop
 from psrun.results.console import ConsoleSink
 from psrun.results.run_folder import RunFolder

@@ -16,13 +16,13 @@ from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ConfigError, ExitCode, final
 from psrun.launch import task_plan
+from psrun.launch.backend import TaskHandle, TaskProcess, end_all
 from psrun.launch.child_processes import StartProcess
 from psrun.launch.hang_detector import HangDetector, TrainingStatus
 from psrun.launch.progress_relay import ProgressRelay
 from psrun.launch.recoveries import Recoveries
 from psrun.launch.restart_policy import RestartPolicy
 from psrun.launch.task_plan import TaskPlan
-from psrun.launch.task_processes import TaskHandle, TaskProcess, end_all
 from psrun.process import Stop
 from psrun.results.console import ConsoleSink
 from psrun.results.events import Reporter

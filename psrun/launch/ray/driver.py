@@ -13,11 +13,11 @@ from psrun.config.run_config import RunConfig
 from psrun.config.topology import Task
 from psrun.errors import ExitCode
 from psrun.launch import task_plan
+from psrun.launch.backend import TaskHandle
 from psrun.launch.ray import capacity, connection
 from psrun.launch.ray.fleet import Fleet
 from psrun.launch.ray.tasks import RayTask
 from psrun.launch.supervisor import Supervisor
-from psrun.launch.task_processes import TaskHandle
 from psrun.process import Stop
 from psrun.results.console import ConsoleSink
 from psrun.results.events import Reporter

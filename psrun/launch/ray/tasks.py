@@ -1,4 +1,4 @@
-"""The tasks of a run as its driver sees them: the counterpart of `psrun.launch.task_processes` for actors."""
+"""The tasks of a run as its driver sees them: the counterpart of `psrun.launch.backend` for actors."""
 
 from __future__ import annotations
 
