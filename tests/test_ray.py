@@ -13,7 +13,7 @@ from psrun.config import choices
 from psrun.config.topology import Task
 from psrun.errors import ConfigError, Interrupted
 from psrun.launch import ray as engine
-from psrun.launch import task_plan
+from psrun.launch.backend import TaskPlan
 from psrun.launch.ray import capacity
 from psrun.launch.ray.capacity import TaskResources
 from psrun.launch.sweeps import capacity as sweep_capacity
@@ -63,7 +63,7 @@ def test_ray_that_is_not_installed_is_named(monkeypatch):
 
 def test_the_started_process_drives_and_the_others_are_tasks(monkeypatch):
     run = run_config("cluster=ray")
-    assert task_assignment.identify(run, {}).role == "driver"
+    assert task_assignment.identify(run, {}).role == "supervisor"
     listed = '{"cluster": {"worker": ["h:1"], "ps": ["h:2"], "chief": ["h:3"]}, "task": {"type": "ps", "index": 0}}'
     assert task_assignment.identify(run, {SUPERVISOR_PID: "1", "TF_CONFIG": listed}).role == "server"
 
@@ -72,7 +72,7 @@ def test_each_task_asks_for_what_its_job_is_given():
     own = ("cluster.resources.ps={num_cpus: 2, memory_bytes: 1000}", "cluster.resources.worker.num_gpus=2")
     run = run_config("cluster=ray", *own, "evaluation=sidecar")
     assert isinstance(run.cluster, choices.Ray)
-    needs = {str(task): need for task, need in capacity.needs(run.cluster, task_plan.of(run).tasks()).items()}
+    needs = {str(task): need for task, need in capacity.needs(run.cluster, TaskPlan.of(run).tasks()).items()}
     assert list(needs) == ["chief-0", "ps-0", "ps-1", "worker-0", "worker-1", "evaluator-0"]
     assert (needs["ps-1"], needs["chief-0"]) == (TaskResources(2, 1000), TaskResources(1, 0))
     assert needs["ps-1"].bundle() == {"CPU": 2, "memory": 1000}
@@ -98,7 +98,7 @@ def test_there_is_room_or_what_is_missing_is_named(nodes, message):
     run = run_config(
         "cluster=ray", "cluster.resources.ps={num_cpus: 2, memory_bytes: 1000}", "cluster.num_workers=1"
     )  # fmt: skip
-    tasks = [task for task in task_plan.of(run).tasks() if task.job != "worker"]
+    tasks = [task for task in TaskPlan.of(run).tasks() if task.job != "worker"]
     wanted = capacity.needs(run.cluster, tasks)
     has = [{"CPU": float(cpus), "memory": float(memory)} for cpus, memory in nodes]
     if message is None:

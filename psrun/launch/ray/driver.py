@@ -1,67 +1,50 @@
-"""The driver of a run on a Ray cluster: the supervisor of its tasks on all nodes. Does not import TensorFlow."""
+"""The engine of a run on a Ray cluster, for its supervisor, which is the driver in Ray's terms."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from typing import Any
-
-from rich.console import Console
+from collections.abc import Sequence
 
 from psrun.config import choices
-from psrun.config.run_config import RunConfig
-from psrun.config.topology import Task
 from psrun.errors import ExitCode
-from psrun.launch import task_plan
+from psrun.launch.backend import Backend, Launch, TaskHandle
 from psrun.launch.ray import capacity, connection
 from psrun.launch.ray.fleet import Fleet
 from psrun.launch.ray.tasks import RayTask
-from psrun.launch.supervisor import Supervisor
-from psrun.launch.task_processes import TaskHandle
-from psrun.process import Stop
-from psrun.results.console import ConsoleSink
-from psrun.results.events import Reporter
-from psrun.results.run_folder import RunFolder
 
 
-def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, *, started_s: float) -> ExitCode:
-    """Runs the whole cluster to the end of its chief, as `psrun.launch.supervisor.run` does on one machine.
+class RayBackend(Backend):
+    """If a node is lost, all tasks are placed again: those of that node get other addresses.
 
     Raises:
       ConfigError: there is no Ray cluster at `cluster.address`, or its nodes do not fit the run.
-      ClusterError: the Ray cluster cannot be used, or no longer has room after the loss of a node.
-      BudgetSpentError: the restart budget is exhausted.
+      ClusterError: the Ray cluster cannot be used.
     """
-    cluster, plan = run_config.cluster, task_plan.of(run_config)
-    assert isinstance(cluster, choices.Ray)
-    num_cpus = sum(need.num_cpus for need in capacity.needs(cluster, plan.tasks()).values())
-    console.file = sys.stdout
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # to the log: Ray prints pages on every lost node
-        with console.status("connecting to Ray"):
-            stack.enter_context(connection.opened(cluster, num_cpus=num_cpus))
-        fleet = Fleet(cluster, plan, folder, Reporter([folder.journal], started_s=started_s), stop)
-        tasks = {task: RayTask(task, fleet, folder.path) for task in plan.tasks()}
-        sink = ConsoleSink(console)
-        driver = _Driver(fleet, run_config, plan, tasks, fleet.addresses, folder, sink, started_s)
-        stop.at_once = connection.close  # and all actors end with their driver
-        return driver.run(stop)
 
+    def __init__(self, launch: Launch) -> None:
+        cluster, plan = launch.run.cluster, launch.plan
+        assert isinstance(cluster, choices.Ray)
+        num_cpus = sum(need.num_cpus for need in capacity.needs(cluster, plan.tasks()).values())
+        launch.console.file = sys.stdout
+        with contextlib.ExitStack() as stack:
+            # To the log: Ray prints pages on every lost node.
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+            with launch.console.status("connecting to Ray"):
+                stack.enter_context(connection.opened(cluster, num_cpus=num_cpus))
+            self._fleet = Fleet(cluster, plan, launch.folder, launch.reporter, launch.stop)
+            self._until_closed = stack.pop_all()
+        tasks = {task: RayTask(task, self._fleet, launch.folder.path) for task in plan.tasks()}
+        super().__init__(tasks, self._fleet.addresses)
 
-class _Driver(Supervisor):
-    """Restarts all tasks if a node was lost: those of that node get other addresses."""
+    def find_lost_machines(self) -> None:
+        self._fleet.check_nodes()
 
-    def __init__(self, fleet: Fleet, *others: Any) -> None:
-        super().__init__(*others)
-        self._fleet = fleet
-
-    def _cause_of_exit(self, task: TaskHandle) -> tuple[Task, str]:
-        self._fleet.check_nodes()  # a chief reports a lost parameter server long before Ray reports its node
-        return super()._cause_of_exit(task)
-
-    def _restarted_with(self, lost: TaskHandle) -> list[TaskHandle]:
-        group = super()._restarted_with(lost)
-        if all(self._fleet.lost(member.task) is None for member in group):
-            return group
+    def must_move(self, tasks: Sequence[TaskHandle]) -> bool:
+        if all(self._fleet.lost(each.task) is None for each in tasks):
+            return False
         self._fleet.invalidate()
-        return list(self._tasks.values())
+        return True
+
+    def close(self, code: ExitCode) -> None:
+        self._until_closed.close()

@@ -19,9 +19,9 @@ from psrun.cluster.probe import reachable
 from psrun.config import choices
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ClusterError, ConfigError, Problem
+from psrun.launch.backend import TaskPlan
 from psrun.launch.ray import capacity, node
 from psrun.launch.ray.node import NodeInfo
-from psrun.launch.task_plan import TaskPlan
 from psrun.process import Stop
 from psrun.results import task_files
 from psrun.results.events import Reporter

@@ -16,7 +16,7 @@ import ray
 from psrun import __version__, files
 from psrun.config.topology import Task
 from psrun.errors import ClusterError
-from psrun.launch.task_processes import TaskProcess
+from psrun.launch.backend import TaskProcess
 
 _SEES_WITHIN_S = 5.0  # a shared disk may show new files late
 _POLL_S = 0.1

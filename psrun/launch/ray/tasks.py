@@ -1,10 +1,8 @@
-"""The tasks of a run as its driver sees them: the counterpart of `psrun.launch.task_processes` for actors."""
+"""The tasks of a run as its driver sees them: the counterpart of `psrun.launch.backend` for actors."""
 
 from __future__ import annotations
 
 import signal
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +11,25 @@ from ray.exceptions import RayError
 
 from psrun.config.topology import Task
 from psrun.errors import ended
+from psrun.launch.backend import TaskHandle
 from psrun.launch.ray.fleet import Fleet
-from psrun.results import task_files
 
 _KILLED_WITHIN_S = 5.0
 _MOST_CHARACTERS = 200
 
 
-class RayTask:
+class RayTask(TaskHandle):
     """One task and its current actor."""
 
     def __init__(self, task: Task, fleet: Fleet, folder: Path) -> None:
-        self.task, self.restarts = task, 0
-        self.start_at_s: float | None = None
-        self._fleet, self._folder = fleet, folder
+        super().__init__(task, folder)
+        self._fleet = fleet
         self._actor: Any = None
         self._ended: Any = None  # reference to the exit code
         self._pid_reference: Any = None
         self._pid: int | None = None
         self._code: int | None = None
         self._how = ""
-        self._beat: tuple[task_files.Heartbeat | None, float] = (None, 0.0)
 
     def start(self) -> None:
         """Starts the task, on another node if its node was lost.
@@ -41,19 +37,14 @@ class RayTask:
         Raises:
           ClusterError: the remaining nodes have no room for all tasks.
         """
-        task_files.path(self._folder, self.task).unlink(missing_ok=True)
+        super().start()
         self._actor = self._fleet.start(self.task)
         self._ended, self._pid_reference = self._actor.wait.remote(), self._actor.pid.remote()
         self._pid = self._code = None
-        self.start_at_s = None
 
     @property
     def started(self) -> bool:
         return self._actor is not None
-
-    @property
-    def running(self) -> bool:
-        return self.started and self.code is None
 
     @property
     def code(self) -> int | None:
@@ -92,20 +83,11 @@ class RayTask:
             ray.wait([self._ended], timeout=_KILLED_WITHIN_S)
         self._code, self._ended = -signal.SIGKILL if self._code is None else self._code, None
 
-    def heartbeat(self) -> task_files.Heartbeat | None:
-        """The last heartbeat of this process, dated by this machine's clock; None before its first."""
+    @property
+    def pid(self) -> int | None:
         if self._pid is None and self._pid_reference is not None and ray.wait([self._pid_reference], timeout=0)[0]:
             try:
                 self._pid = ray.get(self._pid_reference)
             except RayError:  # the actor is gone, which `code` reports
                 self._pid_reference = None
-        beat = task_files.read(self._folder, self.task)
-        if beat is None or beat.pid != self._pid:
-            return None
-        if beat != self._beat[0]:
-            self._beat = beat, time.time()
-        return replace(beat, at_s=self._beat[1])
-
-    def usage(self) -> tuple[None, None]:
-        """Not available for a process on another machine."""
-        return None, None
+        return self._pid
