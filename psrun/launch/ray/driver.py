@@ -13,9 +13,8 @@ from psrun.config.run_config import RunConfig
 from psrun.config.topology import Task
 from psrun.errors import ExitCode
 from psrun.launch import task_plan
-from psrun.launch.ray import capacity, connection
-from psrun.launch.ray.fleet import Fleet
-from psrun.launch.ray.tasks import RayTask
+from psrun.launch.ray import connection
+from psrun.launch.ray.backend import RayBackend
 from psrun.launch.supervisor import Supervisor
 from psrun.launch.task_processes import TaskHandle
 from psrun.process import Stop
@@ -32,18 +31,17 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
       ClusterError: the Ray cluster cannot be used, or no longer has room after the loss of a node.
       BudgetSpentError: the restart budget is exhausted.
     """
-    cluster, plan = run_config.cluster, task_plan.of(run_config)
+    cluster = run_config.cluster
     assert isinstance(cluster, choices.Ray)
-    num_cpus = sum(need.num_cpus for need in capacity.needs(cluster, plan.tasks()).values())
+    plan = task_plan.of(run_config)
     console.file = sys.stdout
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # to the log: Ray prints pages on every lost node
         with console.status("connecting to Ray"):
-            stack.enter_context(connection.opened(cluster, num_cpus=num_cpus))
-        fleet = Fleet(cluster, plan, folder, Reporter([folder.journal], started_s=started_s), stop)
-        tasks = {task: RayTask(task, fleet, folder.path) for task in plan.tasks()}
+            stack.enter_context(connection.opened(cluster, plan.tasks()))
+        backend = RayBackend(cluster, plan, folder, Reporter([folder.journal], started_s=started_s), stop)
         sink = ConsoleSink(console)
-        driver = _Driver(fleet, run_config, plan, tasks, fleet.addresses, folder, sink, started_s)
+        driver = _Driver(backend, run_config, plan, backend.tasks, backend.addresses, folder, sink, started_s)
         stop.at_once = connection.close  # and all actors end with their driver
         return driver.run(stop)
 
@@ -51,17 +49,17 @@ def run(run_config: RunConfig, folder: RunFolder, stop: Stop, console: Console, 
 class _Driver(Supervisor):
     """Restarts all tasks if a node was lost: those of that node get other addresses."""
 
-    def __init__(self, fleet: Fleet, *others: Any) -> None:
+    def __init__(self, backend: RayBackend, *others: Any) -> None:
         super().__init__(*others)
-        self._fleet = fleet
+        self._backend = backend
 
     def _cause_of_exit(self, task: TaskHandle) -> tuple[Task, str]:
-        self._fleet.check_nodes()  # a chief reports a lost parameter server long before Ray reports its node
+        self._backend.check_nodes()  # a chief reports a lost parameter server long before Ray reports its node
         return super()._cause_of_exit(task)
 
     def _restarted_with(self, lost: TaskHandle) -> list[TaskHandle]:
         group = super()._restarted_with(lost)
-        if all(self._fleet.lost(member.task) is None for member in group):
+        if all(self._backend.lost_node(member.task) is None for member in group):
             return group
-        self._fleet.invalidate()
+        self._backend.place_again()
         return list(self._tasks.values())

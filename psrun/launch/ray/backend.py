@@ -1,0 +1,350 @@
+"""The tasks of a run on the nodes of a Ray cluster: Ray places them, and each is the process of an actor."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from psrun import __version__
+from psrun.cluster.probe import reachable
+from psrun.config import choices
+from psrun.config.choices.clusters import RayTaskResources
+from psrun.config.topology import CHIEF, Task
+from psrun.errors import ClusterError, ConfigError, Problem, ended
+from psrun.launch.ray import node
+from psrun.launch.ray.node import NodeInfo
+from psrun.launch.task_plan import TaskPlan
+from psrun.process import Stop
+from psrun.results import task_files
+from psrun.results.events import Reporter
+from psrun.results.run_folder import RunFolder
+
+_POLL_S = 0.5
+_ASK_EVERY_S = 1.0
+_ANSWERS_WITHIN_S = 60.0  # the first process on a node starts slowly
+_REACHED_WITHIN_S = 2.0
+_DETECTED_WITHIN_S = 120.0
+_KILLED_WITHIN_S = 5.0
+_MOST_CHARACTERS = 200
+_PASSED_ON = ("TF_", "XLA_", "MLFLOW_", "OMP_", "PYTHON")  # environment variables that tasks inherit from the driver
+_DIGITS = 4  # precision of Ray
+
+Amounts = Mapping[str, float]  # of resources, by Ray's names
+
+
+class RayBackend:
+    """Places the tasks on nodes, and starts them there.
+
+    Attributes:
+      tasks: the tasks of the run, in the order of their start.
+      addresses: HOST:PORT of the tasks that serve; changes when all tasks are placed again.
+    """
+
+    def __init__(self, cluster: choices.Ray, plan: TaskPlan, folder: RunFolder, reporter: Reporter, stop: Stop) -> None:
+        self.tasks = {task: RayTask(task, self) for task in plan.tasks()}
+        self.addresses: dict[Task, str] = {}
+        self.folder = folder.path
+        self._cluster = cluster
+        self._addressed = plan.addressed()
+        self._reporter = reporter
+        self._stop = stop
+        self._group: Any = None
+        self._nodes: dict[Task, NodeInfo] = {}
+        self._is_placed = False
+        self._lost: set[str] = set()
+        self._asked_s = time.monotonic()
+
+    def start(self, task: Task) -> Any:
+        """Starts the actor of a task and returns it. After the loss of a node, all tasks are placed again first.
+
+        Raises:
+          ConfigError: the nodes do not fit the run.
+          ClusterError: they no longer do, or their resources are in use for too long.
+        """
+        if not self._is_placed:
+            self._place()
+        resources = getattr(self._cluster.resources, task.job)
+        actor = ray.remote(node.TaskActor).options(
+            scheduling_strategy=self._bundle_of(task),
+            max_concurrency=4,
+            num_cpus=resources.num_cpus,
+            num_gpus=resources.num_gpus,
+            memory=resources.memory_bytes or None,
+        )
+        return actor.remote(
+            *(task, self.addresses, self.folder),
+            node=self._nodes[task].node,
+            environment={name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)},
+            cwd=os.getcwd(),
+        )
+
+    def lost_node(self, task: Task) -> str | None:
+        """The lost node of a task, as text; None while the node is alive."""
+        if time.monotonic() - self._asked_s > _ASK_EVERY_S:
+            self._asked_s = time.monotonic()
+            self._lost |= {each["NodeID"] for each in ray.nodes() if not each["Alive"]}
+        info = self._nodes.get(task)
+        return str(info) if info and info.node in self._lost else None
+
+    def check_nodes(self) -> None:
+        """Connects to the nodes of all tasks, since Ray takes half a minute to report a lost node."""
+        used = {info.node for info in self._nodes.values()} - self._lost
+        for each in ray.nodes():
+            address = f"{each['NodeManagerAddress']}:{each['NodeManagerPort']}"
+            if each["NodeID"] in used and not (each["Alive"] and reachable(address, timeout_s=_REACHED_WITHIN_S)):
+                self._lost.add(each["NodeID"])
+
+    def place_again(self) -> None:
+        """Lets the next start place all tasks, which have ended, again."""
+        self._is_placed = False
+
+    def _give_up_places(self) -> None:
+        """Removes the placement group after the loss of a node. Raises ClusterError if Ray does not detect the loss."""
+        if self.lost_node(CHIEF) is not None:  # perhaps only disconnected: two chiefs must not write one run folder
+            deadline_s = time.monotonic() + self._cluster.restart.progress_timeout_s
+            while task_files.still_beats(self.folder, CHIEF) and time.monotonic() < deadline_s:
+                self._stop.raise_if_requested()
+        deadline_s = time.monotonic() + _DETECTED_WITHIN_S
+        while any(each["Alive"] and each["NodeID"] in self._lost for each in ray.nodes()):  # Ray would use them again
+            self._stop.raise_if_requested()
+            if time.monotonic() > deadline_s:
+                message = f"a node does not answer, but Ray still lists it as alive after {_DETECTED_WITHIN_S:.0f} s"
+                raise ClusterError(message)
+            time.sleep(_POLL_S)
+        remove_placement_group(self._group)
+        self._nodes.clear()
+
+    def _place(self) -> None:
+        is_first = self._group is None
+        if not is_first:
+            self._give_up_places()
+        bundles = {task: _bundle(getattr(self._cluster.resources, task.job)) for task in self.tasks}
+        shortage = lack_of_resources(bundles, [each["Resources"] for each in ray.nodes() if each["Alive"]])
+        if shortage and is_first:
+            raise ConfigError([Problem("cluster.resources", shortage)])
+        if shortage:
+            raise ClusterError(f"after the loss of a node: {shortage}")
+        self._group = placement_group(list(bundles.values()), strategy=self._cluster.placement_group.upper())
+        deadline_s = time.monotonic() + self._cluster.connect_timeout_s
+        while not self._group.wait(timeout_seconds=_POLL_S):
+            self._stop.raise_if_requested()
+            if time.monotonic() > deadline_s:
+                raise ClusterError(self._no_room(_total(bundles)))
+        by_node: dict[str, list[Task]] = {}
+        for index, node_id in placement_group_table(self._group)["bundles_to_node_id"].items():
+            by_node.setdefault(node_id, []).append(list(self.tasks)[int(index)])
+        infos = self._look_at(list(by_node.values()))
+        self._nodes = {task: info for tasks, info in zip(by_node.values(), infos, strict=True) for task in tasks}
+        for tasks, info in zip(by_node.values(), infos, strict=True):
+            self.addresses |= {
+                task: f"{info.address}:{port}" for task, port in zip(tasks, info.ports) if task in self._addressed
+            }
+        if len(ray.nodes()) > 1:
+            where = "; ".join(f"{', '.join(map(str, tasks))} on {self._nodes[tasks[0]]}" for tasks in by_node.values())
+            several = f"tasks on {len(infos)} nodes: {where}"
+            self._reporter.emit("preparing", text=several if len(infos) > 1 else f"all tasks on node {infos[0]}")
+        self._is_placed = True
+
+    def _no_room(self, requested: Amounts) -> str:
+        limit = f"within {self._cluster.connect_timeout_s:.0f} s (cluster.connect_timeout_s)"
+        free = _text({name: ray.available_resources().get(name, 0.0) for name in requested})
+        has = _text({name: ray.cluster_resources().get(name, 0.0) for name in requested})
+        return f"no free resources for all tasks {limit}: they request {_text(requested)}, and {free} of {has} are free"
+
+    def _bundle_of(self, task: Task) -> PlacementGroupSchedulingStrategy:
+        return PlacementGroupSchedulingStrategy(self._group, list(self.tasks).index(task))
+
+    def _look_at(self, groups: Sequence[Sequence[Task]]) -> list[NodeInfo]:
+        """The state of the nodes, each given by the tasks on it.
+
+        Raises:
+          ConfigError: a node has another version of psrun, or does not see the run folder.
+          ClusterError: a node does not answer, or cannot run psrun.
+        """
+        probe = node.probe(self.folder)
+        probe.parent.mkdir(exist_ok=True)
+        token = secrets.token_hex(8)
+        probe.write_text(token, encoding="utf-8")
+        look = ray.remote(num_cpus=0, max_retries=0)(node.look)
+        answers = [
+            look.options(scheduling_strategy=self._bundle_of(tasks[0])).remote(self.folder, token, len(tasks))
+            for tasks in groups
+        ]
+        deadline_s = time.monotonic() + _ANSWERS_WITHIN_S
+        infos = [self._answer(str(tasks[0]), answer, deadline_s) for tasks, answer in zip(groups, answers)]
+        probe.unlink()
+        problems = []
+        for info in infos:
+            if info.version != __version__:
+                message = f"node {info} has psrun {info.version}, but the driver has {__version__}: install the same"
+                problems.append(Problem("cluster", message))
+            if not info.sees_folder:
+                message = f"{self.folder} is not visible on node {info}; choose a folder on a shared disk"
+                problems.append(Problem("hydra.run.dir", message))
+        if problems:
+            raise ConfigError(problems)
+        return infos
+
+    def _answer(self, task: str, answer: Any, deadline_s: float) -> NodeInfo:
+        while True:
+            self._stop.raise_if_requested()
+            try:
+                return ray.get(answer, timeout=_POLL_S)
+            except GetTimeoutError as error:
+                if time.monotonic() > deadline_s:
+                    message = f"the node for {task} started no process within {_ANSWERS_WITHIN_S:.0f} s"
+                    raise ClusterError(message, task=task) from error
+            except RayError as error:
+                reason = str(error).strip().rpartition("\n")[2].strip()
+                message = f"the node for {task} cannot run it: {reason} (psrun must be installed there)"
+                raise ClusterError(message, task=task) from error
+
+
+def lack_of_resources(bundles: Mapping[Task, Amounts], nodes: Sequence[Amounts]) -> str | None:
+    """Why the nodes could not hold all tasks even if they were empty; None if Ray has to find out.
+
+    Compares each task with the largest node, and all tasks with all nodes together.
+
+    Args:
+      bundles: what each task requests.
+      nodes: what each node has.
+    """
+    total = _total(bundles)
+    homeless = [
+        task
+        for task, bundle in bundles.items()
+        if not any(all(each.get(name, 0.0) >= amount for name, amount in bundle.items()) for each in nodes)
+    ]
+    if not homeless and all(amount <= sum(each.get(name, 0.0) for each in nodes) for name, amount in total.items()):
+        return None
+    cause = f"no node has room for {homeless[0]}, which requests {_text(bundles[homeless[0]])}; " if homeless else ""
+    kinds = Counter(_text({name: each.get(name, 0.0) for name in total}) for each in nodes)
+    has = ", ".join(f"{count} x {kind}" for kind, count in kinds.items()) or "nothing"
+    request = f"{len(bundles)} tasks request {_text(total)} in total, but the nodes have {has}"
+    return f"{cause}{request}: request less, or start fewer tasks"
+
+
+def _bundle(resources: RayTaskResources) -> dict[str, float]:
+    amounts = {"CPU": resources.num_cpus, "GPU": resources.num_gpus, "memory": resources.memory_bytes}
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def _total(bundles: Mapping[Task, Amounts]) -> dict[str, float]:
+    names = dict.fromkeys(name for bundle in bundles.values() for name in bundle)
+    return {name: round(sum(bundle.get(name, 0.0) for bundle in bundles.values()), _DIGITS) for name in names}
+
+
+def _text(amounts: Amounts) -> str:
+    units = {"CPU": "CPUs", "GPU": "GPUs", "memory": "bytes of memory"}
+    return " and ".join(f"{amount:,.15g} {units[name]}" for name, amount in amounts.items())
+
+
+class RayTask:
+    """One task and its current actor; see `psrun.launch.task_processes.TaskHandle`."""
+
+    def __init__(self, task: Task, backend: RayBackend) -> None:
+        self.task = task
+        self.restarts = 0
+        self.start_at_s: float | None = None
+        self._backend = backend
+        self._actor: Any = None
+        self._exit: Any = None  # reference to the exit code
+        self._pid: Any = None  # reference to the process id
+        self._code: int | None = None
+        self._how = ""
+        self._beat: task_files.Heartbeat | None = None  # the last one, as it was written
+        self._beat_at_s = 0.0
+
+    def start(self) -> None:
+        """Starts the task, on another node if its node was lost.
+
+        Raises:
+          ClusterError: the remaining nodes have no room for all tasks.
+        """
+        task_files.path(self._backend.folder, self.task).unlink(missing_ok=True)
+        self._actor = self._backend.start(self.task)
+        self._exit = self._actor.wait.remote()
+        self._pid = self._actor.pid.remote()
+        self._code = None
+        self.start_at_s = None
+
+    @property
+    def started(self) -> bool:
+        return self._actor is not None
+
+    @property
+    def running(self) -> bool:
+        return self.started and self.code is None
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, negative for a signal or a lost node; None while it runs."""
+        if self._actor is None or self._code is not None:
+            return self._code
+        lost = self._backend.lost_node(self.task)
+        if lost is not None:
+            self._end(-signal.SIGKILL, f"was lost with its node {lost}")
+        elif ray.wait([self._exit], timeout=0)[0]:
+            try:
+                code = ray.get(self._exit)
+                self._end(code, ended(code))
+            except RayError as error:
+                self._backend.check_nodes()
+                lost = self._backend.lost_node(self.task)
+                cause = " ".join(str(error).split())[:_MOST_CHARACTERS]
+                self._end(-signal.SIGKILL, f"was lost with its {f'node {lost}' if lost else f'actor ({cause})'}")
+        return self._code
+
+    def _end(self, code: int, how: str) -> None:
+        self._code = code
+        self._how = how
+
+    @property
+    def how_it_ended(self) -> str:
+        return self._how if self.code is not None else ""
+
+    def send(self, signum: int) -> None:
+        """Sends a signal if the process is running."""
+        if self.running:
+            self._actor.send.remote(int(signum))
+
+    def kill(self) -> None:
+        """Kills the actor and its process, also a stopped one, and waits for it if its node is reachable."""
+        if self._actor is None or self._exit is None:
+            return
+        ray.kill(self._actor)
+        if self._backend.lost_node(self.task) is None:
+            ray.wait([self._exit], timeout=_KILLED_WITHIN_S)
+        if self._code is None:
+            self._code = -signal.SIGKILL
+        self._exit = None
+
+    def heartbeat(self) -> task_files.Heartbeat | None:
+        """The last heartbeat of this process, dated by this machine's clock; None before its first."""
+        beat = task_files.read(self._backend.folder, self.task)
+        if beat is None or self._pid is None or not ray.wait([self._pid], timeout=0)[0]:
+            return None
+        try:
+            if beat.pid != ray.get(self._pid):
+                return None
+        except RayError:  # the actor is gone, which `code` reports
+            return None
+        if beat != self._beat:
+            self._beat = beat
+            self._beat_at_s = time.time()
+        return replace(beat, at_s=self._beat_at_s)
+
+    def usage(self) -> tuple[None, None]:
+        """Not available for a process on another machine."""
+        return None, None
