@@ -60,7 +60,7 @@ def test_ray_that_is_not_installed_is_named(monkeypatch):
 
 def test_the_started_process_drives_and_the_others_are_tasks(monkeypatch):
     run = run_config("cluster=ray")
-    assert task_assignment.identify(run, {}).role == "driver"
+    assert task_assignment.identify(run, {}).role == "supervisor"
     listed = '{"cluster": {"worker": ["h:1"], "ps": ["h:2"], "chief": ["h:3"]}, "task": {"type": "ps", "index": 0}}'
     assert task_assignment.identify(run, {SUPERVISOR_PID: "1", "TF_CONFIG": listed}).role == "server"
 

@@ -37,7 +37,7 @@ class Identity:
     @property
     def of_processes(self) -> bool:
         """Whether it is one of several processes, or starts them."""
-        return self.topology is not None or self.role in ("supervisor", "agent", "driver")
+        return self.topology is not None or self.role in ("supervisor", "agent")
 
 
 def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
@@ -63,9 +63,7 @@ def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
 def _starter(run: RunConfig, environment: Mapping[str, str]) -> Identity | None:
     """The identity of a process that starts the tasks of a cluster; None for a task."""
     match run.cluster:
-        case choices.Ray():
-            return Identity("driver", "driver")
-        case choices.Local() | choices.MultiWorkerMirrored():
+        case choices.Supervised():
             return Identity("supervisor", "supervisor")
         case choices.Slurm():
             return _agent(run, environment)
@@ -86,7 +84,7 @@ def _topology(run: RunConfig, environment: Mapping[str, str]) -> Topology | None
                 raise ConfigError([Problem("task.type", message)])
             keys = {"key": "cluster.addresses", "task_key": "task"}
             return topology.make(run.cluster.addresses, run.task.type, run.task.index, **keys, needed=needed)
-        case choices.Local() | choices.Unsupervised():
+        case choices.Supervised() | choices.Unsupervised():
             return topology.from_tf_config(environment.get("TF_CONFIG"), needed=needed)
     return None
 

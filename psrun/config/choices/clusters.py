@@ -149,8 +149,23 @@ class Restart(RestartLimits):
     start_timeout_s: float = at_least(1)
 
 
+class Supervised(ClusterChoice):
+    """A cluster whose tasks a supervisor starts, monitors and restarts, on the engine that `implementation` opens.
+
+    See `psrun.launch.backend.OpenBackend`.
+    """
+
+    implementation: ClassVar[str] = "psrun.launch.backend:LocalBackend"
+    restart: RestartLimits
+
+    @property
+    def hang_limits(self) -> Any:
+        """The limits after which a task counts as hung: `psrun.launch.hang_detector.HangLimits`."""
+        return self.restart
+
+
 @dataclass(frozen=True)
-class Local(_StartedHere, _ParameterServers):
+class Local(_StartedHere, _ParameterServers, Supervised):
     has_server_processes: ClassVar[bool] = True
     kind: str
     restart: Restart
@@ -200,6 +215,7 @@ class Ray(Local):
       placement_group: Ray's placement strategy, in lower case.
     """
 
+    implementation: ClassVar[str] = "psrun.launch.ray:open_backend"
     address: str | None = field(kw_only=True)
     resources: RayResources = field(kw_only=True)
     placement_group: str = one_of("spread", "pack")
@@ -210,7 +226,7 @@ class Ray(Local):
 
 
 @dataclass(frozen=True)
-class MultiWorkerMirrored(_StartedHere):
+class MultiWorkerMirrored(_StartedHere, Supervised):
     has_synchronous_workers: ClassVar[bool] = True
     kind: str
     restart: Restart
@@ -300,5 +316,4 @@ class Kubernetes(Unsupervised):
     num_data_workers: int = at_least(1)
 
 
-Supervised = Local | MultiWorkerMirrored
 Cluster = NoCluster | OneDevice | Mirrored | CentralStorage | MultiWorkerMirrored | InProcess | Local | Unsupervised

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -21,14 +23,11 @@ from psrun.cluster.probe import reachable
 from psrun.config import choices
 from psrun.config.choices.clusters import RayTaskResources
 from psrun.config.topology import CHIEF, Task
-from psrun.errors import ClusterError, ConfigError, Problem, ended
-from psrun.launch.ray import node
+from psrun.errors import ClusterError, ConfigError, ExitCode, Problem, ended
+from psrun.launch.backend import Backend, Launch, TaskHandle
+from psrun.launch.ray import connection, node
 from psrun.launch.ray.node import NodeInfo
-from psrun.launch.task_plan import TaskPlan
-from psrun.process import Stop
 from psrun.results import task_files
-from psrun.results.events import Reporter
-from psrun.results.run_folder import RunFolder
 
 _POLL_S = 0.5
 _ASK_EVERY_S = 1.0
@@ -43,27 +42,57 @@ _DIGITS = 4  # precision of Ray
 Amounts = Mapping[str, float]  # of resources, by Ray's names
 
 
-class RayBackend:
-    """Places the tasks on nodes, and starts them there.
+class RayBackend(Backend):
+    """Places the tasks on nodes, and starts them there. If a node is lost, all tasks are placed again.
 
-    Attributes:
-      tasks: the tasks of the run, in the order of their start.
-      addresses: HOST:PORT of the tasks that serve; changes when all tasks are placed again.
+    Raises:
+      ConfigError: there is no Ray cluster at `cluster.address`.
+      ClusterError: the Ray cluster cannot be used.
     """
 
-    def __init__(self, cluster: choices.Ray, plan: TaskPlan, folder: RunFolder, reporter: Reporter, stop: Stop) -> None:
-        self.tasks = {task: RayTask(task, self) for task in plan.tasks()}
-        self.addresses: dict[Task, str] = {}
-        self.folder = folder.path
+    def __init__(self, launch: Launch) -> None:
+        cluster = launch.run.cluster
+        assert isinstance(cluster, choices.Ray)
         self._cluster = cluster
-        self._addressed = plan.addressed()
-        self._reporter = reporter
-        self._stop = stop
-        self._group: Any = None
+        self._folder = launch.folder.path
+        self._reporter = launch.reporter
+        self._stop = launch.stop
+        self._addressed = launch.plan.addressed()
+        tasks = launch.plan.tasks()
+        self._bundles = {task: _bundle(getattr(cluster.resources, task.job)) for task in tasks}
+        self._group: Any = None  # with the bundles in this order
         self._nodes: dict[Task, NodeInfo] = {}
         self._is_placed = False
         self._lost: set[str] = set()
         self._asked_s = time.monotonic()
+        super().__init__({task: RayTask(task, self._folder, self) for task in tasks}, {})
+        launch.console.file = sys.stdout
+        with contextlib.ExitStack() as stack:
+            # To the log: Ray prints pages on every lost node.
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+            with launch.console.status("connecting to Ray"):
+                stack.enter_context(connection.opened(cluster, tasks))
+            self._until_closed = stack.pop_all()
+
+    def find_lost_machines(self) -> None:
+        """Connects to the nodes of all tasks, since Ray takes half a minute to report a lost node."""
+        used = {info.node for info in self._nodes.values()} - self._lost
+        for each in ray.nodes():
+            address = f"{each['NodeManagerAddress']}:{each['NodeManagerPort']}"
+            if each["NodeID"] in used and not (each["Alive"] and reachable(address, timeout_s=_REACHED_WITHIN_S)):
+                self._lost.add(each["NodeID"])
+
+    def must_move(self, tasks: Sequence[TaskHandle]) -> bool:
+        if all(self.lost_node(each.task) is None for each in tasks):
+            return False
+        self._is_placed = False
+        return True
+
+    def kill_all(self) -> None:
+        connection.close()  # all actors end with their driver
+
+    def close(self, code: ExitCode) -> None:
+        self._until_closed.close()
 
     def start(self, task: Task) -> Any:
         """Starts the actor of a task and returns it. After the loss of a node, all tasks are placed again first.
@@ -74,16 +103,16 @@ class RayBackend:
         """
         if not self._is_placed:
             self._place()
-        resources = getattr(self._cluster.resources, task.job)
+        bundle = self._bundles[task]
         actor = ray.remote(node.TaskActor).options(
             scheduling_strategy=self._bundle_of(task),
             max_concurrency=4,
-            num_cpus=resources.num_cpus,
-            num_gpus=resources.num_gpus,
-            memory=resources.memory_bytes or None,
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU"),
+            memory=bundle.get("memory"),
         )
         return actor.remote(
-            *(task, self.addresses, self.folder),
+            *(task, self.addresses, self._folder),
             node=self._nodes[task].node,
             environment={name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)},
             cwd=os.getcwd(),
@@ -97,23 +126,11 @@ class RayBackend:
         info = self._nodes.get(task)
         return str(info) if info and info.node in self._lost else None
 
-    def check_nodes(self) -> None:
-        """Connects to the nodes of all tasks, since Ray takes half a minute to report a lost node."""
-        used = {info.node for info in self._nodes.values()} - self._lost
-        for each in ray.nodes():
-            address = f"{each['NodeManagerAddress']}:{each['NodeManagerPort']}"
-            if each["NodeID"] in used and not (each["Alive"] and reachable(address, timeout_s=_REACHED_WITHIN_S)):
-                self._lost.add(each["NodeID"])
-
-    def place_again(self) -> None:
-        """Lets the next start place all tasks, which have ended, again."""
-        self._is_placed = False
-
     def _give_up_places(self) -> None:
         """Removes the placement group after the loss of a node. Raises ClusterError if Ray does not detect the loss."""
         if self.lost_node(CHIEF) is not None:  # perhaps only disconnected: two chiefs must not write one run folder
             deadline_s = time.monotonic() + self._cluster.restart.progress_timeout_s
-            while task_files.still_beats(self.folder, CHIEF) and time.monotonic() < deadline_s:
+            while task_files.still_beats(self._folder, CHIEF) and time.monotonic() < deadline_s:
                 self._stop.raise_if_requested()
         deadline_s = time.monotonic() + _DETECTED_WITHIN_S
         while any(each["Alive"] and each["NodeID"] in self._lost for each in ray.nodes()):  # Ray would use them again
@@ -129,27 +146,28 @@ class RayBackend:
         is_first = self._group is None
         if not is_first:
             self._give_up_places()
-        bundles = {task: _bundle(getattr(self._cluster.resources, task.job)) for task in self.tasks}
-        shortage = lack_of_resources(bundles, [each["Resources"] for each in ray.nodes() if each["Alive"]])
+        shortage = lack_of_resources(self._bundles, [each["Resources"] for each in ray.nodes() if each["Alive"]])
         if shortage and is_first:
             raise ConfigError([Problem("cluster.resources", shortage)])
         if shortage:
             raise ClusterError(f"after the loss of a node: {shortage}")
-        self._group = placement_group(list(bundles.values()), strategy=self._cluster.placement_group.upper())
+        self._group = placement_group(list(self._bundles.values()), strategy=self._cluster.placement_group.upper())
         deadline_s = time.monotonic() + self._cluster.connect_timeout_s
         while not self._group.wait(timeout_seconds=_POLL_S):
             self._stop.raise_if_requested()
             if time.monotonic() > deadline_s:
-                raise ClusterError(self._no_room(_total(bundles)))
+                raise ClusterError(self._no_room(_total(self._bundles)))
         by_node: dict[str, list[Task]] = {}
         for index, node_id in placement_group_table(self._group)["bundles_to_node_id"].items():
             by_node.setdefault(node_id, []).append(list(self.tasks)[int(index)])
         infos = self._look_at(list(by_node.values()))
         self._nodes = {task: info for tasks, info in zip(by_node.values(), infos, strict=True) for task in tasks}
-        for tasks, info in zip(by_node.values(), infos, strict=True):
-            self.addresses |= {
-                task: f"{info.address}:{port}" for task, port in zip(tasks, info.ports) if task in self._addressed
-            }
+        self.addresses = {
+            task: f"{info.address}:{port}"
+            for tasks, info in zip(by_node.values(), infos, strict=True)
+            for task, port in zip(tasks, info.ports, strict=True)
+            if task in self._addressed
+        }
         if len(ray.nodes()) > 1:
             where = "; ".join(f"{', '.join(map(str, tasks))} on {self._nodes[tasks[0]]}" for tasks in by_node.values())
             several = f"tasks on {len(infos)} nodes: {where}"
@@ -172,13 +190,13 @@ class RayBackend:
           ConfigError: a node has another version of psrun, or does not see the run folder.
           ClusterError: a node does not answer, or cannot run psrun.
         """
-        probe = node.probe(self.folder)
+        probe = node.probe(self._folder)
         probe.parent.mkdir(exist_ok=True)
         token = secrets.token_hex(8)
         probe.write_text(token, encoding="utf-8")
         look = ray.remote(num_cpus=0, max_retries=0)(node.look)
         answers = [
-            look.options(scheduling_strategy=self._bundle_of(tasks[0])).remote(self.folder, token, len(tasks))
+            look.options(scheduling_strategy=self._bundle_of(tasks[0])).remote(self._folder, token, len(tasks))
             for tasks in groups
         ]
         deadline_s = time.monotonic() + _ANSWERS_WITHIN_S
@@ -190,7 +208,7 @@ class RayBackend:
                 message = f"node {info} has psrun {info.version}, but the driver has {__version__}: install the same"
                 problems.append(Problem("cluster", message))
             if not info.sees_folder:
-                message = f"{self.folder} is not visible on node {info}; choose a folder on a shared disk"
+                message = f"{self._folder} is not visible on node {info}; choose a folder on a shared disk"
                 problems.append(Problem("hydra.run.dir", message))
         if problems:
             raise ConfigError(problems)
@@ -250,46 +268,38 @@ def _text(amounts: Amounts) -> str:
     return " and ".join(f"{amount:,.15g} {units[name]}" for name, amount in amounts.items())
 
 
-class RayTask:
-    """One task and its current actor; see `psrun.launch.task_processes.TaskHandle`."""
+class RayTask(TaskHandle):
+    """One task and its current actor."""
 
-    def __init__(self, task: Task, backend: RayBackend) -> None:
-        self.task = task
-        self.restarts = 0
-        self.start_at_s: float | None = None
+    def __init__(self, task: Task, folder: Path, backend: RayBackend) -> None:
+        super().__init__(task, folder)
         self._backend = backend
         self._actor: Any = None
         self._exit: Any = None  # reference to the exit code
         self._pid: Any = None  # reference to the process id
         self._code: int | None = None
         self._how = ""
-        self._beat: task_files.Heartbeat | None = None  # the last one, as it was written
-        self._beat_at_s = 0.0
 
     def start(self) -> None:
-        """Starts the task, on another node if its node was lost.
-
-        Raises:
-          ClusterError: the remaining nodes have no room for all tasks.
-        """
-        task_files.path(self._backend.folder, self.task).unlink(missing_ok=True)
+        super().start()
         self._actor = self._backend.start(self.task)
         self._exit = self._actor.wait.remote()
         self._pid = self._actor.pid.remote()
         self._code = None
-        self.start_at_s = None
 
     @property
     def started(self) -> bool:
         return self._actor is not None
 
     @property
-    def running(self) -> bool:
-        return self.started and self.code is None
+    def pid(self) -> int | None:
+        try:
+            return ray.get(self._pid, timeout=0) if self._pid is not None else None
+        except (GetTimeoutError, RayError):  # `code` reports an actor that is gone
+            return None
 
     @property
     def code(self) -> int | None:
-        """The exit code, negative for a signal or a lost node; None while it runs."""
         if self._actor is None or self._code is not None:
             return self._code
         lost = self._backend.lost_node(self.task)
@@ -300,7 +310,7 @@ class RayTask:
                 code = ray.get(self._exit)
                 self._end(code, ended(code))
             except RayError as error:
-                self._backend.check_nodes()
+                self._backend.find_lost_machines()
                 lost = self._backend.lost_node(self.task)
                 cause = " ".join(str(error).split())[:_MOST_CHARACTERS]
                 self._end(-signal.SIGKILL, f"was lost with its {f'node {lost}' if lost else f'actor ({cause})'}")
@@ -315,12 +325,10 @@ class RayTask:
         return self._how if self.code is not None else ""
 
     def send(self, signum: int) -> None:
-        """Sends a signal if the process is running."""
         if self.running:
             self._actor.send.remote(int(signum))
 
     def kill(self) -> None:
-        """Kills the actor and its process, also a stopped one, and waits for it if its node is reachable."""
         if self._actor is None or self._exit is None:
             return
         ray.kill(self._actor)
@@ -329,22 +337,3 @@ class RayTask:
         if self._code is None:
             self._code = -signal.SIGKILL
         self._exit = None
-
-    def heartbeat(self) -> task_files.Heartbeat | None:
-        """The last heartbeat of this process, dated by this machine's clock; None before its first."""
-        beat = task_files.read(self._backend.folder, self.task)
-        if beat is None or self._pid is None or not ray.wait([self._pid], timeout=0)[0]:
-            return None
-        try:
-            if beat.pid != ray.get(self._pid):
-                return None
-        except RayError:  # the actor is gone, which `code` reports
-            return None
-        if beat != self._beat:
-            self._beat = beat
-            self._beat_at_s = time.time()
-        return replace(beat, at_s=self._beat_at_s)
-
-    def usage(self) -> tuple[None, None]:
-        """Not available for a process on another machine."""
-        return None, None

@@ -15,8 +15,8 @@ import ray
 from psrun import __version__
 from psrun.config.topology import Task
 from psrun.errors import ClusterError
+from psrun.launch.backend import TaskProcess
 from psrun.launch.child_processes import ChildProcess
-from psrun.launch.task_processes import TaskProcess
 
 _SEEN_WITHIN_S = 5.0  # a shared disk may show new files late
 _POLL_S = 0.1

@@ -10,10 +10,10 @@ from pathlib import Path
 from psrun.config import choices
 from psrun.config.topology import Task
 from psrun.errors import ended
+from psrun.launch.backend import TaskProcess
 from psrun.launch.hang_detector import HangDetector
 from psrun.launch.restart_policy import RestartPolicy
 from psrun.launch.slurm.task_identity import AGENT_SIGNAL
-from psrun.launch.task_processes import TaskProcess
 
 _OF_SLURM = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _POLL_S = 0.05

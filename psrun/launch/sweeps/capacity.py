@@ -10,7 +10,7 @@ import psutil
 
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
-from psrun.launch import task_plan
+from psrun.launch.backend import TaskPlan
 
 # A process with TensorFlow uses 0.7 GiB without a model; an in-process cluster with two workers and two ps, 0.9.
 _PROCESS_BYTES = 2**30
@@ -49,7 +49,7 @@ def _num_processes(run: RunConfig) -> int:
         case choices.Ray(address=str()):  # whose tasks are elsewhere
             return 1
         case choices.Local() | choices.MultiWorkerMirrored():
-            return len(task_plan.of(run).tasks())
+            return len(TaskPlan.of(run).tasks())
         case _:
             return 1
 
