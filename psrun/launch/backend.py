@@ -182,6 +182,11 @@ class Backend:
         """
         return False
 
+    def kill_all(self) -> None:
+        """Kills all tasks, also right before this process exits at once."""
+        for task in self.tasks.values():
+            task.kill()
+
     def close(self, code: ExitCode) -> None:
         """Called once, at the end: no task runs any more. `code` is the exit code of the run."""
 

@@ -17,7 +17,7 @@ from psrun.launch.backend import Backend, Launch
 def open_backend(launch: Launch) -> Backend:
     """The engine of `cluster=ray`. Raises ConfigError if Ray is not installed."""
     check_installed()
-    return importlib.import_module("psrun.launch.ray.driver").RayBackend(launch)
+    return importlib.import_module("psrun.launch.ray.backend").RayBackend(launch)
 
 
 def check_installed() -> None:
