@@ -153,10 +153,10 @@ def batches(folder: Path, seconds: float) -> dict[str, Callable[[], float]]:
     """Functions that measure how many examples a second a worker counts."""
     import tensorflow as tf
 
+    from psrun.closures.input_streams import DealtInput, Stream
     from psrun.cluster import strategy
     from psrun.config import choices
     from psrun.data import criteo
-    from psrun.training.input_streams import DealtInput, Stream
 
     cluster = choices.InProcess(
         "inprocess", num_workers=1, num_ps=1, num_data_workers=1, placement="greedy", isolate=False

@@ -41,7 +41,7 @@ class Idle:
 @contextlib.contextmanager
 def unmeasured() -> Iterator[None]:
     """Closures of steps named 'without' carry no counts."""
-    from psrun.training.parameter_server import closure_tracing, dense_bundling, steps_per_execution
+    from psrun.closures import closure_tracing, dense_bundling, steps_per_execution
 
     make = closure_tracing.ClosureTracer.__init__
 

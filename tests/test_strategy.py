@@ -9,9 +9,9 @@ import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import cancellation
 
+from psrun.closures.input_streams import DealtInput, Stream
 from psrun.cluster import strategy
 from psrun.config import choices
-from psrun.training.input_streams import DealtInput, Stream
 
 pytestmark = pytest.mark.inprocess
 

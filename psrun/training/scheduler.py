@@ -9,13 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from psrun.closures.closure_tracing import Step, packed
+from psrun.closures.input_streams import Stream
+from psrun.closures.step_profiler import StepProfiler, Unmeasured
 from psrun.program import objective
 from psrun.program.compiled_model import Program
 from psrun.training import executions
 from psrun.training.executions import Executions
-from psrun.training.input_streams import Stream
-from psrun.training.parameter_server.closure_tracing import Step, packed
-from psrun.training.parameter_server.step_profiler import StepProfiler, Unmeasured
 from psrun.training.session import Session
 
 _MOST_KINDS = 8

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 
+from psrun.closures.simulated_delay import SimulatedDelay
+from psrun.closures.staleness_meter import StalenessMeter
 from psrun.config import choices
 from psrun.program.compiled_model import Program
 from psrun.results import staleness
 from psrun.results.events import Reporter
-from psrun.training.parameter_server.staleness_meter import StalenessMeter
-from psrun.training.simulated_delay import SimulatedDelay
 
 
 class UpdateStaleness:

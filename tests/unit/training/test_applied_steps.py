@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 
-from psrun.training.parameter_server import applied_steps, steps_per_execution
+from psrun.closures import applied_steps, steps_per_execution
 
 pytestmark = pytest.mark.inprocess
 

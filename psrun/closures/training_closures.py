@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from psrun.cluster.inflight_closures import InFlightClosures
+from psrun.closures.inflight_closures import InFlightClosures
+from psrun.closures.worker_clocks import WorkerClocks
 from psrun.cluster.strategy import Distribution
-from psrun.cluster.worker_clocks import WorkerClocks
 from psrun.config import choices
 from psrun.tf_internals.closure_queue import Again, MarkedClosures
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from psrun.closures.training_closures import TrainingClosures
 from psrun.cluster.strategy import Distribution
-from psrun.cluster.training_closures import TrainingClosures
 from psrun.config import choices
 
 

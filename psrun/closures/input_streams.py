@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.training.audit import Audit
+from psrun.closures.audit import Audit
 
 _MOST_WAITING = 64  # numbers in the queue of a worker; those of lost closures stay
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from psrun.closures.audit import Audit
 from psrun.cluster import placement
 from psrun.program.compiled_model import Program
 from psrun.tf_internals.cluster import has_ended, num_parameter_servers
-from psrun.training.audit import Audit
 
 # A server may still be at work on gradients that have arrived when the chief learns that their worker is lost. Counts
 # are read until they stay the same for this time, or for two steps if that is longer.

@@ -10,19 +10,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.cluster.training_closures import TrainingClosures
+from psrun.closures import closure_length
+from psrun.closures.applied_steps import AppliedSteps, Execution
+from psrun.closures.closure_length import ClosureTimer
+from psrun.closures.closure_tracing import ClosureTracer, Step
+from psrun.closures.input_streams import Stream
+from psrun.closures.slow_workers import SlowWorkers
+from psrun.closures.staleness_meter import StalenessMeter
+from psrun.closures.step_profiler import StepProfiler
+from psrun.closures.training_closures import TrainingClosures
 from psrun.config import choices
 from psrun.program.compiled_model import Program
 from psrun.tf_internals.closure_queue import Again
-from psrun.training.input_streams import Stream
-from psrun.training.parameter_server import closure_length
-from psrun.training.parameter_server.applied_steps import AppliedSteps, Execution
-from psrun.training.parameter_server.closure_length import ClosureTimer
-from psrun.training.parameter_server.closure_tracing import ClosureTracer, Step
-from psrun.training.parameter_server.slow_workers import SlowWorkers
-from psrun.training.parameter_server.staleness_meter import StalenessMeter
-from psrun.training.parameter_server.step_profiler import StepProfiler
-from psrun.training.progress import iterations
 
 # Writing ten out took 5 to 9 s of training and saved 2 to 3 ms a step, with a tiny and a large model on two slow cores:
 # what it costs comes back after some 2,300 to 3,300 steps.
@@ -91,7 +90,7 @@ class Packing:
         self._cut: list[tuple[tuple[tf.Tensor, ...], frozenset[int]]] = []  # input, and the servers behind
         self._completing: dict[frozenset[int], Any] = {}  # functions of a step, by the servers that apply it
         in_flight.num_kinds += 1
-        self._first_iteration = iterations(program)
+        self._first_iteration = program.iterations
         self._num_scheduled = 0
         self._ran_again = False
         self._late = trainer.prefetch_rows or trainer.dense_sync_every > 1  # only unrolled steps can be
@@ -219,7 +218,7 @@ class Packing:
         if not (self._ran_again and self._is_plain and self._in_flight.num_kinds == 1):
             return
         self._ran_again = False
-        missing = self._first_iteration + self._num_scheduled - iterations(self._program)
+        missing = self._first_iteration + self._num_scheduled - self._program.iterations
         if missing:
             self._program.optimizer.iterations.assign_add(missing)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from psrun.closures.variable_proxy import VariableProxy, taking_over
 from psrun.tf_internals.variables import remote, wrapped
-from psrun.training.parameter_server.variable_proxy import VariableProxy, taking_over
 
 
 class CannotBeKept(Exception):

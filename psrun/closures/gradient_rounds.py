@@ -10,11 +10,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from psrun.closures.audit import Audit
 from psrun.cluster import placement
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
 from psrun.tf_internals import optimizers
-from psrun.training.audit import Audit
 
 _HEAD = 2  # the first values of an element: round and slot
 _FIRST_SERVER = placement.server_device(0)

@@ -7,14 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.cluster.update_rounds import RoundClosures, Slot
+from psrun.closures.closure_tracing import ClosureTracer, Step
+from psrun.closures.gradient_rounds import GradientRounds
+from psrun.closures.input_streams import Stream
+from psrun.closures.slow_workers import SlowWorkers
+from psrun.closures.staleness_meter import StalenessMeter
+from psrun.closures.step_profiler import StepProfiler
+from psrun.closures.update_rounds import RoundClosures, Slot
 from psrun.program.compiled_model import Program
-from psrun.training.input_streams import Stream
-from psrun.training.parameter_server.closure_tracing import ClosureTracer, Step
-from psrun.training.parameter_server.gradient_rounds import GradientRounds
-from psrun.training.parameter_server.slow_workers import SlowWorkers
-from psrun.training.parameter_server.staleness_meter import StalenessMeter
-from psrun.training.parameter_server.step_profiler import StepProfiler
 
 
 class SynchronousSteps:

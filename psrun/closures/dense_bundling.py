@@ -15,16 +15,16 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from psrun.closures.applied_steps import AppliedSteps
+from psrun.closures.dense_bundle import Bundle, GradientsAndVariables
+from psrun.closures.staleness_meter import StalenessMeter, UpdatesInClosure
+from psrun.closures.variable_proxy import VariableProxy, taking_over
 from psrun.errors import ConfigError, Problem
 from psrun.optimizers import late_gradients
 from psrun.program.compiled_model import Program, traced_forward
 from psrun.tf_internals import optimizers
 from psrun.tf_internals.tracing import FuncGraph
 from psrun.tf_internals.variables import remote, wrapped
-from psrun.training.parameter_server.applied_steps import AppliedSteps
-from psrun.training.parameter_server.dense_bundle import Bundle, GradientsAndVariables
-from psrun.training.parameter_server.staleness_meter import StalenessMeter, UpdatesInClosure
-from psrun.training.parameter_server.variable_proxy import VariableProxy, taking_over
 
 
 class DenseBundles:

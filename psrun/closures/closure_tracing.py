@@ -8,21 +8,21 @@ from typing import Any
 
 import tensorflow as tf
 
+from psrun.closures.applied_steps import AppliedSteps
+from psrun.closures.dense_bundling import DenseBundles
+from psrun.closures.gradient_rounds import GradientRounds
+from psrun.closures.input_streams import Stream
+from psrun.closures.row_prefetch import RowPrefetch
+from psrun.closures.slow_workers import SlowWorkers
+from psrun.closures.staleness_meter import StalenessMeter
+from psrun.closures.step_profiler import StepProfiler, Unmeasured
+from psrun.closures.worker_local_variables import CannotBeKept, WorkerLocalVariables
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program, metric_variables
 from psrun.program.replicas import Replicas
 from psrun.tf_internals.cluster import iterator_spec
 from psrun.tf_internals.optimizers import counters
 from psrun.tf_internals.tracing import unconverted
-from psrun.training.input_streams import Stream
-from psrun.training.parameter_server.applied_steps import AppliedSteps
-from psrun.training.parameter_server.dense_bundling import DenseBundles
-from psrun.training.parameter_server.gradient_rounds import GradientRounds
-from psrun.training.parameter_server.row_prefetch import RowPrefetch
-from psrun.training.parameter_server.slow_workers import SlowWorkers
-from psrun.training.parameter_server.staleness_meter import StalenessMeter
-from psrun.training.parameter_server.step_profiler import StepProfiler, Unmeasured
-from psrun.training.parameter_server.worker_local_variables import CannotBeKept, WorkerLocalVariables
 
 # What is done with one batch, as a network's `train_step`.
 Step = Callable[[Any], Any]
