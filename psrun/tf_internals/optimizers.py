@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -176,6 +177,19 @@ def counters(optimizer: Any) -> list[tf.Variable]:
 def updates_together(optimizer: Any) -> bool:
     """Whether the optimizer updates all variables in one method, once gradients are added up and clipped."""
     return not is_legacy(optimizer)
+
+
+def aggregates_as_keras(optimizer: Any) -> bool:
+    """Whether the optimizer adds up the gradients of replicas as those of tf-keras do."""
+    own = getattr(type(optimizer), "aggregate_gradients", None)
+    return own is tf_keras.optimizers.Optimizer.aggregate_gradients
+
+
+def without_aggregation(optimizer: Any) -> dict[str, bool]:
+    """The options of `apply_gradients` with which it does not add up the gradients of replicas; none if a user's
+    optimizer takes no such option."""
+    option = "skip_gradients_aggregation"
+    return {option: True} if option in inspect.signature(type(optimizer).apply_gradients).parameters else {}
 
 
 @contextlib.contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +17,7 @@ __all__ = [
     "CachingVariable",
     "ConvertibleToTensor",
     "UninitializedVariable",
+    "add_what_is_assigned",
     "aggregate_alike",
     "aggregating",
     "remote",
@@ -81,6 +83,19 @@ def aggregating(variables: Iterable[Any]) -> list[Any]:
     The type has no public name (TensorFlow 2.21).
     """
     return [shard for shard in shards_of(variables) if isinstance(shard, AggregatingVariable)]
+
+
+def add_what_is_assigned(variables: Iterable[Any]) -> None:
+    """Lets each replica assign these variables what it has added to them: TensorFlow would sum their states."""
+    for variable in aggregating(variables):
+        if "assign" not in vars(variable):
+            variable.assign = functools.partial(_assign_by_adding, variable, variable.assign)
+
+
+def _assign_by_adding(variable: Any, assign: Callable[..., Any], value: Any, *arguments: Any, **options: Any) -> Any:
+    if tf.distribute.in_cross_replica_context():
+        return assign(value, *arguments, **options)
+    return variable.assign_add(tf.convert_to_tensor(value, variable.dtype) - variable.read_value())
 
 
 def aggregate_alike(variables: Iterable[Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.closures.closure_tracing import Step
+from psrun.closures.stage import Step
 from psrun.config import choices, targets
 from psrun.config.run_config import RunConfig
 from psrun.errors import PsrunError, TrainingError
