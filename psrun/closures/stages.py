@@ -24,6 +24,7 @@ from psrun.closures.step_profiler import StepProfiler
 from psrun.closures.worker_local_variables import WorkerLocalVariables
 from psrun.program.compiled_model import Program, metric_variables
 from psrun.tf_internals import optimizers
+from psrun.tf_internals.replaced import replaced
 
 ORDER: tuple[type[Stage], ...] = (
     WorkerLocalVariables,  # writes back what all the others have added to a variable
@@ -99,9 +100,9 @@ class Stages:
             for stage in self._stages:
                 stack.enter_context(stage.unrolled(num_steps))
             if update is not None:
-                stack.enter_context(optimizers.updating(self._optimizer, update))
+                stack.enter_context(replaced(self._optimizer, optimizers.update_method(self._optimizer), update))
             if apply is not None:
-                stack.enter_context(optimizers.applying(self._optimizer, apply))
+                stack.enter_context(replaced(self._optimizer, "apply_gradients", apply))
             for stage in reversed(self._stages):
                 take = stage.batches(take, num_steps)
                 step = stage.around(step)

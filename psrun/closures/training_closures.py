@@ -22,7 +22,7 @@ class TrainingClosures(InFlightClosures):
       num_kinds: number of kinds of steps that are scheduled.
     """
 
-    def __init__(self, distribution: Distribution, consistency: choices.Consistency) -> None:
+    def __init__(self, distribution: Distribution, consistency: choices.ConsistencyChoice) -> None:
         super().__init__(distribution, max_delay=consistency.max_delay)
         self._num_workers, self._queue = distribution.num_workers, MarkedClosures.of(self._coordinator)
         self.num_cut = 0

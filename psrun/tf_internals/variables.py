@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.ps_values import AggregatingVariable, CachingVariable
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
-from psrun.tf_internals.required import require
+from psrun.tf_internals.replaced import replace
 
 __all__ = [
     "CachingVariable",
@@ -59,8 +59,7 @@ def wrapped(variable: CachingVariable) -> Any:
 
 def replace_wrapped(variable: CachingVariable, other: Any) -> None:
     """Makes a variable of a parameter server strategy pass on its operations to `other` (TensorFlow 2.21)."""
-    require(variable, "_v")
-    variable._v = other
+    replace(variable, "_v", lambda _: other)
 
 
 class ConvertibleToTensor(abc.ABC):
@@ -89,7 +88,7 @@ def add_what_is_assigned(variables: Iterable[Any]) -> None:
     """Lets each replica assign these variables what it has added to them: TensorFlow would sum their states."""
     for variable in aggregating(variables):
         if "assign" not in vars(variable):
-            variable.assign = functools.partial(_assign_by_adding, variable, variable.assign)
+            replace(variable, "assign", functools.partial(functools.partial, _assign_by_adding, variable))
 
 
 def _assign_by_adding(variable: Any, assign: Callable[..., Any], value: Any, *arguments: Any, **options: Any) -> Any:
@@ -106,4 +105,4 @@ def aggregate_alike(variables: Iterable[Any]) -> None:
     """
     for variable in aggregating(variables):
         if variable._aggregation == tf.VariableAggregation.NONE:
-            variable._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+            replace(variable, "_aggregation", lambda _: tf.VariableAggregation.ONLY_FIRST_REPLICA)

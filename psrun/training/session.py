@@ -16,7 +16,6 @@ from psrun.closures.input_streams import Stream
 from psrun.closures.step_profiler import StepProfiler, StepTime, step_time
 from psrun.closures.steps_per_execution import Packed
 from psrun.closures.training_closures import TrainingClosures
-from psrun.closures.update_rounds import closures_of
 from psrun.errors import DataExhaustedError, NonFiniteLossError
 from psrun.process import Stop
 from psrun.program.compiled_model import Program
@@ -131,7 +130,8 @@ class Session:
     @functools.cached_property
     def closures(self) -> TrainingClosures:
         """The closures of steps, on the workers of a coordinator."""
-        return closures_of(self.program.distribution, self.program.config.consistency)
+        mode = self.program.config.consistency
+        return mode.load()(self.program.distribution, mode)
 
     def ends_epoch(self) -> bool:
         """Whether the next step is the last one of the epoch."""
