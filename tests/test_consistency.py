@@ -37,7 +37,7 @@ def observed(distribution, num_rounds, slow_s, delay=0):
     """Counts on the parameter server; each worker's rounds of ten updates take 2 ms, those of worker 0 `slow_s`."""
     import tensorflow as tf
 
-    from psrun.training.parameter_server.slow_workers import wait
+    from psrun.closures.slow_workers import wait
 
     num_workers = distribution.num_workers
     with tf.device("/job:ps/replica:0/task:0/device:CPU:0"):
@@ -79,7 +79,7 @@ def three_workers():
 
 @pytest.mark.thorough
 def test_no_bound_is_broken_in_ten_thousand_updates_with_a_slow_worker(three_workers):
-    from psrun.cluster.training_closures import TrainingClosures
+    from psrun.closures.training_closures import TrainingClosures
     from psrun.config import choices
 
     num_rounds = 1000
@@ -195,14 +195,14 @@ def test_steps_and_loops_of_users_are_synchronous_too(train, own):
 
 
 def test_batches_that_were_not_applied_come_first():
-    from psrun.training.input_streams import DealtInput
+    from psrun.closures.input_streams import DealtInput
 
     dealt = DealtInput(lambda: None, 12, again=[3, 7])
     assert [int(dealt._number(np.int64(place))) for place in range(4)] == [3, 7, 12, 13]
     assert (dealt.next_number, dealt.left) == (12, [3, 7])
-    arguments = [dealt.arguments(1) for _ in range(4)]
+    dealings = [dealt.deal(1) for _ in range(4)]
     assert (dealt.next_number, dealt.left) == (14, [])
-    dealt.deal_again([arguments[2], arguments[0]])
+    dealt.deal_again([dealings[2], dealings[0]])
     assert (dealt.next_number, dealt.left) == (14, [3, 12])
-    assert [int(dealt.arguments(1)[0]) for _ in range(3)] == [0, 2, 4]
+    assert [int(dealt.deal(1)["place"]) for _ in range(3)] == [0, 2, 4]
     assert (dealt.next_number, dealt.left) == (15, [])

@@ -39,7 +39,7 @@ CASES = [
 @pytest.mark.thorough
 @pytest.mark.parametrize(("trainer", "pieces"), CASES)
 def test_steps_are_those_of_one_device(train, monkeypatch, trainer, pieces):
-    from psrun.training.parameter_server import steps_per_execution
+    from psrun.closures import steps_per_execution
 
     monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
     alone, split = both(train, *IDS, "partitioner=fixed_shards", *pieces, f"trainer={trainer}", "data.audit=true")

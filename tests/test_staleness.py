@@ -58,7 +58,7 @@ def test_updates_of_another_worker_between_a_read_and_its_update_are_counted(tra
     ],
 )
 def test_with_one_worker_only_its_own_updates_are_between(train, monkeypatch, pieces, histogram):
-    from psrun.training.parameter_server import steps_per_execution
+    from psrun.closures import steps_per_execution
 
     begin = steps_per_execution.Packing.__init__
 

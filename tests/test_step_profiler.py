@@ -20,7 +20,7 @@ PLANTED = {
     [("input", "custom_loop", 1), ("compute", "custom_loop", 4), ("traffic", "fit", 4)],
 )  # fmt: skip
 def test_the_bottleneck_is_what_was_made_slow(train, monkeypatch, trainer, num_steps, planted):
-    from psrun.training.parameter_server import step_profiler, steps_per_execution
+    from psrun.closures import step_profiler, steps_per_execution
 
     monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
     if num_steps > 1 and trainer == "custom_loop":  # written out
@@ -58,7 +58,7 @@ LATE = ("trainer.prefetch_rows=true", "trainer.dense_sync_every=2")
 )
 def test_computing_is_found_wherever_it_is(train, monkeypatch, model, more):
     """In functions and branches, and between rows and their gradients."""
-    from psrun.training.parameter_server import step_profiler, steps_per_execution
+    from psrun.closures import step_profiler, steps_per_execution
 
     monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
     monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
@@ -71,7 +71,7 @@ def test_computing_is_found_wherever_it_is(train, monkeypatch, model, more):
 
 
 def test_the_time_of_the_first_batch_counts_as_time_to_the_first_step(train, monkeypatch):
-    from psrun.training.parameter_server import step_profiler
+    from psrun.closures import step_profiler
 
     monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
     result, _ = train(
@@ -83,7 +83,7 @@ def test_the_time_of_the_first_batch_counts_as_time_to_the_first_step(train, mon
 
 
 def test_the_bottleneck_is_the_longest_stage():
-    from psrun.training.parameter_server.step_profiler import step_time
+    from psrun.closures.step_profiler import step_time
 
     assert step_time([0, 0.0, 0.0, 0.0], 0.1) is None
     measured = step_time([10, 0.5, 0.1, 0.2], 0.1)

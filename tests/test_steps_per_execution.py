@@ -17,7 +17,7 @@ pytestmark = pytest.mark.inprocess
 @pytest.fixture
 def unrolled(monkeypatch):
     """Steps are written out one after the other also in runs of few steps, and from the first one on."""
-    from psrun.training.parameter_server import closure_tracing, steps_per_execution
+    from psrun.closures import closure, steps_per_execution
 
     monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
     traced: list[tuple[int, int | None]] = []
@@ -28,18 +28,18 @@ def unrolled(monkeypatch):
         self._unroll()
 
     monkeypatch.setattr(steps_per_execution.Packing, "__init__", begins)
-    original = closure_tracing.packed
+    original = closure.Closure.function
 
-    def packed(*arguments: Any, **options: Any) -> Any:
-        traced.append((options["unrolled"], options["num_steps"]))
-        return original(*arguments, **options)
+    def function(self: Any, unrolled: int, num_steps: int | None) -> Any:
+        traced.append((unrolled, num_steps))
+        return original(self, unrolled, num_steps)
 
-    monkeypatch.setattr(closure_tracing, "packed", packed)
+    monkeypatch.setattr(closure.Closure, "function", function)
     return traced
 
 
 def test_as_many_steps_as_fill_a_tenth_of_a_second_and_an_epoch_evenly():
-    from psrun.training.parameter_server.closure_length import chosen
+    from psrun.closures.closure_length import chosen
 
     assert [chosen(step_s, 1000, 2) for step_s in (1.0, 0.05, 0.02, 0.0125, 0.01, 0.002, 1e-9)] == [
         1,
@@ -68,7 +68,7 @@ def test_as_many_steps_as_fill_a_tenth_of_a_second_and_an_epoch_evenly():
     ],
 )
 def test_short_steps_are_measured_again_with_ten(before, step_s, least, wanted):
-    from psrun.training.parameter_server.closure_length import after
+    from psrun.closures.closure_length import after
 
     assert after(before, step_s, 1000, 2, least=least) == wanted
 
@@ -115,17 +115,17 @@ def test_a_metric_that_branches_and_assigns_counts_every_example(train, unrolled
 
 @pytest.mark.parametrize(("slow_s", "unrolled"), [pytest.param(0.0, 0, marks=pytest.mark.thorough), (1e9, 1)])
 def test_slow_steps_are_not_unrolled(train, monkeypatch, slow_s, unrolled):
-    from psrun.training.parameter_server import closure_tracing, steps_per_execution
+    from psrun.closures import closure, steps_per_execution
 
     monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
     monkeypatch.setattr(steps_per_execution, "_SLOW_STEP_S", slow_s)
-    original, traced = closure_tracing.packed, []
+    original, traced = closure.Closure.function, []
 
-    def packed(*arguments: Any, **options: Any) -> Any:
-        traced.append(options["num_steps"])
-        return original(*arguments, **options)
+    def function(self: Any, unrolled: int, num_steps: int | None) -> Any:
+        traced.append(num_steps)
+        return original(self, unrolled, num_steps)
 
-    monkeypatch.setattr(closure_tracing, "packed", packed)
+    monkeypatch.setattr(closure.Closure, "function", function)
     result, _ = train("trainer.epochs=3", "evaluation=none", "checkpoint=none", num_workers=1)
     assert result["steps"]["applied"] == 3 * STEPS
     assert traced == [None] + [3] * unrolled
@@ -212,7 +212,7 @@ def test_rows_are_not_prefetched_for_a_train_step_that_may_look_up_others(train)
 @pytest.mark.thorough
 def test_a_number_chosen_at_the_end_of_an_epoch_holds_in_the_next(train, monkeypatch):
     """Keras puts back the number that it had before the last, shorter execution of an epoch."""
-    from psrun.training.parameter_server import closure_length
+    from psrun.closures import closure_length
 
     monkeypatch.setattr(closure_length, "chosen", lambda step_s, steps_per_epoch, num_workers: 4)
     result, _ = train(

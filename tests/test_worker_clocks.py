@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psrun.cluster.worker_clocks import WorkerClocks
+from psrun.closures.worker_clocks import WorkerClocks
 
 TICK, OTHER = True, None
 

@@ -32,7 +32,7 @@ class Position:
       batches_per_step: the number of batches that an update was computed from.
       again: the numbers of earlier batches that were not applied.
       order: the geometry of numbered batches: examples, batch size and block; None otherwise.
-      audit: how often each example was applied in the next epoch, see `psrun.training.audit`; None without steps of it.
+      audit: how often each example was applied in the next epoch, see `psrun.closures.audit`; None without steps of it.
     """
 
     epochs: int = 0

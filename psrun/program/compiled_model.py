@@ -64,6 +64,11 @@ class Program:
         return self.network.optimizer
 
     @property
+    def iterations(self) -> int:
+        """The number of steps applied so far."""
+        return int(tf.convert_to_tensor(self.optimizer.iterations).numpy())
+
+    @property
     def loss_names(self) -> list[str]:
         """Names of the reported losses: 'loss', and with several outputs one per output."""
         return [metric.name for metric in self.network.compiled_loss.metrics]

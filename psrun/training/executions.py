@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from psrun.cluster.update_rounds import RoundClosures
+from psrun.closures.input_streams import Stream
+from psrun.closures.stage import Step
+from psrun.closures.step_profiler import StepProfiler
+from psrun.closures.steps_per_execution import Packed, Packing
+from psrun.closures.synchronous_steps import SynchronousSteps
+from psrun.closures.update_rounds import RoundClosures
 from psrun.program.compiled_model import Program
-from psrun.training.input_streams import Stream
-from psrun.training.parameter_server.closure_tracing import Step
-from psrun.training.parameter_server.step_profiler import StepProfiler
-from psrun.training.parameter_server.steps_per_execution import Packed, Packing
-from psrun.training.parameter_server.synchronous_steps import SynchronousSteps
 from psrun.training.session import Session
 
 Executions = Packing | SynchronousSteps

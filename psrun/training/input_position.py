@@ -8,10 +8,10 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from psrun.checkpoint.manifest import Position
+from psrun.closures.audit import Audit
+from psrun.closures.data_service_input import DataServiceInput
+from psrun.closures.input_streams import DealtInput, Stream
 from psrun.program.compiled_model import Program
-from psrun.training.audit import Audit
-from psrun.training.data_service_input import DataServiceInput
-from psrun.training.input_streams import DealtInput, Stream
 
 # Skipping this many batches of in-memory data takes about 10 s.
 _MAX_SKIPPED_BATCHES = 50_000

@@ -8,12 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from psrun.closures.stage import Step
 from psrun.config import choices, targets
 from psrun.config.run_config import RunConfig
 from psrun.errors import PsrunError, TrainingError
 from psrun.program import objective
 from psrun.program.compiled_model import Program
-from psrun.training.parameter_server.closure_tracing import Step
 from psrun.training.progress import iterations
 from psrun.training.scheduler import Scheduler
 from psrun.training.session import Session

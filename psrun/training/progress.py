@@ -168,7 +168,7 @@ def running_mean(read_total: Callable[[], float], read_count: Callable[[], float
 
 def iterations(program: Program) -> int:
     """The number of steps applied so far."""
-    return int(_read(program.optimizer.iterations))
+    return program.iterations
 
 
 def _read(variable: tf.Variable) -> Any:

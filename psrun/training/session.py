@@ -11,14 +11,16 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.checkpoint.manifest import Position
-from psrun.cluster.training_closures import TrainingClosures
-from psrun.cluster.update_rounds import closures_of
+from psrun.closures.audit import Audit
+from psrun.closures.input_streams import Stream
+from psrun.closures.step_profiler import StepProfiler, StepTime, step_time
+from psrun.closures.steps_per_execution import Packed
+from psrun.closures.training_closures import TrainingClosures
 from psrun.errors import DataExhaustedError, NonFiniteLossError
 from psrun.process import Stop
 from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
-from psrun.training.audit import Audit
 from psrun.training.checkpoint_schedule import CheckpointSchedule
 from psrun.training.epoch_clock import Clock
 from psrun.training.evaluation.after_epochs import EpochEvaluations
@@ -27,10 +29,7 @@ from psrun.training.evaluation.modes import Evaluator
 from psrun.training.first_batch import FirstBatch
 from psrun.training.hooks import Hooks
 from psrun.training.input_position import InputPosition
-from psrun.training.input_streams import Stream
 from psrun.training.metric_policies import MetricPolicies
-from psrun.training.parameter_server.step_profiler import StepProfiler, StepTime, step_time
-from psrun.training.parameter_server.steps_per_execution import Packed
 from psrun.training.progress import ProgressMonitor, iterations
 from psrun.training.synchronized_stop import SynchronizedStop
 from psrun.training.update_staleness import UpdateStaleness
@@ -131,7 +130,8 @@ class Session:
     @functools.cached_property
     def closures(self) -> TrainingClosures:
         """The closures of steps, on the workers of a coordinator."""
-        return closures_of(self.program.distribution, self.program.config.consistency)
+        mode = self.program.config.consistency
+        return mode.load()(self.program.distribution, mode)
 
     def ends_epoch(self) -> bool:
         """Whether the next step is the last one of the epoch."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 
-from psrun.config import choices
+from psrun.closures.simulated_delay import SimulatedDelay
+from psrun.closures.staleness_meter import StalenessMeter
 from psrun.program.compiled_model import Program
 from psrun.results import staleness
 from psrun.results.events import Reporter
-from psrun.training.parameter_server.staleness_meter import StalenessMeter
-from psrun.training.simulated_delay import SimulatedDelay
 
 
 class UpdateStaleness:
@@ -18,7 +17,7 @@ class UpdateStaleness:
     def __init__(self, program: Program, reporter: Reporter) -> None:
         self._reporter, self._num_workers = reporter, program.distribution.num_workers
         mode = program.config.consistency
-        self._delay = SimulatedDelay(program, mode) if isinstance(mode, choices.Simulated) else None
+        self._delay: SimulatedDelay | None = mode.load()(program, mode) if mode.one_process else None
         self._on_workers = program.distribution.coordinator is not None
 
     @functools.cached_property

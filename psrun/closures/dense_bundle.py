@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from psrun.closures.variable_proxy import VariableProxy
 from psrun.optimizers import late_gradients
 from psrun.tf_internals.tracing import record_operation, stop_recording, variable_accessed
 from psrun.tf_internals.variables import wrapped
-from psrun.training.parameter_server.variable_proxy import VariableProxy
 
 GradientsAndVariables = Sequence[tuple[Any, tf.Variable]]
 

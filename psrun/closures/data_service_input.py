@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from psrun.closures.audit import Audit
+from psrun.closures.input_streams import Stream
 from psrun.cluster.data_service import service
 from psrun.data.source import ByNumber
 from psrun.program.compiled_model import Program
-from psrun.training.audit import Audit
-from psrun.training.input_streams import Stream
 
 # Batches that a worker has requested and not yet used. A lost worker loses them; a resumed run repeats or skips them.
 MAX_OUTSTANDING = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from psrun.cluster.inflight_closures import InFlightClosures
+from psrun.closures.inflight_closures import InFlightClosures
 from psrun.config import choices
 
 # How long a closure is to take where the number of its steps is chosen. Its dispatch costs a millisecond or two of the
