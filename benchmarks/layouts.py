@@ -44,8 +44,8 @@ from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.training import custom_loop, fit
 from psrun.training.hooks import Hooks
+from psrun.training.loop import TrainingRun
 from psrun.training.metric_policies import MetricPolicies
-from psrun.training.session import Session
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Bench:
         folder = RunFolder(Path(tempfile.mkdtemp(dir=self.root)))
         reporter = Reporter([], started_s=time.time())
         following = MetricPolicies(built, reporter, folder)
-        session = Session(
+        session = TrainingRun(
             built, reporter, evaluation=None, saving=None, following=following, folder=folder, start=Position(),
             stop=Stop(), hooks=Hooks(built.config, folder, reporter),
         )  # fmt: skip

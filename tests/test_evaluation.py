@@ -265,15 +265,15 @@ def test_a_sidecar_without_checkpoints_or_with_another_model_is_an_error(train, 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("trainer", ["custom_loop", pytest.param("fit", marks=pytest.mark.thorough)])
 def test_a_training_stops_early_on_request(train, trainer, monkeypatch):
-    from psrun.training.session import Session
+    from psrun.training.loop import TrainingRun
 
-    begins = Session.epoch_begins
+    begins = TrainingRun.epoch_begins
 
     def epoch_begins(self):
         begins(self)
         self._folder.end_early("enough")
 
-    monkeypatch.setattr(Session, "epoch_begins", epoch_begins)
+    monkeypatch.setattr(TrainingRun, "epoch_begins", epoch_begins)
     result, folder = train("cluster=none", f"trainer={trainer}", "trainer.epochs=5")
     assert result["steps"] == {"applied": 12, "scheduled": 12, "repeated": 0}
     assert result["checkpoints"][-1]["step"] == 12

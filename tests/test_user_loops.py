@@ -51,13 +51,13 @@ def test_an_own_loop_trains_as_psruns_does(train, cluster, loop):
 @pytest.mark.inprocess
 @pytest.mark.parametrize("loop", ["plain", "tutorial"])
 def test_an_own_loop_on_workers_saves_within_epochs_and_resumes(train, loop, monkeypatch, tmp_path):
-    from psrun.training.session import Session
+    from psrun.training.loop import TrainingRun
 
     examples = STEPS * 32  # a pass is an epoch
     given = [*LOOP, f"trainer._target_=user_code.{loop}", "checkpoint.every_steps=6", "trainer.epochs=3",
              "trainer.steps_per_execution=2", "data.visitation=once", "data.audit=true",
              f"data.num_train_examples={examples}"]  # fmt: skip
-    scheduled = Session.steps_scheduled
+    scheduled = TrainingRun.steps_scheduled
 
     def stopping(self, num_steps):
         if self.scheduled >= STEPS + 4:
@@ -65,10 +65,10 @@ def test_an_own_loop_on_workers_saves_within_epochs_and_resumes(train, loop, mon
             self.stop.signum = 15
         return scheduled(self, num_steps)
 
-    monkeypatch.setattr(Session, "steps_scheduled", stopping)
+    monkeypatch.setattr(TrainingRun, "steps_scheduled", stopping)
     with pytest.raises(Interrupted):
         train(*given)
-    monkeypatch.setattr(Session, "steps_scheduled", scheduled)
+    monkeypatch.setattr(TrainingRun, "steps_scheduled", scheduled)
     folder = RunFolder.take_over(tmp_path / "run0")
     assert [event["epoch"] for event in events(folder, "epoch")] == [1]
     result, folder = train(*given, into=folder)

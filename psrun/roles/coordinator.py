@@ -33,8 +33,8 @@ from psrun.training import custom_loop, fit, own_loop, resume
 from psrun.training.checkpoint_schedule import CheckpointSchedule
 from psrun.training.evaluation import meters, modes
 from psrun.training.hooks import Hooks
+from psrun.training.loop import TrainingRun
 from psrun.training.metric_policies import MetricPolicies
-from psrun.training.session import Session
 from psrun.training.synchronized_stop import SynchronizedStop
 from psrun.training.trainer import Trainer
 
@@ -123,7 +123,7 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
     reporter.emit("end", step=last_step, **facts, **{key: result.get(key) for key in keys})
 
 
-def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop) -> Session:
+def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop) -> TrainingRun:
     """The training, with the variables and the position of the checkpoint or backup that it resumes from, if any."""
     folder, reporter = chief.folder, chief.reporter
     following = MetricPolicies(program, reporter, folder)
@@ -139,7 +139,7 @@ def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, sto
     if step is not None:
         following.go_on(step)
     lockstep = SynchronizedStop(task_files.stop_marker(folder.whole.path), leads=folder.whole is folder)
-    return Session(
+    return TrainingRun(
         program,
         reporter,
         evaluation=modes.make(program),
@@ -178,7 +178,7 @@ def _export(program: Program, folder: RunFolder, reporter: Reporter) -> None:
     reporter.emit("export", step=loaded.checkpoint.step, path=str(path))
 
 
-def _result(session: Session, reporter: Reporter) -> dict[str, Any]:
+def _result(session: TrainingRun, reporter: Reporter) -> dict[str, Any]:
     """The keys of run.json that are known once the training has ended, also after an error."""
     clock, monitor = session.clock, session.monitor
     rate = clock.rate()

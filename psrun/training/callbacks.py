@@ -17,7 +17,7 @@ from psrun.program.compiled_model import Program
 from psrun.program.monitored import check_metric
 from psrun.tf_internals import keras
 from psrun.training.executions import Executions
-from psrun.training.session import Session
+from psrun.training.loop import TrainingRun
 from psrun.training.synchronized_stop import SynchronizedStop
 
 _BATCH_METHODS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
@@ -106,7 +106,7 @@ class Epochs(tf_keras.callbacks.Callback):
       first_batch: the number, from 0, that Keras gives the first batch of the first epoch.
     """
 
-    def __init__(self, session: Session, packing: Executions | None, *, first_batch: int = 0) -> None:
+    def __init__(self, session: TrainingRun, packing: Executions | None, *, first_batch: int = 0) -> None:
         super().__init__()
         keras.give_unread_logs(self)
         self._session = session
@@ -205,7 +205,7 @@ class BetweenSaves(tf_keras.callbacks.Callback):
 class StopTogether(tf_keras.callbacks.Callback):
     """Stops this process after the same execution as the other processes that train in lockstep."""
 
-    def __init__(self, session: Session, lockstep: SynchronizedStop) -> None:
+    def __init__(self, session: TrainingRun, lockstep: SynchronizedStop) -> None:
         super().__init__()
         keras.give_unread_logs(self)
         self._session, self._lockstep = session, lockstep

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from psrun.config.run_config import RunConfig
 from psrun.program.compiled_model import Program
+from psrun.training.loop import TrainingRun
 from psrun.training.scheduler import Scheduler
-from psrun.training.session import Session
 from psrun.training.trainer import Trainer
 
 
@@ -14,7 +14,7 @@ def trainer(run: RunConfig) -> Trainer:
     return Trainer(_train)
 
 
-def _train(program: Program, session: Session) -> None:
+def _train(program: Program, session: TrainingRun) -> None:
     """Runs all epochs of the program's configuration. The step is the network's own `train_step`, as in Keras."""
     trainer = program.config.trainer
     steps = Scheduler(program, session)

@@ -13,8 +13,8 @@ from psrun.data import autoshard
 from psrun.errors import ConfigError, DataExhaustedError, NonFiniteLossError, PsrunError, TaskLostError, TrainingError
 from psrun.optimizers import rows
 from psrun.tf_internals.messages import LOGGER, cancelled, data_ended, gave_up_for, gist, task_in, task_lost
+from psrun.training.loop import TrainingRun
 from psrun.training.progress import iterations
-from psrun.training.session import Session
 
 
 class _WorkersErrors(logging.Handler):
@@ -39,7 +39,9 @@ class _WorkersErrors(logging.Handler):
 
 
 @contextmanager
-def named(current: Callable[[], Session | None], check_servers: Callable[[], None] = lambda: None) -> Iterator[None]:
+def named(
+    current: Callable[[], TrainingRun | None], check_servers: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """Raises TensorFlow's errors as psrun's.
 
     Args:

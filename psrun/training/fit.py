@@ -18,8 +18,8 @@ from psrun.tf_internals import keras, messages
 from psrun.training import callbacks, executions
 from psrun.training.evaluation import mergeable
 from psrun.training.executions import Executions
+from psrun.training.loop import TrainingRun
 from psrun.training.progress import iterations
-from psrun.training.session import Session
 from psrun.training.trainer import Trainer
 
 
@@ -52,7 +52,7 @@ def _restore(callback_list: list[Any], program: Program) -> Position | None:
     )
 
 
-def _train(callback_list: list[Any], program: Program, session: Session) -> None:
+def _train(callback_list: list[Any], program: Program, session: TrainingRun) -> None:
     """Runs the rest of an interrupted epoch, then whole epochs: `fit` knows epochs of one length only.
 
     After a BackupAndRestore callback has restored, `fit` itself knows the epoch and the step to resume at.
@@ -89,7 +89,7 @@ def _train(callback_list: list[Any], program: Program, session: Session) -> None
         _fit(callback_list, program, session, range(epochs_done, epochs), steps_per_epoch)
 
 
-def _fit(callback_list: list[Any], program: Program, session: Session, epochs: range, steps_per_epoch: int) -> None:
+def _fit(callback_list: list[Any], program: Program, session: TrainingRun, epochs: range, steps_per_epoch: int) -> None:
     run = program.config
     if program.distribution.coordinator is not None:
         # The steps do not use Keras' iterators, which check for another batch at each step and cost a tenth of the

@@ -14,9 +14,9 @@ from psrun.config.run_config import RunConfig
 from psrun.errors import PsrunError, TrainingError
 from psrun.program import objective
 from psrun.program.compiled_model import Program
+from psrun.training.loop import TrainingRun
 from psrun.training.progress import iterations
 from psrun.training.scheduler import Scheduler
-from psrun.training.session import Session
 from psrun.training.trainer import Trainer
 
 
@@ -31,7 +31,7 @@ def trainer(run: RunConfig) -> Trainer:
     return Trainer(functools.partial(_train, target, targets.bound(target, choices.OwnLoop.PARAMETERS)))
 
 
-def _train(target: targets.Target, loop: Any, program: Program, session: Session) -> None:
+def _train(target: targets.Target, loop: Any, program: Program, session: TrainingRun) -> None:
     own = LoopSession(program, session)
     try:
         loop(program=program, session=own)
@@ -53,7 +53,7 @@ class LoopSession:
     had reached.
     """
 
-    def __init__(self, program: Program, session: Session) -> None:
+    def __init__(self, program: Program, session: TrainingRun) -> None:
         self._program, self._session = program, session
         self._scheduler = Scheduler(program, session)
         self._into = session.start.steps  # of the epoch, scheduled so far

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from psrun.checkpoint.manifest import Position
 from psrun.program.compiled_model import Program
-from psrun.training.session import Session
+from psrun.training.loop import TrainingRun
 
 
 def _nothing(program: Program) -> Position | None:
@@ -24,5 +24,5 @@ class Trainer:
         None without a backup. Called before the session is created, and only if psrun takes no checkpoints.
     """
 
-    train: Callable[[Program, Session], None]
+    train: Callable[[Program, TrainingRun], None]
     restore: Callable[[Program], Position | None] = _nothing

@@ -36,7 +36,7 @@ from psrun.training.synchronized_stop import SynchronizedStop
 from psrun.training.update_staleness import UpdateStaleness
 
 
-class Session:
+class TrainingRun:
     """Called by a trainer when an epoch begins, when its steps are joined, and when it ends.
 
     It does not drive the trainer as a generator of epochs: Keras' `fit` and loops of users call it from within.
