@@ -267,13 +267,13 @@ def test_a_sidecar_without_checkpoints_or_with_another_model_is_an_error(train, 
 def test_a_training_stops_early_on_request(train, trainer, monkeypatch):
     from psrun.training.loop import TrainingRun
 
-    begins = TrainingRun.epoch_begins
+    begin = TrainingRun.begin
 
-    def epoch_begins(self):
-        begins(self)
-        self._folder.end_early("enough")
+    def begin_last(self, join):
+        self.folder.end_early("enough")
+        return begin(self, join)
 
-    monkeypatch.setattr(TrainingRun, "epoch_begins", epoch_begins)
+    monkeypatch.setattr(TrainingRun, "begin", begin_last)
     result, folder = train("cluster=none", f"trainer={trainer}", "trainer.epochs=5")
     assert result["steps"] == {"applied": 12, "scheduled": 12, "repeated": 0}
     assert result["checkpoints"][-1]["step"] == 12

@@ -29,14 +29,13 @@ from psrun.results.run_folder import RunFolder, flat, write_config
 from psrun.results.trackers.sinks import tracker_sinks
 from psrun.roles.chief import Chief
 from psrun.roles.task_context import TaskContext
-from psrun.training import custom_loop, fit, own_loop, resume
+from psrun.training import actions, custom_loop, fit, own_loop, resume
 from psrun.training.checkpoint_schedule import CheckpointSchedule
 from psrun.training.evaluation import meters, modes
 from psrun.training.hooks import Hooks
-from psrun.training.loop import TrainingRun
+from psrun.training.loop import Trainer, TrainingRun
 from psrun.training.metric_policies import MetricPolicies
 from psrun.training.synchronized_stop import SynchronizedStop
-from psrun.training.trainer import Trainer
 
 TRAINERS = {"custom_loop": custom_loop.trainer, "fit": fit.trainer, "own_loop": own_loop.trainer}
 _VERSIONS = ("psrun", "tensorflow", "tf-keras", "keras", "hydra-core")
@@ -101,10 +100,7 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
     stop.defer(_STOP_WITHIN_S)
     try:
         trainer.train(program, session)
-        if session.start.epochs >= program.config.trainer.num_epochs or session.ends_early:
-            session.catch_up()
-        session.training_ends()
-        hooks.end()
+        session.end()
         if program.config.export.at_end and folder.whole is folder:
             session.monitor.state = "exporting"
             _export(program, folder, reporter)
@@ -139,18 +135,17 @@ def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, sto
     if step is not None:
         following.go_on(step)
     lockstep = SynchronizedStop(task_files.stop_marker(folder.whole.path), leads=folder.whole is folder)
-    return TrainingRun(
+    evaluator = modes.make(program)
+    session = TrainingRun(
         program,
         reporter,
-        evaluation=modes.make(program),
-        saving=saving,
-        following=following,
         folder=folder,
         start=resume.taken_up(program, start, reporter),
         stop=stop,
-        hooks=hooks,
         lockstep=lockstep if program.config.cluster.has_synchronous_workers else None,
     )
+    session.actions = actions.in_order(session, hooks=hooks, policies=following, schedule=saving, evaluator=evaluator)
+    return session
 
 
 def _saving(program: Program, folder: RunFolder, reporter: Reporter) -> CheckpointSchedule | None:

@@ -14,7 +14,6 @@ from psrun.errors import ConfigError, DataExhaustedError, NonFiniteLossError, Ps
 from psrun.optimizers import rows
 from psrun.tf_internals.messages import LOGGER, cancelled, data_ended, gave_up_for, gist, task_in, task_lost
 from psrun.training.loop import TrainingRun
-from psrun.training.progress import iterations
 
 
 class _WorkersErrors(logging.Handler):
@@ -69,7 +68,7 @@ def named(
             raise TaskLostError(f"{task or 'a task'} was lost: {gist(str(error))}", task=task) from error
         cause = logged.cause(str(error))
         if data_ended(gist(cause)) and session is not None:
-            raise DataExhaustedError.at(iterations(session.program), session.monitor.planned) from error
+            raise DataExhaustedError.at(session.program.iterations, session.monitor.planned) from error
         if problem := autoshard.too_few_files(cause):
             raise ConfigError([problem]) from error
         if rows.NOT_FINITE in cause:

@@ -1,62 +1,143 @@
-"""Work around the epochs of a training, the same for every trainer: times, events, checkpoints, evaluation."""
+"""The loop of a training, which every trainer goes through: its epochs, the pieces of an epoch, what is done when.
+
+    for epoch in run.epochs(steps.join):
+        for piece in epoch.pieces():
+            piece.num_steps = steps.schedule(piece.max_steps)
+            run.after_piece(piece)
+        run.after_epoch(epoch, steps.results)
+
+`psrun.training.actions` says what is done at each of these moments, and in which order. Keras' `fit` has the outer loop
+itself; its callback calls `begin`, `after_piece` and `after_epoch`.
+"""
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 import tensorflow as tf
 
 from psrun.checkpoint.manifest import Position
 from psrun.closures.audit import Audit
 from psrun.closures.input_streams import Stream
-from psrun.closures.step_profiler import StepProfiler, StepTime, step_time
+from psrun.closures.step_profiler import StepProfiler, StepTime
 from psrun.closures.steps_per_execution import Packed
 from psrun.closures.training_closures import TrainingClosures
 from psrun.closures.update_rounds import closures_of
-from psrun.errors import DataExhaustedError, NonFiniteLossError
 from psrun.process import Stop
 from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
-from psrun.training.checkpoint_schedule import CheckpointSchedule
-from psrun.training.epoch_clock import Clock
-from psrun.training.evaluation.after_epochs import EpochEvaluations
-from psrun.training.evaluation.meters import Evaluation, undefined_warning
-from psrun.training.evaluation.modes import Evaluator
-from psrun.training.first_batch import FirstBatch
-from psrun.training.hooks import Hooks
+from psrun.training.hooks import Action, HookContext
 from psrun.training.input_position import InputPosition
-from psrun.training.metric_policies import MetricPolicies
-from psrun.training.progress import ProgressMonitor, iterations
+from psrun.training.progress import Clock, ProgressMonitor
 from psrun.training.synchronized_stop import SynchronizedStop
 from psrun.training.update_staleness import UpdateStaleness
 
+Metrics = Mapping[str, float | None]  # None for an undefined one
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What is done at each moment of a training, in order.
+
+    Attributes:
+      before_epoch: before the first step of an epoch.
+      during_epoch: between two pieces, while steps run.
+      after_piece: when the steps of a piece are scheduled; they may still run.
+      when_joined: when the steps of an epoch are done, before Keras' own validation.
+      after_epoch: when the metrics of the epoch are known.
+      at_end: when the trainer is done, perhaps before the last epoch.
+    """
+
+    before_epoch: Sequence[Action] = ()
+    during_epoch: Sequence[Action] = ()
+    after_piece: Sequence[Action] = ()
+    when_joined: Sequence[Action] = ()
+    after_epoch: Sequence[Action] = ()
+    at_end: Sequence[Action] = ()
+
+
+@dataclass
+class Piece:
+    """Steps of an epoch that are scheduled together.
+
+    Attributes:
+      max_steps: so many at most.
+      num_steps: so many were scheduled.
+    """
+
+    max_steps: int
+    num_steps: int = 0
+
+
+@dataclass(eq=False)
+class Epoch:
+    """One epoch.
+
+    Attributes:
+      number: from 1; 0 before the first.
+      first_step: steps that earlier processes had scheduled.
+      num_steps: steps scheduled so far, with those.
+      is_joined: whether all of its steps are done.
+      is_over: whether its metrics are known.
+      is_last: whether no epoch follows as planned; decided after it.
+      is_interrupted: whether the process ends after this epoch, whose checkpoint is complete.
+      metrics: of its training steps.
+      validation: examples seen and metrics, where the trainer itself has evaluated.
+      evaluation: the metrics of the evaluation after it as `val_*`, without undefined ones.
+    """
+
+    run: TrainingRun = field(repr=False)
+    number: int
+    first_step: int = 0
+    is_joined: bool = False
+    is_over: bool = False
+    is_last: bool = False
+    is_interrupted: bool = False
+    metrics: Metrics = field(default_factory=dict)
+    validation: tuple[int, Metrics] | None = None
+    evaluation: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.num_steps = self.first_step
+
+    @property
+    def steps_left(self) -> int:
+        return max(0, self.run.steps_per_epoch - self.num_steps)
+
+    @property
+    def defined(self) -> dict[str, float]:
+        """The metrics of the training steps that are defined."""
+        return {name: value for name, value in self.metrics.items() if value is not None}
+
+    def pieces(self, num_steps: int | None = None) -> Iterator[Piece]:
+        """Pieces until the epoch has its steps, or `num_steps` more; fewer when the process is asked to stop."""
+        end = self.run.steps_per_epoch if num_steps is None else self.num_steps + num_steps
+        while self.num_steps < end and not self.run.stop.requested.is_set():
+            self.run.check()
+            yield Piece(end - self.num_steps)
+
 
 class TrainingRun:
-    """Called by a trainer when an epoch begins, when its steps are joined, and when it ends.
-
-    It does not drive the trainer as a generator of epochs: Keras' `fit` and loops of users call it from within.
+    """A training from its start position to its end. Calls in another order than that of the module raise RuntimeError.
 
     Args:
-      evaluation: None if this process evaluates nothing.
-      saving: None if no checkpoints are saved.
-      following: receives the metrics of epochs and evaluations.
       folder: the run folder, which records the results.
       start: the position from which the training continues; the program's variables have the values of that position.
-      hooks: callbacks of the user.
-      stop: called between executions; returns whether to stop early.
+      stop: of this process.
       lockstep: set if other processes apply the same steps.
 
     Attributes:
+      actions: what is done at each moment; nothing until they are set.
+      epoch: the running epoch, or the last one.
       scheduled: number of steps scheduled by this process.
-      left: number of steps to apply when the session began.
-      warn: reports a warning.
+      left: number of steps to apply when the run began.
       staleness: of the updates.
-      step_time: the stages of a step up to the last join; None if they are not measured.
+      audit: counts the examples of applied steps; None if nobody asked for it.
+      profiler: measures the stages of steps on workers; None before there are any.
+      step_time: the stages of a step up to the last epoch; None if they are not measured.
     """
 
     def __init__(
@@ -64,38 +145,116 @@ class TrainingRun:
         program: Program,
         reporter: Reporter,
         *,
-        evaluation: Evaluator | None,
-        saving: CheckpointSchedule | None,
-        following: MetricPolicies,
         folder: RunFolder,
         start: Position,
         stop: Stop,
-        hooks: Hooks,
         lockstep: SynchronizedStop | None = None,
     ) -> None:
-        self.program, self._reporter, self._folder, self.warn = program, reporter, folder, reporter.warn
-        self._saving, self._following, self._hooks = saving, following, hooks
-        self.start, self.stop, self.lockstep = start, stop, lockstep
-        self.first_step = iterations(program)
-        trainer = program.config.trainer
-        self.left = max(0, (trainer.num_epochs - start.epochs) * trainer.num_steps - start.steps)
+        self.program = program
+        self.reporter = reporter
+        self.warn = reporter.warn
+        self.folder = folder
+        self.start = start
+        self.stop = stop
+        self.lockstep = lockstep
+        self.actions = Actions()
+        self.num_epochs = program.config.trainer.num_epochs
+        self.steps_per_epoch = program.config.trainer.num_steps
+        self.first_step = program.iterations
+        self.left = max(0, (self.num_epochs - start.epochs) * self.steps_per_epoch - start.steps)
         self.monitor = ProgressMonitor(
             program, reporter, first_step=self.first_step, planned=start.scheduled + self.left
         )
-        self._evaluations = EpochEvaluations(program, reporter, evaluation, self.monitor)
         self.clock = Clock(self.first_step)
         self.scheduled = 0
-        self._audit = Audit(program, start.audit) if program.config.data.audit else None
-        self._stages: StepProfiler | None = None
-        self.staleness = UpdateStaleness(program, reporter)
+        self.audit = Audit(program, start.audit) if program.config.data.audit else None
+        self.staleness = UpdateStaleness(program)
+        self.profiler: StepProfiler | None = None
         self.step_time: StepTime | None = None
-        self._epoch, self._into = start.epochs, start.steps
-        self._uncounted = start.steps if start.audit is None else 0  # of its first epoch, by the audit
-        self._due = False
-        self._told_undefined = False
-        self._feeds = InputPosition(program, start, self.first_step, self._audit)
-        self._first_batch = FirstBatch(program)
-        self._first_batch.check()
+        self.epoch = Epoch(self, start.epochs, is_joined=True, is_over=True)
+        self._feeds = InputPosition(program, start, self.first_step, self.audit)
+        self._join: Callable[[], None] = lambda: None
+
+    # -- the loop
+
+    def epochs(self, join: Callable[[], None]) -> Iterator[Epoch]:
+        """The remaining epochs; fewer if an evaluation ends the training early.
+
+        Args:
+          join: waits for all scheduled steps; raises the error of a failed one.
+        """
+        while self.epoch.number < self.num_epochs and not self.ends_early:
+            self.program.network.reset_metrics()
+            yield self.begin(join)
+
+    def begin(self, join: Callable[[], None]) -> Epoch:
+        """Begins the next epoch. Call before its first step is scheduled, with metrics that are reset."""
+        if not self.epoch.is_over:
+            raise RuntimeError(f"epoch {self.epoch.number} is not over: call after_epoch")
+        self.epoch = Epoch(self, self.epoch.number + 1, self.steps_begun)
+        self._join = join
+        self._do(self.actions.before_epoch, self.monitor.last_step)
+        self.clock.epoch_begins()
+        self.monitor.epoch_begins(self.epoch.number)
+        return self.epoch
+
+    def after_piece(self, piece: Piece) -> None:
+        """Call when the steps of a piece of the running epoch are scheduled."""
+        if self.epoch.is_joined:
+            raise RuntimeError("no epoch is running: call begin, or iterate epochs")
+        self.scheduled += piece.num_steps
+        self.epoch.num_steps += piece.num_steps
+        self._do(self.actions.after_piece, self.monitor.last_step)
+
+    def join(self) -> None:
+        """Waits for the steps of the running epoch, which gets no more; does nothing the second time."""
+        if self.epoch.is_joined:
+            return
+        self._join()
+        self.epoch.is_joined = True
+        self.clock.steps_joined()
+        self.monitor.epoch_ends(self.program.iterations)
+        self._do(self.actions.when_joined, self.monitor.last_step)
+
+    def wait(self) -> None:
+        """Waits for all steps scheduled so far; the epoch goes on."""
+        self._join()
+
+    def after_epoch(
+        self, epoch: Epoch, metrics: Callable[[], Metrics], validation: tuple[int, Metrics] | None = None
+    ) -> dict[str, float]:
+        """Joins the steps of an epoch and does what is due after it.
+
+        Args:
+          metrics: called when the steps are joined; returns the metrics of the epoch's training steps.
+          validation: examples seen and metrics, where the trainer itself has evaluated.
+
+        Returns:
+          The metrics of the evaluation as `val_*`, without undefined ones; empty where there was none.
+        """
+        if epoch is not self.epoch or epoch.is_over:
+            raise RuntimeError(f"epoch {epoch.number} is not running")
+        self.join()
+        epoch.metrics = metrics()
+        epoch.validation = validation
+        epoch.is_over = True
+        self._do(self.actions.after_epoch, self.program.iterations)
+        return epoch.evaluation
+
+    def check(self) -> None:
+        """Raises what makes it useless to go on. Call between pieces."""
+        self._do(self.actions.during_epoch, self.monitor.last_step)
+
+    def end(self) -> None:
+        """Call when the trainer is done."""
+        self._do(self.actions.at_end, self.program.iterations)
+
+    def _do(self, actions: Sequence[Action], step: int) -> None:
+        for action in actions:
+            metrics = {**self.epoch.defined, **self.epoch.evaluation}
+            action(context=HookContext(step, self.epoch.number, metrics, self.folder.path, self.program))
+
+    # -- where the run is
 
     @property
     def steps(self) -> dict[str, int]:
@@ -109,11 +268,46 @@ class TrainingRun:
         """Steps applied more often than scheduled, in this process: a worker died after its step was applied."""
         return max(0, self.monitor.last_step - self.first_step - self.scheduled)
 
-    def catch_up(self) -> None:
-        """Does the evaluation of a training that was over already, if the process before this one did not get to it."""
-        evaluated = (self._folder.stored().get("evaluation") or {}).get("step")
-        if self._evaluations.run_here and self.scheduled == 0 and evaluated != self.first_step:
-            self._compare(self.first_step, self._evaluations.run(self.first_step))
+    @property
+    def ends_early(self) -> bool:
+        """Whether an evaluation has requested to stop before the next epoch."""
+        return self.lockstep is None and self.folder.whole.ends_early()  # else processes would stop at different steps
+
+    @property
+    def stops(self) -> bool:
+        """Whether this process is to end now: one of many that do the same steps ends where all of them do."""
+        return self.stop.requested.is_set() if self.lockstep is None else self.lockstep.agreed
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the epoch ends before its last step because the process is to end; a resumed run continues it."""
+        return self.epoch.num_steps < self.steps_per_epoch and self.stops
+
+    @property
+    def steps_begun(self) -> int:
+        """Steps of the next epoch that earlier processes had scheduled."""
+        return self.start.steps if self.epoch.number == self.start.epochs else 0
+
+    def ends_epoch(self) -> bool:
+        """Whether the next step is the last one of the epoch."""
+        return self.epoch.num_steps + 1 == self.steps_per_epoch
+
+    def position(self, *, within_epoch: bool) -> Position:
+        """The position to resume at: within the epoch, or after it. Call when all steps are done."""
+        steps = self.epoch.num_steps if within_epoch else 0
+        return Position(
+            epochs=self.epoch.number - 1 if within_epoch else self.epoch.number,
+            steps=steps,
+            scheduled=self.start.scheduled + self.scheduled,
+            stream=self._feeds.stream,
+            batch=self._feeds.next_batch(self.scheduled),
+            order=self.start.order,
+            again=self._feeds.left,
+            batches_per_step=self.program.gradients_per_update,
+            audit=self.audit.state() if self.audit is not None and steps else None,
+        )
+
+    # -- what steps are made of
 
     def feed(self) -> Stream:
         """Where the steps on workers get their batches, from here on."""
@@ -125,194 +319,34 @@ class TrainingRun:
 
     def stages(self) -> StepProfiler:
         """The profiler that measures where the time of steps on workers goes."""
-        self._stages = StepProfiler(self.program)
-        return self._stages
+        self.profiler = StepProfiler(self.program)
+        return self.profiler
 
     @functools.cached_property
     def closures(self) -> TrainingClosures:
         """The closures of steps, on the workers of a coordinator."""
         return closures_of(self.program.distribution, self.program.config.consistency)
 
-    def ends_epoch(self) -> bool:
-        """Whether the next step is the last one of the epoch."""
-        return self._into + 1 == self.program.config.trainer.num_steps
+    @property
+    def has_closures(self) -> bool:
+        """Whether steps were scheduled on workers."""
+        return "closures" in vars(self)
 
     def packed(self, packed: Packed) -> None:
         """Call when it is known how many steps an execution has."""
-        report = self._folder.record if packed.step_s is None else self._reporter.emit
+        report = self.folder.record if packed.step_s is None else self.reporter.emit
         report("packing", step=self.monitor.last_step, **asdict(packed))
 
-    def epoch_begins(self) -> None:
-        """Call before the first step of each epoch is scheduled."""
-        self._set_rate()
-        self._epoch, self._due = self._epoch + 1, False
-        self.staleness.begin()
-        self.clock.epoch_begins()
-        self.monitor.epoch_begins(self._epoch)
 
-    def _set_rate(self) -> None:
-        """Lowers the learning rate for the next epoch: half a cosine wave over all epochs (Loshchilov, Hutter: "SGDR",
-        2017), in steps of an epoch."""
-        config = self.program.config
-        if config.learning_rate_falls:
-            share = (self._epoch + 0.5) / config.trainer.num_epochs
-            rate = config.optimizer.options["learning_rate"] * (1 + math.cos(math.pi * share)) / 2
-            self.program.optimizer.learning_rate = rate
+@dataclass(frozen=True)
+class Trainer:
+    """One way to train a program.
 
-    def steps_scheduled(self, num_steps: int) -> bool:
-        """Call when steps were scheduled; returns whether to join them now, for `save`."""
-        self.scheduled += num_steps
-        self._into += num_steps
-        self._due = self._saving is not None and self._saving.due(self.scheduled)
-        return self._due and self._into < self.program.config.trainer.num_steps
+    Attributes:
+      train: trains a program from the start position of its run to the end.
+      restore: restores the program's variables from a backup that the trainer itself took; returns its position, or
+        None without a backup. Called before there is a run, and only if psrun takes no checkpoints.
+    """
 
-    def save(self) -> None:
-        """Takes a checkpoint within an epoch. Call when every step scheduled so far is done.
-
-        Raises:
-          NonFiniteLossError: the loss is NaN or infinite; nothing is saved.
-        """
-        with self.clock.paused():
-            self._loss_is(self.monitor.loss() or 0.0)
-            self._save(iterations(self.program), self._epoch - 1)
-            self.staleness.begin()
-            self.monitor.goes_on()
-
-    def steps_joined(self) -> None:
-        """Call when every step of the epoch is done, before anything else is."""
-        self.clock.steps_joined()
-        self.monitor.epoch_ends(iterations(self.program))
-        cut = self._into < self.program.config.trainer.num_steps and self._stops()  # the resumed run counts on
-        if self._audit is not None and not cut:
-            visitation = {"epoch": self._epoch, "steps": self._into - self._uncounted, **self._audit.epoch()}
-            self._reporter.emit("visitation", step=self.monitor.last_step, **visitation)
-        self.staleness.epoch_joined(self.monitor.last_step, self._epoch)
-        self._uncounted = 0
-        if "closures" in vars(self):
-            self._reporter.emit("waits", step=self.monitor.last_step, epoch=self._epoch, **self.closures.facts())
-
-    def check(self) -> None:
-        """Raises NonFiniteLossError once the monitor has seen the loss go, and HookError once a hook has failed."""
-        self._hooks.check()
-        if self.monitor.non_finite_loss is not None:
-            self._loss_is(self.monitor.non_finite_loss)
-
-    def epoch_ends(
-        self, metrics: Mapping[str, float | None], validation: tuple[int, Mapping[str, float | None]] | None = None
-    ) -> dict[str, float]:
-        """Reports the epoch, takes the checkpoint and evaluates, as configured.
-
-        Args:
-          metrics: of the epoch's training steps; None for undefined ones.
-          validation: examples seen and metrics, None for undefined ones, where the trainer itself has evaluated.
-
-        Returns:
-          The evaluation's metrics as `val_*`, without undefined ones; empty where there was none.
-
-        Raises:
-          NonFiniteLossError: the loss is NaN or infinite.
-          DataExhaustedError: fewer steps were applied than scheduled.
-          Interrupted: the epoch was cut short because the process is to end; its steps are in a checkpoint.
-        """
-        step = iterations(self.program)
-        defined = {name: value for name, value in metrics.items() if value is not None}
-        self._check_loss(defined)
-        if self._stops() and self._into < self.program.config.trainer.num_steps:
-            self._save(step, self._epoch - 1)
-            self.stop.raise_if_requested()
-        self._report_epoch(step, metrics)
-        warning = undefined_warning(metrics, f"examples of epoch {self._epoch}")
-        if warning is not None and not self._told_undefined:
-            self._told_undefined = True
-            self.warn(warning, step=step)
-        self._following.take(step, defined)
-        self._following.note(step)  # before the checkpoint, which has the learning rate that was decided on
-        self._check_steps(step)
-        self._into = 0
-        last = self._epoch == self.program.config.trainer.num_epochs or self.ends_early
-        saves = bool(self._stops() or self._due or (self._saving and self._saving.due_after(self._epoch, last=last)))
-        if saves:
-            self._save(step, self._epoch)
-        stops = saves and self._stops()  # a later request waits until everything is saved
-        val_metrics = {}
-        if validation is not None:
-            examples_seen, values = validation
-            val_metrics = self._evaluations.report(Evaluation("validation", step, examples_seen, dict(values)))
-        if not stops and self._evaluations.due_after(self._epoch, last=last):
-            val_metrics = self._evaluations.run(step)
-        self._compare(step, {**defined, **val_metrics})
-        self._following.take(step, val_metrics)
-        self._following.epoch_ended(step)
-        self._hooks.epoch_ended(step, self._epoch, {**defined, **val_metrics})
-        if stops:
-            self.stop.raise_if_requested()
-        return val_metrics
-
-    def _check_loss(self, metrics: Mapping[str, float]) -> None:
-        """Raises NonFiniteLossError; also checks what the network returns, after the first epoch."""
-        self._loss_is(metrics.get("loss", 0.0))
-        if self.program.own_step is not None:  # whose loss is that of the last step
-            self._loss_is(self.monitor.loss() or 0.0)
-        if self._epoch == self.start.epochs + 1:
-            self._first_batch.check()  # with the weights that it began with, they may all have been 0 to 1
-
-    def _check_steps(self, step: int) -> None:
-        """Raises DataExhaustedError if an epoch is over before all of its steps."""
-        trainer = self.program.config.trainer
-        cut = self._into < trainer.num_steps and not self.program.network.stop_training
-        if trainer.has_fixed_epochs and (cut or step - self.first_step < self.scheduled):
-            # Keras only warns of data that ends; steps may be run twice, but never fewer than were scheduled.
-            raise DataExhaustedError.at(step, self.first_step + self.scheduled + trainer.num_steps - self._into)
-
-    @property
-    def ends_early(self) -> bool:
-        """Whether an evaluation has requested to stop before the next epoch."""
-        return self.lockstep is None and self._folder.whole.ends_early()  # else processes would stop at different steps
-
-    def training_ends(self) -> None:
-        """Saves the last checkpoint. Call when the trainer is done, perhaps before the last epoch.
-
-        Raises:
-          Interrupted: the trainer stopped early because of a signal.
-        """
-        step = iterations(self.program)
-        if step != self.first_step:
-            self._save(step, self._epoch)
-        if self._stops() and self._epoch < self.program.config.trainer.num_epochs and not self.ends_early:
-            self.stop.raise_if_requested()  # asked while something else than steps was under way
-
-    def _stops(self) -> bool:
-        """Whether this process is to end now: one of many that do the same steps ends where all of them do."""
-        return self.stop.requested.is_set() if self.lockstep is None else self.lockstep.agreed
-
-    def _save(self, step: int, epochs: int) -> None:
-        if self._saving is not None:
-            self.monitor.state = "saving"
-            scheduled = self.start.scheduled + self.scheduled
-            batch, order, again = self._feeds.next_batch(self.scheduled), self.start.order, self._feeds.left
-            numbered = (batch, order, again, self.program.gradients_per_update)
-            audit = self._audit.state() if self._audit is not None and self._into else None
-            self._saving.save(step, Position(epochs, self._into, scheduled, self._feeds.stream, *numbered, audit))
-
-    def _compare(self, step: int, metrics: Mapping[str, float]) -> None:
-        if self._saving is not None:
-            self._saving.evaluated(step, metrics)
-
-    def _report_epoch(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        seconds, rate = self.clock.epoch_ends(step, self.monitor)
-        self.monitor.metrics = {name: value for name, value in metrics.items() if name != "loss" and value is not None}
-        self._reporter.emit(
-            "epoch", step=step, epoch=self._epoch, epochs=self.program.config.trainer.num_epochs, metrics=dict(metrics),
-            seconds=round(seconds, 3), steps_per_s=rate, examples_per_s=rate * self.program.examples_per_step,
-            step_time=self._step_time(), steps=self.steps, steps_repeated=self.steps_repeated,
-        )  # fmt: skip
-
-    def _step_time(self) -> dict[str, Any] | None:
-        rate = self.clock.rate()
-        if self._stages is not None and rate:
-            self.step_time = step_time(self._stages.measured(), self.program.distribution.num_workers / rate)
-        return asdict(self.step_time) if self.step_time else None
-
-    def _loss_is(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise NonFiniteLossError.of_loss(loss, self._epoch)
+    train: Callable[[Program, TrainingRun], None]
+    restore: Callable[[Program], Position | None] = lambda program: None
