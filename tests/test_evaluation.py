@@ -17,7 +17,7 @@ from psrun.config.run_config import EarlyStopping
 from psrun.config.topology import Task
 from psrun.errors import ChiefGoneError, ConfigError
 from psrun.results.run_folder import RunFolder
-from psrun.training.evaluation.plateau import Plateau
+from psrun.training.metric_policies import Plateau
 
 RUN = ("trainer.epochs=1", "trainer.steps_per_epoch=5", "trainer.steps_per_execution=5", "optimizer=sgd",
        "optimizer.learning_rate=0.0001")  # fmt: skip

@@ -333,9 +333,9 @@ class Evaluations:
     def _report(self, evaluation: Evaluation) -> None:
         run = self._run
         run.reporter.emit("evaluation", **asdict(evaluation))
-        examples_seen, num_examples = evaluation.examples_seen, run.program.source.num_eval_examples
-        if examples_seen != num_examples and evaluation.mode != "distributed":
-            run.warn(f"evaluated {examples_seen} examples, but the data source reports {num_examples}")
+        num_examples = run.program.source.num_eval_examples
+        if evaluation.examples_seen != num_examples and run.program.config.evaluation.is_exact:
+            run.warn(f"evaluated {evaluation.examples_seen} examples, but the data source reports {num_examples}")
         if evaluation.undefined is not None and not self._has_warned:
             self._has_warned = True
             run.warn(evaluation.undefined, step=evaluation.step)
