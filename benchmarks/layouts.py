@@ -43,9 +43,7 @@ from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.training import custom_loop, fit
-from psrun.training.hooks import Hooks
-from psrun.training.metric_policies import MetricPolicies
-from psrun.training.session import Session
+from psrun.training.loop import TrainingRun
 
 
 @dataclass(frozen=True)
@@ -117,11 +115,7 @@ class Bench:
     def train(self, built: Program, trainer: str) -> None:
         folder = RunFolder(Path(tempfile.mkdtemp(dir=self.root)))
         reporter = Reporter([], started_s=time.time())
-        following = MetricPolicies(built, reporter, folder)
-        session = Session(
-            built, reporter, evaluation=None, saving=None, following=following, folder=folder, start=Position(),
-            stop=Stop(), hooks=Hooks(built.config, folder, reporter),
-        )  # fmt: skip
+        session = TrainingRun(built, reporter, folder=folder, start=Position(), stop=Stop())
         session.monitor.start()
         TRAINERS[trainer](built.config).train(built, session)
         session.monitor.stop()

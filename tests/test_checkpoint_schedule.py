@@ -133,17 +133,19 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(train):
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_stop_right_after_a_checkpoint_neither_harms_nor_repeats_it(train, trainer, monkeypatch, tmp_path):
-    from psrun.training.session import Session
+    from psrun.training.actions import Saves
 
-    once = Session.save
+    within_epoch = Saves.within_epoch
 
-    def save(self):
-        once(self)
-        self.stop.follow()
+    def once(self, context):
+        within_epoch(self, context)
+        if not self._is_due:
+            return
+        self._run.stop.follow()
         if trainer == "fit":
-            self.program.network.stop_training = True
+            context.program.network.stop_training = True
 
-    monkeypatch.setattr(Session, "save", save)
+    monkeypatch.setattr(Saves, "within_epoch", once)
     pieces = (f"trainer={trainer}", "cluster=none", "trainer.steps_per_execution=1", "checkpoint.every_steps=4")
     folder = RunFolder.create(tmp_path / "cut", raw={})
     with pytest.raises(Interrupted):
@@ -295,16 +297,16 @@ def test_a_checkpoint_that_is_complete_survives_what_goes_wrong_after_it(train, 
 
 @pytest.mark.thorough
 def test_another_learning_rate_holds_from_the_resume_on(train, monkeypatch):
-    from psrun.training.session import Session
+    from psrun.training.actions import Saves
 
     rates: list[float] = []
-    ends = Session.training_ends
+    at_end = Saves.at_end
 
-    def training_ends(self):
-        rates.append(float(self.program.optimizer.learning_rate))
-        ends(self)
+    def noted(self, context):
+        rates.append(float(context.program.optimizer.learning_rate))
+        at_end(self, context)
 
-    monkeypatch.setattr(Session, "training_ends", training_ends)
+    monkeypatch.setattr(Saves, "at_end", noted)
     pieces = ("cluster=inprocess", "evaluation=none")
     _, folder = train(*pieces, "optimizer.learning_rate=0.05", "trainer.epochs=1")
     train(*pieces, "optimizer.learning_rate=0.001", into=RunFolder.take_over(folder.path))

@@ -17,7 +17,7 @@ from psrun.config.run_config import EarlyStopping
 from psrun.config.topology import Task
 from psrun.errors import ChiefGoneError, ConfigError
 from psrun.results.run_folder import RunFolder
-from psrun.training.evaluation.plateau import Plateau
+from psrun.training.metric_policies import Plateau
 
 RUN = ("trainer.epochs=1", "trainer.steps_per_epoch=5", "trainer.steps_per_execution=5", "optimizer=sgd",
        "optimizer.learning_rate=0.0001")  # fmt: skip
@@ -265,15 +265,15 @@ def test_a_sidecar_without_checkpoints_or_with_another_model_is_an_error(train, 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("trainer", ["custom_loop", pytest.param("fit", marks=pytest.mark.thorough)])
 def test_a_training_stops_early_on_request(train, trainer, monkeypatch):
-    from psrun.training.session import Session
+    from psrun.training.loop import TrainingRun
 
-    begins = Session.epoch_begins
+    begin = TrainingRun.begin
 
-    def epoch_begins(self):
-        begins(self)
-        self._folder.end_early("enough")
+    def begin_last(self, join):
+        self.folder.end_early("enough")
+        return begin(self, join)
 
-    monkeypatch.setattr(Session, "epoch_begins", epoch_begins)
+    monkeypatch.setattr(TrainingRun, "begin", begin_last)
     result, folder = train("cluster=none", f"trainer={trainer}", "trainer.epochs=5")
     assert result["steps"] == {"applied": 12, "scheduled": 12, "repeated": 0}
     assert result["checkpoints"][-1]["step"] == 12

@@ -304,9 +304,9 @@ def test_a_parameter_server_that_is_lost_in_a_save_asks_for_another_start(train,
 @pytest.mark.thorough
 @pytest.mark.inprocess
 def test_a_finished_evaluation_is_reported_also_by_a_run_that_stops(train, monkeypatch, tmp_path):
-    from psrun.training.session import Session
+    from psrun.training.actions import Saves
 
-    monkeypatch.setattr(Session, "_save", lambda self, step, position: self.stop.follow())
+    monkeypatch.setattr(Saves, "_save", lambda self, step, within_epoch: self._run.stop.follow())
     with pytest.raises(Interrupted):
         train("trainer=fit", "evaluation=validation", "model=embedding", "trainer.epochs=1")
     result = json.loads((tmp_path / "run0" / "run.json").read_text())

@@ -51,24 +51,24 @@ def test_an_own_loop_trains_as_psruns_does(train, cluster, loop):
 @pytest.mark.inprocess
 @pytest.mark.parametrize("loop", ["plain", "tutorial"])
 def test_an_own_loop_on_workers_saves_within_epochs_and_resumes(train, loop, monkeypatch, tmp_path):
-    from psrun.training.session import Session
+    from psrun.training.loop import TrainingRun
 
     examples = STEPS * 32  # a pass is an epoch
     given = [*LOOP, f"trainer._target_=user_code.{loop}", "checkpoint.every_steps=6", "trainer.epochs=3",
              "trainer.steps_per_execution=2", "data.visitation=once", "data.audit=true",
              f"data.num_train_examples={examples}"]  # fmt: skip
-    scheduled = Session.steps_scheduled
+    after_piece = TrainingRun.after_piece
 
-    def stopping(self, num_steps):
+    def stopping(self, piece):
         if self.scheduled >= STEPS + 4:
             self.stop.requested.set()
             self.stop.signum = 15
-        return scheduled(self, num_steps)
+        after_piece(self, piece)
 
-    monkeypatch.setattr(Session, "steps_scheduled", stopping)
+    monkeypatch.setattr(TrainingRun, "after_piece", stopping)
     with pytest.raises(Interrupted):
         train(*given)
-    monkeypatch.setattr(Session, "steps_scheduled", scheduled)
+    monkeypatch.setattr(TrainingRun, "after_piece", after_piece)
     folder = RunFolder.take_over(tmp_path / "run0")
     assert [event["epoch"] for event in events(folder, "epoch")] == [1]
     result, folder = train(*given, into=folder)

@@ -102,15 +102,14 @@ def test_a_step_that_returns_no_numbers_is_an_error(train, trainer):
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
 def test_the_running_loss_is_that_of_the_running_epoch(train, monkeypatch, trainer):
-    from psrun.training.session import Session
+    from psrun.training.actions import Checks
 
-    running, epoch_ends = [], Session.epoch_ends
+    running = []
 
-    def noted(self, metrics, *rest):
-        running.append((self.monitor.loss(), metrics["loss"]))
-        return epoch_ends(self, metrics, *rest)
+    def noted(self, context):
+        running.append((self._run.monitor.loss(), context.metrics["loss"]))
 
-    monkeypatch.setattr(Session, "epoch_ends", noted)
+    monkeypatch.setattr(Checks, "loss", noted)
     train(*own("steps", "cluster=none", "evaluation=none"), f"trainer={trainer}", "trainer.epochs=3",
           "trainer.steps_per_epoch=1", "trainer.steps_per_execution=1")  # fmt: skip
     assert len(running) == 3

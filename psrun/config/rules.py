@@ -95,10 +95,9 @@ def _of_training(config: RunConfig) -> list[Problem]:
         problems.append(
             Problem("evaluation", "'validation' requires Model.fit; choose trainer=fit, or evaluation=direct")
         )
-    if isinstance(evaluation, choices.Distributed) and not config.cluster.has_parameter_servers:
-        problems.append(
-            Problem("evaluation", "'distributed' requires parameter server training; choose exact or direct")
-        )
+    if evaluation.needs_parameter_servers and not config.cluster.has_parameter_servers:
+        message = f"'{evaluation.kind}' requires parameter server training; choose exact or direct"
+        problems.append(Problem("evaluation", message))
     if config.cluster.has_synchronous_workers:
         if not trainer.uses_fit:
             problems.append(Problem("trainer", "cluster=multi_worker_mirrored requires Model.fit; choose trainer=fit"))

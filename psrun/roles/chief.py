@@ -30,8 +30,8 @@ from psrun.results.summary import PENDING
 from psrun.roles.task_context import TaskContext
 from psrun.tf_internals.cluster import incarnation
 from psrun.training import failures
+from psrun.training.loop import TrainingRun
 from psrun.training.progress import Pulse
-from psrun.training.session import Session
 
 _REPORT_EVERY_S = 5.0
 
@@ -59,7 +59,7 @@ class Chief:
             PortReservation(topology.addresses[CHIEF]) if waits and topology and CHIEF in topology.addresses else None
         )
         self.pulse, self._reported_s = Pulse(), time.monotonic()
-        self.session: Session | None = None
+        self.session: TrainingRun | None = None
         # Whoever started the tasks of such a cluster restarts them, but records nothing.
         self._alone = self._cluster.started_elsewhere and process.SUPERVISOR_PID not in os.environ
         self._loss = self._earlier_loss() if self._alone else None

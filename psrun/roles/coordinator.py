@@ -29,14 +29,13 @@ from psrun.results.run_folder import RunFolder, flat, write_config
 from psrun.results.trackers.sinks import tracker_sinks
 from psrun.roles.chief import Chief
 from psrun.roles.task_context import TaskContext
-from psrun.training import custom_loop, fit, own_loop, resume
+from psrun.training import actions, custom_loop, fit, own_loop, resume
 from psrun.training.checkpoint_schedule import CheckpointSchedule
 from psrun.training.evaluation import meters, modes
 from psrun.training.hooks import Hooks
+from psrun.training.loop import Trainer, TrainingRun
 from psrun.training.metric_policies import MetricPolicies
-from psrun.training.session import Session
 from psrun.training.synchronized_stop import SynchronizedStop
-from psrun.training.trainer import Trainer
 
 TRAINERS = {"custom_loop": custom_loop.trainer, "fit": fit.trainer, "own_loop": own_loop.trainer}
 _VERSIONS = ("psrun", "tensorflow", "tf-keras", "keras", "hydra-core")
@@ -101,10 +100,7 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
     stop.defer(_STOP_WITHIN_S)
     try:
         trainer.train(program, session)
-        if session.start.epochs >= program.config.trainer.num_epochs or session.ends_early:
-            session.catch_up()
-        session.training_ends()
-        hooks.end()
+        session.end()
         if program.config.export.at_end and folder.whole is folder:
             session.monitor.state = "exporting"
             _export(program, folder, reporter)
@@ -123,7 +119,7 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
     reporter.emit("end", step=last_step, **facts, **{key: result.get(key) for key in keys})
 
 
-def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop) -> Session:
+def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop) -> TrainingRun:
     """The training, with the variables and the position of the checkpoint or backup that it resumes from, if any."""
     folder, reporter = chief.folder, chief.reporter
     following = MetricPolicies(program, reporter, folder)
@@ -139,18 +135,17 @@ def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, sto
     if step is not None:
         following.go_on(step)
     lockstep = SynchronizedStop(task_files.stop_marker(folder.whole.path), leads=folder.whole is folder)
-    return Session(
+    evaluator = modes.make(program)
+    session = TrainingRun(
         program,
         reporter,
-        evaluation=modes.make(program),
-        saving=saving,
-        following=following,
         folder=folder,
         start=resume.taken_up(program, start, reporter),
         stop=stop,
-        hooks=hooks,
         lockstep=lockstep if program.config.cluster.has_synchronous_workers else None,
     )
+    session.actions = actions.in_order(session, hooks=hooks, policies=following, schedule=saving, evaluator=evaluator)
+    return session
 
 
 def _saving(program: Program, folder: RunFolder, reporter: Reporter) -> CheckpointSchedule | None:
@@ -178,7 +173,7 @@ def _export(program: Program, folder: RunFolder, reporter: Reporter) -> None:
     reporter.emit("export", step=loaded.checkpoint.step, path=str(path))
 
 
-def _result(session: Session, reporter: Reporter) -> dict[str, Any]:
+def _result(session: TrainingRun, reporter: Reporter) -> dict[str, Any]:
     """The keys of run.json that are known once the training has ended, also after an error."""
     clock, monitor = session.clock, session.monitor
     rate = clock.rate()

@@ -34,8 +34,8 @@ from psrun.results.trackers.sinks import tracker_sinks
 from psrun.training import callbacks
 from psrun.training.evaluation import meters
 from psrun.training.evaluation.direct import DirectEvaluation
-from psrun.training.evaluation.meters import Evaluation, Meters
-from psrun.training.evaluation.plateau import Plateau
+from psrun.training.evaluation.meters import Evaluation
+from psrun.training.metric_policies import Plateau
 
 _POLL_S = 0.5
 _STOP_WITHIN_S = 20.0
@@ -221,7 +221,7 @@ class Sidecar:
             start_afresh(self._run.seed)
             built = build(planned, source, strategy.Distribution(tf.distribute.get_strategy()))
             build_state(built)
-            evaluation = DirectEvaluation(built, Meters(built), mode=self._evaluation.kind, callbacks=callback_list)
+            evaluation = DirectEvaluation(built, callback_list)
             self._program = built, evaluation
         built, evaluation = self._program
         restored = self._source.restore(built.network, name, built.config.trainer.num_steps)

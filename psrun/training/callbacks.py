@@ -1,27 +1,22 @@
-"""Keras callbacks of the configuration, and the callback that reports the epochs of `fit` to psrun."""
+"""Keras callbacks of the configuration."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tf_keras
 
+from psrun.checkpoint.manifest import Position
 from psrun.config import targets
 from psrun.config.keras_callbacks import TWO_RESTORES
 from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
-from psrun.program import objective
 from psrun.program.compiled_model import Program
 from psrun.program.monitored import check_metric
 from psrun.tf_internals import keras
-from psrun.training.executions import Executions
-from psrun.training.session import Session
-from psrun.training.synchronized_stop import SynchronizedStop
 
 _BATCH_METHODS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
-_SEEN = "examples_seen"
 _LAMBDA = tf_keras.callbacks.LambdaCallback
 _MONITORING = (
     tf_keras.callbacks.EarlyStopping,
@@ -98,125 +93,20 @@ def backups(made: list[tf_keras.callbacks.Callback]) -> list[tf_keras.callbacks.
     return [callback for callback in made if isinstance(callback, tf_keras.callbacks.BackupAndRestore)]
 
 
-class Epochs(tf_keras.callbacks.Callback):
-    """Reports each epoch to the session. Put it first: the callbacks after it see what it adds to the logs.
+def restored_by_backups(made: list[tf_keras.callbacks.Callback], program: Program) -> Position | None:
+    """Restores the state of a BackupAndRestore callback, as `fit` does later, so that psrun counts from there.
 
-    Args:
-      packing: schedules the steps on workers; None if Keras runs them synchronously.
-      first_batch: the number, from 0, that Keras gives the first batch of the first epoch.
+    Returns:
+      Its position; None without a backup.
     """
-
-    def __init__(self, session: Session, packing: Executions | None, *, first_batch: int = 0) -> None:
-        super().__init__()
-        keras.give_unread_logs(self)
-        self._session = session
-        self._joined = False
-        self._scheduled, self._first_batch = 0, first_batch
-        self._packing = packing
-        self._last: Any = None
-        self._own: dict[str, float | None] | None = None
-        self._undefined_in_training: list[str] = []
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._joined, self._scheduled, self._first_batch = False, self._first_batch, 0
-        if self._packing is not None:
-            # Keras restores the value from before the last execution of an epoch, which may be shorter.
-            self.model.steps_per_execution.assign(self._packing.num_steps)
-        self._session.epoch_begins()
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        num_steps = int(batch) + 1 - self._scheduled  # Keras counts in NumPy after a restore
-        self._scheduled += num_steps  # under parameter servers they are not done yet
-        self._last = logs
-        if self._session.lockstep is None:  # else all processes stop together
-            self._session.check()
-        if self._session.steps_scheduled(num_steps):
-            if self._packing is not None:
-                self._packing.join()
-            self._session.save()
-        if self._session.stop.requested.is_set() and self._session.lockstep is None:
-            self.model.stop_training = True  # the request may precede `fit`, which resets it
-
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._join()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._join()
-        logs = {} if logs is None else logs
-        logs.pop(_SEEN, None)
-        validation: dict[str, float | None] = {
-            name[4:]: float(value) for name, value in logs.items() if name.startswith("val_")
-        }
-        metrics: dict[str, float | None] = {
-            name: float(value) for name, value in logs.items() if not name.startswith("val_")
-        }
-        if self._own is not None:
-            metrics = self._own
-        metrics |= dict.fromkeys(self._undefined_in_training)
-        if type(self.model).test_step is tf_keras.Model.test_step:  # another one may report other metrics
-            validation |= dict.fromkeys(self._undefined(validation))
-        # Keras' callbacks take what is not in the logs as not measured.
-        logs.clear()
-        logs |= {name: value for name, value in metrics.items() if value is not None}
-        logs |= {f"val_{name}": value for name, value in validation.items() if value is not None and name != _SEEN}
-        examples_seen = int(validation.pop(_SEEN, 0) or 0)
-        logs |= self._session.epoch_ends(metrics, (examples_seen, validation) if validation else None)
-        if self._session.ends_early:
-            self.model.stop_training = True
-
-    def _undefined(self, names: Collection[str]) -> list[str]:
-        """Those of the metrics that are undefined by the examples which were the last to update them."""
-        return [
-            metric.name
-            for metric in self.model.compiled_metrics.metrics
-            if metric.name in names and objective.is_undefined(metric)
-        ]
-
-    def _join(self) -> None:
-        """Joins the steps of the epoch: before Keras' validation, or at the end of the epoch."""
-        if not self._joined:
-            self._joined = True
-            if self._packing is not None:
-                self._packing.join()
-            self._session.steps_joined()
-            program = self._session.program
-            if (own := program.own_step) is not None:
-                self._own = own.results(self._last)  # before Keras' validation resets the metrics
-            else:
-                self._undefined_in_training = self._undefined(program.metric_names)
-
-
-class BetweenSaves(tf_keras.callbacks.Callback):
-    """Lets `fit` look up its train function only while no other thread saves the model. Put it last.
-
-    Args:
-      saves: acquired before each execution, which releases it as soon as it has begun.
-    """
-
-    def __init__(self, saves: threading.Lock) -> None:
-        super().__init__()
-        keras.give_unread_logs(self)
-        self._saves = saves
-
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._saves.acquire()
-
-
-class StopTogether(tf_keras.callbacks.Callback):
-    """Stops this process after the same execution as the other processes that train in lockstep."""
-
-    def __init__(self, session: Session, lockstep: SynchronizedStop) -> None:
-        super().__init__()
-        keras.give_unread_logs(self)
-        self._session, self._lockstep = session, lockstep
-        self._done = 0
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._done += 1
-        last = self._lockstep.last()
-        if last == self._done:
-            self._lockstep.agreed = True
-            self._session.stop.follow()
-            self.model.stop_training = True
-        elif last is None and self._lockstep.leads and self._session.stop.requested.is_set():
-            self._lockstep.agree_on(self._done + 1)
+    restoring = backups(made)
+    if not restoring:
+        return None
+    with program.distribution.strategy.scope():
+        for callback in restoring:
+            callback.set_model(program.network)
+            callback.on_train_begin()
+    epochs, steps = keras.position_in_backup(program.network, program.config.trainer.num_steps)
+    done = program.iterations
+    order = program.order.geometry if program.order else None
+    return Position(epochs, steps, scheduled=done, stream=0, batch=done, order=order) if done else None

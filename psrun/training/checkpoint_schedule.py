@@ -26,8 +26,13 @@ class CheckpointSchedule:
     """
 
     def __init__(self, checkpoints: Checkpoints, when: EpochCheckpoints, reporter: Reporter, folder: RunFolder) -> None:
-        self._checkpoints, self._when, self._reporter, self._folder = checkpoints, when, reporter, folder
-        self._last_s, self._scheduled, self._last_scheduled = time.monotonic(), 0, 0
+        self._checkpoints = checkpoints
+        self._when = when
+        self._reporter = reporter
+        self._folder = folder
+        self._last_s = time.monotonic()
+        self._scheduled = 0
+        self._last_scheduled = 0
         self.last_step: int | None = None
 
     def restore(self) -> Manifest | None:
@@ -37,7 +42,8 @@ class CheckpointSchedule:
           CheckpointError: all checkpoints are damaged, or recorded checkpoints are missing.
           ConfigError: the checkpoint has another model or optimizer.
         """
-        whole, began_s = self._folder.whole, time.monotonic()
+        whole = self._folder.whole
+        began_s = time.monotonic()
         store = Store(whole.checkpoints)
         checkpoint = self._checkpoints.restore(store)
         if checkpoint is None:
@@ -85,7 +91,9 @@ class CheckpointSchedule:
             return
         began_s = time.monotonic()
         steps = self._checkpoints.save(step, position)
-        self._last_s, self._last_scheduled, self.last_step = time.monotonic(), self._scheduled, step
+        self._last_s = time.monotonic()
+        self._last_scheduled = self._scheduled
+        self.last_step = step
         path = self._checkpoints.store.prefix(step)
         self._reporter.emit("checkpoint", step=step, path=path, seconds=round(self._last_s - began_s, 3))
         self._record(steps)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from psrun.config.run_config import RunConfig
 from psrun.program.compiled_model import Program
+from psrun.training.loop import Trainer, TrainingRun
 from psrun.training.scheduler import Scheduler
-from psrun.training.session import Session
-from psrun.training.trainer import Trainer
 
 
 def trainer(run: RunConfig) -> Trainer:
@@ -14,24 +13,11 @@ def trainer(run: RunConfig) -> Trainer:
     return Trainer(_train)
 
 
-def _train(program: Program, session: Session) -> None:
+def _train(program: Program, run: TrainingRun) -> None:
     """Runs all epochs of the program's configuration. The step is the network's own `train_step`, as in Keras."""
-    trainer = program.config.trainer
-    steps = Scheduler(program, session)
-    steps_done = session.start.steps
-    for _ in range(session.start.epochs, trainer.num_epochs):
-        if session.ends_early:
-            break
-        program.network.reset_metrics()
-        session.epoch_begins()
-        while steps_done < trainer.num_steps and not session.stop.requested.is_set():
-            session.check()
-            num_steps = steps.schedule(trainer.num_steps - steps_done)
-            steps_done += num_steps
-            if session.steps_scheduled(num_steps):
-                steps.join()
-                session.save()
-        steps.join()
-        session.steps_joined()
-        steps_done = 0
-        session.epoch_ends(steps.results())
+    steps = Scheduler(program, run)
+    for epoch in run.epochs(steps.join):
+        for piece in epoch.pieces():
+            piece.num_steps = steps.schedule(piece.max_steps)
+            run.after_piece(piece)
+        run.after_epoch(epoch, steps.results)

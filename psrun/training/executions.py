@@ -9,13 +9,13 @@ from psrun.closures.steps_per_execution import Packed, Packing
 from psrun.closures.synchronous_steps import SynchronousSteps
 from psrun.closures.update_rounds import RoundClosures
 from psrun.program.compiled_model import Program
-from psrun.training.session import Session
+from psrun.training.loop import TrainingRun
 
 Executions = Packing | SynchronousSteps
 
 
 def make(
-    program: Program, session: Session, feed: Stream, stages: StepProfiler, step: Step | None = None
+    program: Program, session: TrainingRun, feed: Stream, stages: StepProfiler, step: Step | None = None
 ) -> Executions:
     """Schedules the steps of one kind, as the consistency mode says.
 

@@ -13,8 +13,7 @@ from psrun.data import autoshard
 from psrun.errors import ConfigError, DataExhaustedError, NonFiniteLossError, PsrunError, TaskLostError, TrainingError
 from psrun.optimizers import rows
 from psrun.tf_internals.messages import LOGGER, cancelled, data_ended, gave_up_for, gist, task_in, task_lost
-from psrun.training.progress import iterations
-from psrun.training.session import Session
+from psrun.training.loop import TrainingRun
 
 
 class _WorkersErrors(logging.Handler):
@@ -39,7 +38,9 @@ class _WorkersErrors(logging.Handler):
 
 
 @contextmanager
-def named(current: Callable[[], Session | None], check_servers: Callable[[], None] = lambda: None) -> Iterator[None]:
+def named(
+    current: Callable[[], TrainingRun | None], check_servers: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """Raises TensorFlow's errors as psrun's.
 
     Args:
@@ -67,7 +68,7 @@ def named(current: Callable[[], Session | None], check_servers: Callable[[], Non
             raise TaskLostError(f"{task or 'a task'} was lost: {gist(str(error))}", task=task) from error
         cause = logged.cause(str(error))
         if data_ended(gist(cause)) and session is not None:
-            raise DataExhaustedError.at(iterations(session.program), session.monitor.planned) from error
+            raise DataExhaustedError.at(session.program.iterations, session.monitor.planned) from error
         if problem := autoshard.too_few_files(cause):
             raise ConfigError([problem]) from error
         if rows.NOT_FINITE in cause:

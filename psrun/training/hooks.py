@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -49,6 +49,12 @@ class HookContext:
     program: Program
 
 
+class Action(Protocol):
+    """What is done at some moment of a training: a hook of the user, or one of `psrun.training.actions`."""
+
+    def __call__(self, *, context: HookContext) -> Any: ...
+
+
 class Hooks:
     """The hooks of one training; only the chief calls them.
 
@@ -57,7 +63,8 @@ class Hooks:
     """
 
     def __init__(self, run: RunConfig, folder: RunFolder, reporter: Reporter) -> None:
-        self._folder, self._reporter = folder, reporter
+        self._folder = folder
+        self._reporter = reporter
         configured = run.trainer.hooks if folder.whole is folder else []
         self._calls = [(hook, targets.bound(hook.target, choices.Hook.PARAMETERS)) for hook in configured]
         self._threads: list[_Asynchronous] = []
@@ -72,13 +79,14 @@ class Hooks:
         for thread in self._threads:
             thread.start()
 
-    def _call(self, hook: choices.Hook, function: Callable[..., Any], monitor: ProgressMonitor) -> Callable[[], bool]:
+    def _call(self, hook: choices.Hook, function: Action, monitor: ProgressMonitor) -> Callable[[], bool]:
         def call() -> bool:
             """Whether the hook succeeded."""
             try:
                 loss = monitor.progress.loss if monitor.progress else None
                 metrics = {**monitor.metrics, **({} if loss is None else {"loss": loss})}
-                self._called(hook, function, monitor.last_step, monitor.epoch, metrics)
+                program, path = self._program, self._folder.path
+                self._called(hook, function, HookContext(monitor.last_step, monitor.epoch, metrics, path, program))
             except Exception as error:
                 self._error = self._error or error
                 return False
@@ -86,28 +94,26 @@ class Hooks:
 
         return call
 
-    def _called(
-        self, hook: choices.Hook, function: Callable[..., Any], step: int, epoch: int, metrics: Mapping[str, float]
-    ) -> None:
+    def _called(self, hook: choices.Hook, function: Action, context: HookContext) -> None:
         try:
-            function(context=HookContext(step, epoch, dict(metrics), self._folder.path, self._program))
+            function(context=context)
         except PsrunError:
             raise
         except Exception as error:
             if isinstance(error, tf.errors.OpError) and messages.task_lost(error):
                 raise
             target = hook.target
-            message = f"{target.key}: {target.name} failed at step {step}: {type(error).__name__}: {error}"
+            message = f"{target.key}: {target.name} failed at step {context.step}: {type(error).__name__}: {error}"
             raise HookError(message) from error
 
-    def epoch_ended(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Calls the hooks that are due after `epoch` (from 1), when no step runs; raises as `check`."""
-        self.check()
+    def after_epoch(self, context: HookContext) -> None:
+        """Calls the hooks that are due after an epoch, when no step runs; raises as `check`."""
+        self.check(context)
         for hook, function in self._calls:
-            if hook.every_epochs is not None and epoch % hook.every_epochs == 0:
-                self._called(hook, function, step, epoch, metrics)
+            if hook.every_epochs is not None and context.epoch % hook.every_epochs == 0:
+                self._called(hook, function, context)
 
-    def check(self) -> None:
+    def check(self, context: HookContext) -> None:
         """Raises the error of a hook that failed, if any.
 
         Raises:
@@ -117,10 +123,10 @@ class Hooks:
         if self._error is not None:
             raise self._error
 
-    def end(self) -> None:
-        """Call when all steps are done: calls the hooks of steps that are due once more. Raises as `check`."""
+    def end(self, context: HookContext) -> None:
+        """Ends the threads, which call hooks of steps that are due once more. Raises as `check`."""
         self.stop()
-        self.check()
+        self.check(context)
 
     def stop(self) -> None:
         """Ends the threads, waiting a bounded time for hooks that still run."""

@@ -8,16 +8,79 @@ from collections.abc import Mapping
 from typing import Any
 
 from psrun import files
+from psrun.config.run_config import EarlyStopping
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
 from psrun.program.monitored import check_metric
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.training.evaluation import meters
-from psrun.training.evaluation.plateau import Plateau
 
 _FILE = "following.json"
 _RECORDS_KEPT = 100  # one per epoch: more than anybody keeps checkpoints
+
+
+class Plateau:
+    """Counts consecutive evaluations without an improvement.
+
+    The rule is that of `tf_keras.callbacks.EarlyStopping` and `ReduceLROnPlateau` (there with `cooldown=0`).
+
+    Attributes:
+      best: the best value so far; None before the first.
+      waited: number of evaluations since then.
+    """
+
+    def __init__(self, rule: EarlyStopping) -> None:
+        self.rule = rule
+        self.best: float | None = None
+        self.waited = 0
+
+    @property
+    def reason(self) -> str:
+        """The message for a reached plateau."""
+        times = "1 evaluation" if self.rule.patience == 1 else f"{self.rule.patience} evaluations"
+        return f"{self.rule.metric} has not improved in {times}"
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The state for `restore`, as JSON values."""
+        return {"rule": self._counts, "best": self.best, "waited": self.waited}
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """Restores a state of the same metric and mode; returns whether it was one."""
+        same = state["rule"] == self._counts
+        if same:
+            self.best = state["best"]
+            self.waited = state["waited"]
+        return same
+
+    @property
+    def _counts(self) -> list[Any]:
+        return [self.rule.metric, self.rule.mode, self.rule.min_delta]
+
+    def reached(self, metrics: Mapping[str, float]) -> bool:
+        """Processes one evaluation; returns whether patience has run out, and then resets the count.
+
+        An evaluation without the metric does not count; NaN is never better.
+        """
+        value = metrics.get(self.rule.metric or "")
+        if value is None:
+            return False
+        if self._better(value):
+            self.best = value
+            self.waited = 0
+            return False
+        self.waited += 1
+        if self.waited < self.rule.patience:
+            return False
+        self.waited = 0
+        return True
+
+    def _better(self, value: float) -> bool:
+        if self.best is None:
+            return value == value
+        gain = value - self.best if self.rule.mode == "max" else self.best - value
+        return gain > self.rule.min_delta
 
 
 class MetricPolicies:
@@ -35,8 +98,11 @@ class MetricPolicies:
 
     def __init__(self, program: Program, reporter: Reporter, folder: RunFolder) -> None:
         config = program.config
-        self._optimizer, self._reporter, self._folder = program.optimizer, reporter, folder
-        self._stopping, self._lowering = Plateau(config.early_stopping), Plateau(config.reduce_lr)
+        self._optimizer = program.optimizer
+        self._reporter = reporter
+        self._folder = folder
+        self._stopping = Plateau(config.early_stopping)
+        self._lowering = Plateau(config.reduce_lr)
         self._lower = config.reduce_lr
         for key, rule in (("early_stopping", config.early_stopping), ("reduce_lr", config.reduce_lr)):
             if rule.metric is not None:

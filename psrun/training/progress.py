@@ -1,4 +1,4 @@
-"""A thread that monitors the training: progress, the time of the first step, a loss that is not finite."""
+"""What a training measures of itself: a thread reads steps and the loss while it runs, a clock has its epochs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -64,15 +65,19 @@ class ProgressMonitor(Pulse):
 
     def __init__(self, program: Program, reporter: Reporter, *, first_step: int, planned: int) -> None:
         super().__init__()
-        self._program, self._reporter = program, reporter
-        self._epochs, self.planned = program.config.trainer.num_epochs, planned
+        self._program = program
+        self._reporter = reporter
+        self._epochs = program.config.trainer.num_epochs
+        self.planned = planned
         self.epoch = 0
-        self._training, self._ended = threading.Event(), threading.Event()
+        self._training = threading.Event()
+        self._ended = threading.Event()
         self._samples: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
         self._thread = threading.Thread(target=self._watch, name="psrun-monitor", daemon=True)
         self.first_step_s: float | None = None
         self.first_step_count = 0
-        self.last_step = self._first = first_step
+        self._first = first_step
+        self.last_step = first_step
         self.metrics: Mapping[str, float] = {}
         self.non_finite_loss: float | None = None
 
@@ -95,7 +100,8 @@ class ProgressMonitor(Pulse):
 
     def goes_on(self) -> None:
         """Call when the steps of the running epoch continue after a pause."""
-        self.state, self.step_at_s = "training", time.time()
+        self.state = "training"
+        self.step_at_s = time.time()
 
     def epoch_ends(self, step: int) -> None:
         """Call when the steps of the epoch are joined, `step` in total; nothing is read until the next epoch."""
@@ -108,7 +114,7 @@ class ProgressMonitor(Pulse):
             self._training.wait()
             if self._ended.wait(_POLL_S if self.first_step_s else _FIRST_STEP_POLL_S):
                 return
-            step = iterations(self._program)
+            step = self._program.iterations
             loss = self.loss() if step > self._first else None
             # Values read while the epoch ended may be from after the reset.
             if not self._training.is_set() or self._ended.is_set():
@@ -123,9 +129,12 @@ class ProgressMonitor(Pulse):
             now_s = time.time()
             if self.step_at_s is not None and self.state == "training":
                 self.slowest_step_s = max(self.slowest_step_s or 0.0, now_s - self.step_at_s)
-            self.last_step, self.step_at_s = step, now_s
+            self.last_step = step
+            self.step_at_s = now_s
         if step > self._first and self.first_step_s is None:
-            self.first_step_s, self.first_step_count, self.state = time.monotonic(), step, "training"
+            self.first_step_s = time.monotonic()
+            self.first_step_count = step
+            self.state = "training"
 
     def _report(self, step: int, loss: float | None) -> None:
         self._samples.append((time.monotonic(), step))
@@ -150,6 +159,62 @@ class ProgressMonitor(Pulse):
         return self._program.distribution.strategy.experimental_local_results(variable)[0].numpy()
 
 
+class Clock:
+    """Times of epochs: from `epoch_begins` to `steps_joined`, without pauses.
+
+    Args:
+      first_step: number of steps applied before this process began.
+
+    Attributes:
+      steps, seconds: sums over the finished epochs, from the first applied step on.
+    """
+
+    def __init__(self, first_step: int) -> None:
+        self.steps = 0
+        self.seconds = 0.0
+        self._first_step = first_step
+        self._step = first_step
+        self._began_s = 0.0
+        self._joined_s = 0.0
+        self._pauses_s: list[tuple[float, float]] = []  # of the running epoch: start and end
+
+    def rate(self) -> float | None:
+        """Steps per second over all epochs."""
+        return self.steps / self.seconds if self.seconds else None
+
+    def epoch_begins(self) -> None:
+        self._pauses_s = []
+        self._began_s = time.monotonic()
+
+    def steps_joined(self) -> None:
+        self._joined_s = time.monotonic()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Excludes the time spent in this context."""
+        began_s = time.monotonic()
+        yield
+        self._pauses_s.append((began_s, time.monotonic()))
+
+    def epoch_ends(self, step: int, monitor: ProgressMonitor) -> tuple[float, float]:
+        """Seconds of the whole epoch, and its steps per second, when `step` steps have been applied in total."""
+        steps = step - self._step
+        began_s = self._began_s
+        if self._step == self._first_step and monitor.first_step_count < step and monitor.first_step_s is not None:
+            # Tracing and connecting count as the time to the first step, not as slow steps.
+            steps = step - monitor.first_step_count
+            began_s = monitor.first_step_s
+        seconds = self._since(began_s)
+        self.steps += steps
+        self.seconds += seconds
+        self._step = step
+        return self._since(self._began_s), steps / max(seconds, 1e-9)
+
+    def _since(self, began_s: float) -> float:
+        paused_s = sum(max(0.0, ended - max(began_s, paused)) for paused, ended in self._pauses_s)
+        return self._joined_s - began_s - paused_s
+
+
 def running_mean(read_total: Callable[[], float], read_count: Callable[[], float]) -> float | None:
     """Total divided by count of a metric that other processes update concurrently; None if one of them is 0.
 
@@ -164,11 +229,6 @@ def running_mean(read_total: Callable[[], float], read_count: Callable[[], float
             break
         before, total, after = after, again, read_count()
     return total * 2 / (before + after) if before and total else None
-
-
-def iterations(program: Program) -> int:
-    """The number of steps applied so far."""
-    return program.iterations
 
 
 def _read(variable: tf.Variable) -> Any:

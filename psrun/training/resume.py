@@ -8,7 +8,7 @@ from dataclasses import replace
 from psrun.checkpoint.manifest import Position
 from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
-from psrun.training.trainer import Trainer
+from psrun.training.loop import Trainer
 
 
 def restored_by_trainer(built: Program, trainer: Trainer, reporter: Reporter) -> Position | None:

@@ -16,7 +16,7 @@ from psrun.program import objective
 from psrun.program.compiled_model import Program
 from psrun.training import executions
 from psrun.training.executions import Executions
-from psrun.training.session import Session
+from psrun.training.loop import TrainingRun
 
 _MOST_KINDS = 8
 
@@ -24,7 +24,7 @@ _MOST_KINDS = 8
 class Scheduler:
     """Schedules the steps of a program on workers; without workers, runs them at once."""
 
-    def __init__(self, program: Program, session: Session) -> None:
+    def __init__(self, program: Program, session: TrainingRun) -> None:
         self._program, self._session = program, session
         self._packings: dict[Step | None, Executions] = {}
         self._coordinator = program.distribution.coordinator

@@ -24,6 +24,11 @@ class SynchronizedStop:
     leads: bool
     agreed: bool = False
 
+    def begin(self) -> None:
+        """Forgets what the previous chief agreed on."""
+        if self.leads:
+            self.marker.unlink(missing_ok=True)
+
     def last(self) -> int | None:
         """The number, from 1 at the start of the processes, of the last execution to do; None to continue."""
         try:

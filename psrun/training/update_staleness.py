@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 from psrun.closures.simulated_delay import SimulatedDelay
 from psrun.closures.staleness_meter import StalenessMeter
 from psrun.program.compiled_model import Program
-from psrun.results import staleness
-from psrun.results.events import Reporter
+from psrun.results.staleness import Histogram
 
 
 class UpdateStaleness:
-    """Reports the staleness of the updates of each epoch, if it is known."""
+    """The staleness of the updates, where it is known."""
 
-    def __init__(self, program: Program, reporter: Reporter) -> None:
-        self._reporter, self._num_workers = reporter, program.distribution.num_workers
+    def __init__(self, program: Program) -> None:
+        self._num_workers = program.distribution.num_workers
         mode = program.config.consistency
         self._delay: SimulatedDelay | None = mode.load()(program, mode) if mode.one_process else None
         self._on_workers = program.distribution.coordinator is not None
@@ -30,9 +30,7 @@ class UpdateStaleness:
         if self._delay is not None:
             self._delay.begin()
 
-    def epoch_joined(self, step: int, epoch: int) -> None:
-        """Call when the steps of an epoch are done, `step` in total."""
+    def take(self) -> Mapping[str, Histogram]:
+        """The staleness of the updates since the last call, by task; call when no step runs."""
         source = self.meter if self._on_workers else self._delay
-        measured = staleness.statistics_by_worker(source.take()) if source is not None else {}
-        if measured:
-            self._reporter.emit("staleness", step=step, epoch=epoch, **measured)
+        return {} if source is None else source.take()

@@ -12,17 +12,22 @@ from psrun.config.schema import at_least, one_of
 class EvaluationChoice(Choice):
     """The interface of every evaluation; the defaults are those of a run without one.
 
+    The implementation is called with the program, and returns a `psrun.training.evaluation.modes.Evaluator`; None where
+    Keras' fit evaluates.
+
     Attributes:
       runs_on: 'fit': within Keras' fit; 'coordinator': between epochs, led by the chief; 'evaluator': beside the
         training, by a separate task; None where nothing is evaluated.
       sets_worker_aside: whether that task is the last worker.
-      updated_by_workers: whether workers update the metrics, which are on the parameter servers then.
+      needs_parameter_servers: whether it has a meaning only with parameter servers.
+      is_exact: whether each example counts once.
       batch_size: examples per evaluation batch; None for the training batch size.
     """
 
     runs_on: ClassVar[Literal["fit", "coordinator", "evaluator"] | None] = None
     sets_worker_aside: ClassVar[bool] = False
-    updated_by_workers: ClassVar[bool] = False
+    needs_parameter_servers: ClassVar[bool] = False
+    is_exact: ClassVar[bool] = True
     kind: str
     batch_size: int | None = None
 
@@ -44,6 +49,7 @@ class Evaluated(EvaluationChoice):
 
 @dataclass(frozen=True)
 class Validation(Evaluated):
+    implementation = "psrun.training.evaluation.mergeable:check"
     runs_on = "fit"
     every: int = at_least(1)
 
@@ -61,18 +67,21 @@ class BetweenEpochs(Evaluated):
 
 @dataclass(frozen=True)
 class Direct(BetweenEpochs):
-    pass
+    implementation = "psrun.training.evaluation.direct:DirectEvaluation"
 
 
 @dataclass(frozen=True)
 class Distributed(BetweenEpochs):
-    updated_by_workers = True
+    implementation = "psrun.training.evaluation.distributed:DistributedEvaluation"
+    needs_parameter_servers = True
+    is_exact = False
 
 
 @dataclass(frozen=True)
 class Exact(BetweenEpochs):
     """`num_shards`: the number of closures; None for a few per worker."""
 
+    implementation = "psrun.training.evaluation.exact:make"
     num_shards: int | None = at_least(1)
 
 

@@ -17,20 +17,15 @@ class DirectEvaluation:
     """Evaluates a program in this process, between epochs.
 
     Args:
-      meters: created outside the strategy's scope: their variables are here and not on a parameter server.
-      mode: the name of the mode; without workers, `exact` is also done in this way.
       callbacks: called as by `Model.evaluate`: `on_test_begin`, around each batch, `on_test_end`. Their logs have the
         metrics that are defined by their own names, without `val_`.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        meters: Meters,
-        mode: str = "direct",
-        callbacks: Sequence[tf_keras.callbacks.Callback] = (),
-    ) -> None:
-        self._meters, self._mode, self._network, self._own = meters, mode, program.network, list(callbacks)
+    def __init__(self, program: Program, callbacks: Sequence[tf_keras.callbacks.Callback] = ()) -> None:
+        self._meters = Meters(program)  # not in the strategy's scope: variables of this process
+        self._mode = program.config.evaluation.kind
+        self._network = program.network
+        self._own = list(callbacks)
         self._num_batches = num_eval_batches(program.config, program.source)
         self._dataset = program.evaluation_examples
         self._step = self._batch

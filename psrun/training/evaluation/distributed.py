@@ -20,17 +20,16 @@ class DistributedEvaluation:
     It schedules as many batches as the evaluation set has. Each worker reads the whole set repeatedly, from a different
     position, so that some examples are seen several times and some not at all. Metrics are on the parameter servers.
     The number of examples seen is counted.
-
-    Args:
-      meters: created in the strategy's scope.
     """
 
-    def __init__(self, program: Program, meters: Meters) -> None:
+    def __init__(self, program: Program) -> None:
         distribution = program.distribution
         assert distribution.coordinator is not None
-        self._program, self._meters, self._coordinator = program, meters, distribution.coordinator
+        self._program = program
+        self._coordinator = distribution.coordinator
         self._num_batches = num_eval_batches(program.config, program.source)
         with distribution.strategy.scope():
+            self._meters = Meters(program)
             self._iterator = iter(self._coordinator.create_per_worker_dataset(self._dataset))
             # Concrete, for the reason in `shards`; the iterators of all workers are alike.
             self._batch = tf.function(self._over_batch).get_concrete_function(iterator_spec(self._iterator))

@@ -14,28 +14,32 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from psrun.config import choices
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import num_eval_batches
+from psrun.training.evaluation.direct import DirectEvaluation
 from psrun.training.evaluation.meters import Evaluation, Measured, Meters
 from psrun.training.evaluation.shards import SHARDS_PER_WORKER, Shards
+
+
+def make(program: Program) -> ExactEvaluation | DirectEvaluation:
+    """The evaluation by the workers; without workers, by this process."""
+    return DirectEvaluation(program) if program.distribution.coordinator is None else ExactEvaluation(program)
 
 
 class ExactEvaluation:
     """Evaluates a program on its workers, between epochs, when no step runs.
 
-    Args:
-      meters: created outside the strategy's scope: their variables are here.
-      num_shards: number of closures; None for a few per worker. At most the number of batches.
-
     Raises:
       ConfigError: a loss is not reduced to one number for a batch.
     """
 
-    def __init__(self, program: Program, meters: Meters, num_shards: int | None = None) -> None:
+    def __init__(self, program: Program) -> None:
         _check_losses(program.network.loss)
-        requested = num_shards or SHARDS_PER_WORKER * program.distribution.num_workers
-        self._meters = meters
+        assert isinstance(program.config.evaluation, choices.Exact)
+        requested = program.config.evaluation.num_shards or SHARDS_PER_WORKER * program.distribution.num_workers
+        self._meters = Meters(program)  # not in the strategy's scope: variables of this process
         num_shards = max(1, min(num_eval_batches(program.config, program.source), requested))
         self._shards = Shards(program, num_shards, self._measured)
         spec = self._shards.spec

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,12 +12,16 @@ from psrun.layers.adapter import AdaptedModel
 from psrun.program.compiled_model import Program
 from psrun.program.zeros import zeros
 from psrun.tf_internals import keras
+from psrun.training.evaluation.meters import Meters
 
 
-def check(program: Program, metrics: Sequence[tf_keras.metrics.Metric]) -> None:
-    """Keras' exact evaluation clones each metric on the workers, adds up the variables of new clones, and leaves losses
-    of layers out.
+def check(program: Program) -> None:
+    """Raises ConfigError if Keras' exact evaluation on workers would be wrong.
+
+    It clones each metric on the workers, adds up the variables of new clones, and leaves losses of layers out.
     """
+    if program.distribution.coordinator is None:
+        return
     network, losses = program.network, program.network.compiled_loss
     if network.losses or (isinstance(network, AdaptedModel) and network.has_losses):
         raise _not_mergeable("omits the regularization of the model from val_loss")
@@ -33,7 +36,7 @@ def check(program: Program, metrics: Sequence[tf_keras.metrics.Metric]) -> None:
     prediction = program.network(features, training=False)
     if tf.nest.flatten(keras.masks_of(prediction)):
         raise _not_mergeable("ignores the mask of predictions in metrics")
-    for metric in metrics:
+    for metric in Meters(program).metrics:
         try:
             clone = type(metric).from_config(metric.get_config())
             before = len(clone.variables)

@@ -1,0 +1,343 @@
+"""What is done around the epochs of a training, each as an action, and the order in which it is done.
+
+An action is what a hook of the user is: a callable of a `HookContext`. Those of psrun also know their run.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from psrun.closures.step_profiler import step_time
+from psrun.errors import DataExhaustedError, NonFiniteLossError
+from psrun.program import objective
+from psrun.program.compiled_model import traced_forward
+from psrun.results import staleness
+from psrun.training.checkpoint_schedule import CheckpointSchedule
+from psrun.training.evaluation.meters import Evaluation, undefined_warning
+from psrun.training.evaluation.modes import Evaluator
+from psrun.training.hooks import HookContext, Hooks
+from psrun.training.loop import Actions, TrainingRun
+from psrun.training.metric_policies import MetricPolicies
+
+
+def in_order(
+    run: TrainingRun,
+    *,
+    hooks: Hooks,
+    policies: MetricPolicies,
+    schedule: CheckpointSchedule | None,
+    evaluator: Evaluator | None,
+) -> Actions:
+    """The actions of a training.
+
+    Args:
+      schedule: of checkpoints; None if none are taken.
+      evaluator: None if this process evaluates nothing.
+
+    Raises:
+      ConfigError: some predictions of the first training batch are no probabilities.
+    """
+    checks = Checks(run)
+    reports = Reports(run)
+    rates = Policies(run, policies)
+    saves = Saves(run, schedule, checks)
+    evaluations = Evaluations(run, evaluator, schedule)
+    return Actions(
+        before_epoch=[rates.lower_rate, reports.begin_delays],
+        during_epoch=[hooks.check, checks.running_loss],
+        after_piece=[saves.within_epoch],
+        when_joined=[reports.visitation, reports.staleness, reports.waits],
+        after_epoch=[
+            checks.loss,  # first: values that are not finite are neither saved nor reported
+            saves.cut_epoch,  # the resumed run reports the epoch, which is not over
+            reports.epoch,
+            rates.after_training,  # before the checkpoint, which has the learning rate that was decided on
+            checks.num_steps,  # before the checkpoint, whose position would be beyond the end of the data
+            saves.after_epoch,  # before the evaluation, which may fail, or last longer than the process may
+            evaluations.after_epoch,
+            evaluations.compare,  # the values of the evaluation belong to the checkpoint
+            rates.after_evaluation,
+            hooks.after_epoch,  # with all metrics; a hook that fails finds checkpoint and evaluation recorded
+            saves.interrupt,  # last: what was measured is recorded
+        ],
+        at_end=[
+            evaluations.catch_up,
+            saves.at_end,
+            hooks.end,  # whose threads have seen the last step
+        ],
+    )
+
+
+class Checks:
+    """Ends a training that cannot succeed.
+
+    Predictions are checked to be probabilities if the last layer of the model does not show it: those of the first
+    training batch, computed in this process. Nothing is checked if the model has its own `train_step` and there is no
+    evaluation: then none of psrun's losses and metrics reads them.
+    """
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._run = run
+        self._features: Any = None
+        self._forward: Any = None
+        program = run.program
+        is_read = program.own_step is None or program.config.evaluation.runs_on is not None
+        if is_read and program.may_be_logits:
+            self._features = next(iter(program.first_batches))[0]
+            self._forward = traced_forward(program)
+        self._check_predictions()
+
+    def running_loss(self, context: HookContext) -> None:
+        """Raises NonFiniteLossError once the monitor has seen a loss that is not finite."""
+        if self._run.monitor.non_finite_loss is not None:
+            self._require_finite(self._run.monitor.non_finite_loss)
+
+    def loss(self, context: HookContext) -> None:
+        """Raises NonFiniteLossError; also checks what the network returns, after the first epoch."""
+        self._require_finite(context.metrics.get("loss", 0.0))
+        if self._run.program.own_step is not None:  # whose loss is that of the last step
+            self.mean_loss(context)
+        if context.epoch == self._run.start.epochs + 1:
+            self._check_predictions()  # with the weights that it began with, they may all have been 0 to 1
+
+    def mean_loss(self, context: HookContext) -> None:
+        """Raises NonFiniteLossError if the mean loss of the steps so far is not finite."""
+        self._require_finite(self._run.monitor.loss() or 0.0)
+
+    def num_steps(self, context: HookContext) -> None:
+        """Raises DataExhaustedError if an epoch is over before all of its steps.
+
+        Keras only warns of data that ends; steps may be run twice, but never fewer than were scheduled.
+        """
+        run = self._run
+        if not run.program.config.trainer.has_fixed_epochs:
+            return
+        missing = run.steps_per_epoch - run.epoch.num_steps
+        is_cut = missing > 0 and not run.program.network.stop_training
+        if is_cut or context.step - run.first_step < run.scheduled:
+            raise DataExhaustedError.at(context.step, run.first_step + run.scheduled + missing)
+
+    def _require_finite(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise NonFiniteLossError.of_loss(loss, self._run.epoch.number)
+
+    def _check_predictions(self) -> None:
+        if self._forward is None:
+            return
+        count = int(objective.num_outside(self._forward(self._features)))
+        if count:
+            raise objective.outside_error(count, "the first batch")
+
+
+class Reports:
+    """Reports each epoch as events."""
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._run = run
+        self._has_warned = False
+        self._uncounted = run.start.steps if run.start.audit is None else 0  # by the audit, of the next epoch
+
+    def begin_delays(self, context: HookContext) -> None:
+        """Lets the delays of simulated updates begin with the epoch."""
+        self._run.staleness.begin()
+
+    def visitation(self, context: HookContext) -> None:
+        """How often the examples of the epoch were applied; the run that resumes a cut epoch counts on."""
+        run = self._run
+        if run.audit is not None and not run.is_cut:
+            steps = run.epoch.num_steps - self._uncounted
+            run.reporter.emit("visitation", step=context.step, epoch=context.epoch, steps=steps, **run.audit.epoch())
+        self._uncounted = 0
+
+    def staleness(self, context: HookContext) -> None:
+        """The staleness of the updates of the epoch, if it is known."""
+        measured = staleness.statistics_by_worker(self._run.staleness.take())
+        if measured:
+            self._run.reporter.emit("staleness", step=context.step, epoch=context.epoch, **measured)
+
+    def waits(self, context: HookContext) -> None:
+        """How long the workers waited for each other."""
+        if self._run.has_closures:
+            self._run.reporter.emit("waits", step=context.step, epoch=context.epoch, **self._run.closures.facts())
+
+    def epoch(self, context: HookContext) -> None:
+        """The metrics and the speed of the epoch; warns once of undefined metrics."""
+        run = self._run
+        metrics = run.epoch.metrics
+        seconds, rate = run.clock.epoch_ends(context.step, run.monitor)
+        run.monitor.metrics = {name: value for name, value in context.metrics.items() if name != "loss"}
+        mean_rate = run.clock.rate()
+        if run.profiler is not None and mean_rate:
+            run.step_time = step_time(run.profiler.measured(), run.program.distribution.num_workers / mean_rate)
+        run.reporter.emit(
+            "epoch",
+            step=context.step,
+            epoch=context.epoch,
+            epochs=run.num_epochs,
+            metrics=dict(metrics),
+            seconds=round(seconds, 3),
+            steps_per_s=rate,
+            examples_per_s=rate * run.program.examples_per_step,
+            step_time=asdict(run.step_time) if run.step_time else None,
+            steps=run.steps,
+            steps_repeated=run.steps_repeated,
+        )
+        warning = undefined_warning(metrics, f"examples of epoch {context.epoch}")
+        if warning is not None and not self._has_warned:
+            self._has_warned = True
+            run.warn(warning, step=context.step)
+
+
+class Policies:
+    """Learning rates and early stopping."""
+
+    def __init__(self, run: TrainingRun, policies: MetricPolicies) -> None:
+        self._run = run
+        self._policies = policies
+
+    def lower_rate(self, context: HookContext) -> None:
+        """Lowers the learning rate for the epoch: half a cosine wave over all epochs (Loshchilov, Hutter: "SGDR",
+        2017), in steps of an epoch.
+        """
+        config = self._run.program.config
+        if config.learning_rate_falls:
+            share = (context.epoch - 0.5) / self._run.num_epochs
+            rate = config.optimizer.options["learning_rate"] * (1 + math.cos(math.pi * share)) / 2
+            self._run.program.optimizer.learning_rate = rate
+
+    def after_training(self, context: HookContext) -> None:
+        """Applies the policies to the metrics of the training steps; decides whether the epoch is the last one."""
+        self._policies.take(context.step, context.metrics)
+        self._policies.note(context.step)
+        run = self._run
+        run.epoch.is_last = context.epoch == run.num_epochs or run.ends_early
+
+    def after_evaluation(self, context: HookContext) -> None:
+        """Applies the policies to the metrics of the evaluation, and to new results of the evaluator task."""
+        self._policies.take(context.step, self._run.epoch.evaluation)
+        self._policies.epoch_ended(context.step)
+
+
+class Saves:
+    """Takes the checkpoints that are due, and interrupts the training once they are complete."""
+
+    def __init__(self, run: TrainingRun, schedule: CheckpointSchedule | None, checks: Checks) -> None:
+        self._run = run
+        self._schedule = schedule
+        self._checks = checks
+        self._is_due = False
+
+    def within_epoch(self, context: HookContext) -> None:
+        """Takes a checkpoint that is due before the last step of the epoch, when the steps so far are done.
+
+        Raises:
+          NonFiniteLossError: nothing is saved.
+        """
+        run = self._run
+        self._is_due = self._schedule is not None and self._schedule.due(run.scheduled)
+        if not self._is_due or not run.epoch.steps_left:
+            return
+        run.wait()
+        with run.clock.paused():
+            self._checks.mean_loss(context)
+            self._save(run.program.iterations, within_epoch=True)
+            run.staleness.begin()
+            run.monitor.goes_on()
+
+    def cut_epoch(self, context: HookContext) -> None:
+        """Takes the checkpoint of an epoch that was cut short since the process is to end; raises Interrupted."""
+        if self._run.is_cut:
+            self._save(context.step, within_epoch=True)
+            self._run.stop.raise_if_requested()
+
+    def after_epoch(self, context: HookContext) -> None:
+        """Takes the checkpoint that is due after an epoch. A request to end that comes later waits for the rest."""
+        run = self._run
+        is_due = self._is_due or (
+            self._schedule is not None and self._schedule.due_after(context.epoch, last=run.epoch.is_last)
+        )
+        self._is_due = False
+        if is_due or run.stops:
+            self._save(context.step, within_epoch=False)
+            run.epoch.is_interrupted = run.stops
+
+    def interrupt(self, context: HookContext) -> None:
+        """Raises Interrupted if the process was asked to end before the checkpoint of this epoch was complete."""
+        if self._run.epoch.is_interrupted:
+            self._run.stop.raise_if_requested()
+
+    def at_end(self, context: HookContext) -> None:
+        """Takes the last checkpoint.
+
+        Raises:
+          Interrupted: the trainer ended before its last epoch because of a signal.
+        """
+        run = self._run
+        if context.step != run.first_step:
+            self._save(context.step, within_epoch=False)
+        if run.stops and context.epoch < run.num_epochs and not run.ends_early:
+            run.stop.raise_if_requested()  # asked while something else than steps was under way
+
+    def _save(self, step: int, *, within_epoch: bool) -> None:
+        if self._schedule is not None:
+            self._run.monitor.state = "saving"
+            self._schedule.save(step, self._run.position(within_epoch=within_epoch))
+
+
+class Evaluations:
+    """Evaluates between epochs, or reports the evaluation of the trainer.
+
+    Args:
+      evaluator: None if this process evaluates nothing.
+      schedule: of checkpoints; None if none are taken.
+    """
+
+    def __init__(self, run: TrainingRun, evaluator: Evaluator | None, schedule: CheckpointSchedule | None) -> None:
+        self._run = run
+        self._evaluator = evaluator
+        self._schedule = schedule
+        self._has_warned = False
+
+    def after_epoch(self, context: HookContext) -> None:
+        """Evaluates if it is due, unless the process is to end; adds the results to the metrics of the epoch."""
+        run = self._run
+        if run.epoch.validation is not None:
+            examples_seen, metrics = run.epoch.validation
+            self._report(Evaluation("validation", context.step, examples_seen, dict(metrics)))
+        is_due = run.epoch.is_last or run.program.config.evaluation.is_due(context.epoch)
+        if self._evaluator is not None and is_due and not run.epoch.is_interrupted:
+            self._evaluate(self._evaluator, context.step)
+
+    def compare(self, context: HookContext) -> None:
+        """Keeps the checkpoint of the step, if there is one, as the best if its metrics are the best."""
+        if self._schedule is not None:
+            self._schedule.evaluated(context.step, context.metrics)
+
+    def catch_up(self, context: HookContext) -> None:
+        """Does the evaluation of a training that was over already, if the process before this one did not get to it."""
+        run = self._run
+        is_over = run.start.epochs >= run.num_epochs or run.ends_early
+        if self._evaluator is None or not is_over or run.scheduled:
+            return
+        if (run.folder.stored().get("evaluation") or {}).get("step") != run.first_step:
+            self._evaluate(self._evaluator, run.first_step)
+            if self._schedule is not None:
+                self._schedule.evaluated(run.first_step, run.epoch.evaluation)
+
+    def _evaluate(self, evaluator: Evaluator, step: int) -> None:
+        self._run.monitor.state = "evaluating"
+        self._report(evaluator.evaluate(step, self._run.monitor.advance))
+
+    def _report(self, evaluation: Evaluation) -> None:
+        run = self._run
+        run.reporter.emit("evaluation", **asdict(evaluation))
+        num_examples = run.program.source.num_eval_examples
+        if evaluation.examples_seen != num_examples and run.program.config.evaluation.is_exact:
+            run.warn(f"evaluated {evaluation.examples_seen} examples, but the data source reports {num_examples}")
+        if evaluation.undefined is not None and not self._has_warned:
+            self._has_warned = True
+            run.warn(evaluation.undefined, step=evaluation.step)
+        run.monitor.metrics = {**run.monitor.metrics, **evaluation.values}
+        run.epoch.evaluation = evaluation.values

@@ -1,0 +1,352 @@
+"""The loop of a training, which every trainer goes through: its epochs, the pieces of an epoch, what is done when.
+
+    for epoch in run.epochs(steps.join):
+        for piece in epoch.pieces():
+            piece.num_steps = steps.schedule(piece.max_steps)
+            run.after_piece(piece)
+        run.after_epoch(epoch, steps.results)
+
+`psrun.training.actions` says what is done at each of these moments, and in which order. Keras' `fit` has the outer loop
+itself; its callback calls `begin`, `after_piece` and `after_epoch`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+import tensorflow as tf
+
+from psrun.checkpoint.manifest import Position
+from psrun.closures.audit import Audit
+from psrun.closures.input_streams import Stream
+from psrun.closures.step_profiler import StepProfiler, StepTime
+from psrun.closures.steps_per_execution import Packed
+from psrun.closures.training_closures import TrainingClosures
+from psrun.process import Stop
+from psrun.program.compiled_model import Program
+from psrun.results.events import Reporter
+from psrun.results.run_folder import RunFolder
+from psrun.training.hooks import Action, HookContext
+from psrun.training.input_position import InputPosition
+from psrun.training.progress import Clock, ProgressMonitor
+from psrun.training.synchronized_stop import SynchronizedStop
+from psrun.training.update_staleness import UpdateStaleness
+
+Metrics = Mapping[str, float | None]  # None for an undefined one
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What is done at each moment of a training, in order.
+
+    Attributes:
+      before_epoch: before the first step of an epoch.
+      during_epoch: between two pieces, while steps run.
+      after_piece: when the steps of a piece are scheduled; they may still run.
+      when_joined: when the steps of an epoch are done, before Keras' own validation.
+      after_epoch: when the metrics of the epoch are known.
+      at_end: when the trainer is done, perhaps before the last epoch.
+    """
+
+    before_epoch: Sequence[Action] = ()
+    during_epoch: Sequence[Action] = ()
+    after_piece: Sequence[Action] = ()
+    when_joined: Sequence[Action] = ()
+    after_epoch: Sequence[Action] = ()
+    at_end: Sequence[Action] = ()
+
+
+@dataclass
+class Piece:
+    """Steps of an epoch that are scheduled together.
+
+    Attributes:
+      max_steps: so many at most.
+      num_steps: so many were scheduled.
+    """
+
+    max_steps: int
+    num_steps: int = 0
+
+
+@dataclass(eq=False)
+class Epoch:
+    """One epoch.
+
+    Attributes:
+      number: from 1; 0 before the first.
+      first_step: steps that earlier processes had scheduled.
+      num_steps: steps scheduled so far, with those.
+      is_joined: whether all of its steps are done.
+      is_over: whether its metrics are known.
+      is_last: whether no epoch follows as planned; decided after it.
+      is_interrupted: whether the process ends after this epoch, whose checkpoint is complete.
+      metrics: of its training steps.
+      validation: examples seen and metrics, where the trainer itself has evaluated.
+      evaluation: the metrics of the evaluation after it as `val_*`, without undefined ones.
+    """
+
+    run: TrainingRun = field(repr=False)
+    number: int
+    first_step: int = 0
+    is_joined: bool = False
+    is_over: bool = False
+    is_last: bool = False
+    is_interrupted: bool = False
+    metrics: Metrics = field(default_factory=dict)
+    validation: tuple[int, Metrics] | None = None
+    evaluation: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.num_steps = self.first_step
+
+    @property
+    def steps_left(self) -> int:
+        return max(0, self.run.steps_per_epoch - self.num_steps)
+
+    @property
+    def defined(self) -> dict[str, float]:
+        """The metrics of the training steps that are defined."""
+        return {name: value for name, value in self.metrics.items() if value is not None}
+
+    def pieces(self, num_steps: int | None = None) -> Iterator[Piece]:
+        """Pieces until the epoch has its steps, or `num_steps` more; fewer when the process is asked to stop."""
+        end = self.run.steps_per_epoch if num_steps is None else self.num_steps + num_steps
+        while self.num_steps < end and not self.run.stop.requested.is_set():
+            self.run.check()
+            yield Piece(end - self.num_steps)
+
+
+class TrainingRun:
+    """A training from its start position to its end. Calls in another order than that of the module raise RuntimeError.
+
+    Args:
+      folder: the run folder, which records the results.
+      start: the position from which the training continues; the program's variables have the values of that position.
+      stop: of this process.
+      lockstep: set if other processes apply the same steps.
+
+    Attributes:
+      actions: what is done at each moment; nothing until they are set.
+      epoch: the running epoch, or the last one.
+      scheduled: number of steps scheduled by this process.
+      left: number of steps to apply when the run began.
+      staleness: of the updates.
+      audit: counts the examples of applied steps; None if nobody asked for it.
+      profiler: measures the stages of steps on workers; None before there are any.
+      step_time: the stages of a step up to the last epoch; None if they are not measured.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        reporter: Reporter,
+        *,
+        folder: RunFolder,
+        start: Position,
+        stop: Stop,
+        lockstep: SynchronizedStop | None = None,
+    ) -> None:
+        self.program = program
+        self.reporter = reporter
+        self.warn = reporter.warn
+        self.folder = folder
+        self.start = start
+        self.stop = stop
+        self.lockstep = lockstep
+        self.actions = Actions()
+        self.num_epochs = program.config.trainer.num_epochs
+        self.steps_per_epoch = program.config.trainer.num_steps
+        self.first_step = program.iterations
+        self.left = max(0, (self.num_epochs - start.epochs) * self.steps_per_epoch - start.steps)
+        self.monitor = ProgressMonitor(
+            program, reporter, first_step=self.first_step, planned=start.scheduled + self.left
+        )
+        self.clock = Clock(self.first_step)
+        self.scheduled = 0
+        self.audit = Audit(program, start.audit) if program.config.data.audit else None
+        self.staleness = UpdateStaleness(program)
+        self.profiler: StepProfiler | None = None
+        self.step_time: StepTime | None = None
+        self.epoch = Epoch(self, start.epochs, is_joined=True, is_over=True)
+        self._feeds = InputPosition(program, start, self.first_step, self.audit)
+        self._join: Callable[[], None] = lambda: None
+
+    # -- the loop
+
+    def epochs(self, join: Callable[[], None]) -> Iterator[Epoch]:
+        """The remaining epochs; fewer if an evaluation ends the training early.
+
+        Args:
+          join: waits for all scheduled steps; raises the error of a failed one.
+        """
+        while self.epoch.number < self.num_epochs and not self.ends_early:
+            self.program.network.reset_metrics()
+            yield self.begin(join)
+
+    def begin(self, join: Callable[[], None]) -> Epoch:
+        """Begins the next epoch. Call before its first step is scheduled, with metrics that are reset."""
+        if not self.epoch.is_over:
+            raise RuntimeError(f"epoch {self.epoch.number} is not over: call after_epoch")
+        self.epoch = Epoch(self, self.epoch.number + 1, self.steps_begun)
+        self._join = join
+        self._do(self.actions.before_epoch, self.monitor.last_step)
+        self.clock.epoch_begins()
+        self.monitor.epoch_begins(self.epoch.number)
+        return self.epoch
+
+    def after_piece(self, piece: Piece) -> None:
+        """Call when the steps of a piece of the running epoch are scheduled."""
+        if self.epoch.is_joined:
+            raise RuntimeError("no epoch is running: call begin, or iterate epochs")
+        self.scheduled += piece.num_steps
+        self.epoch.num_steps += piece.num_steps
+        self._do(self.actions.after_piece, self.monitor.last_step)
+
+    def join(self) -> None:
+        """Waits for the steps of the running epoch, which gets no more; does nothing the second time."""
+        if self.epoch.is_joined:
+            return
+        self._join()
+        self.epoch.is_joined = True
+        self.clock.steps_joined()
+        self.monitor.epoch_ends(self.program.iterations)
+        self._do(self.actions.when_joined, self.monitor.last_step)
+
+    def wait(self) -> None:
+        """Waits for all steps scheduled so far; the epoch goes on."""
+        self._join()
+
+    def after_epoch(
+        self, epoch: Epoch, metrics: Callable[[], Metrics], validation: tuple[int, Metrics] | None = None
+    ) -> dict[str, float]:
+        """Joins the steps of an epoch and does what is due after it.
+
+        Args:
+          metrics: called when the steps are joined; returns the metrics of the epoch's training steps.
+          validation: examples seen and metrics, where the trainer itself has evaluated.
+
+        Returns:
+          The metrics of the evaluation as `val_*`, without undefined ones; empty where there was none.
+        """
+        if epoch is not self.epoch or epoch.is_over:
+            raise RuntimeError(f"epoch {epoch.number} is not running")
+        self.join()
+        epoch.metrics = metrics()
+        epoch.validation = validation
+        epoch.is_over = True
+        self._do(self.actions.after_epoch, self.program.iterations)
+        return epoch.evaluation
+
+    def check(self) -> None:
+        """Raises what makes it useless to go on. Call between pieces."""
+        self._do(self.actions.during_epoch, self.monitor.last_step)
+
+    def end(self) -> None:
+        """Call when the trainer is done."""
+        self._do(self.actions.at_end, self.program.iterations)
+
+    def _do(self, actions: Sequence[Action], step: int) -> None:
+        for action in actions:
+            metrics = {**self.epoch.defined, **self.epoch.evaluation}
+            action(context=HookContext(step, self.epoch.number, metrics, self.folder.path, self.program))
+
+    # -- where the run is
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """Steps of the whole run. Those that earlier processes applied may include repeated ones."""
+        applied = self.monitor.last_step
+        scheduled = self.start.scheduled + self.scheduled
+        return {"applied": applied, "scheduled": scheduled, "repeated": max(0, applied - scheduled)}
+
+    @property
+    def steps_repeated(self) -> int:
+        """Steps applied more often than scheduled, in this process: a worker died after its step was applied."""
+        return max(0, self.monitor.last_step - self.first_step - self.scheduled)
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether an evaluation has requested to stop before the next epoch."""
+        return self.lockstep is None and self.folder.whole.ends_early()  # else processes would stop at different steps
+
+    @property
+    def stops(self) -> bool:
+        """Whether this process is to end now: one of many that do the same steps ends where all of them do."""
+        return self.stop.requested.is_set() if self.lockstep is None else self.lockstep.agreed
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the epoch ends before its last step because the process is to end; a resumed run continues it."""
+        return self.epoch.num_steps < self.steps_per_epoch and self.stops
+
+    @property
+    def steps_begun(self) -> int:
+        """Steps of the next epoch that earlier processes had scheduled."""
+        return self.start.steps if self.epoch.number == self.start.epochs else 0
+
+    def ends_epoch(self) -> bool:
+        """Whether the next step is the last one of the epoch."""
+        return self.epoch.num_steps + 1 == self.steps_per_epoch
+
+    def position(self, *, within_epoch: bool) -> Position:
+        """The position to resume at: within the epoch, or after it. Call when all steps are done."""
+        steps = self.epoch.num_steps if within_epoch else 0
+        return Position(
+            epochs=self.epoch.number - 1 if within_epoch else self.epoch.number,
+            steps=steps,
+            scheduled=self.start.scheduled + self.scheduled,
+            stream=self._feeds.stream,
+            batch=self._feeds.next_batch(self.scheduled),
+            order=self.start.order,
+            again=self._feeds.left,
+            batches_per_step=self.program.gradients_per_update,
+            audit=self.audit.state() if self.audit is not None and steps else None,
+        )
+
+    # -- what steps are made of
+
+    def feed(self) -> Stream:
+        """Where the steps on workers get their batches, from here on."""
+        return self._feeds.on_workers(self.scheduled)
+
+    def train_dataset(self) -> Callable[..., tf.data.Dataset]:
+        """Makes the training data from here on, in this process."""
+        return self._feeds.dataset(self.scheduled)
+
+    def stages(self) -> StepProfiler:
+        """The profiler that measures where the time of steps on workers goes."""
+        self.profiler = StepProfiler(self.program)
+        return self.profiler
+
+    @functools.cached_property
+    def closures(self) -> TrainingClosures:
+        """The closures of steps, on the workers of a coordinator."""
+        mode = self.program.config.consistency
+        return mode.load()(self.program.distribution, mode)
+
+    @property
+    def has_closures(self) -> bool:
+        """Whether steps were scheduled on workers."""
+        return "closures" in vars(self)
+
+    def packed(self, packed: Packed) -> None:
+        """Call when it is known how many steps an execution has."""
+        report = self.folder.record if packed.step_s is None else self.reporter.emit
+        report("packing", step=self.monitor.last_step, **asdict(packed))
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """One way to train a program.
+
+    Attributes:
+      train: trains a program from the start position of its run to the end.
+      restore: restores the program's variables from a backup that the trainer itself took; returns its position, or
+        None without a backup. Called before there is a run, and only if psrun takes no checkpoints.
+    """
+
+    train: Callable[[Program, TrainingRun], None]
+    restore: Callable[[Program], Position | None] = lambda program: None

@@ -1,0 +1,21 @@
+"""An evaluation mode of another project: what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from psrun.program.compiled_model import Program
+from psrun.training.evaluation.meters import Evaluation, Meters
+
+
+class QuickEvaluation:
+    def __init__(self, program: Program) -> None:
+        self._meters = Meters(program)
+        self._batches = program.evaluation_examples.take(program.config.evaluation.num_batches)
+
+    def evaluate(self, step: int, progress: Callable[[], None]) -> Evaluation:
+        self._meters.reset()
+        for batch in self._batches:
+            self._meters.update(self._meters.measure(batch))
+            progress()
+        return self._meters.result("quick", step)
