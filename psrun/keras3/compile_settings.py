@@ -13,8 +13,8 @@ import tf_keras
 
 from psrun.config import keras_names
 from psrun.errors import ConfigError, Problem
+from psrun.keras3 import internals
 from psrun.models.model import Model
-from psrun.tf_internals import keras3
 
 # Settings of `compile` that psrun has a key for.
 _INSTEAD = {
@@ -40,7 +40,7 @@ def with_compiled(model: Model, compiled: keras.Model) -> Model:
     Raises:
       ConfigError: the model was compiled with other settings, which psrun would not use.
     """
-    settings = keras3.compile_settings(compiled)
+    settings = internals.compile_settings(compiled)
     problems = list(_unused(settings)) if settings else []
     if problems:
         raise ConfigError(problems)
@@ -136,9 +136,9 @@ def _twin(metric: keras.metrics.Metric) -> tf_keras.metrics.Metric:
         message = f"{kind.__name__} is a metric of Keras 3, which loses updates on parameter servers; use a metric of"
         raise ConfigError([Problem("model.metrics", f"{message} tf_keras.metrics, or a function of y_true and y_pred")])
     options = {name: value for name, value in metric.get_config().items() if name != "dtype"}
-    if keras3.names_itself(metric):
+    if internals.names_itself(metric):
         del options["name"]  # tf-keras gives the twin its own
     if kind is keras.metrics.MeanMetricWrapper:
-        return twin(keras3.function_of(metric), name=metric.name)
+        return twin(internals.function_of(metric), name=metric.name)
     known = inspect.signature(twin.__init__).parameters
     return twin(**{name: value for name, value in options.items() if name in known})

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.layers.row_blocks import InParts, Slices
+from psrun.keras3.row_blocks import InParts, Slices
 
 _AGGREGATIONS = {
     "none": tf.VariableAggregation.NONE,
@@ -18,7 +18,7 @@ _AGGREGATIONS = {
 
 
 def create(variable: Any, initializer: Callable[..., Any], name: str) -> tf.Variable:
-    """The TensorFlow variable of a Keras 3 variable; see `psrun.tf_internals.keras3.Creator`."""
+    """The TensorFlow variable of a Keras 3 variable; see `psrun.keras3.internals.Creator`."""
     shape, dtype = tuple(variable.shape), tf.as_dtype(variable.dtype)
     parts = initializer if isinstance(initializer, InParts) else Slices(initializer)
 

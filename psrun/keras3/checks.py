@@ -9,8 +9,8 @@ import keras
 import tf_keras
 
 from psrun.errors import ConfigError, Problem
-from psrun.layers.keras3 import TableLayer
-from psrun.tf_internals import keras3
+from psrun.keras3 import internals
+from psrun.keras3.layers import TableLayer
 
 # Larger tables of keras.layers.Embedding are refused: each of its ids is checked by nobody, and neighbouring ids, which
 # are often alike in how frequent they are, share a parameter server.
@@ -38,7 +38,7 @@ def check_methods(model: keras.Model) -> None:
 
 def check_layers(model: keras.Model) -> None:
     """Raises ConfigError if layers of a model cannot be trained, or cannot be trained well."""
-    problems = [Problem("model", text) for layer in keras3.layers_within(model) for text in _problems(layer)]
+    problems = [Problem("model", text) for layer in internals.layers_within(model) for text in _problems(layer)]
     for variable in model.weights:
         if variable.constraint is not None:
             kind = type(variable.constraint).__name__
