@@ -14,11 +14,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from psrun.cluster.placement import name_of
 from psrun.keras3 import checks, internals, variables
 from psrun.keras3.layers import TableLayer
 from psrun.layers.adapter import AdaptedModel
 from psrun.layers.collection import EmbeddingCollection
+from psrun.tf_internals.names import name_of
 from psrun.tf_internals.variables import shards_of
 
 

@@ -26,9 +26,8 @@ from psrun.data.source import (
     trains_by_number,
 )
 from psrun.errors import ConfigError, Problem
-from psrun.layers import lookups
 from psrun.models.model import Model
-from psrun.program import class_weights, list_inputs, objective
+from psrun.program import class_weights, list_inputs, lookups, objective
 from psrun.program.evaluation_sizes import eval_batch_size
 from psrun.program.example_counter import ExamplesSeen
 from psrun.program.train_step import OwnTrainStep

@@ -8,7 +8,7 @@ from typing import Any
 try:
     from psrun.keras3.model_functions import converted_loss, converted_metrics, returned_model
 except ModuleNotFoundError as error:
-    if error.name != "psrun.keras3":
+    if not str(error.name).startswith("psrun.keras3"):
         raise
 
     def returned_model(load: Callable[[], Any], call: Callable[[], Any], seed: int) -> Any:

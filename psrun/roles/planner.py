@@ -20,9 +20,7 @@ from psrun.cluster.placement import Placed, Planned
 from psrun.config import choices, topology
 from psrun.config.run_config import RunConfig
 from psrun.data import load
-from psrun.layers import stacks
-from psrun.optimizers import cost
-from psrun.program import list_inputs, make_optimizer, whole_variables
+from psrun.program import list_inputs, make_optimizer, stacks, table_costs, whole_variables
 from psrun.program.build import build, build_state, start_afresh
 from psrun.program.compiled_model import Program, metric_variables
 from psrun.program.zeros import zeros
@@ -123,7 +121,7 @@ def make(
         placement.check_memory(placed, psutil.virtual_memory().total if memory_bytes is None else memory_bytes)
     total = sum(gradients.values(), Traffic())
     by_task = _by_task(gradients, placed, run_config)
-    warnings += cost.of_dense_tables(built.optimizer, placed)
+    warnings += table_costs.of_dense_tables(built.optimizer, placed)
     return Plan(placed, total, gradients, by_task, warnings)
 
 

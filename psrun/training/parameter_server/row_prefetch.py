@@ -8,7 +8,7 @@ from typing import Any
 import tf_keras
 
 from psrun.errors import ConfigError, Problem
-from psrun.layers import lookups
+from psrun.program import lookups
 from psrun.program.compiled_model import Program
 
 
