@@ -235,6 +235,7 @@ class Program:
 
 
 def metric_variables(program: Program) -> list[tf.Variable]:
+    """Those of all metrics, also of what an own training step counts."""
     own = [] if program.own_step is None else [program.own_step.own_loss]
     return [variable for metric in (*program.network.metrics, *own) for variable in metric.variables]
 

@@ -12,12 +12,15 @@ except ModuleNotFoundError as error:
         raise
 
     def returned_model(load: Callable[[], Any], call: Callable[[], Any], seed: int) -> Any:
+        """What a model function returns."""
         return call()
 
     def converted_loss(loss: Any) -> Any:
+        """The loss."""
         return loss
 
     def converted_metrics(metrics: Any) -> Any:
+        """The metrics."""
         return metrics
 
 
