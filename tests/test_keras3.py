@@ -265,7 +265,7 @@ def test_the_layers_work_in_a_model_of_keras3_alone():
     import keras3_models
     import tensorflow as tf
 
-    from psrun.keras3 import internals, row_blocks
+    from psrun.keras3 import initial_values
 
     source = keras3_models.Sequences()
     model = keras3_models.tables(source).network
@@ -278,8 +278,8 @@ def test_the_layers_work_in_a_model_of_keras3_alone():
     copy.set_weights(model.get_weights())
     np.testing.assert_array_equal(copy(features), model(features))
 
-    initializer = row_blocks.Blocks(keras.initializers.RandomNormal(seed=3), internals.FixedSeed)
-    rows = row_blocks.Blocks.BLOCK_ROWS
+    initializer = initial_values.Blocks(keras.initializers.RandomNormal(seed=3))
+    rows = initial_values.BLOCK_ROWS
     whole = initializer((3 * rows + 5, 2))
     part = initializer(whole.shape, partition_shape=(rows, 2), partition_offset=(rows - 7, 0))
     np.testing.assert_array_equal(part, whole[rows - 7 : 2 * rows - 7])

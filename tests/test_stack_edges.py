@@ -59,8 +59,8 @@ def test_tables_of_a_stack_begin_with_any_initializer():
     import tensorflow as tf
     import tf_keras
 
-    from psrun.layers import first_values
     from psrun.layers.layout import StackLayout
+    from psrun.layers.stack import first_values
 
     def threes(shape: Any, dtype: Any = None) -> tf.Tensor:
         return tf.fill(shape, tf.constant(3, dtype))
@@ -78,7 +78,7 @@ def test_tables_of_a_stack_begin_with_any_initializer():
     for initializer, expected in initializers.items():
         for other in (initializer, keras.Zeros()):
             layout = StackLayout((7, 7), 3)
-            first = first_values.of(layout, [initializer, other])
+            first = first_values(layout, [initializer, other])
             whole = first((layout.num_rows, 4), dtype=tf.float32)
             for block in layout.blocks(0):
                 before = block.shard * layout.shard_rows

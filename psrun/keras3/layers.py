@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from psrun.keras3 import internals
-from psrun.keras3.row_blocks import Blocks, Partitioned
+from psrun.keras3.initial_values import Blocks, OfTable
 from psrun.layers import collection, embedding
 from psrun.layers.base import EmbeddingLayer
 from psrun.layers.layout import Table
@@ -71,8 +71,7 @@ class Embedding(TableLayer):
       As `psrun.layers.Embedding`.
 
     Raises:
-      ValueError: an argument is invalid.
-      tf.errors.InvalidArgumentError: when called: an id is outside the table.
+      ValueError, tf.errors.InvalidArgumentError: as that layer.
     """
 
     def __init__(
@@ -89,10 +88,13 @@ class Embedding(TableLayer):
     ) -> None:
         self._own_initializer = keras.initializers.get(embeddings_initializer)
         self._own_regularizer = keras.regularizers.get(embeddings_regularizer)
-        initial, name = _in_blocks(self._own_initializer), name or internals.new_name("embedding")
+        initial = Blocks(self._own_initializer)
+        name = name or internals.new_name("embedding")
         table = embedding.Embedding(input_dim, output_dim, embeddings_initializer=initial, name=name, **options)
         super().__init__(table, name=name, trainable=trainable, dtype=dtype)
-        self.input_dim, self.output_dim, self.combiner = input_dim, output_dim, table.combiner
+        self.input_dim = input_dim
+        self.output_dim = output_dim
+        self.combiner = table.combiner
 
     def _variable(self, *, regularizer: Any = None, **options: Any) -> Any:
         return super()._variable(regularizer=self._own_regularizer, **options)
@@ -130,8 +132,7 @@ class EmbeddingCollection(TableLayer):
       As `psrun.layers.EmbeddingCollection`.
 
     Raises:
-      ValueError: an argument is invalid.
-      tf.errors.InvalidArgumentError: when called: an id is outside of its table.
+      ValueError, tf.errors.InvalidArgumentError: as that layer.
     """
 
     def __init__(
@@ -145,14 +146,15 @@ class EmbeddingCollection(TableLayer):
     ) -> None:
         given = map(Table.of, tables)
         own = [replace(table, initializer=keras.initializers.get(table.initializer)) for table in given]
-        self._own_tables, name = tuple(own), name or internals.new_name("embedding_collection")
-        in_blocks = [replace(each, initializer=_in_blocks(each.initializer)) for each in own]
+        self._own_tables = tuple(own)
+        name = name or internals.new_name("embedding_collection")
+        in_blocks = [replace(each, initializer=Blocks(each.initializer)) for each in own]
         table = collection.EmbeddingCollection(in_blocks, name=name, **options)
         super().__init__(table, name=name, trainable=trainable, dtype=dtype)
 
     def _initial(self, name: str, initializer: Any) -> Any:
         # The layer has opened the scope of a table, or of a stack: checkpoints go by these names.
-        return Partitioned(initializer, variable_name=f"{tf.get_current_name_scope()}/{name}")
+        return OfTable(initializer, f"{tf.get_current_name_scope()}/{name}")
 
     def call(self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> Any:
         rows = self.table(inputs, weights=weights) if weights else self.table(inputs)
@@ -181,7 +183,3 @@ class EmbeddingCollection(TableLayer):
             "tables": tables,
             "combiner": dict(self.table.combiners),
         }
-
-
-def _in_blocks(initializer: Any) -> Blocks:
-    return Blocks(initializer, internals.FixedSeed)

@@ -13,13 +13,22 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+import tf_keras
 
-from psrun.keras3 import checks, internals, variables
+from psrun.errors import ConfigError, Problem
+from psrun.keras3 import internals
 from psrun.keras3.layers import TableLayer
 from psrun.layers.adapter import AdaptedModel
 from psrun.layers.collection import EmbeddingCollection
 from psrun.tf_internals.names import name_of
 from psrun.tf_internals.variables import shards_of
+
+# Larger tables of keras.layers.Embedding are refused: each of its ids is checked by nobody, and neighbouring ids, which
+# are often alike in how frequent they are, share a parameter server.
+MAX_ROWS = 100_000
+_STEP_METHODS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "fit", "evaluate")
+# Attributes of a model that was compiled, whose metrics are not used, and of its layers, which are checked one by one.
+_OF_COMPILE = ("_compile_metrics", "_loss_tracker", "_metrics", "_layers", "_tracker")
 
 
 @dataclass
@@ -44,10 +53,14 @@ class Keras3Model(AdaptedModel):
 
     Args:
       model: made in the context of `creation`, in the scope of the strategy.
+
+    Raises:
+      ConfigError: the model has what cannot be trained here.
     """
 
     def __init__(self, model: keras.Model, creation: internals.VariableCreation) -> None:
         super().__init__(name=model.name, autocast=False)
+        _check_methods(model)
         self._adapted = _Adapted(model, creation)
         self._unseeded = _Seeds()
         if internals.inputs_of(model) is not None:  # else its variables are made by the first call
@@ -61,12 +74,8 @@ class Keras3Model(AdaptedModel):
         return self._adapted.model
 
     def _variables_exist(self) -> None:
-        """Prepares the calls. Call when all variables of the model were made.
-
-        Raises:
-          ConfigError: the model has what cannot be trained here.
-        """
-        checks.check_layers(self.keras3)
+        """Prepares the calls. Call when all variables of the model were made."""
+        _check_layers(self.keras3)
         for generator in internals.seed_generators(self.keras3):
             generator.next = _Seeds().next
         layers = internals.layers_within(self.keras3)
@@ -142,7 +151,8 @@ class Keras3Model(AdaptedModel):
         values = {name_of(value := internals.value_of(variable)): value for variable in self.keras3.weights}
         if save_type != "checkpoint":
             return {**values, **dict(_resources(self.keras3))}
-        views = [pair for table in self.tables for pair in _views(table)]
+        tables = [table for table in self.tables if isinstance(table, EmbeddingCollection)]
+        views = [pair for table in tables for pair in table.tables_by_variable()]
         by_table = {name: child for _, each in views for name, child in each.children.items()}
         whole = {id(variable) for variable, _ in views}
         return {**{name: value for name, value in values.items() if id(value) not in whole}, **by_table}
@@ -151,7 +161,7 @@ class Keras3Model(AdaptedModel):
 
     @property
     def library(self) -> str:
-        return f"keras {internals.version()}"
+        return f"keras {keras.__version__}"
 
     def takes_one_tensor(self, features: Collection[str]) -> bool:
         model = self.keras3
@@ -180,24 +190,6 @@ class Keras3Model(AdaptedModel):
             return None
         model = keras.Model(inputs, ids)
         return lambda features: model(self._declared(features))
-
-
-def adapted(model: keras.Model, creation: internals.VariableCreation) -> Keras3Model:
-    """A Keras 3 model as a tf-keras model.
-
-    Args:
-      creation: made the variables of the model.
-
-    Raises:
-      ConfigError: the model has what cannot be trained here.
-    """
-    checks.check_methods(model)
-    return Keras3Model(model, creation)
-
-
-def creation() -> internals.VariableCreation:
-    """Makes the variables of a model by the strategy of the scope, with equal values whatever the strategy is."""
-    return internals.VariableCreation(variables.create)
 
 
 class _Seeds:
@@ -238,7 +230,6 @@ def _look_up_rows(layer: keras.layers.Embedding) -> None:
 
 
 def _looks_up(layer: keras.Layer) -> bool:
-    """Whether a layer fetches rows of its weights."""
     return isinstance(layer, TableLayer) or (type(layer) is keras.layers.Embedding and "call" in vars(layer))
 
 
@@ -267,6 +258,66 @@ def _resources(model: keras.Model) -> Iterator[tuple[str, Any]]:
                 yield f"{layer.path or layer.name}/{name}", value
 
 
-def _views(table: Any) -> Any:
-    """The variables of an embedding layer of psrun, each with the tables in it."""
-    return table.tables_by_variable() if isinstance(table, EmbeddingCollection) else ()
+# -- what parameter servers cannot train
+
+
+def _check_methods(model: keras.Model) -> None:
+    """Raises ConfigError if a model has a training step that psrun would not call."""
+    for name in _STEP_METHODS:
+        own = getattr(getattr(model, name), "__func__", None)
+        if own is not getattr(keras.Model, name):
+            message = (
+                f"{type(model).__name__} overrides {name}, which parameter servers cannot use: it is written for Keras "
+                "3's optimizers and metrics. Remove it, and write the step with trainer=own_loop; or derive the model "
+                "from tf_keras.Model"
+            )
+            raise ConfigError([Problem("model", message)])
+
+
+def _check_layers(model: keras.Model) -> None:
+    """Raises ConfigError if layers of a model cannot be trained, or cannot be trained well."""
+    problems = [Problem("model", text) for layer in internals.layers_within(model) for text in _problems(layer)]
+    for variable in model.weights:
+        if variable.constraint is not None:
+            kind = type(variable.constraint).__name__
+            message = f"{variable.path} has the constraint {kind}, which only Keras 3's optimizers apply; remove it"
+            problems.append(Problem("model", message))
+        if variable.overwrite_with_gradient:
+            message = f"{variable.path} is replaced by its gradient (float8), which only Keras 3's optimizers do"
+            problems.append(Problem("model", f"{message}; choose another dtype policy"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _problems(layer: keras.Layer) -> Iterator[str]:
+    if layer.compute_dtype == "float16":
+        yield f"{layer.name} computes in float16, whose losses only Keras 3's optimizers scale; use mixed_bfloat16"
+    if isinstance(layer, keras.layers.Embedding) and layer.input_dim > MAX_ROWS:
+        yield (
+            f"{layer.name} is a keras.layers.Embedding of {layer.input_dim:,} rows, more than {MAX_ROWS:,}; use "
+            f"psrun.layers.keras3.Embedding({layer.input_dim}, {layer.output_dim})"
+        )
+    for name, value in vars(layer).items():
+        if name in _OF_COMPILE or name.startswith("_self_"):
+            continue
+        for each in _held(value):
+            if isinstance(each, keras.Metric):
+                yield (
+                    f"{layer.name}.{name} is a metric of Keras 3, which loses updates on parameter servers; name a "
+                    "metric in model.metrics"
+                )
+            elif isinstance(each, tf_keras.layers.Layer) and not isinstance(layer, TableLayer):
+                yield mixed(f"{layer.name}.{name} is tf_keras.layers.{type(each).__name__} in a model of Keras 3")
+
+
+def _held(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _held(each)
+    else:
+        yield value
+
+
+def mixed(what: str) -> str:
+    """The message about a model with layers of both libraries."""
+    return f"{what}: one model cannot have layers of both. Use either keras.layers or tf_keras.layers"

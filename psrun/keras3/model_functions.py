@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 _BACKEND = "KERAS_BACKEND"
 
 
-def is_imported() -> bool:
-    """Whether this process has imported Keras 3."""
+def _is_imported() -> bool:
     return "keras" in sys.modules
 
 
@@ -39,10 +38,10 @@ def returned_model(load: Callable[[], Any], call: Callable[[], Any], seed: int) 
     """
     with _named_errors():
         load()
-        known = is_imported()
+        known = _is_imported()
         with _creating(seed) as creation:
             returned = call()
-        if not known and is_imported() and _network(returned) is not None:  # imported by the function itself
+        if not known and _is_imported() and _network(returned) is not None:  # imported by the function itself
             with _creating(seed) as creation:
                 returned = call()
     if creation is None:
@@ -53,19 +52,20 @@ def returned_model(load: Callable[[], Any], call: Callable[[], Any], seed: int) 
 @contextlib.contextmanager
 def _creating(seed: int) -> Iterator[VariableCreation | None]:
     """In this context the variables of Keras 3 are made by psrun; None if Keras 3 is not imported."""
-    if not is_imported():
+    if not _is_imported():
         yield None
         return
-    _check_backend()
     import keras
 
-    from psrun.keras3 import model
-    from psrun.keras3.internals import start_afresh
+    if keras.backend.backend() != "tensorflow":
+        raise _of_backend(keras.backend.backend())
 
-    start_afresh()
+    from psrun.keras3 import initial_values, internals
+
+    internals.start_afresh()
     # Keras 3 draws the seeds of initializers from Python's random numbers, of which connecting to servers draws some.
     keras.utils.set_random_seed(seed)
-    creation = model.creation()
+    creation = internals.VariableCreation(initial_values.create)
     with creation.active():
         yield creation
 
@@ -79,23 +79,23 @@ def _network(returned: Any) -> Any:
 
 
 def _adapted(returned: Any, creation: VariableCreation) -> Any:
-    from psrun.keras3 import checks, compile_settings, model
+    from psrun.keras3 import compile_settings, model
 
     network = _network(returned)
     if network is None:
         own = returned.network if isinstance(returned, Model) else returned
         if isinstance(own, tf_keras.Model) and creation.created:
             what = f"{creation.created[0].path} is a weight of a keras.layers layer in a tf_keras.Model"
-            raise ConfigError([Problem("model", checks.mixed(what))])
+            raise ConfigError([Problem("model", model.mixed(what))])
         return compile_settings.with_converted(returned) if isinstance(returned, Model) else returned
     whole = returned if isinstance(returned, Model) else Model(network)
     whole = compile_settings.with_compiled(whole, network)
-    return compile_settings.with_converted(replace(whole, network=model.adapted(network, creation)))
+    return compile_settings.with_converted(replace(whole, network=model.Keras3Model(network, creation)))
 
 
 def converted_loss(loss: Any) -> Any:
     """A loss, or losses by output, those of Keras 3 as losses of tf-keras."""
-    if not is_imported():
+    if not _is_imported():
         return loss
     from psrun.keras3 import compile_settings
 
@@ -104,7 +104,7 @@ def converted_loss(loss: Any) -> Any:
 
 def converted_metrics(metrics: Any) -> Any:
     """Metrics, those of Keras 3 as metrics of tf-keras; raises ConfigError if tf-keras has none like them."""
-    if not is_imported():
+    if not _is_imported():
         return metrics
     from psrun.keras3 import compile_settings
 
@@ -121,9 +121,9 @@ def _named_errors() -> Iterator[None]:
         yield
     except ConfigError as error:
         if error.__cause__ is not None and _mixes(error.__cause__):
-            from psrun.keras3 import checks
+            from psrun.keras3 import model
 
-            raise ConfigError([Problem("model", checks.mixed(str(error.problems[0].message)))]) from error
+            raise ConfigError([Problem("model", model.mixed(str(error.problems[0].message)))]) from error
         if os.environ.get(_BACKEND, "tensorflow") != "tensorflow" and os.environ[_BACKEND] in str(error):
             raise _of_backend(os.environ[_BACKEND]) from error
         raise
@@ -139,13 +139,6 @@ def _mixes(error: BaseException) -> bool:
         if other is not None and any(type(value).__module__.partition(".")[0] == other for value in local):
             return True
     return False
-
-
-def _check_backend() -> None:
-    import keras
-
-    if keras.backend.backend() != "tensorflow":
-        raise _of_backend(keras.backend.backend())
 
 
 def _of_backend(name: str) -> ConfigError:
