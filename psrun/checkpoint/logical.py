@@ -12,9 +12,8 @@ import tf_keras
 from psrun.checkpoint import keys
 from psrun.checkpoint.literal_paths import literal
 from psrun.checkpoint.manifest import Contents, digest
-from psrun.cluster import placement
-from psrun.layers import stacks
-from psrun.tf_internals import optimizers, table_views
+from psrun.program import stacks
+from psrun.tf_internals import names, optimizers, table_views
 from psrun.tf_internals.keras import layers_within
 from psrun.tf_internals.table_views import TableView
 from psrun.tf_internals.variables import shards_of, variables_of
@@ -132,4 +131,4 @@ def adapted(network: tf_keras.Model) -> dict[str, str]:
 
 def name_of(holder: Any) -> str:
     """The name of a variable, whole or in shards, or of a table."""
-    return holder.name if isinstance(holder, TableView) else placement.name_of(holder)
+    return holder.name if isinstance(holder, TableView) else names.name_of(holder)

@@ -17,7 +17,7 @@ from psrun.checkpoint.literal_paths import literal
 from psrun.checkpoint.manifest import Manifest
 from psrun.checkpoint.store import Store
 from psrun.errors import CheckpointError, ConfigError, Problem
-from psrun.layers import stacks
+from psrun.program import stacks
 from psrun.tf_internals.checkpoints import iterations_in_checkpoint
 from psrun.tf_internals.variables import variables_of
 

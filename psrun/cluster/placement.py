@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from psrun.errors import ConfigError, Problem
+from psrun.tf_internals.names import split_name
 
-_SHARD = re.compile(r"^(?P<variable>.+)/part_(?P<shard>\d+)$")
 CHIEF = "chief-0"
 
 
@@ -130,18 +130,6 @@ def shape_of(variable: Any) -> tuple[int, ...]:
     """The shape of a variable; of one whose size may change, that of its value."""
     shape = variable.shape if variable.shape.is_fully_defined() else variable.read_value().shape
     return tuple(shape)
-
-
-def split_name(name: str) -> tuple[str, int]:
-    """'table/part_1:0' is shard 1 of 'table'."""
-    name = name.partition(":")[0]
-    match = _SHARD.match(name)
-    return (match["variable"], int(match["shard"])) if match else (name, 0)
-
-
-def name_of(variable: Any) -> str:
-    """The name of a variable, whole or in shards; that of the variable for a shard."""
-    return split_name((getattr(variable, "variables", None) or [variable])[0].name)[0]
 
 
 def task_of(device: str) -> str:

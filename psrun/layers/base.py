@@ -72,3 +72,18 @@ class EmbeddingLayer(tf_keras.layers.Layer):
 
 class _Waiting(list):
     """A list that Keras does not track: its tensors belong to a function that is being traced."""
+
+
+def check(condition: tf.Tensor, *data: Any) -> list[tf.Operation]:
+    """The check of a graph, for `tf.control_dependencies`; eagerly it is done at once, and the list is empty.
+
+    `tf.debugging.Assert` would add a branch, and so another function call.
+
+    Args:
+      data: shown in the error, a message first.
+
+    Raises:
+      tf.errors.InvalidArgumentError: when run: the condition is false.
+    """
+    operation = tf.raw_ops.Assert(condition=condition, data=list(data))
+    return [] if operation is None else [operation]

@@ -15,8 +15,7 @@ from psrun.layers import pooling
 from psrun.layers.base import EmbeddingLayer, Undecided
 from psrun.layers.fetch import Fetch, check_options
 from psrun.layers.layout import Table
-from psrun.layers.stack import EMBEDDINGS, Stack, grouped, is_alone
-from psrun.layers.stack_fetch import StackFetch
+from psrun.layers.stack import EMBEDDINGS, Stack, StackFetch, grouped, is_alone
 from psrun.tf_internals import cluster, keras
 from psrun.tf_internals.table_views import Views
 from psrun.tf_internals.tracing import stop_recording

@@ -9,8 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.layers import pooling
-from psrun.layers.base import EmbeddingLayer, Undecided
-from psrun.layers.checks import check
+from psrun.layers.base import EmbeddingLayer, Undecided, check
 from psrun.layers.fetch import Fetch, check_options
 from psrun.layers.layout import RowOrder
 from psrun.tf_internals.tracing import stop_recording

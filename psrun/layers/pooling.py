@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from psrun.data.lists import COMBINERS
 from psrun.layers import positions
-from psrun.layers.checks import check
+from psrun.layers.base import check
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from psrun.layers.checks import check
+from psrun.layers.base import check
 from psrun.layers.layout import RowOrder, StackLayout
 
 # Up to this number of shards, ids are compared with each boundary: comparing is much faster than dividing.

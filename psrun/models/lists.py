@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import tensorflow as tf
 
 from psrun.data.source import DataSource, Feature
-from psrun.errors import ConfigError, Problem
+from psrun.models.model import ArgumentError
 
 
 def of_weights(features: Mapping[str, Feature]) -> set[str]:
@@ -35,7 +35,7 @@ def check(source: DataSource, num_ids: Iterable[str], model: str, *, sequences: 
       sequences: lists that the model does not pool.
 
     Raises:
-      ConfigError: a list has no combiner or no ids, or its rows are pooled by 'max' and have weights.
+      ArgumentError: a list has no combiner or no ids, or its rows are pooled by 'max' and have weights.
     """
     problems, only_weights, with_ids = [], of_weights(source.features), set(num_ids)
     for name, feature in source.features.items():
@@ -43,12 +43,12 @@ def check(source: DataSource, num_ids: Iterable[str], model: str, *, sequences: 
             continue
         if name not in with_ids:
             message = f"{model} requires ids in lists, but {name} has none; set its vocabulary or num_buckets"
-            problems.append(Problem("model", f"{message}, or remove it from the features"))
+            problems.append(("", f"{message}, or remove it from the features"))
         elif feature.combiner is None:
             message = f"{model} pools lists, but {name} has no combiner; choose sum, mean, sqrtn or max"
-            problems.append(Problem("model", message))
+            problems.append(("", message))
         elif feature.combiner == "max" and feature.weights is not None:
             message = f"{name} has the combiner max, which takes no weights; choose sum, mean or sqrtn"
-            problems.append(Problem("model", f"{message}, or remove its weights"))
+            problems.append(("", f"{message}, or remove its weights"))
     if problems:
-        raise ConfigError(problems)
+        raise ArgumentError(*problems)

@@ -10,11 +10,20 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.data.source import DataSource
-from psrun.errors import ConfigError, Problem
 from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
 from psrun.layers.layout import Table
 from psrun.models import lists, numbers, tables
-from psrun.models.model import Model, concatenated, head, hidden, is_ragged, label_scale, network_inputs, prepared
+from psrun.models.model import (
+    ArgumentError,
+    Model,
+    concatenated,
+    head,
+    hidden,
+    is_ragged,
+    label_scale,
+    network_inputs,
+    prepared,
+)
 
 AUTO = "auto"
 _WEIGHT_DECAY = 0.002  # tuned on the tables of benchmarks/tables.py
@@ -48,7 +57,7 @@ def wide_deep(
       stack, max_stacked_table_bytes, deduplicate: see `psrun.layers.EmbeddingCollection`.
 
     Raises:
-      ConfigError: a list cannot be pooled, or `weight_decay` is another text.
+      ArgumentError: a list cannot be pooled, or `weight_decay` is another text.
     """
     preprocessing, num_ids = prepared(source, keep_missing=True)
     lists.check(source, num_ids, "wide_deep")
@@ -71,7 +80,7 @@ def wide_deep(
 def _decay(weight_decay: float | str, source: DataSource) -> float:
     if isinstance(weight_decay, str):
         if weight_decay != AUTO:
-            raise ConfigError([Problem("model.weight_decay", f"is {weight_decay!r}, must be a number or auto")])
+            raise ArgumentError(("weight_decay", f"is {weight_decay!r}, must be a number or auto"))
         return _WEIGHT_DECAY if any(feature.boundaries for feature in source.features.values()) else 0.0
     return weight_decay
 

@@ -15,10 +15,10 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from psrun.cluster.placement import split_name
 from psrun.optimizers import rows
 from psrun.optimizers.late_gradients import LateGradients
 from psrun.tf_internals import optimizers as internals
+from psrun.tf_internals.names import split_name
 from psrun.tf_internals.optimizers import SlotOptimizer
 
 

@@ -6,10 +6,8 @@ from dataclasses import asdict
 from importlib.metadata import version
 
 from psrun.cluster import placement
-from psrun.layers import stacks
 from psrun.layers.adapter import AdaptedModel
-from psrun.optimizers import cost
-from psrun.program import compiled_model, make_optimizer, whole_variables
+from psrun.program import compiled_model, make_optimizer, stacks, table_costs, whole_variables
 from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
@@ -43,7 +41,7 @@ def report(program: Program, reporter: Reporter, folder: RunFolder) -> None:
 def _report_placement(program: Program, reporter: Reporter) -> None:
     placed = observe(program)
     reporter.emit("placement", placement=[asdict(shard) for shard in placed], **asdict(placement.balance(placed)))
-    for text in cost.of_dense_tables(program.optimizer, placed):
+    for text in table_costs.of_dense_tables(program.optimizer, placed):
         reporter.warn(text)
     whole_variables.check_separable(program, placed)
     for text in make_optimizer.check_steps(program, placed):

@@ -17,9 +17,8 @@ from psrun.config import targets
 from psrun.config.rules import WITHOUT_AVERAGES
 from psrun.config.run_config import OF_A_RUN, RunConfig
 from psrun.errors import ConfigError, Problem
-from psrun.layers import stacks
 from psrun.optimizers import separability
-from psrun.program import whole_variables
+from psrun.program import stacks, whole_variables
 from psrun.program.compiled_model import Program
 from psrun.tf_internals import keras, optimizers
 

@@ -20,15 +20,14 @@ from psrun.cluster.placement import Placed, Planned
 from psrun.config import choices, topology
 from psrun.config.run_config import RunConfig
 from psrun.data import load
-from psrun.layers import stacks
-from psrun.optimizers import cost
-from psrun.program import list_inputs, make_optimizer, whole_variables
+from psrun.program import list_inputs, make_optimizer, stacks, table_costs, whole_variables
 from psrun.program.build import build, build_state, start_afresh
 from psrun.program.compiled_model import Program, metric_variables
 from psrun.program.zeros import zeros
 from psrun.results.console import warner
 from psrun.results.run_folder import RunFolder
 from psrun.results.tables import features_guessed, folded, placement_table
+from psrun.tf_internals.names import split_name
 from psrun.tf_internals.tracing import converted
 from psrun.tf_internals.variables import UninitializedVariable
 
@@ -123,7 +122,7 @@ def make(
         placement.check_memory(placed, psutil.virtual_memory().total if memory_bytes is None else memory_bytes)
     total = sum(gradients.values(), Traffic())
     by_task = _by_task(gradients, placed, run_config)
-    warnings += cost.of_dense_tables(built.optimizer, placed)
+    warnings += table_costs.of_dense_tables(built.optimizer, placed)
     return Plan(placed, total, gradients, by_task, warnings)
 
 
@@ -160,10 +159,10 @@ def _place(recorder: _Recorder, built: Program, run_config: RunConfig, rule: pla
     kinds = {id(variable): "model" for variable in built.network.variables}
     kinds |= {id(variable): "optimizer" for variable in built.optimizer.variables()}
     kinds |= {id(variable): "metric" for variable in metric_variables(built)}
-    names = sorted((placement.split_name(v.name)[0] for v in built.network.trainable_variables), key=len, reverse=True)
+    names = sorted((split_name(v.name)[0] for v in built.network.trainable_variables), key=len, reverse=True)
     planned = []
     for variable in recorder.variables:
-        kind, name = kinds.get(id(variable), "other"), placement.split_name(variable.name)[0]
+        kind, name = kinds.get(id(variable), "other"), split_name(variable.name)[0]
         beside = next((other for other in names if other in name), None) if kind == "optimizer" else None
         shape, dtype = placement.shape_of(variable), variable.dtype
         whole = strategy.stays_whole(variable.shape, tf.TensorShape(shape), dtype)
@@ -211,7 +210,7 @@ def _traffic(built: Program, lengths: Any) -> dict[str, Traffic]:
             rows = math.prod(gradient.values.shape) * gradient.values.dtype.size
             ids = math.prod(gradient.indices.shape) * _INDEX_BYTES
             traffic = Traffic(rows + ids, rows + ids)
-        by_variable[placement.split_name(variable.name)[0]] = traffic
+        by_variable[split_name(variable.name)[0]] = traffic
     return dict(_by_table(by_variable, built, lengths[0]))
 
 

@@ -8,7 +8,6 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.data.source import ArraySource, Feature
-from psrun.errors import ConfigError
 from psrun.models import model, numbers
 from psrun.models.wide_deep import automatic_dim, wide_deep
 
@@ -149,7 +148,7 @@ def test_automatic_widths_by_feature() -> None:
     ],
 )
 def test_widths_that_cannot_be(embedding_dim: int | str | dict[str, int | str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ValueError, match=message):
         wide_deep(source({"city": CITY}), embedding_dim=embedding_dim)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +13,8 @@ import tf_keras
 
 from psrun.config import keras_names
 from psrun.errors import ConfigError, Problem
+from psrun.keras3 import internals
 from psrun.models.model import Model
-from psrun.tf_internals import keras3
 
 # Settings of `compile` that psrun has a key for.
 _INSTEAD = {
@@ -40,9 +40,8 @@ def with_compiled(model: Model, compiled: keras.Model) -> Model:
     Raises:
       ConfigError: the model was compiled with other settings, which psrun would not use.
     """
-    settings = keras3.compile_settings(compiled)
-    problems = list(_unused(settings)) if settings else []
-    if problems:
+    settings = internals.compile_settings(compiled)
+    if settings and (problems := list(_unused(settings))):
         raise ConfigError(problems)
     loss, metrics = settings.get("loss"), settings.get("metrics")
     if model.loss is None and loss is not None:
@@ -53,18 +52,15 @@ def with_compiled(model: Model, compiled: keras.Model) -> Model:
 
 
 def with_converted(model: Model) -> Model:
-    """`model` with the losses and metrics of Keras 3 as those of tf-keras.
-
-    Raises:
-      ConfigError: there is no such loss or metric in tf-keras.
-    """
+    """`model` with the losses and metrics of Keras 3 as those of tf-keras."""
     metrics = model.metrics
     model = replace(model, loss=converted_loss(model.loss))
     return model if metrics is None else replace(model, metrics=lambda: converted_metrics(metrics()))
 
 
-def _unused(settings: Mapping[str, Any]) -> Any:
-    optimizer, default = settings["optimizer"], keras.optimizers.RMSprop()
+def _unused(settings: Mapping[str, Any]) -> Iterator[Problem]:
+    optimizer = settings["optimizer"]
+    default = keras.optimizers.RMSprop()
     if type(optimizer) is not type(default) or optimizer.get_config() != {
         **default.get_config(),
         "name": optimizer.name,
@@ -82,7 +78,11 @@ def _unused(settings: Mapping[str, Any]) -> Any:
 
 
 def converted_loss(loss: Any) -> Any:
-    """A loss, or losses by output, as tf-keras' `compile` takes them; Keras 3's become those of tf-keras."""
+    """A loss, or losses by output, as tf-keras' `compile` takes them.
+
+    Raises:
+      ConfigError: a loss has another reduction than those of tf-keras.
+    """
     if isinstance(loss, Mapping):
         return {name: converted_loss(each) for name, each in loss.items()}
     if isinstance(loss, list | tuple):
@@ -118,7 +118,11 @@ class Keras3Loss(tf_keras.losses.Loss):
 
 
 def converted_metrics(metrics: Any) -> Any:
-    """Metrics as tf-keras' `compile` takes them: new ones of the same kinds for those of Keras 3."""
+    """Metrics as tf-keras' `compile` takes them: new ones of the same kinds for those of Keras 3.
+
+    Raises:
+      ConfigError: tf-keras has no metric of a kind.
+    """
     if isinstance(metrics, Mapping):
         return {name: converted_metrics(each) for name, each in metrics.items()}
     if isinstance(metrics, list | tuple):
@@ -136,9 +140,9 @@ def _twin(metric: keras.metrics.Metric) -> tf_keras.metrics.Metric:
         message = f"{kind.__name__} is a metric of Keras 3, which loses updates on parameter servers; use a metric of"
         raise ConfigError([Problem("model.metrics", f"{message} tf_keras.metrics, or a function of y_true and y_pred")])
     options = {name: value for name, value in metric.get_config().items() if name != "dtype"}
-    if keras3.names_itself(metric):
+    if internals.names_itself(metric):
         del options["name"]  # tf-keras gives the twin its own
     if kind is keras.metrics.MeanMetricWrapper:
-        return twin(keras3.function_of(metric), name=metric.name)
+        return twin(internals.function_of(metric), name=metric.name)
     known = inspect.signature(twin.__init__).parameters
     return twin(**{name: value for name, value in options.items() if name in known})

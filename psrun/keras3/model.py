@@ -13,14 +13,22 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+import tf_keras
 
-from psrun.cluster.placement import name_of
+from psrun.errors import ConfigError, Problem
+from psrun.keras3 import internals
+from psrun.keras3.layers import TableLayer
 from psrun.layers.adapter import AdaptedModel
 from psrun.layers.collection import EmbeddingCollection
-from psrun.layers.keras3 import TableLayer
-from psrun.models import keras3_checks, keras3_variables
-from psrun.tf_internals import keras3
+from psrun.tf_internals.names import name_of
 from psrun.tf_internals.variables import shards_of
+
+# Larger tables of keras.layers.Embedding are refused: each of its ids is checked by nobody, and neighbouring ids, which
+# are often alike in how frequent they are, share a parameter server.
+MAX_ROWS = 100_000
+_STEP_METHODS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "fit", "evaluate")
+# Attributes of a model that was compiled, whose metrics are not used, and of its layers, which are checked one by one.
+_OF_COMPILE = ("_compile_metrics", "_loss_tracker", "_metrics", "_layers", "_tracker")
 
 
 @dataclass
@@ -34,7 +42,7 @@ class _Adapted:
     """
 
     model: keras.Model
-    creation: keras3.VariableCreation
+    creation: internals.VariableCreation
     complete: bool = False
     read: list[Any] = field(default_factory=list)
     has_losses: bool = False
@@ -45,13 +53,17 @@ class Keras3Model(AdaptedModel):
 
     Args:
       model: made in the context of `creation`, in the scope of the strategy.
+
+    Raises:
+      ConfigError: the model has what cannot be trained here.
     """
 
-    def __init__(self, model: keras.Model, creation: keras3.VariableCreation) -> None:
+    def __init__(self, model: keras.Model, creation: internals.VariableCreation) -> None:
         super().__init__(name=model.name, autocast=False)
+        _check_methods(model)
         self._adapted = _Adapted(model, creation)
         self._unseeded = _Seeds()
-        if keras3.inputs_of(model) is not None:  # else its variables are made by the first call
+        if internals.inputs_of(model) is not None:  # else its variables are made by the first call
             self.output_names = getattr(model, "output_names", None)  # a Sequential has none
             self._variables_exist()
             self.built = True
@@ -62,15 +74,11 @@ class Keras3Model(AdaptedModel):
         return self._adapted.model
 
     def _variables_exist(self) -> None:
-        """Prepares the calls. Call when all variables of the model were made.
-
-        Raises:
-          ConfigError: the model has what cannot be trained here.
-        """
-        keras3_checks.check_layers(self.keras3)
-        for generator in keras3.seed_generators(self.keras3):
+        """Prepares the calls. Call when all variables of the model were made."""
+        _check_layers(self.keras3)
+        for generator in internals.seed_generators(self.keras3):
             generator.next = _Seeds().next
-        layers = keras3.layers_within(self.keras3)
+        layers = internals.layers_within(self.keras3)
         for layer in layers:
             if type(layer) is keras.layers.Embedding:
                 _look_up_rows(layer)
@@ -94,10 +102,10 @@ class Keras3Model(AdaptedModel):
             self._variables_exist()
             adapted.has_losses = bool(model.losses)
             return outputs
-        keras3.use_for_unseeded(self._unseeded)
-        keras3.clear_losses(model)
+        internals.use_for_unseeded(self._unseeded)
+        internals.clear_losses(model)
         # Read once: in a loop, as of an LSTM, each iteration would read the variable from its parameter server.
-        values = [(variable, tf.convert_to_tensor(keras3.value_of(variable))) for variable in adapted.read]
+        values = [(variable, tf.convert_to_tensor(internals.value_of(variable))) for variable in adapted.read]
         with keras.StatelessScope(values, collect_losses=True) as scope:
             outputs = model(inputs, training=training)
             losses = model.losses
@@ -105,14 +113,14 @@ class Keras3Model(AdaptedModel):
         for variable, before in values:
             after = scope.get_current_value(variable)
             if after is not before:
-                _add(keras3.value_of(variable), before, after)
+                _add(internals.value_of(variable), before, after)
         for loss in losses:
             self.add_loss(loss)
         return outputs
 
     def _declared(self, features: Any) -> Any:
         """The features that the model declares: Keras 3 would take others by mistake."""
-        by_name = keras3.input_structure(self.keras3)
+        by_name = internals.input_structure(self.keras3)
         if isinstance(by_name, Mapping) and isinstance(features, Mapping) and by_name.keys() <= features.keys():
             return {name: features[name] for name in by_name}
         return features
@@ -134,32 +142,33 @@ class Keras3Model(AdaptedModel):
         return [*self.trainable_weights, *self.non_trainable_weights]
 
     def _values(self, variables: list[Any]) -> list[Any]:
-        return shards_of(map(keras3.value_of, variables))
+        return shards_of(map(internals.value_of, variables))
 
     def saved_children(self, save_type: str) -> dict[str, Any] | None:
         """The variables by their paths in the Keras 3 model; tables in a checkpoint as its tables."""
         if not self._adapted.complete:
             return None
-        variables = {name_of(value := keras3.value_of(variable)): value for variable in self.keras3.weights}
+        values = {name_of(value := internals.value_of(variable)): value for variable in self.keras3.weights}
         if save_type != "checkpoint":
-            return {**variables, **dict(_resources(self.keras3))}
-        views = [pair for table in self.tables for pair in _views(table)]
+            return {**values, **dict(_resources(self.keras3))}
+        tables = [table for table in self.tables if isinstance(table, EmbeddingCollection)]
+        views = [pair for table in tables for pair in table.tables_by_variable()]
         by_table = {name: child for _, each in views for name, child in each.children.items()}
         whole = {id(variable) for variable, _ in views}
-        return {**{name: value for name, value in variables.items() if id(value) not in whole}, **by_table}
+        return {**{name: value for name, value in values.items() if id(value) not in whole}, **by_table}
 
     # -- what psrun asks about a network
 
     @property
     def library(self) -> str:
-        return f"keras {keras3.version()}"
+        return f"keras {keras.__version__}"
 
     def takes_one_tensor(self, features: Collection[str]) -> bool:
         model = self.keras3
-        inputs = keras3.inputs_of(model)
+        inputs = internals.inputs_of(model)
         if inputs is None:
             return isinstance(model, keras.Sequential) and bool(model.layers) and _is_of_keras(model.layers[0])
-        by_name = isinstance(keras3.input_structure(model), Mapping)
+        by_name = isinstance(internals.input_structure(model), Mapping)
         return len(inputs) == 1 and not by_name and inputs[0].name not in features
 
     @property
@@ -171,34 +180,16 @@ class Keras3Model(AdaptedModel):
         return _activation(self.keras3)
 
     def lists_by_input(self) -> Mapping[str, bool]:
-        return {tensor.name: bool(tensor.ragged) for tensor in keras3.inputs_of(self.keras3) or ()}
+        return {tensor.name: bool(tensor.ragged) for tensor in internals.inputs_of(self.keras3) or ()}
 
     def ids_of(self, layer: Any) -> Callable[[Any], Any] | None:
-        inputs = keras3.input_structure(self.keras3)
-        (own,) = [each for each in keras3.layers_within(self.keras3) if getattr(each, "table", None) is layer]
-        ids = keras3.argument_of_only_call(own)
+        inputs = internals.input_structure(self.keras3)
+        (own,) = [each for each in internals.layers_within(self.keras3) if getattr(each, "table", None) is layer]
+        ids = internals.argument_of_only_call(own)
         if inputs is None or ids is None or not any(each is own for each in self.keras3.layers):
             return None
         model = keras.Model(inputs, ids)
         return lambda features: model(self._declared(features))
-
-
-def adapted(model: keras.Model, creation: keras3.VariableCreation) -> Keras3Model:
-    """A Keras 3 model as a tf-keras model.
-
-    Args:
-      creation: made the variables of the model.
-
-    Raises:
-      ConfigError: the model has what cannot be trained here.
-    """
-    keras3_checks.check_methods(model)
-    return Keras3Model(model, creation)
-
-
-def creation() -> keras3.VariableCreation:
-    """Makes the variables of a model by the strategy of the scope, with equal values whatever the strategy is."""
-    return keras3.VariableCreation(keras3_variables.create)
 
 
 class _Seeds:
@@ -229,7 +220,7 @@ def _look_up_rows(layer: keras.layers.Embedding) -> None:
     """Makes an Embedding fetch the rows of its ids. Keras 3 reads the whole table in each step."""
     if layer.lora_enabled or layer.quantization_mode:
         return
-    table = keras3.value_of(layer.embeddings)
+    table = internals.value_of(layer.embeddings)
 
     def call(inputs: Any) -> tf.Tensor:
         ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
@@ -239,7 +230,6 @@ def _look_up_rows(layer: keras.layers.Embedding) -> None:
 
 
 def _looks_up(layer: keras.Layer) -> bool:
-    """Whether a layer fetches rows of its weights."""
     return isinstance(layer, TableLayer) or (type(layer) is keras.layers.Embedding and "call" in vars(layer))
 
 
@@ -252,8 +242,8 @@ def _activation(layer: keras.Layer) -> str | None:
     """The name of the activation of the last layer; None if it is unknown."""
     if isinstance(layer, keras.Sequential):
         return _activation(layer.layers[-1]) if layer.layers else None
-    if keras3.inputs_of(layer) is not None:
-        names = {_activation(keras3.producer(tensor)) for tensor in layer.outputs}
+    if internals.inputs_of(layer) is not None:
+        names = {_activation(internals.producer(tensor)) for tensor in layer.outputs}
         return names.pop() if len(names) == 1 else None
     if type(layer) in (keras.layers.Dense, keras.layers.Activation):
         return getattr(layer.activation, "__name__", None)
@@ -262,12 +252,72 @@ def _activation(layer: keras.Layer) -> str | None:
 
 def _resources(model: keras.Model) -> Iterator[tuple[str, Any]]:
     """The look-up tables of a model, which a SavedModel needs."""
-    for layer in keras3.layers_within(model):
+    for layer in internals.layers_within(model):
         for name, value in vars(layer).items():
             if isinstance(value, tf.lookup.StaticHashTable):
                 yield f"{layer.path or layer.name}/{name}", value
 
 
-def _views(table: Any) -> Any:
-    """The variables of an embedding layer of psrun, each with the tables in it."""
-    return table.tables_by_variable() if isinstance(table, EmbeddingCollection) else ()
+# -- what parameter servers cannot train
+
+
+def _check_methods(model: keras.Model) -> None:
+    """Raises ConfigError if a model has a training step that psrun would not call."""
+    for name in _STEP_METHODS:
+        own = getattr(getattr(model, name), "__func__", None)
+        if own is not getattr(keras.Model, name):
+            message = (
+                f"{type(model).__name__} overrides {name}, which parameter servers cannot use: it is written for Keras "
+                "3's optimizers and metrics. Remove it, and write the step with trainer=own_loop; or derive the model "
+                "from tf_keras.Model"
+            )
+            raise ConfigError([Problem("model", message)])
+
+
+def _check_layers(model: keras.Model) -> None:
+    """Raises ConfigError if layers of a model cannot be trained, or cannot be trained well."""
+    problems = [Problem("model", text) for layer in internals.layers_within(model) for text in _problems(layer)]
+    for variable in model.weights:
+        if variable.constraint is not None:
+            kind = type(variable.constraint).__name__
+            message = f"{variable.path} has the constraint {kind}, which only Keras 3's optimizers apply; remove it"
+            problems.append(Problem("model", message))
+        if variable.overwrite_with_gradient:
+            message = f"{variable.path} is replaced by its gradient (float8), which only Keras 3's optimizers do"
+            problems.append(Problem("model", f"{message}; choose another dtype policy"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _problems(layer: keras.Layer) -> Iterator[str]:
+    if layer.compute_dtype == "float16":
+        yield f"{layer.name} computes in float16, whose losses only Keras 3's optimizers scale; use mixed_bfloat16"
+    if isinstance(layer, keras.layers.Embedding) and layer.input_dim > MAX_ROWS:
+        yield (
+            f"{layer.name} is a keras.layers.Embedding of {layer.input_dim:,} rows, more than {MAX_ROWS:,}; use "
+            f"psrun.layers.keras3.Embedding({layer.input_dim}, {layer.output_dim})"
+        )
+    for name, value in vars(layer).items():
+        if name in _OF_COMPILE or name.startswith("_self_"):
+            continue
+        for each in _held(value):
+            if isinstance(each, keras.Metric):
+                yield (
+                    f"{layer.name}.{name} is a metric of Keras 3, which loses updates on parameter servers; name a "
+                    "metric in model.metrics"
+                )
+            elif isinstance(each, tf_keras.layers.Layer) and not isinstance(layer, TableLayer):
+                yield mixed(f"{layer.name}.{name} is tf_keras.layers.{type(each).__name__} in a model of Keras 3")
+
+
+def _held(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _held(each)
+    else:
+        yield value
+
+
+def mixed(what: str) -> str:
+    """The message about a model with layers of both libraries."""
+    return f"{what}: one model cannot have layers of both. Use either keras.layers or tf_keras.layers"

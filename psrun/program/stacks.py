@@ -13,9 +13,9 @@ import tf_keras
 
 from psrun.cluster.placement import Placed
 from psrun.errors import ConfigError, Problem
-from psrun.layers import lookups
 from psrun.layers.collection import EmbeddingCollection
 from psrun.layers.stack import EMBEDDINGS, Stack, arranged_for, stored_alone
+from psrun.program import lookups
 from psrun.tf_internals import optimizers
 
 __all__ = [

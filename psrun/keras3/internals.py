@@ -21,10 +21,6 @@ from keras.src.utils import naming
 
 from psrun.tf_internals.required import require
 
-# Makes the TensorFlow variable of a Keras variable.
-# Args: a Keras variable; its initializer, called with shape and dtype; its name, which no other has.
-Creator = Callable[[Any, Callable[..., Any], str], Any]
-
 _active: ContextVar[VariableCreation | None] = ContextVar("variable_creation", default=None)
 
 
@@ -34,12 +30,17 @@ class VariableCreation:
     Keras passes no shape, so that a strategy would compute the whole value for each shard; and it names a variable that
     is made late after its last part only.
 
+    Args:
+      create: makes the TensorFlow variable of a Keras variable, from this, its initializer, called with shape and
+        dtype, and a name that no other has.
+
     Attributes:
       created: the Keras variables that were made in this way, without those of random generators.
     """
 
-    def __init__(self, create: Creator) -> None:
-        self._create, self._names = create, Counter[str]()
+    def __init__(self, create: Callable[[Any, Callable[..., Any], str], Any]) -> None:
+        self._create = create
+        self._names: Counter[str] = Counter()
         self.created: list[Any] = []
 
     @contextlib.contextmanager
@@ -198,8 +199,3 @@ def function_of(metric: Any) -> Any:
 def clear_losses(model: Any) -> None:
     """Forgets what `add_loss` collected in earlier calls."""
     model._clear_losses()
-
-
-def version() -> str:
-    """The version of Keras 3."""
-    return str(keras.__version__)
