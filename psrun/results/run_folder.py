@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ from psrun.results.journal import Journal, plain, writing_to
 from psrun.results.summary import CHANGES, fold
 
 _FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?e[-+]?[0-9]+")
-_HOLD_EVERY_S = 0.5
 _LOCK_TIMEOUT_S = 1.0
 _RESERVE, _RESERVE_BYTES = ".reserve", 64 * 1024
 OVER = ("completed", "failed", "interrupted")  # the final values of `status`
@@ -86,15 +84,7 @@ class RunFolder(Journal):
           ConfigError: another one does, or nothing can be written there.
         """
         cls.join(path)
-        deadline_s = time.monotonic() + within_s
-        try:
-            lock = files.lock(path)  # held until the process ends
-            while lock is None and time.monotonic() < deadline_s:
-                time.sleep(_HOLD_EVERY_S)
-                lock = files.lock(path)
-        except OSError:  # a file system without locks
-            return
-        if lock is None:
+        if not files.hold(path, within_s=within_s):
             raise ConfigError([Problem("hydra.run.dir", f"{path} is in use by a running run; choose another folder")])
 
     @classmethod

@@ -22,7 +22,7 @@ RECORD = "sweep.json"
 DEFAULT_METRICS = ("val_loss", "loss")  # that rank the jobs if none is named
 LOG = "console"  # the console output of a job
 END, KILL = "end", "kill"
-_HOLD_TRIES = 20
+_HOLD_WITHIN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,10 @@ class Sweep:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._hold()
+            # A job that checks whether its sweep is alive locks the folder for a moment.
+            if not files.hold(self.path, within_s=_HOLD_WITHIN_S):
+                message = f"{self.path} is in use by a running sweep; choose another folder"
+                raise ConfigError([Problem("hydra.sweep.dir", message)])
             if not again and (self.path / RECORD).exists():
                 message = f"{self.path} holds a sweep already; choose another folder, or use psrun -m resume=..."
                 raise ConfigError([Problem("hydra.sweep.dir", message)])
@@ -110,18 +113,6 @@ class Sweep:
             raise cannot_be_written(self.path, error) from error
         self.host, self.started_s, self.status = socket.gethostname(), time.time(), "running"
         self.write()
-
-    def _hold(self) -> None:
-        for _ in range(_HOLD_TRIES):  # a job that checks whether its sweep is alive locks the folder for a moment
-            try:
-                if files.lock(self.path) is not None:
-                    return
-            except OSError:  # a file system without locks
-                return
-            time.sleep(0.05)
-        raise ConfigError(
-            [Problem("hydra.sweep.dir", f"{self.path} is in use by a running sweep; choose another folder")]
-        )
 
     def record(self) -> dict[str, Any]:
         """The content of sweep.json."""
@@ -206,8 +197,7 @@ class Sweep:
     def take_place(self) -> int | None:
         """A descriptor that locks one of the slots for running jobs; None if all are taken."""
         for place in self._places():
-            with contextlib.suppress(FileExistsError):
-                place.touch(exist_ok=False)
+            place.touch()
             descriptor = files.lock(place)
             if descriptor is not None:
                 return descriptor
