@@ -18,7 +18,7 @@ from psrun import process
 from psrun.errors import ExitCode, PsrunError, SweepError, ended
 from psrun.launch.child_processes import ChildProcess, StartProcess, start_alone
 from psrun.results.run_folder import CONFIG, RESULT, RunFolder, write_config
-from psrun.results.sweep_record import KILL, LOG, Sweep
+from psrun.results.sweep import KILL, LOG, Sweep
 
 _POLL_S = 0.1
 _ALIVE_EVERY_S = 1.0

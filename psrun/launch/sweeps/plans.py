@@ -14,8 +14,7 @@ from rich.text import Text
 from psrun import process
 from psrun.errors import ConfigError, Problem, SweepError, ended
 from psrun.results.run_folder import RunFolder
-from psrun.results.sweep_record import Sweep
-from psrun.results.sweep_state import distinguishing
+from psrun.results.sweep import Sweep, distinguishing
 
 
 def make(sweep: Sweep) -> None:

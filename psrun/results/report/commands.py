@@ -15,8 +15,8 @@ from rich.table import Table
 
 from psrun import files
 from psrun.errors import ConfigError, ExitCode, PsrunError
-from psrun.results.folders import printable
 from psrun.results.report import page, rows, runs, table
+from psrun.results.run_state import printable
 
 _STDOUT, _ENDLESS = "-", 10_000
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from psrun.config import schema
 from psrun.errors import ConfigError
-from psrun.results.folders import natural, printable
 from psrun.results.reading import mapping, number
 from psrun.results.report.runs import Run
 from psrun.results.run_folder import flat
+from psrun.results.run_state import natural, printable
 
 SEED = "seed"
 FOLDED = "seeds"

@@ -17,9 +17,8 @@ from psrun.config.topology import Task
 from psrun.errors import ExitCode, PsrunError
 from psrun.results import recorded_config, run_state
 from psrun.results.console import ConsoleSink, ProgressLine, warner
-from psrun.results.event_reader import EventReader
 from psrun.results.events import Event
-from psrun.results.journal import METRICS
+from psrun.results.journal import METRICS, EventReader
 from psrun.results.reading import mapping
 from psrun.results.run_folder import RunFolder
 from psrun.results.run_state import QUIET_S, RunState
