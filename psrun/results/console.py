@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from psrun.cluster.placement import Placed
-from psrun.results.events import Event, Progress
+from psrun.results.events import Event, Progress, Sink
 from psrun.results.tables import features_guessed, placement_table
 
 _PLAIN_EVERY_S = 10.0
@@ -53,7 +53,7 @@ class _Epoch:
     at_s: float
 
 
-class ConsoleSink:
+class ConsoleSink(Sink):
     """Prints a run's events on `console`; on a terminal, with a progress line at the bottom."""
 
     def __init__(self, console: Console) -> None:

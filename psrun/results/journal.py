@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from psrun.errors import RunFolderError
-from psrun.results.events import Event, Progress
+from psrun.results.events import Event, Sink
 from psrun.results.reading import parsed
 
 METRICS = "metrics.jsonl"
 
 
-class Journal:
+class Journal(Sink):
     """Adds events to metrics.jsonl only: for tasks other than the one that writes run.json.
 
     Numbers that JSON does not know (NaN, infinities) are written as null.
@@ -38,12 +38,6 @@ class Journal:
         # One unbuffered write per line: the chief and its supervisor append to the same file.
         with self._lock, writing_to(self.path), self.metrics.open("ab", buffering=0) as file:
             file.write((json.dumps(plain(line), allow_nan=False) + "\n").encode())
-
-    def progress(self, progress: Progress) -> None:
-        """Does nothing: progress is not recorded."""
-
-    def close(self) -> None:
-        """Does nothing: everything is on disk already."""
 
     def elapsed_s(self) -> float:
         """The time of the last event so far, in seconds since the run began; 0 without one."""
