@@ -1,7 +1,4 @@
-"""Small files in the run folder that the tasks of one run share: heartbeats and requests.
-
-One writer a file, replaced atomically: a reader never sees half of one.
-"""
+"""Small files in the run folder that the tasks of one run share: heartbeats and requests. Each has one writer."""
 
 from __future__ import annotations
 

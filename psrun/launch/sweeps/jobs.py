@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from psrun import process
-from psrun.errors import ExitCode, PsrunError, SweepError, ended
+from psrun.errors import ExitCode, SweepError, ended
 from psrun.launch.child_processes import ChildProcess, StartProcess, start_alone
 from psrun.results.run_folder import CONFIG, RESULT, RunFolder, write_config
 from psrun.results.sweep import KILL, LOG, Sweep
@@ -42,7 +42,7 @@ def run(folder: Path, sweep: Sweep, *, elsewhere: bool, start_process: StartProc
             try:
                 _run(folder, sweep, elsewhere, start_process)
             except OSError as error:  # such as a full disk; the other jobs continue
-                _record(folder, SweepError(f"the job could not run: {error}"), code=1)
+                _record(folder, f"the job could not run: {error}", code=1)
     result = RunFolder(folder).stored()
     return sweep.measured(result.get("metrics") or {}) if result.get("status") == "completed" else None
 
@@ -97,13 +97,14 @@ def _run_once(folder: Path, sweep: Sweep, elsewhere: bool, start_process: StartP
         child.kill()
         child.wait()
     if code and sweep.told_to_end() is None and RunFolder(folder).stored().get("status") in (None, "running"):
-        _record(folder, SweepError(f"the job {ended(code)} (log: {folder / 'logs' / LOG}.log)"), code=abs(code))
+        _record(folder, f"the job {ended(code)} (log: {RunFolder(folder).log(LOG)})", code=abs(code))
     return code
 
 
 def _await(child: ChildProcess, sweep: Sweep, elsewhere: bool) -> int:
     """The exit code of a job; forwards the signals of its sweep."""
-    forwarded, looked_s = None, time.monotonic()
+    forwarded = None
+    looked_s = time.monotonic()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return child.wait(_POLL_S)
@@ -124,8 +125,8 @@ def _end_with(sweep: Sweep, elsewhere: bool, child: ChildProcess | None = None) 
         process.leave(1)
 
 
-def _record(folder: Path, error: PsrunError, *, code: int) -> None:
+def _record(folder: Path, message: str, *, code: int) -> None:
     """Records an error that the job could not record itself."""
-    recorded = {"type": type(error).__name__, "message": str(error), "task": None}
+    error = {"type": SweepError.__name__, "message": message, "task": None}
     with contextlib.suppress(OSError):
-        RunFolder(folder).record("ended", status="failed", exit_code=code, error=recorded)
+        RunFolder(folder).record("ended", status="failed", exit_code=code, error=error)
