@@ -365,13 +365,11 @@ class SweepReader:
 
     def _recorded(self) -> dict[Path, Job]:
         """The jobs in sweep.json by their folders, also those that have not started."""
-        listed = self._record.get("jobs")
-        entries = [reading.mapping(entry) for entry in listed] if isinstance(listed, list) else []
         return {
             self._path / entry["folder"]: Job(
                 entry.get("number"), [str(each) for each in entry.get("overrides") or []], entry["folder"]
             )
-            for entry in entries
+            for entry in reading.entries(self._record.get("jobs"))
             if isinstance(entry.get("folder"), str)
         }
 
