@@ -83,11 +83,13 @@ class EventReader:
         self._path = path
         self._file: tuple[int, int] | None = None
         self._read_bytes = 0
-        self.broken = self.begun_again = 0
+        self.broken = 0
+        self.begun_again = 0
         self.unfinished = False
         if after_what_is_there and path.exists():
             stat = path.stat()
-            self._file, self._read_bytes = (stat.st_dev, stat.st_ino), stat.st_size
+            self._file = (stat.st_dev, stat.st_ino)
+            self._read_bytes = stat.st_size
 
     def read(self) -> list[Event]:
         """The events since the last call; none if there is no file. Raises OSError if it cannot be read."""
@@ -125,7 +127,8 @@ def event_of(line: bytes) -> Event | None:
     """The event that a line of metrics.jsonl holds; None if it holds none."""
     try:
         data: Any = parsed(line)
-        kind, step, wall_s = data.pop("event"), data.pop("step"), data.pop("wall_s")
-        return Event(str(kind), None if step is None else int(step), float(wall_s), data)
+        kind = str(data.pop("event"))
+        step = data.pop("step")
+        return Event(kind, None if step is None else int(step), float(data.pop("wall_s")), data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None

@@ -150,10 +150,13 @@ def look(path: Path, *, supervised: bool = False) -> RunState:
     result, problem = reading.loaded(path / RESULT)
     if problem:
         result = summary.of_events(EventReader(path / METRICS).read_if_possible())
-    beats, written_s = _beats(path), _written_s(path)
+    beats = _beats(path)
+    written_s = _written_s(path)
     over = result.get("status") in OVER
     alive = None if supervised else is_alive(path, result)
-    ended = over and (supervised or not _has_active_tasks(path, beats, alive))
+    # Tasks may still work, such as on the last evaluation, or be about to be started again.
+    has_tasks = task_files.shared(path).exists() and (alive or any(age_s(beat) < _FRESH_S for beat in beats.values()))
+    ended = over and (supervised or not has_tasks)
     gone = "" if over or problem or supervised else _gone(result, beats, time.time() - written_s, alive)
     return RunState(path, result, problem, beats, written_s, ended, gone)
 
@@ -197,13 +200,6 @@ def _written_s(path: Path) -> float:
     shared = task_files.shared(path)
     beats = [shared / name for name in task_files.names(shared) if name.endswith(".json")]
     return max(reading.changed_s(file) for file in (path / RESULT, path / METRICS, *beats))
-
-
-def _has_active_tasks(path: Path, beats: Mapping[Task, Heartbeat], alive: bool | None) -> bool:
-    """Whether tasks still work, such as on the last evaluation, or are about to be started again."""
-    return task_files.shared(path).exists() and (
-        alive is True or any(age_s(beat) < _FRESH_S for beat in beats.values())
-    )
 
 
 def _gone(result: Mapping[str, Any], beats: Mapping[Task, Heartbeat], quiet_s: float, alive: bool | None) -> str:

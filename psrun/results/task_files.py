@@ -59,7 +59,8 @@ class HeartbeatWriter:
     """
 
     def __init__(self, folder: Path, task: Task, read: Callable[[], Heartbeat]) -> None:
-        self._path, self._read = path(folder, task), read
+        self._path = path(folder, task)
+        self._read = read
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="psrun-heart", daemon=True)
 
