@@ -71,13 +71,13 @@ def test_what_a_container_may_use_is_its_limit_without_files_that_were_read(tmp_
 def test_places_are_as_many_as_jobs_may_run_at_once(tmp_path):
     sweep = Sweep(tmp_path / "sweep", [], max_parallel=2)
     sweep.begin(again=False)
-    taken = [sweep.take_place(), sweep.take_place()]
+    taken = [sweep.take_slot(), sweep.take_slot()]
     assert None not in taken
-    assert sweep.take_place() is None
-    assert sweep.is_any_under_way()
+    assert sweep.take_slot() is None
+    assert sweep.has_running_jobs()
     for place in taken:
         os.close(place)
-    assert not sweep.is_any_under_way()
+    assert not sweep.has_running_jobs()
 
 
 # -- the record

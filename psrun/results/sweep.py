@@ -267,12 +267,12 @@ class Sweep:
     def _shared(self) -> Path:
         return self.path / ".sweep"
 
-    def tell_to_end(self, how: str) -> None:
+    def request_end(self, how: str) -> None:
         """Asks all jobs, on any host, to shut down in order (END) or immediately (KILL)."""
         with contextlib.suppress(OSError):  # a full disk: the jobs end with the process that runs them
             files.write_atomic(self._shared / "stop", how)
 
-    def told_to_end(self) -> str | None:
+    def end_request(self) -> str | None:
         """The requested way to end (END or KILL); None without a request."""
         try:
             return (self._shared / "stop").read_text(encoding="utf-8")
@@ -288,19 +288,19 @@ class Sweep:
         except OSError:  # a file system without locks
             return True
 
-    def take_place(self) -> int | None:
+    def take_slot(self) -> int | None:
         """A descriptor that locks one of the slots for running jobs; None if all are taken."""
-        for place in self._places():
-            place.touch()
-            descriptor = files.lock(place)
+        for slot in self._slots():
+            slot.touch()
+            descriptor = files.lock(slot)
             if descriptor is not None:
                 return descriptor
         return None
 
-    def is_any_under_way(self) -> bool:
-        return any(place.exists() and files.is_locked(place) for place in self._places())
+    def has_running_jobs(self) -> bool:
+        return any(slot.exists() and files.is_locked(slot) for slot in self._slots())
 
-    def _places(self) -> list[Path]:
+    def _slots(self) -> list[Path]:
         return [self._shared / f"place-{index}" for index in range(self.max_parallel)]
 
 

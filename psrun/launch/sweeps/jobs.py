@@ -36,7 +36,7 @@ def run(folder: Path, sweep: Sweep, *, elsewhere: bool, start_process: StartProc
       The objective; None if the job failed, or did not run because the sweep is stopping.
     """
     if not sweep.is_done(folder):
-        with _place(sweep, elsewhere) as has_slot:
+        with _slot(sweep, elsewhere) as has_slot:
             if not has_slot:
                 return None
             try:
@@ -53,19 +53,19 @@ def ignore_interrupts() -> None:
 
 
 @contextlib.contextmanager
-def _place(sweep: Sweep, elsewhere: bool) -> Iterator[bool]:
+def _slot(sweep: Sweep, elsewhere: bool) -> Iterator[bool]:
     """Waits for a free slot among the running jobs; False if the sweep is stopping."""
     if socket.gethostname() != sweep.host:  # the limit applies to another machine
-        yield sweep.told_to_end() is None
+        yield sweep.end_request() is None
         return
     slot = None
-    while sweep.told_to_end() is None and slot is None:
+    while sweep.end_request() is None and slot is None:
         _end_with(sweep, elsewhere)
-        slot = sweep.take_place()
+        slot = sweep.take_slot()
         if slot is None:
             time.sleep(_POLL_S)
     try:
-        yield slot is not None and sweep.told_to_end() is None
+        yield slot is not None and sweep.end_request() is None
     finally:
         if slot is not None:
             os.close(slot)
@@ -81,7 +81,7 @@ def _run(folder: Path, sweep: Sweep, elsewhere: bool, start_process: StartProces
     for _ in range(_MOST_STARTS):
         code = _run_once(folder, sweep, elsewhere, start_process)
         raw: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
-        if code != ExitCode.RESTART or sweep.told_to_end() is not None or not can_resume(raw, folder):
+        if code != ExitCode.RESTART or sweep.end_request() is not None or not can_resume(raw, folder):
             return
         write_config(folder, {**raw, "resume": str(folder)})
 
@@ -96,7 +96,7 @@ def _run_once(folder: Path, sweep: Sweep, elsewhere: bool, start_process: StartP
     finally:
         child.kill()
         child.wait()
-    if code and sweep.told_to_end() is None and RunFolder(folder).stored().get("status") in (None, "running"):
+    if code and sweep.end_request() is None and RunFolder(folder).stored().get("status") in (None, "running"):
         _record(folder, f"the job {ended(code)} (log: {RunFolder(folder).log(LOG)})", code=abs(code))
     return code
 
@@ -111,7 +111,7 @@ def _await(child: ChildProcess, sweep: Sweep, elsewhere: bool) -> int:
         if elsewhere and time.monotonic() - looked_s > _ALIVE_EVERY_S:
             looked_s = time.monotonic()
             _end_with(sweep, elsewhere, child)
-        now = sweep.told_to_end()
+        now = sweep.end_request()
         if now is not None and now != forwarded:
             child.send_signal(signal.SIGKILL if now == KILL else signal.SIGINT)
             forwarded = now

@@ -21,17 +21,11 @@ from psrun.results.sweep import Sweep, distinguishing
 def make(sweep: Sweep) -> None:
     """Plans all jobs that are not planned yet into their run folders. Raises SweepError if that fails."""
     log = sweep.path / "plan.log"
+    command = process.module_command("psrun.roles.plan_jobs", str(sweep.path))
+    environment = {**os.environ, process.SWEEP_PID: str(os.getpid())}
     with log.open("ab") as file:
-        child = subprocess.Popen(
-            process.module_command("psrun.roles.plan_jobs", str(sweep.path)),
-            env={**os.environ, process.SWEEP_PID: str(os.getpid())},
-            stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
-        )  # fmt: skip
-    try:
-        code = child.wait()
-    finally:
-        child.kill()
-        child.wait()
+        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+        code = subprocess.run(command, env=environment, start_new_session=True, check=False, **streams).returncode
     if code:
         raise SweepError(f"the planning process {ended(code)} (log: {log})")
 

@@ -67,18 +67,18 @@ class SignalHandler:
 
     def _handle(self, signum: int, frame: Any) -> None:
         if self._signum is not None:
-            self._sweep.tell_to_end(KILL)
+            self._sweep.request_end(KILL)
             self._wait(_KILLED_WITHIN_S)
             os._exit(Interrupted(signum).exit_code)
         self._signum = signum
-        self._sweep.tell_to_end(END)
+        self._sweep.request_end(END)
         self._show(f"{signal.Signals(signum).name}: running jobs save and exit; repeat to exit immediately")
         self._wait(_WITHIN_S)
         raise SweepSignal(signum)
 
     def _wait(self, within_s: float) -> None:
         deadline_s = time.monotonic() + within_s
-        while self._sweep.is_any_under_way() and time.monotonic() < deadline_s:
+        while self._sweep.has_running_jobs() and time.monotonic() < deadline_s:
             time.sleep(0.1)
 
 
@@ -215,7 +215,7 @@ class SweepRunner:
         metrics = result.get("metrics") or {}  # jobs without evaluation have none
         is_mistyped = metric is not None and metric not in metrics and schema.is_near(metric, metrics)
         if value is None and is_mistyped and result.get("status") == "completed":
-            self.sweep.tell_to_end(END)
+            self.sweep.request_end(END)
         return value
 
     def plan(self) -> None:

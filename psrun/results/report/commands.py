@@ -98,7 +98,7 @@ class _Report:
 
     def named_columns(self, text: str) -> list[str]:
         """The columns in `text`, as of --columns."""
-        return ["run", *(rows.found_key(key.strip(), self.rows) for key in text.split(",") if key.strip() != "run")]
+        return ["run", *(rows.full_key(key.strip(), self.rows) for key in text.split(",") if key.strip() != "run")]
 
     @property
     def all_columns(self) -> list[str]:

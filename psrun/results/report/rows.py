@@ -167,7 +167,7 @@ def _text(value: Any) -> str:
     return json.dumps(plain, sort_keys=True, default=str)
 
 
-def found_key(key: str, rows: Sequence[Row]) -> str:
+def full_key(key: str, rows: Sequence[Row]) -> str:
     """The column that `key` names, whole or by its end: num_workers for cluster.num_workers.
 
     Raises:
@@ -195,7 +195,7 @@ def condition(text: str, rows: Sequence[Row]) -> Callable[[Row], bool]:
     parsed = _CONDITION.fullmatch(text)
     if parsed is None:
         raise ConfigError(f"--where '{text}' is not a condition, such as 'cluster.num_workers=2' or 'val_auc>0.7'")
-    key = found_key(parsed["key"], rows)
+    key = full_key(parsed["key"], rows)
     sign = parsed["operator"]
     expected = "" if parsed["value"] == "null" else parsed["value"]
     limit: float | None = None
@@ -222,7 +222,7 @@ def ordered(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
     """
     result = list(rows)
     for key in reversed(keys):
-        name = found_key(key.removeprefix("-"), rows)
+        name = full_key(key.removeprefix("-"), rows)
         has = [each for each in result if each.get(name) is not None]
         has.sort(key=lambda each: _rank(each[name]), reverse=key.startswith("-"))
         result = has + [each for each in result if each.get(name) is None]
