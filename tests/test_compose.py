@@ -16,10 +16,12 @@ from psrun import files
 from psrun.cli import hydra_app
 from psrun.config import compose, groups
 from psrun.errors import ConfigError, RunFolderError
-from psrun.launch.sweeps.interruption import Ended
+from psrun.launch.sweeps.runner import SweepSignal
 
 
-@pytest.mark.parametrize("raised", [KeyboardInterrupt(), Ended(signal.SIGTERM)], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(
+    "raised", [KeyboardInterrupt(), SweepSignal(signal.SIGTERM)], ids=lambda each: type(each).__name__
+)
 def test_a_signal_that_comes_while_hydra_opens_a_file_is_not_hidden(monkeypatch, raised):
     """Hydra's `finally: f.close()` fails there, as there is no f yet."""
     opened = pathlib.Path.open

@@ -25,7 +25,7 @@ from psrun.results import recorded_config
 from psrun.results.recorded_config import key_of
 from psrun.results.recorded_groups import RecordedChoices
 from psrun.results.run_folder import HYDRA, RunFolder, cannot_be_made
-from psrun.results.sweep_record import RECORD as SWEEP
+from psrun.results.sweep import RECORD as SWEEP
 from psrun.roles import run_process
 
 # Options of Hydra's that print something, and start no run.

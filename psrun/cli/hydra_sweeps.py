@@ -29,12 +29,10 @@ from psrun.config import arguments as arguments_of_a_run
 from psrun.config import compose, hydra_internals
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError, SweepError
 from psrun.launch.sweeps import jobs
-from psrun.launch.sweeps.checks import Proposed
-from psrun.launch.sweeps.interruption import Ended
-from psrun.launch.sweeps.running import Running
+from psrun.launch.sweeps.runner import Proposal, SweepRunner, SweepSignal
 from psrun.results import recorded_config
 from psrun.results.recorded_config import key_of
-from psrun.results.sweep_record import Sweep
+from psrun.results.sweep import Sweep
 
 _RANKS = ("sweep.metric", "sweep.mode")  # a resumed sweep may rank its jobs in another way; a search has begun with one
 _MAY_CHANGE = ("sweep.max_parallel", "hydra/launcher", "hydra.launcher")
@@ -50,7 +48,7 @@ def run(arguments: list[str]) -> ExitCode:
     before, arguments = resumed(arguments)
     if arguments_of_a_run.problems(arguments, sweeps=True):
         raise ConfigError(_problems(arguments))
-    running = Running(arguments, before)
+    running = SweepRunner(arguments, before)
     if running.has_nothing_to_do():
         return ExitCode.DONE
     sys.argv[1:] = arguments
@@ -66,7 +64,7 @@ def run(arguments: list[str]) -> ExitCode:
     except OSError as error:
         running.abandon()
         raise SweepError(f"the sweep cannot continue: {error}") from error
-    except Ended as ended:
+    except SweepSignal as ended:
         return running.end(ended.signum)
     except ValueError as error:
         if not running.has_begun:  # options of Hydra's that cannot go together
@@ -127,7 +125,7 @@ def job(composed: DictConfig) -> float | None:
 
 
 @contextmanager
-def _hooks(running: Running) -> Iterator[None]:
+def _hooks(running: SweepRunner) -> Iterator[None]:
     """Patches Hydra's plugins in the context: psrun sets up the sweepers and controls the launchers."""
 
     def making_sweepers(make: hydra_internals.MakePlugin) -> hydra_internals.MakePlugin:
@@ -155,7 +153,7 @@ def _hooks(running: Running) -> Iterator[None]:
         yield
 
 
-def _begin(running: Running, config: DictConfig) -> None:
+def _begin(running: SweepRunner, config: DictConfig) -> None:
     """Creates the sweep folder and configures a search sweeper by the keys of `sweep`."""
     folder = Path(str(config.hydra.sweep.dir)).absolute()
     with read_write(config), open_dict(config):
@@ -198,7 +196,7 @@ def _settle(sweeper: DictConfig, given_keys: set[str], mode: str | None) -> list
 class _Launcher(Launcher):
     """Wraps a launcher: validates the jobs before launch and limits parallel jobs."""
 
-    def __init__(self, inner: Launcher, running: Running, hydra_context: HydraContext, config: DictConfig) -> None:
+    def __init__(self, inner: Launcher, running: SweepRunner, hydra_context: HydraContext, config: DictConfig) -> None:
         self._inner, self._running, self._context, self._config = inner, running, hydra_context, config
 
     def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
@@ -246,7 +244,7 @@ class _Launcher(Launcher):
             composed.hydra.job.num = number
         return composed
 
-    def _proposed(self, composed: DictConfig, overrides: Sequence[str]) -> Proposed:
+    def _proposed(self, composed: DictConfig, overrides: Sequence[str]) -> Proposal:
         """The job as Hydra has it right before running it."""
         previous, instance = HydraConfig.instance().cfg, HydraConfig.instance()
         try:
@@ -260,7 +258,7 @@ class _Launcher(Launcher):
                 del own["hydra"]
                 unresolved = OmegaConf.to_container(own, resolve=False)
                 number = composed.hydra.job.num
-                return Proposed(number, list(overrides), folder, compose.plain(own), unresolved)
+                return Proposal(number, list(overrides), folder, compose.plain(own), unresolved)
         finally:
             instance.cfg = previous
             OmegaConf.set_readonly(composed.hydra, False)  # as it was composed

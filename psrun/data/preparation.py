@@ -7,16 +7,15 @@ describes the rows.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import math
 import os
 import shutil
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,9 @@ from psrun.data.columns import Column, Piece
 from psrun.data.prepared_rows import PreparedRows
 from psrun.data.statistics import Scale, Scaling
 from psrun.errors import ConfigError, DataError, Problem
-from psrun.files import write_atomic
+from psrun.files import alone, write_atomic
 
 _VERSION = 5
-_LOOK_EVERY_S = 0.5
 _FIRST_BAD = 20  # of the malformed rows, remembered
 
 
@@ -124,8 +122,10 @@ def prepared(names: Sequence[str], contents: Contents, options: Options) -> Prep
     if found is None:
         with _writes(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with _alone(folder.with_suffix(".lock"), options.tell) as alone:
-                found = _complete(folder, contents) or _write(folder, names, known, contents, options, alone=alone)
+            waits = partial(options.tell, "waiting for another process that prepares the same rows")
+            # Without locks on the file system several processes do the same work.
+            with alone(folder.with_suffix(".lock"), within_s=math.inf, on_wait=waits) as is_alone:
+                found = _complete(folder, contents) or _write(folder, names, known, contents, options, alone=is_alone)
     if not options.keep_malformed:
         check_bad(found.num_bad, found.bad, options.max_bad_rows)
     return found
@@ -333,21 +333,3 @@ def check_bad(num_bad: int, bad: Sequence[str], max_bad: int) -> None:
         example = max(100, 2 * max_bad)
         remedy = f"set data.max_bad_rows={example} to skip up to {example} malformed rows"
         raise DataError(f"{bad[min(max_bad, len(bad) - 1)]}{allowed}; {remedy}")
-
-
-@contextlib.contextmanager
-def _alone(path: Path, tell: Callable[[str], None]) -> Iterator[bool]:
-    """Locks out other processes (True); without locks on the file system several processes do the same work (False)."""
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                alone = True
-            except BlockingIOError:
-                tell("waiting for another process that prepares the same rows")
-                time.sleep(_LOOK_EVERY_S)
-                continue
-            except OSError:
-                alone = False
-            break
-        yield alone

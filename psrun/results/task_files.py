@@ -1,7 +1,4 @@
-"""Small files in the run folder that the tasks of one run share: heartbeats and requests.
-
-One writer a file, replaced atomically: a reader never sees half of one.
-"""
+"""Small files in the run folder that the tasks of one run share: heartbeats and requests. Each has one writer."""
 
 from __future__ import annotations
 
@@ -62,7 +59,8 @@ class HeartbeatWriter:
     """
 
     def __init__(self, folder: Path, task: Task, read: Callable[[], Heartbeat]) -> None:
-        self._path, self._read = path(folder, task), read
+        self._path = path(folder, task)
+        self._read = read
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="psrun-heart", daemon=True)
 

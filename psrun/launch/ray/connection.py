@@ -66,7 +66,7 @@ def _own_cluster(num_cpus: float) -> dict[str, Any]:
                 shutil.rmtree(abandoned)
     own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_PARENT))
     _own.append(own)
-    files.lock(own)  # until the process exits
+    files.hold(own)
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # otherwise Ray stores one in the home directory
     # Otherwise its agents outlive a killed driver by 60 s.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")

@@ -26,32 +26,24 @@ def jobs_at_once(runs: Sequence[RunConfig], *, cores: int | None = None, memory_
       cores: None for those that this process may use.
       memory_bytes: None for the free memory.
     """
-    workers, processes = (max((count(run) for run in runs), default=1) for count in (_num_workers, _num_processes))
+    sizes = [_size(run) for run in runs] or [(1, 1)]
+    workers, processes = map(max, zip(*sizes))
     cores = _cores() if cores is None else cores
     memory_bytes = _free_bytes() if memory_bytes is None else memory_bytes
     return max(1, min(cores // workers, memory_bytes // (processes * _PROCESS_BYTES)))
 
 
-def _num_workers(run: RunConfig) -> int:
+def _size(run: RunConfig) -> tuple[int, int]:
+    """The workers and the processes of a run on this machine."""
     match run.cluster:
         case choices.Ray(address=str()):  # whose tasks are elsewhere
-            return 1
-        case choices.InProcess(num_workers=count) | choices.Local(num_workers=count):
-            return count
-        case choices.MultiWorkerMirrored(num_workers=count):
-            return count
+            return 1, 1
+        case choices.Local(num_workers=workers) | choices.MultiWorkerMirrored(num_workers=workers):
+            return workers, len(TaskPlan.of(run).tasks())
+        case choices.InProcess(num_workers=workers):
+            return workers, 1
         case _:
-            return 1
-
-
-def _num_processes(run: RunConfig) -> int:
-    match run.cluster:
-        case choices.Ray(address=str()):  # whose tasks are elsewhere
-            return 1
-        case choices.Local() | choices.MultiWorkerMirrored():
-            return len(TaskPlan.of(run).tasks())
-        case _:
-            return 1
+            return 1, 1
 
 
 def _cores() -> int:

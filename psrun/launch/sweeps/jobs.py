@@ -15,10 +15,10 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from psrun import process
-from psrun.errors import ExitCode, PsrunError, SweepError, ended
+from psrun.errors import ExitCode, SweepError, ended
 from psrun.launch.child_processes import ChildProcess, StartProcess, start_alone
 from psrun.results.run_folder import CONFIG, RESULT, RunFolder, write_config
-from psrun.results.sweep_record import KILL, LOG, Sweep
+from psrun.results.sweep import KILL, LOG, Sweep
 
 _POLL_S = 0.1
 _ALIVE_EVERY_S = 1.0
@@ -36,13 +36,13 @@ def run(folder: Path, sweep: Sweep, *, elsewhere: bool, start_process: StartProc
       The objective; None if the job failed, or did not run because the sweep is stopping.
     """
     if not sweep.is_done(folder):
-        with _place(sweep, elsewhere) as has_slot:
+        with _slot(sweep, elsewhere) as has_slot:
             if not has_slot:
                 return None
             try:
                 _run(folder, sweep, elsewhere, start_process)
             except OSError as error:  # such as a full disk; the other jobs continue
-                _record(folder, SweepError(f"the job could not run: {error}"), code=1)
+                _record(folder, f"the job could not run: {error}", code=1)
     result = RunFolder(folder).stored()
     return sweep.measured(result.get("metrics") or {}) if result.get("status") == "completed" else None
 
@@ -53,19 +53,19 @@ def ignore_interrupts() -> None:
 
 
 @contextlib.contextmanager
-def _place(sweep: Sweep, elsewhere: bool) -> Iterator[bool]:
+def _slot(sweep: Sweep, elsewhere: bool) -> Iterator[bool]:
     """Waits for a free slot among the running jobs; False if the sweep is stopping."""
     if socket.gethostname() != sweep.host:  # the limit applies to another machine
-        yield sweep.told_to_end() is None
+        yield sweep.end_request() is None
         return
     slot = None
-    while sweep.told_to_end() is None and slot is None:
+    while sweep.end_request() is None and slot is None:
         _end_with(sweep, elsewhere)
-        slot = sweep.take_place()
+        slot = sweep.take_slot()
         if slot is None:
             time.sleep(_POLL_S)
     try:
-        yield slot is not None and sweep.told_to_end() is None
+        yield slot is not None and sweep.end_request() is None
     finally:
         if slot is not None:
             os.close(slot)
@@ -81,7 +81,7 @@ def _run(folder: Path, sweep: Sweep, elsewhere: bool, start_process: StartProces
     for _ in range(_MOST_STARTS):
         code = _run_once(folder, sweep, elsewhere, start_process)
         raw: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
-        if code != ExitCode.RESTART or sweep.told_to_end() is not None or not can_resume(raw, folder):
+        if code != ExitCode.RESTART or sweep.end_request() is not None or not can_resume(raw, folder):
             return
         write_config(folder, {**raw, "resume": str(folder)})
 
@@ -96,21 +96,22 @@ def _run_once(folder: Path, sweep: Sweep, elsewhere: bool, start_process: StartP
     finally:
         child.kill()
         child.wait()
-    if code and sweep.told_to_end() is None and RunFolder(folder).stored().get("status") in (None, "running"):
-        _record(folder, SweepError(f"the job {ended(code)} (log: {folder / 'logs' / LOG}.log)"), code=abs(code))
+    if code and sweep.end_request() is None and RunFolder(folder).stored().get("status") in (None, "running"):
+        _record(folder, f"the job {ended(code)} (log: {RunFolder(folder).log(LOG)})", code=abs(code))
     return code
 
 
 def _await(child: ChildProcess, sweep: Sweep, elsewhere: bool) -> int:
     """The exit code of a job; forwards the signals of its sweep."""
-    forwarded, looked_s = None, time.monotonic()
+    forwarded = None
+    looked_s = time.monotonic()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return child.wait(_POLL_S)
         if elsewhere and time.monotonic() - looked_s > _ALIVE_EVERY_S:
             looked_s = time.monotonic()
             _end_with(sweep, elsewhere, child)
-        now = sweep.told_to_end()
+        now = sweep.end_request()
         if now is not None and now != forwarded:
             child.send_signal(signal.SIGKILL if now == KILL else signal.SIGINT)
             forwarded = now
@@ -124,8 +125,8 @@ def _end_with(sweep: Sweep, elsewhere: bool, child: ChildProcess | None = None) 
         process.leave(1)
 
 
-def _record(folder: Path, error: PsrunError, *, code: int) -> None:
+def _record(folder: Path, message: str, *, code: int) -> None:
     """Records an error that the job could not record itself."""
-    recorded = {"type": type(error).__name__, "message": str(error), "task": None}
+    error = {"type": SweepError.__name__, "message": message, "task": None}
     with contextlib.suppress(OSError):
-        RunFolder(folder).record("ended", status="failed", exit_code=code, error=recorded)
+        RunFolder(folder).record("ended", status="failed", exit_code=code, error=error)

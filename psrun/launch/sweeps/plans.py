@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections import Counter
 from typing import Any
 
 from rich.console import Console
@@ -14,46 +15,30 @@ from rich.text import Text
 from psrun import process
 from psrun.errors import ConfigError, Problem, SweepError, ended
 from psrun.results.run_folder import RunFolder
-from psrun.results.sweep_record import Sweep
-from psrun.results.sweep_state import distinguishing
+from psrun.results.sweep import Sweep, distinguishing
 
 
 def make(sweep: Sweep) -> None:
-    """Plans all jobs that are not planned yet, and writes the results to their run folders.
-
-    Raises:
-      SweepError: the planning process failed.
-    """
+    """Plans all jobs that are not planned yet into their run folders. Raises SweepError if that fails."""
     log = sweep.path / "plan.log"
+    command = process.module_command("psrun.roles.plan_jobs", str(sweep.path))
+    environment = {**os.environ, process.SWEEP_PID: str(os.getpid())}
     with log.open("ab") as file:
-        child = subprocess.Popen(
-            process.module_command("psrun.roles.plan_jobs", str(sweep.path)),
-            env={**os.environ, process.SWEEP_PID: str(os.getpid())},
-            stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
-        )  # fmt: skip
-    try:
-        code = child.wait()
-    finally:
-        child.kill()
-        child.wait()
+        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+        code = subprocess.run(command, env=environment, start_new_session=True, check=False, **streams).returncode
     if code:
         raise SweepError(f"the planning process {ended(code)} (log: {log})")
 
 
 def show(sweep: Sweep, console: Console) -> None:
-    """Prints one row per job.
-
-    Raises:
-      ConfigError: jobs that cannot be planned, with the reasons.
-    """
+    """Prints one row per job. Raises ConfigError if jobs cannot be planned, with the reasons."""
     jobs = [job for _, job in sorted(sweep.jobs.items())]
     problems = []
     table = Table(title="Plans (read, pushed: per step of a worker)", title_justify="left", box=None, pad_edge=False,
                   header_style="bold")  # fmt: skip
     for heading in ("job", "overrides", "on each ps", "fullest task", "read", "pushed"):
-        table.add_column(
-            heading, justify="left" if heading in ("overrides", "on each ps") else "right", overflow="fold"
-        )
+        is_text = heading in ("overrides", "on each ps")
+        table.add_column(heading, justify="left" if is_text else "right", overflow="fold")
     for job, apart in zip(jobs, distinguishing([job.overrides for job in jobs])):
         result = RunFolder(sweep.folder(job)).stored()
         if result.get("status") == "completed":
@@ -69,15 +54,15 @@ def show(sweep: Sweep, console: Console) -> None:
 
 
 def _priced(result: dict[str, Any]) -> list[str]:
-    sizes: dict[str, int] = {}
+    sizes = Counter[str]()
     for shard in result["placement"]:
-        sizes[shard["task"]] = sizes.get(shard["task"], 0) + shard["bytes"]
+        sizes[shard["task"]] += shard["bytes"]
     ps = [size for task, size in sorted(sizes.items()) if task.startswith("ps-")]
-    fullest = max(sizes, key=lambda task: sizes[task], default="")
+    fullest = max(sizes, key=sizes.__getitem__, default="")
     moved = result["bytes_per_step"]
     return [
         _at_most(ps),
-        f"{fullest} {decimal(sizes.get(fullest, 0))}",
+        f"{fullest} {decimal(sizes[fullest])}",
         *((decimal(moved[name]) if ps else "") for name in ("read_bytes", "pushed_bytes")),
     ]
 
