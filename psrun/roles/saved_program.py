@@ -21,21 +21,21 @@ from psrun.roles.task_context import TaskContext
 
 
 @dataclass(frozen=True)
-class Restored:
+class SavedProgram:
     """A program whose model has the values of a checkpoint.
 
     Attributes:
-      whole: folder of the run that has the checkpoint.
+      folder: of the run that has the checkpoint.
     """
 
     program: Program
     checkpoint: Manifest
     chief: Chief
-    whole: RunFolder
+    folder: RunFolder
 
 
 @contextmanager
-def restored(run_config: RunConfig, context: TaskContext, *, state: str) -> Iterator[Restored]:
+def saved_program(run_config: RunConfig, context: TaskContext, *, state: str) -> Iterator[SavedProgram]:
     """Connects to the cluster and restores the checkpoint that the configuration names; ends the servers afterwards.
 
     Args:
@@ -45,16 +45,16 @@ def restored(run_config: RunConfig, context: TaskContext, *, state: str) -> Iter
       PsrunError: there is no such checkpoint, or a task was lost.
     """
     assert run_config.resume is not None
-    whole = RunFolder(Path(run_config.resume))
+    folder = RunFolder(Path(run_config.resume))
     sinks = [context.console] if context.topology is None else [context.folder, context.console]
     reporter = Reporter(sinks, started_s=context.started_s)
     with Chief(run_config, context, reporter) as chief:
         strategy.prepare(run_config.cluster, context.topology)
-        source = load.load_source(run_config, whole.stored().get("data"), chief.preparing, whole.path)
+        source = load.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.path)
         with chief.program(load.planned(run_config, source), source) as program:
-            checkpoint = load_model.restore(
-                program.network, run_config.restore, Store(whole.checkpoints), reporter.warn
-            )
+            store = Store(folder.checkpoints)
+            checkpoint = load_model.restore(program.network, run_config.restore, store, reporter.warn)
             chief.restored(checkpoint.step)
-            chief.pulse.state, chief.pulse.last_step = state, checkpoint.step
-            yield Restored(program, checkpoint, chief, whole)
+            chief.pulse.state = state
+            chief.pulse.last_step = checkpoint.step
+            yield SavedProgram(program, checkpoint, chief, folder)
