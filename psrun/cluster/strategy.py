@@ -52,7 +52,7 @@ def prepare(cluster: choices.Cluster, topology: Topology | None) -> None:
     """
     if cluster.has_parameter_servers and not cluster.has_server_processes:
         tf.config.threading.set_inter_op_parallelism_threads(servers.NUM_INTER_OP_THREADS)
-    if cluster.has_parameter_servers and not cluster.started_elsewhere:
+    if cluster.has_parameter_servers and cluster.shares_cores:
         internals.disable_thread_spinning()
     if cluster.has_parameter_servers:
         internals.name_tables_uniquely()
@@ -103,7 +103,7 @@ def connect(
             spec = inprocess.start(num_workers=cluster.num_workers, num_ps=cluster.num_ps, num_replicas=replicas)
             with _deadline(spec, _CONNECT_WITHIN_S, give_up, error=ClusterError):
                 return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement], replicas)
-        case choices.Local() | choices.Unsupervised():
+        case choices.Supervised() | choices.Unsupervised():
             assert topology is not None
             spec, replicas = tf.train.ClusterSpec(_with_chief(topology).spec()), cluster.replicas_per_worker
             with _deadline(spec, cluster.connect_timeout_s, give_up, error=TaskLostError):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
 from psrun.results import recorded_config
@@ -41,7 +42,7 @@ def require_own_folders(sweep: Sweep, proposed: Sequence[Proposed]) -> None:
 
 def require_whole(run: RunConfig) -> RunConfig:
     """The run. Raises ConfigError if a single process cannot start all of its tasks."""
-    if run.cluster.started_elsewhere and run.uses_cluster:
+    if isinstance(run.cluster, choices.Slurm | choices.Unsupervised) and run.uses_cluster:
         message = (
             f"is {run.cluster.kind}, whose tasks are started separately, but a sweep starts whole runs; choose "
             "inprocess, local or ray, with hydra/launcher=submitit_slurm for Slurm jobs"
