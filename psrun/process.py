@@ -251,6 +251,7 @@ class Stop:
       on_request: called in the main thread when the signal arrives.
       at_once: called right before an immediate exit.
       record: called after `at_once` with the reason; may raise OSError.
+      may_insist: whether a second signal exits immediately, as for a user; a scheduler may repeat a signal.
     """
 
     def __init__(self) -> None:
@@ -260,7 +261,7 @@ class Stop:
         self.at_once: Callable[[], None] = lambda: None
         self.record: Callable[[Interrupted], None] = lambda interrupted: None
         self._within_s: float | None = None
-        self._may_insist = True
+        self.may_insist = True
 
     def install(self) -> None:
         """Installs the signal handlers. Call in the main thread."""
@@ -275,18 +276,13 @@ class Stop:
         """Handles the signal `signum` as SIGTERM."""
         signal.signal(signum, lambda _, frame: self._handle(signal.SIGTERM, frame))
 
-    def defer(self, within_s: float, *, may_insist: bool = True) -> None:
-        """Lets a signal start an orderly shutdown of at most `within_s` seconds.
-
-        Args:
-          may_insist: whether a second signal exits immediately, as for a user; a scheduler may repeat a signal.
-        """
+    def defer(self, within_s: float) -> None:
+        """Lets a signal start an orderly shutdown of at most `within_s` seconds."""
         self._within_s = within_s
-        self._may_insist = may_insist
 
-    def follow(self) -> None:
-        """Requests a shutdown as SIGTERM does, because another process received the signal."""
-        self.signum = self.signum or signal.SIGTERM
+    def follow(self, signum: int = signal.SIGTERM) -> None:
+        """Requests a shutdown as `signum` does, because another process received the signal."""
+        self.signum = self.signum or signum
         self.requested.set()
 
     def raise_if_requested(self) -> None:
@@ -321,7 +317,7 @@ class Stop:
 
     def _handle(self, signum: int, frame: Any) -> None:
         if self.signum is not None:
-            if self._may_insist:
+            if self.may_insist:
                 self._end(signum)
             return
         self.signum = signum

@@ -20,7 +20,7 @@ from psrun.config import arguments as arguments_of_a_run
 from psrun.config import compose, groups, hydra_internals, parse
 from psrun.config.schema import did_you_mean
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
-from psrun.launch.slurm import task_identity
+from psrun.launch.slurm import allocation
 from psrun.results import recorded_config
 from psrun.results.recorded_config import key_of
 from psrun.results.recorded_groups import RecordedChoices
@@ -151,8 +151,8 @@ def _run_folder(arguments: list[str], error: OSError) -> Path:
 
 
 def _run_name(cluster: str, otherwise: str) -> str:
-    """The folder name of a new run. The tasks of a Slurm step share one name."""
-    return (task_identity.run_name(os.environ) if cluster == "slurm" else None) or otherwise
+    """The folder name of a new run. A requeued Slurm job finds its run by the name."""
+    return (allocation.run_name(os.environ) if cluster == "slurm" else None) or otherwise
 
 
 def _job(composed: DictConfig, command_line: list[str], started_s: float) -> ExitCode:
@@ -169,10 +169,9 @@ def _job(composed: DictConfig, command_line: list[str], started_s: float) -> Exi
             plain, OmegaConf.to_container(composed, resolve=False), folder, command_line
         )
     overrides = [override for override in settings.overrides.task if key_of(override) != "resume"]
-    # Keep a folder that the user named, whatever it holds. The tasks of a Slurm step share their folder.
+    # Keep a folder that the user named, whatever it holds.
     has_folder = any(key_of(override) == "hydra.run.dir" for override in settings.overrides.hydra)
-    keep = has_folder or plain["cluster"].get("kind") == "slurm"
-    return run_process.execute(plain, folder, overrides, started_s=started_s, keep_unrun=keep)
+    return run_process.execute(plain, folder, overrides, started_s=started_s, keep_unrun=has_folder)
 
 
 def _told_where(error: PsrunError, started_in: str | None, given: list[str]) -> PsrunError:

@@ -56,7 +56,7 @@ def prepare(cluster: choices.Cluster, topology: Topology | None) -> None:
     """
     if cluster.has_parameter_servers and not cluster.has_server_processes:
         tf.config.threading.set_inter_op_parallelism_threads(servers.NUM_INTER_OP_THREADS)
-    if cluster.has_parameter_servers and not cluster.started_elsewhere:
+    if cluster.has_parameter_servers and cluster.shares_cores:
         internals.disable_thread_spinning()
     if cluster.has_parameter_servers:
         internals.name_tables_uniquely()

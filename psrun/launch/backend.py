@@ -200,15 +200,23 @@ class TaskProcess(TaskHandle):
     Args:
       addresses: HOST:PORT of all tasks that serve.
       start_process: starts a process of the run in a folder.
+      shares_gpus_with: the other tasks among which the visible GPUs are divided; None for all with an address.
     """
 
     def __init__(
-        self, task: Task, addresses: Mapping[Task, str], folder: Path, start_process: StartProcess = start_alone
+        self,
+        task: Task,
+        addresses: Mapping[Task, str],
+        folder: Path,
+        start_process: StartProcess = start_alone,
+        *,
+        shares_gpus_with: Iterable[Task] | None = None,
     ) -> None:
         super().__init__(task, folder)
         self.process: ChildProcess | None = None
         self._addresses = addresses
         self._start_process = start_process
+        self._sharing = addresses if shares_gpus_with is None else [task, *shares_gpus_with]
         self._usage: psutil.Process | None = None
 
     def start(self) -> None:
@@ -216,7 +224,7 @@ class TaskProcess(TaskHandle):
         super().start()
         environment = {
             **os.environ,
-            **gpus.of_task(self.task, self._addresses, gpus.here()),
+            **gpus.of_task(self.task, self._sharing, gpus.here()),
             "TF_CONFIG": tf_config(self._addresses, self.task),
             SUPERVISOR_PID: str(os.getpid()),
         }

@@ -91,6 +91,25 @@ def shared(folder: Path) -> Path:
     return folder / ".tasks"
 
 
+def claim(folder: Path, name: str, key: str) -> None:
+    """Makes the process with `key` the one that runs a task, or the supervisor: earlier ones on lost nodes exit.
+
+    Raises:
+      OSError: it could not be written.
+    """
+    shared(folder).mkdir(parents=True, exist_ok=True)
+    files.write_atomic(shared(folder) / f"{name}.holder", key)
+
+
+def is_held(folder: Path, name: str, key: str) -> bool:
+    """Whether the process with `key` is the one that runs `name`."""
+    names(shared(folder))
+    try:
+        return (shared(folder) / f"{name}.holder").read_text(encoding="utf-8") == key
+    except OSError:
+        return False
+
+
 def stop_marker(folder: Path) -> Path:
     """The file by which the chief of synchronous tasks stops the others after the next execution."""
     return shared(folder) / "stop"

@@ -139,14 +139,6 @@ def _supervisor(process: Process) -> ExitCode:
         backend.close(code)
 
 
-def _agent(process: Process) -> ExitCode:
-    if not process.me.owns_folder:
-        module = importlib.import_module("psrun.launch.slurm.task_agent")
-        return module.run(process.run, process.folder, process.stop)
-    module = importlib.import_module("psrun.launch.slurm.chief_agent")
-    return module.run(process.run, process.folder, process.stop, process.console, started_s=process.started_s)
-
-
 def _planner(process: Process) -> None:
     import_role("planner").run(process.run, process.folder, process.console)
 
@@ -171,7 +163,6 @@ ROLES: dict[str, Callable[[Process], ExitCode | None]] = {
     "data_server": _data_server,
     "evaluator": _evaluator,
     "supervisor": _supervisor,
-    "agent": _agent,
     "planner": _planner,
     "exporter": _exporter,
     "predictor": _predictor,
