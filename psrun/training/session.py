@@ -11,10 +11,10 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.checkpoint.manifest import Position
+from psrun.closures.asynchronous_steps import Packed
 from psrun.closures.audit import Audit
 from psrun.closures.input_streams import Stream
 from psrun.closures.step_profiler import StepProfiler, StepTime, step_time
-from psrun.closures.steps_per_execution import Packed
 from psrun.closures.training_closures import TrainingClosures
 from psrun.errors import DataExhaustedError, NonFiniteLossError
 from psrun.process import Stop

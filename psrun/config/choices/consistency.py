@@ -79,7 +79,7 @@ class Synchronous(ConsistencyChoice):
       backup_workers: the number of gradients of a round that are not waited for.
     """
 
-    implementation = "psrun.closures.update_rounds:RoundClosures"
+    implementation = "psrun.closures.synchronous_steps:RoundClosures"
     averages = True
     kind: str
     backup_workers: int = at_least(0)
