@@ -1,4 +1,4 @@
-"""Each sentence of the design page about the order of things names the function it is in."""
+"""docs/explanation/design.md says in which function each thing happens: these functions exist."""
 
 from __future__ import annotations
 
@@ -8,31 +8,44 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SECTIONS = [
-    title
-    for title in ("Within a step", "After an epoch")
-    if f"## {title}\n" in (ROOT / "docs/explanation/design.md").read_text(encoding="utf-8")
-]
+REPOSITORY = Path(__file__).parents[2]
+PAGE = (REPOSITORY / "docs/explanation/design.md").read_text(encoding="utf-8")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+NAME = re.compile(r"`([\w.]+\.\w+)`")
 
 
 def defined() -> set[str]:
-    """`module.function` and `Class.method` of everything in psrun."""
+    """`module.name` and `Class.method` of everything in psrun, and both with the package before them."""
     names = set()
-    for path in (ROOT / "psrun").rglob("*.py"):
+    for path in (REPOSITORY / "psrun").rglob("*.py"):
+        module = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, FUNCTIONS):
-                names.add(f"{path.stem}.{node.name}")
+                names |= {f"{path.stem}.{node.name}", f"{module}.{node.name}"}
             elif isinstance(node, ast.ClassDef):
-                names |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, FUNCTIONS)}
+                methods = {f"{node.name}.{each.name}" for each in node.body if isinstance(each, FUNCTIONS)}
+                names |= methods | {f"{module}.{method}" for method in methods}
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names |= {f"{module}.{ast.unparse(target)}" for target in targets}
     return names
 
 
-@pytest.mark.parametrize("title", SECTIONS)
-def test_the_functions_that_the_design_page_names_exist(title):
-    page = (ROOT / "docs/explanation/design.md").read_text(encoding="utf-8")
-    section = page.partition(f"## {title}\n")[2].partition("\n## ")[0]
-    named = set(re.findall(r"`(\w+\.\w+)`", section))
-    assert len(named) > 5
-    assert named <= defined()
+def sentences(section: str) -> list[str]:
+    """The sentences of the lists of a section."""
+    text = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    items = re.findall(r"^(?:-|\d+\.) (.*(?:\n  .*)*)", text, flags=re.MULTILINE)
+    return [each for item in items for each in re.split(r"(?<=\.) (?=[A-Z`])", " ".join(item.split()))]
+
+
+@pytest.mark.parametrize("section", ["Within a step", "After an epoch"])
+def test_the_functions_that_the_page_names_exist(section):
+    text = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    named = {name for name in NAME.findall(text) if not name.startswith("trainer.")}
+    assert len(named) > 15
+    assert sorted(named - defined()) == []
+
+
+def test_every_sentence_about_a_step_names_its_function():
+    assert len(sentences("Within a step")) > 20
+    assert [each for each in sentences("Within a step") if not NAME.search(each)] == []

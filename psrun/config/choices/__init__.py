@@ -26,7 +26,6 @@ from psrun.config.choices.clusters import (
 from psrun.config.choices.consistency import (
     Asynchronous,
     BoundedDelay,
-    Consistency,
     ConsistencyChoice,
     Simulated,
     StaleSynchronous,
@@ -79,7 +78,6 @@ __all__ = [
     "Choice",
     "Cluster",
     "ClusterChoice",
-    "Consistency",
     "ConsistencyChoice",
     "CustomLoop",
     "Direct",
