@@ -41,11 +41,10 @@ def in_order(
     """
     checks = Checks(run)
     reports = Reports(run)
-    rates = Policies(run, policies)
     saves = Saves(run, schedule, checks)
     evaluations = Evaluations(run, evaluator, schedule)
     return Actions(
-        before_epoch=[rates.lower_rate, reports.begin_delays],
+        before_epoch=[policies.lower_rate, reports.begin_delays],
         during_epoch=[hooks.check, checks.running_loss],
         after_piece=[saves.within_epoch],
         when_joined=[reports.visitation, reports.staleness, reports.waits],
@@ -53,12 +52,12 @@ def in_order(
             checks.loss,  # first: values that are not finite are neither saved nor reported
             saves.cut_epoch,  # the resumed run reports the epoch, which is not over
             reports.epoch,
-            rates.after_training,  # before the checkpoint, which has the learning rate that was decided on
+            policies.after_training,  # before the checkpoint, which has the learning rate that was decided on
             checks.num_steps,  # before the checkpoint, whose position would be beyond the end of the data
             saves.after_epoch,  # before the evaluation, which may fail, or last longer than the process may
             evaluations.after_epoch,
             evaluations.compare,  # the values of the evaluation belong to the checkpoint
-            rates.after_evaluation,
+            policies.after_evaluation,
             hooks.after_epoch,  # with all metrics; a hook that fails finds checkpoint and evaluation recorded
             saves.interrupt,  # last: what was measured is recorded
         ],
@@ -190,36 +189,6 @@ class Reports:
             run.warn(warning, step=context.step)
 
 
-class Policies:
-    """Learning rates and early stopping."""
-
-    def __init__(self, run: TrainingRun, policies: MetricPolicies) -> None:
-        self._run = run
-        self._policies = policies
-
-    def lower_rate(self, context: HookContext) -> None:
-        """Lowers the learning rate for the epoch: half a cosine wave over all epochs (Loshchilov, Hutter: "SGDR",
-        2017), in steps of an epoch.
-        """
-        config = self._run.program.config
-        if config.learning_rate_falls:
-            share = (context.epoch - 0.5) / self._run.num_epochs
-            rate = config.optimizer.options["learning_rate"] * (1 + math.cos(math.pi * share)) / 2
-            self._run.program.optimizer.learning_rate = rate
-
-    def after_training(self, context: HookContext) -> None:
-        """Applies the policies to the metrics of the training steps; decides whether the epoch is the last one."""
-        self._policies.take(context.step, context.metrics)
-        self._policies.note(context.step)
-        run = self._run
-        run.epoch.is_last = context.epoch == run.num_epochs or run.ends_early
-
-    def after_evaluation(self, context: HookContext) -> None:
-        """Applies the policies to the metrics of the evaluation, and to new results of the evaluator task."""
-        self._policies.take(context.step, self._run.epoch.evaluation)
-        self._policies.epoch_ended(context.step)
-
-
 class Saves:
     """Takes the checkpoints that are due, and interrupts the training once they are complete."""
 
@@ -255,9 +224,9 @@ class Saves:
     def after_epoch(self, context: HookContext) -> None:
         """Takes the checkpoint that is due after an epoch. A request to end that comes later waits for the rest."""
         run = self._run
-        is_due = self._is_due or (
-            self._schedule is not None and self._schedule.due_after(context.epoch, last=run.epoch.is_last)
-        )
+        run.epoch.is_last = context.epoch == run.num_epochs or run.ends_early
+        schedule = self._schedule
+        is_due = schedule is not None and (self._is_due or schedule.due_after(context.epoch, last=run.epoch.is_last))
         self._is_due = False
         if is_due or run.stops:
             self._save(context.step, within_epoch=False)
@@ -341,3 +310,4 @@ class Evaluations:
             run.warn(evaluation.undefined, step=evaluation.step)
         run.monitor.metrics = {**run.monitor.metrics, **evaluation.values}
         run.epoch.evaluation = evaluation.values
+        run.epoch.values |= evaluation.values
