@@ -186,8 +186,9 @@ def counting(coordinator: Any, feed: Any, seconds: float) -> Callable[[], float]
     iterator = feed.iterator(coordinator)
 
     def steps(source: Any, *arguments: Any) -> Any:
-        feed.begin(STEPS, *arguments)
-        take, count = feed.taker(source, 0, *arguments), tf.constant(0)
+        inputs = dict(zip(feed.inputs(), arguments))
+        feed.begin(STEPS, inputs)
+        take, count = feed.taker(source, 0, inputs), tf.constant(0)
         for _ in range(STEPS):
             features, label = take()
             # The size of each, so that none of them is left out of the graph.
@@ -195,12 +196,12 @@ def counting(coordinator: Any, feed: Any, seconds: float) -> Callable[[], float]
                 count += tf.size(label)
         return count
 
-    closure = tf.function(steps).get_concrete_function(iterator._values[0]._type_spec, *feed.specs)
+    closure = tf.function(steps).get_concrete_function(iterator._values[0]._type_spec, *feed.inputs().values())
 
     def rate() -> float:
         began_s, count = time.monotonic(), 0
         while time.monotonic() - began_s < seconds:
-            results = [coordinator.schedule(closure, args=(iterator, *feed.arguments(STEPS))) for _ in range(4)]
+            results = [coordinator.schedule(closure, args=(iterator, *feed.deal(STEPS).values())) for _ in range(4)]
             coordinator.join()
             count += sum(int(result.fetch()) for result in results)
         return count / (time.monotonic() - began_s)

@@ -41,27 +41,35 @@ class Idle:
 @contextlib.contextmanager
 def unmeasured() -> Iterator[None]:
     """Closures of steps named 'without' carry no counts."""
-    from psrun.closures import closure_tracing, dense_bundling, steps_per_execution
+    from psrun.closures import dense_bundles, steps_per_execution
 
-    make = closure_tracing.ClosureTracer.__init__
+    make = steps_per_execution.stages.on_workers
 
-    def made(self: Any, *arguments: Any, **options: Any) -> None:
-        make(self, *arguments, **options)
-        if arguments[-1].__name__ == "without":
-            self._bundles._carrier = None
-            self._bundles.in_closure = _replacing(self._bundles.in_closure, dense_bundling)
+    def without(program: Any, profiler: Any, meter: Any) -> list[Any]:
+        made = make(program, profiler, meter)
+        (bundles,) = (each for each in made if isinstance(each, dense_bundles.DenseBundles))
+        bundles._carrier = None
+        bundles.unrolled = _replacing(bundles.unrolled, dense_bundles)
+        return made
+
+    begin = steps_per_execution.Packing.__init__
+
+    def begins(self: Any, *arguments: Any, **options: Any) -> None:
+        on_workers = without if options["step"].__name__ == "without" else make
+        with mock.patch.object(steps_per_execution.stages, "on_workers", on_workers):
+            begin(self, *arguments, **options)
 
     # However slow this machine is, steps of both kinds are unrolled.
     unrolled = mock.patch.object(steps_per_execution, "_SLOW_STEP_S", math.inf)
-    with mock.patch.object(closure_tracing.ClosureTracer, "__init__", made), unrolled:
+    with mock.patch.object(steps_per_execution.Packing, "__init__", begins), unrolled:
         yield
 
 
-def _replacing(in_closure: Callable[..., Any], module: Any) -> Callable[..., Any]:
+def _replacing(unrolled: Callable[..., Any], module: Any) -> Callable[..., Any]:
     @contextlib.contextmanager
-    def unmetered(num_steps: int) -> Iterator[Any]:
-        with mock.patch.object(module, "UpdatesInClosure", Idle), in_closure(num_steps) as next_step:
-            yield next_step
+    def unmetered(num_steps: int) -> Iterator[None]:
+        with mock.patch.object(module, "UpdatesInClosure", Idle), unrolled(num_steps):
+            yield
 
     return unmetered
 

@@ -200,9 +200,9 @@ def test_batches_that_were_not_applied_come_first():
     dealt = DealtInput(lambda: None, 12, again=[3, 7])
     assert [int(dealt._number(np.int64(place))) for place in range(4)] == [3, 7, 12, 13]
     assert (dealt.next_number, dealt.left) == (12, [3, 7])
-    arguments = [dealt.arguments(1) for _ in range(4)]
+    dealings = [dealt.deal(1) for _ in range(4)]
     assert (dealt.next_number, dealt.left) == (14, [])
-    dealt.deal_again([arguments[2], arguments[0]])
+    dealt.deal_again([dealings[2], dealings[0]])
     assert (dealt.next_number, dealt.left) == (14, [3, 12])
-    assert [int(dealt.arguments(1)[0]) for _ in range(3)] == [0, 2, 4]
+    assert [int(dealt.deal(1)["place"]) for _ in range(3)] == [0, 2, 4]
     assert (dealt.next_number, dealt.left) == (15, [])

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.inprocess
 @pytest.fixture
 def unrolled(monkeypatch):
     """Steps are written out one after the other also in runs of few steps, and from the first one on."""
-    from psrun.closures import closure_tracing, steps_per_execution
+    from psrun.closures import closure, steps_per_execution
 
     monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
     traced: list[tuple[int, int | None]] = []
@@ -28,13 +28,13 @@ def unrolled(monkeypatch):
         self._unroll()
 
     monkeypatch.setattr(steps_per_execution.Packing, "__init__", begins)
-    original = closure_tracing.packed
+    original = closure.Closure.function
 
-    def packed(*arguments: Any, **options: Any) -> Any:
-        traced.append((options["unrolled"], options["num_steps"]))
-        return original(*arguments, **options)
+    def function(self: Any, unrolled: int, num_steps: int | None) -> Any:
+        traced.append((unrolled, num_steps))
+        return original(self, unrolled, num_steps)
 
-    monkeypatch.setattr(closure_tracing, "packed", packed)
+    monkeypatch.setattr(closure.Closure, "function", function)
     return traced
 
 
@@ -115,17 +115,17 @@ def test_a_metric_that_branches_and_assigns_counts_every_example(train, unrolled
 
 @pytest.mark.parametrize(("slow_s", "unrolled"), [pytest.param(0.0, 0, marks=pytest.mark.thorough), (1e9, 1)])
 def test_slow_steps_are_not_unrolled(train, monkeypatch, slow_s, unrolled):
-    from psrun.closures import closure_tracing, steps_per_execution
+    from psrun.closures import closure, steps_per_execution
 
     monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
     monkeypatch.setattr(steps_per_execution, "_SLOW_STEP_S", slow_s)
-    original, traced = closure_tracing.packed, []
+    original, traced = closure.Closure.function, []
 
-    def packed(*arguments: Any, **options: Any) -> Any:
-        traced.append(options["num_steps"])
-        return original(*arguments, **options)
+    def function(self: Any, unrolled: int, num_steps: int | None) -> Any:
+        traced.append(num_steps)
+        return original(self, unrolled, num_steps)
 
-    monkeypatch.setattr(closure_tracing, "packed", packed)
+    monkeypatch.setattr(closure.Closure, "function", function)
     result, _ = train("trainer.epochs=3", "evaluation=none", "checkpoint=none", num_workers=1)
     assert result["steps"]["applied"] == 3 * STEPS
     assert traced == [None] + [3] * unrolled

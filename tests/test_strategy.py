@@ -53,13 +53,14 @@ def test_a_worker_whose_step_was_cancelled_reads_on(cluster_spec, monkeypatch, m
     @tf.function
     def steps(source, *arguments):
         total = tf.constant(0, tf.int64)
-        feed.begin(50, *arguments)
+        inputs = dict(zip(feed.inputs(), arguments))
+        feed.begin(50, inputs)
         for place in tf.range(50):
-            total += feed.taker(source, place, *arguments)()
+            total += feed.taker(source, place, inputs)()
         return total
 
-    closure = steps.get_concrete_function(iterator._values[0]._type_spec, *feed.specs)
-    coordinator.schedule(closure, args=(iterator, *feed.arguments(50)))
+    closure = steps.get_concrete_function(iterator._values[0]._type_spec, *feed.inputs().values())
+    coordinator.schedule(closure, args=(iterator, *feed.deal(50).values()))
     coordinator.join()
     execute, tries = cluster_coordinator.Closure.execute_on, []
 
@@ -76,8 +77,8 @@ def test_a_worker_whose_step_was_cancelled_reads_on(cluster_spec, monkeypatch, m
             self._function = function
 
     monkeypatch.setattr(cluster_coordinator.Closure, "execute_on", execute_on)
-    retried = coordinator.schedule(closure, args=(iterator, *feed.arguments(50)))
-    after = coordinator.schedule(closure, args=(iterator, *feed.arguments(50)))
+    retried = coordinator.schedule(closure, args=(iterator, *feed.deal(50).values()))
+    after = coordinator.schedule(closure, args=(iterator, *feed.deal(50).values()))
     coordinator.join()
     assert tries[:2] == ["Closure", "ResourceClosure"]  # the data is made anew
     assert sorted(tries[2:]) == ["Closure", "Closure"]

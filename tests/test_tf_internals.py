@@ -330,6 +330,7 @@ def test_what_updates_variables_can_be_replaced():
     import tf_keras
 
     from psrun.tf_internals import optimizers
+    from psrun.tf_internals.replaced import replaced
 
     optimizer, variable, seen = tf_keras.optimizers.SGD(1.0), tf.Variable(1.0), []
 
@@ -340,7 +341,7 @@ def test_what_updates_variables_can_be_replaced():
 
         return update
 
-    with optimizers.updating(optimizer, around):
+    with replaced(optimizer, optimizers.update_method(optimizer), around):
         optimizer.apply_gradients([(tf.constant(0.25), variable)])
     assert len(seen) == 1
     assert float(variable) == 0.5

@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.closures.audit import Audit
+from psrun.closures.stage import Apply, Inputs, Stage, Step
 from psrun.cluster import placement
 from psrun.program.compiled_model import Program
 from psrun.tf_internals.cluster import has_ended, num_parameter_servers
@@ -45,16 +46,17 @@ class Execution:
     scheduled: Any = field(default=None, repr=False)
 
 
-class AppliedSteps:
+class AppliedSteps(Stage):
     """The counts of all executions in flight of one kind of step, and the audit of the examples of applied steps.
 
     Args:
       audit: counts the examples of applied steps; None for none.
       most: maximum number of executions in flight.
       is_plain: whether the step is that of Keras, which updates outside of functions, branches and loops.
-    """
 
-    spec = tf.TensorSpec([], tf.int32)  # of the slot, an argument of a closure
+    Attributes:
+      skipped: servers that do not apply the steps that are traced.
+    """
 
     def __init__(self, program: Program, audit: Audit | None, most: int, *, is_plain: bool) -> None:
         self._audit = audit
@@ -70,43 +72,51 @@ class AppliedSteps:
         self._next = 0
         self._updating: set[int] = set()  # servers
         self._slot: Any = None
-        self._skipped: Collection[int] = ()
-        self._num_before: int | None = None
+        self.skipped: Collection[int] = ()
+        self._gates = program.distribution.strategy.num_replicas_in_sync == 1
         self._examples: list[tf.Tensor] = []
 
     # -- in a closure
 
-    def begin(self, slot: tf.Tensor) -> None:
-        """Call in a closure, before any step."""
-        self._slot = slot
+    def inputs(self) -> dict[str, tf.TensorSpec]:
+        """The slot of an execution's counts."""
+        return {"counts": tf.TensorSpec([], tf.int32)}
+
+    def begin(self, inputs: Inputs) -> None:
+        self._slot = inputs["counts"]
 
     @contextlib.contextmanager
-    def in_closure(self, skipped: Collection[int] = ()) -> Iterator[None]:
-        """Traces steps in this context; `next` is to be called before each of them.
-
-        Args:
-          skipped: servers that do not apply the steps.
-        """
+    def unrolled(self, num_steps: int) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            self._examples = [] if self._audit is None else stack.enter_context(self._audit.taking())
-            self._skipped = skipped
-            self._num_before = None
+            self._examples = stack.enter_context(self._audit.taking()) if self._audit else []
             self._uncounted = {}
             yield
-            self._end()
 
-    def next(self) -> None:
-        self._end()
-        self._num_before = len(_operations())
+    def around(self, step: Step) -> Step:
+        """The servers count a step when they have applied it."""
 
-    def arrived(self, grads_and_vars: Sequence[tuple[Any, tf.Variable]]) -> list[tuple[Any, tf.Variable]]:
+        def counted(batch: Any) -> Any:
+            num_before = len(_operations())
+            outputs = step(batch)
+            self._count(_operations()[num_before:])
+            return outputs
+
+        return counted
+
+    def update(self, apply: Apply) -> Apply:
+        def update(grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
+            return apply(self._arrived(grads_and_vars) if self._gates else grads_and_vars, *arguments, **options)
+
+        return update
+
+    def _arrived(self, grads_and_vars: Sequence[tuple[Any, tf.Variable]]) -> list[tuple[Any, tf.Variable]]:
         """The gradients that are applied. A server applies the first when it has all of a step.
 
         Thus a lost worker does not leave a server with a part of a step.
         """
         by_server: dict[str, list[tuple[Any, tf.Variable]]] = {}
         for gradient, variable in grads_and_vars:
-            if gradient is not None and _task(variable.device) not in self._skipped:
+            if gradient is not None and _task(variable.device) not in self.skipped:
                 by_server.setdefault(variable.device, []).append((gradient, variable))
         pairs: list[tuple[Any, tf.Variable]] = []
         for server, own in by_server.items():
@@ -123,18 +133,16 @@ class AppliedSteps:
                 pairs.append((gradient, variable))
         return pairs
 
-    def _end(self) -> None:
-        """Ends a step, if there is one: the servers count it when they have applied it."""
-        if self._num_before is None:
-            return
-        writes = _writes(_operations()[self._num_before :], len(self._counts), is_plain=self._is_plain)
+    def _count(self, operations: Sequence[tf.Operation]) -> None:
+        """Counts a step of these operations."""
+        writes = _writes(operations, len(self._counts), is_plain=self._is_plain)
         for task in self.servers.difference(writes):
             self._uncounted[task] = self._uncounted.get(task, 0) + 1  # with `dense_sync_every` it has the step later
-        if not self._skipped:
+        if not self.skipped:
             self._updating.update(writes)
         examples = [self._examples.pop(0)] if self._examples else []  # others are of batches that were taken ahead
         for task, operations in writes.items():
-            if task in self._skipped:
+            if task in self.skipped:
                 continue
             counted: list[tf.Operation] = []
             if self._audit is not None and task == min(self._updating):

@@ -5,22 +5,22 @@ from __future__ import annotations
 import contextlib
 import math
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from psrun.closures.audit import Audit
+from psrun.closures.stage import Apply, Inputs, Stage
 from psrun.cluster import placement
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
-from psrun.tf_internals import optimizers
 
 _HEAD = 2  # the first values of an element: round and slot
 _FIRST_SERVER = placement.server_device(0)
 
 
-class GradientRounds:
+class GradientRounds(Stage):
     """Replaces the update of a step by a push of its gradients, and makes the update from those of several workers.
 
     Gradients never pass the chief. The optimizer clips, decays and updates as it would with the gradients of one large
@@ -31,12 +31,7 @@ class GradientRounds:
 
     Raises:
       ConfigError: a worker has several replicas.
-
-    Attributes:
-      specs: of the last arguments of a closure: the round, and the slot in it.
     """
-
-    specs = (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64))
 
     def __init__(self, program: Program, audit: Audit | None) -> None:
         if program.distribution.strategy.num_replicas_in_sync > 1:
@@ -46,35 +41,33 @@ class GradientRounds:
         self._name = f"psrun-{uuid.uuid4().hex}"  # parameter servers may outlive a chief and keep its queues
         self._queues: dict[str, _Queue] = {}
         self._head: tuple[tf.Tensor, ...] = ()
+        self._examples: list[tf.Tensor] = []
         self._num_pushes = 0
 
-    def begin(self, *arguments: tf.Tensor) -> None:
-        """Call in a closure, before its step, with the values of `specs`."""
-        self._head = arguments
+    def inputs(self) -> dict[str, tf.TensorSpec]:
+        """The round, and the slot in it."""
+        return {"round": tf.TensorSpec([], tf.int64), "slot": tf.TensorSpec([], tf.int64)}
+
+    def begin(self, inputs: Inputs) -> None:
+        self._head = inputs["round"], inputs["slot"]
 
     @contextlib.contextmanager
-    def in_closure(self) -> Iterator[None]:
-        """Traces the step in this context with a push in place of the update.
-
-        Raises:
-          ConfigError: the step does not update exactly once.
-        """
+    def unrolled(self, num_steps: int) -> Iterator[None]:
+        """Raises ConfigError if the step does not update exactly once."""
         self._num_pushes = 0
         with contextlib.ExitStack() as stack:
-            examples = stack.enter_context(self._audit.taking()) if self._audit else []
-
-            def pushing(_: Callable[..., Any]) -> Callable[..., Any]:
-                def apply_gradients(grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
-                    self._push(list(grads_and_vars), examples)
-                    return self._program.optimizer.iterations
-
-                return apply_gradients
-
-            with optimizers.applying(self._program.optimizer, pushing):
-                yield
+            self._examples = stack.enter_context(self._audit.taking()) if self._audit else []
+            yield
         if self._num_pushes != 1:
             message = f"'sync' requires a step that applies gradients once; this one applies {self._num_pushes} times"
             raise ConfigError([Problem("consistency", message)])
+
+    def gradients(self, apply: Apply) -> Apply:
+        def push(grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
+            self._push(list(grads_and_vars), self._examples)
+            return self._program.optimizer.iterations
+
+        return push
 
     def _push(self, grads_and_vars: Sequence[tuple[Any, Any]], examples: Sequence[tf.Tensor]) -> None:
         by_server: dict[str, list[tuple[Any, Any]]] = {}

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.closures.audit import Audit
+from psrun.closures.stage import Inputs, Take
 
 _MOST_WAITING = 64  # numbers in the queue of a worker; those of lost closures stay
 
@@ -24,13 +25,11 @@ class Stream:
       audit: counts the examples of each batch that is taken.
 
     Attributes:
-      specs: of the input arguments of a closure.
       least: closures of fewer steps wait for their batches longer than necessary.
       is_dealt: whether the chief decides which batch a closure reads, so that it can be read again.
       audit: as the argument.
     """
 
-    specs: tuple[tf.TensorSpec, ...] = ()
     least = 1
     is_dealt = False
 
@@ -48,25 +47,29 @@ class Stream:
     def _numbers(self) -> Callable[[], tf.data.Dataset] | None:
         return tf.data.Dataset.counter if self.audit else None
 
-    def arguments(self, num_steps: int) -> tuple[tf.Tensor, ...]:
-        """The input arguments of a closure of `num_steps` steps."""
-        return ()
+    def inputs(self) -> dict[str, tf.TensorSpec]:
+        """What a closure passes for its batches, by name."""
+        return {}
 
-    def later(self, arguments: tuple[tf.Tensor, ...], num_steps: int) -> tuple[tf.Tensor, ...]:
-        """The input arguments of a closure that leaves out the first steps of the one with `arguments`."""
-        return arguments
+    def deal(self, num_steps: int) -> Inputs:
+        """The values of `inputs` for a closure of the next `num_steps` steps."""
+        return {}
 
-    def deal_again(self, arguments: Sequence[tuple[tf.Tensor, ...]]) -> None:
-        """Takes back the input arguments of closures of one step that were not applied."""
+    def later(self, inputs: Inputs, num_steps: int) -> Inputs:
+        """The inputs of a closure that leaves out the first steps of the one with `inputs`."""
+        return inputs
 
-    def begin(self, num_steps: tf.Tensor | int, *arguments: tf.Tensor) -> None:
+    def deal_again(self, inputs: Sequence[Inputs]) -> None:
+        """Takes back the inputs of closures of one step that were not applied."""
+
+    def begin(self, num_steps: tf.Tensor | int, inputs: Inputs) -> None:
         """Call in the closure, before any step."""
 
-    def taker(self, iterator: Any, place: tf.Tensor | int, *arguments: tf.Tensor) -> Callable[[], Any]:
+    def taker(self, iterator: Any, first: tf.Tensor | int, inputs: Inputs) -> Take:
         """A function that returns the next batch of a closure at each call.
 
         Args:
-          place: index of the first batch among the steps of the closure.
+          first: index of the first batch among the steps of the closure.
         """
         return functools.partial(self._next, iterator) if self.audit else functools.partial(next, iterator)
 
@@ -93,7 +96,6 @@ class DealtInput(Stream):
       again: numbers of earlier batches that were not applied.
     """
 
-    specs = (tf.TensorSpec([], tf.int64),)
     least = 4  # the first batch is only read when the closure begins
     is_dealt = True
 
@@ -109,19 +111,22 @@ class DealtInput(Stream):
         self._returned: list[int] = []  # places, a heap
         self._name = f"psrun-{uuid.uuid4().hex}"  # workers outlive a chief and keep its queue
 
-    def arguments(self, num_steps: int) -> tuple[tf.Tensor, ...]:
+    def inputs(self) -> dict[str, tf.TensorSpec]:
+        return {"place": tf.TensorSpec([], tf.int64)}
+
+    def deal(self, num_steps: int) -> Inputs:
         if self._returned and num_steps == 1:
-            return (tf.constant(heapq.heappop(self._returned), tf.int64),)
+            return {"place": tf.constant(heapq.heappop(self._returned), tf.int64)}
         place = self._next_place
         self._next_place += num_steps
-        return (tf.constant(place, tf.int64),)
+        return {"place": tf.constant(place, tf.int64)}
 
-    def later(self, arguments: tuple[tf.Tensor, ...], num_steps: int) -> tuple[tf.Tensor, ...]:
-        return (arguments[0] + num_steps,)
+    def later(self, inputs: Inputs, num_steps: int) -> Inputs:
+        return {"place": inputs["place"] + num_steps}
 
-    def deal_again(self, arguments: Sequence[tuple[tf.Tensor, ...]]) -> None:
-        for (place,) in arguments:
-            heapq.heappush(self._returned, int(place))
+    def deal_again(self, inputs: Sequence[Inputs]) -> None:
+        for each in inputs:
+            heapq.heappush(self._returned, int(each["place"]))
 
     @property
     def next_number(self) -> int:
@@ -143,15 +148,16 @@ class DealtInput(Stream):
         number = tf.gather(again, tf.minimum(place, len(self._again) - 1))
         return tf.where(place < len(self._again), number, self._first + place - len(self._again))
 
-    def begin(self, num_steps: tf.Tensor | int, *arguments: tf.Tensor) -> None:
-        piece = tf.stack([arguments[0], tf.cast(num_steps, tf.int64)])
+    def begin(self, num_steps: tf.Tensor | int, inputs: Inputs) -> None:
+        piece = tf.stack([inputs["place"], tf.cast(num_steps, tf.int64)])
         tf.raw_ops.QueueEnqueueV2(handle=self._queue(), components=[piece])
 
-    def taker(self, iterator: Any, place: tf.Tensor | int, *arguments: tf.Tensor) -> Callable[[], Any]:
-        first, steps = arguments[0] + tf.cast(place, tf.int64), itertools.count()
+    def taker(self, iterator: Any, first: tf.Tensor | int, inputs: Inputs) -> Take:
+        place = inputs["place"] + tf.cast(first, tf.int64)
+        steps = itertools.count()
 
         def take() -> Any:
-            number = self._number(first + next(steps))
+            number = self._number(place + next(steps))
             # Values in which the batch is wrapped, not the tensors of it, go through the loop.
             (element,) = tf.while_loop(
                 lambda element: tf.not_equal(element.get_value()[0], number),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tf_keras
 
+from psrun.closures.stage import Stage, Take
 from psrun.errors import ConfigError, Problem
 from psrun.layers import lookups
 from psrun.program.compiled_model import Program
 
 
-class RowPrefetch:
+class RowPrefetch(Stage):
     """The layers of a program whose rows can be prefetched.
 
     Raises:
@@ -36,14 +36,8 @@ class RowPrefetch:
                          "the model; set it to false")]
             )  # fmt: skip
 
-    def batches(self, num_steps: int, take: Callable[[], Any]) -> Callable[[], Any]:
-        """A function that returns the next batch of a closure at each call.
-
-        The rows of a batch are requested before the previous step is traced, and so before that step updates them.
-
-        Args:
-          take: returns the next batch.
-        """
+    def batches(self, take: Take, num_steps: int) -> Take:
+        """Requests the rows of a batch before the previous step is traced, and so before that step updates them."""
         waiting: list[Any] = []
         left = num_steps
 

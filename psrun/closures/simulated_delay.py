@@ -12,11 +12,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from psrun.closures.stage import Apply, Step
 from psrun.config import choices
 from psrun.errors import ConfigError, Problem
 from psrun.optimizers import late_gradients
 from psrun.program.compiled_model import Program
 from psrun.results.staleness import Histogram
+from psrun.tf_internals.replaced import replace
 
 _TASK = "chief-0"
 
@@ -24,13 +26,14 @@ _TASK = "chief-0"
 class SimulatedDelay:
     """Delays the gradients of a program, whichever trainer calls its network's `train_step`.
 
-    The delay of an update depends on the seed of the run and the number of the update only.
+    It wraps `train_step` and `apply_gradients` as a stage does, for good: Keras' `fit` makes its own closures in one
+    process. The delay of an update depends on the seed of the run and the number of the update only.
     """
 
     def __init__(self, program: Program, mode: choices.Simulated) -> None:
-        self._network, self._optimizer, self._seed = program.network, program.optimizer, program.config.seed
-        self._cumulated = tf.constant(mode.probabilities, tf.float64)[:-1]
-        self._cumulated = tf.cumsum(self._cumulated)
+        self._optimizer = program.optimizer
+        self._seed = program.config.seed
+        self._cumulated = tf.cumsum(tf.constant(mode.probabilities, tf.float64)[:-1])
         self._num_versions = len(mode.probabilities)
         self._variables = list(program.network.trainable_variables)
         self._versions: list[Any] = [
@@ -43,8 +46,8 @@ class SimulatedDelay:
         self._read: list[tf.Tensor] = []  # and those
         self._delay: tf.Tensor | None = None  # of the current update
         self._graph: Any = None
-        self._train_step, self._apply = self._network.train_step, self._optimizer.apply_gradients
-        self._network.train_step, self._optimizer.apply_gradients = self._late_step, self._apply_late
+        replace(program.network, "train_step", self.around)
+        replace(program.optimizer, "apply_gradients", self.gradients)
 
     def begin(self) -> None:
         """The next update takes the present weights, and those after it no older ones.
@@ -60,11 +63,34 @@ class SimulatedDelay:
         self._counts.assign(tf.zeros_like(self._counts))
         return {_TASK: {int(delay): int(counts[delay]) for delay in counts.nonzero()[0]}} if counts.any() else {}
 
-    def _late_step(self, data: Any) -> Any:
-        self._read_late()
-        returned = self._train_step(data)
-        self._check_applied()
-        return returned
+    def around(self, step: Step) -> Step:
+        def late_step(data: Any) -> Any:
+            self._read_late()
+            returned = step(data)
+            if self._current is not None:
+                raise _unsupported("does not apply gradients with the optimizer of the model")
+            return returned
+
+        return late_step
+
+    def gradients(self, apply: Apply) -> Apply:
+        """Gives the variables their weights back, and applies the gradients to them."""
+
+        def apply_gradients(grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
+            if self._current is not None:
+                if tf.compat.v1.get_default_graph() is not self._graph:
+                    raise _unsupported("applies gradients within a branch or a loop")
+                pairs = list(grads_and_vars)
+                for variable, current in zip(self._variables, self._current):
+                    variable.assign(current)
+                grads_and_vars = self._compensated(pairs)
+                self._current = None
+            delay = self._delay
+            self._delay = None
+            with late_gradients.applying(self._optimizer, delay):
+                return apply(grads_and_vars, *arguments, **options)
+
+        return apply_gradients
 
     def _read_late(self) -> None:
         """Keeps the weights, and gives the variables those of before."""
@@ -74,8 +100,10 @@ class SimulatedDelay:
         delay = tf.searchsorted(self._cumulated, drawn, side="right", out_type=tf.int64)[0]
         updates = self._updates.read_value()
         delay = tf.minimum(delay, updates)
-        self._delay, self._graph = delay, tf.compat.v1.get_default_graph()
-        self._current, self._read = [], []
+        self._delay = delay
+        self._graph = tf.compat.v1.get_default_graph()
+        self._current = []
+        self._read = []
         for variable, versions in zip(self._variables, self._versions):
             current = tf.identity(variable)
             self._current.append(current)
@@ -85,19 +113,6 @@ class SimulatedDelay:
             variable.assign(read)
         self._updates.assign_add(1)
         self._counts.scatter_add(tf.IndexedSlices(tf.ones([1], tf.int32), [delay]))
-
-    def _apply_late(self, grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
-        """Gives the variables their weights back, and applies the gradients to them."""
-        if self._current is not None:
-            if tf.compat.v1.get_default_graph() is not self._graph:
-                raise _unsupported("applies gradients within a branch or a loop")
-            pairs = list(grads_and_vars)
-            for variable, current in zip(self._variables, self._current):
-                variable.assign(current)
-            grads_and_vars, self._current = self._compensated(pairs), None
-        delay, self._delay = self._delay, None
-        with late_gradients.applying(self._optimizer, delay):
-            return self._apply(grads_and_vars, *arguments, **options)
 
     def _compensated(self, grads_and_vars: list[Any]) -> list[Any]:
         factor = late_gradients.compensation(self._optimizer)
@@ -111,10 +126,6 @@ class SimulatedDelay:
                 gradient = late_gradients.compensated(gradient, self._current[place], self._read[place], factor)
             pairs.append((gradient, variable))
         return pairs
-
-    def _check_applied(self) -> None:
-        if self._current is not None:
-            raise _unsupported("does not apply gradients with the optimizer of the model")
 
 
 def _unsupported(what: str) -> ConfigError:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from psrun.tf_internals import optimizers
+from psrun.closures.stage import Apply, Inputs, Stage
 
 _CPU = "/device:CPU:0"
 
 
-class SlowWorkers:
+class SlowWorkers(Stage):
     """Adds a time to each step of some workers: between the gradients of a step and its update.
 
     A slow worker thus computes with weights that it read before, as one with a slow processor does.
@@ -22,27 +21,16 @@ class SlowWorkers:
       seconds: added to each step, by index of the worker; the others are not slowed down.
     """
 
-    def __init__(self, optimizer: Any, seconds: Mapping[int, float], num_workers: int) -> None:
-        self._optimizer = optimizer
+    def __init__(self, seconds: Mapping[int, float], num_workers: int) -> None:
         self._seconds = [seconds.get(worker, 0.0) for worker in range(num_workers)]
         self._delay_s: Any = None
 
-    def begin(self) -> None:
-        """Call in a closure, before any step: in a loop or a branch TensorFlow does not know the worker (2.21)."""
-        if any(self._seconds):
-            worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-            self._delay_s = tf.gather(tf.constant(self._seconds, tf.float32), worker)
+    def begin(self, inputs: Inputs) -> None:
+        # In a loop or a branch TensorFlow does not know the worker (2.21).
+        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+        self._delay_s = tf.gather(tf.constant(self._seconds, tf.float32), worker)
 
-    @contextlib.contextmanager
-    def in_closure(self) -> Iterator[None]:
-        """Traces the steps in this context with the added time."""
-        if self._delay_s is None:
-            yield
-            return
-        with optimizers.applying(self._optimizer, self._delayed):
-            yield
-
-    def _delayed(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+    def gradients(self, apply: Apply) -> Apply:
         def apply_gradients(grads_and_vars: Iterable[tuple[Any, Any]], *arguments: Any, **options: Any) -> Any:
             gradients, variables = zip(*grads_and_vars)
             flat = tf.nest.flatten(gradients, expand_composites=True)

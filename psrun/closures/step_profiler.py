@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from psrun.closures.stage import Inputs, Stage, Step, Take
 from psrun.cluster import placement
 from psrun.program.compiled_model import Program
 from psrun.tf_internals.tracing import FuncGraph
@@ -56,34 +58,7 @@ def step_time(measured: Sequence[float], step_s: float) -> StepTime | None:
     return StepTime(**{f"{name}_s": value for name, value in times.items()}, bottleneck=longest)
 
 
-class Unmeasured:
-    """Replaces `StepProfiler` where nothing is measured; defines its interface in a traced function."""
-
-    def begin(self) -> tf.Tensor:
-        """The initial value of the times. Call in the closure, before any step."""
-        return tf.zeros([], tf.float64)
-
-    def steps(self) -> Steps:
-        """For the unrolled steps of a closure."""
-        return Steps()
-
-    def end(self, spent: tf.Tensor) -> None:
-        """Call in a measured closure, when all of its steps are traced."""
-
-
-class Steps:
-    """Wraps unrolled steps."""
-
-    def timed(self, take: Callable[[], Any]) -> Callable[[], Any]:
-        """`take`, which returns the batch of the next step."""
-        return take
-
-    def done(self, spent: tf.Tensor) -> tf.Tensor:
-        """The times including this step; call when a step was traced."""
-        return spent
-
-
-class StepProfiler(Unmeasured):
+class StepProfiler(Stage):
     """Measures some of the closures on the workers of a coordinator.
 
     It records when batches arrive, and when the tensors that cross between the worker and parameter servers arrive,
@@ -117,32 +92,23 @@ class StepProfiler(Unmeasured):
         """The argument of `step_time`, for all closures so far; call when all steps are joined."""
         return self._sums.numpy().tolist()
 
-    def begin(self) -> tf.Tensor:
-        """Time of the previous step's gradients, steps, and seconds of input, traffic and computing: shape (5,)."""
-        return tf.concat([tf.timestamp()[tf.newaxis], tf.zeros([4], tf.float64)], 0)
+    def inputs(self) -> dict[str, tf.TensorSpec]:
+        """Whether the closure is measured."""
+        return {"measured": tf.TensorSpec([], tf.bool)}
 
-    def steps(self) -> Steps:
-        return _Measured()
+    def begin(self, inputs: Inputs) -> None:
+        """Carries the time of the previous step's gradients, steps, and seconds of input, traffic and computing."""
+        self.carried = tf.concat([tf.timestamp()[tf.newaxis], tf.zeros([4], tf.float64)], 0)
 
-    def end(self, spent: tf.Tensor) -> None:
-        rows = []
-        for variable in self._largest:  # a read waits for earlier updates of the same variable
-            with tf.device(variable.device):
-                rows.append(tf.gather(variable, [0]) if variable.shape.rank else variable.read_value())
-        ended = _when_there(rows)
-        zero = tf.zeros([], tf.float64)
-        rest = tf.stack([zero, zero, tf.maximum(ended - spent[0], zero), zero])
-        self._sums.assign_add(spent[1:] + rest, read_value=False)
-
-
-class _Measured(Steps):
-    def __init__(self) -> None:
+    @contextlib.contextmanager
+    def unrolled(self, num_steps: int) -> Iterator[None]:
         self._graph = tf.compat.v1.get_default_graph()
         self._servers = _Servers()
         self._ready: list[tf.Tensor] = []  # arrival times of batches taken for later steps
         self._num_ops = len(self._graph.get_operations())
+        yield
 
-    def timed(self, take: Callable[[], Any]) -> Callable[[], Any]:
+    def batches(self, take: Take, num_steps: int) -> Take:
         def timed() -> Any:
             batch = take()
             self._ready.append(_when_there(tf.nest.flatten(batch, expand_composites=True)))
@@ -150,7 +116,16 @@ class _Measured(Steps):
 
         return timed
 
-    def done(self, spent: tf.Tensor) -> tf.Tensor:
+    def around(self, step: Step) -> Step:
+        def timed(batch: Any) -> Any:
+            outputs = step(batch)
+            assert self.carried is not None
+            self.carried = self._with_step(self.carried)
+            return outputs
+
+        return timed
+
+    def _with_step(self, spent: tf.Tensor) -> tf.Tensor:
         operations = self._graph.get_operations()
         parameters, gradients = self._servers.crossings(operations[self._num_ops :])
         before, batch = spent[0], tf.maximum(spent[0], self._ready.pop(0))
@@ -159,6 +134,26 @@ class _Measured(Steps):
         self._num_ops = len(self._graph.get_operations())
         step = tf.stack([computed - before, 1.0, batch - before, there - batch, computed - there])
         return spent + step
+
+    def end(self, inputs: Inputs) -> None:
+        spent = self.carried
+        self.carried = None
+
+        def end() -> tuple[()]:
+            self._add(spent)
+            return ()
+
+        tf.cond(inputs["measured"], end, lambda: ())
+
+    def _add(self, spent: tf.Tensor) -> None:
+        rows = []
+        for variable in self._largest:  # a read waits for earlier updates of the same variable
+            with tf.device(variable.device):
+                rows.append(tf.gather(variable, [0]) if variable.shape.rank else variable.read_value())
+        ended = _when_there(rows)
+        zero = tf.zeros([], tf.float64)
+        rest = tf.stack([zero, zero, tf.maximum(ended - spent[0], zero), zero])
+        self._sums.assign_add(spent[1:] + rest, read_value=False)
 
 
 class _Servers:

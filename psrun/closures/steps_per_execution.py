@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from psrun.closures import closure_length
+from psrun.closures import closure_length, stages
 from psrun.closures.applied_steps import AppliedSteps, Execution
+from psrun.closures.closure import Closure
 from psrun.closures.closure_length import ClosureTimer
-from psrun.closures.closure_tracing import ClosureTracer, Step
 from psrun.closures.input_streams import Stream
-from psrun.closures.slow_workers import SlowWorkers
+from psrun.closures.stage import Inputs, Step
 from psrun.closures.staleness_meter import StalenessMeter
 from psrun.closures.step_profiler import StepProfiler
 from psrun.closures.training_closures import TrainingClosures
 from psrun.config import choices
 from psrun.program.compiled_model import Program
 from psrun.tf_internals.closure_queue import Again
+from psrun.tf_internals.cluster import iterator_spec
 
 # Writing ten out took 5 to 9 s of training and saved 2 to 3 ms a step, with a tiny and a large model on two slow cores:
 # what it costs comes back after some 2,300 to 3,300 steps.
@@ -54,7 +55,7 @@ class Packing:
     Args:
       in_flight: the closures of all kinds of steps.
       feed: the input of the steps.
-      stages: measures the stages of a step.
+      profiler: measures where the time of a step goes.
       meter: measures the staleness of updates.
       planned: total number of steps to schedule.
       on_packed: called when the length of closures is decided, and when it changes.
@@ -71,7 +72,7 @@ class Packing:
         program: Program,
         in_flight: TrainingClosures,
         feed: Stream,
-        stages: StepProfiler,
+        profiler: StepProfiler,
         meter: StalenessMeter,
         on_packed: Callable[[Packed], None],
         *,
@@ -81,13 +82,15 @@ class Packing:
         distribution, trainer = program.distribution, program.config.trainer
         assert distribution.coordinator is not None
         self._program = program
-        self._in_flight, self._stages = in_flight, stages
-        self._feed, self._iterator = feed, feed.iterator(distribution.coordinator)
-        slow = SlowWorkers(program.optimizer, program.config.cluster.slow_workers or {}, distribution.num_workers)
+        self._in_flight = in_flight
+        self._profiler = profiler
+        self._feed = feed
+        self._iterator = feed.iterator(distribution.coordinator)
         self._is_plain = step is None and program.own_step is None  # a step increments the optimizer's counter once
         self._applied = AppliedSteps(program, feed.audit, in_flight.most, is_plain=self._is_plain)
-        self._tracer = ClosureTracer(program, feed, self._iterator, stages, slow, meter, step, applied=self._applied)
-        self._cut: list[tuple[tuple[tf.Tensor, ...], frozenset[int]]] = []  # input, and the servers behind
+        parts = [self._applied, *in_flight.stages(program), *stages.on_workers(program, profiler, meter)]
+        self._closure = Closure(program, feed, parts, step, iterator_spec(self._iterator))
+        self._cut: list[tuple[Inputs, frozenset[int]]] = []  # the batch of a step, and the servers behind
         self._completing: dict[frozenset[int], Any] = {}  # functions of a step, by the servers that apply it
         in_flight.num_kinds += 1
         self._first_iteration = program.iterations
@@ -95,11 +98,13 @@ class Packing:
         self._ran_again = False
         self._late = trainer.prefetch_rows or trainer.dense_sync_every > 1  # only unrolled steps can be
         self._unrolled_steps = choices.MAX_UNROLLED_STEPS if self._late or planned >= _STEPS_TO_UNROLL_FOR else 1
-        self._looped, self._unrolled = self._tracer.trace(1, num_steps=None), None
+        self._looped = self._closure.trace(1, num_steps=None)
+        self._unrolled: Any = None
         self._timer = (
             ClosureTimer(self._in_flight, distribution.num_workers) if trainer.steps_per_execution == "auto" else None
         )
-        self._num_closures, self._began_s = 0, 0.0
+        self._num_closures = 0
+        self._began_s = 0.0
         self._on_packed = on_packed
         self.num_steps = 1 if self._timer else trainer.num_steps_packed
         self.logs: Any = dict.fromkeys((metric.name for metric in program.network.metrics), 0.0)
@@ -111,13 +116,13 @@ class Packing:
         num_steps = min(self.num_steps, most)
         if self._timer is not None:
             self._timer.resume()
-        taken = self._feed.arguments(num_steps)
-        measured = tf.constant(self._stages.wanted())
-        if num_steps == self.num_steps and self._unrolled is not None:
-            scheduled = self._execute(self._unrolled, (measured,), taken, self._applied.claim(num_steps))
-        else:
-            arguments = (tf.constant(num_steps), measured)
-            scheduled = self._execute(self._looped, arguments, taken, self._applied.claim(num_steps))
+        batches = self._feed.deal(num_steps)
+        inputs: dict[str, Any] = {"measured": tf.constant(self._profiler.wanted())}
+        function = self._unrolled
+        if num_steps != self.num_steps or function is None:
+            function = self._looped
+            inputs["num_steps"] = tf.constant(num_steps)
+        scheduled = self._execute(function, inputs, batches, self._applied.claim(num_steps))
         self._num_scheduled += num_steps
         if self._looped.structured_outputs is not None:
             self.logs = scheduled
@@ -142,15 +147,16 @@ class Packing:
         steps_per_worker = self._num_closures * self.num_steps / 2 / self._program.distribution.num_workers
         return (time.monotonic() - self._began_s) / max(steps_per_worker, 1.0)
 
-    def _execute(
-        self, function: Any, arguments: tuple[tf.Tensor, ...], taken: tuple[tf.Tensor, ...], execution: Execution
-    ) -> Any:
-        again = functools.partial(self._again, execution, taken)
-        slot = tf.constant(execution.slot, tf.int32)
-        execution.scheduled = self._in_flight.schedule(function, (self._iterator, *arguments, *taken, slot), again)
+    def _execute(self, function: Any, inputs: Inputs, batches: Inputs, execution: Execution) -> Any:
+        again = functools.partial(self._again, execution, batches)
+        execution.scheduled = self._in_flight.schedule(function, self._flat(inputs, batches, execution), again)
         return execution.scheduled
 
-    def _again(self, execution: Execution, taken: tuple[tf.Tensor, ...]) -> Again | None:
+    def _flat(self, inputs: Inputs, batches: Inputs, execution: Execution) -> tuple[Any, ...]:
+        counts = tf.constant(execution.slot, tf.int32)
+        return self._closure.flat({"iterator": self._iterator, **inputs, **batches, "counts": counts})
+
+    def _again(self, execution: Execution, batches: Inputs) -> Again | None:
         """What an execution of a lost worker is to do instead; called in a thread of the coordinator.
 
         It goes on behind the last step that a server has applied. `join` completes steps that were cut.
@@ -163,25 +169,25 @@ class Packing:
         start = max(done.values(), default=0)
         least = min(done.values(), default=0)
         if execution.servers is not None:
-            return self._completed_again(execution, taken, done) if start else None
+            return self._completed_again(execution, batches, done) if start else None
         if self._looped.structured_outputs is not None:
             start = min(start, execution.num_steps - 1)  # the last step has the values that the closure returns
         for step in range(least, start):
             behind = frozenset(task for task, number in done.items() if number <= step)
             self._in_flight.num_cut += 1
             if self._feed.is_dealt:  # else nobody can read its batch again
-                self._cut.append((self._feed.later(taken, step), behind))
+                self._cut.append((self._feed.later(batches, step), behind))
         for task, number in done.items():
             execution.before[task] += number - start
         if start == execution.num_steps:
             return Again(self._nothing, ())
-        rest = (tf.constant(execution.num_steps - start), tf.constant(False), *self._feed.later(taken, start))
-        return Again(self._looped, (self._iterator, *rest, tf.constant(execution.slot, tf.int32)))
+        rest = {"num_steps": tf.constant(execution.num_steps - start), "measured": tf.constant(False)}
+        return Again(self._looped, self._flat(rest, self._feed.later(batches, start), execution))
 
-    def _completed_again(self, execution: Execution, taken: tuple[tf.Tensor, ...], done: Mapping[int, int]) -> Again:
+    def _completed_again(self, execution: Execution, batches: Inputs, done: Mapping[int, int]) -> Again:
         """As `_again`, for an execution that completes a step, which some of its servers have applied now."""
         if behind := frozenset(task for task, number in done.items() if not number):
-            self._cut.append((taken, behind))
+            self._cut.append((batches, behind))
         for task, number in done.items():
             execution.before[task] += number - 1
         return Again(self._nothing, ())
@@ -200,15 +206,23 @@ class Packing:
         """Waits for all scheduled closures; raises the exception of a failed one."""
         self._in_flight.join()
         while self._cut:
-            taken, behind = self._cut.pop()
+            batches, behind = self._cut.pop()
             if behind not in self._completing:
-                skipped = self._applied.servers - behind
-                self._completing[behind] = self._tracer.trace(1, num_steps=1, skipped=skipped)
-            self._execute(self._completing[behind], (tf.constant(False),), taken, self._applied.claim(1, behind))
+                self._completing[behind] = self._completion(self._applied.servers - behind)
+            execution = self._applied.claim(1, behind)
+            self._execute(self._completing[behind], {"measured": tf.constant(False)}, batches, execution)
             self._in_flight.join()
         self._count_lost()
         if self._timer is not None:
             self._timer.pause()
+
+    def _completion(self, skipped: Collection[int]) -> Any:
+        """A function of one step that some servers do not apply."""
+        self._applied.skipped = skipped
+        try:
+            return self._closure.trace(1, num_steps=1)
+        finally:
+            self._applied.skipped = ()
 
     def _count_lost(self) -> None:
         """Adds the steps of lost workers to the optimizer's counter, to which a worker adds at the end of a closure.
@@ -245,4 +259,4 @@ class Packing:
     def _unroll(self) -> None:
         unrolled = min(self.num_steps, self._unrolled_steps)
         if unrolled > 1:
-            self._unrolled = self._tracer.trace(unrolled, num_steps=self.num_steps)
+            self._unrolled = self._closure.trace(unrolled, num_steps=self.num_steps)

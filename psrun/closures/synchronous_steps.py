@@ -7,21 +7,23 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.closures.closure_tracing import ClosureTracer, Step
+from psrun.closures import stages
+from psrun.closures.closure import Closure
 from psrun.closures.gradient_rounds import GradientRounds
 from psrun.closures.input_streams import Stream
-from psrun.closures.slow_workers import SlowWorkers
+from psrun.closures.stage import Step
 from psrun.closures.staleness_meter import StalenessMeter
 from psrun.closures.step_profiler import StepProfiler
 from psrun.closures.update_rounds import RoundClosures, Slot
 from psrun.program.compiled_model import Program
+from psrun.tf_internals.cluster import iterator_spec
 
 
 class SynchronousSteps:
     """Schedules synchronous steps; the interface of `Packing`, with executions of one step.
 
     Args:
-      closures, feed, stages, meter, step: as for `Packing`.
+      closures, feed, profiler, meter, step: as for `Packing`.
       ends_epoch: whether the next step is the last one of its epoch.
       warn: called when an update begins to average another number of gradients.
 
@@ -36,7 +38,7 @@ class SynchronousSteps:
         program: Program,
         closures: RoundClosures,
         feed: Stream,
-        stages: StepProfiler,
+        profiler: StepProfiler,
         meter: StalenessMeter,
         *,
         ends_epoch: Callable[[], bool],
@@ -45,14 +47,17 @@ class SynchronousSteps:
     ) -> None:
         distribution = program.distribution
         assert distribution.coordinator is not None
-        self._closures, self._feed, self._stages = closures, feed, stages
-        self._ends_epoch, self._warn = ends_epoch, warn
+        self._closures = closures
+        self._feed = feed
+        self._profiler = profiler
+        self._ends_epoch = ends_epoch
+        self._warn = warn
         self._meter = meter
         self._iterator = feed.iterator(distribution.coordinator)
         rounds = GradientRounds(program, feed.audit)
-        slow = SlowWorkers(program.optimizer, program.config.cluster.slow_workers or {}, distribution.num_workers)
-        tracer = ClosureTracer(program, feed, self._iterator, stages, slow, meter, step, rounds)
-        self._function = tracer.trace(1, num_steps=1)
+        parts = [rounds, *closures.stages(program), *stages.on_workers(program, profiler, meter)]
+        self._closure = Closure(program, feed, parts, step, iterator_spec(self._iterator))
+        self._function = self._closure.trace(1, num_steps=1)
         self._apply = rounds.apply_function()
         self._num_averaged = program.gradients_per_update
         self.logs: Any = dict.fromkeys((metric.name for metric in program.network.metrics), 0.0)
@@ -72,9 +77,11 @@ class SynchronousSteps:
             num_slots = num_averaged  # so that every batch of the epoch is applied in it
         batches, scheduled = [], []
         for index in range(num_slots):
-            batches.append(self._feed.arguments(1))
-            head = (tf.constant(number, tf.int64), tf.constant(index, tf.int64))
-            arguments = (self._iterator, tf.constant(self._stages.wanted()), *batches[-1], *head)
+            batches.append(self._feed.deal(1))
+            place = {"round": tf.constant(number, tf.int64), "slot": tf.constant(index, tf.int64)}
+            measured = tf.constant(self._profiler.wanted())
+            inputs = {"iterator": self._iterator, "measured": measured, **batches[-1], **place}
+            arguments = self._closure.flat(inputs)
             scheduled.append(self._closures.schedule_slot(self._function, arguments, Slot(number, index)))
         chosen = self._closures.first(num_averaged)
         self._feed.deal_again([batch for index, batch in enumerate(batches) if index not in chosen])

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from psrun.closures.inflight_closures import InFlightClosures
+from psrun.closures.stage import Stage
 from psrun.closures.worker_clocks import WorkerClocks
 from psrun.cluster.strategy import Distribution
 from psrun.config import choices
+from psrun.program.compiled_model import Program
 from psrun.tf_internals.closure_queue import Again, MarkedClosures
 
 
@@ -20,7 +22,7 @@ class TrainingClosures(InFlightClosures):
       num_kinds: number of kinds of steps that are scheduled.
     """
 
-    def __init__(self, distribution: Distribution, consistency: choices.Consistency) -> None:
+    def __init__(self, distribution: Distribution, consistency: choices.ConsistencyChoice) -> None:
         super().__init__(distribution, max_delay=consistency.max_delay)
         self._num_workers, self._queue = distribution.num_workers, MarkedClosures.of(self._coordinator)
         self.num_cut = 0
@@ -41,6 +43,10 @@ class TrainingClosures(InFlightClosures):
             scheduled = self._coordinator.schedule(function, args=tuple(arguments))
         self.add(scheduled)
         return scheduled
+
+    def stages(self, program: Program) -> list[Stage]:
+        """The stages that a consistency mode adds to every closure."""
+        return []
 
     def join(self) -> None:
         super().join()

@@ -12,11 +12,6 @@ from psrun.cluster.strategy import Distribution
 from psrun.config import choices
 
 
-def closures_of(distribution: Distribution, consistency: choices.Consistency) -> TrainingClosures:
-    """The closures of training steps, scheduled as the mode says."""
-    return (RoundClosures if consistency.averages else TrainingClosures)(distribution, consistency)
-
-
 @dataclass(frozen=True)
 class Slot:
     """One gradient of a round: the mark of its closure."""
@@ -94,7 +89,7 @@ class UpdateRounds:
 class RoundClosures(TrainingClosures):
     """The closures of rounds."""
 
-    def __init__(self, distribution: Distribution, consistency: choices.Consistency) -> None:
+    def __init__(self, distribution: Distribution, consistency: choices.ConsistencyChoice) -> None:
         super().__init__(distribution, consistency)
         self._rounds = UpdateRounds(distribution.num_workers)
         self._most = consistency.gradients_per_update(distribution.num_workers)

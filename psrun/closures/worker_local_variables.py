@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from psrun.closures.stage import Stage
 from psrun.closures.variable_proxy import VariableProxy, taking_over
 from psrun.tf_internals.variables import remote, wrapped
 
@@ -22,7 +23,7 @@ class CannotBeKept(Exception):
     """A branch, loop or nested function of the traced function changes variables that were to be worker-local."""
 
 
-class WorkerLocalVariables:
+class WorkerLocalVariables(Stage):
     """The variables to keep on workers; those that are not on parameter servers are unaffected.
 
     Args:
@@ -36,8 +37,8 @@ class WorkerLocalVariables:
         self._variables = [*remote(added_to), *shared]
 
     @contextlib.contextmanager
-    def in_closure(self) -> Iterator[None]:
-        """Traces the operations in this context on worker-local variables, and the write-back at the end.
+    def unrolled(self, num_steps: int) -> Iterator[None]:
+        """Traces steps on worker-local variables, and the write-back at the end.
 
         Raises:
           CannotBeKept: some variables cannot be worker-local; repeat the trace without them.

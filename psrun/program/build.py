@@ -12,13 +12,13 @@ from psrun.data.source import DataSource, task_of
 from psrun.layers import stacks
 from psrun.models.model import refuse_single_files
 from psrun.program import list_inputs, make_optimizer, objective, output_widths
-from psrun.program.compiled_model import Program
+from psrun.program.compiled_model import Program, metric_variables
 from psrun.program.evaluation_sizes import num_eval_shards
 from psrun.program.example_counter import ExamplesSeen
 from psrun.program.make_model import make_model
 from psrun.program.train_step import OwnTrainStep, is_in
 from psrun.program.zeros import zeros
-from psrun.tf_internals import keras, optimizers
+from psrun.tf_internals import keras, optimizers, variables
 
 
 def start_afresh(seed: int) -> None:
@@ -79,3 +79,6 @@ def build_state(program: Program) -> None:
         with objective.named("metrics"):
             keras.build_metrics(network.compiled_metrics, prediction, label)
         objective.check_metrics(network.compiled_metrics.metrics, weighted=program.weighted)
+    if program.distribution.coordinator is not None and program.distribution.strategy.num_replicas_in_sync > 1:
+        variables.add_what_is_assigned(metric_variables(program))
+        variables.aggregate_alike(optimizers.learning_rates(program.optimizer))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
-from psrun.program.replicas import Replicas
 
 
 def check_metric(key: str, metric: str, program: Program) -> None:
@@ -26,7 +25,7 @@ def metric_names(program: Program) -> list[str]:
         if program.config.trainer.run_eagerly:
             return []
         with program.distribution.strategy.scope():
-            own.trace(program.batch_spec, Replicas(program).run)
+            own.trace(program.batch_spec, lambda step, batch: program.distribution.strategy.run(step, args=(batch,)))
     names = usual if own is None else [*own.names]
     if program.config.evaluation.runs_on is not None:
         names += [f"val_{name}" for name in usual]

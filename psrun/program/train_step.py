@@ -11,6 +11,7 @@ import tf_keras
 
 from psrun.errors import ConfigError, Problem
 from psrun.program import objective
+from psrun.tf_internals.replaced import replace
 from psrun.tf_internals.tracing import converted
 
 # A model that overrides one of these decides what a step returns.
@@ -49,7 +50,7 @@ class OwnTrainStep:
         self._step = threading.local()  # replicas are traced in threads
         self._names: tuple[str, ...] = ()
         self._metrics: dict[str, tf_keras.metrics.Metric] = {}
-        network.train_step = self._do
+        replace(network, "train_step", lambda _: self._do)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -114,7 +115,8 @@ class OwnTrainStep:
                 self._step.results[id(value)] = (value, metric)  # kept, so that no other tensor gets its id
             return value
 
-        metric.update_state, metric.result = watched_update, watched_result
+        replace(metric, "update_state", lambda _: watched_update)
+        replace(metric, "result", lambda _: watched_result)
 
     def _end(self, returned: Any) -> None:
         results = self._step.results

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
+from psrun.tf_internals.replaced import replace
 from psrun.tf_internals.required import require
 
 # The attributes in which tf-keras' optimizers keep their slots, a list in the order of the variables each. Their dense
@@ -97,17 +98,17 @@ def replace_names_without_weight_decay(optimizer: Any, name_of: Callable[[Any], 
     patterns = names_without_weight_decay(optimizer)
     if not patterns:
         return
-    require(optimizer, "_use_weight_decay")
-    original = optimizer._use_weight_decay
 
-    @functools.wraps(original)
-    def use_weight_decay(variable: Any) -> bool:
-        name = name_of(variable)
-        if name == variable.name:
-            return original(variable)
-        return not any(re.search(pattern, name) for pattern in patterns)
+    def by_name(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        def use_weight_decay(variable: Any) -> bool:
+            name = name_of(variable)
+            if name == variable.name:
+                return original(variable)
+            return not any(re.search(pattern, name) for pattern in patterns)
 
-    optimizer._use_weight_decay = use_weight_decay
+        return use_weight_decay
+
+    replace(optimizer, "_use_weight_decay", by_name)
 
 
 def has_momentum_of_0(optimizer: Any) -> bool:
@@ -125,7 +126,7 @@ def update_without_momentum(optimizer: Any) -> None:
     inner = unscaled(optimizer)
     if not has_momentum_of_0(inner):
         return
-    require(inner, "update_step", "_var_key")
+    require(inner, "_var_key")
 
     def update_step(gradient: Any, variable: tf.Variable) -> None:
         rate = tf.cast(inner.learning_rate, variable.dtype)
@@ -136,7 +137,7 @@ def update_without_momentum(optimizer: Any) -> None:
         inner.momentums[inner._index_dict[inner._var_key(variable)]].assign(change)  # as tf-keras leaves its slot
         variable.assign_add(change)
 
-    inner.update_step = update_step
+    replace(inner, "update_step", lambda _: update_step)
 
 
 def clips(optimizer: Any) -> bool:
@@ -178,38 +179,25 @@ def updates_together(optimizer: Any) -> bool:
     return not is_legacy(optimizer)
 
 
-@contextlib.contextmanager
-def updating(optimizer: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Replaces what updates the variables, once gradients are added up and clipped.
+def aggregates_as_keras(optimizer: Any) -> bool:
+    """Whether the optimizer adds up the gradients of replicas as those of tf-keras do."""
+    own = getattr(type(optimizer), "aggregate_gradients", None)
+    return own is tf_keras.optimizers.Optimizer.aggregate_gradients
 
-    The public `apply_gradients` does both. An optimizer of before Keras 2.11 has no other method: there it is replaced
-    (tf-keras 2.21).
 
-    Args:
-      around: makes the replacement, from the method that it replaces: it takes pairs of gradient and variable.
+def without_aggregation(optimizer: Any) -> dict[str, bool]:
+    """The options of `apply_gradients` with which it does not add up the gradients of replicas; none if a user's
+    optimizer takes no such option."""
+    option = "skip_gradients_aggregation"
+    return {option: True} if option in inspect.signature(type(optimizer).apply_gradients).parameters else {}
+
+
+def update_method(optimizer: Any) -> str:
+    """The name of the method that updates the variables, once gradients are added up and clipped.
+
+    The public `apply_gradients` does both. An optimizer of before Keras 2.11 has no other method (tf-keras 2.21).
     """
-    name = "_internal_apply_gradients" if updates_together(optimizer) else "apply_gradients"
-    with replaced(optimizer, name, around):
-        yield
-
-
-@contextlib.contextmanager
-def replaced(optimizer: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Replaces a method of an optimizer.
-
-    Args:
-      around: makes the replacement from the method.
-    """
-    require(optimizer, name)
-    before = vars(optimizer).get(name)
-    setattr(optimizer, name, around(getattr(optimizer, name)))
-    try:
-        yield
-    finally:
-        if before is None:
-            delattr(optimizer, name)
-        else:
-            setattr(optimizer, name, before)
+    return "_internal_apply_gradients" if updates_together(optimizer) else "apply_gradients"
 
 
 def replace_clipnorm(optimizer: Any, clip: Callable[[Sequence[Any], Sequence[Any], float], Sequence[Any]]) -> None:
@@ -226,34 +214,22 @@ def replace_clipnorm(optimizer: Any, clip: Callable[[Sequence[Any], Sequence[Any
         return
     if is_legacy(optimizer):
 
-        @functools.wraps(optimizer._clipnorm_fn)
         def clip_pairs(pairs: Any) -> Any:
             gradients, variables = zip(*pairs)
             return list(zip(clip(gradients, variables, clipnorm), variables))
 
-        optimizer._clipnorm_fn = clip_pairs
+        replace(optimizer, "_clipnorm_fn", lambda _: clip_pairs)
         return
-    apply, applied = optimizer.apply_gradients, list[Any]()
+    applied = list[Any]()
 
-    @functools.wraps(apply)
-    def apply_gradients(grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
-        pairs = list(grads_and_vars)
-        applied[:] = [variable for gradient, variable in pairs if gradient is not None]
-        return apply(pairs, *arguments, **options)
+    def with_variables(apply: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(apply)
+        def apply_gradients(grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
+            pairs = list(grads_and_vars)
+            applied[:] = [variable for gradient, variable in pairs if gradient is not None]
+            return apply(pairs, *arguments, **options)
 
-    @functools.wraps(optimizer._clip_gradients)
-    def clip_gradients(gradients: Sequence[Any]) -> Sequence[Any]:
-        return clip(gradients, applied, clipnorm)
+        return apply_gradients
 
-    optimizer.apply_gradients, optimizer._clip_gradients = apply_gradients, clip_gradients
-
-
-def applying(
-    optimizer: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> contextlib.AbstractContextManager[None]:
-    """Replaces `apply_gradients`, also where it is replaced already.
-
-    Args:
-      around: makes the replacement, from the method that it replaces.
-    """
-    return replaced(optimizer, "apply_gradients", around)
+    replace(optimizer, "apply_gradients", with_variables)
+    replace(optimizer, "_clip_gradients", lambda _: lambda gradients: clip(gradients, applied, clipnorm))

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute.ps_values import AggregatingVariable, CachingVariable
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
-from psrun.tf_internals.required import require
+from psrun.tf_internals.replaced import replace
 
 __all__ = [
     "CachingVariable",
     "ConvertibleToTensor",
     "UninitializedVariable",
+    "add_what_is_assigned",
     "aggregate_alike",
     "aggregating",
     "remote",
@@ -57,8 +59,7 @@ def wrapped(variable: CachingVariable) -> Any:
 
 def replace_wrapped(variable: CachingVariable, other: Any) -> None:
     """Makes a variable of a parameter server strategy pass on its operations to `other` (TensorFlow 2.21)."""
-    require(variable, "_v")
-    variable._v = other
+    replace(variable, "_v", lambda _: other)
 
 
 class ConvertibleToTensor(abc.ABC):
@@ -83,6 +84,19 @@ def aggregating(variables: Iterable[Any]) -> list[Any]:
     return [shard for shard in shards_of(variables) if isinstance(shard, AggregatingVariable)]
 
 
+def add_what_is_assigned(variables: Iterable[Any]) -> None:
+    """Lets each replica assign these variables what it has added to them: TensorFlow would sum their states."""
+    for variable in aggregating(variables):
+        if "assign" not in vars(variable):
+            replace(variable, "assign", functools.partial(functools.partial, _assign_by_adding, variable))
+
+
+def _assign_by_adding(variable: Any, assign: Callable[..., Any], value: Any, *arguments: Any, **options: Any) -> Any:
+    if tf.distribute.in_cross_replica_context():
+        return assign(value, *arguments, **options)
+    return variable.assign_add(tf.convert_to_tensor(value, variable.dtype) - variable.read_value())
+
+
 def aggregate_alike(variables: Iterable[Any]) -> None:
     """Makes it possible for all replicas to assign these variables, provided that they assign the same.
 
@@ -91,4 +105,4 @@ def aggregate_alike(variables: Iterable[Any]) -> None:
     """
     for variable in aggregating(variables):
         if variable._aggregation == tf.VariableAggregation.NONE:
-            variable._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+            replace(variable, "_aggregation", lambda _: tf.VariableAggregation.ONLY_FIRST_REPLICA)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from psrun.closures.closure_tracing import Step
 from psrun.closures.input_streams import Stream
+from psrun.closures.stage import Step
 from psrun.closures.step_profiler import StepProfiler
 from psrun.closures.steps_per_execution import Packed, Packing
 from psrun.closures.synchronous_steps import SynchronousSteps

@@ -24,7 +24,6 @@ from psrun.closures.input_streams import Stream
 from psrun.closures.step_profiler import StepProfiler, StepTime
 from psrun.closures.steps_per_execution import Packed
 from psrun.closures.training_closures import TrainingClosures
-from psrun.closures.update_rounds import closures_of
 from psrun.process import Stop
 from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
@@ -323,7 +322,8 @@ class TrainingRun:
     @functools.cached_property
     def closures(self) -> TrainingClosures:
         """The closures of steps, on the workers of a coordinator."""
-        return closures_of(self.program.distribution, self.program.config.consistency)
+        mode = self.program.config.consistency
+        return mode.load()(self.program.distribution, mode)
 
     @property
     def has_closures(self) -> bool:

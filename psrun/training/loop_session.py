@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.closures.closure_tracing import Step
+from psrun.closures.stage import Step
 from psrun.program import objective
 from psrun.program.compiled_model import Program
 from psrun.training.loop import Epoch, Metrics, TrainingRun

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from psrun.closures.closure_tracing import Step, packed
+from psrun.closures.closure import Closure
 from psrun.closures.input_streams import Stream
-from psrun.closures.step_profiler import StepProfiler, Unmeasured
+from psrun.closures.stage import Step
+from psrun.closures.step_profiler import StepProfiler
 from psrun.program import objective
 from psrun.program.compiled_model import Program
 from psrun.training import executions
@@ -86,19 +86,14 @@ class Scheduler:
         return packing
 
     def _alone(self, step: Step | None) -> Callable[[int], int]:
-        stream = Stream(self._program.train_dataset)
-        steps = packed(self._program, step, stream, _nothing_kept, Unmeasured(), stream.begin)
-        unmeasured, length = tf.constant(False), self._program.config.trainer.num_steps_packed
+        closure = Closure(self._program, Stream(self._program.train_dataset), [], step)
+        steps = closure.function()
+        length = self._program.config.trainer.num_steps_packed
 
         def do(most: int) -> int:
             num_steps = min(most, length)
-            returned = steps(self._iterator, tf.constant(num_steps), unmeasured)
+            returned = steps(*closure.flat({"iterator": self._iterator, "num_steps": tf.constant(num_steps)}))
             self._last = returned if step is None else self._last
             return num_steps
 
         return do
-
-
-def _nothing_kept(num_steps: int, take: Callable[[], Any]) -> contextlib.AbstractContextManager[Callable[[], Any]]:
-    """Without parameter servers there are no worker-local variables, bundles or prefetched rows."""
-    return contextlib.nullcontext(take)

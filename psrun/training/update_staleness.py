@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from psrun.closures.simulated_delay import SimulatedDelay
 from psrun.closures.staleness_meter import StalenessMeter
-from psrun.config import choices
 from psrun.program.compiled_model import Program
 from psrun.results.staleness import Histogram
 
@@ -18,7 +17,7 @@ class UpdateStaleness:
     def __init__(self, program: Program) -> None:
         self._num_workers = program.distribution.num_workers
         mode = program.config.consistency
-        self._delay = SimulatedDelay(program, mode) if isinstance(mode, choices.Simulated) else None
+        self._delay: SimulatedDelay | None = mode.load()(program, mode) if mode.one_process else None
         self._on_workers = program.distribution.coordinator is not None
 
     @functools.cached_property

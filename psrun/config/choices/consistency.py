@@ -13,6 +13,10 @@ from psrun.config.schema import at_least, one_of
 class ConsistencyChoice(Choice):
     """The interface of every consistency mode; the defaults are those of asynchronous training.
 
+    The implementation is a subclass of `psrun.closures.training_closures.TrainingClosures`, called with the
+    `Distribution` and the choice; that of a mode of one process has the methods `begin` and `take` of
+    `psrun.closures.simulated_delay.SimulatedDelay`, and is called with the `Program` and the choice.
+
     Attributes:
       needs_parameter_servers: whether the mode has a meaning only with parameter servers.
       one_process: whether the mode has a meaning only without a cluster.
@@ -22,6 +26,7 @@ class ConsistencyChoice(Choice):
       staleness: a worker waits while it is more than this many rounds ahead of the slowest one; None for no bound.
     """
 
+    implementation = "psrun.closures.training_closures:TrainingClosures"
     needs_parameter_servers: ClassVar[bool] = True
     one_process: ClassVar[bool] = False
     kind: str
@@ -74,6 +79,7 @@ class Synchronous(ConsistencyChoice):
       backup_workers: the number of gradients of a round that are not waited for.
     """
 
+    implementation = "psrun.closures.update_rounds:RoundClosures"
     averages = True
     kind: str
     backup_workers: int = at_least(0)
@@ -93,6 +99,7 @@ class Simulated(ConsistencyChoice):
       run: the run folder, or the run.json, whose recorded staleness is reproduced; None otherwise.
     """
 
+    implementation = "psrun.closures.simulated_delay:SimulatedDelay"
     needs_parameter_servers = False
     one_process = True
     kind: str

@@ -7,53 +7,59 @@ that the sum over replicas is the result of one device for the whole batch.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
+from psrun.closures.stage import Apply, Stage, Step
 from psrun.errors import ConfigError, Problem
-from psrun.program.compiled_model import Program, metric_variables
-from psrun.tf_internals.optimizers import applying, learning_rates
-from psrun.tf_internals.variables import aggregate_alike, aggregating
+from psrun.program.compiled_model import Program
 
 _CPU = "/device:CPU:0"  # the device of a worker's input pipeline
 _Reduction = tf_keras.losses.Reduction
 
 
-class Replicas:
-    """Runs steps of a program on the replicas of a worker.
+class Replicas(Stage):
+    """Runs a step on the replicas of a worker.
+
+    A batch has examples along the first axis of each tensor: replicas get consecutive examples, the numbers of which
+    differ by one at most, and values that they return are summed. In a strategy that has no workers of a coordinator, a
+    batch is one that the strategy has distributed.
 
     Raises:
       ConfigError: some losses are means and others sums: no weight of a part suits both.
     """
 
     def __init__(self, program: Program) -> None:
-        self._strategy, self._optimizer = program.distribution.strategy, program.optimizer
+        self._strategy = program.distribution.strategy
         self._num_replicas = self._strategy.num_replicas_in_sync
         self._splits = program.distribution.coordinator is not None and self._num_replicas > 1
         self._weights: list[tf.Tensor] | None = None  # of the parts of the batch; None: equal weights
         if self._splits:
             self._averages = _averages(program.network.loss)
-            _add_what_is_assigned(metric_variables(program))
-            aggregate_alike(learning_rates(program.optimizer))
 
-    def run(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        """Calls `step` on each replica; returns its values, summed if replicas returned different values.
+    def around(self, step: Step) -> Step:
+        def on_replicas(batch: Any) -> Any:
+            parts = self._parts(batch) if self._splits else batch
+            outputs = self._strategy.run(step, args=(parts,))
+            return tf.nest.map_structure(self._sum, outputs)
 
-        Args:
-          batch: of a worker, examples along the first axis of each tensor: replicas get consecutive examples, the
-            numbers of which differ by one at most. In a strategy that has no workers of a coordinator, a batch that
-            the strategy has distributed.
-        """
-        if not self._splits:
-            return self._summed(self._strategy.run(step, args=(batch,)))
-        parts = self._parts(batch)
-        with self._weighting():
-            return self._summed(self._strategy.run(step, args=(parts,)))
+        return on_replicas
+
+    def gradients(self, apply: Apply) -> Apply:
+        """Weights the gradients of each part, where parts differ in size."""
+
+        def apply_gradients(grads_and_vars: Iterable[tuple[Any, Any]], *arguments: Any, **options: Any) -> Any:
+            context = tf.distribute.get_replica_context()
+            if context is not None and self._weights is not None:
+                weight = tf.gather(tf.stack(self._weights), context.replica_id_in_sync_group)
+                grads_and_vars = [(_times(gradient, weight), variable) for gradient, variable in grads_and_vars]
+            return apply(grads_and_vars, *arguments, **options)
+
+        return apply_gradients
 
     def _parts(self, batch: Any) -> Any:
         with tf.device(_CPU):
@@ -71,26 +77,6 @@ class Replicas:
         return self._strategy.experimental_distribute_values_from_function(
             lambda context: parts[context.replica_id_in_sync_group]
         )
-
-    @contextlib.contextmanager
-    def _weighting(self) -> Iterator[None]:
-        """In this context the optimizer weights the gradients of each part."""
-
-        def weighted(apply: Callable[..., Any]) -> Callable[..., Any]:
-            def apply_gradients(grads_and_vars: Iterable[tuple[Any, Any]], *arguments: Any, **options: Any) -> Any:
-                context = tf.distribute.get_replica_context()
-                if context is not None and self._weights is not None:
-                    weight = tf.gather(tf.stack(self._weights), context.replica_id_in_sync_group)
-                    grads_and_vars = [(_times(gradient, weight), variable) for gradient, variable in grads_and_vars]
-                return apply(grads_and_vars, *arguments, **options)
-
-            return apply_gradients
-
-        with applying(self._optimizer, weighted):
-            yield
-
-    def _summed(self, outputs: Any) -> Any:
-        return tf.nest.map_structure(self._sum, outputs)
 
     def _sum(self, value: Any) -> Any:
         """Reduces values of replicas as Keras does; treats floats as means over the part, like the loss."""
@@ -110,22 +96,6 @@ def _averages(losses: Any) -> bool:
         message = "mixes losses with mean and sum reductions; with several replicas use one reduction for all losses"
         raise ConfigError([Problem("model", message)])
     return not sums
-
-
-def _add_what_is_assigned(variables: Iterable[Any]) -> None:
-    """Lets metrics assign their state: TensorFlow would sum the states of several replicas."""
-    for variable in aggregating(variables):
-        if "assign" not in vars(variable):
-            variable.assign = _assigning(variable, variable.assign)
-
-
-def _assigning(variable: Any, assign: Callable[..., Any]) -> Callable[..., Any]:
-    def assigned(value: Any, *arguments: Any, **options: Any) -> Any:
-        if tf.distribute.in_cross_replica_context():
-            return assign(value, *arguments, **options)
-        return variable.assign_add(tf.convert_to_tensor(value, variable.dtype) - variable.read_value())
-
-    return assigned
 
 
 def _num_examples(batch: Any) -> Any:

@@ -42,7 +42,7 @@ class Losing:
             losing._init(packing, *arguments, **options)
             losing._packings.append(packing)
             if losing._ahead:
-                losing.first_alone = packing._tracer.trace(1, num_steps=1, skipped={1})
+                losing.first_alone = packing._completion({1})
 
         def execute_on(closure: Any, worker: Any) -> None:
             losing.execute(closure, worker)
@@ -65,7 +65,7 @@ class Losing:
         if getattr(closure, "psrun_again", None) is None or not self._packings:
             self._execute(closure, worker)
             return
-        if len(closure._args) == 4:
+        if len(closure._args) == 4:  # without a number of steps
             if self.completing:
                 self.completing -= 1
                 raise tf.errors.DeadlineExceededError(None, None, "lost")
@@ -85,16 +85,16 @@ class Losing:
 
     def _apply(self, closure: Any, worker: Any, num_steps: int) -> None:
         packing = self._packings[0]
-        iterator, _, measured, place, slot = closure._args
+        iterator, _, place, counts, measured = closure._args
         few = cluster_coordinator.Closure(
             packing._looped, worker._cluster.closure_queue._cancellation_mgr,
-            (iterator, tf.constant(num_steps), measured, place, slot),
+            (iterator, tf.constant(num_steps), place, counts, measured),
         )  # fmt: skip
         self._execute(few, worker)
         for step in range(num_steps, num_steps + self._ahead):
             alone = cluster_coordinator.Closure(
                 self.first_alone, worker._cluster.closure_queue._cancellation_mgr,
-                (iterator, measured, place + step, slot),
+                (iterator, place + step, counts, measured),
             )  # fmt: skip
             self._execute(alone, worker)
         tf.experimental.async_clear_error()
