@@ -44,7 +44,7 @@ def in_order(
     saves = Saves(run, schedule, checks)
     evaluations = Evaluations(run, evaluator, schedule)
     return Actions(
-        before_epoch=[policies.lower_rate, reports.begin_delays],
+        before_epoch=[policies.lower_rate, run.staleness.begin],
         during_epoch=[hooks.check, checks.running_loss],
         after_piece=[saves.within_epoch],
         when_joined=[reports.visitation, reports.staleness, reports.waits],
@@ -136,19 +136,14 @@ class Reports:
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
         self._has_warned = False
-        self._uncounted = run.start.steps if run.start.audit is None else 0  # by the audit, of the next epoch
-
-    def begin_delays(self, context: HookContext) -> None:
-        """Lets the delays of simulated updates begin with the epoch."""
-        self._run.staleness.begin()
 
     def visitation(self, context: HookContext) -> None:
         """How often the examples of the epoch were applied; the run that resumes a cut epoch counts on."""
         run = self._run
         if run.audit is not None and not run.is_cut:
-            steps = run.epoch.num_steps - self._uncounted
+            uncounted = run.epoch.first_step if run.start.audit is None else 0
+            steps = run.epoch.num_steps - uncounted
             run.reporter.emit("visitation", step=context.step, epoch=context.epoch, steps=steps, **run.audit.epoch())
-        self._uncounted = 0
 
     def staleness(self, context: HookContext) -> None:
         """The staleness of the updates of the epoch, if it is known."""
@@ -212,7 +207,7 @@ class Saves:
         with run.clock.paused():
             self._checks.mean_loss(context)
             self._save(run.program.iterations, within_epoch=True)
-            run.staleness.begin()
+            run.staleness.begin(context)
             run.monitor.goes_on()
 
     def cut_epoch(self, context: HookContext) -> None:
