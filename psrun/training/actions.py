@@ -141,7 +141,7 @@ class Reports:
         """How often the examples of the epoch were applied; the run that resumes a cut epoch counts on."""
         run = self._run
         if run.audit is not None and not run.is_cut:
-            uncounted = run.epoch.first_step if run.start.audit is None else 0
+            uncounted = run.epoch.num_earlier if run.start.audit is None else 0
             steps = run.epoch.num_steps - uncounted
             run.reporter.emit("visitation", step=context.step, epoch=context.epoch, steps=steps, **run.audit.epoch())
 

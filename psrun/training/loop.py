@@ -77,7 +77,7 @@ class Epoch:
 
     Attributes:
       number: from 1; 0 before the first.
-      first_step: steps that earlier processes had scheduled.
+      num_earlier: steps that earlier processes had scheduled.
       num_steps: steps scheduled so far, with those.
       is_joined: whether all of its steps are done.
       is_over: whether its metrics are known.
@@ -91,7 +91,7 @@ class Epoch:
 
     run: TrainingRun = field(repr=False)
     number: int
-    first_step: int = 0
+    num_earlier: int = 0
     is_joined: bool = False
     is_over: bool = False
     is_last: bool = False
@@ -102,7 +102,7 @@ class Epoch:
     values: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.num_steps = self.first_step
+        self.num_steps = self.num_earlier
 
     @property
     def steps_left(self) -> int:
