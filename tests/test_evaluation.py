@@ -369,8 +369,8 @@ def test_a_resumed_run_keeps_its_learning_rate_and_its_patience(train, monkeypat
     rates = []
 
     def after_evaluation(self, context):
-        rates.append(float(self._optimizer.learning_rate))
         ended(self, context)
+        rates.append(float(self._optimizer.learning_rate))
 
     monkeypatch.setattr(MetricPolicies, "after_evaluation", after_evaluation)
     rules = ("cluster=none", *STILL, "reduce_lr.metric=val_auc", "reduce_lr.mode=max", "reduce_lr.min_delta=1",
