@@ -365,14 +365,14 @@ def test_early_stopping_and_learning_rate_follow_every_way_to_evaluate(train, tr
 def test_a_resumed_run_keeps_its_learning_rate_and_its_patience(train, monkeypatch):
     from psrun.training.metric_policies import MetricPolicies
 
-    ended = MetricPolicies.epoch_ended
+    ended = MetricPolicies.after_evaluation
     rates = []
 
-    def epoch_ended(self, step):
+    def after_evaluation(self, context):
+        ended(self, context)
         rates.append(float(self._optimizer.learning_rate))
-        ended(self, step)
 
-    monkeypatch.setattr(MetricPolicies, "epoch_ended", epoch_ended)
+    monkeypatch.setattr(MetricPolicies, "after_evaluation", after_evaluation)
     rules = ("cluster=none", *STILL, "reduce_lr.metric=val_auc", "reduce_lr.mode=max", "reduce_lr.min_delta=1",
              "reduce_lr.patience=2", "reduce_lr.min_lr=0.0000003", "trainer.steps_per_epoch=3")  # fmt: skip
     train(*rules)

@@ -41,11 +41,10 @@ def in_order(
     """
     checks = Checks(run)
     reports = Reports(run)
-    rates = Policies(run, policies)
     saves = Saves(run, schedule, checks)
     evaluations = Evaluations(run, evaluator, schedule)
     return Actions(
-        before_epoch=[rates.lower_rate, reports.begin_delays],
+        before_epoch=[policies.lower_rate, run.staleness.begin],
         during_epoch=[hooks.check, checks.running_loss],
         after_piece=[saves.within_epoch],
         when_joined=[reports.visitation, reports.staleness, reports.waits],
@@ -53,12 +52,12 @@ def in_order(
             checks.loss,  # first: values that are not finite are neither saved nor reported
             saves.cut_epoch,  # the resumed run reports the epoch, which is not over
             reports.epoch,
-            rates.after_training,  # before the checkpoint, which has the learning rate that was decided on
+            policies.after_training,  # before the checkpoint, which has the learning rate that was decided on
             checks.num_steps,  # before the checkpoint, whose position would be beyond the end of the data
             saves.after_epoch,  # before the evaluation, which may fail, or last longer than the process may
             evaluations.after_epoch,
             evaluations.compare,  # the values of the evaluation belong to the checkpoint
-            rates.after_evaluation,
+            policies.after_evaluation,
             hooks.after_epoch,  # with all metrics; a hook that fails finds checkpoint and evaluation recorded
             saves.interrupt,  # last: what was measured is recorded
         ],
@@ -137,19 +136,14 @@ class Reports:
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
         self._has_warned = False
-        self._uncounted = run.start.steps if run.start.audit is None else 0  # by the audit, of the next epoch
-
-    def begin_delays(self, context: HookContext) -> None:
-        """Lets the delays of simulated updates begin with the epoch."""
-        self._run.staleness.begin()
 
     def visitation(self, context: HookContext) -> None:
         """How often the examples of the epoch were applied; the run that resumes a cut epoch counts on."""
         run = self._run
         if run.audit is not None and not run.is_cut:
-            steps = run.epoch.num_steps - self._uncounted
+            uncounted = run.epoch.num_earlier if run.start.audit is None else 0
+            steps = run.epoch.num_steps - uncounted
             run.reporter.emit("visitation", step=context.step, epoch=context.epoch, steps=steps, **run.audit.epoch())
-        self._uncounted = 0
 
     def staleness(self, context: HookContext) -> None:
         """The staleness of the updates of the epoch, if it is known."""
@@ -190,36 +184,6 @@ class Reports:
             run.warn(warning, step=context.step)
 
 
-class Policies:
-    """Learning rates and early stopping."""
-
-    def __init__(self, run: TrainingRun, policies: MetricPolicies) -> None:
-        self._run = run
-        self._policies = policies
-
-    def lower_rate(self, context: HookContext) -> None:
-        """Lowers the learning rate for the epoch: half a cosine wave over all epochs (Loshchilov, Hutter: "SGDR",
-        2017), in steps of an epoch.
-        """
-        config = self._run.program.config
-        if config.learning_rate_falls:
-            share = (context.epoch - 0.5) / self._run.num_epochs
-            rate = config.optimizer.options["learning_rate"] * (1 + math.cos(math.pi * share)) / 2
-            self._run.program.optimizer.learning_rate = rate
-
-    def after_training(self, context: HookContext) -> None:
-        """Applies the policies to the metrics of the training steps; decides whether the epoch is the last one."""
-        self._policies.take(context.step, context.metrics)
-        self._policies.note(context.step)
-        run = self._run
-        run.epoch.is_last = context.epoch == run.num_epochs or run.ends_early
-
-    def after_evaluation(self, context: HookContext) -> None:
-        """Applies the policies to the metrics of the evaluation, and to new results of the evaluator task."""
-        self._policies.take(context.step, self._run.epoch.evaluation)
-        self._policies.epoch_ended(context.step)
-
-
 class Saves:
     """Takes the checkpoints that are due, and interrupts the training once they are complete."""
 
@@ -243,7 +207,7 @@ class Saves:
         with run.clock.paused():
             self._checks.mean_loss(context)
             self._save(run.program.iterations, within_epoch=True)
-            run.staleness.begin()
+            run.staleness.begin(context)
             run.monitor.goes_on()
 
     def cut_epoch(self, context: HookContext) -> None:
@@ -255,9 +219,9 @@ class Saves:
     def after_epoch(self, context: HookContext) -> None:
         """Takes the checkpoint that is due after an epoch. A request to end that comes later waits for the rest."""
         run = self._run
-        is_due = self._is_due or (
-            self._schedule is not None and self._schedule.due_after(context.epoch, last=run.epoch.is_last)
-        )
+        run.epoch.is_last = context.epoch == run.num_epochs or run.ends_early
+        schedule = self._schedule
+        is_due = schedule is not None and (self._is_due or schedule.due_after(context.epoch, last=run.epoch.is_last))
         self._is_due = False
         if is_due or run.stops:
             self._save(context.step, within_epoch=False)
@@ -341,3 +305,4 @@ class Evaluations:
             run.warn(evaluation.undefined, step=evaluation.step)
         run.monitor.metrics = {**run.monitor.metrics, **evaluation.values}
         run.epoch.evaluation = evaluation.values
+        run.epoch.values |= evaluation.values

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -96,7 +96,7 @@ class Hooks:
 
     def _called(self, hook: choices.Hook, function: Action, context: HookContext) -> None:
         try:
-            function(context=context)
+            function(context=replace(context, metrics=dict(context.metrics)))
         except PsrunError:
             raise
         except Exception as error:

@@ -77,7 +77,7 @@ class Epoch:
 
     Attributes:
       number: from 1; 0 before the first.
-      first_step: steps that earlier processes had scheduled.
+      num_earlier: steps that earlier processes had scheduled.
       num_steps: steps scheduled so far, with those.
       is_joined: whether all of its steps are done.
       is_over: whether its metrics are known.
@@ -86,30 +86,27 @@ class Epoch:
       metrics: of its training steps.
       validation: examples seen and metrics, where the trainer itself has evaluated.
       evaluation: the metrics of the evaluation after it as `val_*`, without undefined ones.
+      values: all metrics that are known and defined.
     """
 
     run: TrainingRun = field(repr=False)
     number: int
-    first_step: int = 0
+    num_earlier: int = 0
     is_joined: bool = False
     is_over: bool = False
     is_last: bool = False
     is_interrupted: bool = False
     metrics: Metrics = field(default_factory=dict)
     validation: tuple[int, Metrics] | None = None
-    evaluation: dict[str, float] = field(default_factory=dict)
+    evaluation: Mapping[str, float] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.num_steps = self.first_step
+        self.num_steps = self.num_earlier
 
     @property
     def steps_left(self) -> int:
         return max(0, self.run.steps_per_epoch - self.num_steps)
-
-    @property
-    def defined(self) -> dict[str, float]:
-        """The metrics of the training steps that are defined."""
-        return {name: value for name, value in self.metrics.items() if value is not None}
 
     def pieces(self, num_steps: int | None = None) -> Iterator[Piece]:
         """Pieces until the epoch has its steps, or `num_steps` more; fewer when the process is asked to stop."""
@@ -235,10 +232,11 @@ class TrainingRun:
             raise RuntimeError(f"epoch {epoch.number} is not running")
         self.join()
         epoch.metrics = metrics()
+        epoch.values |= {name: value for name, value in epoch.metrics.items() if value is not None}
         epoch.validation = validation
         epoch.is_over = True
         self._do(self.actions.after_epoch, self.program.iterations)
-        return epoch.evaluation
+        return dict(epoch.evaluation)
 
     def check(self) -> None:
         """Raises what makes it useless to go on. Call between pieces."""
@@ -249,9 +247,9 @@ class TrainingRun:
         self._do(self.actions.at_end, self.program.iterations)
 
     def _do(self, actions: Sequence[Action], step: int) -> None:
+        context = HookContext(step, self.epoch.number, self.epoch.values, self.folder.path, self.program)
         for action in actions:
-            metrics = {**self.epoch.defined, **self.epoch.evaluation}
-            action(context=HookContext(step, self.epoch.number, metrics, self.folder.path, self.program))
+            action(context=context)
 
     # -- where the run is
 

@@ -1,10 +1,11 @@
-"""Early stopping and learning rate reduction, by the evaluations of the training process and of the evaluator."""
+"""Learning rates that fall, and early stopping, by the evaluations of the training process and of the evaluator."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Mapping
+from math import cos, pi
 from typing import Any
 
 from psrun import files
@@ -15,6 +16,7 @@ from psrun.program.monitored import check_metric
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.training.evaluation import meters
+from psrun.training.hooks import HookContext
 
 _FILE = "following.json"
 _RECORDS_KEPT = 100  # one per epoch: more than anybody keeps checkpoints
@@ -113,6 +115,7 @@ class MetricPolicies:
         self._configured = self._changeable_rate() if self._lower.metric is not None else None
         self._records: list[dict[str, Any]] = []
         self._seen: set[str] = set()  # checkpoints whose evaluation by the evaluator was processed
+        self._of_training: set[str] = set()
 
     def _changeable_rate(self) -> float:
         try:
@@ -137,12 +140,40 @@ class MetricPolicies:
         if last.get("configured") == self._configured is not None and self._lowering.restore(last["lowering"]):
             self._optimizer.learning_rate = last["rate"]
 
-    def take(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Processes the metrics of an epoch or of an evaluation. Call when no step runs.
+    def lower_rate(self, context: HookContext) -> None:
+        """Lowers the learning rate for an epoch: half a cosine wave over all epochs (Loshchilov, Hutter: "SGDR", 2017),
+        in steps of an epoch.
+        """
+        config = context.program.config
+        if config.learning_rate_falls:
+            share = (context.epoch - 0.5) / config.trainer.num_epochs
+            self._optimizer.learning_rate = config.optimizer.options["learning_rate"] * (1 + cos(pi * share)) / 2
+
+    def after_training(self, context: HookContext) -> None:
+        """Processes the metrics of an epoch, and saves the state.
 
         Raises:
-          OSError: training must stop, but the file that requests it cannot be written.
+          OSError: the run folder cannot be written to.
         """
+        self._of_training = set(context.metrics)
+        self._take(context.step, context.metrics)
+        self._save(context.step)
+
+    def after_evaluation(self, context: HookContext) -> None:
+        """Processes the metrics of the evaluation, and new evaluations of the evaluator task; saves the state.
+
+        Raises:
+          OSError: the run folder cannot be written to.
+        """
+        metrics = context.metrics
+        self._take(context.step, {name: metrics[name] for name in metrics if name not in self._of_training})
+        for evaluation, checkpoint in self._by_evaluator():
+            if checkpoint not in self._seen:
+                self._seen.add(checkpoint)
+                self._take(context.step, evaluation.values)
+        self._save(context.step)
+
+    def _take(self, step: int, metrics: Mapping[str, float]) -> None:
         if not self._stops_elsewhere and self._stopping.reached(metrics):
             reason = self._stopping.reason
             self._folder.whole.end_early(reason)
@@ -156,20 +187,7 @@ class MetricPolicies:
                     "learning_rate", step=step, value=after, before=before, reason=self._lowering.reason
                 )
 
-    def epoch_ended(self, step: int) -> None:
-        """Processes new evaluations of the evaluator, and saves the state.
-
-        Raises:
-          OSError: the run folder cannot be written to.
-        """
-        for evaluation, checkpoint in self._by_evaluator():
-            if checkpoint not in self._seen:
-                self._seen.add(checkpoint)
-                self.take(step, evaluation.values)
-        self.note(step)
-
-    def note(self, step: int) -> None:
-        """Saves the state at a step; raises OSError."""
+    def _save(self, step: int) -> None:
         if self._stopping.rule.metric is None and self._lower.metric is None:
             return
         now: dict[str, Any] = {"step": step, "stopping": self._stopping.state, "lowering": self._lowering.state}

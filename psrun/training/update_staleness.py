@@ -9,6 +9,7 @@ from psrun.closures.simulated_delay import SimulatedDelay
 from psrun.closures.staleness_meter import StalenessMeter
 from psrun.program.compiled_model import Program
 from psrun.results.staleness import Histogram
+from psrun.training.hooks import HookContext
 
 
 class UpdateStaleness:
@@ -25,8 +26,8 @@ class UpdateStaleness:
         """Measures the updates on workers."""
         return StalenessMeter(self._num_workers)
 
-    def begin(self) -> None:
-        """Call before the first step of an epoch, and after a checkpoint within one."""
+    def begin(self, context: HookContext) -> None:
+        """Lets simulated delays begin: before the first step of an epoch, and after a checkpoint within one."""
         if self._delay is not None:
             self._delay.begin()
 

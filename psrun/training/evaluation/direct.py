@@ -40,14 +40,6 @@ class DirectEvaluation:
           progress: called after each batch.
         """
         self._meters.reset()
-        if self._own:
-            return self._with_callbacks(step, progress)
-        for batch in self._dataset:
-            self._step(batch)
-            progress()
-        return self._meters.result(self._mode, step)
-
-    def _with_callbacks(self, step: int, progress: Callable[[], None]) -> Evaluation:
         called = tf_keras.callbacks.CallbackList(
             self._own, model=self._network, verbose=0, epochs=1, steps=self._num_batches
         )
@@ -55,7 +47,8 @@ class DirectEvaluation:
         for index, batch in enumerate(self._dataset):
             called.on_test_batch_begin(index)
             self._step(batch)
-            called.on_test_batch_end(index, _defined(self._meters.values()))
+            if self._own:  # reading the metrics takes time
+                called.on_test_batch_end(index, _defined(self._meters.values()))
             progress()
         evaluation = self._meters.result(self._mode, step)
         called.on_test_end(_defined(evaluation.metrics))

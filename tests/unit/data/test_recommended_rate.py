@@ -39,16 +39,16 @@ def test_auto_is_the_rate_that_the_data_recommends(source, overrides, rate, fall
 @pytest.mark.inprocess
 @pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
 def test_a_rate_falls_by_half_a_cosine_wave_over_the_epochs(train, monkeypatch, trainer):
-    from psrun.training.actions import Policies
+    from psrun.training.metric_policies import MetricPolicies
 
     rates = []
-    lower_rate = Policies.lower_rate
+    lower_rate = MetricPolicies.lower_rate
 
     def noted(self, context):
         lower_rate(self, context)
         rates.append(float(context.program.optimizer.learning_rate))
 
-    monkeypatch.setattr(Policies, "lower_rate", noted)
+    monkeypatch.setattr(MetricPolicies, "lower_rate", noted)
     monkeypatch.setattr(load, "_recommended", lambda source, size: {"learning_rate": 0.1, "learning_rate_falls": True})
     train(
         "optimizer=lazy_adam", f"trainer={trainer}", "trainer.epochs=3", "evaluation=none", "trainer.steps_per_epoch=6"
