@@ -94,7 +94,8 @@ def _or_last_row(ids: tf.Tensor, places: Sequence[Place], per_id: PerId) -> tf.T
 
 def _checked_columns(ids: tf.Tensor, places: Sequence[Place], title: str) -> tf.Tensor:
     """The ids as int32, once it is certain that each has a row."""
-    least, greatest = tf.reduce_min(ids, 0), tf.reduce_max(ids, 0)
+    least = tf.reduce_min(ids, 0)
+    greatest = tf.reduce_max(ids, 0)
     inside = (least >= 0) & (greatest < np.array([place.num_ids for place in places]))
     bad = tf.reshape(tf.where(~inside), [-1])
     labels = tf.gather(tf.constant([str(place) for place in places]), bad)
@@ -124,7 +125,8 @@ def part_of_each(sizes: tf.Tensor) -> tf.Tensor:
     """
     # One operation counts from index * 2**32 on for each part; `tf.repeat` needs memory for parts * the largest size.
     first = tf.bitwise.left_shift(tf.range(tf.size(sizes, tf.int64), dtype=tf.int64), 32)
-    last, one = first + tf.cast(sizes, tf.int64), tf.ones([], tf.int64)
+    last = first + tf.cast(sizes, tf.int64)
+    one = tf.ones([], tf.int64)
     counted = tf.raw_ops.RaggedRange(starts=first, limits=last, deltas=one, Tsplits=tf.int32).rt_dense_values
     return tf.cast(tf.bitwise.right_shift(counted, 32), tf.int32)
 
@@ -139,7 +141,8 @@ def _checked_parts(ids: tf.Tensor, places: Sequence[Place], per_id: PerId, title
     feature = per_id(np.arange(len(places)))
     of_bad = tf.zeros_like(bad, tf.int32) if feature.shape.rank == 0 else tf.gather(feature, bad)
     which, group = tf.unique(of_bad)
-    ids_of_bad, num_features = tf.gather(ids, bad), tf.size(which)
+    ids_of_bad = tf.gather(ids, bad)
+    num_features = tf.size(which)
     data = [
         tf.gather(tf.constant([str(place) for place in places]), which),
         tf.math.unsorted_segment_min(ids_of_bad, group, num_features),

@@ -275,7 +275,8 @@ class StackFetch:
         self, inputs: Mapping[str, Any], weights: Mapping[str, tf.Tensor | None]
     ) -> Iterator[tuple[str, tf.Tensor]]:
         """Rows of each feature: (batch, dim) if they are pooled, else of the shape of its ids, and dim as last axis."""
-        groups, columns = self._groups(), self.ids.columns
+        groups = self._groups()
+        columns = self.ids.columns
         sizes = [sum(self.ids.lists[name] for name in names) for _, names in groups]
         if columns:
             sizes = [self.ids.num_in_columns, *sizes]
@@ -357,7 +358,8 @@ class _Initializer:
     """Called as Keras' initializers are; for one shard with `partition_shape` and `partition_offset`."""
 
     def __init__(self, layout: StackLayout, own: Sequence[Any]) -> None:
-        self._layout, self._own = layout, own
+        self._layout = layout
+        self._own = own
 
     def __call__(self, shape: Any, dtype: Any = None, **options: Any) -> tf.Tensor:
         layout = self._layout
@@ -385,7 +387,8 @@ def _part(initializer: Any, shape: tuple[int, int], dtype: Any, block: Block) ->
     An initializer does not say whether it can make a part. As TensorFlow does for variables in shards, this requests
     one; if it fails or makes the whole table, the part is cut out.
     """
-    part, make = (block.num_rows, shape[1]), converted(initializer)
+    part = (block.num_rows, shape[1])
+    make = converted(initializer)
     try:
         values = make(shape, dtype=dtype, partition_shape=part, partition_offset=(block.first, 0))
     except (TypeError, ValueError):

@@ -44,7 +44,8 @@ def replace(
     Raises:
       tf.errors.InvalidArgumentError: when run: the gradient is not finite. No part of it is applied.
     """
-    rows, summed = gradient.indices, gradient.values
+    rows = gradient.indices
+    summed = gradient.values
     if not distinct:
         rows, position = tf.unique(rows)
         summed = tf.math.unsorted_segment_sum(summed, position, tf.size(rows))
@@ -85,7 +86,8 @@ def replacing(variables: Sequence[tf.Variable], formula: Formula, *, label: str,
     the arguments on any of their devices, so that rows would travel to the worker and back, and checks would wait for
     those of all other tables. If a worker is lost while it waits for the lock, the lock no longer excludes others.
     """
-    device, lock = variables[0].device, None
+    device = variables[0].device
+    lock = None
     if locking:
         with tf.init_scope(), tf.device(device):
             lock = tf.CriticalSection(shared_name=f"rows-{uuid.uuid4().hex}")  # without a name, all locks would be one
