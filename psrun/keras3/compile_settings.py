@@ -43,7 +43,8 @@ def with_compiled(model: Model, compiled: keras.Model) -> Model:
     settings = internals.compile_settings(compiled)
     if settings and (problems := list(_unused(settings))):
         raise ConfigError(problems)
-    loss, metrics = settings.get("loss"), settings.get("metrics")
+    loss = settings.get("loss")
+    metrics = settings.get("metrics")
     if model.loss is None and loss is not None:
         model = replace(model, loss=loss)
     if model.metrics is None and metrics is not None:

@@ -71,7 +71,8 @@ def _install() -> None:
     if getattr(Variable, "psrun_wrapped", False):
         return
     require(Variable, "_initialize", "_initialize_with_initializer")
-    initialize, with_initializer = Variable._initialize, Variable._initialize_with_initializer
+    initialize = Variable._initialize
+    with_initializer = Variable._initialize_with_initializer
 
     def from_value(self: Any, value: Any) -> None:
         creation = _active.get()
@@ -88,7 +89,8 @@ def _install() -> None:
         else:
             self._value = creation.make(self, initializer)
 
-    Variable._initialize, Variable._initialize_with_initializer = from_value, from_initializer
+    Variable._initialize = from_value
+    Variable._initialize_with_initializer = from_initializer
     Variable.psrun_wrapped = True
 
 

@@ -94,7 +94,8 @@ class Keras3Model(AdaptedModel):
 
     @tf.autograph.experimental.do_not_convert  # as the trainer of Keras 3: its layers are not converted either
     def call(self, inputs: Any, training: Any = None) -> Any:
-        model, adapted = self.keras3, self._adapted
+        model = self.keras3
+        adapted = self._adapted
         inputs = self._declared(inputs)
         if not adapted.complete:
             with adapted.creation.active():

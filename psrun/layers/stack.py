@@ -200,24 +200,13 @@ class Stack:
         tensors = [ids[place.feature] for place in places]
         wide = [place for place, tensor in zip(places, tensors) for _ in range(tensor.shape[1:].num_elements())]
         flat = [tf.reshape(tf.cast(each, tf.int64), [-1, each.shape[1:].num_elements()]) for each in tensors]
-        columns, per_id = tf.concat(flat, 1), positions.of_columns
-        inside = (
-            positions.or_last_row(columns, wide, per_id)
-            if self.oov == "row"
-            else positions.checked_columns(columns, wide, title)
-        )
-        return tf.reshape(positions.rows_of(inside, wide, self.layout, per_id), [-1])
+        return tf.reshape(positions.rows_of_columns(tf.concat(flat, 1), wide, self.layout, self.oov, title), [-1])
 
     def _of_lists(self, places: Sequence[Place], ids: Mapping[str, Any], title: str) -> tf.Tensor:
         tensors = [ids[place.feature] for place in places]
         values = tf.concat([tf.cast(pooling.values_of(each), tf.int64) for each in tensors], 0)
-        per_id = positions.of_parts([pooling.num_values(each) for each in tensors])
-        inside = (
-            positions.or_last_row(values, places, per_id)
-            if self.oov == "row"
-            else positions.checked_parts(values, places, per_id, title)
-        )
-        return positions.rows_of(inside, places, self.layout, per_id)
+        sizes = [pooling.num_values(each) for each in tensors]
+        return positions.rows_of_parts(values, sizes, places, self.layout, self.oov, title)
 
 
 @dataclass(frozen=True)
@@ -286,7 +275,8 @@ class StackFetch:
         self, inputs: Mapping[str, Any], weights: Mapping[str, tf.Tensor | None]
     ) -> Iterator[tuple[str, tf.Tensor]]:
         """Rows of each feature: (batch, dim) if they are pooled, else of the shape of its ids, and dim as last axis."""
-        groups, columns = self._groups(), self.ids.columns
+        groups = self._groups()
+        columns = self.ids.columns
         sizes = [sum(self.ids.lists[name] for name in names) for _, names in groups]
         if columns:
             sizes = [self.ids.num_in_columns, *sizes]
@@ -327,12 +317,7 @@ def _pooled(
 
 @dataclass(frozen=True)
 class Held:
-    """The tables of a shard of a stack; all shards hold the same tables at the same offsets.
-
-    Attributes:
-      names: of the tables.
-      offsets: where the rows of each begin.
-    """
+    """The tables of a shard of a stack, and where the rows of each begin: in all shards alike."""
 
     names: tuple[str, ...]
     offsets: tuple[int, ...]
@@ -373,7 +358,8 @@ class _Initializer:
     """Called as Keras' initializers are; for one shard with `partition_shape` and `partition_offset`."""
 
     def __init__(self, layout: StackLayout, own: Sequence[Any]) -> None:
-        self._layout, self._own = layout, own
+        self._layout = layout
+        self._own = own
 
     def __call__(self, shape: Any, dtype: Any = None, **options: Any) -> tf.Tensor:
         layout = self._layout
@@ -401,7 +387,8 @@ def _part(initializer: Any, shape: tuple[int, int], dtype: Any, block: Block) ->
     An initializer does not say whether it can make a part. As TensorFlow does for variables in shards, this requests
     one; if it fails or makes the whole table, the part is cut out.
     """
-    part, make = (block.num_rows, shape[1]), converted(initializer)
+    part = (block.num_rows, shape[1])
+    make = converted(initializer)
     try:
         values = make(shape, dtype=dtype, partition_shape=part, partition_offset=(block.first, 0))
     except (TypeError, ValueError):

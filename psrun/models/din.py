@@ -9,9 +9,10 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.data.source import DataSource
+from psrun.layers.base import check
 from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
 from psrun.layers.layout import Table
-from psrun.models import lists, tables
+from psrun.models import tables
 from psrun.models.model import ArgumentError, Model, concatenated, head, hidden, is_ragged, network_inputs, prepared
 
 
@@ -47,7 +48,7 @@ def din(
     """
     preprocessing, num_ids = prepared(source)
     _check(source, num_ids, history, target)
-    lists.check(source, num_ids, "din", sequences=[history])
+    tables.check_lists(source, num_ids, "din", sequences=[history])
     shared = _shared(source, shared_tables, history, target)
     arranged = tables.of(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared)
     _check_shared(arranged, history, target)
@@ -120,9 +121,7 @@ def _padded(weights: tf.RaggedTensor, mask: Sequence[Any] | None) -> tf.Tensor:
         return weights.to_tensor()
     lengths = tf.reduce_sum(tf.cast(mask[0], weights.row_splits.dtype), 1)
     same = tf.reduce_all(tf.equal(weights.row_lengths(), lengths))
-    # tf.debugging.Assert would be a branch, and so another function to call.
-    check = tf.raw_ops.Assert(condition=same, data=["the weights of the history must have the lengths of the history"])
-    with tf.control_dependencies([] if check is None else [check]):
+    with tf.control_dependencies(check(same, "the weights of the history must have the lengths of the history")):
         return weights.to_tensor()
 
 

@@ -9,7 +9,7 @@ import tf_keras
 
 from psrun.data.source import DataSource
 from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
-from psrun.models import lists, tables
+from psrun.models import tables
 from psrun.models.model import ArgumentError, Model, concatenated, floats, head, hidden, network_inputs, prepared
 
 
@@ -41,7 +41,7 @@ def dlrm(
     preprocessing, num_ids = prepared(source)
     if not num_ids:
         raise ArgumentError(("", f"dlrm requires features with ids; the data has {', '.join(source.features)}"))
-    lists.check(source, num_ids, "dlrm")
+    tables.check_lists(source, num_ids, "dlrm")
     tensors = network_inputs(source, num_ids)
     rows = tables.vectors(
         tables.of(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared_tables),

@@ -96,7 +96,8 @@ def prepared(source: DataSource, *, keep_missing: bool = False) -> tuple[tf_kera
             outputs[name], num_ids[name] = _looked_up(feature, raw[name])
         elif feature.num_buckets is not None:
             hashing = tf_keras.layers.Hashing(feature.num_buckets)
-            outputs[name], num_ids[name] = hashing(raw[name]), feature.num_buckets
+            outputs[name] = hashing(raw[name])
+            num_ids[name] = feature.num_buckets
         elif feature.logarithm:
             outputs[name] = tf.math.log1p(tf.nn.relu(raw[name]))
         if (feature.mean, feature.deviation) != (0.0, 1.0):
@@ -240,4 +241,5 @@ def refuse_single_files(network: tf_keras.Model) -> None:
 
         return call
 
-    network.save, network.save_weights = refusing(network.save), refusing(network.save_weights)
+    network.save = refusing(network.save)
+    network.save_weights = refusing(network.save_weights)

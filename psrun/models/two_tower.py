@@ -10,7 +10,7 @@ import tf_keras
 
 from psrun.data.source import DataSource
 from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
-from psrun.models import lists, tables
+from psrun.models import tables
 from psrun.models.model import ArgumentError, Model, concatenated, hidden, network_inputs, prepared
 
 
@@ -44,9 +44,9 @@ def two_tower(
     if source.task != "binary":
         raise ArgumentError(("", f"two_tower requires binary labels (task=binary); got task={source.task}"))
     preprocessing, num_ids = prepared(source)
-    lists.check(source, num_ids, "two_tower")
+    tables.check_lists(source, num_ids, "two_tower")
     tensors = network_inputs(source, num_ids)
-    names = [name for name in tensors if name not in lists.of_weights(source.features)]
+    names = [name for name in tensors if name not in tables.of_weights(source.features)]
     unknown = [name for name in query_features if name not in names]
     twice = len(set(query_features)) < len(query_features)
     if unknown or twice or not query_features or len(query_features) == len(names):

@@ -238,7 +238,8 @@ class SparseFtrl(_OnTouchedRows, tf_keras.optimizers.Ftrl):
 
     def _formula(self, variable: tf.Tensor, *others: tf.Tensor) -> tuple[tf.Tensor, ...]:
         accumulator, linear, gradient, rate = others
-        power, l1 = self.learning_rate_power, self.l1_regularization_strength
+        power = self.learning_rate_power
+        l1 = self.l1_regularization_strength
         l2 = self.l2_regularization_strength + self.beta / (2.0 * rate)
         shrunk = gradient + 2.0 * self.l2_shrinkage_regularization_strength * variable
         grown = accumulator + tf.square(gradient)

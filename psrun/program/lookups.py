@@ -34,7 +34,8 @@ class Lookup:
     """The ids of a layer, as a function of a network's features."""
 
     def __init__(self, layer: EmbeddingLayer, ids: Callable[[Any], Any]) -> None:
-        self.layer, self._ids = layer, ids
+        self.layer = layer
+        self._ids = ids
 
     @classmethod
     def of(cls, network: tf_keras.Model, layer: EmbeddingLayer) -> Lookup | None:
@@ -45,7 +46,8 @@ class Lookup:
         own = any(each is layer for each in network.layers)  # not in a nested model
         if not own or not keras.is_functional(network) or len(layer.inbound_nodes) != 1:
             return None
-        names, model = [tensor.name for tensor in network.inputs], tf_keras.Model(network.inputs, layer.input)
+        names = [tensor.name for tensor in network.inputs]
+        model = tf_keras.Model(network.inputs, layer.input)
 
         def of_features(features: Any) -> Any:
             by_name = isinstance(features, dict)

@@ -104,15 +104,12 @@ def check_storable(network: tf_keras.Model, optimizer: Any) -> None:
     layers = collections(network)
     names = Counter(table.name for layer in layers for table in layer.tables)
     if twice := [name for name, number in names.items() if number > 1]:
-        message = (
-            f"two embedding collections have a table called {twice[0]!r}; rename one: checkpoints go by these names"
-        )
+        message = f"two embedding collections have a table called {twice[0]!r}; rename one: checkpoints go by its name"
         raise ConfigError([Problem("model", message)])
     stacked = [stack for layer in layers for stack in layer.stacks if len(stack.tables) > 1]
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = optimizers.unscaled(optimizer)
     if stacked and optimizers.is_legacy(inner):
-        # An optimizer of before Keras 2.11: its checkpoints find slots by the variable, in place of which they hold
-        # tables.
+        # Their checkpoints find slots by the variable, in place of which they hold tables.
         tables = ", ".join(table.name for table in stacked[0].tables)
         kind = type(inner).__name__
         message = f"legacy.{kind} loses its slots of tables that are stored together ({tables}) in checkpoints"

@@ -21,7 +21,7 @@ from psrun.cluster.placement import Placed, Planned
 from psrun.config import choices, topology
 from psrun.config.run_config import RunConfig
 from psrun.data import load
-from psrun.program import list_inputs, make_optimizer, stacks, table_costs, whole_variables
+from psrun.program import inventory, list_inputs, make_optimizer, stacks, whole_variables
 from psrun.program.build import build, build_state, start_afresh
 from psrun.program.compiled_model import Program, metric_variables
 from psrun.program.zeros import zeros
@@ -124,7 +124,7 @@ def make(
         placement.check_memory(placed, psutil.virtual_memory().total if memory_bytes is None else memory_bytes)
     total = sum(traffic.values(), Traffic())
     by_task = _by_task(traffic, placed, run_config) if cluster.has_parameter_servers else {}
-    warnings += table_costs.of_dense_tables(program.optimizer, placed)
+    warnings += inventory.costs_of_dense_tables(program.optimizer, placed)
     return Plan(placed, total, traffic, by_task, warnings)
 
 
