@@ -154,7 +154,8 @@ def test_how_a_job_is_by_its_folder(tmp_path):
     sweep.plan(planned(*(Job(number, [], name) for number, name in enumerate(("none", "done", "failed", "begun")))))
 
     def states(search: bool = False) -> dict[str, str]:
-        state = SweepReader(tmp_path, supervised=True).look({**sweep.record(), "search": search})
+        sweep.search = search
+        state = SweepReader(tmp_path, sweep=sweep).look()
         return {job.folder: job.status for job in state.jobs}
 
     done = job_folder(tmp_path / "done", status="completed", metrics={"loss": 1.0}, wall_s=3.0, exit_code=0)
@@ -191,7 +192,7 @@ def test_a_terminal_sees_a_row_a_job_and_the_best_so_far(tmp_path):
     beat = {"pid": 1, "at_s": 1.0, "state": "training", "progress": progress}
     (tmp_path / "1" / ".tasks" / "chief-0.json").write_text(json.dumps(beat))
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100, height=20)
-    console.print(overview(SweepReader(tmp_path, supervised=True).look(), 14))
+    console.print(overview(SweepReader(tmp_path, sweep=sweep).look(), 14))
     shown = console.file.getvalue()
     assert [line.split() for line in shown.splitlines() if "x=[1]" in line] == [
         ["1", "x=[1]", "training", "1/2", "10/40", "5", "val_auc", "0.5"]
