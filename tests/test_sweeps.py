@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import os
@@ -78,6 +79,18 @@ def test_places_are_as_many_as_jobs_may_run_at_once(tmp_path):
     for place in taken:
         os.close(place)
     assert not sweep.has_running_jobs()
+
+
+def test_a_file_system_without_locks_has_room_for_every_job(tmp_path, monkeypatch):
+    def unsupported(*arguments):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    sweep = Sweep(tmp_path / "sweep", [])
+    sweep.begin(again=False)
+    for slot in [sweep.take_slot(), sweep.take_slot()]:
+        os.close(slot)
+    assert sweep.has_running_jobs()  # as far as can be seen: a signal waits for them, for a bounded time
 
 
 # -- the record
