@@ -13,7 +13,7 @@ from psrun.config import choices
 from psrun.config.topology import Task
 from psrun.errors import ConfigError, Interrupted
 from psrun.launch import ray as engine
-from psrun.launch.sweeps import capacity as sweep_capacity
+from psrun.launch.sweeps import jobs as sweep_jobs
 from psrun.process import SUPERVISOR_PID
 from psrun.roles import task_assignment
 
@@ -121,5 +121,5 @@ def test_a_signal_while_ray_starts_interrupts_the_run(monkeypatch, raised, signu
 
 def test_a_sweep_counts_tasks_of_this_machine_only():
     here, there = (run_config("cluster=ray", f"cluster.address={address}") for address in ("null", "'head:6379'"))
-    assert sweep_capacity.jobs_at_once([here], cores=8, memory_bytes=10**12) == 4
-    assert sweep_capacity.jobs_at_once([there], cores=8, memory_bytes=10**12) == 8
+    assert sweep_jobs.jobs_at_once([here], cores=8, memory_bytes=10**12) == 4
+    assert sweep_jobs.jobs_at_once([there], cores=8, memory_bytes=10**12) == 8

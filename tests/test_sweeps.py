@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import os
@@ -21,7 +22,7 @@ from support import run_config
 from psrun import files
 from psrun.cli import hydra_sweeps
 from psrun.errors import ConfigError, SweepError
-from psrun.launch.sweeps import capacity, plans
+from psrun.launch.sweeps import jobs
 from psrun.results.sweep import Job, Sweep, SweepReader, distinguishing
 from psrun.results.watch.sweep import SweepMonitor, overview
 
@@ -29,15 +30,15 @@ GIB = 2**30
 LONG = "trainer.epochs=1000"
 
 
-def planned(*jobs: Job) -> dict[int, Job]:
-    return {job.number: job for job in jobs}
+def planned(*each: Job) -> dict[int, Job]:
+    return {job.number: job for job in each}
 
 
 # -- how many at once
 
 
 @pytest.mark.parametrize(
-    ("overrides", "cores", "gib", "jobs"),
+    ("overrides", "cores", "gib", "most"),
     [
         (["cluster=none"], 8, 64, 8),
         (["cluster=none"], 8, 3, 3),
@@ -48,24 +49,24 @@ def planned(*jobs: Job) -> dict[int, Job]:
         (["cluster=local", "cluster.num_workers=2", "cluster.num_ps=3", "data.visitation=dynamic"], 64, 60, 7),
     ],
 )
-def test_jobs_at_once_follow_cores_and_memory(overrides, cores, gib, jobs):
+def test_jobs_at_once_follow_cores_and_memory(overrides, cores, gib, most):
     runs = [run_config("cluster=none"), run_config(*overrides)]
-    assert capacity.jobs_at_once(runs, cores=cores, memory_bytes=gib * GIB) == jobs
-    assert capacity.jobs_at_once([]) >= 1
+    assert jobs.jobs_at_once(runs, cores=cores, memory_bytes=gib * GIB) == most
+    assert jobs.jobs_at_once([]) >= 1
 
 
 def test_what_a_container_may_use_is_its_limit_without_files_that_were_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(capacity, "_CGROUP", tmp_path)
-    monkeypatch.setattr(capacity.psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
+    monkeypatch.setattr(jobs, "_CGROUP", tmp_path)
+    monkeypatch.setattr(jobs.psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
     run = [run_config("cluster=none")]
-    assert capacity.jobs_at_once(run, cores=99) == 64
+    assert jobs.jobs_at_once(run, cores=99) == 64
     (tmp_path / "memory.max").write_text(f"{16 * GIB}\n")
     (tmp_path / "memory.current").write_text(f"{14 * GIB}\n")
-    assert capacity.jobs_at_once(run, cores=99) == 2
+    assert jobs.jobs_at_once(run, cores=99) == 2
     (tmp_path / "memory.stat").write_text(f"anon {4 * GIB}\nfile {10 * GIB}\ninactive_file {9 * GIB}\n")
-    assert capacity.jobs_at_once(run, cores=99) == 11
+    assert jobs.jobs_at_once(run, cores=99) == 11
     (tmp_path / "memory.max").write_text("max\n")
-    assert capacity.jobs_at_once(run, cores=99) == 64
+    assert jobs.jobs_at_once(run, cores=99) == 64
 
 
 def test_places_are_as_many_as_jobs_may_run_at_once(tmp_path):
@@ -78,6 +79,18 @@ def test_places_are_as_many_as_jobs_may_run_at_once(tmp_path):
     for place in taken:
         os.close(place)
     assert not sweep.has_running_jobs()
+
+
+def test_a_file_system_without_locks_has_room_for_every_job(tmp_path, monkeypatch):
+    def unsupported(*arguments):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    sweep = Sweep(tmp_path / "sweep", [])
+    sweep.begin(again=False)
+    for slot in [sweep.take_slot(), sweep.take_slot()]:
+        os.close(slot)
+    assert sweep.has_running_jobs()  # as far as can be seen: a signal waits for them, for a bounded time
 
 
 # -- the record
@@ -154,7 +167,8 @@ def test_how_a_job_is_by_its_folder(tmp_path):
     sweep.plan(planned(*(Job(number, [], name) for number, name in enumerate(("none", "done", "failed", "begun")))))
 
     def states(search: bool = False) -> dict[str, str]:
-        state = SweepReader(tmp_path, supervised=True).look({**sweep.record(), "search": search})
+        sweep.search = search
+        state = SweepReader(tmp_path, sweep=sweep).look()
         return {job.folder: job.status for job in state.jobs}
 
     done = job_folder(tmp_path / "done", status="completed", metrics={"loss": 1.0}, wall_s=3.0, exit_code=0)
@@ -191,7 +205,7 @@ def test_a_terminal_sees_a_row_a_job_and_the_best_so_far(tmp_path):
     beat = {"pid": 1, "at_s": 1.0, "state": "training", "progress": progress}
     (tmp_path / "1" / ".tasks" / "chief-0.json").write_text(json.dumps(beat))
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100, height=20)
-    console.print(overview(SweepReader(tmp_path, supervised=True).look(), 14))
+    console.print(overview(SweepReader(tmp_path, sweep=sweep).look(), 14))
     shown = console.file.getvalue()
     assert [line.split() for line in shown.splitlines() if "x=[1]" in line] == [
         ["1", "x=[1]", "training", "1/2", "10/40", "5", "val_auc", "0.5"]
@@ -241,7 +255,7 @@ def test_plans_of_a_sweep_are_one_table(tmp_path):
     job_folder(tmp_path / "1", status="failed", error={"message": "too large"})
     console = Console(file=io.StringIO(), width=200)
     with pytest.raises(ConfigError, match=r"job 1 \(x=2\): too large"):
-        plans.show(sweep, console)
+        jobs.show_plans(sweep, console)
     assert "2.0 kB, 1.0 kB  ps-0 2.0 kB  100 bytes  200 bytes" in " ".join(
         console.file.getvalue().split("\n")[2:3]
     ).replace("   ", "  ")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import socket
 import threading
@@ -147,15 +148,27 @@ class Sweep:
 
     @classmethod
     def read(cls, path: Path) -> Sweep:
-        """The sweep in the folder `path`. Raises ConfigError if there is none."""
-        try:
-            record = json.loads((path / RECORD).read_text(encoding="utf-8"))
-            del record["psrun"]
-            jobs = {job["number"]: Job(**job) for job in record.pop("jobs")}
-            return cls(path=path, jobs=jobs, **record)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        """The sweep in the folder `path`. Raises ConfigError if there is none that can be resumed."""
+        record, problem = reading.loaded(path / RECORD)
+        if problem or "arguments" not in record:
+            reason = problem or f"{RECORD} has no arguments"
             hint = "; it holds a run: use psrun resume=... without -m" if (path / RESULT).exists() else ""
-            raise ConfigError([Problem("resume", f"there is no sweep in {path} ({error}){hint}")]) from error
+            raise ConfigError([Problem("resume", f"there is no sweep in {path} ({reason}){hint}")])
+        return cls.from_record(path, record)
+
+    @classmethod
+    def from_record(cls, path: Path, record: Mapping[str, Any]) -> Sweep:
+        """The sweep with this content of sweep.json, as far as it is known."""
+        jobs = {}
+        for entry in reading.entries(record.get("jobs")):
+            if isinstance(entry.get("folder"), str) and isinstance(entry.get("number"), int):
+                values = {name: entry[name] for name in _RECORDED if name in entry}
+                jobs[entry["number"]] = Job(**{"overrides": [], **values})
+        names = ("search", "metric", "mode", "max_parallel", "status")
+        values = {name: record[name] for name in names if name in record}
+        arguments = record.get("arguments") or []
+        started_s = reading.number(record.get("started_s")) or 0.0
+        return cls(path, arguments, host=record.get("host", ""), started_s=started_s, jobs=jobs, **values)
 
     def begin(self, *, again: bool) -> None:
         """Locks the folder for this process, until the process ends.
@@ -292,13 +305,20 @@ class Sweep:
         """A descriptor that locks one of the slots for running jobs; None if all are taken."""
         for slot in self._slots():
             slot.touch()
-            descriptor = files.lock(slot)
+            try:
+                descriptor = files.lock(slot)
+            except OSError:  # a file system without locks: only the launcher limits the jobs
+                return os.open(slot, os.O_RDONLY)
             if descriptor is not None:
                 return descriptor
         return None
 
     def has_running_jobs(self) -> bool:
-        return any(slot.exists() and files.is_locked(slot) for slot in self._slots())
+        """Whether jobs run, or may run on a file system without locks."""
+        try:
+            return any(slot.exists() and files.is_locked(slot) for slot in self._slots())
+        except OSError:
+            return True
 
     def _slots(self) -> list[Path]:
         return [self._shared / f"place-{index}" for index in range(self.max_parallel)]
@@ -310,71 +330,63 @@ class SweepReader:
     Args:
       metric: the metric that ranks the jobs; None: that of the sweep, else val_loss or loss.
       mode: 'min' or 'max'; None: that of the sweep, else by the name of the metric.
-      supervised: whether this process runs the jobs, see `run_state.look`.
+      sweep: the sweep that this process runs; None: that in sweep.json, if there is one.
     """
 
     def __init__(
-        self, path: Path, *, metric: str | None = None, mode: str | None = None, supervised: bool = False
+        self, path: Path, *, metric: str | None = None, mode: str | None = None, sweep: Sweep | None = None
     ) -> None:
         self._path = path
         self._metric = metric
         self._mode = mode
-        self._supervised = supervised
-        self._record: Mapping[str, Any] = {}
+        self._sweep = sweep
+        self._supervised = sweep is not None
         self._known: dict[Path, tuple[float, Job]] = {}
 
-    def look(self, record: Mapping[str, Any] | None = None) -> SweepState:
-        """The current state.
-
-        Args:
-          record: what sweep.json holds; None: read it.
-
-        Raises:
-          PsrunError: the folder, or everything in it, was removed.
-        """
-        self._record = self._read() if record is None else record
+    def look(self) -> SweepState:
+        """The current state. Raises PsrunError if the folder, or everything in it, was removed."""
+        if not self._supervised:
+            self._sweep = self._read()
         jobs = [self._job(path, job) for path, job in (self._recorded() or self._below()).items()]
         apart = distinguishing([job.overrides for job in jobs])
         jobs = [replace(job, apart=text) for job, text in zip(jobs, apart)]
-        status = self._record.get("status")
-        if record is None and status == "running" and self._is_gone():
+        status = self._sweep.status if self._sweep else None
+        if self._sweep and not self._supervised and self._is_gone(self._sweep):
             status = "gone"
-        return SweepState(jobs, None if status is None else str(status), *self._ranked_by(jobs))
+        return SweepState(jobs, status, *self._ranked_by(jobs))
 
-    def _is_gone(self) -> bool:
+    def _is_gone(self, sweep: Sweep) -> bool:
         """Whether the process of a sweep that is recorded as running was killed."""
-        if self._record.get("host") != socket.gethostname():  # a shared file system may keep locks local
+        if sweep.status != "running" or sweep.host != socket.gethostname():  # a shared file system may keep locks local
             return False
         try:
-            return not files.is_locked(self._path) and self._read().get("status") == "running"
+            now = None if files.is_locked(self._path) else self._read()
         except OSError:  # a file system without locks
             return False
+        return now is not None and now.status == "running"
 
-    def _read(self) -> Mapping[str, Any]:
+    def _read(self) -> Sweep | None:
         record, problem = reading.loaded(self._path / RECORD)
         if not self._path.is_dir():
             raise PsrunError(f"the folder {self._path} was moved or deleted")
-        return record or ({} if problem.startswith("no ") else self._record)
+        if record:
+            return Sweep.from_record(self._path, record)
+        return None if problem.startswith("no ") else self._sweep
 
     def _below(self) -> dict[Path, Job]:
         """The runs in the folder; without sweep.json."""
         paths = sorted(run_state.below(self._path), key=lambda path: run_state.natural(str(path)))
-        if not paths and not self._record:
+        if not paths and self._sweep is None:
             raise PsrunError(f"no run is left in {self._path}: the runs were removed, or none has started")
         return {path: Job(None, (), run_state.printable(path.relative_to(self._path))) for path in paths}
 
     def _recorded(self) -> dict[Path, Job]:
-        """The jobs in sweep.json by their folders, also those that have not started."""
-        return {
-            self._path / entry["folder"]: Job(
-                entry.get("number"), [str(each) for each in entry.get("overrides") or []], entry["folder"]
-            )
-            for entry in reading.entries(self._record.get("jobs"))
-            if isinstance(entry.get("folder"), str)
-        }
+        """The jobs of the sweep by their folders, also those that have not started, without their state."""
+        jobs = sorted(self._sweep.jobs.items()) if self._sweep else []
+        return {self._path / job.folder: Job(number, job.overrides, job.folder) for number, job in jobs}
 
     def _job(self, path: Path, job: Job) -> Job:
-        """The state of a job, of which `job` has the entry of sweep.json."""
+        """The state of a job, which is `job` before it starts."""
         stamp_s = reading.changed_s(path / RESULT)
         known_s, previous = self._known.get(path, (0.0, job))
         if known_s == stamp_s and previous.status in OVER and self._counts(previous.status, stamp_s):
@@ -386,7 +398,8 @@ class SweepReader:
                 self._known[path] = (stamp_s, state)
                 return state
         log_s = reading.changed_s(RunFolder(path).log(LOG))
-        status = "starting" if job.number is not None and log_s and log_s >= self._started_s else "waiting"
+        has_begun = log_s and job.number is not None and self._sweep and log_s >= self._sweep.started_s
+        status = "starting" if has_begun else "waiting"
         return replace(job, status=status, doing=status, written_s=reading.changed_s(path))
 
     def _may_start(self, path: Path, job: Job) -> bool:
@@ -395,18 +408,15 @@ class SweepReader:
 
     def _counts(self, status: str, stamp_s: float) -> bool:
         """Whether the sweep keeps this result: it repeats what did not complete before its start or last resume."""
-        return status in _final(bool(self._record.get("search"))) or stamp_s >= self._started_s
-
-    @property
-    def _started_s(self) -> float:
-        return reading.number(self._record.get("started_s")) or 0.0
+        return self._sweep is None or status in _final(self._sweep.search) or stamp_s >= self._sweep.started_s
 
     def _ranked_by(self, jobs: Sequence[Job]) -> tuple[str | None, str]:
         """Metric and mode."""
-        record = self._record
         names = {name for job in jobs for name in job.metrics}
-        metric = self._metric or record.get("metric") or next((name for name in DEFAULT_METRICS if name in names), None)
-        recorded = record.get("mode") if metric == record.get("metric") else None
+        default = next((name for name in DEFAULT_METRICS if name in names), None)
+        of_sweep = self._sweep.metric if self._sweep else None
+        metric = self._metric or of_sweep or default
+        recorded = self._sweep.mode if self._sweep and metric == of_sweep else None
         return metric, self._mode or recorded or ("min" if str(metric).endswith(_LOWER_IS_BETTER) else "max")
 
 

@@ -19,7 +19,7 @@ from psrun.config import choices, parse, schema
 from psrun.config.run_config import RunConfig, SweepKeys
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
 from psrun.launch.child_processes import ForkServer, start_alone
-from psrun.launch.sweeps import capacity, jobs, plans
+from psrun.launch.sweeps import jobs
 from psrun.results import recorded_config
 from psrun.results.run_folder import RESULT, RunFolder, write_config
 from psrun.results.sweep import END, KILL, Job, Sweep, cannot_be_written, distinguishing
@@ -174,7 +174,7 @@ class SweepRunner:
         self._forked = {each.folder for each in remaining if each.number in runs and _imports(runs[each.number])}
         self.plans = bool(remaining) and all(raw["mode"] == "plan" for raw in raws.values())
         if not self._shown:
-            auto = capacity.jobs_at_once(list(runs.values()))
+            auto = jobs.jobs_at_once(list(runs.values()))
             sweep.max_parallel = self._limit if isinstance(self._limit, int) else auto
         try:
             for each in remaining:
@@ -221,7 +221,7 @@ class SweepRunner:
     def plan(self) -> None:
         """Plans the jobs instead. Raises SweepError."""
         with self._console.status("planning"):
-            plans.make(self.sweep)
+            jobs.plan(self.sweep)
 
     def look(self) -> None:
         """Reads and shows the current state of the jobs.
@@ -338,7 +338,7 @@ class SweepRunner:
         """Shows the plans; removes their folder unless the command line names it."""
         has_folder = any(recorded_config.key_of(argument) == "hydra.sweep.dir" for argument in self._arguments)
         try:
-            plans.show(self.sweep, self._console)
+            jobs.show_plans(self.sweep, self._console)
         finally:
             if self._before is None and not has_folder:
                 files.remove_tree(self.sweep.path)

@@ -121,7 +121,7 @@ class SweepMonitor:
         self._sweep = sweep
         self._console = console
         self._screen = SweepScreen(console)
-        self._reader = SweepReader(sweep.path, metric=sweep.metric, mode=sweep.mode or "min", supervised=True)
+        self._reader = SweepReader(sweep.path, metric=sweep.metric, mode=sweep.mode or "min", sweep=sweep)
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._warned = False
@@ -156,7 +156,7 @@ class SweepMonitor:
     def result(self) -> None:
         """Prints the table of all jobs."""
         if self._sweep.jobs:
-            self._screen.result(self._reader.look(self._sweep.record()))
+            self._screen.result(self._reader.look())
 
     def _watch(self) -> None:
         while not self._ended.wait(EVERY_S):
@@ -164,7 +164,7 @@ class SweepMonitor:
 
     def _updated(self) -> tuple[SweepState, list[Job]]:
         """The current state, and the jobs whose status has changed."""
-        state = self._reader.look(self._sweep.record())
+        state = self._reader.look()
         changed = self._sweep.update(state.jobs)
         if changed:
             try:
