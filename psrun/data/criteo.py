@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.data import formats
+from psrun.data.rows import TAB, Layout
 from psrun.data.source import Feature
 from psrun.data.synthesis import NUM_CATEGORIES, NUM_COUNTS
 from psrun.data.table import Table
@@ -18,7 +18,7 @@ from psrun.errors import ConfigError, DataError, Problem
 COUNTS = tuple(f"I{number}" for number in range(1, NUM_COUNTS + 1))
 CATEGORIES = tuple(f"C{number}" for number in range(1, NUM_CATEGORIES + 1))
 COLUMNS = ("label", *COUNTS, *CATEGORIES)
-LAYOUT = formats.Layout("tsv", formats.TAB, quoted=False, columns=COLUMNS)
+LAYOUT = Layout("tsv", TAB, quoted=False, columns=COLUMNS)
 
 
 class Criteo(Table):

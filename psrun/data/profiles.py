@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from psrun.data import contents, digests, formats, notations
 from psrun.data.columns import flattened, is_list
+from psrun.data.rows import Layout, Rows, decoded
 from psrun.files import write_atomic
 
 LONG = 100  # values of a list; longer ones are counted
@@ -115,10 +116,10 @@ class Profile:
 
 def of_files(
     names: Sequence[str],
-    layout: formats.Layout,
+    layout: Layout,
     *,
     cache: Path | None,
-    keep: dict[str, list[formats.Rows]] | None = None,
+    keep: dict[str, list[Rows]] | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Profile]:
     """The profile of each column of files, over all of their well-formed rows.
@@ -152,14 +153,14 @@ def of_files(
 
 def _profiled(
     names: Sequence[str],
-    layout: formats.Layout,
-    kept: dict[str, list[formats.Rows]],
+    layout: Layout,
+    kept: dict[str, list[Rows]],
     tell: Callable[[str], None],
 ) -> dict[str, Profile]:
     schema = formats.schema(names[:1], layout) or pa.schema([])
     for name in names:
         formats.check_columns(name, layout, names[0], schema.names)
-    unified = None if layout.format in formats.TEXT else formats.schema(names, layout)
+    unified = None if layout.is_text else formats.schema(names, layout)
     profilers = {column: Profiler(column) for column in schema.names}
     num_rows = 0
     num_bad = 0
@@ -215,7 +216,7 @@ class Profiler:
         kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
         if is_list(kind):
             self._index.is_alive = False
-            lengths, values = flattened(formats.decoded(values))
+            lengths, values = flattened(decoded(values))
             self._lengths.add(lengths)
             kind = values.type
         self._num_items += len(values)
@@ -225,7 +226,7 @@ class Profiler:
         if isinstance(self._content, contents.Nothing):
             return
         if self._index.is_alive:
-            self._index.add(formats.decoded(values), places)
+            self._index.add(decoded(values), places)
         self._distinct.add(*self._content.simplified(*_counted(values)))
 
     def _examine(self, values: pa.Array, counts: np.ndarray) -> None:
