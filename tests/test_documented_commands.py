@@ -116,10 +116,7 @@ def check(arguments: list[str]) -> ExitCode:
     values = [
         _first(each) for each in arguments_of_a_run.options_first(arguments) if each not in ("-m", "--cfg", "job")
     ]
-    composed = compose.compose(hydra_app.resumed([each for each in values if each]))
-    if isinstance(composed, Exception):
-        raise AssertionError(str(composed)) from composed
-    parse.load(composed)
+    parse.load(compose.values(hydra_app.composed([each for each in values if each])))
     return ExitCode.DONE
 
 

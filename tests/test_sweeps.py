@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import time
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -261,16 +260,8 @@ def test_plans_of_a_sweep_are_one_table(tmp_path):
     ).replace("   ", "  ")
 
 
-def test_jobs_are_composed_once_from_files_that_are_read_once(tmp_path, monkeypatch, compositions):
-    """Hydra itself composes each job twice, and psrun once, each time from files that are read again."""
-
-    def loaded(file):
-        read.append(file.name)
-        return load(file)
-
-    read = []
-    load = OmegaConf.load
-    monkeypatch.setattr(OmegaConf, "load", loaded)
+def test_jobs_with_the_same_choices_are_composed_once(tmp_path, monkeypatch, compositions):
+    """Hydra itself composes each job twice."""
     monkeypatch.setattr(hydra_sweeps.jobs, "run", lambda folder, sweep, elsewhere, start_process: None)
     monkeypatch.setattr("psrun.launch.sweeps.runner.SignalHandler.install", lambda self: None)
     monkeypatch.setattr("psrun.launch.sweeps.runner.SweepRunner.start_fork_server", lambda self: None)
@@ -281,8 +272,7 @@ def test_jobs_are_composed_once_from_files_that_are_read_once(tmp_path, monkeypa
     arguments = ["-m", "seed=1,2", "model=dense,embedding", "hydra.sweep.dir=sweep", subdir]
     monkeypatch.setattr(sys, "argv", ["psrun", *arguments])
     hydra_sweeps.run(arguments)
-    assert len(compositions) == 1 + 4
-    assert max(Counter(read).values()) == 2  # for the sweep as a whole, and for its jobs
+    assert len(compositions) == 1 + 2  # for the sweep as a whole, and for each model
     folders = sorted(tmp_path.glob("sweep/?/*"))
     assert len({(folder / "config.yaml").read_text() for folder in folders}) == len(folders) == 4
     own = OmegaConf.load(folders[3] / ".hydra" / "hydra.yaml").hydra
@@ -294,4 +284,12 @@ def test_a_key_that_does_not_exist_is_one_mistake_of_a_sweep_whatever_its_values
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     problems = hydra_sweeps._problems(["-m", "trainer.epoch=1,2,3", "trainer.epochs=1,0"])
     assert [problem.key for problem in problems] == ["trainer.epoch", "trainer.epochs"]
-    assert len(compositions) == 2 * 2  # with each value of trainer.epochs, and without trainer.epoch
+    assert len(compositions) == 1
+
+
+def test_a_sweep_is_split_in_jobs():
+    jobs = hydra_sweeps._expanded(["-m", "a=1,2", "b=choice(3,4)", "c=5", "d=interval(0,1)"])
+    assert jobs == [
+        ["-m", "a=1", "b=3", "c=5"], ["-m", "a=1", "b=4", "c=5"], ["-m", "a=2", "b=3", "c=5"],
+        ["-m", "a=2", "b=4", "c=5"],
+    ]  # fmt: skip
