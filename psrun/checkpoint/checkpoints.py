@@ -33,8 +33,11 @@ class Checkpoints:
     def __init__(
         self, program: Program, store: Store, keep: choices.EpochCheckpoints, warn: Callable[[str], None]
     ) -> None:
-        self.store, self._keep, self._warn = store, keep, warn
-        self._optimizer, self._learning_rate = program.optimizer, learning_rate(program)
+        self.store = store
+        self._keep = keep
+        self._warn = warn
+        self._optimizer = program.optimizer
+        self._learning_rate = learning_rate(program)
         self._checkpoint = LogicalCheckpoint(program.network, program.optimizer)
         self._contents = contents(program, self._checkpoint.keys)
         self._config_sha256 = manifest.digest(program.config.raw)

@@ -140,7 +140,8 @@ def _overview(store: Store, damages: dict[int, str | None]) -> Table:
 
 
 def _details(console: Console, store: Store, manifest: Manifest) -> None:
-    contents, position = manifest.contents, manifest.position
+    contents = manifest.contents
+    position = manifest.position
     console.print(
         f"[bold]{store.prefix(manifest.step)}[/bold]  step {manifest.step}, {position.epochs} epochs and "
         f"{position.steps} steps, saved {_when(manifest)} by psrun {manifest.psrun}, {contents.optimizer}, "

@@ -89,7 +89,8 @@ def _lists(source: DataSource) -> dict[str, str]:
 
 
 def _about(trained: LoadedModel) -> dict[str, object]:
-    manifest, names = trained.checkpoint, trained.class_names
+    manifest = trained.checkpoint
+    names = trained.class_names
     about = {
         "step": manifest.step,
         "config_sha256": manifest.config_sha256,

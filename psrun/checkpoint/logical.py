@@ -175,7 +175,8 @@ def _of_model(names: list[str], stored_keys: Iterable[str]) -> Iterator[tuple[st
             by_layer.setdefault(int(match["number"]), {})[match["rest"].rpartition("/")[2]] = key
     remaining = list(names)
     for _, attributes in sorted(by_layer.items()):
-        own, remaining = remaining[: len(attributes)], remaining[len(attributes) :]
+        own = remaining[: len(attributes)]
+        remaining = remaining[len(attributes) :]
         for name in own:
             attribute = name.rpartition("/")[2]
             if attribute not in attributes:

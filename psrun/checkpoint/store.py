@@ -23,14 +23,19 @@ from psrun.checkpoint import manifest
 from psrun.checkpoint.manifest import Manifest
 from psrun.errors import CheckpointError, ConfigError, Problem
 
-PREFIX, STATE, SET_ASIDE = "ckpt", "checkpoint", "set-aside"
+PREFIX = "ckpt"
+STATE = "checkpoint"
+SET_ASIDE = "set-aside"
 _BEST = "best.json"
 _FILE = re.compile(rf"{PREFIX}-(?P<step>\d+)(?P<rest>[._].*)")
 _DATA = re.compile(r"\.data-(?P<index>\d+)-of-(?P<count>\d+)")
 _MANIFEST = ".manifest.json"
-_LATEST, _BEST_ONE = "latest", "best"
+_LATEST = "latest"
+_BEST_ONE = "best"
 _ALONE_WITHIN_S = 5.0
-_LOOK_EVERY_S, _EMPTY_LOOKS, _WRITES_END_WITHIN_S = 0.02, 15, 5.0
+_LOOK_EVERY_S = 0.02
+_EMPTY_LOOKS = 15
+_WRITES_END_WITHIN_S = 5.0
 
 
 class Store:
@@ -111,7 +116,8 @@ class Store:
             yield remaining[0]
 
     def _named(self, which: str) -> Manifest:
-        steps, best = self.steps(), self.best()
+        steps = self.steps()
+        best = self.best()
         step = best["step"] if best and which == _BEST_ONE else which
         if str(step) not in map(str, steps):
             there = ", ".join(map(str, steps)) or "none"
@@ -136,7 +142,8 @@ class Store:
         """
         with contextlib.suppress(OSError):
             manifest.path(self.prefix(step)).unlink(missing_ok=True)
-        empty_looks, deadline_s = 0, time.monotonic() + _WRITES_END_WITHIN_S
+        empty_looks = 0
+        deadline_s = time.monotonic() + _WRITES_END_WITHIN_S
         while empty_looks < _EMPTY_LOOKS and time.monotonic() < deadline_s:
             remains = self._incomplete()
             empty_looks = 0 if remains else empty_looks + 1
@@ -186,7 +193,8 @@ class Store:
 
     def set_aside(self) -> list[int]:
         """Moves the checkpoints that `choose` skipped to a subfolder. Raises OSError."""
-        steps, self._passed_over = sorted(self._passed_over), set()
+        steps = sorted(self._passed_over)
+        self._passed_over = set()
         for of, file, _ in self._files():
             if of in steps:
                 (self.folder / SET_ASIDE).mkdir(exist_ok=True)

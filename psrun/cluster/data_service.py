@@ -36,7 +36,8 @@ def serve(topology: Topology, work_dir: Path) -> None:
     Raises:
       ServerStartError: the server could not be started, usually because its port is in use.
     """
-    me, address = topology.me, topology.addresses[topology.me]
+    me = topology.me
+    address = topology.addresses[topology.me]
     try:
         if me == DISPATCHER:
             work_dir.mkdir(parents=True, exist_ok=True)

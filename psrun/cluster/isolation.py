@@ -12,8 +12,11 @@ import os
 import socket
 import struct
 
-_CLONE_NEWNET, _CLONE_NEWUSER = 0x40000000, 0x10000000
-_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
+_CLONE_NEWNET = 0x40000000
+_CLONE_NEWUSER = 0x10000000
+_SIOCGIFFLAGS = 0x8913
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 0x1
 _IFREQ_FLAGS = "16sH22x"
 
 
@@ -25,7 +28,8 @@ def isolate() -> str | None:
     Returns:
       None, or the reason why it was not possible; then nothing has changed.
     """
-    uid, gid = os.geteuid(), os.getegid()
+    uid = os.geteuid()
+    gid = os.getegid()
     try:
         if uid == 0:
             _unshare(_CLONE_NEWNET)

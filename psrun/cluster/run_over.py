@@ -9,7 +9,7 @@ PATH = f"/proc/self/fd/{_FILE}"  # of the file, in the process of the server
 
 
 class RunOverSignal:
-    """True once a chief has run `end_servers.signal_over` in this process.
+    """True once a chief has run `strategy.signal_over` in this process.
 
     The signal is an anonymous file, so that only the chief of this run reaches it: servers of two runs on one machine,
     each in a private network, may have the same address.

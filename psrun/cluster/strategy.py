@@ -15,7 +15,7 @@ from typing import Any
 import portpicker
 import tensorflow as tf
 
-from psrun.cluster import inprocess, partitioners, placement, servers
+from psrun.cluster import inprocess, partitioners, placement, run_over, servers
 from psrun.cluster.probe import answering, own_host, reachable
 from psrun.config import choices
 from psrun.config.topology import CHIEF, DATA_JOBS, Task, Topology
@@ -29,6 +29,7 @@ _DEVICE_OF_WORKER = re.compile(r"^/job:worker/replica:\d+/task:(?P<task>\d+)/dev
 _GENERATOR_STATE = 3  # integers in the state of a tf.random.Generator
 _LOOK_EVERY_S = 0.05
 _CONNECT_WITHIN_S = 120.0  # to servers in this process
+_SIGNALED_WITHIN_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -332,3 +333,30 @@ def _devices(num_replicas: int) -> list[str]:
     if num_replicas > len(tf.config.get_logical_device_configuration(cpu) or [None]):
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_replicas)
     return [f"/CPU:{index}" for index in range(num_replicas)]
+
+
+def signal_run_over(topology: Topology) -> None:
+    """Signals to every server that the run is over. Does not require a shared folder.
+
+    Call in the chief while it is connected. Takes a few seconds at most: servers that are not reached detect the loss
+    of the chief.
+    """
+    threads = [threading.Thread(target=_signal, args=(task,), daemon=True) for task in topology.servers()]
+    for thread in threads:
+        thread.start()
+    deadline_s = time.monotonic() + _SIGNALED_WITHIN_S
+    for thread in threads:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+
+
+def _signal(task: Task) -> None:
+    with tf.device(f"/job:{task.job}/replica:0/task:{task.index}/device:CPU:0"):
+        try:
+            tf.function(signal_over)()
+        except tf.errors.OpError as error:
+            tf.get_logger().warning("%s did not receive the signal that the run is over: %s", task, error)
+
+
+def signal_over() -> None:
+    """Signals the process that runs it. Without arguments: sending a tensor to a worker that rejoined can hang."""
+    tf.io.write_file(run_over.PATH, "over")

@@ -26,7 +26,8 @@ def _create(next_creator: Any, **kwargs: Any) -> tf.Variable:
     value = kwargs.get("initial_value")
     if not callable(value) or not tf.executing_eagerly() or "/job:ps" not in _device():
         return next_creator(**kwargs)
-    shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
+    shape = kwargs.get("shape")
+    dtype = kwargs.get("dtype")
     if shape is not None and dtype is not None and not _large(tf.TensorShape(shape), tf.as_dtype(dtype)):
         return next_creator(**kwargs)
     try:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, Self
 
-from psrun.cluster import data_service, end_servers, strategy
+from psrun.cluster import data_service, strategy
 from psrun.cluster.probe import PortReservation, ServerStatus, statuses
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
@@ -47,39 +47,37 @@ class Chief:
     """
 
     def __init__(self, run_config: RunConfig, context: TaskContext, reporter: Reporter) -> None:
-        self._cluster, self._partitioner = run_config.cluster, run_config.partitioner
-        self.folder, self.reporter, self._give_up = context.folder, reporter, context.give_up
-        self._topology = context.topology
-        self._connect = context.connect or functools.partial(strategy.connect, give_up=context.give_up)
-        topology = context.topology
-        # Servers exit if nothing listens there for too long. TensorFlow listens only once the data is ready.
-        waits = topology is not None and self._cluster.has_server_processes
-        self._reservation = (
-            PortReservation(topology.addresses[CHIEF]) if waits and topology and CHIEF in topology.addresses else None
-        )
-        self.pulse, self._reported_s = Pulse(), time.monotonic()
+        self.folder = context.folder
+        self.reporter = reporter
+        self.pulse = Pulse()
         self.session: TrainingRun | None = None
-        # Whoever started the tasks of such a cluster restarts them, but records nothing.
-        self._alone = self._cluster.started_elsewhere
-        self._loss = self._earlier_loss() if self._alone else None
+        self._cluster = run_config.cluster
+        self._partitioner = run_config.partitioner
+        self._topology = context.topology
+        self._give_up = context.give_up
+        self._connect = context.connect or functools.partial(strategy.connect, give_up=context.give_up)
+        self._reported_s = time.monotonic()
         self._recoveries = Recoveries(reporter)
+        # Whoever started the tasks of such a cluster restarts them, but records nothing.
+        self._loss = self._earlier_loss() if self._cluster.started_elsewhere else None
+        self._reservation = self._reserved_port()
+        self._heartbeat = None
         # Also if this is the only process: a sweep shows its progress. A running run has its own heartbeat.
-        beats = topology is not None or run_config.mode == "train"
-        me = topology.me if topology else CHIEF
-        self._heartbeat = (
-            task_files.HeartbeatWriter(self.folder.whole.path, me, self._current_heartbeat) if beats else None
-        )
-        if self._heartbeat:
+        if self._topology is not None or run_config.mode == "train":
+            me = CHIEF if self._topology is None else self._topology.me
+            self._heartbeat = task_files.HeartbeatWriter(self.folder.whole.path, me, self._current_heartbeat)
             self._heartbeat.start()
+
+    def _reserved_port(self) -> PortReservation | None:
+        """For servers, which exit if nobody listens for too long: TensorFlow listens only once the data is ready."""
+        if self._topology is None or not self._cluster.has_server_processes or CHIEF not in self._topology.addresses:
+            return None
+        return PortReservation(self._topology.addresses[CHIEF])
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._close()
-        self.reporter.close()
-
-    def _close(self) -> None:
         if self._heartbeat:
             self._heartbeat.stop()
             if self._topology is None:
@@ -87,6 +85,7 @@ class Chief:
                     task_files.shared(self.folder.path).rmdir()
         if self._reservation:
             self._reservation.close()
+        self.reporter.close()
 
     def restored(self, step: int) -> None:
         """Call when the variables have been restored to `step`, before they are used."""
@@ -104,9 +103,11 @@ class Chief:
     @property
     def cluster_facts(self) -> dict[str, Any]:
         """The cluster in run.json, with the workers that train."""
-        num_workers, num_ps = self._cluster.num_workers, self._cluster.num_ps
+        num_workers = self._cluster.num_workers
+        num_ps = self._cluster.num_ps
         if self._topology is not None and self._cluster.has_parameter_servers:  # one of the workers may be set aside
-            num_workers, num_ps = len(self._topology.of("worker")), len(self._topology.of("ps"))
+            num_workers = len(self._topology.of("worker"))
+            num_ps = len(self._topology.of("ps"))
         return {"topology": self._cluster.kind, "num_workers": num_workers, "num_ps": num_ps}
 
     @contextmanager
@@ -134,16 +135,17 @@ class Chief:
     def _connected(self, seed: int) -> Iterator[strategy.Distribution]:
         """Connects to the cluster once its servers are up, with reset names and random numbers."""
         start_afresh(seed)
-        cluster, topology = self._cluster, self._topology
+        cluster = self._cluster
+        topology = self._topology
         if topology is not None and cluster.has_server_processes:
-            error = TaskLostError if self._alone else ClusterError  # a supervisor restarts the server itself
+            error = TaskLostError if cluster.started_elsewhere else ClusterError  # a supervisor restarts servers
             strategy.wait_for_servers(topology, within_s=cluster.connect_timeout_s, error=error)
         with self._watched() as check_servers, failures.named(lambda: self.session, check_servers):
             if self._reservation:
                 self._reservation.close()
             yield self._connect(cluster, self._partitioner, topology)
         if topology is not None and cluster.started_elsewhere:
-            end_servers.signal_run_over(topology)  # in other clusters the supervisor does
+            strategy.signal_run_over(topology)  # in other clusters the supervisor does
 
     @contextmanager
     def _watched(self) -> Iterator[Callable[[], None]]:
@@ -158,7 +160,8 @@ class Chief:
         assert self._topology is not None
         assert self._give_up is not None
         if self._loss is not None:
-            task, before_s = Task.named(self._loss.task) or CHIEF, max(0.0, time.time() - self._loss.at_s)
+            task = Task.named(self._loss.task) or CHIEF
+            before_s = max(0.0, time.time() - self._loss.at_s)
             self._recoveries.failed(task, self._loss.cause, step=self._loss.step, attempt=True, before_s=before_s)
         watch = Watch(cluster, self._topology, self.reporter, self._recoveries, ask=_ask, training=self._training,
                       give_up=self._give_up)  # fmt: skip
@@ -179,9 +182,8 @@ class Chief:
         if loss is None or earlier is None:
             return None
         self.folder.record("lost", **asdict(loss))
-        if earlier.result.get("status") == "running" and not earlier.result.get(
-            PENDING
-        ):  # otherwise it is already recorded
+        is_recorded = earlier.result.get(PENDING)
+        if earlier.result.get("status") == "running" and not is_recorded:
             action = "resumed from the newest checkpoint"
             self.reporter.emit("failure", step=loss.step, task=loss.task, cause=loss.cause, action=action)
         return loss

@@ -48,7 +48,8 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
     Raises:
       PsrunError: the run failed.
     """
-    folder, started_s = context.folder, context.started_s
+    folder = context.folder
+    started_s = context.started_s
     warn = Reporter([folder, context.console], started_s=started_s).warn
     reporter = Reporter([folder, *tracker_sinks(run_config, folder, warn), context.console], started_s=started_s)
     with Chief(run_config, context, reporter) as chief:
@@ -64,11 +65,13 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
         folder.record("cluster", cluster=chief.cluster_facts, versions=versions)
         if run_config.cluster.has_parameter_servers or run_config.consistency.one_process:
             folder.record("consistency", **run_config.consistency.facts)
-        trainer, hooks = TRAINERS[run_config.trainer.kind](run_config), Hooks(run_config, folder, reporter)
+        trainer = TRAINERS[run_config.trainer.kind](run_config)
+        hooks = Hooks(run_config, folder, reporter)
         source = load.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.whole.path)
         run_config = _planned(run_config, source, reporter, folder)
         folder.record("data", data=load.facts(run_config, source))
-        guessed, notes = getattr(source, "guessed", ()), getattr(source, "notes", ())
+        guessed = getattr(source, "guessed", ())
+        notes = getattr(source, "notes", ())
         if guessed or notes:
             reporter.emit("features", features=guessed, notes=list(notes))
         for text in getattr(source, "warnings", ()):
@@ -93,8 +96,10 @@ def _planned(run_config: RunConfig, source: DataSource, reporter: Reporter, fold
 
 def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop) -> None:
     session = _session(program, trainer, hooks, chief, stop)
-    folder, reporter = chief.folder, chief.reporter
-    chief.session, chief.pulse = session, session.monitor
+    folder = chief.folder
+    reporter = chief.reporter
+    chief.session = session
+    chief.pulse = session.monitor
     session.monitor.start()
     hooks.start(program, session.monitor)
     stop.defer(_STOP_WITHIN_S)
@@ -121,17 +126,21 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
 
 def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop) -> TrainingRun:
     """The training, with the variables and the position of the checkpoint or backup that it resumes from, if any."""
-    folder, reporter = chief.folder, chief.reporter
+    folder = chief.folder
+    reporter = chief.reporter
     following = MetricPolicies(program, reporter, folder)
     saving = _saving(program, folder, reporter)
-    start, step = Position(), None
+    start = Position()
+    step = None
     if saving is not None:
         restored = saving.restore()
         if restored is not None:
-            start, step = restored.position, restored.step
+            start = restored.position
+            step = restored.step
             chief.restored(step)
     elif (backup := resume.restored_by_trainer(program, trainer, reporter)) is not None:
-        start, step = backup, backup.scheduled
+        start = backup
+        step = backup.scheduled
     if step is not None:
         following.go_on(step)
     lockstep = SynchronizedStop(task_files.stop_marker(folder.whole.path), leads=folder.whole is folder)
@@ -175,7 +184,8 @@ def _export(program: Program, folder: RunFolder, reporter: Reporter) -> None:
 
 def _result(session: TrainingRun, reporter: Reporter) -> dict[str, Any]:
     """The keys of run.json that are known once the training has ended, also after an error."""
-    clock, monitor = session.clock, session.monitor
+    clock = session.clock
+    monitor = session.monitor
     rate = clock.rate()
     first_s = monitor.first_step_s
     return {

@@ -27,7 +27,9 @@ def run(topology: Topology, folder: RunFolder, stop: Stop, *, chief_timeout_s: f
       ChiefGoneError: the chief has been missing for too long.
     """
     stop.defer(_END_WITHIN_S)
-    me, chief, begun = topology.me, ChiefProbe(topology, timeout_s=chief_timeout_s), False
+    me = topology.me
+    chief = ChiefProbe(topology, timeout_s=chief_timeout_s)
+    begun = False
     heartbeat = task_files.HeartbeatWriter(
         folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), "serving")
     )

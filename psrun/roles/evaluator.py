@@ -21,14 +21,17 @@ def run(folder: RunFolder, stop: Stop, *, index: int, run_timeout_s: float) -> N
       ChiefGoneError: there was no run in the folder, or no heartbeat of its chief, for `run_timeout_s`.
     """
     stop.defer(_POLL_S * 10)
-    me, beat, heard_s = Task("evaluator", index), None, time.monotonic()
+    me = Task("evaluator", index)
+    beat = None
+    heard_s = time.monotonic()
     heartbeat = task_files.HeartbeatWriter(
         folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), "waiting")
     )
     heartbeat.start()
     try:
         while not stop.requested.wait(_POLL_S):
-            result, before = folder.stored(), beat
+            result = folder.stored()
+            before = beat
             if is_over(result) or result.get("exit_code") == ExitCode.INTERRUPTED:
                 return
             beat = task_files.read(folder.path, CHIEF)

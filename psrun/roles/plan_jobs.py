@@ -33,7 +33,8 @@ def _run(started_s: float) -> ExitCode:
 def _plan(path: Path, job: Job) -> None:
     """Plans one job as mode=plan does. An error does not affect the other jobs."""
     raw: Any = OmegaConf.to_container(OmegaConf.load(path / CONFIG))
-    folder, started_s = RunFolder.create(path, raw=raw), time.time()
+    folder = RunFolder.create(path, raw=raw)
+    started_s = time.time()
     folder.record("begun", mode="plan", started_s=started_s, overrides=job.overrides)
     with folder.log(LOG).open("a", encoding="utf-8") as log:
         try:

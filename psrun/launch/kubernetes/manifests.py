@@ -17,7 +17,8 @@ from psrun.launch.kubernetes import pods
 
 Object = dict[str, Any]
 MANAGER = "psrun"
-INSTANCE, COMPONENT = "app.kubernetes.io/instance", "app.kubernetes.io/component"
+INSTANCE = "app.kubernetes.io/instance"
+COMPONENT = "app.kubernetes.io/component"
 # 126 and 127 are a shell's codes for a command that cannot be run.
 FOR_GOOD = (int(ExitCode.FAILED), int(ExitCode.USAGE), 126, 127)
 _SCRATCH = "/tmp"

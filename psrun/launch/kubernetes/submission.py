@@ -43,7 +43,8 @@ def submit(submission: Submission, console: Console) -> ExitCode:
       ConfigError: the keys do not describe a run on Kubernetes; with every problem found.
       PsrunError: kubectl is not installed, the cluster rejects an object, or the run cannot start or has ended.
     """
-    run, settings = submission.run, submission.run.submission
+    run = submission.run
+    settings = submission.run.submission
     assert isinstance(settings, choices.KubernetesKeys)
     if settings.name is None:
         settings = dataclasses.replace(settings, name=f"psrun-{secrets.token_hex(2)}")
@@ -148,7 +149,8 @@ _OF_SMALL_LETTERS = "are small letters, digits and - (RFC 1123), and begin and e
 
 
 def _of_names(run: RunConfig, settings: choices.KubernetesKeys) -> Iterator[Problem]:
-    name, namespace = str(settings.name), settings.namespace
+    name = str(settings.name)
+    namespace = settings.namespace
     if not _LABEL.fullmatch(name):
         message = f"is {name!r}, must be small letters, digits and -, with a letter first and none of - last (RFC 1035)"
         yield Problem("kubernetes.name", message)
@@ -186,7 +188,8 @@ def quantity(text: str) -> Decimal | None:
     match = _QUANTITY.fullmatch(text)
     if match is None:
         return None
-    number, suffix = Decimal(match["number"]), match["suffix"] or ""
+    number = Decimal(match["number"])
+    suffix = match["suffix"] or ""
     if match["exponent"]:
         return Decimal(match["number"] + match["exponent"])
     return number * (2 ** _BINARY[suffix] if suffix in _BINARY else Decimal(10) ** _SUFFIXES[suffix])
