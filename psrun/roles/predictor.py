@@ -24,7 +24,7 @@ from psrun.program.evaluation_sizes import eval_batch_size, num_eval_batches
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.roles.chief import Chief
-from psrun.roles.saved_program import saved_program
+from psrun.roles.evaluation import saved_program
 from psrun.roles.task_context import TaskContext
 from psrun.training.evaluation import prediction_files
 from psrun.training.evaluation.shards import SHARDS_PER_WORKER, Shards
