@@ -93,6 +93,28 @@ def test_a_cut_node(on_slurm, slurm):
     slurm.wait(lambda: slurm.num_idle() == len(slurm.nodes), "idle nodes")
 
 
+def test_a_job_with_room_for_the_tasks_of_a_cut_node_continues(on_slurm, slurm):
+    if slurm.network is None:
+        pytest.skip("nodes that can be cut off need root, ip (iproute2) and nsenter")
+    run = on_slurm("submit", "slurm", *LONG, "slurm.nodes=4", "slurm.options=['--ntasks=8','--no-kill']")
+    job = job_of(run)
+    run.wait_for("checkpoint")
+    try:
+        slurm.cut(1)
+        recovery = run.wait_for("recovery")
+        assert "was lost with its job step on node n1" in recovery["cause"]
+        restored = run.wait_for("restored")
+        run.wait(lambda: run.events("epoch")[-1]["step"] > restored["step"], "epoch after it")
+        assert slurm.job(job)["Restarts"] == "0"
+        restarted = run.events("failure")[-1]["restarted"]
+        assert set(restarted) == {"chief-0", "ps-0", "ps-1", "worker-0", "worker-1"}
+    finally:
+        slurm.mend(1)
+        slurm.run("scancel", job)
+    assert run.end(within_s=60) == 175
+    slurm.wait(lambda: slurm.num_idle() == len(slurm.nodes), "idle nodes")
+
+
 def test_the_time_limit_is_near(on_slurm, slurm):
     """Slurm sends the signal of --signal; here the test sends it, as the shortest limit is a minute."""
     run = on_slurm("submit", "slurm", *LONG)
@@ -128,10 +150,10 @@ def test_a_sweep_by_submitit(on_slurm, slurm):
 def test_a_folder_that_nodes_do_not_share(on_slurm, slurm, tmp_path):
     if slurm.network is None:
         pytest.skip("a node with a disk of its own needs root")
-    own = tmp_path / "run 0" / "run"
-    own.mkdir(parents=True)
+    own = tmp_path / "a run"
+    own.mkdir()
     with slurm.disk(1, own):
-        run = on_slurm("cluster=slurm", *QUICK, prefix=["salloc", "-n5", "-N2"])
+        run = on_slurm("cluster=slurm", *QUICK, f"hydra.run.dir='{own}'", prefix=["salloc", "-n5", "-N2"])
         assert run.end(within_s=90) == 2
     assert f"hydra.run.dir: {own} is not on a shared disk" in run.stderr
     assert run.result["error"]["type"] == "ConfigError"

@@ -87,7 +87,7 @@ class TaskActor:
         os.environ.pop("OMP_NUM_THREADS", None)  # set by Ray; the same task under another engine does not have it
         os.environ.update(environment)
         os.chdir(cwd if Path(cwd).is_dir() else folder)
-        self._process = TaskProcess(task, addresses, folder)
+        self._process = TaskProcess(task, addresses, folder, shares_gpus_with=[])
         self._process.start()
 
     def pid(self) -> int:

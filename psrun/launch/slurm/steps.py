@@ -117,6 +117,11 @@ class StepTask(TaskHandle):
         self._addresses = addresses
         self._number = 0
 
+    def move_to(self, step: Step) -> None:
+        """Makes it a task that was not started yet, in another step."""
+        self.step = step
+        self._number = 0
+
     def start(self) -> None:
         super().start()
         assert self.step is not None
@@ -255,7 +260,7 @@ class SlurmBackend(Backend):
         for task, node in where.items():
             key = f"{self._job.key}.{next(self._numbers)}"
             started[task] = Step(task, node, self._folder, key, self._cluster.interface)
-            self._handles[task].step = started[task]
+            self._handles[task].move_to(started[task])
         limit_s = self._cluster.connect_timeout_s
         deadline_s = time.monotonic() + limit_s
         while waiting := [task for task, step in started.items() if step.introduction is None]:
