@@ -44,7 +44,7 @@ def test_a_heterogeneous_job_with_a_sidecar_evaluator(on_slurm):
     assert not (run.folder / ".tasks").exists()
 
 
-def test_submit_a_lost_worker_a_lost_ps_and_scancel(on_slurm, slurm):
+def test_submit_a_lost_worker_ps_and_chief_and_scancel(on_slurm, slurm):
     run = on_slurm("submit", "slurm", *LONG, "slurm.nodes=4", "slurm.time=10")
     job = job_of(run)
     run.wait_for("checkpoint")
@@ -55,11 +55,13 @@ def test_submit_a_lost_worker_a_lost_ps_and_scancel(on_slurm, slurm):
     ps = run.wait_for("recovery", 2)
     assert ps["task"] == "ps-0"
     assert run.events("restored")
+    run.kill("chief-0")
+    assert run.wait_for("recovery", 3)["task"] == "chief-0"
     step = run.events("epoch")[-1]["step"]
     slurm.run("scancel", job)
     assert run.end(within_s=60) == 175
     assert run.result["status"] == "interrupted"
-    assert [row["task"] for row in run.result["recoveries"]] == ["worker-1", "ps-0"]
+    assert [row["task"] for row in run.result["recoveries"]] == ["worker-1", "ps-0", "chief-0"]
     assert run.result["checkpoints"][-1]["step"] >= step
     assert "psrun submit slurm 'resume=" in run.stdout  # the folder has a blank in its name
     assert slurm.job(job)["JobState"] == "CANCELLED"
