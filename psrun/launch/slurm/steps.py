@@ -247,8 +247,11 @@ class SlurmBackend(Backend):
     def close(self, code: ExitCode) -> None:
         self._end_steps()
         if self._requeues and code == ExitCode.RESTART:
-            problem = commands.requeue(self._job.id)
-            text = "the job is requeued" if problem is None else f"the job cannot be requeued: {problem}"
+            text = "the job is requeued"
+            try:
+                commands.requeue(self._job.id)
+            except ClusterError as error:
+                text = str(error)
             self._launch.console.print(f"Slurm job {self._job.id}: {text}", markup=False, soft_wrap=True)
 
     def _steps(self) -> list[Step]:
