@@ -232,8 +232,10 @@ class SlurmBackend(Backend):
         self._nodes = [node for node in self._nodes if node.name not in gone]
         free = [replace(node, num_tasks=node.num_tasks - used.count(node.name)) for node in self._nodes]
         where = allocation.placement(lost, free)
+        have_addresses = any(task in self._addresses for task in lost)  # the training needs no other
         if where is None:
-            self._give_up_nodes(gone)
+            if have_addresses:
+                self._give_up_nodes(gone)
             return False
         try:
             self._start_steps(where)
@@ -242,7 +244,7 @@ class SlurmBackend(Backend):
             raise TaskLostError(str(error), task=error.task) from error
         if CHIEF in lost:  # one on a node that is cut off exits once it sees the new one
             task_files.still_beats(self._folder, CHIEF, within_s=self._cluster.progress_timeout_s)
-        return True
+        return have_addresses
 
     def close(self, code: ExitCode) -> None:
         self._end_steps()
