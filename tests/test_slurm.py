@@ -19,7 +19,7 @@ from psrun.config import parse
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ClusterError, ConfigError, ExitCode, PsrunError
 from psrun.launch.backend import TaskProcess
-from psrun.launch.slurm import allocation, commands, script, submission, task_step
+from psrun.launch.slurm import allocation, batch_job, commands, task_step
 from psrun.results import recorded_config, task_files
 from psrun.roles.task_assignment import identify
 
@@ -121,7 +121,7 @@ def test_settings_of_the_job_are_checked_by_key():
 def rendered(*overrides: str, folder: Path = Path("/shared/a run")) -> str:
     run = run_config("cluster=slurm", *overrides)
     message = ["cluster=slurm", f"hydra.run.dir='{folder}'"]
-    return script.render(run, message, where=Path("/home/me"), folder=folder, name="psrun-a")
+    return batch_job.script(run, message, where=Path("/home/me"), folder=folder, name="psrun-a")
 
 
 def test_the_script():
@@ -154,7 +154,7 @@ def test_a_folder_of_any_name_arrives_where_it_is_read(path):
     """As sbatch reads its comments (get_argument of its opt.c), and as the shell and Hydra read the command."""
     folder = Path("/shared") / path
     message = [f"hydra.run.dir={recorded_config.quoted(folder)}"]
-    text = script.render(run_config("cluster=slurm"), message, where=folder, folder=folder, name=path)
+    text = batch_job.script(run_config("cluster=slurm"), message, where=folder, folder=folder, name=path)
     given = dict(_as_sbatch(line).partition("=")[::2] for line in text.splitlines() if line.startswith("#SBATCH "))
     assert (given["--chdir"], given["--job-name"]) == (str(folder), path)
     assert given["--output"] == f"{folder}/logs/slurm.log"
@@ -224,7 +224,10 @@ def test_a_resumed_run_has_the_same_tasks(tmp_path, monkeypatch, capsys):
         (["hydra.run.dir=there"], "holds a run already"),
         (["hydra.run.dir='it\\'s'"], "it's holds a run already"),
         (["++hydra.run.dir=there"], "holds a run already"),
-        (["hydra.run.dir=there/${now:%H}"], r"hydra.run.dir: is there/\$.*each task would resolve to another folder"),
+        (
+            ["hydra.run.dir=there/${now:%H}"],
+            r"hydra.run.dir: is there/\$.*a requeued job would resolve",
+        ),
         (["resume=nowhere"], "resume: there is no run in .*nowhere"),
         (["-m", "seed=1,2"], "submit takes one run; .*submitit_slurm"),
     ],
@@ -265,7 +268,8 @@ def test_the_states_of_a_slurm_job(fake):
     assert commands.look("7") == commands.JobState("PENDING", "Priority", "0:0")
     fake("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert not commands.look("7").is_alive
-    assert commands.requeue("7") == "slurm_load_jobs error: Invalid job id specified"
+    with pytest.raises(ClusterError, match="the job cannot be requeued: slurm_load_jobs error: Invalid job id"):
+        commands.requeue("7")
     fake("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(ClusterError, match="did not report the state of job 7: Unable to contact"):
         commands.look("7")
@@ -304,22 +308,20 @@ def test_a_job_knows_nothing_of_the_one_that_it_was_submitted_from(fake, tmp_pat
 def test_a_job_that_has_gone_without_a_run(fake, tmp_path):
     fake("scontrol", "echo 'JobState=FAILED Reason=NonZeroExitCode ExitCode=3:0'")
     (tmp_path / "logs").mkdir()
-    of_slurm = ["srun: error: n0: task 1: Exited with exit code 1", "srun: Terminating StepId=7.0"]
-    of_slurm += [f"srun: error: n{node}: tasks 2-3: Terminated" for node in range(9)]
-    (tmp_path / "logs" / "slurm.log").write_text("\n".join(["no such module", *of_slurm]))
-    following = submission.Following(tmp_path, "7", Console(file=io.StringIO()), None)
+    (tmp_path / "logs" / "slurm.log").write_text("\n".join(map(str, range(9))))
+    following = batch_job.FollowedJob(tmp_path, "7", Console(file=io.StringIO()), None)
     with pytest.raises(PsrunError) as raised:
         following.follow()
     first, *lines = str(raised.value).splitlines()
     assert "before the run started: FAILED, exit code 3:0 (log: " in first
-    assert lines == ["no such module", *of_slurm[:2]]  # the cause, however much Slurm wrote after it
+    assert lines == ["4", "5", "6", "7", "8"]
 
 
 @pytest.fixture
 def soon(monkeypatch):
     """Slurm is polled more often."""
-    monkeypatch.setattr(submission, "_LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(submission, "_REQUEUED_WITHIN_S", 0.5)
+    monkeypatch.setattr(batch_job, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(batch_job, "_REQUEUED_WITHIN_S", 0.5)
 
 
 def ended(folder: Path, **values: object) -> None:
@@ -352,7 +354,7 @@ def test_a_run_that_was_restored_did_not_continue(fake, tmp_path):
     fake("scontrol", "echo 'JobState=FAILED ExitCode=2:0'")
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "slurm.log").write_text("psrun: model.units does not fit\n")
-    following = submission.Following(tmp_path, "7", Console(file=io.StringIO()), before)
+    following = batch_job.FollowedJob(tmp_path, "7", Console(file=io.StringIO()), before)
     (tmp_path / "before").write_bytes(before)
     put_back = threading.Timer(1.0, lambda: (tmp_path / "before").rename(tmp_path / "run.json"))
     put_back.start()
@@ -370,12 +372,12 @@ def test_slurm_may_be_silent_for_a_while(fake, tmp_path, monkeypatch):
         f"cd {tmp_path}; echo x >> asked; if [ $(wc -l < asked) -lt 4 ]; then echo 'Socket timed out' >&2; exit 1; fi; "
         "echo 'JobState=COMPLETED ExitCode=0:0'",
     )
-    assert submission.Following(tmp_path, "7", Console(file=message, width=200), None).follow() == ExitCode.DONE
+    assert batch_job.FollowedJob(tmp_path, "7", Console(file=message, width=200), None).follow() == ExitCode.DONE
     assert message.getvalue().count("did not report the state of job 7: Socket timed out") == 1
-    monkeypatch.setattr(submission, "_SLURM_SILENT_S", 0.2)
+    monkeypatch.setattr(batch_job, "_SLURM_SILENT_S", 0.2)
     fake("scontrol", "echo 'Socket timed out' >&2; exit 1")
     with pytest.raises(ClusterError, match=f"Socket timed out; the job may continue: psrun watch {tmp_path}"):
-        submission.Following(tmp_path, "7", Console(file=message), None).follow()
+        batch_job.FollowedJob(tmp_path, "7", Console(file=message), None).follow()
 
 
 # -- steps

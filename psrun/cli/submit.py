@@ -16,7 +16,7 @@ from psrun.errors import ConfigError, ExitCode
 from psrun.launch.submission import Submission
 
 # The module of each engine: `submit(Submission, Console) -> ExitCode`, imported on demand.
-ENGINES: dict[str, str] = {"kubernetes": "psrun.launch.kubernetes.submission", "slurm": "psrun.launch.slurm.submission"}
+ENGINES: dict[str, str] = {"kubernetes": "psrun.launch.kubernetes.submission", "slurm": "psrun.launch.slurm.batch_job"}
 _WITHOUT_LOCAL_FILES = ("kubernetes",)  # their hosts cannot access the files of this machine
 
 

@@ -18,9 +18,9 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
@@ -40,24 +40,6 @@ _FORKED_WITHIN_S = 10.0
 _CLOSED_WITHIN_S = 5.0
 _POLL_S = 0.02
 _MOST_STARTS = 3
-
-
-class ChildProcess(Protocol):
-    """A child of this process, as `subprocess.Popen` presents it."""
-
-    @property
-    def pid(self) -> int | None: ...
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    def send_signal(self, signum: int) -> None: ...
-
-    def kill(self) -> None: ...
-
-
-StartProcess = Callable[[Path, Mapping[str, str], Path], ChildProcess]
 
 
 def start_alone(folder: Path, environment: Mapping[str, str], log: Path) -> ChildProcess:
@@ -161,6 +143,11 @@ class ForkedProcess:
     def withdraw(self, signum: int) -> None:
         """Ends a process that does not exist yet, as the signal would."""
         self._code = -signum
+
+
+# As `subprocess.Popen` presents it, but that the id of a process may not be known yet.
+ChildProcess = subprocess.Popen[bytes] | ForkedProcess
+StartProcess = Callable[[Path, Mapping[str, str], Path], ChildProcess]
 
 
 class ForkServer:
@@ -274,8 +261,12 @@ class ForkServer:
             raise ValueError(f"the request has {len(message)} bytes")
         self._answers_by_s = max(self._answers_by_s, time.monotonic() + _FORKED_WITHIN_S)
         _adopt_orphans(True)
-        with _working_folder() as here, log.open("ab") as output:
-            socket.send_fds(self._socket, [message], [output.fileno(), here])
+        here = os.open(".", os.O_PATH)  # also if it was renamed or removed
+        try:
+            with log.open("ab") as output:
+                socket.send_fds(self._socket, [message], [output.fileno(), here])
+        finally:
+            os.close(here)
 
     def _answered(self, answer: dict[str, Any]) -> None:
         self._answers_by_s = time.monotonic() + _FORKED_WITHIN_S
@@ -345,13 +336,3 @@ def _umask() -> int:
     """The mask of this process; `os.umask` would change it for a moment, also for files that other threads create."""
     _, _, mask = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").partition("\nUmask:")
     return int(mask.split(maxsplit=1)[0], 8)
-
-
-@contextlib.contextmanager
-def _working_folder() -> Iterator[int]:
-    """A descriptor of the current folder, also if it was renamed or removed."""
-    here = os.open(".", os.O_PATH)
-    try:
-        yield here
-    finally:
-        os.close(here)

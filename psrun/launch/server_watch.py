@@ -51,7 +51,9 @@ class Watch:
         training: Callable[[], TrainingStatus],
         give_up: Callable[[PsrunError], None],
     ) -> None:
-        self._cluster, self._reporter, self._recoveries = cluster, reporter, recoveries
+        self._cluster = cluster
+        self._reporter = reporter
+        self._recoveries = recoveries
         self._addresses = topology.servers()
         # Resolved now: the host name of a lost node may no longer resolve.
         self._peers = {task: peers(address) for task, address in self._addresses.items()}
@@ -64,7 +66,8 @@ class Watch:
         self._incarnations: dict[Task, int] = {}
         self._lost: set[Task] = set()
         self._error: TaskLostError | None = None
-        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="psrun-watch", daemon=True)
 
     def start(self) -> None:

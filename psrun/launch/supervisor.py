@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import time
+from collections.abc import Mapping
 
 from psrun.cluster.probe import answering
 from psrun.config import choices, topology
@@ -12,13 +13,17 @@ from psrun.config.topology import CHIEF, Task
 from psrun.errors import ConfigError, ExitCode, final
 from psrun.launch.backend import Backend, Launch, TaskHandle, end_all
 from psrun.launch.hang_detector import HangDetector, TrainingStatus
-from psrun.launch.progress_relay import ProgressRelay
 from psrun.launch.recoveries import Recoveries
 from psrun.launch.restart_policy import RestartPolicy
 from psrun.results.console import ConsoleSink
-from psrun.results.task_files import shared
+from psrun.results.events import Event
+from psrun.results.journal import EventReader
+from psrun.results.run_folder import RunFolder
+from psrun.results.tables import TaskRow, task_table
+from psrun.results.task_files import age_s, shared
 
 _ROUND_S = 0.1
+_VIEW_EVERY_S = 0.5
 _SERVERS_END_WITHIN_S = 5.0
 _TAIL_BYTES = 64 * 1024  # of a log, searched for the error that ended its task
 
@@ -209,7 +214,9 @@ class Supervisor:
 
     def _hangs(self, task: TaskHandle) -> str | None:
         """Why a running task counts as hung; None if it does not."""
-        detector, beat, now_s = self._detectors[task.task], task.heartbeat(), time.monotonic()
+        detector = self._detectors[task.task]
+        beat = task.heartbeat()
+        now_s = time.monotonic()
         cause = detector.heartbeat_fault(beat, now_s)
         others = [each for other, each in self._detectors.items() if other not in (CHIEF, self._evaluator)]
         if cause is not None and task.task == CHIEF and detector.may_wait_for(others):
@@ -252,11 +259,10 @@ class Supervisor:
 
     def _restarted_with(self, lost: TaskHandle) -> list[TaskHandle]:
         """The tasks to restart if this one is lost, including itself."""
+        tasks = list(self._tasks.values())
         together = self._plan.restarted_together
-        group = [lost]
-        if lost.task.job in together:
-            group = [task for task in self._tasks.values() if task.task.job in together]
-        return list(self._tasks.values()) if self._backend.must_move(group) else group
+        group = [each for each in tasks if each.task.job in together] if lost.task.job in together else [lost]
+        return tasks if self._backend.must_move(group) else group
 
     def _is_up(self, task: Task) -> bool:
         return self._tasks[task].start_at_s is None and self._tasks[task].heartbeat() is not None
@@ -269,3 +275,46 @@ class Supervisor:
     def _start(self, task: TaskHandle) -> None:
         task.start()
         self._detectors[task.task] = HangDetector(self._hang_limits, time.monotonic())
+
+
+class ProgressRelay:
+    """Passes new events of metrics.jsonl to the console and to `recoveries`, and shows the state of the tasks."""
+
+    def __init__(
+        self, folder: RunFolder, sink: ConsoleSink, recoveries: Recoveries, tasks: Mapping[Task, TaskHandle]
+    ) -> None:
+        self._tail = EventReader(folder.metrics, after_what_is_there=True)  # what an earlier process wrote
+        self._sink = sink
+        self._recoveries = recoveries
+        self._tasks = tasks
+        self._last_step = 0
+        self._shown_s = 0.0
+
+    def update(self) -> None:
+        for event in self._tail.read():
+            self._relay_event(event)
+        if time.monotonic() - self._shown_s >= _VIEW_EVERY_S:
+            self._shown_s = time.monotonic()
+            beat = self._tasks[CHIEF].heartbeat()
+            progress = beat.training if beat else None
+            stale = progress is not None and progress.step < self._last_step  # before the end of the epoch last shown
+            self._sink.view(task_table([_row(task) for task in self._tasks.values()]), None if stale else progress)
+
+    def close(self) -> None:
+        self.update()
+        self._sink.close()
+
+    def _relay_event(self, event: Event) -> None:
+        self._last_step = event.step or 0
+        if event.kind == "restored":
+            self._recoveries.restored(event.step or 0)
+        if event.kind == "epoch":
+            self._recoveries.count_repeated(event.data["steps_repeated"])
+        self._sink.event(event)
+
+
+def _row(task: TaskHandle) -> TaskRow:
+    beat = task.heartbeat()
+    memory_bytes, processor = task.usage()
+    state = "restarting" if task.start_at_s is not None else beat.state if beat else "starting"
+    return TaskRow(str(task.task), state, task.restarts, memory_bytes, processor, age_s(beat) if beat else None)

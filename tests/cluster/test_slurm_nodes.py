@@ -44,7 +44,7 @@ def test_a_heterogeneous_job_with_a_sidecar_evaluator(on_slurm):
     assert not (run.folder / ".tasks").exists()
 
 
-def test_submit_a_lost_worker_a_lost_ps_and_scancel(on_slurm, slurm):
+def test_submit_a_lost_worker_ps_and_chief_and_scancel(on_slurm, slurm):
     run = on_slurm("submit", "slurm", *LONG, "slurm.nodes=4", "slurm.time=10")
     job = job_of(run)
     run.wait_for("checkpoint")
@@ -55,11 +55,13 @@ def test_submit_a_lost_worker_a_lost_ps_and_scancel(on_slurm, slurm):
     ps = run.wait_for("recovery", 2)
     assert ps["task"] == "ps-0"
     assert run.events("restored")
+    run.kill("chief-0")
+    assert run.wait_for("recovery", 3)["task"] == "chief-0"
     step = run.events("epoch")[-1]["step"]
     slurm.run("scancel", job)
     assert run.end(within_s=60) == 175
     assert run.result["status"] == "interrupted"
-    assert [row["task"] for row in run.result["recoveries"]] == ["worker-1", "ps-0"]
+    assert [row["task"] for row in run.result["recoveries"]] == ["worker-1", "ps-0", "chief-0"]
     assert run.result["checkpoints"][-1]["step"] >= step
     assert "psrun submit slurm 'resume=" in run.stdout  # the folder has a blank in its name
     assert slurm.job(job)["JobState"] == "CANCELLED"
@@ -86,6 +88,28 @@ def test_a_cut_node(on_slurm, slurm):
         assert slurm.job(job)["Restarts"] != "0"
         assert restored["step"] >= 3 * EPOCH
         assert run.process.poll() is None
+    finally:
+        slurm.mend(1)
+        slurm.run("scancel", job)
+    assert run.end(within_s=60) == 175
+    slurm.wait(lambda: slurm.num_idle() == len(slurm.nodes), "idle nodes")
+
+
+def test_a_job_with_room_for_the_tasks_of_a_cut_node_continues(on_slurm, slurm):
+    if slurm.network is None:
+        pytest.skip("nodes that can be cut off need root, ip (iproute2) and nsenter")
+    run = on_slurm("submit", "slurm", *LONG, "slurm.nodes=4", "slurm.options=['--ntasks=8','--no-kill']")
+    job = job_of(run)
+    run.wait_for("checkpoint")
+    try:
+        slurm.cut(1)
+        recovery = run.wait_for("recovery")
+        assert "was lost with its job step on node n1" in recovery["cause"]
+        restored = run.wait_for("restored")
+        run.wait(lambda: run.events("epoch")[-1]["step"] > restored["step"], "epoch after it")
+        assert slurm.job(job)["Restarts"] == "0"
+        restarted = run.events("failure")[-1]["restarted"]
+        assert set(restarted) == {"chief-0", "ps-0", "ps-1", "worker-0", "worker-1"}
     finally:
         slurm.mend(1)
         slurm.run("scancel", job)
@@ -128,10 +152,10 @@ def test_a_sweep_by_submitit(on_slurm, slurm):
 def test_a_folder_that_nodes_do_not_share(on_slurm, slurm, tmp_path):
     if slurm.network is None:
         pytest.skip("a node with a disk of its own needs root")
-    own = tmp_path / "run 0" / "run"
-    own.mkdir(parents=True)
+    own = tmp_path / "a run"
+    own.mkdir()
     with slurm.disk(1, own):
-        run = on_slurm("cluster=slurm", *QUICK, prefix=["salloc", "-n5", "-N2"])
+        run = on_slurm("cluster=slurm", *QUICK, f"hydra.run.dir='{own}'", prefix=["salloc", "-n5", "-N2"])
         assert run.end(within_s=90) == 2
     assert f"hydra.run.dir: {own} is not on a shared disk" in run.stderr
     assert run.result["error"]["type"] == "ConfigError"

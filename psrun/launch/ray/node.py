@@ -100,7 +100,7 @@ class TaskActor:
         os.environ.pop("OMP_NUM_THREADS", None)  # set by Ray; the same task under another engine does not have it
         os.environ.update(environment)
         os.chdir(cwd if Path(cwd).is_dir() else folder)
-        task_process = TaskProcess(task, addresses, folder)
+        task_process = TaskProcess(task, addresses, folder, shares_gpus_with=[])
         task_process.start()
         assert task_process.process is not None
         self._process: ChildProcess = task_process.process

@@ -8,9 +8,8 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from psrun.errors import ClusterError, PsrunError
+from psrun.errors import ClusterError
 
 _WITHIN_S = 60.0
 # Variables by which users configure Slurm's commands; Slurm sets the other SLURM_* variables for the current job.
@@ -58,53 +57,55 @@ def submit(script: Path) -> str:
     """Submits a batch script; returns the id of the job. Raises ClusterError if Slurm rejects it.
 
     The job has the environment of this process, without the variables of a job that this process may be in, such as
-    an interactive one: srun would apply their processors and memory to the new job.
+    an interactive one: they would apply its processors and memory to the new job.
     """
     in_job = "SLURM_JOB_ID" in os.environ
     environment = {n: v for n, v in os.environ.items() if not in_job or n in _CONFIGURING or not n.startswith("SLURM_")}
-    completed = _run("sbatch", "--parsable", str(script), environment=environment)
-    if completed.returncode:
-        raise ClusterError(f"Slurm rejected the job: {_text(completed)} (script: {script})")
-    return completed.stdout.strip().partition(";")[0]
+    text = _run(
+        "sbatch", "--parsable", str(script), failed=f"Slurm rejected the job ({script})", environment=environment
+    )
+    return text.strip().partition(";")[0]
 
 
 def host_names(nodes: str) -> list[str]:
     """The names of nodes, which Slurm writes as n[0-3,7]. Raises ClusterError."""
-    completed = _run("scontrol", "show", "hostnames", nodes)
-    if completed.returncode:
-        raise ClusterError(f"Slurm did not list the nodes {nodes}: {_text(completed)}")
-    return completed.stdout.split()
+    return _run("scontrol", "show", "hostnames", nodes, failed=f"Slurm did not list the nodes {nodes}").split()
 
 
-def requeue(job: str) -> str | None:
-    """Requeues a job; returns the problem, None if there is none."""
-    try:
-        completed = _run("scontrol", "requeue", job)
-    except PsrunError as error:
-        return str(error)
-    return _text(completed) if completed.returncode else None
+def requeue(job: str) -> None:
+    """Requeues a job. Raises ClusterError if Slurm does not."""
+    _run("scontrol", "requeue", job, failed="the job cannot be requeued")
 
 
 def look(job: str) -> JobState:
     """The state of a job. Raises ClusterError if Slurm does not answer."""
-    completed = _run("scontrol", "--oneliner", "show", "job", job)
-    if completed.returncode:
-        if "Invalid job id" in completed.stderr:
+    try:
+        text = _run("scontrol", "--oneliner", "show", "job", job, failed=f"Slurm did not report the state of job {job}")
+    except ClusterError as error:
+        if "Invalid job id" in str(error):
             return JobState("")
-        raise ClusterError(f"Slurm did not report the state of job {job}: {_text(completed)}")
-    fields = dict(word.split("=", 1) for word in completed.stdout.split() if "=" in word)
+        raise
+    fields = dict(word.split("=", 1) for word in text.split() if "=" in word)
     return JobState(fields.get("JobState", ""), fields.get("Reason", ""), fields.get("ExitCode", ""))
 
 
-def _run(*command: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    options: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+def _run(*command: str, failed: str, environment: Mapping[str, str] | None = None) -> str:
+    """Runs a command and returns its output. Raises ClusterError, which begins with `failed`."""
     try:
-        return subprocess.run(command, env=environment, timeout=_WITHIN_S, check=False, **options)
+        completed = subprocess.run(
+            command,
+            env=environment,
+            timeout=_WITHIN_S,
+            check=False,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
     except FileNotFoundError as error:
         raise ClusterError(f"there is no {command[0]} here") from error
     except subprocess.TimeoutExpired as error:
-        raise ClusterError(f"{command[0]} did not answer within {_WITHIN_S:.0f} s") from error
-
-
-def _text(completed: subprocess.CompletedProcess[str]) -> str:
-    return " ".join((completed.stderr or completed.stdout).split()) or f"exit code {completed.returncode}"
+        raise ClusterError(f"{failed}: {command[0]} did not answer within {_WITHIN_S:.0f} s") from error
+    if completed.returncode:
+        problem = " ".join((completed.stderr or completed.stdout).split()) or f"exit code {completed.returncode}"
+        raise ClusterError(f"{failed}: {problem}")
+    return completed.stdout

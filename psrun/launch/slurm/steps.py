@@ -117,6 +117,11 @@ class StepTask(TaskHandle):
         self._addresses = addresses
         self._number = 0
 
+    def move_to(self, step: Step) -> None:
+        """Makes it a task that was not started yet, in another step."""
+        self.step = step
+        self._number = 0
+
     def start(self) -> None:
         super().start()
         assert self.step is not None
@@ -227,8 +232,10 @@ class SlurmBackend(Backend):
         self._nodes = [node for node in self._nodes if node.name not in gone]
         free = [replace(node, num_tasks=node.num_tasks - used.count(node.name)) for node in self._nodes]
         where = allocation.placement(lost, free)
+        have_addresses = any(task in self._addresses for task in lost)  # the training needs no other
         if where is None:
-            self._give_up_nodes(gone)
+            if have_addresses:
+                self._give_up_nodes(gone)
             return False
         try:
             self._start_steps(where)
@@ -237,13 +244,16 @@ class SlurmBackend(Backend):
             raise TaskLostError(str(error), task=error.task) from error
         if CHIEF in lost:  # one on a node that is cut off exits once it sees the new one
             task_files.still_beats(self._folder, CHIEF, within_s=self._cluster.progress_timeout_s)
-        return True
+        return have_addresses
 
     def close(self, code: ExitCode) -> None:
         self._end_steps()
         if self._requeues and code == ExitCode.RESTART:
-            problem = commands.requeue(self._job.id)
-            text = "the job is requeued" if problem is None else f"the job cannot be requeued: {problem}"
+            text = "the job is requeued"
+            try:
+                commands.requeue(self._job.id)
+            except ClusterError as error:
+                text = str(error)
             self._launch.console.print(f"Slurm job {self._job.id}: {text}", markup=False, soft_wrap=True)
 
     def _steps(self) -> list[Step]:
@@ -255,7 +265,7 @@ class SlurmBackend(Backend):
         for task, node in where.items():
             key = f"{self._job.key}.{next(self._numbers)}"
             started[task] = Step(task, node, self._folder, key, self._cluster.interface)
-            self._handles[task].step = started[task]
+            self._handles[task].move_to(started[task])
         limit_s = self._cluster.connect_timeout_s
         deadline_s = time.monotonic() + limit_s
         while waiting := [task for task, step in started.items() if step.introduction is None]:
