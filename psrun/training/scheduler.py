@@ -25,7 +25,8 @@ class Scheduler:
     """Schedules the steps of a program on workers; without workers, runs them at once."""
 
     def __init__(self, program: Program, session: Session) -> None:
-        self._program, self._session = program, session
+        self._program = program
+        self._session = session
         self._packings: dict[Step | None, Executions] = {}
         self._coordinator = program.distribution.coordinator
         self._do: dict[Step | None, Callable[[int], int]] = {}
