@@ -36,7 +36,7 @@ def timed(workers: int, closures: int, windows: int) -> Windows:
     process.prepare()
     import tensorflow as tf
 
-    from psrun.closures.inflight_closures import InFlightClosures
+    from psrun.closures.training_closures import InFlightClosures
 
     cluster = choices.InProcess(
         kind="inprocess", num_workers=workers, num_ps=1, num_data_workers=1, placement="greedy", isolate=False

@@ -55,7 +55,7 @@ def timed(workers: int, waits_s: Sequence[float], seconds: float) -> dict[str, R
     process.prepare()
     import tensorflow as tf
 
-    from psrun.closures.inflight_closures import InFlightClosures
+    from psrun.closures.training_closures import InFlightClosures
     from psrun.cluster import servers
 
     servers.NUM_INTER_OP_THREADS += 2 * workers  # each that waits holds one

@@ -41,9 +41,9 @@ class Idle:
 @contextlib.contextmanager
 def unmeasured() -> Iterator[None]:
     """Closures of steps named 'without' carry no counts."""
-    from psrun.closures import dense_bundles, steps_per_execution
+    from psrun.closures import asynchronous_steps, dense_bundles
 
-    make = steps_per_execution.stages.on_workers
+    make = asynchronous_steps.stages.on_workers
 
     def without(program: Any, profiler: Any, meter: Any) -> list[Any]:
         made = make(program, profiler, meter)
@@ -52,16 +52,16 @@ def unmeasured() -> Iterator[None]:
         bundles.unrolled = _replacing(bundles.unrolled, dense_bundles)
         return made
 
-    begin = steps_per_execution.Packing.__init__
+    begin = asynchronous_steps.AsynchronousSteps.__init__
 
     def begins(self: Any, *arguments: Any, **options: Any) -> None:
         on_workers = without if options["step"].__name__ == "without" else make
-        with mock.patch.object(steps_per_execution.stages, "on_workers", on_workers):
+        with mock.patch.object(asynchronous_steps.stages, "on_workers", on_workers):
             begin(self, *arguments, **options)
 
     # However slow this machine is, steps of both kinds are unrolled.
-    unrolled = mock.patch.object(steps_per_execution, "_SLOW_STEP_S", math.inf)
-    with mock.patch.object(steps_per_execution.Packing, "__init__", begins), unrolled:
+    unrolled = mock.patch.object(asynchronous_steps, "_SLOW_STEP_S", math.inf)
+    with mock.patch.object(asynchronous_steps.AsynchronousSteps, "__init__", begins), unrolled:
         yield
 
 

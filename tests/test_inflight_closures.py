@@ -41,7 +41,7 @@ def blocking(cluster):
 def test_a_slow_worker_delays_only_its_own_closures(cluster, blocking):
     import tensorflow as tf
 
-    from psrun.closures.inflight_closures import InFlightClosures
+    from psrun.closures.training_closures import InFlightClosures
 
     function, release = blocking
     in_flight, finished = InFlightClosures(cluster), []
@@ -61,7 +61,7 @@ def test_a_slow_worker_delays_only_its_own_closures(cluster, blocking):
 def test_closures_are_awaited_in_order_where_that_is_asked_for(cluster, blocking):
     import tensorflow as tf
 
-    from psrun.closures.inflight_closures import InFlightClosures
+    from psrun.closures.training_closures import InFlightClosures
 
     function, release = blocking
     in_flight = InFlightClosures(cluster, 1, in_order=True)
@@ -77,8 +77,8 @@ def test_closures_are_awaited_in_order_where_that_is_asked_for(cluster, blocking
 def test_no_round_starts_before_those_that_it_has_to_wait_for(cluster, blocking, max_delay):
     import tensorflow as tf
 
-    from psrun.closures.inflight_closures import InFlightClosures
-    from psrun.tf_internals.cluster import has_ended
+    from psrun.closures.training_closures import InFlightClosures
+    from psrun.tf_internals.closure_queue import has_ended
 
     function, release = blocking
     in_flight, scheduled = InFlightClosures(cluster, max_delay=max_delay), []
@@ -101,7 +101,7 @@ def test_no_round_starts_before_those_that_it_has_to_wait_for(cluster, blocking,
 def test_the_error_of_a_closure_is_raised(cluster, in_order):
     import tensorflow as tf
 
-    from psrun.closures.inflight_closures import InFlightClosures
+    from psrun.closures.training_closures import InFlightClosures
 
     @tf.function
     def check(number):

@@ -108,7 +108,7 @@ def test_no_update_of_a_row_is_lost_where_two_workers_meet(cluster_spec):
     """Every step adds 1 to the same rows, so that what is lost is missing in the sum."""
     import tensorflow as tf
 
-    from psrun.closures.inflight_closures import InFlightClosures
+    from psrun.closures.training_closures import InFlightClosures
     from psrun.cluster import strategy
     from psrun.config import choices
     from psrun.optimizers.sparse import SparseSGD

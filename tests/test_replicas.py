@@ -39,9 +39,9 @@ CASES = [
 @pytest.mark.thorough
 @pytest.mark.parametrize(("trainer", "pieces"), CASES)
 def test_steps_are_those_of_one_device(train, monkeypatch, trainer, pieces):
-    from psrun.closures import steps_per_execution
+    from psrun.closures import asynchronous_steps
 
-    monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
+    monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
     alone, split = both(train, *IDS, "partitioner=fixed_shards", *pieces, f"trainer={trainer}", "data.audit=true")
     assert split["steps"] == alone["steps"] == {"applied": 16, "scheduled": 16, "repeated": 0}
     for name, value in alone["metrics"].items():

@@ -58,16 +58,16 @@ def test_updates_of_another_worker_between_a_read_and_its_update_are_counted(tra
     ],
 )
 def test_with_one_worker_only_its_own_updates_are_between(train, monkeypatch, pieces, histogram):
-    from psrun.closures import steps_per_execution
+    from psrun.closures import asynchronous_steps
 
-    begin = steps_per_execution.Packing.__init__
+    begin = asynchronous_steps.AsynchronousSteps.__init__
 
     def unrolled_at_once(self, *arguments, **options):
         begin(self, *arguments, **options)
         self._unroll()
 
-    monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
-    monkeypatch.setattr(steps_per_execution.Packing, "__init__", unrolled_at_once)
+    monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
+    monkeypatch.setattr(asynchronous_steps.AsynchronousSteps, "__init__", unrolled_at_once)
     result, folder = train(*pieces, *SHORT, num_workers=1)
     assert result["staleness"]["histogram"] == histogram
     assert [event["updates"] for event in events(folder, "staleness")] == [STEPS, STEPS]

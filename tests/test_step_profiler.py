@@ -20,11 +20,11 @@ PLANTED = {
     [("input", "custom_loop", 1), ("compute", "custom_loop", 4), ("traffic", "fit", 4)],
 )  # fmt: skip
 def test_the_bottleneck_is_what_was_made_slow(train, monkeypatch, trainer, num_steps, planted):
-    from psrun.closures import step_profiler, steps_per_execution
+    from psrun.closures import asynchronous_steps, step_profiler
 
     monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
     if num_steps > 1 and trainer == "custom_loop":  # written out
-        monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
+        monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
     data, model = PLANTED[planted]
     result, _ = train(
         "model=dense", "~model.hidden_units", f"model._target_={model}", data, "data.global_batch_size=8",
@@ -58,10 +58,10 @@ LATE = ("trainer.prefetch_rows=true", "trainer.dense_sync_every=2")
 )
 def test_computing_is_found_wherever_it_is(train, monkeypatch, model, more):
     """In functions and branches, and between rows and their gradients."""
-    from psrun.closures import step_profiler, steps_per_execution
+    from psrun.closures import asynchronous_steps, step_profiler
 
     monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
-    monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
+    monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
     result, _ = train(
         "model=dense", "~model.hidden_units", f"model._target_=slow_steps.{model}", QUICK, "data.global_batch_size=8",
         "evaluation=none", "trainer.steps_per_execution=4", "trainer.steps_per_epoch=16", "trainer.epochs=1", *more,

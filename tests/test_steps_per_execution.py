@@ -17,17 +17,17 @@ pytestmark = pytest.mark.inprocess
 @pytest.fixture
 def unrolled(monkeypatch):
     """Steps are written out one after the other also in runs of few steps, and from the first one on."""
-    from psrun.closures import closure, steps_per_execution
+    from psrun.closures import asynchronous_steps, closure
 
-    monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
+    monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
     traced: list[tuple[int, int | None]] = []
-    begin = steps_per_execution.Packing.__init__
+    begin = asynchronous_steps.AsynchronousSteps.__init__
 
     def begins(self: Any, *arguments: Any, **options: Any) -> None:
         begin(self, *arguments, **options)
         self._unroll()
 
-    monkeypatch.setattr(steps_per_execution.Packing, "__init__", begins)
+    monkeypatch.setattr(asynchronous_steps.AsynchronousSteps, "__init__", begins)
     original = closure.Closure.function
 
     def function(self: Any, unrolled: int, num_steps: int | None) -> Any:
@@ -39,9 +39,9 @@ def unrolled(monkeypatch):
 
 
 def test_as_many_steps_as_fill_a_tenth_of_a_second_and_an_epoch_evenly():
-    from psrun.closures.closure_length import chosen
+    from psrun.closures.asynchronous_steps import length_for
 
-    assert [chosen(step_s, 1000, 2) for step_s in (1.0, 0.05, 0.02, 0.0125, 0.01, 0.002, 1e-9)] == [
+    assert [length_for(step_s, 1000, 2) for step_s in (1.0, 0.05, 0.02, 0.0125, 0.01, 0.002, 1e-9)] == [
         1,
         2,
         5,
@@ -50,10 +50,15 @@ def test_as_many_steps_as_fill_a_tenth_of_a_second_and_an_epoch_evenly():
         50,
         200,
     ]
-    assert chosen(0.0125, 100, 2) == 5  # 8 would leave a rest, and 5 is more than half of it
-    assert chosen(0.001, 7, 2) == 7
-    assert chosen(0.001, 97, 2) == 90
-    assert [chosen(0.02, 10_000, n) for n in (2, 30, 64, 256)] == [5, 5, 10, 40]  # docs/explanation/scale.md: 11 and 42
+    assert length_for(0.0125, 100, 2) == 5  # 8 would leave a rest, and 5 is more than half of it
+    assert length_for(0.001, 7, 2) == 7
+    assert length_for(0.001, 97, 2) == 90
+    assert [length_for(0.02, 10_000, n) for n in (2, 30, 64, 256)] == [
+        5,
+        5,
+        10,
+        40,
+    ]  # scale.md: 11 and 42
 
 
 @pytest.mark.parametrize(
@@ -68,9 +73,9 @@ def test_as_many_steps_as_fill_a_tenth_of_a_second_and_an_epoch_evenly():
     ],
 )
 def test_short_steps_are_measured_again_with_ten(before, step_s, least, wanted):
-    from psrun.closures.closure_length import after
+    from psrun.closures.asynchronous_steps import length_after
 
-    assert after(before, step_s, 1000, 2, least=least) == wanted
+    assert length_after(before, step_s, 1000, 2, least=least) == wanted
 
 
 @pytest.mark.thorough
@@ -115,10 +120,10 @@ def test_a_metric_that_branches_and_assigns_counts_every_example(train, unrolled
 
 @pytest.mark.parametrize(("slow_s", "unrolled"), [pytest.param(0.0, 0, marks=pytest.mark.thorough), (1e9, 1)])
 def test_slow_steps_are_not_unrolled(train, monkeypatch, slow_s, unrolled):
-    from psrun.closures import closure, steps_per_execution
+    from psrun.closures import asynchronous_steps, closure
 
-    monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1)
-    monkeypatch.setattr(steps_per_execution, "_SLOW_STEP_S", slow_s)
+    monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
+    monkeypatch.setattr(asynchronous_steps, "_SLOW_STEP_S", slow_s)
     original, traced = closure.Closure.function, []
 
     def function(self: Any, unrolled: int, num_steps: int | None) -> Any:
@@ -212,9 +217,9 @@ def test_rows_are_not_prefetched_for_a_train_step_that_may_look_up_others(train)
 @pytest.mark.thorough
 def test_a_number_chosen_at_the_end_of_an_epoch_holds_in_the_next(train, monkeypatch):
     """Keras puts back the number that it had before the last, shorter execution of an epoch."""
-    from psrun.closures import closure_length
+    from psrun.closures import asynchronous_steps
 
-    monkeypatch.setattr(closure_length, "chosen", lambda step_s, steps_per_epoch, num_workers: 4)
+    monkeypatch.setattr(asynchronous_steps, "length_for", lambda step_s, steps_per_epoch, num_workers: 4)
     result, _ = train(
         "trainer=fit",
         "trainer.steps_per_execution=auto",

@@ -479,14 +479,13 @@ def test_the_end_of_a_closure_is_notified(cluster_spec):
 
     from psrun.cluster import strategy
     from psrun.config import choices
-    from psrun.tf_internals import cluster
+    from psrun.tf_internals.closure_queue import ClosureQueue, has_ended
 
     coordinator = strategy.parameter_servers(cluster_spec[1], choices.NoPartitioner("none")).coordinator
-    ends = cluster.closure_ends(coordinator)
-    assert cluster.closure_ends(coordinator) is ends
+    ends = ClosureQueue.of(coordinator).ended
     scheduled = coordinator.schedule(tf.function(lambda: tf.constant(3)).get_concrete_function())
     with ends:
-        assert ends.wait_for(lambda: cluster.has_ended(scheduled), timeout=60.0)
+        assert ends.wait_for(lambda: has_ended(scheduled), timeout=60.0)
     assert scheduled.fetch() == 3
 
 
@@ -496,7 +495,7 @@ def test_workers_take_closures_by_a_rule(cluster_spec):
 
     from psrun.cluster import strategy
     from psrun.config import choices
-    from psrun.tf_internals.closure_queue import MarkedClosures
+    from psrun.tf_internals.closure_queue import ClosureQueue
 
     class OnlyWorkerOne:
         finished_by, gone, back = [], [], []
@@ -517,8 +516,8 @@ def test_workers_take_closures_by_a_rule(cluster_spec):
             return mark == "over"
 
     coordinator = strategy.parameter_servers(cluster_spec[2], choices.NoPartitioner("none")).coordinator
-    queue, rule = MarkedClosures.of(coordinator), OnlyWorkerOne()
-    assert MarkedClosures.of(coordinator) is queue
+    queue, rule = ClosureQueue.of(coordinator), OnlyWorkerOne()
+    assert ClosureQueue.of(coordinator) is queue
     queue.follow(rule)
 
     @tf.function

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psrun.closures.update_rounds import Slot, UpdateRounds
+from psrun.closures.synchronous_steps import Slot, UpdateRounds
 
 
 def taken(rounds, worker, queued):

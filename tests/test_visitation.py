@@ -59,9 +59,9 @@ def test_without_whole_passes_every_batch_is_full():
 )
 def test_each_example_of_an_epoch_is_trained_on_once(train, monkeypatch, trainer, num_workers, unrolled):
     """200 examples in batches of 16: the last one of a pass is smaller."""
-    from psrun.closures import steps_per_execution
+    from psrun.closures import asynchronous_steps
 
-    monkeypatch.setattr(steps_per_execution, "_STEPS_TO_UNROLL_FOR", 1 if unrolled else 4000)
+    monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1 if unrolled else 4000)
     result, _ = train(
         *COUNTED, f"trainer={trainer}", "data.visitation=once", "data.audit=true", "trainer.epochs=3",
         "trainer.steps_per_epoch=null", "data.global_batch_size=16", num_workers=num_workers,
@@ -77,7 +77,7 @@ def test_each_example_of_an_epoch_is_trained_on_once(train, monkeypatch, trainer
 @pytest.mark.thorough
 @pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
 def test_batches_of_the_data_service_are_trained_on_once_except_outstanding_ones(train, trainer):
-    from psrun.closures.data_service_input import MAX_OUTSTANDING
+    from psrun.closures.input_streams import MAX_OUTSTANDING
 
     result, _ = train(
         *COUNTED, f"trainer={trainer}", "data.visitation=dynamic", "data.audit=true", "trainer.epochs=5",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psrun.closures.worker_clocks import WorkerClocks
+from psrun.closures.training_closures import WorkerClocks
 
 TICK, OTHER = True, None
 

@@ -19,7 +19,8 @@ from psrun.closures.audit import Audit
 from psrun.closures.stage import Apply, Inputs, Stage, Step
 from psrun.cluster import placement
 from psrun.program.compiled_model import Program
-from psrun.tf_internals.cluster import has_ended, num_parameter_servers
+from psrun.tf_internals.closure_queue import has_ended
+from psrun.tf_internals.cluster import num_parameter_servers
 
 # A server may still be at work on gradients that have arrived when the chief learns that their worker is lost. Counts
 # are read until they stay the same for this time, or for two steps if that is longer.

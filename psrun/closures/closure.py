@@ -32,29 +32,27 @@ class Closure:
     ) -> None:
         self._program = program
         self._feed = feed
-        self._iterator = iterator
         self._stages = Stages(program.optimizer, [Replicas(program), *stages])
+        count = {"num_steps": tf.TensorSpec([], tf.int32)}
+        self._specs = {"iterator": iterator, **count, **feed.inputs(), **self._stages.inputs()}
         self._step = step or program.network.train_step
         self._own = program.own_step if step is None else None
 
-    def _specs(self) -> dict[str, Any]:
-        """The inputs of a closure, by name, in their order."""
-        count = {"num_steps": tf.TensorSpec([], tf.int32)}
-        return {"iterator": self._iterator, **count, **self._feed.inputs(), **self._stages.inputs()}
-
     def flat(self, inputs: Inputs) -> tuple[Any, ...]:
         """The inputs of a closure in the order of its function; without `num_steps` where the function knows it."""
-        return tuple(inputs[name] for name in self._specs() if name in inputs)
+        return tuple(inputs[name] for name in self._specs if name in inputs)
+
+    def _names(self, num_steps: int | None) -> list[str]:
+        """The inputs of a function of so many steps, in their order; None if each call passes the number."""
+        return [name for name in self._specs if num_steps is None or name != "num_steps"]
 
     def trace(self, unrolled: int, num_steps: int | None) -> Any:
         """A concrete `function`. Another kind of function `schedule` would trace again, and more than once."""
-        specs = self._specs()
-        if num_steps is not None:
-            del specs["num_steps"]
+        specs = [self._specs[name] for name in self._names(num_steps)]
         while True:
             steps = self.function(unrolled, num_steps)
             with self._program.distribution.strategy.scope(), contextlib.suppress(CannotBeKept):  # then with fewer kept
-                return steps.get_concrete_function(*specs.values())
+                return steps.get_concrete_function(*specs)
 
     def function(self, unrolled: int = 1, num_steps: int | None = None) -> Any:
         """A function of the inputs of a closure, in the order of `flat`.
@@ -66,7 +64,7 @@ class Closure:
           unrolled: number of unrolled steps; a loop over them does the others.
           num_steps: number of steps; None if each call passes it, which requires `unrolled` 1.
         """
-        names = [name for name in self._specs() if num_steps is None or name != "num_steps"]
+        names = self._names(num_steps)
 
         def steps(*values: Any) -> Any:
             return self._steps(dict(zip(names, values)), unrolled, num_steps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from psrun.config import choices
 from psrun.config.run_config import OF_A_RUN, RunConfig
 from psrun.errors import Problem
 
@@ -43,37 +42,10 @@ def _of_the_mode(config: RunConfig) -> list[Problem]:
     mode = config.consistency
     if config.mode in OF_A_RUN:
         return []
-    if isinstance(mode, choices.Simulated):
-        return _of_simulated_delays(config, mode)
-    if not mode.needs_parameter_servers:
-        return []
-    if not config.cluster.has_parameter_servers:
+    if mode.needs_parameter_servers and not config.cluster.has_parameter_servers:
         why = f"which cluster={config.cluster.kind} does not have; choose async"
         return [Problem("consistency", f"'{mode.kind}' requires parameter servers, {why}")]
-    return _of_averaging(config) if mode.averages else []
-
-
-def _of_averaging(config: RunConfig) -> list[Problem]:
-    """Problems of updates from the gradients of several workers."""
-    trainer, mode = config.trainer, f"consistency={config.consistency.kind}"
-    problems = [
-        Problem(key, f"is {value}, which {mode} does not support: each step waits for the one before; set it to {only}")
-        for key, value, only in (
-            ("trainer.steps_per_execution", trainer.num_steps_packed, 1),
-            ("trainer.dense_sync_every", trainer.dense_sync_every, 1),
-            ("trainer.prefetch_rows", trainer.prefetch_rows, False),
-        )
-        if value not in (only, "auto")
-    ]
-    if (config.cluster.replicas_per_worker or 1) > 1:
-        problems.append(Problem("cluster.replicas_per_worker", f"must be 1 with {mode}"))
-    if config.data.visitation == "dynamic":
-        message = f"is dynamic, which cannot deal a dropped batch again, as {mode} requires; choose once"
-        problems.append(Problem("data.visitation", message))
-    if trainer.steps_per_epoch is None and config.num_training_workers is None:
-        message = f"is required with {mode} where the addresses of the cluster decide on the number of workers"
-        problems.append(Problem("trainer.steps_per_epoch", message))
-    return problems
+    return mode.problems(config)
 
 
 def _of_late_gradients(config: RunConfig) -> list[Problem]:
@@ -97,22 +69,4 @@ def _of_late_gradients(config: RunConfig) -> list[Problem]:
                 f"gradients of trainer.dense_sync_every={config.trainer.dense_sync_every} steps are pushed together"
             )
             problems.append(Problem(key, f"is not supported where {pushed}; set that to 1"))
-    return problems
-
-
-def _of_simulated_delays(config: RunConfig, mode: choices.Simulated) -> list[Problem]:
-    problems = []
-    if config.cluster.kind != "none":
-        message = f"'simulated' trains in one process; got cluster={config.cluster.kind}: choose cluster=none, or async"
-        problems.append(Problem("consistency", message))
-    if not config.trainer.has_fixed_epochs:
-        problems.append(Problem("trainer", "steps of 'own_loop' cannot be delayed; choose custom_loop or fit"))
-    key, unused = ("run", "mean") if mode.delay == "recorded" else ("mean", "run")
-    if getattr(mode, unused) is not None:
-        message = f"has no effect with consistency.delay={mode.delay}; set it to null"
-        problems.append(Problem(f"consistency.{unused}", message))
-    try:
-        _ = mode.probabilities
-    except ValueError as error:
-        problems.append(Problem(f"consistency.{key}", str(error)))
     return problems

@@ -177,7 +177,7 @@ class RunConfig:
     data: Data
     optimizer: Target
     trainer: choices.Trainer
-    consistency: choices.Consistency
+    consistency: choices.ConsistencyChoice
     evaluation: choices.Evaluation
     checkpoint: choices.Checkpoints
     tracker: choices.Tracker

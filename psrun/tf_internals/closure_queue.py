@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import tensorflow as tf
+from tensorflow.python.distribute.coordinator.cluster_coordinator import _CoordinatedClosureQueue
 
+from psrun.tf_internals.replaced import replace
 from psrun.tf_internals.required import require
 
 
@@ -46,66 +47,69 @@ class Again:
     arguments: tuple[Any, ...]
 
 
-class MarkedClosures:
-    """The queue of a coordinator, from which workers take closures by a rule. There is one object per coordinator.
+class ClosureQueue(_CoordinatedClosureQueue):
+    """The queue of a coordinator. It is TensorFlow's, unless it follows a rule.
 
-    TensorFlow gives the oldest closure to the worker that asks first. The methods that are replaced are those in which
-    the thread of a worker gets a closure, returns it, and clears what a lost worker was to create (TensorFlow 2.21).
+    TensorFlow gives the oldest closure to the worker that asks first, and does not tell when a closure ends, how long
+    workers wait, or that a closure runs again (TensorFlow 2.21).
+
+    Attributes:
+      ended: notified when a closure has finished, failed or was cancelled.
     """
 
-    _of: weakref.WeakKeyDictionary[Any, MarkedClosures] = weakref.WeakKeyDictionary()
+    @classmethod
+    def of(cls, coordinator: tf.distribute.coordinator.ClusterCoordinator) -> ClosureQueue:
+        """The queue of a coordinator; there is one, which becomes a `ClosureQueue` by the first call."""
+        cluster = coordinator._cluster
+        queue = cluster.closure_queue
+        if not isinstance(queue, cls):
+            replace(queue, "__class__", lambda _: cls)
+            queue._watch(cluster.workers)
+        return queue
 
-    def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator) -> None:
-        queue = coordinator._cluster.closure_queue
-        require(queue, "put", "get", "put_back", "clear_tag_unlocked", "_queue_lock", "_closures_queued_condition",
+    def _watch(self, workers: Sequence[Any]) -> None:
+        require(self, "put", "get", "put_back", "clear_tag_unlocked", "_queue_lock", "_closures_queued_condition",
                 "_queue_free_slot_condition", "_queue", "_tagged_queue", "_should_process_closures",
                 "_stop_waiting_condition", "_error", "_cancellation_mgr")  # fmt: skip
-        self._closures, self._lock = queue, queue._queue_lock
-        self._rule: Rule | None = None  # None: TensorFlow's own
+        self.ended = threading.Condition()
+        self._workers = workers
+        self._rule: Rule | None = None
         self._scheduling = threading.local()
-        self._running: dict[int, Any] = {}
+        self._running: dict[int, Any] = {}  # by a rule
         self._left: set[int] = set()
         self._waited_s: dict[int, float] = {}
         self._busy_since_s: float | None = None
-        self._put, self._put_back, self._clear = queue.put, queue.put_back, queue.clear_tag_unlocked
-        queue.put, queue.put_back = self._put_marked, self._put_back_marked
-        queue.get, queue.clear_tag_unlocked = self._get, self._clear_tag
-        for worker in coordinator._cluster.workers:
-            worker.create_resource(lambda: None)  # so that its thread leaves the `get` of before
-
-    @classmethod
-    def of(cls, coordinator: tf.distribute.coordinator.ClusterCoordinator) -> MarkedClosures:
-        if coordinator not in cls._of:
-            cls._of[coordinator] = cls(coordinator)
-        return cls._of[coordinator]
 
     def follow(self, rule: Rule | None) -> None:
         """Makes workers take closures by `rule` from now on; None for TensorFlow's."""
-        with self._lock:
+        with self._queue_lock:
             self._rule = rule
+        if rule is not None:
+            for worker in self._workers:
+                worker.create_resource(lambda: None)  # so that its thread leaves TensorFlow's `get`
 
     def wait_for(self, condition: Callable[[], Any]) -> Any:
         """Waits until a condition on what the rule knows is true; returns its value.
 
         Returns None once a closure has failed; the coordinator's `join` raises the error.
         """
-        with self._lock:
-            while self._closures._error is None:
+        with self._queue_lock:
+            while self._error is None:
                 if value := condition():
                     return value
-                self._closures._closures_queued_condition.wait()
+                self._closures_queued_condition.wait()
             return None
 
     def drop_what_is_over(self) -> None:
         """Removes the queued closures that need not run any more."""
         assert self._rule is not None
         with self.locked():
-            queued = self._closures._queue.queue
+            queued = self._queue.queue
             for closure in [each for each in queued if _mark(each) is not None and self._rule.is_over(_mark(each))]:
                 queued.remove(closure)
                 closure.mark_cancelled()
-            if not queued and not self._closures.inflight_closure_count:
-                self._closures._stop_waiting_condition.notify_all()
+            if not queued and not self.inflight_closure_count:
+                self._stop_waiting_condition.notify_all()
 
     def joined(self) -> None:
         """Call when all closures are done: until the next one is scheduled, workers do not count as waiting."""
@@ -113,7 +117,7 @@ class MarkedClosures:
 
     def waited_s(self) -> dict[int, float]:
         """Seconds that each worker has waited for its next marked closure while others ran."""
-        with self._lock:
+        with self._queue_lock:
             return dict(self._waited_s)
 
     @contextlib.contextmanager
@@ -123,7 +127,8 @@ class MarkedClosures:
         Args:
           again: called before one of them runs again, in the thread of a lost worker; None from it changes nothing.
         """
-        self._scheduling.mark, self._scheduling.again = mark, again
+        self._scheduling.mark = mark
+        self._scheduling.again = again
         try:
             yield
         finally:
@@ -132,42 +137,41 @@ class MarkedClosures:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """For a change of what a rule decides by; workers that wait ask again."""
-        with self._lock:
+        with self._queue_lock:
             yield
-            self._closures._closures_queued_condition.notify_all()
+            self._closures_queued_condition.notify_all()
 
-    def _put_marked(self, closure: Any, tag: int | None = None) -> None:
+    def put(self, closure: Any, tag: int | None = None) -> None:
+        value = closure._output_remote_value_ref()
+        require(value, "_status_available_event")
+        value._status_available_event = _NotifyingEvent(self.ended)  # before it is queued: no end is missed
         closure.psrun_mark = getattr(self._scheduling, "mark", None)
         closure.psrun_again = getattr(self._scheduling, "again", None)
         if self._busy_since_s is None and closure.psrun_mark is not None:
             self._busy_since_s = time.monotonic()
-        self._put(closure, tag)
-        self._wake()
-
-    def _wake(self) -> None:
-        """TensorFlow wakes one worker, which may have to wait by the rule."""
+        super().put(closure, tag)
         if self._rule is not None:
-            with self.locked():
+            with self.locked():  # TensorFlow wakes one worker, which may have to wait by the rule
                 pass
 
-    def _put_back_marked(self, closure: Any) -> None:
-        with self._lock:
+    def put_back(self, closure: Any) -> None:
+        with self._queue_lock:
             for worker in [worker for worker, running in self._running.items() if running is closure]:
                 self._leave(worker)
         again = getattr(closure, "psrun_again", None)
         if again is not None and (instead := again()) is not None:
             require(closure, "_function", "_concrete_function", "_args")
             closure._concrete_function = instead.function
-            closure._function = self._closures._cancellation_mgr.get_cancelable_function(instead.function)
+            closure._function = self._cancellation_mgr.get_cancelable_function(instead.function)
             closure._args = instead.arguments
-        self._put_back(closure)
+        super().put_back(closure)
         if self._rule is not None:
             self.drop_what_is_over()
 
-    def _clear_tag(self, tag: int) -> None:
+    def clear_tag_unlocked(self, tag: int) -> None:
         with self.locked():
             self._leave(tag)
-            self._clear(tag)
+            super().clear_tag_unlocked(tag)
 
     def _leave(self, worker: int) -> None:
         self._running.pop(worker, None)
@@ -175,31 +179,35 @@ class MarkedClosures:
         if self._rule is not None:
             self._rule.left(worker)
 
-    def _get(self, timeout: float | None = None, tag: int | None = None) -> Any:
-        """Replaces `get`: the next closure of the worker `tag`; None if the coordinator stops."""
-        closures, asked_s = self._closures, time.monotonic()
+    def get(self, timeout: float | None = None, tag: int | None = None) -> Any:
+        """The next closure of the worker `tag`; None if the coordinator stops."""
+        asked_s = time.monotonic()
         assert tag is not None
-        with self._lock:
+        closure = super().get(timeout, tag) if self._rule is None else self._get_by_rule(timeout, tag)
+        if closure is not None and _mark(closure) is not None and self._busy_since_s is not None:
+            waited_s = time.monotonic() - max(asked_s, self._busy_since_s)
+            self._waited_s[tag] = self._waited_s.get(tag, 0.0) + waited_s
+        return closure
+
+    def _get_by_rule(self, timeout: float | None, tag: int) -> Any:
+        with self._queue_lock:
             self._asks(tag)
             while True:
-                if not closures._should_process_closures:
+                if not self._should_process_closures:
                     return None
-                if not closures._tagged_queue[tag].empty():
-                    return closures._tagged_queue[tag].get(block=False)
-                queued = closures._queue.queue
+                if not self._tagged_queue[tag].empty():
+                    return self._tagged_queue[tag].get(block=False)
+                queued = self._queue.queue
                 place = self._place(tag, queued)
                 if place is not None:
                     break
-                if not closures._closures_queued_condition.wait(timeout=timeout):
+                if not self._closures_queued_condition.wait(timeout=timeout):
                     return None
             closure = queued[place]
             del queued[place]
-            closures._queue_free_slot_condition.notify()
-            closures.inflight_closure_count += 1
+            self._queue_free_slot_condition.notify()
+            self.inflight_closure_count += 1
             self._running[tag] = closure
-            if _mark(closure) is not None and self._busy_since_s is not None:
-                waited_s = time.monotonic() - max(asked_s, self._busy_since_s)
-                self._waited_s[tag] = self._waited_s.get(tag, 0.0) + waited_s
             return closure
 
     def _place(self, worker: int, queued: Sequence[Any]) -> int | None:
@@ -209,7 +217,8 @@ class MarkedClosures:
 
     def _asks(self, worker: int) -> None:
         """A worker that asks for a closure is done with the last one, or is back."""
-        closure, left = self._running.pop(worker, None), worker in self._left
+        closure = self._running.pop(worker, None)
+        left = worker in self._left
         self._left.discard(worker)
         if self._rule is None:
             return
@@ -217,8 +226,26 @@ class MarkedClosures:
             self._rule.returned(worker)
         elif closure is not None and (mark := _mark(closure)) is not None:
             self._rule.finished(worker, mark)
-        self._closures._closures_queued_condition.notify_all()
+        self._closures_queued_condition.notify_all()
 
 
 def _mark(closure: Any) -> Any:
     return getattr(closure, "psrun_mark", None)
+
+
+def has_ended(scheduled: tf.distribute.coordinator.RemoteValue) -> bool:
+    """Whether a closure has finished, failed or was cancelled; never waits."""
+    return scheduled._status_available_event.is_set()
+
+
+class _NotifyingEvent(threading.Event):
+    """The event of a `RemoteValue`, which only allows waiting for this one closure."""
+
+    def __init__(self, condition: threading.Condition) -> None:
+        super().__init__()
+        self._condition = condition
+
+    def set(self) -> None:
+        super().set()
+        with self._condition:
+            self._condition.notify_all()

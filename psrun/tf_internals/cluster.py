@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import uuid
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -186,48 +184,6 @@ def renew_iterators(coordinator: tf.distribute.coordinator.ClusterCoordinator) -
         return waiting(on_transient_failure_fn=again, on_recovery_fn=on_recovery_fn, **options)
 
     handler.wait_on_failure = wait_on_failure
-
-
-_closure_ends: weakref.WeakKeyDictionary[Any, threading.Condition] = weakref.WeakKeyDictionary()
-
-
-def closure_ends(coordinator: tf.distribute.coordinator.ClusterCoordinator) -> threading.Condition:
-    """A condition that is notified when a closure scheduled after the first call has finished, failed or was cancelled.
-
-    A `RemoteValue` only allows waiting for this one closure. Its event is replaced before the closure is queued: no end
-    is missed (TensorFlow 2.21).
-    """
-    if coordinator in _closure_ends:
-        return _closure_ends[coordinator]
-    queue, ended = coordinator._cluster.closure_queue, threading.Condition()
-    require(queue, "put")
-    put = queue.put
-
-    def put_notifying(closure: Any, tag: Any = None) -> None:
-        value = closure._output_remote_value_ref()
-        require(value, "_status_available_event")
-        value._status_available_event = _NotifyingEvent(ended)
-        put(closure, tag)
-
-    queue.put = put_notifying
-    _closure_ends[coordinator] = ended
-    return ended
-
-
-def has_ended(scheduled: tf.distribute.coordinator.RemoteValue) -> bool:
-    """Whether a closure has finished, failed or was cancelled; never waits."""
-    return scheduled._status_available_event.is_set()
-
-
-class _NotifyingEvent(threading.Event):
-    def __init__(self, condition: threading.Condition) -> None:
-        super().__init__()
-        self._condition = condition
-
-    def set(self) -> None:
-        super().set()
-        with self._condition:
-            self._condition.notify_all()
 
 
 def iterator_spec(iterator: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -9,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from psrun.tf_internals.replaced import replace
 from psrun.tf_internals.required import require
 
 _POLL_S = 0.2
@@ -43,15 +45,15 @@ class _LostWorkers:
         self._handler = handler
         self._answers = answers
         self._whole = handler._server_def
-        self._waiting = handler.wait_on_failure
         self._lost: set[int] = set()
         self._left_out: set[int] = set()  # of the definition that was used last
         definition = property(lambda _: self._definition(), lambda _, value: None)
-        handler.__class__ = type(type(handler).__name__, (type(handler),), {"_server_def": definition})
-        handler.wait_on_failure = self._wait_on_failure
+        replace(handler, "__class__", lambda kind: type(kind.__name__, (kind,), {"_server_def": definition}))
+        replace(handler, "wait_on_failure", lambda waiting: functools.partial(self._wait_on_failure, waiting))
 
     def _wait_on_failure(
         self,
+        waiting: Callable[..., AbstractContextManager[None]],
         *,
         on_failure_fn: Any = None,
         on_recovery_fn: Any = None,
@@ -70,9 +72,7 @@ class _LostWorkers:
             if on_recovery_fn is not None:
                 on_recovery_fn()
 
-        return self._waiting(
-            on_failure_fn=failed, on_recovery_fn=recovered, worker_device_name=worker_device_name, **options
-        )
+        return waiting(on_failure_fn=failed, on_recovery_fn=recovered, worker_device_name=worker_device_name, **options)
 
     def _wait_for(self, worker: int) -> None:
         """Waits until a lost worker is in the cluster again: the handler has woken the threads of all lost workers."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from psrun.closures.asynchronous_steps import AsynchronousSteps, Packed
 from psrun.closures.input_streams import Stream
 from psrun.closures.stage import Step
 from psrun.closures.step_profiler import StepProfiler
-from psrun.closures.steps_per_execution import Packed, Packing
-from psrun.closures.synchronous_steps import SynchronousSteps
-from psrun.closures.update_rounds import RoundClosures
+from psrun.closures.synchronous_steps import RoundClosures, SynchronousSteps
 from psrun.program.compiled_model import Program
 from psrun.training.loop import TrainingRun
 
-Executions = Packing | SynchronousSteps
+Executions = AsynchronousSteps | SynchronousSteps
 
 
 def make(
@@ -20,7 +19,7 @@ def make(
     """Schedules the steps of one kind, as the consistency mode says.
 
     Args:
-      feed, stages, step: as for `Packing`.
+      feed, stages, step: as for `AsynchronousSteps`.
     """
     closures, meter = session.closures, session.staleness.meter
     if isinstance(closures, RoundClosures):
@@ -29,4 +28,4 @@ def make(
             program, closures, feed, stages, meter, ends_epoch=session.ends_epoch, warn=session.warn, step=step
         )
     planned = session.left - session.scheduled
-    return Packing(program, closures, feed, stages, meter, session.packed, planned=planned, step=step)
+    return AsynchronousSteps(program, closures, feed, stages, meter, session.packed, planned=planned, step=step)

@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from psrun.checkpoint.manifest import Position
 from psrun.closures.audit import Audit
-from psrun.closures.data_service_input import DataServiceInput
-from psrun.closures.input_streams import DealtInput, Stream
+from psrun.closures.input_streams import DataServiceInput, DealtInput, Stream
 from psrun.program.compiled_model import Program
 
 # Skipping this many batches of in-memory data takes about 10 s.

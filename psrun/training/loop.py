@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass, field
 import tensorflow as tf
 
 from psrun.checkpoint.manifest import Position
+from psrun.closures.asynchronous_steps import Packed
 from psrun.closures.audit import Audit
 from psrun.closures.input_streams import Stream
 from psrun.closures.step_profiler import StepProfiler, StepTime
-from psrun.closures.steps_per_execution import Packed
 from psrun.closures.training_closures import TrainingClosures
 from psrun.process import Stop
 from psrun.program.compiled_model import Program

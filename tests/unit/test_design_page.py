@@ -1,4 +1,4 @@
-"""Each sentence of the design page about the order of things names the function it is in."""
+"""docs/explanation/design.md says in which function each thing happens: these functions exist."""
 
 from __future__ import annotations
 
@@ -8,31 +8,51 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SECTIONS = [
-    title
-    for title in ("Within a step", "After an epoch")
-    if f"## {title}\n" in (ROOT / "docs/explanation/design.md").read_text(encoding="utf-8")
-]
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+REPOSITORY = Path(__file__).parents[2]
+PAGE = (REPOSITORY / "docs/explanation/design.md").read_text(encoding="utf-8")
+SECTIONS = ("Within a step", "After an epoch")
+NAME = re.compile(r"`(psrun(?:\.\w+)+)`")
 
 
-def defined() -> set[str]:
-    """`module.function` and `Class.method` of everything in psrun."""
-    names = set()
-    for path in (ROOT / "psrun").rglob("*.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, FUNCTIONS):
-                names.add(f"{path.stem}.{node.name}")
-            elif isinstance(node, ast.ClassDef):
-                names |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, FUNCTIONS)}
-    return names
+def items(section: str) -> list[str]:
+    """The items of the lists of a section, each on one line."""
+    text = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return [" ".join(each.split()) for each in re.findall(r"^- (.*(?:\n  .*)*)", text, flags=re.MULTILINE)]
 
 
-@pytest.mark.parametrize("title", SECTIONS)
-def test_the_functions_that_the_design_page_names_exist(title):
-    page = (ROOT / "docs/explanation/design.md").read_text(encoding="utf-8")
-    section = page.partition(f"## {title}\n")[2].partition("\n## ")[0]
-    named = set(re.findall(r"`(\w+\.\w+)`", section))
-    assert len(named) > 5
-    assert named <= defined()
+def exists(name: str) -> bool:
+    """Whether a module of the package defines a function, a class, a method or a variable of this name."""
+    *parts, last = name.split(".")
+    names = [last]
+    while not (path := REPOSITORY.joinpath(*parts).with_suffix(".py")).is_file():
+        names.insert(0, parts.pop())
+        if not parts:
+            return False
+    body: list[ast.stmt] = ast.parse(path.read_text(encoding="utf-8")).body
+    for each in names:
+        found = [node for node in body if each in defined(node)]
+        if not found:
+            return False
+        body = getattr(found[0], "body", [])
+    return True
+
+
+def defined(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_sentence_names_a_function_that_exists(section):
+    sentences = [sentence for item in items(section) for sentence in re.split(r"(?<=\.) (?=[A-Z`])", item)]
+    assert len(sentences) > 5
+    assert [each for each in sentences if not NAME.search(each)] == []
+    assert [name for name in NAME.findall(" ".join(sentences)) if not exists(name)] == []
+
+
+def test_a_name_that_is_gone_is_found():
+    assert exists("psrun.closures.stages.ORDER")
+    assert not exists("psrun.closures.stages.Stages.no_such")
+    assert not exists("psrun.no_such.module")

@@ -27,7 +27,6 @@ from psrun.config.choices.clusters import (
 from psrun.config.choices.consistency import (
     Asynchronous,
     BoundedDelay,
-    Consistency,
     ConsistencyChoice,
     Simulated,
     StaleSynchronous,
@@ -81,7 +80,6 @@ __all__ = [
     "Choice",
     "Cluster",
     "ClusterChoice",
-    "Consistency",
     "ConsistencyChoice",
     "CustomLoop",
     "Direct",

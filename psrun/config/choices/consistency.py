@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from psrun.config import delays
 from psrun.config.choices.base import Choice
 from psrun.config.schema import at_least, one_of
+from psrun.errors import Problem
+
+if TYPE_CHECKING:
+    from psrun.config.run_config import RunConfig
 
 
 class ConsistencyChoice(Choice):
@@ -38,6 +42,10 @@ class ConsistencyChoice(Choice):
     def gradients_per_update(self, num_workers: int) -> int:
         """The number of batches that an update is computed from."""
         return 1
+
+    def problems(self, config: RunConfig) -> list[Problem]:
+        """What of a configuration to train the mode does not support."""
+        return []
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -79,7 +87,7 @@ class Synchronous(ConsistencyChoice):
       backup_workers: the number of gradients of a round that are not waited for.
     """
 
-    implementation = "psrun.closures.update_rounds:RoundClosures"
+    implementation = "psrun.closures.synchronous_steps:RoundClosures"
     averages = True
     kind: str
     backup_workers: int = at_least(0)
@@ -87,6 +95,30 @@ class Synchronous(ConsistencyChoice):
 
     def gradients_per_update(self, num_workers: int) -> int:
         return num_workers - self.backup_workers
+
+    def problems(self, config: RunConfig) -> list[Problem]:
+        trainer = config.trainer
+        mode = f"consistency={self.kind}"
+        problems = [
+            Problem(
+                key, f"is {value}, which {mode} does not support: each step waits for the one before; set it to {only}"
+            )
+            for key, value, only in (
+                ("trainer.steps_per_execution", trainer.num_steps_packed, 1),
+                ("trainer.dense_sync_every", trainer.dense_sync_every, 1),
+                ("trainer.prefetch_rows", trainer.prefetch_rows, False),
+            )
+            if value not in (only, "auto")
+        ]
+        if (config.cluster.replicas_per_worker or 1) > 1:
+            problems.append(Problem("cluster.replicas_per_worker", f"must be 1 with {mode}"))
+        if config.data.visitation == "dynamic":
+            message = f"is dynamic, which cannot deal a dropped batch again, as {mode} requires; choose once"
+            problems.append(Problem("data.visitation", message))
+        if trainer.steps_per_epoch is None and config.num_training_workers is None:
+            message = f"is required with {mode} where the addresses of the cluster decide on the number of workers"
+            problems.append(Problem("trainer.steps_per_epoch", message))
+        return problems
 
 
 @dataclass(frozen=True)
@@ -112,5 +144,19 @@ class Simulated(ConsistencyChoice):
         """The probabilities of delays of 0, 1, ... updates. Raises ValueError without such a distribution."""
         return delays.probabilities(self.delay, self.mean, self.run)
 
-
-Consistency = Asynchronous | BoundedDelay | StaleSynchronous | Synchronous | Simulated
+    def problems(self, config: RunConfig) -> list[Problem]:
+        problems = []
+        if config.cluster.kind != "none":
+            got = f"got cluster={config.cluster.kind}: choose cluster=none, or async"
+            problems.append(Problem("consistency", f"'simulated' trains in one process; {got}"))
+        if not config.trainer.has_fixed_epochs:
+            problems.append(Problem("trainer", "steps of 'own_loop' cannot be delayed; choose custom_loop or fit"))
+        key, unused = ("run", "mean") if self.delay == "recorded" else ("mean", "run")
+        if getattr(self, unused) is not None:
+            message = f"has no effect with consistency.delay={self.delay}; set it to null"
+            problems.append(Problem(f"consistency.{unused}", message))
+        try:
+            _ = self.probabilities
+        except ValueError as error:
+            problems.append(Problem(f"consistency.{key}", str(error)))
+        return problems

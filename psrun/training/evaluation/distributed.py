@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.closures.inflight_closures import InFlightClosures
+from psrun.closures.training_closures import InFlightClosures
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import num_eval_batches
 from psrun.tf_internals.cluster import iterator_spec

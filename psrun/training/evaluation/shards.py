@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.closures.inflight_closures import InFlightClosures
+from psrun.closures.training_closures import InFlightClosures
 from psrun.program.compiled_model import Program
 from psrun.program.zeros import spec_of
 

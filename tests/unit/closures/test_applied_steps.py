@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 
-from psrun.closures import applied_steps, steps_per_execution
+from psrun.closures import applied_steps, asynchronous_steps
 
 pytestmark = pytest.mark.inprocess
 
@@ -33,7 +33,10 @@ class Losing:
         self._packings: list[Any] = []
         self._lock = threading.Lock()
         self._number = 0
-        self._execute, self._init = cluster_coordinator.Closure.execute_on, steps_per_execution.Packing.__init__
+        self._execute, self._init = (
+            cluster_coordinator.Closure.execute_on,
+            asynchronous_steps.AsynchronousSteps.__init__,
+        )
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         losing = self
@@ -47,7 +50,7 @@ class Losing:
         def execute_on(closure: Any, worker: Any) -> None:
             losing.execute(closure, worker)
 
-        monkeypatch.setattr(steps_per_execution.Packing, "__init__", init)
+        monkeypatch.setattr(asynchronous_steps.AsynchronousSteps, "__init__", init)
         monkeypatch.setattr(cluster_coordinator.Closure, "execute_on", execute_on)
         monkeypatch.setattr(applied_steps, "_SETTLED_S", 0.0)
 
