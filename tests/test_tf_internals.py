@@ -540,22 +540,29 @@ def test_workers_take_closures_by_a_rule(cluster_spec):
 
 
 @inprocess
-def test_a_coordinator_waits_for_workers_by_the_method_that_is_replaced(cluster_spec):
+def test_a_coordinator_waits_for_workers_by_the_method_that_is_replaced(cluster_spec, monkeypatch):
     import tensorflow as tf
+    from tensorflow.python.distribute.coordinator.cluster_coordinator import WorkerPreemptionHandler
 
     from psrun.cluster import strategy
     from psrun.config import choices
     from psrun.tf_internals import cluster
+    from psrun.tf_internals.lost_workers import FailureHandler
 
     distribution = strategy.parameter_servers(cluster_spec[1], choices.NoPartitioner("none"))
     coordinator, spec = distribution.coordinator, tf.TensorSpec([2], tf.int64)
     handler, called = coordinator._cluster.failure_handler, []
-    handler.wait_on_failure = lambda *, on_transient_failure_fn, on_recovery_fn: (
-        on_transient_failure_fn(),
-        on_recovery_fn(),
-    )
-    cluster.renew_iterators(coordinator)
-    waiting = {"on_transient_failure_fn": lambda: called.append("transient")}
+    assert isinstance(handler, FailureHandler)
+
+    def wait_on_failure(self, *, on_transient_failure_fn, on_recovery_fn, **options):
+        on_transient_failure_fn()
+        on_recovery_fn()
+
+    monkeypatch.setattr(WorkerPreemptionHandler, "wait_on_failure", wait_on_failure)
+    waiting = {
+        "on_transient_failure_fn": lambda: called.append("transient"),
+        "worker_device_name": "/job:worker/task:0",
+    }
     handler.wait_on_failure(**waiting, on_recovery_fn=lambda: called.append("recovered"))
     assert called == ["recovered", "transient", "recovered"]
     iterator = iter(coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(4).batch(2, True)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,7 +75,6 @@ class AppliedSteps(Stage):
         self._slot: Any = None
         self.skipped: Collection[int] = ()
         self._gates = program.distribution.strategy.num_replicas_in_sync == 1
-        self._examples: list[tf.Tensor] = []
 
     # -- in a closure
 
@@ -86,12 +85,11 @@ class AppliedSteps(Stage):
     def begin(self, inputs: Inputs) -> None:
         self._slot = inputs["counts"]
 
-    @contextlib.contextmanager
-    def unrolled(self, num_steps: int) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            self._examples = stack.enter_context(self._audit.taking()) if self._audit else []
-            self._uncounted = {}
-            yield
+    def unrolled(self, num_steps: int) -> contextlib.AbstractContextManager[None]:
+        self._uncounted = {}
+        if self._audit is not None:
+            self._audit.taken = []
+        return contextlib.nullcontext()
 
     def around(self, step: Step) -> Step:
         """The servers count a step when they have applied it."""
@@ -141,7 +139,8 @@ class AppliedSteps(Stage):
             self._uncounted[task] = self._uncounted.get(task, 0) + 1  # with `dense_sync_every` it has the step later
         if not self.skipped:
             self._updating.update(writes)
-        examples = [self._examples.pop(0)] if self._examples else []  # others are of batches that were taken ahead
+        taken = [] if self._audit is None else self._audit.taken
+        examples = [taken.pop(0)] if taken else []  # others are of batches that were taken ahead
         for task, operations in writes.items():
             if task in self.skipped:
                 continue

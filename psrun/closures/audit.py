@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,10 @@ class Audit:
 
     Args:
       earlier: `state` of the process before, whose steps of the present epoch count; None for none.
+
+    Attributes:
+      taken: the examples of each batch that traced steps have taken and not counted: the number of each example, plus
+        the worker's index times the number of examples.
     """
 
     def __init__(self, program: Program, earlier: str | None = None) -> None:
@@ -33,27 +35,9 @@ class Audit:
         self._earlier: np.ndarray = np.zeros(num_examples, np.uint8)
         if earlier is not None:
             self._earlier = _unpacked(earlier, num_examples)
-        self._taken: list[tf.Tensor] | None = None
+        self.taken: list[tf.Tensor] = []
         with tf.device(_DEVICE):
             self._counts: Any = tf.Variable(tf.zeros([self._shape[0] * self._shape[1]], tf.int32), trainable=False)
-
-    def take(self, examples: tf.Tensor) -> None:
-        """Call in a closure, within `taking`, when a step takes a batch.
-
-        Args:
-          examples: the number of each example, plus the worker's index times the number of examples.
-        """
-        assert self._taken is not None
-        self._taken.append(examples)
-
-    @contextlib.contextmanager
-    def taking(self) -> Iterator[list[tf.Tensor]]:
-        """In this context the examples that are taken are added to the list, to be counted when they are applied."""
-        self._taken = []
-        try:
-            yield self._taken
-        finally:
-            self._taken = None
 
     def count(self, examples: tf.Tensor) -> tf.Operation:
         """Counts examples that are applied. Call in a function."""

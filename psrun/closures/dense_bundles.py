@@ -38,7 +38,9 @@ class Bundle:
         self._read: list[tf.Tensor] = []  # the fetched values
         self._summed: list[tf.Tensor] = []  # parts, one after the other
         self._pushed: list[int] = []
-        self.device, self.dtype, self.num_values = variables[0].device, variables[0].dtype, sum(self._sizes)
+        self.device = variables[0].device
+        self.dtype = variables[0].dtype
+        self.num_values = sum(self._sizes)
 
     @property
     def is_empty(self) -> bool:
@@ -46,7 +48,8 @@ class Bundle:
         return not self._summed
 
     def begin(self) -> None:
-        self.stand_ins, self._summed = [Fetched(wrapped(variable)) for variable in self.variables], []
+        self.stand_ins = [Fetched(wrapped(variable)) for variable in self.variables]
+        self._summed = []
 
     def fetch(self, carried: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
         """Reads all variables, for the steps until the next call.
@@ -210,7 +213,7 @@ class DenseBundles(Stage):
             carried = None
             for bundle in self._bundles if fetches else ():
                 if bundle is self._carrier:
-                    (carried,) = bundle.fetch([self._updates.applied(bundle.dtype)])
+                    (carried,) = bundle.fetch([self._meter.applied(bundle.dtype)])
                 else:
                     bundle.fetch()
             self._updates.begin_step(carried, reads_weights=fetches)
@@ -247,7 +250,7 @@ class DenseBundles(Stage):
                 pairs, carried = bundle.push(self._updates.numbers() if carries else [], self._factor)
                 rest += pairs
                 if carries:
-                    staleness = self._updates.count(carried)
+                    staleness = self._meter.count(carried)
             if pushes and self._updates.are_waiting:
                 staleness = self._updates.count_alone(gradient for gradient, _ in grads_and_vars)
             with late_gradients.applying(self._optimizer, staleness):

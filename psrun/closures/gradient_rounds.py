@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -37,11 +36,11 @@ class GradientRounds(Stage):
         if program.distribution.strategy.num_replicas_in_sync > 1:
             message = "'sync' is not supported with several replicas per worker; set cluster.replicas_per_worker=1"
             raise ConfigError([Problem("consistency", message)])
-        self._program, self._audit = program, audit
+        self._program = program
+        self._audit = audit
         self._name = f"psrun-{uuid.uuid4().hex}"  # parameter servers may outlive a chief and keep its queues
         self._queues: dict[str, _Queue] = {}
         self._head: tuple[tf.Tensor, ...] = ()
-        self._examples: list[tf.Tensor] = []
         self._num_pushes = 0
 
     def inputs(self) -> dict[str, tf.TensorSpec]:
@@ -50,21 +49,19 @@ class GradientRounds(Stage):
 
     def begin(self, inputs: Inputs) -> None:
         self._head = inputs["round"], inputs["slot"]
-
-    @contextlib.contextmanager
-    def unrolled(self, num_steps: int) -> Iterator[None]:
-        """Raises ConfigError if the step does not update exactly once."""
         self._num_pushes = 0
-        with contextlib.ExitStack() as stack:
-            self._examples = stack.enter_context(self._audit.taking()) if self._audit else []
-            yield
+        if self._audit is not None:
+            self._audit.taken = []
+
+    def end(self, inputs: Inputs) -> None:
+        """Raises ConfigError if the step does not update exactly once."""
         if self._num_pushes != 1:
             message = f"'sync' requires a step that applies gradients once; this one applies {self._num_pushes} times"
             raise ConfigError([Problem("consistency", message)])
 
     def gradients(self, apply: Apply) -> Apply:
         def push(grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
-            self._push(list(grads_and_vars), self._examples)
+            self._push(list(grads_and_vars), self._audit.taken if self._audit else [])
             return self._program.optimizer.iterations
 
         return push

@@ -39,7 +39,8 @@ class Stream:
     is_dealt = False
 
     def __init__(self, dataset: Callable[..., tf.data.Dataset], audit: Audit | None = None) -> None:
-        self._dataset, self.audit = dataset, audit
+        self._dataset = dataset
+        self.audit = audit
         self._iterator: Any = None
 
     def iterator(self, coordinator: tf.distribute.coordinator.ClusterCoordinator) -> Any:
@@ -84,7 +85,7 @@ class Stream:
 
     def _counted(self, examples: tf.Tensor, batch: Any) -> Any:
         if self.audit is not None:
-            self.audit.take(examples)
+            self.audit.taken.append(examples)
         return batch
 
 
@@ -112,7 +113,9 @@ class DealtInput(Stream):
         again: Sequence[int] = (),
     ) -> None:
         super().__init__(dataset, audit)
-        self._first, self._again, self._next_place = first, tuple(again), 0
+        self._first = first
+        self._again = tuple(again)
+        self._next_place = 0
         self._returned: list[int] = []  # places, a heap
         self._name = f"psrun-{uuid.uuid4().hex}"  # workers outlive a chief and keep its queue
 

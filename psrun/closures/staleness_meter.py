@@ -51,18 +51,19 @@ class StalenessMeter:
         with tf.device(self.device):
             return tf.cast(tf.math.floormod(self._applied.read_value(), _MODULUS), dtype)[tf.newaxis]
 
-    def count(self, first: tf.Tensor, reads: Sequence[tf.Tensor]) -> tf.Tensor:
+    def count(self, numbers: Sequence[tf.Tensor]) -> tf.Tensor:
         """Counts an update when it is applied; call in a closure.
 
         Args:
-          first: the place of the worker's histogram, on the parameter server: shape (1,).
-          reads: of each gradient in the update, `applied` when its oldest weights were read: shape (1,) each.
+          numbers: `UpdatesInClosure.numbers`, on the parameter server: the place of the worker's histogram, and of each
+            gradient in the update, `applied` when its oldest weights were read.
 
         Returns:
           The staleness of the last gradient, on the parameter server: int32, shape (1,).
         """
+        first, *reads = numbers
         # Without the dependency the server would count as soon as the closure starts: the count has no input.
-        with tf.device(self.device), tf.control_dependencies([first, *reads]):
+        with tf.device(self.device), tf.control_dependencies(numbers):
             for read in reads:
                 staleness = tf.math.floormod(self._next() - tf.cast(read, tf.int32), _MODULUS)
                 place = tf.cast(first, tf.int32) + tf.minimum(staleness, LONGEST)
@@ -107,18 +108,14 @@ class UpdatesInClosure:
     """
 
     def __init__(self, meter: StalenessMeter, *, rows_ahead: bool) -> None:
-        self._meter, self._rows_ahead = meter, rows_ahead
+        self._meter = meter
+        self._rows_ahead = rows_ahead
         index = in_outermost_graph(tf.distribute.coordinator.experimental_get_current_worker_index)
         self._first = tf.cast(index * (LONGEST + 1), tf.float32)[tf.newaxis]
         self._weights: Any = None  # `applied` when the weights of the current step were read
-        self._previous: Any = None  # and when the previous and the current step began
-        self._current: Any = None
+        self._began: Any = None  # and when the step began
         self._oldest: Any = None  # when the oldest weights of the current step were read
         self._reads: list[tf.Tensor] = []  # of the gradients that are not applied yet
-
-    def applied(self, dtype: tf.DType) -> tf.Tensor:
-        """As `StalenessMeter.applied`."""
-        return self._meter.applied(dtype)
 
     def begin_step(self, applied: tf.Tensor | None, *, reads_weights: bool) -> None:
         """Call when a step begins.
@@ -129,13 +126,11 @@ class UpdatesInClosure:
         """
         if applied is None and (reads_weights or self._rows_ahead):
             applied = tf.identity(self._meter.applied())
-        self._previous, self._current = self._current, applied
-        stale_rows = self._rows_ahead and self._previous is not None
+        previous = self._began
+        self._began = applied
         if reads_weights:
             self._weights = applied
-            self._oldest = self._previous if stale_rows else applied
-        else:
-            self._oldest = self._weights
+        self._oldest = previous if reads_weights and self._rows_ahead and previous is not None else self._weights
 
     def add(self) -> None:
         """Call when a step has a gradient."""
@@ -143,18 +138,10 @@ class UpdatesInClosure:
             self._reads.append(tf.cast(self._oldest, tf.float32))
 
     def numbers(self) -> list[tf.Tensor]:
-        """What travels with an update: shape (1,) each; for `count`."""
-        reads, self._reads = self._reads, []
-        return [self._first, *reads]
-
-    def count(self, numbers: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Counts an update when it is applied; returns its staleness, as `StalenessMeter.count`.
-
-        Args:
-          numbers: on the parameter server.
-        """
-        first, *reads = numbers
-        return self._meter.count(first, reads)
+        """What travels with an update: shape (1,) each; for `StalenessMeter.count`."""
+        numbers = [self._first, *self._reads]
+        self._reads = []
+        return numbers
 
     @property
     def are_waiting(self) -> bool:
@@ -162,14 +149,14 @@ class UpdatesInClosure:
         return bool(self._reads)
 
     def count_alone(self, gradients: Iterable[Any]) -> tf.Tensor:
-        """As `count`; sends the numbers by themselves, once there are gradients on the worker."""
+        """As `StalenessMeter.count`; sends the numbers by themselves, once there are gradients on the worker."""
         tensors = [each for gradient in gradients for each in tf.nest.flatten(gradient, expand_composites=True)]
         here = [each for each in tensors if each is not None and "/job:ps" not in each.device]
         with tf.control_dependencies(here):
             together = tf.concat(self.numbers(), 0)
         with tf.device(self._meter.device):
             received = tf.identity(together)
-            return self.count(tf.split(received, received.shape[0]))
+            return self._meter.count(tf.split(received, received.shape[0]))
 
 
 def _in_first_replica() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +69,8 @@ class StepProfiler(Stage):
     """
 
     def __init__(self, program: Program) -> None:
-        self._num_left_out, self._next_s = program.distribution.num_workers, time.monotonic()
+        self._num_left_out = program.distribution.num_workers
+        self._next_s = time.monotonic()
         with tf.device(placement.server_device(0)):
             self._sums: Any = tf.Variable(tf.zeros([4], tf.float64), trainable=False)
         largest: dict[str, Any] = {}
@@ -100,13 +101,12 @@ class StepProfiler(Stage):
         """Carries the time of the previous step's gradients, steps, and seconds of input, traffic and computing."""
         self.carried = tf.concat([tf.timestamp()[tf.newaxis], tf.zeros([4], tf.float64)], 0)
 
-    @contextlib.contextmanager
-    def unrolled(self, num_steps: int) -> Iterator[None]:
+    def unrolled(self, num_steps: int) -> contextlib.AbstractContextManager[None]:
         self._graph = tf.compat.v1.get_default_graph()
         self._servers = _Servers()
         self._ready: list[tf.Tensor] = []  # arrival times of batches taken for later steps
         self._num_ops = len(self._graph.get_operations())
-        yield
+        return contextlib.nullcontext()
 
     def batches(self, take: Take, num_steps: int) -> Take:
         def timed() -> Any:
@@ -212,7 +212,8 @@ class _Step:
     """
 
     def __init__(self, there: set[str], computed: set[str]) -> None:
-        self._there, self._computed = there, computed
+        self._there = there
+        self._computed = computed
         self.parameters: dict[str, tf.Tensor] = {}
         self.gradients: dict[str, tf.Tensor] = {}
         self.taken: set[str] = set()

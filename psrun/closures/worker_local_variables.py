@@ -86,7 +86,8 @@ class _OnWorker(VariableProxy):
     def assign(self, value: Any, *arguments: Any, **options: Any) -> Any:
         if self._leaves(also=not self._may_be_assigned):
             return self.variable.assign(value, *arguments, **options)
-        self._assigned, self._added = tf.convert_to_tensor(value, self.variable.dtype), None
+        self._assigned = tf.convert_to_tensor(value, self.variable.dtype)
+        self._added = None
         return self._assigned
 
     def assign_add(self, delta: Any, *arguments: Any, **options: Any) -> Any:

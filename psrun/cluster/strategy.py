@@ -19,7 +19,7 @@ from psrun.config import choices
 from psrun.config.topology import CHIEF, DATA_JOBS, Task, Topology
 from psrun.errors import ClusterError, ConfigError, Problem, PsrunError, TaskLostError
 from psrun.tf_internals import cluster as internals
-from psrun.tf_internals import lost_workers
+from psrun.tf_internals.lost_workers import FailureHandler
 
 _ANSWER_WITHIN_S = 2.0
 _GENERATOR_STATE = 3  # integers in the state of a tf.random.Generator
@@ -211,8 +211,7 @@ def parameter_servers(
     )
     _guide(strategy, rule)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    internals.renew_iterators(coordinator)
-    lost_workers.take_back_one_by_one(coordinator, functools.partial(reachable, timeout_s=1.0))
+    FailureHandler.of(coordinator, functools.partial(reachable, timeout_s=1.0))
     return Distribution(strategy, coordinator, spec.num_tasks("worker"))
 
 

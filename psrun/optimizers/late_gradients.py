@@ -38,7 +38,8 @@ class LateGradients(tf_keras.optimizers.Optimizer):
         super().__init__(*args, **kwargs)
         if delay_compensation < 0:
             raise ValueError(f"delay_compensation is {delay_compensation}, must be 0 or more")
-        self.staleness_aware, self.delay_compensation = staleness_aware, delay_compensation
+        self.staleness_aware = staleness_aware
+        self.delay_compensation = delay_compensation
 
     @property
     def learning_rate(self) -> Any:

@@ -26,7 +26,10 @@ class WarmUp(tf_keras.optimizers.schedules.LearningRateSchedule):
         super().__init__()
         if steps < 0:
             raise ValueError(f"steps is {steps}, must be 0 or more")
-        self.learning_rate, self.steps, self.start, self.after = learning_rate, steps, start, after
+        self.learning_rate = learning_rate
+        self.steps = steps
+        self.start = start
+        self.after = after
 
     def __call__(self, step: Any) -> tf.Tensor:
         """The learning rate of a step, from 0: float32 scalar."""

@@ -41,7 +41,8 @@ class OwnTrainStep:
     """
 
     def __init__(self, network: tf_keras.Model, num_replicas: int) -> None:
-        self._network, self._num_replicas = network, num_replicas
+        self._network = network
+        self._num_replicas = num_replicas
         # A tf.function in the step would be a graph in a replica, in which no gradients can be applied.
         self._own = getattr(network.train_step, "python_function", network.train_step)
         self.own_loss = tf_keras.metrics.Mean(name="own_loss")
@@ -137,7 +138,8 @@ class OwnTrainStep:
                 metrics[name] = metric
             if name in metrics or result is None:  # 0 of a metric without updates is not a result
                 names.append(name)
-        self._names, self._metrics = tuple(names), metrics
+        self._names = tuple(names)
+        self._metrics = metrics
         if "loss" in names and self.running_loss is self.own_loss:
             loss, count = tf.cast(returned["loss"], tf.float32), self._num_replicas
             self.own_loss.update_state(loss * count, sample_weight=1 / count)

@@ -164,28 +164,6 @@ def cut_over_all_servers() -> Iterator[None]:
         extended._variable_partitioner = before
 
 
-def renew_iterators(coordinator: tf.distribute.coordinator.ClusterCoordinator) -> None:
-    """Makes a worker's data anew where one of its steps was cancelled.
-
-    Where the connection between a worker and a parameter server breaks, TensorFlow runs the closure again and holds the
-    worker for whole. But with the step it has cancelled the iterator that the step was reading from, for good: the next
-    step would find endless data at its end (TensorFlow 2.21).
-    """
-    handler = coordinator._cluster.failure_handler
-    waiting = handler.wait_on_failure
-
-    def wait_on_failure(*, on_transient_failure_fn: Any = None, on_recovery_fn: Any = None, **options: Any) -> Any:
-        def again() -> None:
-            if on_recovery_fn is not None:
-                on_recovery_fn()
-            if on_transient_failure_fn is not None:
-                on_transient_failure_fn()
-
-        return waiting(on_transient_failure_fn=again, on_recovery_fn=on_recovery_fn, **options)
-
-    handler.wait_on_failure = wait_on_failure
-
-
 def iterator_spec(iterator: Any) -> Any:
     """The type that functions on workers take a coordinator's per-worker iterator for; it is the same for all workers.
 

@@ -26,7 +26,6 @@ REPLACED = {
     "assign": "variables of replicas: each adds what it has added, instead of the sum of states",
     "_aggregation": "variables of replicas: a learning rate, which all of them assign alike",
     "__class__": "the queue of a coordinator's closures; its handler of failures, which waits for one worker at a time",
-    "wait_on_failure": "a coordinator's handler of failures: the same",
 }
 
 

@@ -14,18 +14,18 @@ Executions = AsynchronousSteps | SynchronousSteps
 
 
 def make(
-    program: Program, session: TrainingRun, feed: Stream, stages: StepProfiler, step: Step | None = None
+    program: Program, session: TrainingRun, feed: Stream, profiler: StepProfiler, step: Step | None = None
 ) -> Executions:
     """Schedules the steps of one kind, as the consistency mode says.
 
     Args:
-      feed, stages, step: as for `AsynchronousSteps`.
+      feed, profiler, step: as for `AsynchronousSteps`.
     """
     closures, meter = session.closures, session.staleness.meter
     if isinstance(closures, RoundClosures):
         session.packed(Packed(1))
         return SynchronousSteps(
-            program, closures, feed, stages, meter, ends_epoch=session.ends_epoch, warn=session.warn, step=step
+            program, closures, feed, profiler, meter, ends_epoch=session.ends_epoch, warn=session.warn, step=step
         )
     planned = session.left - session.scheduled
-    return AsynchronousSteps(program, closures, feed, stages, meter, session.packed, planned=planned, step=step)
+    return AsynchronousSteps(program, closures, feed, profiler, meter, session.packed, planned=planned, step=step)

@@ -24,7 +24,10 @@ class InputPosition:
     """
 
     def __init__(self, program: Program, start: Position, first_step: int, audit: Audit | None) -> None:
-        self._program, self._start, self._first_step, self._audit = program, start, first_step, audit
+        self._program = program
+        self._start = start
+        self._first_step = first_step
+        self._audit = audit
         self._dealt: DealtInput | None = None
         begun = first_step if start.stream is None else start.stream
         begun = first_step if first_step - begun > _MAX_SKIPPED_BATCHES else begun

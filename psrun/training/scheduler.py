@@ -25,8 +25,9 @@ class Scheduler:
     """Schedules the steps of a program on workers; without workers, runs them at once."""
 
     def __init__(self, program: Program, session: TrainingRun) -> None:
-        self._program, self._session = program, session
-        self._packings: dict[Step | None, Executions] = {}
+        self._program = program
+        self._session = session
+        self._on_workers: dict[Step | None, Executions] = {}
         self._coordinator = program.distribution.coordinator
         self._do: dict[Step | None, Callable[[int], int]] = {}
         self._last: Any = None  # additional values that the network's own `train_step` returned in this process
@@ -44,13 +45,13 @@ class Scheduler:
             if len(self._do) == _MOST_KINDS:
                 message = f"more than {_MOST_KINDS} different step functions, each of which is traced"
                 raise ValueError(f"{message}; define them once, outside the loop")
-            self._do[step] = self._alone(step) if self._coordinator is None else self._packing(step).schedule
+            self._do[step] = self._alone(step) if self._coordinator is None else self._make(step).schedule
         return self._do[step](most)
 
     def join(self) -> None:
         """Waits for all scheduled steps; raises the error of a failed step."""
-        for packing in self._packings.values():
-            packing.join()
+        for steps in self._on_workers.values():
+            steps.join()
 
     def done(self) -> bool:
         """Whether all scheduled steps are done; never waits. Raises as `join`."""
@@ -58,10 +59,11 @@ class Scheduler:
 
     def results(self) -> dict[str, float | None]:
         """The metrics of an epoch, None for undefined ones; call when its steps are joined."""
-        own, packing = self._program.own_step, self._packings.get(None)
+        own = self._program.own_step
+        steps = self._on_workers.get(None)
         if own is None:
             return {metric.name: objective.value_of(metric) for metric in self._program.network.metrics}
-        return own.results(self._last if packing is None else packing.logs)
+        return own.results(self._last if steps is None else steps.logs)
 
     def returned(self) -> dict[str, float | None]:
         """The values of the network's own `train_step`, as `results`; empty if it was not scheduled."""
@@ -72,7 +74,7 @@ class Scheduler:
         return self._session.feed()
 
     @functools.cached_property
-    def _stages(self) -> StepProfiler:
+    def _profiler(self) -> StepProfiler:
         return self._session.stages()
 
     @functools.cached_property
@@ -80,10 +82,9 @@ class Scheduler:
         dataset = self._session.train_dataset()
         return iter(self._program.distribution.strategy.experimental_distribute_dataset(dataset()))
 
-    def _packing(self, step: Step | None) -> Executions:
-        packing = executions.make(self._program, self._session, self._feed, self._stages, step)
-        self._packings[step] = packing
-        return packing
+    def _make(self, step: Step | None) -> Executions:
+        self._on_workers[step] = executions.make(self._program, self._session, self._feed, self._profiler, step)
+        return self._on_workers[step]
 
     def _alone(self, step: Step | None) -> Callable[[int], int]:
         closure = Closure(self._program, Stream(self._program.train_dataset), [], step)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import re
 import sys
-import textwrap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,53 +97,17 @@ def test_the_order_of_stages_is_that_of_the_list_not_of_the_caller():
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A user's project with a mode that halves the gradients, in three files."""
-    files = {
-        "conf/consistency/halved.yaml": """
-            _target_: halves.choice.Halved
-            factor: 0.5
-            """,
-        "halves/choice.py": """
-            from dataclasses import dataclass
-            from psrun.config.choices import ConsistencyChoice
-
-            @dataclass(frozen=True)
-            class Halved(ConsistencyChoice):
-                implementation = "halves.closures:HalvedClosures"
-                factor: float
-                kind: str = "halved"
-            """,
-        "halves/closures.py": """
-            from psrun.closures.stage import Stage
-            from psrun.closures.training_closures import TrainingClosures
-
-            class Times(Stage):
-                def __init__(self, factor):
-                    self._factor = factor
-
-                def gradients(self, apply):
-                    def scaled(grads_and_vars, *arguments, **options):
-                        pairs = [(gradient * self._factor, variable) for gradient, variable in grads_and_vars]
-                        return apply(pairs, *arguments, **options)
-
-                    return scaled
-
-            class HalvedClosures(TrainingClosures):
-                def __init__(self, distribution, consistency):
-                    super().__init__(distribution, consistency)
-                    self._factor = consistency.factor
-
-                def stages(self, program):
-                    return [Times(self._factor)]
-            """,
-    }
+    """The mode of the guide, in a user's project."""
+    page = (Path(__file__).parents[3] / "docs/guides/consistency.md").read_text(encoding="utf-8")
+    files = dict(re.findall(r"^```\w+\n# (\S+)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE))
+    assert len(files) == 3
     for name, text in files.items():
         path = tmp_path / "project" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(text))
+        path.write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path / "project")
-    yield f"hydra.searchpath=[file://{tmp_path}/project/conf]", "consistency=halved"
-    for name in [name for name in sys.modules if name.startswith("halves")]:
+    yield f"hydra.searchpath=[file://{tmp_path}/project/myconf]", "consistency=damped"
+    for name in [name for name in sys.modules if name.startswith("damped")]:
         del sys.modules[name]
 
 
@@ -152,8 +116,7 @@ def test_a_consistency_mode_from_outside_the_package_trains(train, project):
     """Half of each gradient is half of the learning rate, for SGD."""
     rate = "optimizer.learning_rate"
     result, folder = train(*SHORT, *project, f"{rate}=0.2", num_workers=1)
-    assert result["consistency"]["mode"] == "halved"
-    assert json.loads((folder.path / "run.json").read_text())["consistency"]["factor"] == 0.5
+    assert (result["consistency"]["mode"], result["consistency"]["factor"]) == ("damped", 0.5)
     _, expected = train(*SHORT, f"{rate}=0.1", num_workers=1)
     held = variables(folder)
     for name, value in variables(expected).items():
