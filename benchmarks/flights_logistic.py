@@ -71,7 +71,7 @@ def choose_c(train: pd.DataFrame, console: Console) -> float:
 
 def main() -> None:
     console = Console(highlight=False)
-    labeled = flights.load().known
+    labeled = flights.load()[0]
     train, test = flights.split(labeled, EVAL_FRACTION)
     console.print(f"{len(labeled):,} rows: {len(train):,} to train on, the last {len(test):,} to test on")
     began_s = time.monotonic()

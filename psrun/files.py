@@ -8,8 +8,11 @@ import os
 import re
 import secrets
 import shutil
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+_LOCK_EVERY_S = 0.05
 _PATTERN = re.compile(r"[*?\[\]\\]")
 
 
@@ -54,25 +57,65 @@ def remove_tree(path: Path) -> None:
         path.parent.rmdir()
 
 
-def lock(path: Path) -> int | None:
-    """Locks the file or folder at `path`.
+def lock(path: Path, *, within_s: float = 0.0, on_wait: Callable[[], None] = lambda: None) -> int | None:
+    """Locks the existing file or folder at `path`. The kernel releases the lock with the process.
+
+    Args:
+      within_s: how long to wait for another process that holds the lock.
+      on_wait: called repeatedly meanwhile.
 
     Returns:
-      A descriptor that holds the lock until it is closed or the process ends; None if another process holds it.
+      A descriptor that holds the lock until it is closed; None if another process holds it.
 
     Raises:
       OSError: `path` does not exist, or its file system does not support locks.
     """
-    descriptor = os.open(path, os.O_RDONLY)
+    # Emulated locks, as on NFS, need a file that is open for writing.
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    deadline_s = time.monotonic() + within_s
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except OSError:
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return descriptor
+            if time.monotonic() >= deadline_s:
+                os.close(descriptor)
+                return None
+            on_wait()
+            time.sleep(_LOCK_EVERY_S)
+    except Exception:
         os.close(descriptor)
         raise
-    return descriptor
+
+
+def hold(path: Path, *, within_s: float = 0.0) -> bool:
+    """Locks a file or folder as `lock` does, until this process ends.
+
+    Returns:
+      False if another process holds the lock. A file system without locks does not keep others out: then True.
+    """
+    try:
+        return lock(path, within_s=within_s) is not None
+    except OSError:
+        return True
+
+
+@contextlib.contextmanager
+def alone(path: Path, *, within_s: float, on_wait: Callable[[], None] = lambda: None) -> Iterator[bool]:
+    """Holds the lock of a file in the context, as `lock` does; creates the file.
+
+    Yields:
+      False without the lock: another process held it for too long, or the file system has no locks.
+    """
+    path.touch()
+    descriptor = None
+    with contextlib.suppress(OSError):
+        descriptor = lock(path, within_s=within_s, on_wait=on_wait)
+    try:
+        yield descriptor is not None
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def is_locked(path: Path) -> bool:

@@ -35,6 +35,16 @@ VARIABLES = {
     "TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES": "1000000",
     "TF_COORDINATOR_IGNORE_TRANSIENT_TIMEOUTS": "1000000",
 }
+# `python -m` puts the current folder first on the path: a folder `psrun` or a file such as `random.py` there would
+# replace a module that psrun imports.
+_RUN_MODULE = """\
+import sys
+if sys.path and not sys.path[0]:
+    del sys.path[0]
+import runpy
+module = sys.argv.pop(1)
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
 _MIN_OPEN_FILES = 512
 _HANDLED_WITHIN_S = 5.0
 _ENDED_WITHIN_S = 10.0
@@ -48,29 +58,13 @@ UNWANTED = ("TF_GRPC_REUSE_PORT", "TF_PSS_ENABLE_COORDINATION_SERVICE", "GRPC_PO
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of psrun as `python -m` does, in the user's folder.
-
-    `python -m` puts the current folder first on the path: a folder `psrun` or a file such as `random.py` there would
-    replace a module that psrun imports.
-    """
+    """The command that runs a module of psrun as `python -m` does, in the user's folder."""
     return [sys.executable, "-c", _RUN_MODULE, module, *arguments]
 
 
-_RUN_MODULE = """\
-import sys
-if sys.path and not sys.path[0]:
-    del sys.path[0]
-import runpy
-module = sys.argv.pop(1)
-runpy.run_module(module, run_name="__main__", alter_sys=True)
-"""
-
-
 def psrun_command() -> list[str]:
-    """The command `psrun` of this environment, which is not affected by the files of the current folder.
-
-    `python -m psrun` if psrun is importable, but its command is not installed.
-    """
+    """The command `psrun` of this environment, or `python -m psrun` where it is not installed."""
+    # The files of the current folder do not affect an installed command.
     installed = Path(sysconfig.get_path("scripts"), "psrun")
     return [str(installed)] if os.access(installed, os.X_OK) else [sys.executable, "-m", "psrun"]
 
@@ -96,10 +90,7 @@ def this_process() -> dict[str, Any]:
 
 
 def prepare() -> None:
-    """Sets the environment variables of every task, and lets it see how its child processes end.
-
-    Call before TensorFlow is imported, in the main thread.
-    """
+    """Sets the environment variables of every task, before TensorFlow is imported. Call in the main thread."""
     os.environ.update(VARIABLES)
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")  # of Keras 3, whatever its own file of settings says
     # NumPy's and SciPy's threads for linear algebra, one for each core and library, wait in a loop after their start
@@ -112,11 +103,7 @@ def prepare() -> None:
 
 
 def check_interpreter() -> None:
-    """Checks how Python was started.
-
-    Raises:
-      ConfigError: without docstrings, which tf-keras reads when it is imported.
-    """
+    """Raises ConfigError if Python removes docstrings, which tf-keras reads when it is imported."""
     if sys.flags.optimize > 1:
         message = "is 2 (or Python runs with -OO), which removes the docstrings that TensorFlow's Keras needs: unset it"
         raise ConfigError([Problem("PYTHONOPTIMIZE", message)])
@@ -143,11 +130,16 @@ def divert_stderr(log: Path) -> TextIO:
     Returns:
       The previous standard error, for messages to the user.
     """
+    return os.fdopen(_replace_stderr(str(log)), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+
+
+def _replace_stderr(file: str) -> int:
+    """Sends file descriptor 2 to the end of `file`; returns a copy of what it was."""
     sys.stderr.flush()
-    terminal = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
-    with log.open("ab", buffering=0) as file:
-        os.dup2(file.fileno(), 2)
-    return terminal
+    before = os.dup(2)
+    with open(file, "ab", buffering=0) as out:
+        os.dup2(out.fileno(), 2)
+    return before
 
 
 class _LastingStdout(io.FileIO):
@@ -161,9 +153,8 @@ class _LastingStdout(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, 1)
-            os.close(nowhere)
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), 1)
             if error.errno != errno.EPIPE:  # a reader that left, such as `head`, needs no message
                 message = f"standard output cannot be written: {error.strerror}; the run continues without it"
                 self._terminal.write(f"psrun: {message}\n")
@@ -185,16 +176,13 @@ def outlive_stdout(terminal: TextIO) -> None:
 @contextlib.contextmanager
 def silent_stderr() -> Iterator[None]:
     """Discards everything written to file descriptor 2 in the context."""
-    sys.stderr.flush()
-    saved_fd, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    before = _replace_stderr(os.devnull)
     try:
-        os.dup2(nowhere, 2)
         yield
     finally:
         sys.stderr.flush()
-        os.dup2(saved_fd, 2)
-        os.close(saved_fd)
-        os.close(nowhere)
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def leave_first_place() -> None:
@@ -263,6 +251,7 @@ class Stop:
       on_request: called in the main thread when the signal arrives.
       at_once: called right before an immediate exit.
       record: called after `at_once` with the reason; may raise OSError.
+      may_insist: whether a second signal exits immediately, as for a user; a scheduler may repeat a signal.
     """
 
     def __init__(self) -> None:
@@ -272,7 +261,7 @@ class Stop:
         self.at_once: Callable[[], None] = lambda: None
         self.record: Callable[[Interrupted], None] = lambda interrupted: None
         self._within_s: float | None = None
-        self._may_insist = True
+        self.may_insist = True
 
     def install(self) -> None:
         """Installs the signal handlers. Call in the main thread."""
@@ -287,17 +276,13 @@ class Stop:
         """Handles the signal `signum` as SIGTERM."""
         signal.signal(signum, lambda _, frame: self._handle(signal.SIGTERM, frame))
 
-    def defer(self, within_s: float, *, may_insist: bool = True) -> None:
-        """Lets a signal start an orderly shutdown of at most `within_s` seconds.
+    def defer(self, within_s: float) -> None:
+        """Lets a signal start an orderly shutdown of at most `within_s` seconds."""
+        self._within_s = within_s
 
-        Args:
-          may_insist: whether a second signal exits immediately, as for a user; a scheduler may repeat a signal.
-        """
-        self._within_s, self._may_insist = within_s, may_insist
-
-    def follow(self) -> None:
-        """Requests a shutdown as SIGTERM does, because another process received the signal."""
-        self.signum = self.signum or signal.SIGTERM
+    def follow(self, signum: int = signal.SIGTERM) -> None:
+        """Requests a shutdown as `signum` does, because another process received the signal."""
+        self.signum = self.signum or signum
         self.requested.set()
 
     def raise_if_requested(self) -> None:
@@ -305,14 +290,10 @@ class Stop:
             raise Interrupted(self.signum)
 
     def outcome(self, code: int | None, recorded: Mapping[str, Any]) -> ExitCode:
-        """The exit code of this process after it forwarded its signal to the working process, which has ended.
-
-        Args:
-          code: the exit code of the working process; negative for a signal.
-          recorded: run.json as the working process left it.
+        """The exit code of this process, which forwarded its signal to a process that ended with `code`.
 
         Raises:
-          Interrupted: the working process did not record the interruption.
+          Interrupted: that process did not record the interruption in run.json, which has `recorded`.
         """
         assert self.signum is not None
         if (last := final(code)) is not None:  # it was done just then, or could not save
@@ -336,23 +317,19 @@ class Stop:
 
     def _handle(self, signum: int, frame: Any) -> None:
         if self.signum is not None:
-            if self._may_insist:
+            if self.may_insist:
                 self._end(signum)
             return
         self.signum = signum
         self.requested.set()
         if self._within_s is None:
             raise Interrupted(signum)
-        clock = threading.Timer(self._within_s, self._end, [signum])
-        clock.daemon = True
-        clock.start()
+        _start_clock(self._within_s, self._end, signum)
         self.on_request()
 
     def _end(self, signum: int) -> None:
         interrupted = Interrupted(signum)
-        clock = threading.Timer(_ENDED_WITHIN_S, os._exit, [interrupted.exit_code])  # a disk may not answer
-        clock.daemon = True
-        clock.start()
+        _start_clock(_ENDED_WITHIN_S, os._exit, interrupted.exit_code)  # a disk may not answer
         try:
             self.at_once()
         finally:  # even if that fails
@@ -360,3 +337,9 @@ class Stop:
                 self.record(interrupted)
             finally:  # the disk may be full
                 os._exit(interrupted.exit_code)
+
+
+def _start_clock(after_s: float, end: Callable[[int], None], argument: int) -> None:
+    clock = threading.Timer(after_s, end, [argument])
+    clock.daemon = True
+    clock.start()

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-KINDS = ("jobset", "indexed_jobs", "tfjob")
+KINDS = ("jobset", "indexed_jobs")
 GIVEN = ("kubernetes.image=example/psrun:1", "kubernetes.claim=runs", "kubernetes.name=run-1")
 
 
@@ -35,7 +35,7 @@ class Pod:
 
     Attributes:
       host: its name, as its headless Service makes it known.
-      environment: set by the manifest, and by the controller of Jobs or of TFJobs.
+      environment: set by the manifest, and by the controller of Jobs.
     """
 
     job: str
@@ -60,13 +60,6 @@ def pods(objects: list[dict[str, Any]]) -> list[Pod]:
             for replicated in spec["replicatedJobs"]:
                 for number in range(replicated["replicas"]):
                     created += _of_job(f"{name}-{replicated['name']}-{number}", replicated["template"]["spec"])
-        elif each["kind"] == "TFJob":
-            for role, replica in spec["tfReplicaSpecs"].items():
-                (container,) = replica["template"]["spec"]["containers"]
-                variables = {item["name"]: item["value"] for item in container["env"]}
-                for index in range(replica["replicas"]):
-                    host = f"{name}-{role.lower()}-{index}.ns.svc"
-                    created.append(Pod(role.lower(), index, host, container, variables))
     return created
 
 
@@ -86,32 +79,3 @@ def _of_job(name: str, spec: dict[str, Any]) -> list[Pod]:
         )
         for index in range(spec["completions"])
     ]
-
-
-def wrong_by_model(value: Any, named: str, models: dict[str, Any], where: str = "") -> list[str]:
-    """Dotted keys where `value` differs from a model of Kubernetes' generated Python client.
-
-    Args:
-      named: the type, as those models name it: 'str', 'list[V1Pod]', 'dict(str, V1Pod)', 'V1Pod'.
-      models: the models by name.
-    """
-    plain = {"str": str, "int": int, "bool": bool, "object": object}
-    if named in plain:
-        return [] if isinstance(value, plain[named]) else [where]
-    outer, _, inner = named.partition("[" if named.startswith("list[") else "(")
-    if outer == "list":
-        return [
-            bad
-            for index, each in enumerate(value)
-            for bad in wrong_by_model(each, inner[:-1], models, f"{where}.{index}")
-        ]
-    if outer == "dict":
-        of = inner[:-1].partition(", ")[2]
-        return [bad for name, each in value.items() for bad in wrong_by_model(each, of, models, f"{where}.{name}")]
-    model = models[named]
-    fields = {key: model.openapi_types[name] for name, key in model.attribute_map.items()}
-    wrong_keys: list[str] = []
-    for name, each in value.items():
-        key = f"{where}.{name}".lstrip(".")
-        wrong_keys += wrong_by_model(each, fields[name], models, key) if name in fields else [key]
-    return wrong_keys

@@ -6,6 +6,7 @@ are this host, at 127.0.0.1.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import secrets
@@ -13,7 +14,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,16 @@ class Slurm:
         raise AssertionError(f"no {what} within {within_s} s\n{logs}")
 
     # -- faults
+
+    @contextlib.contextmanager
+    def disk(self, index: int, folder: Path) -> Iterator[None]:
+        """The node sees a disk of its own at a folder."""
+        inside = ["nsenter", f"--mount=/proc/{self._slurmds[index].pid}/ns/mnt"]
+        subprocess.run([*inside, "mount", "-t", "tmpfs", "none", str(folder)], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run([*inside, "umount", "--lazy", str(folder)], check=True)
 
     def cut(self, index: int) -> None:
         assert self.network is not None

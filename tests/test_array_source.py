@@ -58,8 +58,8 @@ def test_columns_of_any_type_and_width_are_those_of_the_arrays():
 def test_lists_of_several_columns_are_gathered_together():
     import tensorflow as tf
 
-    from psrun.data.gathering import gathering
     from psrun.data.lists import empty, of_lengths
+    from psrun.data.source import gathering
 
     rng, size = np.random.default_rng(2), 6
     lengths = [rng.integers(3, size=size) for _ in range(4)]

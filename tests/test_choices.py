@@ -31,7 +31,7 @@ SERVERS, PROCESSES, SYNCHRONOUS, ELSEWHERE, MACHINES = (
         (("cluster=ray", "cluster.address=auto"), {SERVERS, PROCESSES, MACHINES}, (2, 1)),
         (("cluster=tf_config",), {SERVERS, PROCESSES, ELSEWHERE, MACHINES}, (None, None)),
         (("cluster=static", ADDRESSES), {SERVERS, PROCESSES, ELSEWHERE, MACHINES}, (None, None)),
-        (("cluster=slurm",), {SERVERS, PROCESSES, ELSEWHERE, MACHINES}, (2, 1)),
+        (("cluster=slurm",), {SERVERS, PROCESSES, MACHINES}, (2, 1)),
         (("cluster=kubernetes",), {SERVERS, PROCESSES, ELSEWHERE, MACHINES}, (2, 1)),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) and isinstance(value[0], str) else "",

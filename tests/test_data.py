@@ -91,7 +91,7 @@ def test_an_npz_without_the_arrays_is_reported(tmp_path):
 
 
 def test_flights_are_split_by_time_and_none_is_lost():
-    source, known = Flights(eval_fraction=0.2), load().known
+    source, known = Flights(eval_fraction=0.2), load()[0]
     assert source.facts == {"num_rows": 336776, "num_rows_left_out": 9430}
     assert source.num_train_examples + source.num_eval_examples == 336776 - 9430
     train, evaluation = split(known, 0.2)

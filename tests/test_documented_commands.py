@@ -26,7 +26,7 @@ from psrun.cli.main import COMMANDS
 from psrun.config import arguments as arguments_of_a_run
 from psrun.config import compose, parse
 from psrun.errors import ConfigError, ExitCode
-from psrun.results import sweep_state
+from psrun.results import sweep
 
 # Executed by test_init.py, test_completion.py (-sc), test_command.py (GROUP=?), and below (checkpoint).
 ELSEWHERE = ("init", "-sc", "model=?", "--version", "checkpoint")
@@ -56,7 +56,7 @@ def folder(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(gzip.compress(text.getvalue().encode()))
     for name in ("train.csv", "eval.csv", "clicks.csv"):
         (tmp_path / name).write_text(text.getvalue())
-    monkeypatch.setattr(sweep_state, "BETWEEN_JOBS_S", 0.0)  # `a_sweep` writes no sweep.json
+    monkeypatch.setattr(sweep, "BETWEEN_JOBS_S", 0.0)  # `a_sweep` writes no sweep.json
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     before = signal.getsignal(signal.SIGTERM)
@@ -116,10 +116,7 @@ def check(arguments: list[str]) -> ExitCode:
     values = [
         _first(each) for each in arguments_of_a_run.options_first(arguments) if each not in ("-m", "--cfg", "job")
     ]
-    composed = compose.compose(hydra_app.resumed([each for each in values if each]))
-    if isinstance(composed, Exception):
-        raise AssertionError(str(composed)) from composed
-    parse.load(composed)
+    parse.load(compose.values(hydra_app.composed([each for each in values if each])))
     return ExitCode.DONE
 
 

@@ -179,7 +179,7 @@ def test_every_layout_restores_every_other_bit_by_bit(cluster_spec, tmp_path):
     from psrun.checkpoint.logical import LogicalCheckpoint
     from psrun.checkpoint.manifest import Contents
     from psrun.cluster import strategy
-    from psrun.layers.stacks import arranged_for
+    from psrun.layers.stack import arranged_for
     from psrun.optimizers.sparse import LazyAdam
 
     batch = next(iter(Basket().train(batch_size=32, seed=tf.constant(1, tf.int64))))
@@ -414,7 +414,7 @@ def test_weights_that_keras_saves_fit_every_layout(cluster_spec, tmp_path):
     from embeddings import Basket, basket
 
     from psrun.cluster import strategy
-    from psrun.layers.stacks import collections
+    from psrun.program.stacks import collections
 
     sharded = strategy.parameter_servers(cluster_spec[1], run_config("partitioner=none").partitioner).strategy
     with sharded.scope():

@@ -69,7 +69,7 @@ def test_the_description_is_a_choice_of_data(tmp_path):
     folder = tmp_path / "synthetic"
     commands.main(["synthesize", str(folder), *FEW, "--gzip"])
     pieces = ("data=histories", "model=dense", "data.global_batch_size=16", f"data.cache={tmp_path}/cache")
-    raw = compose.compose(["--config-dir", str(folder), *pieces])
+    raw = compose.values(compose.compose(["--config-dir", str(folder), *pieces]))
     source = load_source(parse.load(raw))
     assert source.features["history"].table == source.features["item"].table == "item"
     assert (source.num_train_examples, source.num_eval_examples) == (300, 100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import os
 import shlex
@@ -264,8 +265,7 @@ def test_the_layers_work_in_a_model_of_keras3_alone():
     import keras3_models
     import tensorflow as tf
 
-    from psrun.layers import row_blocks
-    from psrun.tf_internals import keras3
+    from psrun.keras3 import initial_values
 
     source = keras3_models.Sequences()
     model = keras3_models.tables(source).network
@@ -278,8 +278,8 @@ def test_the_layers_work_in_a_model_of_keras3_alone():
     copy.set_weights(model.get_weights())
     np.testing.assert_array_equal(copy(features), model(features))
 
-    initializer = row_blocks.Blocks(keras.initializers.RandomNormal(seed=3), keras3.FixedSeed)
-    rows = row_blocks.Blocks.BLOCK_ROWS
+    initializer = initial_values.Blocks(keras.initializers.RandomNormal(seed=3))
+    rows = initial_values.BLOCK_ROWS
     whole = initializer((3 * rows + 5, 2))
     part = initializer(whole.shape, partition_shape=(rows, 2), partition_offset=(rows - 7, 0))
     np.testing.assert_array_equal(part, whole[rows - 7 : 2 * rows - 7])
@@ -344,6 +344,22 @@ def test_another_backend_is_refused(monkeypatch, tmp_path):
     run = run_config("model=dense", "~model.hidden_units", "model._target_=needs_jax.model")
     with refused:
         make_model(run, load.load_source(run))
+
+
+def test_without_the_folder_only_models_of_keras3_are_missing(monkeypatch):
+    from psrun.data import load
+    from psrun.program import keras3_models
+    from psrun.program.make_model import make_model
+
+    dense, of_keras3 = run_config("model=dense"), run_config(*NUMBERS)
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "psrun.keras3", None)
+        patched.delitem(sys.modules, "psrun.keras3.model_functions")
+        importlib.reload(keras3_models)
+        assert make_model(dense, load.load_source(dense)).network.count_params() > 0
+        with pytest.raises(ConfigError, match="returned Functional, not a model"):
+            make_model(of_keras3, load.load_source(of_keras3))
+    importlib.reload(keras3_models)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kubernetes_manifests import GIVEN, KINDS, manifests, pods, submitted, wrong_by_model
+from kubernetes_manifests import GIVEN, KINDS, manifests, pods, submitted
 from rich.console import Console
 from support import raw_config, run_config
 
@@ -22,8 +22,9 @@ from psrun.cli import submit
 from psrun.config import choices, parse
 from psrun.config.topology import Task
 from psrun.errors import ConfigError, ExitCode, PsrunError
-from psrun.launch.kubernetes import kubectl, quantities
+from psrun.launch.kubernetes import kubectl
 from psrun.launch.kubernetes import manifests as rendered
+from psrun.launch.kubernetes.submission import quantity
 from psrun.roles import task_assignment
 
 EVERYTHING = ("cluster.num_workers=3", "evaluation=sidecar", "data.visitation=dynamic")
@@ -32,8 +33,7 @@ EVERYTHING = ("cluster.num_workers=3", "evaluation=sidecar", "data.visitation=dy
 @pytest.fixture(scope="module", params=KINDS)
 def objects(request, tmp_path_factory):
     kind = request.param
-    more = EVERYTHING[:2] if kind == "tfjob" else EVERYTHING
-    return kind, manifests(tmp_path_factory.mktemp(kind), f"kubernetes.kind={kind}", *more)
+    return kind, manifests(tmp_path_factory.mktemp(kind), f"kubernetes.kind={kind}", *EVERYTHING)
 
 
 def of_kind(objects, kind):
@@ -54,13 +54,8 @@ def job_templates(objects):
 def test_the_schemas_of_kubernetes_hold(objects):
     validate = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[ci]'")
     _, resources = objects
-    known = [each for each in resources if each["kind"] not in ("JobSet", "TFJob")]
-    inner = [
-        {"apiVersion": "v1", "kind": "Pod", **replica["template"]}
-        for job in of_kind(resources, "TFJob")
-        for replica in job["spec"]["tfReplicaSpecs"].values()
-    ]
-    checked = [*known, *job_templates(resources), *inner]
+    known = [each for each in resources if each["kind"] != "JobSet"]
+    checked = [*known, *job_templates(resources)]
     assert len(checked) >= 5
     for version, each in itertools.product(("1.31.0", validate.latest_version()), checked):
         validate.validate(each, version, strict=True)
@@ -77,20 +72,6 @@ def test_the_schema_of_jobset_holds(tmp_path):
 
 
 @pytest.mark.thorough
-def test_the_schema_of_tfjob_holds(tmp_path):
-    training = pytest.importorskip("kubeflow.training", reason="pip install -e '.[ci]'")
-    client = pytest.importorskip("kubernetes.client")
-    (job,) = of_kind(manifests(tmp_path, "kubernetes.kind=tfjob", "evaluation=sidecar"), "TFJob")
-    models = vars(client) | vars(training)
-    assert wrong_by_model(job, "KubeflowOrgV1TFJob", models) == []
-    job["spec"]["tfReplicaSpecs"]["PS"]["restartPolcy"] = "Never"
-    job["spec"]["runPolicy"]["backoffLimit"] = "3"
-    assert sorted(wrong_by_model(job, "KubeflowOrgV1TFJob", models)) == [
-        "spec.runPolicy.backoffLimit", "spec.tfReplicaSpecs.PS.restartPolcy"
-    ]  # fmt: skip
-
-
-@pytest.mark.thorough
 def test_kubectl_reads_what_is_shown(tmp_path):
     if shutil.which("kubectl") is None:
         pytest.skip("there is no kubectl: apt-get install kubernetes-client")
@@ -104,9 +85,7 @@ def test_kubectl_reads_what_is_shown(tmp_path):
 
 
 def test_every_task_is_a_pod_and_finds_itself(objects):
-    kind, resources = objects
-    if kind == "tfjob":
-        return
+    _, resources = objects
     task_pods = pods(resources)
     counted = {job: sum(pod.job == job for pod in task_pods) for job in {pod.job for pod in task_pods}}
     assert counted == {"chief": 1, "ps": 2, "worker": 3, "evaluator": 1, "data_dispatcher": 1, "data_worker": 1}
@@ -142,9 +121,7 @@ def test_a_pod_may_do_nothing_that_it_need_not(objects):
 
 
 def pod_templates(resources):
-    jobs = [each["spec"]["template"] for each in job_templates(resources)]
-    replicas = [each for job in of_kind(resources, "TFJob") for each in job["spec"]["tfReplicaSpecs"].values()]
-    return [*jobs, *(each["template"] for each in replicas)]
+    return [each["spec"]["template"] for each in job_templates(resources)]
 
 
 def pod_specs(resources):
@@ -160,8 +137,6 @@ def test_exit_codes_mean_what_psrun_means(objects):
         for code in ExitCode:
             assert (code in codes) == (0 < code < 128)
         assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"  # the API takes the policy with no other
-    for job in of_kind(resources, "TFJob"):
-        assert {each["restartPolicy"] for each in job["spec"]["tfReplicaSpecs"].values()} == {"ExitCode"}
     if kind == "jobset":
         (jobset,) = of_kind(resources, "JobSet")
         assert jobset["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["chief"]}
@@ -238,7 +213,7 @@ def test_what_is_shown_can_be_requested_again(tmp_path):
         (("kubernetes.mount_path=/runs:ro",), ["kubernetes.mount_path: is '/runs:ro', must be a dedicated folder"]),
         (("kubernetes.port=80",), ["kubernetes.port: is 80, must be 1024 or more"]),
         (("kubernetes.port=70000",), ["kubernetes.port: is 70000, must be 65535 or less"]),
-        (("kubernetes.kind=job",), ["kubernetes.kind: is 'job', must be one of jobset, indexed_jobs, tfjob"]),
+        (("kubernetes.kind=tfjob",), ["kubernetes.kind: is 'tfjob', must be one of jobset, indexed_jobs"]),
         (("kubernetes.resources.ps.limits.memory=4GB",), ["kubernetes.resources.ps.limits.memory: is '4GB'"]),
         (("kubernetes.resources.ps.requests.memory=4Gi",), ["ps.requests.memory: is 4Gi, more than the limit of 2Gi"]),
         (("kubernetes.resources.pss.limits.memory=4Gi",), ["kubernetes.resources.pss.limits.memory: no such key"]),
@@ -251,7 +226,6 @@ def test_what_is_shown_can_be_requested_again(tmp_path):
         (("cluster=local",), ["cluster=local contradicts submit kubernetes"]),
         (("mode=plan",), ["mode: is plan; submit only mode=train"]),
         (("hydra.run.dir=x",), ["hydra.run.dir: is kubernetes.mount_path/kubernetes.name"]),
-        (("kubernetes.kind=tfjob", "data.visitation=dynamic"), ["kubernetes.kind: is tfjob, which does not support"]),
         (("--multirun", "seed=1,2"), ["submit takes one run"]),
     ],
 )
@@ -316,7 +290,7 @@ def test_files_of_the_image_are_not_looked_for_here():
     ],
 )
 def test_quantities(text, amount):
-    value = quantities.quantity(text)
+    value = quantity(text)
     assert value == amount if amount is None else float(value) == amount
 
 
@@ -362,11 +336,17 @@ def test_exit_codes_of_containers():
     assert [int(kubectl.exit_code(code)) for code in codes] == [0, 1, 2, 130, 175, 175, 1, 175]
 
 
-class VariableProxy:
-    """Answers as kubectl does, from a list; it shows our loop and nothing of Kubernetes."""
+class FakeKubectl:
+    """Answers as kubectl does, from a list; it shows our loop and nothing of Kubernetes.
 
-    def __init__(self, tmp_path: Path, *answers: tuple[list, bool], log: str | None = "") -> None:
-        self._answers, self._log = list(answers), log
+    Attributes:
+      shown: the pods whose logs were shown.
+    """
+
+    def __init__(self, *answers: tuple[list, bool], error: str = "") -> None:
+        self._answers = list(answers)
+        self._error = error
+        self.shown: list[str] = []
 
     def get(self, *what: str):
         if what[0] == "pods":
@@ -374,39 +354,37 @@ class VariableProxy:
         done = self._answers[0][1]
         return {"status": {"conditions": [{"type": "Failed", "status": "True"}] if done else []}}
 
-    def logs(self, name: str, since: str | None):
-        command = [sys.executable, "-c", f"print({self._log!r})" if self._log is not None else "exit('forbidden')"]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def show_log(self, name: str, since: str | None) -> str:
+        self.shown.append(name)
+        return self._error
 
 
-def followed(stand_in, monkeypatch):
+def followed(fake, monkeypatch):
     monkeypatch.setattr(kubectl, "_POLL_S", 0.01)
     settings, out = run_config("cluster=kubernetes", *GIVEN).submission, io.StringIO()
-    return kubectl.follow(stand_in, settings, Console(file=out)), out.getvalue()
+    return kubectl.follow(fake, settings, Console(file=out)), out.getvalue()
 
 
-def test_a_run_is_followed_over_a_restart_to_its_end(tmp_path, monkeypatch):
+def test_a_run_is_followed_over_a_restart_to_its_end(monkeypatch):
     first, later = pod({"terminated": {"exitCode": 175}}, name="a"), "2026-01-01T00:01:00Z"
-    stand_in = VariableProxy(
-        tmp_path,
+    fake = FakeKubectl(
         ([], False),
         ([pod({"waiting": {"reason": "ContainerCreating"}}, name="a")], False),
         ([pod({"running": {}}, name="a")], False),
         ([first], False),
         ([first, pod({"running": {}}, name="b", created=later)], False),
         ([first, pod({"terminated": {"exitCode": 0}}, name="b", created=later)], False),
-        log="epoch 1/5",
     )
-    code, out = followed(stand_in, monkeypatch)
+    code, out = followed(fake, monkeypatch)
     assert code == ExitCode.DONE
-    assert out.count("epoch 1/5") == 2
+    assert fake.shown == ["a", "b"]
     assert "a exited with code 175; Kubernetes restarts it" in out
 
 
-def test_a_log_that_cannot_be_read_is_reported_once(tmp_path, monkeypatch):
+def test_a_log_that_cannot_be_read_is_reported_once(monkeypatch):
     running, ended = pod({"running": {}}), pod({"terminated": {"exitCode": 0}})
-    stand_in = VariableProxy(tmp_path, *[([running], False)] * 3, ([ended], True), log=None)
-    code, out = followed(stand_in, monkeypatch)
+    fake = FakeKubectl(*[([running], False)] * 3, ([ended], True), error="forbidden")
+    code, out = followed(fake, monkeypatch)
     assert code == ExitCode.DONE
     assert out.count("the log of c is not available: forbidden") == 1
 
@@ -450,26 +428,17 @@ def test_an_existing_run_is_reported(tmp_path, monkeypatch, capsys, over):
     assert "run-1 was submitted before and is running" in capsys.readouterr().out
 
 
-def test_a_restart_budget_that_is_spent_ends_what_is_followed(tmp_path, monkeypatch):
+def test_a_restart_budget_that_is_spent_ends_what_is_followed(monkeypatch):
     ended = [pod({"terminated": {"exitCode": 137}})]
-    assert followed(VariableProxy(tmp_path, (ended, False), (ended, True)), monkeypatch)[0] == ExitCode.RESTART
+    assert followed(FakeKubectl((ended, False), (ended, True)), monkeypatch)[0] == ExitCode.RESTART
 
 
-@pytest.mark.parametrize(
-    ("state", "log", "message"),
-    [
-        ({"waiting": {"reason": "ErrImagePull", "message": "not found"}}, "", "cannot start: ErrImagePull: not found"),
-        ({"terminated": {"exitCode": 1}}, "python: No module named psrun", "no psrun in the image example/psrun:1"),
-    ],
-)
-def test_an_image_that_is_not_there_or_has_no_psrun_is_named(tmp_path, monkeypatch, state, log, message):
-    with pytest.raises(PsrunError, match=message):
-        followed(VariableProxy(tmp_path, ([pod(state)], False), log=log), monkeypatch)
-
-
-def test_what_a_run_without_a_chief_came_to(tmp_path, monkeypatch):
+def test_a_chief_that_cannot_start_is_named(monkeypatch):
+    waiting = pod({"waiting": {"reason": "ErrImagePull", "message": "not found"}})
+    with pytest.raises(PsrunError, match="the chief cannot start: ErrImagePull: not found"):
+        followed(FakeKubectl(([waiting], False)), monkeypatch)
     with pytest.raises(PsrunError, match="run-1 was deleted, or failed"):
-        followed(VariableProxy(tmp_path, ([], True)), monkeypatch)
+        followed(FakeKubectl(([], True)), monkeypatch)
 
 
 def test_what_the_run_is_over_with():
@@ -477,4 +446,4 @@ def test_what_the_run_is_over_with():
         rendered.main_object(run_config("cluster=kubernetes", *GIVEN, f"kubernetes.kind={kind}").submission)
         for kind in KINDS
     ]
-    assert names == ["jobset.jobset.x-k8s.io/run-1", "job.batch/run-1-chief", "tfjob.kubeflow.org/run-1"]
+    assert names == ["jobset.jobset.x-k8s.io/run-1", "job.batch/run-1-chief"]

@@ -259,6 +259,6 @@ def test_a_text_with_separators_is_a_list_in_every_record(tmp_path, words):
     path = tmp_path / "rows.tfrecord"
     _records(path, {"words": [[word] if word else [] for word in words]})
     (piece,) = records.rows(str(path), ["words"])
-    wanted = {"words": columns.Wanted("words", "string", max_values=9, separator="|")}
-    (read,) = columns.checked(piece, wanted).batch.columns
+    wanted = {"words": columns.ColumnSpec("words", "string", max_values=9, separator="|")}
+    (read,) = columns.convert(piece, wanted).batch.columns
     assert read.to_pylist() == [[b"a", b"b"], [b"c"] if words[1] else []]

@@ -191,5 +191,5 @@ def test_models_that_take_one_value_name_the_lists(model):
     build_model = getattr(importlib.import_module(f"psrun.models.{model}"), model)
     source = Histories()
     source.task = "binary"
-    with pytest.raises(ConfigError, match=rf"model: {model} requires one value .* lists: history, history_weights"):
+    with pytest.raises(ValueError, match=rf"{model} requires one value .* lists: history, history_weights"):
         build_model(source)

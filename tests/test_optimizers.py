@@ -146,12 +146,12 @@ def test_an_optimizer_that_updates_all_of_a_large_table_is_reported(optimizer, r
     import tf_keras
 
     from psrun.cluster.placement import Placed
-    from psrun.optimizers import cost
+    from psrun.program import inventory
 
     instance = tf_keras.optimizers.get(optimizer) if optimizer != "lazy_adam" else sparse_optimizer("LazyAdam")
     shards = [Placed(f"{slot}embedding/embeddings", i, f"ps-{i}", 4_000_000, kind, (2_000_000, 1), "float32")
               for i in range(2) for slot, kind in (("", "model"), ("m/", "optimizer"))]  # fmt: skip
-    messages = cost.of_dense_tables(
+    messages = inventory.costs_of_dense_tables(
         instance, [*shards, Placed("small/embeddings", 0, "ps-0", 8, "model", (2, 1), "float32")]
     )
     assert len(messages) == reported

@@ -93,8 +93,10 @@ def test_balance_counts_tasks_that_hold_nothing():
 
 
 def test_names():
-    assert placement.split_name("a/table/part_2:0") == ("a/table", 2)
-    assert placement.split_name("a/part_time:0") == ("a/part_time", 0)
+    from psrun.tf_internals.names import split_name
+
+    assert split_name("a/table/part_2:0") == ("a/table", 2)
+    assert split_name("a/part_time:0") == ("a/part_time", 0)
 
 
 def _cluster(cluster_spec, run):

@@ -1,4 +1,4 @@
-"""cluster=ray before anything starts: requested resources, and errors in them. Needs no Ray."""
+"""cluster=ray before anything starts: requested resources, and errors in them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from psrun.config import choices
 from psrun.config.topology import Task
 from psrun.errors import ConfigError, Interrupted
 from psrun.launch import ray as engine
-from psrun.launch import task_plan
-from psrun.launch.ray import capacity
-from psrun.launch.ray.capacity import TaskResources
-from psrun.launch.sweeps import capacity as sweep_capacity
+from psrun.launch.sweeps import jobs as sweep_jobs
 from psrun.process import SUPERVISOR_PID
 from psrun.roles import task_assignment
 
@@ -63,24 +60,9 @@ def test_ray_that_is_not_installed_is_named(monkeypatch):
 
 def test_the_started_process_drives_and_the_others_are_tasks(monkeypatch):
     run = run_config("cluster=ray")
-    assert task_assignment.identify(run, {}).role == "driver"
+    assert task_assignment.identify(run, {}).role == "supervisor"
     listed = '{"cluster": {"worker": ["h:1"], "ps": ["h:2"], "chief": ["h:3"]}, "task": {"type": "ps", "index": 0}}'
     assert task_assignment.identify(run, {SUPERVISOR_PID: "1", "TF_CONFIG": listed}).role == "server"
-
-
-def test_each_task_asks_for_what_its_job_is_given():
-    own = ("cluster.resources.ps={num_cpus: 2, memory_bytes: 1000}", "cluster.resources.worker.num_gpus=2")
-    run = run_config("cluster=ray", *own, "evaluation=sidecar")
-    assert isinstance(run.cluster, choices.Ray)
-    needs = {str(task): need for task, need in capacity.needs(run.cluster, task_plan.of(run).tasks()).items()}
-    assert list(needs) == ["chief-0", "ps-0", "ps-1", "worker-0", "worker-1", "evaluator-0"]
-    assert (needs["ps-1"], needs["chief-0"]) == (TaskResources(2, 1000), TaskResources(1, 0))
-    assert needs["ps-1"].bundle() == {"CPU": 2, "memory": 1000}
-    assert needs["chief-0"].options() == {"num_cpus": 1}
-    assert (needs["worker-0"].options(), needs["worker-0"].bundle()) == (
-        {"num_cpus": 1, "num_gpus": 2},
-        {"CPU": 1, "GPU": 2},
-    )
 
 
 @pytest.mark.parametrize(
@@ -88,37 +70,25 @@ def test_each_task_asks_for_what_its_job_is_given():
     [
         ([(4, 1000), (2, 1000)], None),
         ([(5, 2000)], None),
-        ([(6, 1000)], "no node has room for ps-1"),  # 6 CPUs, and no memory for two
-        ([(3, 2000), (1, 0)], "3 tasks request 5 CPUs and 2,000 bytes in total, but the nodes have 1 x 3 CPUs"),
-        ([(1, 5000)] * 9, "no node has room for ps-0, which requests 2 CPUs and 1,000 bytes"),
-        ([], "the nodes have nothing"),
+        ([(6, 1000)], "3 tasks request 5 CPUs and 2,000 bytes of memory in total, but the nodes have 1 x 6 CPUs and"),
+        ([(3, 1000), (1, 1000)], "3 tasks request 5 CPUs and 2,000 bytes of memory in total, but the nodes have"),
+        ([(1, 5000)] * 9, "no node has room for ps-0, which requests 2 CPUs and 1,000 bytes of memory; 3 tasks"),
+        ([], "but the nodes have nothing"),
     ],
 )  # fmt: skip
-def test_there_is_room_or_what_is_missing_is_named(nodes, message):
-    run = run_config(
-        "cluster=ray", "cluster.resources.ps={num_cpus: 2, memory_bytes: 1000}", "cluster.num_workers=1"
-    )  # fmt: skip
-    tasks = [task for task in task_plan.of(run).tasks() if task.job != "worker"]
-    wanted = capacity.needs(run.cluster, tasks)
-    has = [{"CPU": float(cpus), "memory": float(memory)} for cpus, memory in nodes]
-    if message is None:
-        capacity.check(wanted, has)
-        return
-    with pytest.raises(ConfigError, match=r"cluster\.resources: ") as raised:
-        capacity.check(wanted, has)
-    assert message in str(raised.value)
+def test_a_lack_of_resources_is_named_before_ray_waits_for_them(nodes, message):
+    pytest.importorskip("ray", reason="pip install -e '.[ray]'")
+    from psrun.launch.ray.backend import lack_of_resources
 
-
-def test_what_is_greatest_can_be_its_memory():
-    """The first that fit by their processors would leave none where the memory is."""
-    wanted = {
-        Task("ps", 0): TaskResources(2, 1),
-        Task("ps", 1): TaskResources(2, 1),
-        Task("worker", 0): TaskResources(1, 9),
+    bundles = {
+        Task("chief", 0): {"CPU": 1.0},
+        Task("ps", 0): {"CPU": 2.0, "memory": 1000},
+        Task("ps", 1): {"CPU": 2.0, "memory": 1000},
     }
-    capacity.check(wanted, [{"CPU": 4.0, "memory": 10.0}, {"CPU": 4.0, "memory": 2.0}])
-    tenths = {Task("worker", index): TaskResources(0.7, 0) for index in range(10)}
-    capacity.check(tenths, [{"CPU": 7.0}])
+    shortage = lack_of_resources(bundles, [{"CPU": float(cpus), "memory": float(memory)} for cpus, memory in nodes])
+    assert shortage is None if message is None else message in shortage
+    tenths = {Task("worker", index): {"CPU": 0.7} for index in range(10)}
+    assert lack_of_resources(tenths, [{"CPU": 7.0}]) is None
 
 
 @pytest.mark.thorough
@@ -142,7 +112,7 @@ def test_a_signal_while_ray_starts_interrupts_the_run(monkeypatch, raised, signu
     before, own = signal.getsignal(signal.SIGTERM), set(Path("/tmp").glob("psrun-ray-*"))
     cluster = run_config("cluster=ray").cluster
     assert isinstance(cluster, choices.Ray)
-    with pytest.raises(Interrupted) as error, connection.opened(cluster, num_cpus=1):
+    with pytest.raises(Interrupted) as error, connection.opened(cluster, []):
         pass
     assert error.value.exit_code == Interrupted(signum).exit_code
     assert signal.getsignal(signal.SIGTERM) is before
@@ -151,5 +121,5 @@ def test_a_signal_while_ray_starts_interrupts_the_run(monkeypatch, raised, signu
 
 def test_a_sweep_counts_tasks_of_this_machine_only():
     here, there = (run_config("cluster=ray", f"cluster.address={address}") for address in ("null", "'head:6379'"))
-    assert sweep_capacity.jobs_at_once([here], cores=8, memory_bytes=10**12) == 4
-    assert sweep_capacity.jobs_at_once([there], cores=8, memory_bytes=10**12) == 8
+    assert sweep_jobs.jobs_at_once([here], cores=8, memory_bytes=10**12) == 4
+    assert sweep_jobs.jobs_at_once([there], cores=8, memory_bytes=10**12) == 8

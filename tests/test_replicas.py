@@ -93,16 +93,16 @@ def logical(kind: str, *counts: int) -> list:
 def test_replicas_are_on_gpus_where_all_workers_have_so_many(monkeypatch, wanted, cpus, gpus, expected):
     import tensorflow as tf
 
-    from psrun.cluster import devices
+    from psrun.cluster import strategy
     from psrun.errors import ConfigError
 
     there = {"CPU": logical("CPU", *cpus), "GPU": logical("GPU", *gpus)}
     monkeypatch.setattr(tf.config, "list_logical_devices", there.__getitem__)
     if isinstance(expected, str):
         with pytest.raises(ConfigError, match=expected):
-            devices.of_replicas(wanted)
+            strategy.replica_devices(wanted)
     else:
-        assert devices.of_replicas(wanted) == tuple(f"/device:{name}" for name in expected)
+        assert strategy.replica_devices(wanted) == tuple(f"/device:{name}" for name in expected)
 
 
 def test_only_workers_have_gpus_and_on_one_machine_each_has_its_own(tmp_path):

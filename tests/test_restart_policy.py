@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psrun.config.choices import AgentRestart
+from psrun.config.choices import RestartLimits
 from psrun.config.topology import Task
 from psrun.launch.restart_policy import RestartPolicy
 
@@ -12,7 +12,7 @@ POLICY = RestartPolicy(budget=3, first_delay_s=2.0, longest_delay_s=10.0)
 
 
 def test_the_limits_are_those_of_the_configuration():
-    assert RestartPolicy.of(AgentRestart(3, 2.0, 10.0, 25.0)) == POLICY
+    assert RestartPolicy.of(RestartLimits(3, 2.0, 10.0, 25.0)) == POLICY
 
 
 def test_the_delay_doubles_from_the_second_restart_on_up_to_the_longest():

@@ -36,16 +36,17 @@ def recorded(folder: Path, *overrides: str) -> Path:
     return folder
 
 
-def test_recorded_overrides_hold_unless_new_ones_replace_them(tmp_path, monkeypatch):
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as the command does
+def test_recorded_overrides_hold_unless_new_ones_replace_them(tmp_path):
     folder = recorded(
         tmp_path / "a run", "cluster=local", "cluster.num_workers=3", "+model.x=1", "trainer.epochs=2", "seed=7"
     )
-    overrides = hydra_app.resumed([f"resume='{folder}'", "cluster=none", "trainer.epochs=5"])
-    assert overrides == [
-        "cluster=none", "trainer.epochs=5", f"resume='{folder}'", f"hydra.run.dir='{folder}'", "+model.x=1", "seed=7"
+    composed = hydra_app.composed([f"resume='{folder}'", "cluster=none", "trainer.epochs=5"])
+    assert composed.hydra.overrides.task == [
+        "cluster=none", "trainer.epochs=5", f"resume='{folder}'", "+model.x=1", "seed=7"
     ]  # fmt: skip
-    assert hydra_app.resumed(["seed=3"]) == ["seed=3"]
+    assert composed.hydra.overrides.hydra == [f"hydra.run.dir='{folder}'"]
+    assert (composed.seed, composed.model.x, composed.cluster.kind) == (7, 1, "none")
+    assert hydra_app.composed(["seed=3"]).hydra.overrides.task == ["seed=3"]
 
 
 @pytest.mark.parametrize("mode", ["train", "predict", "evaluate"])
@@ -76,7 +77,7 @@ def test_options_may_stand_anywhere():
 def test_what_cannot_be_resumed_is_reported(tmp_path, arguments, message):
     folder = recorded(tmp_path / "run")
     with pytest.raises(ConfigError, match=message):
-        hydra_app.resumed([argument.format(folder) for argument in arguments])
+        hydra_app.composed([argument.format(folder) for argument in arguments])
 
 
 RECORDED = """

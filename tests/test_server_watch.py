@@ -186,19 +186,6 @@ def test_a_parameter_server_that_ends_or_was_started_again_ends_the_run_at_once(
     assert watched.events.seen == [("failure", "ps-0")]
 
 
-def test_ends_of_processes_are_not_its_concern_where_somebody_else_restarts_them(monkeypatch):
-    subject = Watched(monkeypatch, sees_ends=False)
-    try:
-        subject.wait(lambda: subject.asked > 2)
-        subject.started_again |= {"w1:1": 1, "p0:1": 1}
-        asked = subject.asked
-        subject.wait(lambda: subject.asked > asked + 5)
-        subject.watch.check_parameter_servers()
-        assert (subject.events.seen, subject.given_up) == ([], [])
-    finally:
-        subject.watch.stop()
-
-
 LOST = {"type": "TaskLostError", "message": "ps-0 has ended", "task": "ps-0"}
 SILENT = "ended without recording a status"
 BEAT = Heartbeat(1, 50.0, "training", step=70)

@@ -192,7 +192,7 @@ def test_an_id_outside_of_the_table_is_reported_with_its_features():
         ({"word": ["seen", "number"]}, "values of type string and int64"),
         ({"word": ["filed", "other"]}, "the vocabulary in .*one.txt .* in .*two.txt, with different"),
         ({"word": ["clicked", "bought"], "sound": ["same", "filed", "seen"]}, "same and seen cannot share|filed"),
-        ({"word": ["clicked", "wide"]}, "clicked and wide .*the rows of 4 and of 2 numbers that model.embedding_dim"),
+        ({"word": ["clicked", "wide"]}, "clicked and wide .*the rows of 4 and of 2 numbers that embedding_dim"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_shared_is_reported(tmp_path, shared, message):
@@ -216,5 +216,5 @@ def test_what_cannot_be_shared_is_reported(tmp_path, shared, message):
     source: Any = SimpleNamespace(features=features)
     dims = {"default": 4, "wide": 2}
     tables.of(source, num_ids, embedding_dim=dims, shared_tables={"a": ["clicked", "bought"], "b": ["filed", "same"]})
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ValueError, match=message):
         tables.of(source, num_ids, embedding_dim=dims, shared_tables=shared)

@@ -1,15 +1,12 @@
-"""Slurm without Slurm: roles from SLURM_*, the batch script, messages between nodes, and all bad input."""
+"""Slurm without Slurm: the job from SLURM_*, the batch script, how it is followed, and all bad input."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
-import re
-import socket
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -18,59 +15,39 @@ from rich.console import Console
 from support import raw_config, run_config
 
 from psrun.cli import submit
-from psrun.cluster.probe import PortReservation
-from psrun.config import choices, parse
+from psrun.config import parse
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ClusterError, ConfigError, ExitCode, PsrunError
-from psrun.launch.slurm import commands, join, script, submission, task_identity
-from psrun.launch.slurm.rendezvous import ClusterPlan, Rendezvous, TaskStatus, clocks_apart, own_address
-from psrun.process import Stop
-from psrun.results import recorded_config, run_state
+from psrun.launch.backend import TaskProcess
+from psrun.launch.slurm import allocation, commands, script, submission, task_step
+from psrun.results import recorded_config, task_files
 from psrun.roles.task_assignment import identify
 
-STEP = {
+JOB = {
     "SLURM_JOB_ID": "7",
-    "SLURM_STEP_ID": "0",
     "SLURM_PROCID": "0",
-    "SLURM_NTASKS": "5",
-    "SLURM_STEP_NUM_TASKS": "5",
-    "SLURMD_NODENAME": "n0",
-    "SLURM_STEP_NODELIST": "n[0-1]",
-    "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+    "SLURM_JOB_NODELIST": "n[0-3]",
+    "SLURM_TASKS_PER_NODE": "2,1(x3)",
+}
+HETEROGENEOUS = {
+    **JOB,
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "n0",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "n[1-2]",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "1",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_1": "3,1",
+    "SLURM_CPUS_PER_TASK_HET_GROUP_0": "1",
+    "SLURM_CPUS_PER_TASK_HET_GROUP_1": "4",
+    "SLURM_MEM_PER_NODE_HET_GROUP_1": "100",
 }
 
 
-def step_of(**changes: str) -> task_identity.Step:
-    return task_identity.from_environment({**STEP, **changes}, command="srun")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "names"),
-    [
-        ([], ["chief-0", "ps-0", "ps-1", "worker-0", "worker-1"]),
-        (["cluster.num_ps=1", "evaluation=sidecar"], ["chief-0", "ps-0", "worker-0", "worker-1", "evaluator-0"]),
-        (["cluster.num_ps=1", "evaluation=sidecar_thread"], ["chief-0", "ps-0", "worker-0", "worker-1"]),
-        (
-            ["cluster.num_ps=1", "cluster.num_workers=1", "data.visitation=dynamic"],
-            ["chief-0", "ps-0", "worker-0", "data_dispatcher-0", "data_worker-0"],
-        ),
-    ],
-)
-def test_roles(overrides, names):
-    run = run_config("cluster=slurm", *overrides)
-    identities = [
-        identify(run, {**STEP, "SLURM_STEP_NUM_TASKS": str(len(names)), "SLURM_PROCID": str(index)})
-        for index in range(len(names))
-    ]
-    assert [each.name for each in identities] == names
-    assert {each.role for each in identities} == {"agent"}
-    assert [each.owns_folder for each in identities] == [True] + [False] * (len(names) - 1)
-
-
-def test_only_the_chief_of_a_job_that_starts_again_waits_for_the_folder():
+def test_only_a_job_that_starts_again_waits_for_the_folder():
     run = run_config("cluster=slurm")
-    assert identify(run, STEP).patience_s == 0
-    assert identify(run, {**STEP, "SLURM_RESTART_COUNT": "1"}).patience_s > 0
+    first, again = (identify(run, {**JOB, "SLURM_RESTART_COUNT": count}) for count in ("0", "1"))
+    assert first.role == again.role == "supervisor"
+    assert (first.patience_s, again.patience_s > 0) == (0, True)
+    assert (first.start, again.start) == ("slurm-7.0", "slurm-7.1")
 
 
 def test_one_process_does_what_needs_no_tasks():
@@ -78,41 +55,52 @@ def test_one_process_does_what_needs_no_tasks():
 
 
 def test_a_run_of_a_slurm_job_has_a_cluster_of_its_own_choice():
-    assert identify(run_config("cluster=inprocess"), STEP).role == "coordinator"
-    assert identify(run_config("cluster=local"), STEP).role == "supervisor"
+    assert identify(run_config("cluster=inprocess"), JOB).role == "coordinator"
+    assert identify(run_config("cluster=local"), JOB).role == "supervisor"
 
 
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
+        ({}, "not in a Slurm job; use psrun submit slurm GROUP=NAME KEY=VALUE..., or psrun cluster=slurm once in a"),
+        ({**JOB, "SLURM_STEP_ID": "0"}, "srun has started this process, and psrun starts all tasks itself"),
         (
-            {},
-            "not in a Slurm job; use psrun submit slurm GROUP=NAME KEY=VALUE... or srun --ntasks=5 psrun cluster=slurm",
+            {**JOB, "SLURM_TASKS_PER_NODE": "2,1"},
+            r"for 3 tasks, too few: the run has 5 \(chief, 2 ps, 2 workers\); sbatch",
         ),
-        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, "not in a step of Slurm job 7: start it with srun --ntasks=5"),
-        ({**STEP, "SLURM_STEP_NUM_TASKS": "3"}, r"3 tasks, too few: the run has 5 \(chief, 2 ps, 2 workers\)"),
-        ({**STEP, "SLURM_STEP_NUM_TASKS": "9"}, "9 tasks, too many"),
-        ({**STEP, "SLURM_PROCID": "x"}, "variables are inconsistent"),
+        ({**JOB, "SLURM_TASKS_PER_NODE": "x"}, "variables are inconsistent"),
     ],
 )
-def test_a_task_that_cannot_be_determined(environment, message):
+def test_a_process_that_cannot_start_the_tasks(environment, message):
     with pytest.raises(ConfigError, match=message):
         identify(run_config("cluster=slurm"), environment)
 
 
-def test_one_task_reports_for_all_that_the_step_has_another_size():
+def test_one_task_reports_for_all_that_srun_has_started_them():
     with pytest.raises(SystemExit) as raised:
-        identify(run_config("cluster=slurm"), {**STEP, "SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2"})
+        identify(run_config("cluster=slurm"), {**JOB, "SLURM_STEP_ID": "0", "SLURM_PROCID": "2"})
     assert raised.value.code == ExitCode.USAGE
 
 
-def test_all_tasks_of_a_step_have_one_folder():
-    assert (
-        task_identity.run_name(STEP)
-        == task_identity.run_name({**STEP, "SLURM_PROCID": "3", "SLURM_RESTART_COUNT": "2"})
-        == "slurm-7.0"
-    )
-    assert task_identity.run_name({}) is None
+def test_a_script_that_runs_again_has_the_same_folder():
+    assert allocation.run_name(JOB) == allocation.run_name({**JOB, "SLURM_RESTART_COUNT": "2"})
+    assert allocation.run_name({}) is None
+
+
+def test_tasks_are_placed_in_the_order_of_nodes_and_components(fake):
+    fake("scontrol", 'case "$3" in n0) echo n0;; "n[1-2]") echo n1; echo n2;; *) exit 1;; esac')
+    nodes = allocation.nodes_of(HETEROGENEOUS)
+    assert nodes[0] == allocation.Node("n0", 1, ("--cpus-per-task=1", "--het-group=0"))
+    assert nodes[2] == allocation.Node("n2", 1, ("--cpus-per-task=4", "--het-group=1", "--mem=0"))
+    tasks = [CHIEF, Task("ps", 0), Task("ps", 1), Task("worker", 0), Task("worker", 1)]
+    where = allocation.placement(tasks, nodes)
+    assert [where[task].name for task in tasks] == ["n0", "n1", "n1", "n1", "n2"]
+    assert allocation.placement([*tasks, Task("worker", 2)], nodes) is None
+
+
+def test_a_run_names_its_tasks():
+    run = run_config("cluster=slurm", "cluster.num_ps=1", "cluster.num_workers=1", "data.visitation=dynamic")
+    assert allocation.described(run) == "chief, 1 ps, 1 worker, data_dispatcher, 1 data_worker"
 
 
 def test_settings_of_the_job_are_checked_by_key():
@@ -141,7 +129,7 @@ def test_the_script():
     lines = text.splitlines()
     assert lines[0] == "#!/bin/bash"
     for option in ("time=2:00:00", "partition=gpu", "nodes=3", "mem-per-cpu=4G", "ntasks=5", "requeue",
-                   "signal=USR1@120", 'output="/shared/a run/logs/slurm.log"', "open-mode=append"):  # fmt: skip
+                   "signal=B:USR1@120", 'output="/shared/a run/logs/slurm.log"', "open-mode=append"):  # fmt: skip
         assert f"#SBATCH --{option}" in lines
     assert "account" not in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
@@ -170,7 +158,7 @@ def test_a_folder_of_any_name_arrives_where_it_is_read(path):
     given = dict(_as_sbatch(line).partition("=")[::2] for line in text.splitlines() if line.startswith("#SBATCH "))
     assert (given["--chdir"], given["--job-name"]) == (str(folder), path)
     assert given["--output"] == f"{folder}/logs/slurm.log"
-    body = text.replace("exec srun", "printf '%s\\n'")
+    body = text.replace("exec ", "printf '%s\\n' ")
     out = subprocess.run(["bash", "-c", body], capture_output=True, text=True, check=True).stdout.splitlines()
     parsed = OverridesParser.create().parse_override(out[-1])
     assert parsed.value() == str(folder)
@@ -198,7 +186,7 @@ def _as_sbatch(line: str) -> str:
 def test_arguments_arrive_in_the_tasks_as_they_were_given():
     text = rendered("slurm.setup=['export A=1']", "slurm.options=['--constraint=ib']")
     assert "#SBATCH --constraint=ib" in text
-    body = text.replace("exec srun", "printf '%s\\n'").replace("#SBATCH", "#")
+    body = text.replace("exec ", "printf '%s\\n' ").replace("#SBATCH", "#")
     out = subprocess.run(["bash", "-c", body], capture_output=True, text=True, check=True).stdout.splitlines()
     assert out[-2:] == ["cluster=slurm", "hydra.run.dir='/shared/a run'"]
 
@@ -390,105 +378,31 @@ def test_slurm_may_be_silent_for_a_while(fake, tmp_path, monkeypatch):
         submission.Following(tmp_path, "7", Console(file=message), None).follow()
 
 
-# -- messages between nodes
+# -- steps
 
 
-def test_cards_and_calls(tmp_path):
-    mine, other = Rendezvous(tmp_path, step_of(), CHIEF), Rendezvous(tmp_path, step_of(SLURM_PROCID="1"), Task("ps", 0))
-    status = TaskStatus("10.0.0.1:5", "n0", time.time(), restarts=2, cause="was killed")
-    other.write(status)
-    assert mine.read(Task("ps", 0)) == status
-    assert mine.plan() is None
-    mine.publish(ClusterPlan({"ps-0": status.address}, attempt=1, over=0))
-    assert other.plan().by_task() == {Task("ps", 0): "10.0.0.1:5"}
-    other.leave()
-    assert mine.read(Task("ps", 0)) is None
-
-
-def test_a_start_that_was_given_up(tmp_path):
-    first = Rendezvous(tmp_path, step_of(), Task("ps", 0))
-    first.write(TaskStatus("", "n0", time.time()))
-    again = Rendezvous(tmp_path, step_of(SLURM_RESTART_COUNT="10"), Task("ps", 0))
-    assert not first.superseded()
-    assert again.read(Task("ps", 0)) is None
-    again.write(TaskStatus("", "n0", time.time()))
-    assert first.superseded()
-    assert not again.superseded()
-    again.remove_earlier()
-    assert first.is_closed
-    assert not again.is_closed
-
-
-def test_a_folder_that_is_removed_while_one_looks(tmp_path, monkeypatch):
-    """At the end of a run; a slow disk lists it for a while."""
-    rendezvous = Rendezvous(tmp_path, step_of(), Task("ps", 0))
-    monkeypatch.setattr(Path, "is_dir", lambda self: True)
-    assert not rendezvous.superseded()
-    rendezvous.refresh()
-    assert run_state.look(tmp_path).beats == {}
-
-
-def test_clocks():
-    assert clocks_apart({}, "n0") == []
-    assert clocks_apart({"n0": 100.0, "n1": 101.0}, "n0") == []
-    assert clocks_apart({"n0": 0.1, "n1": 0.2, "n2": -61.0, "n3": 9.0}, "n0") == ["n2 by -61 s", "n3 by +9 s"]
-
-
-def test_a_clock_that_is_wrong_is_seen(tmp_path):
-    rendezvous = Rendezvous(tmp_path, step_of(), CHIEF)
-    rendezvous.write(TaskStatus("", "n0", time.time() + 60))
-    assert rendezvous.clock_ahead_s(CHIEF) == pytest.approx(60, abs=2)
+def test_a_process_that_another_one_replaces_sees_it(tmp_path):
+    assert not task_files.is_held(tmp_path, "ps-0", "slurm-7.0")
+    task_files.claim(tmp_path, "ps-0", "slurm-7.0")
+    assert task_files.is_held(tmp_path, "ps-0", "slurm-7.0")
+    task_files.claim(tmp_path, "ps-0", "slurm-7.1")
+    assert not task_files.is_held(tmp_path, "ps-0", "slurm-7.0")
 
 
 def test_the_address_of_an_interface():
-    address, door = own_address(step_of(), "lo")
-    door.close()
-    assert address.startswith("127.0.0.1:")
-    with pytest.raises(ConfigError, match=r"cluster.interface: is 'ib9'; this node has .*lo"):
-        own_address(step_of(), "ib9")
+    assert task_step.host_of("lo") == "127.0.0.1"
+    with pytest.raises(ValueError, match=r"is 'ib9'; node .* has .*lo"):
+        task_step.host_of("ib9")
 
 
-def gathered(tmp_path, cards: dict[str, TaskStatus], warned: list[str], **keys: float):
-    run = run_config("cluster=slurm", *(f"cluster.{key}={value}" for key, value in keys.items()))
-    assert isinstance(run.cluster, choices.Slurm)
-    tasks = [CHIEF, *(Task("worker", index) for index in range(2))]
-    for task in tasks[1:]:
-        if str(task) in cards:
-            Rendezvous(tmp_path, step_of(), task).write(cards[str(task)])
-    return join.gather(
-        Rendezvous(tmp_path, step_of(), CHIEF), step_of(), run.cluster, tasks, Stop(), warned.append
-    )  # fmt: skip
-
-
-def test_all_are_there_but_one_clock_is_wrong(tmp_path):
-    warned: list[str] = []
-    doors = [own_address(step_of(), "lo") for _ in range(2)]
-    cards = {
-        f"worker-{index}": TaskStatus(address, f"n{index + 1}", time.time() + 3600 * index)
-        for index, (address, _) in enumerate(doors)
-    }
-    statuses = gathered(tmp_path, cards, warned)
-    for _, door in doors:
-        door.close()
-    assert set(statuses) == {"chief-0", "worker-0", "worker-1"}
-    assert len(warned) == 1
-    assert re.search(r"n2 by \+(359\d|3600) s", warned[0])
-
-
-def test_one_is_not_heard_of(tmp_path):
-    door = PortReservation("127.0.0.1:0")
-    with pytest.raises(ClusterError, match=r"within 1 s \(connect_timeout_s\): worker-1; .* from n0, n5") as raised:
-        gathered(tmp_path, {"worker-0": TaskStatus("127.0.0.1:1", "n5", time.time())}, [], connect_timeout_s=1)
-    door.close()
-    assert raised.value.task == "worker-1"
-
-
-def test_one_cannot_be_reached(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        up = f"127.0.0.1:{listening.getsockname()[1]}"
-        cards = {
-            "worker-0": TaskStatus(up, "n5", time.time()),
-            "worker-1": TaskStatus("127.0.0.1:1", "n6", time.time()),
-        }
-        with pytest.raises(ClusterError, match=r"not reachable from n0: worker-1 on n6 at 127.0.0.1:1; set"):
-            gathered(tmp_path, cards, [])
+@pytest.mark.parametrize(("job", "gpus_of_it"), [("worker", "0,1"), ("ps", "-1")])
+def test_a_task_has_the_gpus_that_the_engine_gives_it(monkeypatch, tmp_path, job, gpus_of_it):
+    """As many as there are, however many other workers the run has elsewhere."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    addresses = {Task(name, index): f"h:{index}" for name in ("worker", "ps") for index in range(4)}
+    environments: list[str] = []
+    task = Task(job, 3)
+    started = TaskProcess(task, addresses, tmp_path, lambda folder, environment, log: environments.append(environment),
+                          shares_gpus_with=[])  # fmt: skip
+    started.start()
+    assert environments[0]["CUDA_VISIBLE_DEVICES"] == gpus_of_it

@@ -59,8 +59,8 @@ def test_tables_of_a_stack_begin_with_any_initializer():
     import tensorflow as tf
     import tf_keras
 
-    from psrun.layers import first_values
     from psrun.layers.layout import StackLayout
+    from psrun.layers.stack import first_values
 
     def threes(shape: Any, dtype: Any = None) -> tf.Tensor:
         return tf.fill(shape, tf.constant(3, dtype))
@@ -78,7 +78,7 @@ def test_tables_of_a_stack_begin_with_any_initializer():
     for initializer, expected in initializers.items():
         for other in (initializer, keras.Zeros()):
             layout = StackLayout((7, 7), 3)
-            first = first_values.of(layout, [initializer, other])
+            first = first_values(layout, [initializer, other])
             whole = first((layout.num_rows, 4), dtype=tf.float32)
             for block in layout.blocks(0):
                 before = block.shard * layout.shard_rows
@@ -94,7 +94,7 @@ def test_tables_of_a_stack_begin_with_any_initializer():
 def test_a_legacy_optimizer_is_refused_for_stacks(scaled):
     import tf_keras
 
-    from psrun.layers import stacks
+    from psrun.program import stacks
 
     optimizer = tf_keras.optimizers.legacy.Adam(0.1)
     optimizer = tf_keras.mixed_precision.LossScaleOptimizer(optimizer) if scaled else optimizer
@@ -119,7 +119,7 @@ def test_a_legacy_optimizer_is_refused_for_stacks(scaled):
 def test_weight_decay_of_some_tables_of_a_stack_is_refused(names, table):
     import tf_keras
 
-    from psrun.layers import stacks
+    from psrun.program import stacks
 
     optimizer = tf_keras.optimizers.AdamW(0.1)
     optimizer.exclude_from_weight_decay(var_names=names)
@@ -298,7 +298,7 @@ def test_the_network_alone_restores_from_an_earlier_checkpoint_with_a_legacy_opt
 
 def test_the_configuration_keeps_that_a_collection_is_stored_alone():
     from psrun.layers import EmbeddingCollection
-    from psrun.layers.stacks import stored_alone
+    from psrun.layers.stack import stored_alone
 
     with stored_alone():
         layer = EmbeddingCollection(_tables("a", "b"), stack=True)
@@ -367,7 +367,7 @@ def test_a_partitioner_is_not_asked_for_more_rows_of_stacked_tables():
 
 
 def test_the_tables_in_stacks_are_those_that_share_a_variable():
-    from psrun.layers import stacks
+    from psrun.program import stacks
 
     assert stacks.tables_in(_network("a", "b", stack=True)) == {"a/embeddings", "b/embeddings"}
     assert stacks.tables_in(_network("a", "b", stack=False)) == set()
@@ -376,8 +376,8 @@ def test_the_tables_in_stacks_are_those_that_share_a_variable():
 def test_no_batch_is_read_once_every_stack_is_decided():
     from types import SimpleNamespace
 
-    from psrun.layers.stacks import of
     from psrun.program.compiled_model import decide_lookups
+    from psrun.program.stacks import of
 
     program: Any = SimpleNamespace(network=_network("a", "b", stack=True), distribution=SimpleNamespace(coordinator=1))
     (stack,) = of(program.network)

@@ -14,8 +14,8 @@ import psrun
 from psrun.config.topology import Task
 from psrun.launch.hang_detector import TrainingStatus
 from psrun.launch.recoveries import Recoveries
-from psrun.results.event_reader import EventReader
 from psrun.results.events import Event, Reporter
+from psrun.results.journal import EventReader
 from psrun.results.run_folder import RunFolder
 from psrun.results.staleness import statistics_by_worker
 from psrun.results.summary import CHANGES, PENDING, fold

@@ -11,17 +11,23 @@ import pytest
 from rich.console import Console
 from support import run_config
 
-from psrun.config.topology import CHIEF, DISPATCHER
+from psrun.config.run_config import RunConfig
+from psrun.config.topology import CHIEF, DISPATCHER, Task
 from psrun.errors import ConfigError, ExitCode
-from psrun.launch import task_plan
+from psrun.launch.backend import Backend, Launch, TaskPlan, TaskProcess
 from psrun.launch.supervisor import Supervisor
-from psrun.launch.task_processes import TaskProcess
 from psrun.process import Stop
-from psrun.results.console import ConsoleSink
+from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.results.task_files import Heartbeat
 
 CHIEF_ENDS_AFTER_S, DISPATCHER_ENDS_AFTER_S, NEVER_S = 1.5, 0.2, 60.0
+
+
+def supervisor_of(run: RunConfig, folder: RunFolder, tasks: dict[Task, TaskProcess]) -> Supervisor:
+    reporter = Reporter([folder.journal], started_s=time.time())
+    launch = Launch(run, TaskPlan.of(run), folder, Stop(), Console(file=io.StringIO()), reporter)
+    return Supervisor(launch, Backend(tasks, {}))
 
 
 class Sleeping(TaskProcess):
@@ -37,11 +43,11 @@ class Sleeping(TaskProcess):
 def test_a_task_of_the_data_service_that_ends_before_the_chief(tmp_path, status, restarts):
     """It sees by itself that the run was completed, while the process of the chief is still on its way to its end."""
     run = run_config("cluster=local", "model=wide_deep", "data=features", "data.visitation=dynamic")
-    wanted, folder = task_plan.of(run), RunFolder.create(tmp_path / "run", raw={})
+    folder = RunFolder.create(tmp_path / "run", raw={})
     folder.record("ended", status=status)
-    tasks = {task: Sleeping(task, {}, folder.path) for task in wanted.tasks()}
-    supervisor = Supervisor(run, wanted, tasks, {}, folder, ConsoleSink(Console(file=io.StringIO())), time.time())
-    assert supervisor.run(Stop()) == ExitCode.DONE
+    tasks = {task: Sleeping(task, {}, folder.path) for task in TaskPlan.of(run).tasks()}
+    supervisor = supervisor_of(run, folder, tasks)
+    assert supervisor.run() == ExitCode.DONE
     assert (tasks[DISPATCHER].restarts > 0) == restarts
     assert bool(folder.metrics.exists() and folder.metrics.read_text()) == restarts
 
@@ -60,10 +66,10 @@ class Beating(Sleeping):
 
 def test_a_chief_that_exits_after_a_run_longer_than_the_limit_for_its_start_is_not_lost(tmp_path):
     run = run_config("cluster=local", "evaluation=none", "cluster.restart.start_timeout_s=1")
-    wanted, folder = task_plan.of(run), RunFolder.create(tmp_path / "run", raw={})
-    tasks = {task: Beating(task, {}, folder.path) for task in wanted.tasks()}
-    supervisor = Supervisor(run, wanted, tasks, {}, folder, ConsoleSink(Console(file=io.StringIO())), time.time())
-    assert supervisor.run(Stop()) == ExitCode.DONE
+    folder = RunFolder.create(tmp_path / "run", raw={})
+    tasks = {task: Beating(task, {}, folder.path) for task in TaskPlan.of(run).tasks()}
+    supervisor = supervisor_of(run, folder, tasks)
+    assert supervisor.run() == ExitCode.DONE
     assert {str(task.task): task.restarts for task in tasks.values() if task.restarts} == {}
 
 
@@ -78,12 +84,12 @@ class Losing(Sleeping):
 
 def test_a_chief_that_exits_because_of_a_lost_worker_reports_the_worker(tmp_path):
     run = run_config("cluster=multi_worker_mirrored", "trainer=fit", "evaluation=none")
-    wanted, folder = task_plan.of(run), RunFolder.create(tmp_path / "run", raw={})
+    folder = RunFolder.create(tmp_path / "run", raw={})
     error = {"type": "TaskLostError", "message": "worker-0 was lost: no heartbeat", "task": "worker-0"}
     folder.record("ended", status="failed", exit_code=ExitCode.RESTART, error=error)
-    tasks = {task: Losing(task, {}, folder.path) for task in wanted.tasks()}
-    supervisor = Supervisor(run, wanted, tasks, {}, folder, ConsoleSink(Console(file=io.StringIO())), time.time())
-    assert supervisor.run(Stop()) == ExitCode.DONE
+    tasks = {task: Losing(task, {}, folder.path) for task in TaskPlan.of(run).tasks()}
+    supervisor = supervisor_of(run, folder, tasks)
+    assert supervisor.run() == ExitCode.DONE
     (failure,) = [json.loads(line) for line in folder.metrics.read_text().splitlines() if '"failure"' in line]
     assert (failure["task"], failure["cause"]) == ("worker-0", error["message"])
     assert failure["restarted"] == ["worker-0", "chief-0"]
@@ -110,11 +116,11 @@ class Counted(Sleeping):
 @pytest.mark.parametrize("visible_from", [2, 3, 6])
 def test_a_chief_that_ends_between_two_looks_is_not_restarted(tmp_path, visible_from, ends_with):
     run = run_config("cluster=local", "evaluation=none", "cluster.restart.backoff_s=0")
-    wanted, folder = task_plan.of(run), RunFolder.create(tmp_path / "run", raw={})
-    tasks = {task: Counted(task, {}, folder.path) for task in wanted.tasks()}
+    folder = RunFolder.create(tmp_path / "run", raw={})
+    tasks = {task: Counted(task, {}, folder.path) for task in TaskPlan.of(run).tasks()}
     tasks[CHIEF].visible_from, tasks[CHIEF].ends_with = visible_from, ends_with
-    supervisor = Supervisor(run, wanted, tasks, {}, folder, ConsoleSink(Console(file=io.StringIO())), time.time())
-    assert supervisor.run(Stop()) == ends_with
+    supervisor = supervisor_of(run, folder, tasks)
+    assert supervisor.run() == ends_with
     assert {str(task.task): task.restarts for task in tasks.values() if task.restarts} == {}
 
 
@@ -132,10 +138,10 @@ class Misconfigured(Sleeping):
 
 def test_an_error_that_no_restart_mends_ends_the_run_at_once(tmp_path):
     run = run_config("cluster=local", "cluster.num_workers=1", "evaluation=none")
-    wanted, folder = task_plan.of(run), RunFolder.create(tmp_path / "run", raw={})
-    tasks = {task: Misconfigured(task, {}, folder.path) for task in wanted.tasks()}
-    supervisor = Supervisor(run, wanted, tasks, {}, folder, ConsoleSink(Console(file=io.StringIO())), time.time())
+    folder = RunFolder.create(tmp_path / "run", raw={})
+    tasks = {task: Misconfigured(task, {}, folder.path) for task in TaskPlan.of(run).tasks()}
+    supervisor = supervisor_of(run, folder, tasks)
     with pytest.raises(ConfigError) as raised:
-        supervisor.run(Stop())
+        supervisor.run()
     assert str(raised.value) == "worker-0: this process may open only 64 files\nraise the limit"
     assert [task.restarts for task in tasks.values()] == [0] * len(tasks)

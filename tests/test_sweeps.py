@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import os
 import sys
 import time
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,21 +21,23 @@ from support import run_config
 from psrun import files
 from psrun.cli import hydra_sweeps
 from psrun.errors import ConfigError, SweepError
-from psrun.launch.sweeps import capacity, plans
-from psrun.launch.sweeps.monitor import Monitor
-from psrun.results.sweep_record import Job, Sweep
-from psrun.results.sweep_state import SweepReader, distinguishing
-from psrun.results.watch import sweep_screen
+from psrun.launch.sweeps import jobs
+from psrun.results.sweep import Job, Sweep, SweepReader, distinguishing
+from psrun.results.watch.sweep import SweepMonitor, overview
 
 GIB = 2**30
 LONG = "trainer.epochs=1000"
+
+
+def planned(*each: Job) -> dict[int, Job]:
+    return {job.number: job for job in each}
 
 
 # -- how many at once
 
 
 @pytest.mark.parametrize(
-    ("overrides", "cores", "gib", "jobs"),
+    ("overrides", "cores", "gib", "most"),
     [
         (["cluster=none"], 8, 64, 8),
         (["cluster=none"], 8, 3, 3),
@@ -45,36 +48,48 @@ LONG = "trainer.epochs=1000"
         (["cluster=local", "cluster.num_workers=2", "cluster.num_ps=3", "data.visitation=dynamic"], 64, 60, 7),
     ],
 )
-def test_jobs_at_once_follow_cores_and_memory(overrides, cores, gib, jobs):
+def test_jobs_at_once_follow_cores_and_memory(overrides, cores, gib, most):
     runs = [run_config("cluster=none"), run_config(*overrides)]
-    assert capacity.jobs_at_once(runs, cores=cores, memory_bytes=gib * GIB) == jobs
-    assert capacity.jobs_at_once([]) >= 1
+    assert jobs.jobs_at_once(runs, cores=cores, memory_bytes=gib * GIB) == most
+    assert jobs.jobs_at_once([]) >= 1
 
 
 def test_what_a_container_may_use_is_its_limit_without_files_that_were_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(capacity, "_CGROUP", tmp_path)
-    monkeypatch.setattr(capacity.psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
+    monkeypatch.setattr(jobs, "_CGROUP", tmp_path)
+    monkeypatch.setattr(jobs.psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
     run = [run_config("cluster=none")]
-    assert capacity.jobs_at_once(run, cores=99) == 64
+    assert jobs.jobs_at_once(run, cores=99) == 64
     (tmp_path / "memory.max").write_text(f"{16 * GIB}\n")
     (tmp_path / "memory.current").write_text(f"{14 * GIB}\n")
-    assert capacity.jobs_at_once(run, cores=99) == 2
+    assert jobs.jobs_at_once(run, cores=99) == 2
     (tmp_path / "memory.stat").write_text(f"anon {4 * GIB}\nfile {10 * GIB}\ninactive_file {9 * GIB}\n")
-    assert capacity.jobs_at_once(run, cores=99) == 11
+    assert jobs.jobs_at_once(run, cores=99) == 11
     (tmp_path / "memory.max").write_text("max\n")
-    assert capacity.jobs_at_once(run, cores=99) == 64
+    assert jobs.jobs_at_once(run, cores=99) == 64
 
 
 def test_places_are_as_many_as_jobs_may_run_at_once(tmp_path):
     sweep = Sweep(tmp_path / "sweep", [], max_parallel=2)
     sweep.begin(again=False)
-    taken = [sweep.take_place(), sweep.take_place()]
+    taken = [sweep.take_slot(), sweep.take_slot()]
     assert None not in taken
-    assert sweep.take_place() is None
-    assert sweep.is_any_under_way()
+    assert sweep.take_slot() is None
+    assert sweep.has_running_jobs()
     for place in taken:
         os.close(place)
-    assert not sweep.is_any_under_way()
+    assert not sweep.has_running_jobs()
+
+
+def test_a_file_system_without_locks_has_room_for_every_job(tmp_path, monkeypatch):
+    def unsupported(*arguments):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    sweep = Sweep(tmp_path / "sweep", [])
+    sweep.begin(again=False)
+    for slot in [sweep.take_slot(), sweep.take_slot()]:
+        os.close(slot)
+    assert sweep.has_running_jobs()  # as far as can be seen: a signal waits for them, for a bounded time
 
 
 # -- the record
@@ -95,8 +110,8 @@ def test_a_folder_has_one_sweep(tmp_path):
 def test_a_sweep_is_read_as_it_was_written(tmp_path):
     sweep = Sweep(tmp_path / "sweep", ["-m", "seed=1,2"], metric="val_auc", mode="max", max_parallel=3)
     sweep.begin(again=False)
-    sweep.plan([Job(0, ["seed=1"], "0"), Job(1, ["seed=2"], "1")])
-    sweep.now(1, status="failed", error="no luck")
+    sweep.plan(planned(Job(0, ["seed=1"], "0"), Job(1, ["seed=2"], "1")))
+    sweep.update([replace(sweep.jobs[1], status="failed", error="no luck")])
     sweep.end("failed")
     read = Sweep.read(sweep.path)
     assert (read.arguments, read.metric, read.max_parallel, read.status) == (["-m", "seed=1,2"], "val_auc", 3, "failed")
@@ -148,11 +163,12 @@ def job_folder(path: Path, **result) -> Path:
 
 def test_how_a_job_is_by_its_folder(tmp_path):
     sweep = Sweep(tmp_path, [], started_s=time.time() - 5)
-    sweep.plan([Job(number, [], name) for number, name in enumerate(("none", "done", "failed", "begun"))])
+    sweep.plan(planned(*(Job(number, [], name) for number, name in enumerate(("none", "done", "failed", "begun")))))
 
     def states(search: bool = False) -> dict[str, str]:
-        state = SweepReader(tmp_path, supervised=True).look({**sweep.record(), "search": search})
-        return {job.name: job.status for job in state.jobs}
+        sweep.search = search
+        state = SweepReader(tmp_path, sweep=sweep).look()
+        return {job.folder: job.status for job in state.jobs}
 
     done = job_folder(tmp_path / "done", status="completed", metrics={"loss": 1.0}, wall_s=3.0, exit_code=0)
     failed = job_folder(tmp_path / "failed", status="failed", exit_code=1, error={"message": "first\nsecond"})
@@ -169,7 +185,7 @@ def test_jobs_are_distinguished_by_overrides_that_not_all_have(tmp_path):
     assert distinguishing([["a=1", "b=1"], ["a=1", "b=2"]]) == ["b=1", "b=2"]
     assert distinguishing([["a=1", "b=1"]]) == ["a=1 b=1"]
     sweep = Sweep(tmp_path, [], metric="val_auc", mode="max", started_s=0.0)
-    sweep.plan([Job(number, [], str(number)) for number in range(3)])
+    sweep.plan(planned(*(Job(number, [], str(number)) for number in range(3))))
     for number, (status, metric) in enumerate([("completed", 0.5), ("completed", 0.7), ("failed", 0.9)]):
         job_folder(tmp_path / str(number), status=status, metrics={"val_auc": metric})
     best = SweepReader(tmp_path).look().best
@@ -179,7 +195,7 @@ def test_jobs_are_distinguished_by_overrides_that_not_all_have(tmp_path):
 
 def test_a_terminal_sees_a_row_a_job_and_the_best_so_far(tmp_path):
     sweep = Sweep(tmp_path, [], metric="val_auc", mode="max", started_s=0.0)
-    sweep.plan([Job(number, ["model=dense", f"x=[{number}]"], str(number)) for number in range(30)])
+    sweep.plan(planned(*(Job(number, ["model=dense", f"x=[{number}]"], str(number)) for number in range(30))))
     job_folder(tmp_path / "0", status="completed", metrics={"val_auc": 0.75}, wall_s=3.0)
     job_folder(tmp_path / "1", status="running")
     (tmp_path / "1" / ".tasks").mkdir()
@@ -188,7 +204,7 @@ def test_a_terminal_sees_a_row_a_job_and_the_best_so_far(tmp_path):
     beat = {"pid": 1, "at_s": 1.0, "state": "training", "progress": progress}
     (tmp_path / "1" / ".tasks" / "chief-0.json").write_text(json.dumps(beat))
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100, height=20)
-    console.print(sweep_screen.overview(SweepReader(tmp_path, supervised=True).look(), 14))
+    console.print(overview(SweepReader(tmp_path, sweep=sweep).look(), 14))
     shown = console.file.getvalue()
     assert [line.split() for line in shown.splitlines() if "x=[1]" in line] == [
         ["1", "x=[1]", "training", "1/2", "10/40", "5", "val_auc", "0.5"]
@@ -199,11 +215,11 @@ def test_a_terminal_sees_a_row_a_job_and_the_best_so_far(tmp_path):
 
 def test_elsewhere_lines_show_what_is_new(tmp_path):
     sweep = Sweep(tmp_path, [], started_s=0.0)
-    sweep.plan([Job(0, ["x=[a]"], "0"), Job(1, ["x=2"], "1")])
+    sweep.plan(planned(Job(0, ["x=[a]"], "0"), Job(1, ["x=2"], "1")))
     job_folder(tmp_path / "0", status="completed", metrics={"loss": 0.75, "auc": 1.0}, wall_s=3.0)
     job_folder(tmp_path / "1", status="failed", exit_code=1, error={"message": "no [luck]\nat all"})
     console = Console(file=io.StringIO(), width=200)
-    view = Monitor(sweep, console)
+    view = SweepMonitor(sweep, console)
     view.look()
     view.look()
     view.result()
@@ -231,32 +247,24 @@ def test_a_search_is_continued():
 
 def test_plans_of_a_sweep_are_one_table(tmp_path):
     sweep = Sweep(tmp_path, [])
-    sweep.plan([Job(0, ["x=1"], "0"), Job(1, ["x=2"], "1")])
+    sweep.plan(planned(Job(0, ["x=1"], "0"), Job(1, ["x=2"], "1")))
     placement = [{"task": "ps-0", "bytes": 2000}, {"task": "ps-1", "bytes": 1000}, {"task": "chief-0", "bytes": 10}]
     job_folder(tmp_path / "0", status="completed", placement=placement,
                bytes_per_step={"read_bytes": 100, "pushed_bytes": 200})  # fmt: skip
     job_folder(tmp_path / "1", status="failed", error={"message": "too large"})
     console = Console(file=io.StringIO(), width=200)
     with pytest.raises(ConfigError, match=r"job 1 \(x=2\): too large"):
-        plans.show(sweep, console)
+        jobs.show_plans(sweep, console)
     assert "2.0 kB, 1.0 kB  ps-0 2.0 kB  100 bytes  200 bytes" in " ".join(
         console.file.getvalue().split("\n")[2:3]
     ).replace("   ", "  ")
 
 
-def test_jobs_are_composed_once_from_files_that_are_read_once(tmp_path, monkeypatch, compositions):
-    """Hydra itself composes each job twice, and psrun once, each time from files that are read again."""
-
-    def loaded(file):
-        read.append(file.name)
-        return load(file)
-
-    read = []
-    load = OmegaConf.load
-    monkeypatch.setattr(OmegaConf, "load", loaded)
+def test_jobs_with_the_same_choices_are_composed_once(tmp_path, monkeypatch, compositions):
+    """Hydra itself composes each job twice."""
     monkeypatch.setattr(hydra_sweeps.jobs, "run", lambda folder, sweep, elsewhere, start_process: None)
-    monkeypatch.setattr("psrun.launch.sweeps.running.Interruption.install", lambda self: None)
-    monkeypatch.setattr("psrun.launch.sweeps.running.Running.start_fork_server", lambda self: None)
+    monkeypatch.setattr("psrun.launch.sweeps.runner.SignalHandler.install", lambda self: None)
+    monkeypatch.setattr("psrun.launch.sweeps.runner.SweepRunner.start_fork_server", lambda self: None)
     monkeypatch.setattr("psrun.process.outlive_stdout", lambda terminal: None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
@@ -264,8 +272,7 @@ def test_jobs_are_composed_once_from_files_that_are_read_once(tmp_path, monkeypa
     arguments = ["-m", "seed=1,2", "model=dense,embedding", "hydra.sweep.dir=sweep", subdir]
     monkeypatch.setattr(sys, "argv", ["psrun", *arguments])
     hydra_sweeps.run(arguments)
-    assert len(compositions) == 1 + 4
-    assert max(Counter(read).values()) == 2  # for the sweep as a whole, and for its jobs
+    assert len(compositions) == 1 + 2  # for the sweep as a whole, and for each model
     folders = sorted(tmp_path.glob("sweep/?/*"))
     assert len({(folder / "config.yaml").read_text() for folder in folders}) == len(folders) == 4
     own = OmegaConf.load(folders[3] / ".hydra" / "hydra.yaml").hydra
@@ -277,4 +284,12 @@ def test_a_key_that_does_not_exist_is_one_mistake_of_a_sweep_whatever_its_values
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     problems = hydra_sweeps._problems(["-m", "trainer.epoch=1,2,3", "trainer.epochs=1,0"])
     assert [problem.key for problem in problems] == ["trainer.epoch", "trainer.epochs"]
-    assert len(compositions) == 2 * 2  # with each value of trainer.epochs, and without trainer.epoch
+    assert len(compositions) == 1
+
+
+def test_a_sweep_is_split_in_jobs():
+    jobs = hydra_sweeps._expanded(["-m", "a=1,2", "b=choice(3,4)", "c=5", "d=interval(0,1)"])
+    assert jobs == [
+        ["-m", "a=1", "b=3", "c=5"], ["-m", "a=1", "b=4", "c=5"], ["-m", "a=2", "b=3", "c=5"],
+        ["-m", "a=2", "b=4", "c=5"],
+    ]  # fmt: skip

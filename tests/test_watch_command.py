@@ -25,9 +25,9 @@ from rich.console import Console
 from psrun import process
 from psrun.config.topology import Task
 from psrun.errors import ConfigError, ExitCode, PsrunError
-from psrun.results import recorded_config, run_state, sweep_state, task_files
+from psrun.results import recorded_config, run_state, task_files
 from psrun.results.console import ConsoleSink
-from psrun.results.event_reader import EventReader
+from psrun.results.journal import EventReader
 from psrun.results.task_files import Heartbeat
 from psrun.results.watch import run, sweep
 from psrun.results.watch.commands import main
@@ -43,7 +43,7 @@ def quick(monkeypatch):
     for module in (run, sweep):
         monkeypatch.setattr(module, "EVERY_S", 0.02)
     monkeypatch.setattr(run, "_PATIENCE_S", 0.1)
-    monkeypatch.setattr(sweep_state, "BETWEEN_JOBS_S", 0.2)
+    monkeypatch.setattr("psrun.results.sweep.BETWEEN_JOBS_S", 0.2)
     yield
     signal.signal(signal.SIGTERM, before)
 

@@ -16,9 +16,8 @@ from psrun.config.run_config import RunConfig
 from psrun.data import labels
 from psrun.data.source import DataSource, task_of
 from psrun.errors import CheckpointError, ConfigError, Problem
-from psrun.layers import stacks
 from psrun.models.model import Model
-from psrun.program import objective
+from psrun.program import objective, stacks
 from psrun.program.make_model import make_model
 from psrun.program.zeros import zeros
 from psrun.tf_internals import messages

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 import tf_keras
@@ -17,15 +18,16 @@ from psrun.checkpoint.literal_paths import literal
 from psrun.checkpoint.manifest import Manifest
 from psrun.checkpoint.store import Store
 from psrun.errors import CheckpointError, ConfigError, Problem
-from psrun.layers import stacks
+from psrun.program import stacks
 from psrun.tf_internals.checkpoints import iterations_in_checkpoint
 from psrun.tf_internals.variables import variables_of
 
-_INDEX, _NUMBER = ".index", re.compile(r"(\d+)$")
+_INDEX = ".index"
+_NUMBER = re.compile(r"(\d+)$")
 
 
 @dataclass(frozen=True)
-class Restored:
+class CheckpointInfo:
     """A checkpoint that was restored into a network.
 
     Attributes:
@@ -39,24 +41,26 @@ class Restored:
     manifest: Manifest | None = None
 
 
-class Source(Protocol):
-    """The checkpoints in a folder, by name."""
+class RunCheckpoints:
+    """psrun's checkpoints, by step."""
 
-    folder: Path
+    def __init__(self, store: Store) -> None:
+        self.folder = store.folder
+        self._store = store
 
     def names(self) -> list[Any]:
         """The names of all complete checkpoints, the oldest first."""
-        ...
+        return sorted(self._store.steps())
 
     def title(self, name: Any) -> str:
         """The name of a checkpoint in messages."""
-        ...
+        return f"the checkpoint of step {name}"
 
     def digest(self, name: Any) -> str:
         """Identifies the content of a checkpoint. Raises OSError or ValueError."""
-        ...
+        return manifest.digest(self._store.manifest(name).files)
 
-    def restore(self, network: tf_keras.Model, name: Any, steps_per_epoch: int) -> Restored:
+    def restore(self, network: tf_keras.Model, name: Any, steps_per_epoch: int) -> CheckpointInfo:
         """Restores a network from a checkpoint.
 
         Args:
@@ -67,31 +71,15 @@ class Source(Protocol):
           CheckpointError: the checkpoint is damaged, or was removed.
           ConfigError: the checkpoint has another model.
         """
-        ...
-
-
-class RunCheckpoints:
-    """psrun's checkpoints, by step."""
-
-    def __init__(self, store: Store) -> None:
-        self._store, self.folder = store, store.folder
-
-    def names(self) -> list[int]:
-        return sorted(self._store.steps())
-
-    def title(self, name: int) -> str:
-        return f"the checkpoint of step {name}"
-
-    def digest(self, name: int) -> str:
-        return manifest.digest(self._store.manifest(name).files)
-
-    def restore(self, network: tf_keras.Model, name: int, steps_per_epoch: int) -> Restored:
         checkpoint = load_model.restore(network, str(name), self._store, lambda text: None)
-        return Restored(checkpoint.step, manifest.digest(checkpoint.files), checkpoint)
+        return CheckpointInfo(checkpoint.step, manifest.digest(checkpoint.files), checkpoint)
 
 
 class KerasCheckpoints:
-    """Checkpoints, by file name, of ModelCheckpoint with `save_weights_only` or of a tf.train.CheckpointManager."""
+    """Checkpoints, by file name, of ModelCheckpoint with `save_weights_only` or of a tf.train.CheckpointManager.
+
+    The same methods as those of `RunCheckpoints`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -101,7 +89,7 @@ class KerasCheckpoints:
         for index in self.folder.glob(f"*{_INDEX}"):
             name = index.name.removesuffix(_INDEX)
             try:
-                if not name.endswith("_temp") and any(self.folder.glob(f"{_escaped(name)}.data-*")):
+                if not name.endswith("_temp") and any(self.folder.glob(f"{glob.escape(name)}.data-*")):
                     checkpoints.append((index.stat().st_mtime_ns, _number(name), name))
             except FileNotFoundError:  # removed by another process
                 continue
@@ -114,7 +102,7 @@ class KerasCheckpoints:
         # The index holds a checksum of each tensor.
         return hashlib.sha256((self.folder / f"{name}{_INDEX}").read_bytes()).hexdigest()
 
-    def restore(self, network: tf_keras.Model, name: str, steps_per_epoch: int) -> Restored:
+    def restore(self, network: tf_keras.Model, name: str, steps_per_epoch: int) -> CheckpointInfo:
         path = str(self.folder / name)
         weights = [variable for variable in variables_of(network) if variable.dtype.is_floating]
         try:
@@ -136,7 +124,7 @@ class KerasCheckpoints:
         if missing:
             raise _of_another_model(path, f"it has no value, or only NaN, for {', '.join(missing)}")
         step = iterations if iterations is not None else _number(name) * steps_per_epoch
-        return Restored(step, digest)
+        return CheckpointInfo(step, digest)
 
 
 def _by_name(network: tf_keras.Model, weights: Iterable[tf.Variable]) -> Iterator[tuple[str, tf.Tensor]]:
@@ -158,7 +146,3 @@ def _number(name: str) -> int:
     """The number at the end of a file name; 0 if there is none."""
     match = _NUMBER.search(name)
     return int(match[1]) if match else 0
-
-
-def _escaped(name: str) -> str:
-    return re.sub(r"([*?[])", r"[\1]", name)

@@ -7,14 +7,13 @@ written last, with their sizes and checksums. Without a manifest it is incomplet
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
-import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -223,18 +222,9 @@ class Store:
                 files.write_atomic(self.folder / _BEST, json.dumps(record) + "\n", durable=True)
         return better
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self) -> AbstractContextManager[bool]:
         """Locks the record of the best checkpoint and removals; waits a bounded time for the lock."""
-        # Not the folder itself: emulated locks, as on NFS, need a file that is open for writing.
-        descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            deadline_s = time.monotonic() + _ALONE_WITHIN_S
-            while time.monotonic() < deadline_s and not _locked(descriptor):
-                time.sleep(0.02)
-            yield
-        finally:
-            os.close(descriptor)
+        return files.alone(self.folder / ".lock", within_s=_ALONE_WITHIN_S)
 
     def _files(self) -> Iterator[tuple[int, Path, str]]:
         """Step, path and suffix of every file of checkpoints, complete or not."""
@@ -261,17 +251,6 @@ def is_better(value: float, best: float | None, mode: str) -> bool:
     if best is None:
         return math.isfinite(value)
     return value > best if mode == "max" else value < best
-
-
-def _locked(descriptor: int) -> bool:
-    """Whether to stop waiting: the lock was acquired, or the file system has no locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True
 
 
 def _delete(path: Path) -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from psrun import process
 from psrun.cli import hydra_app
 from psrun.cli.submit import ENGINES
-from psrun.config.hydra_internals import no_completion_within_a_value
 from psrun.errors import ConfigError, ExitCode
 
 OPTIONS = ("-sc", "--shell-completion")
@@ -116,6 +115,7 @@ def _of_hydra(before: Sequence[str], word: str, shell: str, started_s: float) ->
     os.environ["COMP_LINE"] = " ".join(["psrun", *overrides, word])
     sys.argv[1:] = options
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.suppress(ConfigError), no_completion_within_a_value():
+    # Hydra asserts that what comes before the last dot of a key has keys.
+    with contextlib.redirect_stdout(printed), contextlib.suppress(ConfigError, AssertionError):
         hydra_app.run(started_s)
     return printed.getvalue().split()

@@ -1,31 +1,34 @@
-"""The boundary to Hydra: composes the configuration and passes it on as plain values."""
+"""The command line in Hydra's grammar: composes a run and passes it on as plain values."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import json
 import os
 import secrets
+import string
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import run_job
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 from rich.console import Console
 from rich.markup import escape
 
+from psrun import files
+from psrun.cli import resume
+from psrun.cli.hydra_context import hydra_context
 from psrun.config import arguments as arguments_of_a_run
-from psrun.config import compose, groups, hydra_internals, parse
+from psrun.config import compose, groups, overrides, parse, resolvers
+from psrun.config.arguments import folder_of, key_of, unquoted
 from psrun.config.schema import did_you_mean
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
-from psrun.launch.slurm import task_identity
+from psrun.launch.slurm import allocation
 from psrun.results import recorded_config
-from psrun.results.recorded_config import key_of
-from psrun.results.recorded_groups import RecordedChoices
 from psrun.results.run_folder import HYDRA, RunFolder, cannot_be_made
-from psrun.results.sweep_record import RECORD as SWEEP
 from psrun.roles import run_process
 
 # Options of Hydra's that print something, and start no run.
@@ -39,13 +42,13 @@ def run(started_s: float) -> ExitCode:
       ConfigError: the configuration cannot be composed; lists all problems.
       RunFolderError: the disk is full.
       SweepError: the sweep cannot continue.
+      SystemExit: Hydra ends --help and the like.
     """
     # Two runs started in the same second do not share a folder.
-    OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
-    OmegaConf.register_new_resolver("run_name", _run_name, use_cache=True, replace=True)
+    resolvers.add("short_id", lambda: secrets.token_hex(2), use_cache=True)
+    resolvers.add("run_name", _run_name, use_cache=True)
     sys.path.append(os.getcwd())  # for the user's own modules
-    command_line, codes = sys.argv[1:], []
-    errors: list[PsrunError] = []
+    command_line = sys.argv[1:]
     arguments = arguments_of_a_run.options_first(command_line)
     if asked := arguments_of_a_run.asked_for(arguments):
         return _list_choices(asked, arguments)
@@ -53,56 +56,41 @@ def run(started_s: float) -> ExitCode:
     if arguments_of_a_run.are_of_a_sweep(arguments):
         # Imported here, as no other command needs the modules of sweeps: a sixth of its imports.
         return importlib.import_module("psrun.cli.hydra_sweeps").run(arguments)
-    arguments = _whole(arguments)
-
-    def job(composed: DictConfig) -> None:
-        try:
-            codes.append(_job(composed, command_line, started_s))
-        except PsrunError as error:  # Hydra would print its own message
-            errors.append(error)
-
-    prints = not _PRINT.isdisjoint(map(key_of, arguments))
-    sys.argv[1:] = arguments
-    folder = recorded_config.folder_of(arguments)
+    if not _PRINT.isdisjoint(map(key_of, arguments)):
+        return _print(arguments)
+    folder = folder_of(arguments)
     started_in = None if folder is None else recorded_config.started_in(folder)
-    undo = None if folder is None else RunFolder(folder).snapshot(HYDRA)  # which Hydra writes before it hands over
-    with hydra_internals.files_read_once():
-        try:
-            with hydra_internals.lines_that_raise() if prints else contextlib.nullcontext():
-                compose.run(job)
-        except compose.HYDRA_ERRORS as error:
-            errors.append(_described(error, sys.argv[1:]))
-        except OSError as error:
-            if prints:  # standard output is what cannot be written
-                raise
-            errors.append(cannot_be_made(_run_folder(sys.argv[1:], error), error))
-    if undo is not None and ExitCode.USAGE in (*codes, *(error.exit_code for error in errors)):
-        undo()
-    if errors:
-        raise _told_where(errors[0], started_in, command_line)
-    return codes[0] if codes else ExitCode.DONE
+    undo = None if folder is None else RunFolder(folder).snapshot(HYDRA)
+    code = ExitCode.DONE
+    try:
+        code = _run(composed(arguments), command_line, started_s)
+    except PsrunError as error:
+        code = error.exit_code
+        raise _told_where(error, started_in, command_line) from None
+    finally:
+        if undo is not None and code == ExitCode.USAGE:
+            undo()
+    return code
 
 
-def _whole(arguments: list[str]) -> list[str]:
-    """The arguments of one run, with the original ones of a resumed run.
+def composed(arguments: Sequence[str]) -> DictConfig:
+    """The configuration of one run, with Hydra's node `hydra`; of a resumed run, the recorded one with changes.
 
     Raises:
-      ConfigError: some cannot be read, or there is no run to resume; lists all problems.
+      ConfigError: the arguments are wrong, or there is no run to resume; lists all problems.
     """
-    if arguments_of_a_run.problems(arguments, sweeps=False):
-        raise ConfigError(compose.all_problems([each for each in arguments if key_of(each) != "resume"]))
+    folder = folder_of(arguments)
+    if folder is None:
+        return compose.compose(arguments)
     try:
-        return resumed(arguments)
+        return resume.compose(arguments, folder)
     except ConfigError as error:
+        if [problem.key for problem in error.problems] != ["resume"]:
+            raise
         raise ConfigError([*error.problems, *_others(arguments)]) from error
 
 
-def _described(error: Exception, arguments: list[str]) -> ConfigError:
-    """All problems of arguments that Hydra cannot compose."""
-    return ConfigError(compose.all_problems(arguments, error) or [compose.blame(error, arguments)[1]])
-
-
-def _others(arguments: list[str]) -> list[Problem]:
+def _others(arguments: Sequence[str]) -> list[Problem]:
     """The problems of keys that the arguments of a run name, where the run to resume is not found.
 
     Without those of keys that the recorded choices of the run may have.
@@ -110,6 +98,40 @@ def _others(arguments: list[str]) -> list[Problem]:
     others = [argument for argument in arguments if key_of(argument) != "resume"]
     named = {key for key in map(key_of, others) if "." not in key or key.partition(".")[0] not in parse.GROUPS}
     return [problem for problem in compose.all_problems(others) if problem.key in named]
+
+
+def _print(arguments: list[str]) -> ExitCode:
+    """Prints what an option of Hydra's asks for, such as --help or --cfg."""
+    completes = not {"--shell-completion", "-sc"}.isdisjoint(arguments)
+    if not completes and overrides.problems(arguments, sweeps=False):
+        raise ConfigError(compose.all_problems(arguments_of_a_run.of_the_configuration(arguments)))
+    options = arguments_of_a_run.split(arguments)[0]
+    if not {"--help", "-h"}.isdisjoint(options) and (text := _help(arguments)) is not None:
+        sys.stdout.write(f"{text}\n")
+        return ExitCode.DONE
+    if folder_of(arguments) is not None and options[-2:] == ["--cfg", "job"]:
+        config = composed(arguments_of_a_run.of_the_configuration(arguments))
+        sys.stdout.write(OmegaConf.to_yaml(compose.without_hydra(config)))
+        return ExitCode.DONE
+    try:
+        compose.print_by_hydra(arguments)
+    except compose.HYDRA_ERRORS as error:
+        problems = compose.all_problems(arguments_of_a_run.of_the_configuration(arguments))
+        raise ConfigError(problems or [Problem("", str(error))]) from error
+    return ExitCode.DONE
+
+
+def _help(arguments: list[str]) -> str | None:
+    """The help of the configuration; None if its template is a user's and has fields of Hydra's.
+
+    Hydra lists all choices of all groups for them, also where no field asks for it.
+    """
+    config = compose.compose(arguments_of_a_run.of_the_configuration(arguments))
+    HydraConfig.instance().set_config(config)
+    try:
+        return string.Template(config.hydra.help.template).substitute()
+    except KeyError:
+        return None
 
 
 def _list_choices(asked: list[str], arguments: list[str]) -> ExitCode:
@@ -147,32 +169,76 @@ def note_replaced(arguments: list[str]) -> None:
 def _run_folder(arguments: list[str], error: OSError) -> Path:
     """The run folder that Hydra could not create or write to."""
     folders = [a.partition("=")[2] for a in arguments if a.startswith("hydra.run.dir=")]
-    return Path(recorded_config.unquoted(folders[-1]) if folders else error.filename or "runs").absolute()
+    return Path(unquoted(folders[-1]) if folders else error.filename or "runs").absolute()
 
 
 def _run_name(cluster: str, otherwise: str) -> str:
-    """The folder name of a new run. The tasks of a Slurm step share one name."""
-    return (task_identity.run_name(os.environ) if cluster == "slurm" else None) or otherwise
+    """The folder name of a new run. A requeued Slurm job finds its run by the name."""
+    return (allocation.run_name(os.environ) if cluster == "slurm" else None) or otherwise
 
 
-def _job(composed: DictConfig, command_line: list[str], started_s: float) -> ExitCode:
-    settings = HydraConfig.get()
-    if settings.mode == RunMode.MULTIRUN:
+def _run(config: DictConfig, command_line: list[str], started_s: float) -> ExitCode:
+    """Runs a composed run in its folder.
+
+    Raises:
+      ConfigError: the folder cannot be created, or a value is wrong.
+    """
+    if config.hydra.mode == RunMode.MULTIRUN:
         raise ConfigError([Problem("hydra.mode", "is MULTIRUN; start a sweep with -m")])
-    if composed.resume and recorded_config.folder_of(command_line) is None:
+    if config.resume and folder_of(command_line) is None:
         message = "is read from the command line only, as resume=RUN_FOLDER without +; remove it elsewhere"
         raise ConfigError([Problem("resume", message)])
-    folder = Path(settings.runtime.output_dir).absolute()
-    plain = compose.plain(composed)
-    if composed.resume:
-        plain = recorded_config.as_recorded(
-            plain, OmegaConf.to_container(composed, resolve=False), folder, command_line
-        )
+    codes: list[ExitCode] = []
+    errors: list[PsrunError] = []
+    subdir = config.hydra.output_subdir
+    config.hydra.mode = RunMode.RUN
+    config.hydra.output_subdir = None  # Hydra would write the files in place
+
+    def job(own: DictConfig) -> None:
+        try:
+            codes.append(_job(own, subdir, started_s))
+        except PsrunError as error:  # Hydra would print its own message
+            errors.append(error)
+
+    try:
+        finished = run_job(job, config, "hydra.run.dir", None, hydra_context(config, None))
+    except OSError as error:
+        raise cannot_be_made(_run_folder(command_line, error), error) from error
+    if errors:
+        raise errors[0]
+    if not codes:
+        _ = finished.return_value  # raises the error of the job
+    return codes[0]
+
+
+def _job(own: DictConfig, subdir: str | None, started_s: float) -> ExitCode:
+    settings = HydraConfig.get()
+    folder = Path(settings.runtime.output_dir)
+    plain = compose.plain(own)
+    if subdir is not None:
+        try:
+            _write_hydra(folder / subdir, own, subdir)
+        except OSError as error:
+            raise cannot_be_made(folder, error) from error
     overrides = [override for override in settings.overrides.task if key_of(override) != "resume"]
-    # Keep a folder that the user named, whatever it holds. The tasks of a Slurm step share their folder.
+    # Keep a folder that the user named, whatever it holds.
     has_folder = any(key_of(override) == "hydra.run.dir" for override in settings.overrides.hydra)
-    keep = has_folder or plain["cluster"].get("kind") == "slurm"
-    return run_process.execute(plain, folder, overrides, started_s=started_s, keep_unrun=keep)
+    return run_process.execute(plain, folder, overrides, started_s=started_s, keep_unrun=has_folder)
+
+
+def _write_hydra(folder: Path, own: DictConfig, subdir: str) -> None:
+    """Writes the files of Hydra, each at once.
+
+    The tasks of a Slurm step share a run folder, and each composes the run: a task that resumes the run would read half
+    of what another one writes.
+    """
+    hydra: Any = HydraConfig.instance().cfg
+    hydra = hydra.copy()
+    with read_write(hydra.hydra):
+        hydra.hydra.output_subdir = subdir
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, config in (("config", own), ("hydra", hydra), ("overrides", hydra.hydra.overrides.task)):
+        files.write_atomic(folder / f"{name}.yaml", OmegaConf.to_yaml(config))
 
 
 def _told_where(error: PsrunError, started_in: str | None, given: list[str]) -> PsrunError:
@@ -184,57 +250,3 @@ def _told_where(error: PsrunError, started_in: str | None, given: list[str]) -> 
         return error
     message = f"the run was started in {started_in}; files and modules are searched in the current folder, {here}"
     return ConfigError([*error.problems, Problem("resume", message)])
-
-
-def resumed(arguments: list[str]) -> list[str]:
-    """The arguments of a resumed run: its original arguments, overridden by the current ones.
-
-    Raises:
-      ConfigError: the folder of `resume` holds no run.
-    """
-    folder = recorded_config.folder_of(arguments)
-    if folder is None:
-        return arguments
-    if any(a.startswith("hydra.run.dir=") for a in arguments):
-        raise ConfigError([Problem("resume", "a resumed run keeps its folder; remove hydra.run.dir")])
-    try:
-        recorded = json.loads((folder / "run.json").read_text(encoding="utf-8"))["overrides"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError([Problem("resume", _no_run(folder, error))]) from error
-    now = {key_of(argument) for argument in arguments}
-    before = [argument for argument in recorded if key_of(argument) not in now]
-    choices = RecordedChoices(folder, recorded, {*now, *map(key_of, before)})
-    quoted = recorded_config.quoted(folder)
-    others = [a for a in arguments if not a.startswith("resume=")]
-    others += [f"resume={quoted}", f"hydra.run.dir={quoted}"]
-    if any(a.startswith("mode=") and a != "mode=train" for a in arguments):
-        others.append("hydra.output_subdir=null")  # leaves the recorded configuration unchanged
-    return [*others, *_holding(before, others, choices)]
-
-
-def _no_run(folder: Path, error: Exception) -> str:
-    if (folder / SWEEP).exists():
-        return f"{folder} holds a sweep; use psrun -m resume=..."
-    if not folder.is_dir():
-        return f"there is no run in {folder}: no such folder (current folder: {Path.cwd()})"
-    why = "no run.json" if isinstance(error, FileNotFoundError) else f"run.json: {error}"
-    return f"there is no run in {folder}: {why}; name the folder of a run, such as runs/RUN"
-
-
-def _holding(before: list[str], now: list[str], choices: RecordedChoices) -> list[str]:
-    """The arguments of `before` that are valid with those of `now`; offers Hydra the recorded choices that they need.
-
-    A new choice of a group may not have the keys of the previous choice.
-    """
-    earlier, current = [*before], [*now]
-    while True:
-        composed = compose.compose([*current, *earlier])
-        failed = composed if isinstance(composed, Exception) else None
-        missing = choices.taken_for_a_value(composed) if isinstance(composed, dict) else None
-        missing = compose.missing_choice(failed) if failed else missing
-        if missing is not None and choices.offer(*missing):
-            continue
-        culprit = compose.blame(failed, [*earlier, *current])[0] if failed else None
-        if culprit is None:
-            return earlier
-        (earlier if culprit in earlier else current).remove(culprit)  # problems of current arguments are reported later

@@ -1,41 +1,42 @@
-"""The boundary to Hydra for sweeps: Hydra's sweepers generate the jobs, its launchers place them, psrun runs them.
+"""The command line in Hydra's grammar for sweeps: Hydra's sweepers generate the jobs, its launchers place them.
 
-Hydra's basic launcher, the default, runs jobs sequentially; psrun replaces it and runs jobs in parallel. Other
-launchers call `job` in their own processes. Each job is a child process: TensorFlow's servers cannot be stopped, and
-launchers reuse a process for several jobs.
+psrun's own launcher stands between them: it checks all jobs before the first one starts, and runs them in parallel
+itself unless another launcher is chosen. Other launchers call `job` in their own processes. Each job is a child
+process: TensorFlow's servers cannot be stopped, and launchers reuse a process for several jobs.
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib
+import itertools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn
+from hydra.core.utils import JobReturn, configure_log, run_job
 from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext
+from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from psrun import process
+from psrun.cli.hydra_context import hydra_context
 from psrun.config import arguments as arguments_of_a_run
-from psrun.config import compose, hydra_internals
+from psrun.config import compose, overrides
+from psrun.config.arguments import folder_of, key_of, quoted
+from psrun.config.compose import Composer
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError, SweepError
 from psrun.launch.sweeps import jobs
-from psrun.launch.sweeps.checks import Proposed
-from psrun.launch.sweeps.interruption import Ended
-from psrun.launch.sweeps.running import Running
-from psrun.results import recorded_config
-from psrun.results.recorded_config import key_of
-from psrun.results.sweep_record import Sweep
+from psrun.launch.sweeps.runner import Proposal, SweepRunner, SweepSignal
+from psrun.results.sweep import Sweep
 
+_PLUGINS = str(Path(__file__).parent / "plugins")
 _RANKS = ("sweep.metric", "sweep.mode")  # a resumed sweep may rank its jobs in another way; a search has begun with one
 _MAY_CHANGE = ("sweep.max_parallel", "hydra/launcher", "hydra.launcher")
 
@@ -48,27 +49,22 @@ def run(arguments: list[str]) -> ExitCode:
       SweepError: the sweep's folder cannot be written to.
     """
     before, arguments = resumed(arguments)
-    if arguments_of_a_run.problems(arguments, sweeps=True):
+    if overrides.problems(arguments, sweeps=True):
         raise ConfigError(_problems(arguments))
-    running = Running(arguments, before)
+    running = SweepRunner(arguments, before)
     if running.has_nothing_to_do():
         return ExitCode.DONE
-    sys.argv[1:] = arguments
     try:
-        with _hooks(running):
-            compose.run(lambda composed: None)
-    except compose.HYDRA_ERRORS as error:
-        running.abandon()
-        raise ConfigError(_problems(arguments) or [compose.blame(error, arguments)[1]]) from error
+        _sweep(arguments, running)
     except PsrunError:
         running.abandon()
         raise
     except OSError as error:
         running.abandon()
         raise SweepError(f"the sweep cannot continue: {error}") from error
-    except Ended as ended:
+    except SweepSignal as ended:
         return running.end(ended.signum)
-    except ValueError as error:
+    except (ValueError, *compose.HYDRA_ERRORS) as error:
         if not running.has_begun:  # options of Hydra's that cannot go together
             raise ConfigError(str(error)) from error
         if not running.is_fruitless():  # Optuna has no best trial where none was completed
@@ -79,13 +75,49 @@ def run(arguments: list[str]) -> ExitCode:
     return running.end(None) if running.has_begun else ExitCode.DONE
 
 
+def _sweep(arguments: list[str], running: SweepRunner) -> None:
+    """Lets Hydra's sweeper propose jobs, and psrun's launcher run them, as Hydra does with -m."""
+    composer = Composer(arguments)
+    chosen = arguments_of_a_run.of_the_configuration(arguments)
+    try:
+        config = composer.compose([*chosen, "hydra.mode=MULTIRUN"], mode=RunMode.MULTIRUN)
+    except ConfigError as error:
+        raise ConfigError(_problems(arguments) or [*error.problems]) from error
+    HydraConfig.instance().set_config(config)
+    OmegaConf.set_readonly(config.hydra, False)
+    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    _begin(running, config)
+    SweepLauncher.sweep = (running, composer, OmegaConf.to_container(config.hydra.launcher, resolve=False))
+    config.hydra.launcher = {"_target_": _registered_launcher()}
+    context = hydra_context(config, composer.loader)
+    context.callbacks.on_multirun_start(config=config, config_name="config")
+    try:
+        sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=job, config=config)
+        # Sweepers compose each job to see whether it is valid; psrun's launcher does so before any job starts.
+        sweeper.validate_batch_is_legal = lambda batch: None  # type: ignore[method-assign]
+        logging.getLogger("optuna").setLevel(logging.WARNING)  # the sweeper sets the level when it is created
+        given: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+        sweeper.sweep(arguments=given)
+    finally:
+        context.callbacks.on_multirun_end(config=config, config_name="config")
+
+
+def _registered_launcher() -> str:
+    """Makes psrun's launcher known to Hydra, which takes only those of `hydra_plugins`; returns its name."""
+    if _PLUGINS not in sys.path:
+        sys.path.append(_PLUGINS)
+    launcher = importlib.import_module("hydra_plugins.psrun_launcher").PsrunLauncher
+    Plugins.instance().register(launcher)
+    return f"{launcher.__module__}.{launcher.__name__}"
+
+
 def resumed(arguments: list[str]) -> tuple[Sweep | None, list[str]]:
     """The resumed sweep, if `resume` names one, and its original arguments.
 
     Raises:
       ConfigError: the folder holds no sweep, or the arguments differ from the original ones.
     """
-    folder = recorded_config.folder_of(arguments)
+    folder = folder_of(arguments)
     if folder is None:
         return None, arguments
     sweep = Sweep.read(folder)
@@ -110,7 +142,7 @@ def resumed(arguments: list[str]) -> tuple[Sweep | None, list[str]]:
     ranking = [each for each in changes if key_of(each) in _RANKS]
     replaced = {key_of(each) for each in ranking}
     sweep.arguments = [*(each for each in sweep.arguments if key_of(each) not in replaced), *ranking]
-    now_in_folder = f"hydra.sweep.dir={recorded_config.quoted(folder)}"
+    now_in_folder = f"hydra.sweep.dir={quoted(folder)}"
     return sweep, arguments_of_a_run.options_first([*unchanged, *changes, now_in_folder])
 
 
@@ -126,43 +158,14 @@ def job(composed: DictConfig) -> float | None:
     return jobs.run(folder, sweep, elsewhere=True)
 
 
-@contextmanager
-def _hooks(running: Running) -> Iterator[None]:
-    """Patches Hydra's plugins in the context: psrun sets up the sweepers and controls the launchers."""
-
-    def making_sweepers(make: hydra_internals.MakePlugin) -> hydra_internals.MakePlugin:
-        def sweeper(plugins: Plugins, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> Any:
-            _begin(running, config)
-            instance = make(plugins, hydra_context=hydra_context, task_function=job, config=config)
-            # Sweepers compose each job to see whether it is valid; psrun's launcher does so before any job starts.
-            instance.validate_batch_is_legal = lambda batch: None
-            logging.getLogger("optuna").setLevel(logging.WARNING)  # the sweeper sets the level when it is created
-            return instance
-
-        return sweeper
-
-    def making_launchers(make: hydra_internals.MakePlugin) -> hydra_internals.MakePlugin:
-        def launcher(plugins: Plugins, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> Launcher:
-            inner = make(plugins, hydra_context=hydra_context, task_function=job, config=config)
-            workers = hydra_internals.joblib_options(inner)
-            if workers is not None:  # without this they outlive a killed sweep by five minutes
-                workers.update(initializer=process.end_with_parent, initargs=(os.getpid(),))
-            return _Launcher(inner, running, hydra_context, config)
-
-        return launcher
-
-    with hydra_internals.plugins_made_by(making_sweepers, making_launchers):
-        yield
-
-
-def _begin(running: Running, config: DictConfig) -> None:
+def _begin(running: SweepRunner, config: DictConfig) -> None:
     """Creates the sweep folder and configures a search sweeper by the keys of `sweep`."""
     folder = Path(str(config.hydra.sweep.dir)).absolute()
     with read_write(config), open_dict(config):
         config.hydra.sweep.dir = str(folder)
         # Jobs are composed again, possibly in other processes, with another time and working directory.
-        config.hydra.overrides.hydra.append(f"hydra.sweep.dir={recorded_config.quoted(folder)}")
-    search = not hydra_internals.is_basic_sweeper(str(config.hydra.sweeper._target_))
+        config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(folder)}")
+    search = config.hydra.runtime.choices["hydra/sweeper"] != "basic"
     keys: Any = OmegaConf.to_container(config.sweep)
     running.begin(folder, search=search, keys=keys)
     if search:
@@ -195,60 +198,78 @@ def _settle(sweeper: DictConfig, given_keys: set[str], mode: str | None) -> list
     return added
 
 
-class _Launcher(Launcher):
-    """Wraps a launcher: validates the jobs before launch and limits parallel jobs."""
+class SweepLauncher(Launcher):
+    """Checks the jobs, then runs them in parallel, or lets the launcher do so that the user has chosen.
 
-    def __init__(self, inner: Launcher, running: Running, hydra_context: HydraContext, config: DictConfig) -> None:
-        self._inner, self._running, self._context, self._config = inner, running, hydra_context, config
+    Attributes:
+      sweep: the sweep of this process, what composes its jobs, and the node of the launcher that the user has chosen.
+    """
+
+    sweep: tuple[SweepRunner, Composer, Any]
 
     def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
-        """Does nothing: the inner launcher is already set up."""
+        self._running, self._composer, chosen = self.sweep
+        self._context = hydra_context
+        self._config = config
+        self._inner: Launcher | None = None
+        with read_write(config), open_dict(config):
+            config.hydra.launcher = chosen
+        if config.hydra.runtime.choices["hydra/launcher"] == "basic":
+            return
+        plugins = Plugins.instance()
+        inner = plugins.instantiate_launcher(hydra_context=hydra_context, task_function=task_function, config=config)
+        if hasattr(inner, "joblib"):  # its options for joblib.Parallel; workers would outlive a killed sweep
+            inner.joblib.update(initializer=process.end_with_parent, initargs=(os.getpid(),))
+        self._inner = inner
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        with hydra_internals.files_read_once():
-            composed = [self._composed(initial_job_idx + i, overrides) for i, overrides in enumerate(job_overrides)]
-        proposed = [self._proposed(each, overrides) for each, overrides in zip(composed, job_overrides)]
-        self._running.prepare(proposed)
-
-        def in_turn(work: Callable[[Path], None]) -> Sequence[JobReturn]:
-            """Lets Hydra create each job's folder and calls `work` on it."""
-
-            def task(composed: DictConfig) -> None:
-                work(Path(HydraConfig.get().runtime.output_dir))
-
-            launcher = hydra_internals.basic_launcher(self._context, task, self._config, composed)
-            return launcher.launch(job_overrides, initial_job_idx)
-
+        composed = [self._composed(initial_job_idx + i, given) for i, given in enumerate(job_overrides)]
+        self._running.prepare([self._proposed(each, given) for each, given in zip(composed, job_overrides)])
         if self._running.plans:
             self._running.plan()
-            return in_turn(lambda folder: None)
-        if hydra_internals.is_basic_launcher(str(self._config.hydra.launcher._target_)):
-            returns = self._at_once(in_turn)
+            return [self._in_folder(each, lambda folder: None) for each in composed]
+        if self._inner is None:
+            returns: Sequence[JobReturn] = self._at_once(composed)
         else:
             returns = self._inner.launch(job_overrides, initial_job_idx)
         self._running.look()
         return returns
 
-    def _at_once(self, in_turn: Callable[[Callable[[Path], None]], Sequence[JobReturn]]) -> Sequence[JobReturn]:
+    def _at_once(self, composed: Sequence[DictConfig]) -> list[JobReturn]:
         running, futures = self._running, list[Future]()
         running.start_fork_server()
         with ThreadPoolExecutor(running.sweep.max_parallel) as pool:
-            returns = in_turn(lambda folder: futures.append(pool.submit(running.run, folder)))
+
+            def submit(folder: Path) -> None:
+                futures.append(pool.submit(running.run, folder))
+
+            returns = [self._in_folder(each, submit) for each in composed]
         for each, future in zip(returns, futures):
             each.return_value = future.result()
         return returns
 
-    def _composed(self, number: int, overrides: Sequence[str]) -> DictConfig:
-        """The configuration of a job. Hydra composes a job each time anew, which takes a tenth of a second."""
-        composed = self._context.config_loader.load_sweep_config(self._config, list(overrides))
+    def _in_folder(self, config: DictConfig, work: Callable[[Path], None]) -> JobReturn:
+        """Lets Hydra create the folder of a job and calls `work` on it."""
+
+        def task(own: DictConfig) -> None:
+            work(Path(HydraConfig.get().runtime.output_dir))
+
+        return run_job(task, config, "hydra.sweep.dir", "hydra.sweep.subdir", self._context)
+
+    def _composed(self, number: int, given: Sequence[str]) -> DictConfig:
+        """The configuration of a job. The values of the sweep that are computed once, such as the time, hold in it."""
+        of_hydra: Any = OmegaConf.to_container(self._config.hydra.overrides.hydra)
+        composed = self._composer.compose([*of_hydra, *given])
+        OmegaConf.copy_cache(from_config=self._config, to_config=composed)
         with read_write(composed), open_dict(composed):
             composed.hydra.job.id = number
             composed.hydra.job.num = number
         return composed
 
-    def _proposed(self, composed: DictConfig, overrides: Sequence[str]) -> Proposed:
+    def _proposed(self, composed: DictConfig, given: Sequence[str]) -> Proposal:
         """The job as Hydra has it right before running it."""
-        previous, instance = HydraConfig.instance().cfg, HydraConfig.instance()
+        instance = HydraConfig.instance()
+        previous = instance.cfg
         try:
             with read_write(composed), open_dict(composed):
                 instance.set_config(composed)
@@ -260,7 +281,7 @@ class _Launcher(Launcher):
                 del own["hydra"]
                 unresolved = OmegaConf.to_container(own, resolve=False)
                 number = composed.hydra.job.num
-                return Proposed(number, list(overrides), folder, compose.plain(own), unresolved)
+                return Proposal(number, list(given), folder, compose.plain(own), unresolved)
         finally:
             instance.cfg = previous
             OmegaConf.set_readonly(composed.hydra, False)  # as it was composed
@@ -268,34 +289,30 @@ class _Launcher(Launcher):
 
 def _problems(arguments: list[str]) -> list[Problem]:
     """All problems of the jobs of a sweep, without duplicates."""
-    refused = arguments_of_a_run.problems(arguments, sweeps=True)
+    refused = overrides.problems(arguments, sweeps=True)
     problems = dict.fromkeys(refused.values())
-    unknown_keys: set[str | None] = set()
-    checked: set[tuple[str, ...]] = set()
-
-    def without_unknown_keys(job: list[str]) -> tuple[str, ...]:
-        return tuple(argument for argument in job if key_of(argument) not in unknown_keys)
-
-    with hydra_internals.files_read_once():
-        for each in _expanded([argument for argument in arguments if argument not in refused]):
-            if without_unknown_keys(each) in checked:  # differs in the value of a key that does not exist
-                continue
-            composed = compose.compose(each)
-            if isinstance(composed, Exception):
-                problems.update(dict.fromkeys(compose.all_problems(each, composed)))
-                unknown_keys.add(hydra_internals.unknown_key(str(composed)))
-                checked.add(without_unknown_keys(each))
+    composer = Composer(arguments)
+    known: set[str] = set()
+    for each in _expanded([argument for argument in arguments if argument not in refused]):
+        try:
+            composer.compose(each)
+        except ConfigError as error:  # a key that does not exist is one mistake, whatever its values
+            problems.update(dict.fromkeys(problem for problem in error.problems if problem.key not in known))
+            known |= {problem.key for problem in error.problems if problem.message.startswith("no such key")}
     return list(problems)
 
 
 def _expanded(arguments: list[str], *, most: int = 50) -> list[list[str]]:
-    """The arguments of single jobs, without the parameters of a search; empty if they cannot be parsed."""
-    options, overrides = arguments_of_a_run.split(arguments)
-    try:
-        batch = hydra_internals.jobs_of(overrides)
-    except compose.HYDRA_ERRORS:
-        return []
-    return [[*options, *each] for each in batch[:most]]
+    """The arguments of single jobs, without the parameters of a search."""
+    options, _ = arguments_of_a_run.split(arguments)
+    swept = [each for each in overrides.parsed(arguments) if not each.is_interval_sweep()]
+    values = [
+        [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
+        if each.is_discrete_sweep()
+        else [str(each.input_line)]
+        for each in swept
+    ]
+    return [[*options, *each] for each in itertools.islice(itertools.product(*values), most)]
 
 
 def _end_workers() -> None:

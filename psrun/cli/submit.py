@@ -11,7 +11,6 @@ from pathlib import Path
 from rich.console import Console
 
 from psrun.cli import hydra_app
-from psrun.config import arguments as arguments_of_a_run
 from psrun.config import compose, parse
 from psrun.errors import ConfigError, ExitCode
 from psrun.launch.submission import Submission
@@ -32,7 +31,6 @@ def main(arguments: list[str]) -> ExitCode:
       PsrunError: the engine rejects the run, or cannot be reached.
       SystemExit: from argparse, for --help and for invalid arguments.
     """
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them and exiting with 1
     sys.path.append(os.getcwd())  # for the user's own modules
     options = _parser().parse_intermixed_args(arguments)
     overrides = [*([] if options.config_dir is None else ["--config-dir", options.config_dir]), *options.overrides]
@@ -44,13 +42,8 @@ def main(arguments: list[str]) -> ExitCode:
         raise ConfigError(f"{cluster_overrides[0]} contradicts submit {options.engine}; remove it")
     overrides = [*(each for each in overrides if each not in cluster_overrides), f"cluster={options.engine}"]
     apart = options.engine in _WITHOUT_LOCAL_FILES
-    whole = overrides if apart else hydra_app.resumed(overrides)  # with the recorded arguments of a resumed run
-    if arguments_of_a_run.problems(overrides, sweeps=False):
-        raise ConfigError(compose.all_problems(whole))
-    composed = compose.compose(whole)
-    if isinstance(composed, Exception):
-        raise ConfigError(compose.all_problems(whole, composed)) from composed
-    run = parse.load(composed, elsewhere=apart)
+    composed = compose.compose(overrides) if apart else hydra_app.composed(overrides)
+    run = parse.load(compose.values(composed), elsewhere=apart)
     submission = Submission(run, overrides, Path.cwd(), options.dry_run, options.follow)
     return importlib.import_module(ENGINES[options.engine]).submit(submission, Console(highlight=False))
 

@@ -8,7 +8,7 @@ import tf_keras
 
 from psrun.closures.stage import Stage, Take
 from psrun.errors import ConfigError, Problem
-from psrun.layers import lookups
+from psrun.program import lookups
 from psrun.program.compiled_model import Program
 
 

@@ -174,7 +174,8 @@ class TrainingClosures(InFlightClosures):
 
     def facts(self) -> dict[str, Any]:
         """`waited_s`: seconds that each worker has waited for its next closure; at a join no worker waits. `cut_steps`:
-        the number of steps of lost workers that some servers had applied, and others later."""
+        the number of steps of lost workers that some servers had applied, and others later.
+        """
         waited_s = self._queue.waited_s()
         return {
             "waited_s": {f"worker-{index}": round(waited_s.get(index, 0.0), 3) for index in range(self._num_workers)},

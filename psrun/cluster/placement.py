@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from psrun.errors import ConfigError, Problem
+from psrun.tf_internals.names import split_name
 
-_SHARD = re.compile(r"^(?P<variable>.+)/part_(?P<shard>\d+)$")
 CHIEF = "chief-0"
 
 
@@ -60,32 +61,36 @@ def check_rows(placed: Iterable[Placed], num_shards: int, *, stacked: Container[
     Args:
       stacked: variables that are cut in another way, whatever `num_shards` is.
     """
-    sizes: dict[Placed, int] = {}
+    shards = [shard for shard in placed if shard.kind == "model" and shard.variable_shape]
+    if not shards:
+        return
+    largest = _largest(shards)[0]
+    rows = next(shard.variable_shape[0] for shard in shards if shard.variable == largest)
+    if largest not in stacked and rows < num_shards:
+        message = f"is {num_shards}, more than the {rows} rows of {largest}, the largest variable; use fewer shards"
+        raise ConfigError([Problem("partitioner.num_shards", message)])
+
+
+def _largest(placed: Iterable[Placed]) -> tuple[str, int]:
+    """The name and the bytes of the largest variable."""
+    sizes: Counter[str] = Counter()
     for shard in placed:
-        if shard.kind == "model" and shard.variable_shape:
-            whole = replace(shard, shard=0, task="", bytes=0)
-            sizes[whole] = sizes.get(whole, 0) + shard.bytes
-    largest = max(sizes, key=lambda variable: sizes[variable], default=None)
-    if largest and largest.variable not in stacked and largest.variable_shape[0] < num_shards:
-        message = f"is {num_shards}, more than the {largest.variable_shape[0]} rows of {largest.variable}"
-        raise ConfigError([Problem("partitioner.num_shards", f"{message}, the largest variable; use fewer shards")])
+        sizes[shard.variable] += shard.bytes
+    return sizes.most_common(1)[0]
 
 
 def check_memory(placed: Iterable[Placed], memory_bytes: int) -> None:
     """Raises ConfigError if model and optimizer do not fit into the memory of the machine that all tasks share."""
     shards = [shard for shard in placed if shard.kind in ("model", "optimizer")]
-    balanced = balance(shards)
-    total = sum(balanced.bytes_by_task.values())
+    bytes_by_task = balance(shards).bytes_by_task
+    total = sum(bytes_by_task.values())
     if total <= memory_bytes:
         return
-    sizes: dict[str, int] = {}
-    for shard in shards:
-        sizes[shard.variable] = sizes.get(shard.variable, 0) + shard.bytes
-    largest = max(sizes, key=lambda variable: sizes[variable])
-    tasks = ", ".join(f"{task} {size:,}" for task, size in balanced.bytes_by_task.items())
+    largest, largest_bytes = _largest(shards)
+    tasks = ", ".join(f"{task} {size:,}" for task, size in bytes_by_task.items())
     message = (
         f"has variables of {total:,} bytes, including those of the optimizer ({tasks}; the largest is {largest}, "
-        f"{sizes[largest]:,}), more than the {memory_bytes:,} bytes of memory of this machine, which all tasks share; "
+        f"{largest_bytes:,}), more than the {memory_bytes:,} bytes of memory of this machine, which all tasks share; "
         "use a smaller table, or several machines with cluster=static or tf_config"
     )
     raise ConfigError([Problem("model", message)])
@@ -132,18 +137,6 @@ def shape_of(variable: Any) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def split_name(name: str) -> tuple[str, int]:
-    """'table/part_1:0' is shard 1 of 'table'."""
-    name = name.partition(":")[0]
-    match = _SHARD.match(name)
-    return (match["variable"], int(match["shard"])) if match else (name, 0)
-
-
-def name_of(variable: Any) -> str:
-    """The name of a variable, whole or in shards; that of the variable for a shard."""
-    return split_name((getattr(variable, "variables", None) or [variable])[0].name)[0]
-
-
 def task_of(device: str) -> str:
     """The task of a device: "ps-1" of "/job:ps/replica:0/task:1/device:CPU:0"; the chief for a device without a job."""
     match = re.search(r"/job:(?P<job>ps|worker|chief)/.*task:(?P<index>\d+)", device or "")
@@ -168,10 +161,9 @@ def greedy(sizes: Sequence[int], held_bytes: Sequence[int], num_placed: int) -> 
     """
 
     def fullest_first(first: int) -> list[int]:
-        added_bytes: dict[int, int] = {}
+        added_bytes: Counter[int] = Counter()
         for shard, size in enumerate(sizes):
-            index = (first + shard) % len(held_bytes)
-            added_bytes[index] = added_bytes.get(index, 0) + size
+            added_bytes[(first + shard) % len(held_bytes)] += size
         return sorted((held_bytes[index] + size for index, size in added_bytes.items()), reverse=True)
 
     return min(range(len(held_bytes)), key=fullest_first)
@@ -280,7 +272,8 @@ def predicted(
 def spread(whole_bytes: int, shards: Sequence[Placed]) -> dict[str, int]:
     """Splits the bytes moved for a variable among the tasks of its shards: in proportion to rows, with an exact sum."""
     by_task: dict[str, int] = {}
-    total, before = sum(shard.bytes for shard in shards), 0
+    total = sum(shard.bytes for shard in shards)
+    before = 0
     for shard in shards:
         until = before + shard.bytes
         share = whole_bytes * until // total - whole_bytes * before // total if total else 0

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import portpicker
 import tensorflow as tf
 
-from psrun.cluster import devices, inprocess, partitioners, placement, servers
+from psrun.cluster import inprocess, partitioners, placement, servers
 from psrun.cluster.probe import answering, own_host, reachable
 from psrun.config import choices
 from psrun.config.topology import CHIEF, DATA_JOBS, Task, Topology
@@ -22,6 +24,8 @@ from psrun.tf_internals import cluster as internals
 from psrun.tf_internals.lost_workers import FailureHandler
 
 _ANSWER_WITHIN_S = 2.0
+_REPLICAS = "cluster.replicas_per_worker"
+_DEVICE_OF_WORKER = re.compile(r"^/job:worker/replica:\d+/task:(?P<task>\d+)/device:(CPU|GPU):\d+$")
 _GENERATOR_STATE = 3  # integers in the state of a tf.random.Generator
 _LOOK_EVERY_S = 0.05
 _CONNECT_WITHIN_S = 120.0  # to servers in this process
@@ -52,7 +56,7 @@ def prepare(cluster: choices.Cluster, topology: Topology | None) -> None:
     """
     if cluster.has_parameter_servers and not cluster.has_server_processes:
         tf.config.threading.set_inter_op_parallelism_threads(servers.NUM_INTER_OP_THREADS)
-    if cluster.has_parameter_servers and not cluster.started_elsewhere:
+    if cluster.has_parameter_servers and cluster.shares_cores:
         internals.disable_thread_spinning()
     if cluster.has_parameter_servers:
         internals.name_tables_uniquely()
@@ -61,9 +65,11 @@ def prepare(cluster: choices.Cluster, topology: Topology | None) -> None:
         tf.config.set_visible_devices([], "GPU")  # those of workers on the same host
     if cluster.has_synchronous_workers:
         assert topology is not None
-        me, spec = topology.me, tf.train.ClusterSpec(topology.spec())
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            spec, task_type=me.job, task_id=me.index, rpc_layer="grpc"
+            tf.train.ClusterSpec(topology.spec()),
+            task_type=topology.me.job,
+            task_id=topology.me.index,
+            rpc_layer="grpc",
         )
         _collective.append(tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver))
 
@@ -87,9 +93,18 @@ def connect(
       ConfigError: this machine does not have the devices of the cluster, or the partitioner cannot be created.
       ServerStartError: a server of the cluster could not be started.
     """
+    replicas = cluster.replicas_per_worker
+    rule = rule or placement.RULES[cluster.placement]
+    if cluster.has_parameter_servers and cluster.has_server_processes:
+        assert topology is not None
+        spec = tf.train.ClusterSpec(_with_chief(topology).spec())
+        with _deadline(spec, cluster.connect_timeout_s, give_up, error=TaskLostError):
+            return parameter_servers(spec, partitioner, rule, replicas)
     match cluster:
-        case choices.NoCluster():
-            return Distribution(tf.distribute.get_strategy())
+        case choices.InProcess():
+            spec = inprocess.start(num_workers=cluster.num_workers, num_ps=cluster.num_ps, num_replicas=replicas)
+            with _deadline(spec, _CONNECT_WITHIN_S, give_up, error=ClusterError):
+                return parameter_servers(spec, partitioner, rule, replicas)
         case choices.OneDevice(device=device):
             return Distribution(tf.distribute.OneDeviceStrategy(_existing(device)))
         case choices.Mirrored(num_replicas=n):
@@ -98,18 +113,7 @@ def connect(
             return Distribution(tf.distribute.experimental.CentralStorageStrategy(_devices(n), "/CPU:0"))
         case choices.MultiWorkerMirrored():
             return Distribution(_collective[-1])
-        case choices.InProcess():
-            replicas = cluster.replicas_per_worker
-            spec = inprocess.start(num_workers=cluster.num_workers, num_ps=cluster.num_ps, num_replicas=replicas)
-            with _deadline(spec, _CONNECT_WITHIN_S, give_up, error=ClusterError):
-                return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement], replicas)
-        case choices.Local() | choices.Unsupervised():
-            assert topology is not None
-            spec, replicas = tf.train.ClusterSpec(_with_chief(topology).spec()), cluster.replicas_per_worker
-            with _deadline(spec, cluster.connect_timeout_s, give_up, error=TaskLostError):
-                return parameter_servers(spec, partitioner, rule or placement.RULES[cluster.placement], replicas)
-        case _:
-            raise AssertionError(f"cluster={cluster.kind} has its own role")
+    return Distribution(tf.distribute.get_strategy())
 
 
 def wait_for_servers(topology: Topology, *, within_s: float, error: type[PsrunError]) -> None:
@@ -197,7 +201,7 @@ def parameter_servers(
     """Connects to the servers. Blocks, without a timeout, until all of them are up.
 
     Args:
-      num_replicas: of each worker, as in `devices.of_replicas`.
+      num_replicas: of each worker, as in `replica_devices`.
 
     Raises:
       ConfigError: the workers do not have devices for the replicas, or the partitioner cannot be created.
@@ -207,7 +211,7 @@ def parameter_servers(
     cut = partitioners.make(partitioner)
     strategy = internals.strategy_with_replicas(
         lambda: tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=cut),
-        lambda: devices.of_replicas(num_replicas),
+        lambda: replica_devices(num_replicas),
     )
     _guide(strategy, rule)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -261,7 +265,9 @@ def stays_whole(declared: Any, shape: tf.TensorShape, dtype: tf.DType) -> bool:
 
 def spec_of(kwargs: Mapping[str, Any]) -> tuple[tf.TensorShape, tf.DType]:
     """Shape and type of a variable from the arguments of its creator, without computing the initial value."""
-    value, shape, dtype = kwargs["initial_value"], kwargs.get("shape"), kwargs.get("dtype")
+    value = kwargs["initial_value"]
+    shape = kwargs.get("shape")
+    dtype = kwargs.get("dtype")
     if value is None or (callable(value) and shape is not None and dtype is not None):
         return tf.TensorShape(shape), tf.as_dtype(dtype)
     if callable(value):
@@ -269,6 +275,39 @@ def spec_of(kwargs: Mapping[str, Any]) -> tuple[tf.TensorShape, tf.DType]:
         return traced.structured_outputs.shape, traced.structured_outputs.dtype
     tensor = tf.convert_to_tensor(value, dtype=dtype)
     return tensor.shape, tensor.dtype
+
+
+def replica_devices(num_replicas: int | None) -> tuple[str, ...]:
+    """The devices of the replicas of each worker of the connected cluster.
+
+    Args:
+      num_replicas: number of GPUs, if each worker has that many, else of virtual CPUs; None for all GPUs of a
+        worker, or one replica on the CPU without GPUs.
+
+    Raises:
+      ConfigError: workers have different numbers of GPUs, or fewer virtual CPUs than replicas.
+    """
+    cpus, gpus = (_by_worker(tf.config.list_logical_devices(kind)) for kind in ("CPU", "GPU"))
+    by_worker = {task: gpus[task] for task in sorted(cpus)}
+    fewest = min(by_worker.values(), default=0)
+    if num_replicas is None:
+        if len(set(by_worker.values())) > 1:
+            counts = ", ".join(f"worker-{task} {count}" for task, count in by_worker.items())
+            message = f"is null (one replica per GPU), but workers have different numbers of GPUs ({counts})"
+            raise ConfigError([Problem(_REPLICAS, f"{message}; set a number that all workers have")])
+        num_replicas = max(1, fewest)
+    kind = "GPU" if fewest >= num_replicas else "CPU"
+    short = [task for task, count in cpus.items() if count < num_replicas]
+    if kind == "CPU" and short:
+        message = f"is {num_replicas}, but worker-{short[0]} was started with {cpus[short[0]]}"
+        raise ConfigError([Problem(_REPLICAS, f"{message}; start all tasks with the same number")])
+    return tuple(f"/device:{kind}:{index}" for index in range(num_replicas))
+
+
+def _by_worker(devices: Iterable[tf.config.LogicalDevice]) -> Counter[int]:
+    """The number of these devices on each worker."""
+    matches = (_DEVICE_OF_WORKER.match(device.name) for device in devices)
+    return Counter(int(match["task"]) for match in matches if match)
 
 
 def _existing(device: str) -> str:

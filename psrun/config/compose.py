@@ -1,32 +1,45 @@
-"""Composes a configuration with Hydra, and translates Hydra's errors into problems by key."""
+"""The configuration of a run, composed by Hydra from the chosen files; psrun sets the keys of the command line.
+
+Choices and keys are checked against the groups and keys that exist, so that all mistakes are reported at once.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import pickle
 import re
 import sys
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 import hydra
 import yaml
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from psrun import files
-from psrun.config import advice, groups, hydra_internals, parse, resolvers, schema
-from psrun.config import arguments as arguments_of_a_run
+from psrun.config import advice, groups, overrides, parse, resolvers
+from psrun.config.arguments import key_of, split
 from psrun.errors import ConfigError, Problem
 
-_MAY_SET_THE_MODE = ("--config", "-c", "hydra=", "hydra.mode")  # files of a user, or an override
+_CONF = "psrun.conf"
 _OWN_CHOICES = {"partitioner": "custom", "trainer": "own_loop"}  # choices that take a _target_
+# Hydra 1.4 has only one behaviour, and warns of the argument.
+_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 resolvers.register()
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException)
+Prepare = Callable[[DictConfig], list[str]]
 
 
 class _OwnFilesFirst(SearchPathPlugin):
@@ -35,65 +48,252 @@ class _OwnFilesFirst(SearchPathPlugin):
     Hydra itself reads only the last of several --config-dir.
     """
 
+    folders: ClassVar[list[Path]] = []
+
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for folder in groups.config_dirs(sys.argv[1:]):
+        for folder in self.folders:
             search_path.prepend("--config-dir", f"file://{folder}")
 
 
-def run(work: Any) -> None:
-    """Runs Hydra on `sys.argv`: prints help, or calls `work` with the composed configuration.
+class Composer:
+    """Composes runs from psrun's files and those of the user.
+
+    Args:
+      arguments: with the --config-dir folders.
 
     Raises:
-      ConfigError: a YAML file cannot be read; names the file and the line.
+      ConfigError: a folder does not exist, or a file in it has a name that it may not have.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._options = split(arguments)[0]
+        self._known = groups.choices(arguments)
+        self._loaded: dict[tuple[str, ...], bytes] = {}
+        _prepare(arguments)
+        GlobalHydra.instance().clear()
+        hydra.initialize_config_module(_CONF, job_name="psrun", **_BASE)
+        self.loader: ConfigLoader = GlobalHydra.instance().config_loader()
+        GlobalHydra.instance().clear()
+
+    def compose(
+        self,
+        arguments: Sequence[str],
+        *,
+        mode: RunMode = RunMode.RUN,
+        implied: Sequence[str] = (),
+        prepare: Prepare | None = None,
+    ) -> DictConfig:
+        """The configuration, with Hydra's node `hydra`.
+
+        Args:
+          mode: in MULTIRUN, Hydra sets all keys, as values may be lists for a sweep.
+          implied: further choices, which are not recorded as arguments.
+          prepare: is called before the keys of the command line are set; returns further arguments to record.
+
+        Raises:
+          ConfigError: lists all problems.
+        """
+        refused = overrides.problems(arguments, sweeps=mode == RunMode.MULTIRUN)
+        valid = overrides.without_mistakes(arguments, refused) if refused else arguments
+        config, problems = self._composed(overrides.parsed(valid), overrides.parsed(implied), mode, prepare)
+        problems = [*refused.values(), *problems]
+        if problems:
+            raw = values(config)
+            problems = [_with_guess(problem, raw, [*self._options, *arguments]) for problem in problems]
+            with contextlib.suppress(OmegaConfBaseException):
+                named = {problem.key for problem in problems}  # without their values they are missing
+                problems += [problem for problem in problems_of_values(raw) if problem.key not in named]
+            raise ConfigError(problems)
+        return config
+
+    def _composed(
+        self, given: list[Override], implied: list[Override], mode: RunMode, prepare: Prepare | None
+    ) -> tuple[DictConfig, list[Problem]]:
+        here = [each for each in given if mode == RunMode.RUN and overrides.is_set_here(each, self._known)]
+        config, problems = self._by_hydra([each for each in given if each not in here] + implied, mode)
+        further = prepare(config) if prepare is not None else []
+        problems += [problem for each in here if (problem := overrides.set_key(config, each))]
+        if here or implied or further:
+            _record(config, [*(str(each.input_line) for each in given if not each.is_hydra_override()), *further])
+        return config, problems
+
+    def _by_hydra(self, parsed: list[Override], mode: RunMode) -> tuple[DictConfig, list[Problem]]:
+        """What Hydra composes; without the overrides of Hydra's keys and of the user's groups that it refuses."""
+        try:
+            return self._load(parsed, mode), []
+        except HYDRA_ERRORS as error:
+            known = [each for each in parsed if each.key_or_group in groups.ONE_CHOICE]
+            suspects = [each for each in parsed if each not in known]
+            try:
+                config = self._load(known, mode)
+            except HYDRA_ERRORS as worse:
+                raise ConfigError([_of_hydra(worse)]) from worse
+            problems = [problem for each in suspects if (problem := self._refused(each, config))]
+            return config, problems or [_of_hydra(error)]
+
+    def _refused(self, override: Override, config: DictConfig) -> Problem | None:
+        """Why Hydra refuses an override of one of its keys, or of a group that has no choice by default."""
+        key = override.key_or_group
+        if not overrides.is_of_a_group(override, self._known):
+            return overrides.set_key(config, override)
+        options = self.loader.get_group_options(key)
+        value = override.value()
+        if isinstance(value, str) and value not in options:
+            return groups.no_such_choice(key, value, options, self._options)
+        if key in self._known and not override.is_add():
+            return Problem(key, f"is a group without a choice; write +{override.input_line}")
+        return None
+
+    def _load(self, parsed: list[Override], mode: RunMode) -> DictConfig:
+        lines = [str(each.input_line) for each in parsed]
+        key = (mode.name, *lines)
+        if key not in self._loaded:
+            with _readable(self._options):
+                config = self.loader.load_configuration(_config_name(self._options), lines, mode)
+            self._loaded[key] = pickle.dumps(config)
+            return config
+        copy: DictConfig = pickle.loads(self._loaded[key])  # five times as fast as OmegaConf's copy
+        return copy
+
+
+def _record(config: DictConfig, arguments: list[str]) -> None:
+    """Records the arguments GROUP=NAME and KEY=VALUE in Hydra's node, as Hydra does for those that it sets itself."""
+    settings = config.hydra.job.config.override_dirname
+    named = sorted(each for each in arguments if key_of(each) not in settings.exclude_keys)
+    config.hydra.overrides.task = arguments
+    config.hydra.job.override_dirname = settings.item_sep.join(named).replace("=", settings.kv_sep)
+
+
+def compose(arguments: Sequence[str]) -> DictConfig:
+    """The configuration of the arguments of one run, with Hydra's node `hydra`.
+
+    Raises:
+      ConfigError: lists all problems.
+    """
+    return Composer(arguments).compose(arguments)
+
+
+def without_hydra(config: DictConfig) -> DictConfig:
+    """The configuration without Hydra's node."""
+    return OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
+
+
+def values(config: DictConfig) -> dict[str, Any]:
+    """The configuration without Hydra's node as plain values; unresolved if some references are known only to a run."""
+    HydraConfig.instance().set_config(config)
+    own = without_hydra(config)
+    try:
+        plain: Any = OmegaConf.to_container(own, resolve=True, throw_on_missing=False)
+    except OmegaConfBaseException:
+        plain = OmegaConf.to_container(own, throw_on_missing=False)
+    return plain
+
+
+def plain(composed: DictConfig) -> dict[str, Any]:
+    """Plain values with interpolations resolved; missing values are '???'. Raises ConfigError for a bad reference."""
+    try:
+        resolved: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
+    except OmegaConfBaseException as error:
+        if isinstance(own := _cause(error), ConfigError):
+            raise own from None
+        raise ConfigError([Problem(str(error.full_key or ""), str(error).splitlines()[0])]) from error
+    return resolvers.completed(resolved)
+
+
+def problems_of_values(raw: dict[str, Any]) -> list[Problem]:
+    """The problems of a configuration in which all keys exist."""
+    try:
+        parse.load(raw)
+    except ConfigError as error:
+        return [*error.problems]
+    return []
+
+
+def all_problems(arguments: Sequence[str]) -> list[Problem]:
+    """All problems of the arguments of one run."""
+    try:
+        return problems_of_values(values(compose(arguments)))
+    except ConfigError as error:
+        return [*error.problems]
+
+
+def print_by_hydra(arguments: Sequence[str]) -> None:
+    """Lets Hydra print what an option such as --cfg or --info asks for.
+
+    Raises:
+      ConfigError: a YAML file cannot be read.
       HYDRA_ERRORS: the arguments cannot be composed.
-      KeyboardInterrupt: or another BaseException of a signal handler, even if Hydra hides it: a signal while Hydra
-        opens a file makes its `finally: f.close()` fail with another error, which replaces the original.
+      OSError: standard output cannot be written; Hydra's logging would print a traceback and continue.
+      SystemExit: as Hydra ends --help.
     """
 
     def job(composed: DictConfig) -> None:
-        work(composed)
+        raise AssertionError("Hydra runs a job instead of printing")
 
-    for folder in groups.config_dirs(sys.argv[1:]):
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them and exiting with 1
+    _prepare(arguments)
+    GlobalHydra.instance().clear()
+    before, printed = sys.argv, io.StringIO()
+    sys.argv = ["psrun", *arguments]
+    try:
+        with _readable(arguments), contextlib.redirect_stdout(printed):
+            hydra.main(config_path=f"pkg://{_CONF}", config_name="config", **_BASE)(job)()
+    finally:
+        sys.argv = before
+        sys.stdout.write(printed.getvalue())
+
+
+def _prepare(arguments: Sequence[str]) -> None:
+    """Lets Hydra search the folders of --config-dir. Raises ConfigError for a folder or a file that cannot be used."""
+    folders = groups.config_dirs(arguments)
+    for folder in folders:
         if not folder.is_dir():
             raise ConfigError([Problem("--config-dir", f"there is no folder {folder}")])
-    groups.require_own_names(sys.argv[1:])
+    groups.require_own_names(arguments)
+    _OwnFilesFirst.folders = folders
     Plugins.instance().register(_OwnFilesFirst)
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them and exiting with 1
-    may_set_the_mode = any(each.lstrip("+~").startswith(_MAY_SET_THE_MODE) for each in sys.argv[1:])
-    mode = contextlib.nullcontext() if may_set_the_mode else hydra_internals.mode_of_the_option()
+
+
+def _config_name(options: Sequence[str]) -> str:
+    for option, value in zip(options, [*options[1:], ""]):
+        name, equals, given = option.partition("=")
+        if name in groups.NAME_OPTIONS:
+            return given if equals else value
+    return "config"
+
+
+@contextlib.contextmanager
+def _readable(arguments: Sequence[str]) -> Iterator[None]:
+    """Turns the error of a YAML file that cannot be read into a ConfigError with the file and the line.
+
+    Raises a signal's exception that an error hides: a signal while Hydra opens a file makes its `finally: f.close()`
+    fail, as f is not set yet.
+    """
     try:
-        with (
-            mode,
-            hydra_internals.files_written_by(files.write_atomic),
-            hydra_internals.groups_listed_on_demand(),
-        ):
-            hydra.main(version_base="1.3", config_path="pkg://psrun.conf", config_name="config")(job)()
+        yield
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError([_unreadable_file(error)]) from error
+        raise ConfigError([_unreadable_file(error, arguments)]) from error
     except ValueError as error:
-        if not hydra_internals.is_about_a_defaults_list(error):
-            raise
-        raise ConfigError(groups.mistaken_defaults(sys.argv[1:]) or [Problem("defaults", str(error))]) from error
+        raise ConfigError([Problem("", _one_line(str(error)))]) from error
     except RecursionError as error:
-        raise ConfigError([_circle(sys.argv[1:])]) from error
+        raise ConfigError([_circle(arguments)]) from error
     except Exception as error:
-        signalled = hydra_internals.signal_behind(error)
-        if signalled is None:
+        if error.__context__ is None or isinstance(error.__context__, Exception):
             raise
-        raise signalled from None
+        raise error.__context__ from None
 
 
-def _circle(arguments: list[str]) -> Problem:
+def _circle(arguments: Sequence[str]) -> Problem:
     """The problem of files that select each other, or themselves."""
     own = ", ".join(map(str, groups.replaced(arguments)))
     why = f"; {own}: a file that is used instead of psrun's cannot select it, as both have one name" if own else ""
     return Problem("defaults", f"the defaults lists of configuration files select each other in a circle{why}")
 
 
-def _unreadable_file(error: yaml.YAMLError | UnicodeDecodeError) -> Problem:
+def _unreadable_file(error: yaml.YAMLError | UnicodeDecodeError, arguments: Sequence[str]) -> Problem:
     """The reason why Hydra cannot read a YAML file of the configuration."""
     if isinstance(error, UnicodeDecodeError):
-        return _not_utf8(sys.argv[1:]) or Problem("", f"a configuration file is not UTF-8: {error}")
+        return _not_utf8(arguments) or Problem("", f"a configuration file is not UTF-8: {error}")
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return Problem("", f"a configuration file cannot be read: {_one_line(str(error))}")
     mark, began = error.problem_mark, error.context_mark
@@ -101,7 +301,7 @@ def _unreadable_file(error: yaml.YAMLError | UnicodeDecodeError) -> Problem:
     return Problem("", f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}")
 
 
-def _not_utf8(arguments: list[str]) -> Problem | None:
+def _not_utf8(arguments: Sequence[str]) -> Problem | None:
     """The first line in the user's YAML files that is not UTF-8; UnicodeDecodeError does not name the file."""
     for folder in groups.config_dirs(arguments):
         for path in sorted(folder.rglob("*.yaml")):
@@ -114,15 +314,14 @@ def _not_utf8(arguments: list[str]) -> Problem | None:
     return None
 
 
-def plain(composed: DictConfig) -> dict[str, Any]:
-    """Plain values with interpolations resolved; missing values are '???'. Raises ConfigError for a bad reference."""
-    try:
-        values: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
-    except OmegaConfBaseException as error:
-        if isinstance(own := _cause(error), ConfigError):
-            raise own from None
-        raise ConfigError([Problem(str(error.full_key or ""), str(error).splitlines()[0])]) from error
-    return resolvers.completed(values)
+def _of_hydra(error: BaseException) -> Problem:
+    """The problem that Hydra's error reports in a YAML file."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OmegaConfBaseException):
+        cause = cause.__cause__ or cause.__context__
+    if cause is not None and cause.full_key:
+        return Problem(cause.full_key, str(cause).splitlines()[0].replace("HydraConf", "hydra"))
+    return Problem("", _one_line(str(error).partition("\nConfig search path")[0]))
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -132,148 +331,7 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-def all_problems(arguments: list[str], error: Exception | None = None) -> list[Problem]:
-    """All problems of the arguments of one run. Hydra reports only the first: drop what it names, compose again.
-
-    Args:
-      error: Hydra's error for these arguments if they have been composed already, which takes a tenth of a second.
-    """
-    refused = arguments_of_a_run.problems(arguments, sweeps=False)
-    problems = [*refused.values()]
-    given = arguments
-    for refused_argument in refused:
-        key = arguments_of_a_run.key_of(refused_argument)
-        others = [each for each in arguments if arguments_of_a_run.key_of(each) != key]
-        arguments = _without(refused_argument, others if key in groups.ONE_CHOICE else arguments)
-    known = error if not refused and isinstance(error, HydraException) else None  # others may come after composing
-    for _ in range(len(arguments) + 1):
-        composed = known or compose(arguments)
-        known = None
-        if isinstance(composed, dict):
-            problems = [_with_guess(problem, composed, given) for problem in problems]
-            with contextlib.suppress(OmegaConfBaseException):
-                try:
-                    parse.load(composed)
-                except ConfigError as more:
-                    named = {problem.key for problem in problems}  # without their values they are missing
-                    problems += [problem for problem in more.problems if problem.key not in named]
-            return problems
-        culprit, problem = blame(composed, arguments)
-        problems.append(problem)
-        if culprit is None:
-            return problems
-        arguments = _corrected(culprit, arguments, composed)
-    return problems
-
-
-def _corrected(culprit: str, arguments: list[str], error: Exception) -> list[str]:
-    """The arguments without a wrong one; a mistyped choice is replaced by the one that was meant."""
-    choice = missing_choice(error)
-    meant = schema.near(choice[1], hydra_internals.choices_offered(str(error))) if choice else None
-    if meant is None:
-        return _without(culprit, arguments)
-    return [f"{culprit.partition('=')[0]}={meant}" if each == culprit else each for each in arguments]
-
-
-def _without(culprit: str, arguments: list[str]) -> list[str]:
-    """The arguments without one of them and, if it chooses of a group, without the keys of that choice."""
-    keys = f"{arguments_of_a_run.key_of(culprit)}."
-    return [each for each in arguments if each != culprit and not arguments_of_a_run.key_of(each).startswith(keys)]
-
-
-def compose(arguments: list[str]) -> dict[str, Any] | Exception:
-    """The configuration that Hydra composes from `arguments`, or its error; options such as --help are ignored."""
-    argv = sys.argv
-    shown: list[DictConfig] = []
-    sys.argv = [argv[0], *arguments_of_a_run.of_the_configuration(arguments), "--cfg", "job"]
-    GlobalHydra.instance().clear()
-    try:
-        with hydra_internals.configuration_shown_by(shown.append):
-            run(lambda composed: None)
-        (composed,) = shown
-        try:
-            values: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
-        except OmegaConfBaseException:  # some references are known only to a run
-            values = OmegaConf.to_container(composed, throw_on_missing=False)
-        return values
-    except HYDRA_ERRORS as error:
-        return error
-    finally:
-        sys.argv = argv
-
-
-def missing_choice(error: Exception) -> tuple[str, str] | None:
-    """The group and the choice that Hydra's error reports as missing; None for other errors."""
-    return hydra_internals.unknown_choice(str(error))
-
-
-def blame(error: Exception, arguments: list[str]) -> tuple[str | None, Problem]:
-    """The argument that Hydra's error is about (None: unknown) and the problem with it."""
-    text = str(error)
-    overrides = arguments_of_a_run.split(arguments)[1]
-    for argument in overrides:
-        if hydra_internals.is_about(error, argument):
-            reason = str(error.__cause__ or error).splitlines()[0]
-            return argument, Problem(arguments_of_a_run.key_of(argument), f"cannot be set by {argument}: {reason}")
-    choice, misplaced = hydra_internals.unknown_choice(text), hydra_internals.overrides_in_its_own_place(text)
-    deleted, added = hydra_internals.cannot_be_deleted(text), hydra_internals.cannot_be_added(text)
-    key = choice[0] if choice else hydra_internals.unknown_key(text) or deleted or added or ""
-    culprit = next((a for a in overrides if key and arguments_of_a_run.key_of(a) == key), None)
-    if choice:
-        given = culprit is not None and choice[1] in culprit.partition("=")[2]
-        return culprit, Problem(key, _no_such_choice(key, choice[1], text, arguments, given=given))
-    if misplaced:
-        return None, Problem("experiment", f"{misplaced} {parse.NEEDS_GLOBAL_PACKAGE}")
-    if deleted:
-        return culprit, Problem(key, "there is no such key to delete (~).")
-    if added:
-        return culprit, Problem(key, f"exists already; write {culprit and culprit.lstrip('+')} without +")
-    if culprit is None:
-        return None, _of_a_file(text, key, arguments)
-    if key in groups.choices(arguments) and key not in parse.GROUPS:
-        return culprit, Problem(key, f"is a group without a choice; write +{culprit}")
-    return culprit, Problem(key, f"no such key or group (value '{culprit.partition('=')[2]}').")
-
-
-def _of_a_file(text: str, key: str, arguments: list[str]) -> Problem:
-    """The problem that Hydra's error reports in a YAML file.
-
-    Args:
-      key: the group or key that the file overrides, if the error names one.
-    """
-    file = hydra_internals.chosen_in(text) or "a configuration file"
-    if hydra_internals.sets_the_search_path(text):
-        return Problem("hydra.searchpath", f"is set in {file}; use --config-dir FOLDER instead")
-    if twice := hydra_internals.chosen_twice(text):
-        message = f"is chosen in two defaults lists; to replace a choice, write '- override /{twice}: NAME'"
-        return Problem(twice, message)
-    if refused := hydra_internals.not_merged(text):
-        return Problem(refused[1], f"{refused[0]}: {refused[2]}")
-    if not key:
-        return Problem("", _one_line(text.partition("\nConfig search path")[0]))
-    group = key.rpartition("/")[2]
-    if group not in parse.GROUPS:
-        return Problem(key, f"there is no such group, which {file} overrides.{schema.did_you_mean(key, parse.GROUPS)}")
-    place = "" if file.startswith("experiment/") else f"@_global_.{group}"
-    return Problem(group, f"is overridden in {file} at another place; write '- override /{group}{place}: NAME'")
-
-
-def _no_such_choice(group: str, choice: str, text: str, arguments: list[str], *, given: bool) -> str:
-    """The message for an unknown choice, `given` on the command line or in a YAML file."""
-    options = hydra_internals.choices_offered(text) or [*groups.choices(arguments).get(group, ())]
-    source = "" if given else f", which {hydra_internals.chosen_in(text) or 'a YAML file'} selects"
-    message = f"there is no {group} named '{choice}'{source}.{schema.did_you_mean(choice, options)}"
-    above, _, name = group.rpartition("/")
-    if above and name in parse.GROUPS:
-        return f"{message} To choose a {name} in a defaults list, write '- override /{name}: {choice}'."
-    if elsewhere := groups.misplaced(group, choice, arguments):
-        return f"{message} {elsewhere}"
-    if groups.config_dirs(arguments) or schema.is_near(choice, options):
-        return message
-    return f"{message} For your own choices, add --config-dir FOLDER."
-
-
-def _with_guess(problem: Problem, composed: dict[str, Any], arguments: list[str]) -> Problem:
+def _with_guess(problem: Problem, composed: dict[str, Any], arguments: Sequence[str]) -> Problem:
     """The problem with a suggestion for the key."""
     if not problem.message.endswith(")."):
         return problem
@@ -286,8 +344,6 @@ def _with_guess(problem: Problem, composed: dict[str, Any], arguments: list[str]
         node = node.get(part, {}) if isinstance(node, dict) else {}
     hidden = ("kind", "_target_") if parent in parse.GROUPS else ()  # users select a choice by name, not by these
     keys = [k for k in node if k not in hidden] if isinstance(node, dict) else []
-    if name in keys:  # Hydra does not see keys that are null
-        return Problem(problem.key, "is not set; remove the argument with ~")
     if name == "_target_" and parent in _OWN_CHOICES:
         return Problem(problem.key, f"{problem.message} To use your own callable, set {parent}={_OWN_CHOICES[parent]}.")
     return Problem(problem.key, problem.message + advice.for_key(problem.key, keys, composed, arguments))

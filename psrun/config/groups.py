@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import importlib.resources
 import itertools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from psrun.config import schema
 from psrun.errors import ConfigError, Problem
 
 OPTIONS = ("--config-dir", "-cd")
+NAME_OPTIONS = ("--config-name", "-cn")
 CONF = Path(str(importlib.resources.files("psrun.conf")))
 ONE_CHOICE = frozenset(path.name for path in CONF.iterdir() if path.is_dir())  # groups of which a run has one choice
 _KEYS = ("mode", "seed", "resume", "restore")  # keys without a group and with a single value
+NEEDS_GLOBAL_PACKAGE = "must begin with the line '# @package _global_', so that its keys are top-level keys"
 
 
 def config_dirs(arguments: Sequence[str]) -> list[Path]:
@@ -40,6 +44,15 @@ def choices(arguments: Sequence[str]) -> dict[str, dict[str, Path]]:
         for path in sorted(folder.glob("*/*.yaml")):
             groups.setdefault(path.parent.name, {}).setdefault(path.stem, path)
     return groups
+
+
+def choices_of(group: str, arguments: Sequence[str]) -> dict[str, Path]:
+    """The choices of a group, which may be within another one, such as model/head: name to file."""
+    found: dict[str, Path] = {}
+    for folder in search_path(arguments):
+        for path in sorted(folder.joinpath(group).glob("*.yaml")):
+            found.setdefault(path.stem, path)
+    return found
 
 
 def description(path: Path) -> str:
@@ -85,33 +98,117 @@ def misplaced(group: str, choice: str, arguments: Sequence[str]) -> str:
     return ""
 
 
-def mistaken_defaults(arguments: Sequence[str]) -> list[Problem]:
-    """The problems of the defaults lists in all files of the user's --config-dir folders."""
-    files = [path for folder in config_dirs(arguments) for path in sorted(folder.rglob("*.yaml"))]
-    return [problem for path in files if (problem := mistaken_defaults_of(path))]
+def no_such_choice(
+    group: str, choice: str, options: Collection[str], arguments: Sequence[str], file: str = ""
+) -> Problem:
+    """The problem of an unknown choice, given on the command line or in a YAML file."""
+    source = f", which {file} selects" if file else ""
+    message = f"there is no {group} named '{choice}'{source}.{schema.did_you_mean(choice, options)}"
+    above, _, name = group.rpartition("/")
+    if above and name in ONE_CHOICE:
+        message += f" To choose a {name} in a defaults list, write '- override /{name}: {choice}'."
+    elif elsewhere := misplaced(group, choice, arguments):
+        message += f" {elsewhere}"
+    elif not config_dirs(arguments) and not schema.is_near(choice, options):
+        message += " For your own choices, add --config-dir FOLDER."
+    return Problem(group, message)
 
 
-def mistaken_defaults_of(path: Path) -> Problem | None:
-    """The problem of the defaults list of a file: an item that is no choice, or a group with several choices."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+def problem_of_file(group: str, path: Path, arguments: Sequence[str]) -> Problem | None:
+    """The problem of a configuration file of the user's that is chosen, or of another one that it selects.
+
+    None also for a file that cannot be parsed: Hydra's error names the line.
+    """
+    return _DefaultsCheck(arguments).problem_of(group, path)
+
+
+class _DefaultsCheck:
+    """Checks the defaults lists of the user's files against the groups that exist."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._arguments = arguments
+        self._known = choices(arguments)
+        self._seen = set[Path]()
+
+    def problem_of(self, group: str, path: Path) -> Problem | None:
+        if path in self._seen or path.is_relative_to(CONF):
+            return None
+        self._seen.add(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+            values = yaml.safe_load(text)
+        except (OSError, ValueError, yaml.YAMLError):
+            return None
+        name = f"{group}/{path.name}"
+        if isinstance(values, list):
+            return Problem("", f"{name}: holds a list, must hold keys with values")
+        if not isinstance(values, Mapping):
+            return None
+        if isinstance(hydra := values.get("hydra"), Mapping) and "searchpath" in hydra:
+            return Problem("hydra.searchpath", f"is set in {name}; use --config-dir FOLDER instead")
+        defaults = values.get("defaults", [])
+        if not isinstance(defaults, list):
+            message = f"is {defaults!r} in {path}, must be a list with items such as '- override /model: dense'"
+            return Problem("defaults", message)
+        is_global = bool(re.match(r"\s*#\s*@package\s+_global_\s", text))
+        return self._of_list(defaults, group, path, is_global=is_global)
+
+    def _of_list(self, defaults: list[Any], own: str, path: Path, *, is_global: bool) -> Problem | None:
+        chosen: set[str] = set()
+        for item in defaults:
+            if not _is_choice(item):
+                return Problem("defaults", f"has the item {item!r} in {path}; write it as '- override /model: dense'")
+            if not isinstance(item, Mapping):
+                above, _, choice = item.partition("@")[0].rpartition("/")
+                group = above.lstrip("/") if item.startswith("/") else f"{own}/{above}".rstrip("/")
+                problem = None if choice == "_self_" else self._of_choice(group, choice, f"{own}/{path.name}")
+                if problem is not None:
+                    return problem
+                continue
+            for key, choice in item.items():
+                group = str(key).split()[-1].lstrip("/").partition("@")[0]
+                has_several = isinstance(choice, list) or group in chosen
+                if has_several and group in ONE_CHOICE:
+                    return Problem("defaults", f"has several choices of {group} in {path}; keep one of them")
+                chosen.add(group)
+                problem = self._of_item(str(key), choice, own, path, is_global=is_global)
+                if problem is not None:
+                    return problem
         return None
-    defaults = values.get("defaults", []) if isinstance(values, Mapping) else []
-    if not isinstance(defaults, list):
-        message = f"is {defaults!r} in {path}, must be a list with items such as '- override /model: dense'"
-        return Problem("defaults", message)
-    chosen: set[str] = set()
-    for item in defaults:
-        if not _is_choice(item):
-            return Problem("defaults", f"has the item {item!r} in {path}; write it as '- override /model: dense'")
-        for key, choice in item.items() if isinstance(item, Mapping) else ():
-            group = str(key).split()[-1].lstrip("/").partition("@")[0]
-            has_several = isinstance(choice, list) or group in chosen
-            if has_several and group in ONE_CHOICE:
-                return Problem("defaults", f"has several choices of {group} in {path}; keep one of them")
-            chosen.add(group)
-    return None
+
+    def _of_item(self, key: str, choice: Any, own: str, path: Path, *, is_global: bool) -> Problem | None:
+        """The problem of an item `[override] [/]GROUP[@PACKAGE]: CHOICE` in the file of the group `own`."""
+        *keywords, target = key.split()
+        group, _, package = target.lstrip("/").partition("@")
+        file, is_absolute = f"{own}/{path.name}", target.startswith("/")
+        if "override" in keywords:
+            if group not in self._known and not group.startswith("hydra"):
+                guess = schema.did_you_mean(group, ONE_CHOICE)
+                return Problem(group, f"there is no such group, which {file} overrides.{guess}")
+            if group in ONE_CHOICE and not is_absolute:
+                return Problem(group, f"is overridden in {file} at another place; write '- override /{group}: NAME'")
+            if group in ONE_CHOICE and not is_global and not package.startswith("_global_"):
+                if own == "experiment":
+                    return Problem(own, f"{file} {NEEDS_GLOBAL_PACKAGE}")
+                place = f"'- override /{group}@_global_.{group}: NAME'"
+                return Problem(group, f"is overridden in {file} at another place; write {place}")
+        elif group in ONE_CHOICE and is_absolute and is_global and not package:
+            message = f"is chosen in two defaults lists; to replace a choice, write '- override /{group}: NAME'"
+            return Problem(group, message)
+        if "optional" in keywords:
+            return None
+        group = group if is_absolute else f"{own}/{group}"
+        several = choice if isinstance(choice, list) else [choice]
+        problems = (self._of_choice(group, each, file) for each in several if isinstance(each, str))
+        return next((problem for problem in problems if problem is not None), None)
+
+    def _of_choice(self, group: str, choice: str, file: str) -> Problem | None:
+        options = self._known.get(group) or choices_of(group, self._arguments)
+        if group.startswith("hydra") or "${" in choice or not (options or group.rpartition("/")[2] in ONE_CHOICE):
+            return None
+        if choice.removesuffix(".yaml") not in options:
+            return no_such_choice(group, choice, options, self._arguments, file)
+        return self.problem_of(group, options[choice.removesuffix(".yaml")])
 
 
 def _is_choice(item: Any) -> bool:
@@ -136,7 +233,7 @@ def require_own_names(arguments: Sequence[str]) -> None:
     Raises:
       ConfigError: names the user's files.
     """
-    if any(argument.startswith(("--config-name", "-cn")) for argument in arguments):
+    if any(argument.startswith(NAME_OPTIONS) for argument in arguments):
         return
     folders = config_dirs(arguments)
     names = [(folder / its.name, its) for folder in folders for its in CONF.glob("*.yaml")]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from psrun.config import advice, choices, data_keys, keras_names, resolvers, rules, schema, targets
+from psrun.config import advice, choices, data_keys, groups, keras_names, resolvers, rules, schema, targets
 from psrun.config.choices import KINDS
 from psrun.config.run_config import (
     MODES,
@@ -28,7 +28,6 @@ from psrun.errors import ConfigError, Problem
 TOP = ("mode", "seed", "resume", "restore", "task", "export", "predict", "early_stopping", "reduce_lr", "sweep")
 RECORDED = (*KINDS, "model", "data", "optimizer", "seed", "export", "early_stopping", "reduce_lr")  # hold when resumed
 GROUPS = (*KINDS, "model", "data", "optimizer")
-NEEDS_GLOBAL_PACKAGE = "must begin with the line '# @package _global_', so that its keys are top-level keys"
 
 
 @dataclass(frozen=True)
@@ -103,11 +102,11 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
 def _unknown(name: str, value: Any, valid_keys: set[str], raw: Mapping[str, Any]) -> Problem:
     if isinstance(value, Mapping) and name == "experiment":
         keys = ", ".join(f"experiment.{key}" for key in value)
-        return Problem(name, f"the experiment file {NEEDS_GLOBAL_PACKAGE}; it currently sets {keys}")
+        return Problem(name, f"the experiment file {groups.NEEDS_GLOBAL_PACKAGE}; it currently sets {keys}")
     if name == "experiment":
         return Problem(name, f"is {value!r} in a YAML file; choose it on the command line, or in a defaults list")
     known = {key: node for key, node in raw.items() if key in valid_keys}
-    hint = f" A file of your own group {NEEDS_GLOBAL_PACKAGE}." if isinstance(value, Mapping) else ""
+    hint = f" A file of your own group {groups.NEEDS_GLOBAL_PACKAGE}." if isinstance(value, Mapping) else ""
     guess = "" if schema.is_near(name, valid_keys) else advice.place_of(name, known)
     guess = guess or schema.did_you_mean(name, valid_keys)
     return Problem(name, f"no such key (value {value!r}).{guess}{hint}")

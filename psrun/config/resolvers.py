@@ -7,7 +7,8 @@ ${by_batch_size:{32: 0.1, 64: 0.2}}  the value for data.global_batch_size
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -23,9 +24,18 @@ _ON_THIS_MACHINE = ("inprocess", "local", "multi_worker_mirrored")
 
 def register() -> None:
     """Registers the resolvers with OmegaConf."""
-    OmegaConf.register_new_resolver("num_replicas", _num_replicas, replace=True)
-    OmegaConf.register_new_resolver("scaled", _scaled, replace=True)
-    OmegaConf.register_new_resolver("by_batch_size", _by_batch_size, replace=True)
+    add("num_replicas", _num_replicas)
+    add("scaled", _scaled)
+    add("by_batch_size", _by_batch_size)
+
+
+def add(name: str, resolver: Callable[..., Any], *, use_cache: bool = False) -> None:
+    """Registers a resolver with OmegaConf 2.3, or with 2.4, which warns of the old name and checks annotations."""
+    if "annotation_validation" in inspect.signature(OmegaConf.register_resolver).parameters:
+        options: dict[str, Any] = {"replace": True, "use_cache": use_cache, "annotation_validation": "off"}
+        OmegaConf.register_resolver(name, resolver, **options)
+    else:
+        OmegaConf.register_new_resolver(name, resolver, replace=True, use_cache=use_cache)
 
 
 def num_replicas(cluster: Mapping[str, Any]) -> int:

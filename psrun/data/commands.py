@@ -140,8 +140,8 @@ def _synthesize(
 
 def _vocabulary(console: Console, path: str, folder: Path, min_count: int, num_buckets: int, seed: int) -> ExitCode:
     with _new_folder(folder), process.silent_stderr():  # hides TensorFlow's messages about this machine
-        vocabulary = importlib.import_module("psrun.data.vocabulary")  # only this command needs TensorFlow
-        counts = vocabulary.write(path, folder, min_count=min_count, num_buckets=num_buckets, seed=seed)
+        criteo = importlib.import_module("psrun.data.criteo")  # only this command needs TensorFlow
+        counts = criteo.write_vocabulary(path, folder, min_count=min_count, num_buckets=num_buckets, seed=seed)
     table = Table(box=None, pad_edge=False)
     for name in ("category", "values", "omitted", f"share a bucket of {num_buckets:,}"):
         table.add_column(name, justify="left" if name == "category" else "right")

@@ -46,11 +46,11 @@ class Content(abc.ABC):
         """The different values of a block, without null, as the content takes them, and their counts."""
         if values.null_count:
             present = values.is_valid()
-            values, counts = values.filter(present), counts.filter(present)
+            values = values.filter(present)
+            counts = counts.filter(present)
         return values, counts.to_numpy()
 
-    @abc.abstractmethod
-    def examine(self, values: pa.Array, counts: np.ndarray) -> None:
+    def examine(self, values: pa.Array, counts: np.ndarray) -> None:  # noqa: B027
         """Takes notice of different values, before they are sampled."""
 
     @abc.abstractmethod
@@ -67,9 +67,6 @@ class Nothing(Content):
     def __init__(self, *, is_other: bool) -> None:
         self._kind = "other" if is_other else "empty"
 
-    def examine(self, values: pa.Array, counts: np.ndarray) -> None:
-        pass
-
     def facts(self, values: pa.Array, counts: np.ndarray, factor: int) -> dict[str, Any]:
         return {"kind": self._kind}
 
@@ -78,9 +75,6 @@ class _Booleans(Content):
     def simplified(self, values: pa.Array, counts: pa.Array) -> tuple[pa.Array, np.ndarray]:
         values, numbers = super().simplified(values, counts)
         return values.cast(pa.uint8()), numbers
-
-    def examine(self, values: pa.Array, counts: np.ndarray) -> None:
-        pass
 
     def facts(self, values: pa.Array, counts: np.ndarray, factor: int) -> dict[str, Any]:
         return {"kind": "booleans", "whole": True, **_counted(values, counts, factor, most=2)}
@@ -99,8 +93,11 @@ class _Range:
             self.most = most if self.most is None else max(self.most, most)
 
     def add_array(self, values: pa.Array) -> None:
-        both = pc.min_max(values).as_py()
-        self.add(both["min"], both["max"])
+        self.add(*pc.min_max(values).as_py().values())
+
+
+def _are_whole(numbers: pa.Array) -> bool:
+    return pc.all(pc.equal(numbers, pc.floor(numbers))).as_py() is not False
 
 
 class _Numbers(Content):
@@ -129,7 +126,7 @@ class _Numbers(Content):
     def examine(self, values: pa.Array, counts: np.ndarray) -> None:
         self._range.add_array(values)
         if not self._is_integer:
-            self._whole &= pc.all(pc.equal(values, pc.floor(values))).as_py() is not False
+            self._whole &= _are_whole(values)
         elif self._calendar.is_alive:
             self._calendar.add_integers(values)
 
@@ -166,29 +163,25 @@ class _Calendar:
 
     def __init__(self) -> None:
         self._range = _Range()
-        self._months = set[int]()
-        self._weekdays = set[int]()
-        self._hours = set[int]()
-        self._days = set[int]()
+        self._seen: dict[str, set[int]] = {"month": set(), "weekday": set(), "hour": set()}
+        self._days = set[int]()  # two at most
 
     def add(self, times: pa.TimestampArray) -> None:
         self._range.add_array(times.cast(pa.int64()))
-        for part, seen in (("month", self._months), ("weekday", self._weekdays), ("hour", self._hours)):
+        for part, seen in self._seen.items():
             seen.update(notations.part(times, part).unique().to_pylist())
         if len(self._days) <= 1:
             self._days.update(times.cast(pa.date32(), safe=False).unique().slice(0, 2).cast(pa.int32()).to_pylist())
 
     def facts(self) -> dict[str, Any]:
         ends = pa.array([self._range.least, self._range.most]).cast(pa.timestamp("us"))
-        has_hours = len(self._hours) > 1 or self._hours - {0}
         least, most = pc.strftime(ends.cast(pa.timestamp("s"), safe=False), "%Y-%m-%d %H:%M:%S").to_pylist()
-        keep = 19 if has_hours else 10
+        keep = 10 if self._seen["hour"] == {0} else 19
+        counts = {f"num_{part}s": len(seen) for part, seen in self._seen.items()}
         return {
             "least": least[:keep],
             "most": most[:keep],
-            "num_months": len(self._months),
-            "num_weekdays": len(self._weekdays),
-            "num_hours": len(self._hours),
+            **counts,
             "num_days": len(self._days),
             "examples": (least[:keep],),
         }
@@ -211,11 +204,12 @@ class _Calendars:
 
     def add_integers(self, integers: pa.Array) -> None:
         """Integers that may be dates such as 20210131; 1950 of them in a row are not."""
-        both = pc.min_max(integers).as_py()
-        fits = [low <= both["min"] and both["max"] <= high for low, high in _INTEGER_RANGES if both["min"] is not None]
-        if any(fits):
+        least, most = pc.min_max(integers).as_py().values()
+        if least is None:
+            return
+        if any(low <= least and most <= high for low, high in _INTEGER_RANGES):
             self.add(integers.cast(pa.string()))
-        elif fits:
+        else:
             self._alive = {}
 
     def add(self, texts: pa.StringArray) -> None:
@@ -257,7 +251,7 @@ class _Marked:
         self.is_alive = values.null_count == 0
         if self.is_alive:
             self.range.add_array(values)
-            self.whole &= pc.all(pc.equal(values, pc.floor(values))).as_py() is not False
+            self.whole &= _are_whole(values)
 
 
 class _Text(Content):
@@ -337,7 +331,7 @@ class _Text(Content):
             self._odd += trimmed.filter(numbers.is_null()).slice(0, FEW + 1).to_pylist()
             self._is_numeric = False
         else:
-            self._whole &= pc.all(pc.equal(numbers, pc.floor(numbers))).as_py() is not False
+            self._whole &= _are_whole(numbers)
             self._range.add_array(numbers)
         if was_numeric and not self._is_numeric:
             self._begin_marked(was_integer, trimmed)
@@ -357,19 +351,18 @@ class _Text(Content):
     def _examine_integers(self, trimmed: pa.StringArray) -> None:
         if not self._is_integer:
             return
-        if not pc.all(notations.is_whole(trimmed.slice(0, _FIRST))).as_py():  # most words need no more
-            self._is_integer = False
+        self._is_integer = pc.all(notations.is_whole(trimmed.slice(0, _FIRST))).as_py()  # most words need no more
+        if not self._is_integer:
             return
         integers = notations.integers(trimmed)
-        beyond = trimmed.filter(integers.is_null()) if integers.null_count else trimmed.slice(0, 0)
-        if len(beyond) and not pc.all(notations.is_whole(beyond)).as_py():
-            self._is_integer = False
+        beyond = trimmed.filter(integers.is_null())
+        self._is_integer = pc.all(notations.is_whole(beyond)).as_py() is not False
+        if not self._is_integer:
             return
         self._is_code |= bool(pc.any(notations.has_leading_zero(trimmed)).as_py())
         self._range.add_array(integers)
-        if len(beyond):
-            large = [int(text) for text in beyond.to_pylist()]
-            self._range.add(min(large), max(large))
+        for text in beyond.to_pylist():
+            self._range.add(int(text), int(text))
 
     def facts(self, values: pa.Array, counts: np.ndarray, factor: int) -> dict[str, Any]:
         plain: dict[str, Any] = {"text": self._text, "markers": sorted(self._markers)}
@@ -378,7 +371,8 @@ class _Text(Content):
             return {"kind": "empty", **plain, **missing}
         trimmed = pc.utf8_trim_whitespace(values)
         present = pc.invert(notations.is_missing(trimmed))
-        numeric, numeric_counts = trimmed.filter(present), counts[present.to_numpy(zero_copy_only=False)]
+        numeric = trimmed.filter(present)
+        numeric_counts = counts[present.to_numpy(zero_copy_only=False)]
         if self._is_numeric and not self._is_code:
             if self._is_integer and (times := self._calendars.facts(numeric, numeric_counts, factor)):
                 return {**plain, **times, **missing}
@@ -405,7 +399,8 @@ class _Text(Content):
     def _words(self, values: pa.StringArray, counts: np.ndarray, factor: int) -> dict[str, Any]:
         filled = pc.not_equal(pc.utf8_trim_whitespace(values), "")
         if not pc.all(filled).as_py():
-            values, counts = values.filter(filled), counts[filled.to_numpy(zero_copy_only=False)]
+            values = values.filter(filled)
+            counts = counts[filled.to_numpy(zero_copy_only=False)]
         is_almost_numeric = self._num_numbers > 10 * self._num_odd and not self._is_numeric
         return {
             "kind": "strings",
@@ -441,11 +436,8 @@ def _parsed(
     facts = {**_counted(merged, sums, factor, most=most), **_ranged(range, merged, sums)}
     if texts is not None and "values" in facts:
         listed = _counted(texts, counts, factor, most=LISTED)
-        facts |= {key: listed[key] for key in _LISTS}
+        facts |= {"values": listed["values"], "counts": listed["counts"]}
     return facts
-
-
-_LISTS = ("values", "counts")
 
 
 def _counted(values: pa.Array, counts: np.ndarray, factor: int, *, most: int = LISTED) -> dict[str, Any]:
@@ -460,14 +452,10 @@ def _counted(values: pa.Array, counts: np.ndarray, factor: int, *, most: int = L
         listed = np.flatnonzero(counts > 1)
     if factor > 1 or (most <= FEW and len(counts) > most):
         return facts
-    kept = values.take(pa.array(listed))
-    order = _by_falling_count(kept, counts[listed])[:most]
-    return {**facts, "values": kept.take(pa.array(order)).to_pylist(), "counts": counts[listed][order].tolist()}
-
-
-def _by_falling_count(values: pa.Array, counts: np.ndarray) -> np.ndarray:
-    table = pa.table({"count": counts, "value": values})
-    return pc.sort_indices(table, [("count", "descending"), ("value", "ascending")]).to_numpy()
+    kept = pa.table({"count": counts[listed], "value": values.take(pa.array(listed))})
+    order = pc.sort_indices(kept, [("count", "descending"), ("value", "ascending")])
+    kept = kept.take(order[:most])
+    return {**facts, "values": kept.column("value").to_pylist(), "counts": kept.column("count").to_pylist()}
 
 
 def _num_values(counts: np.ndarray, factor: int) -> dict[str, Any]:

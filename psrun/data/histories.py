@@ -11,7 +11,8 @@ import numpy as np
 import yaml
 
 from psrun import files
-from psrun.data.synthesis import check, name_of, zipf
+from psrun.data import synthesis
+from psrun.data.synthesis import name_of, zipf
 from psrun.errors import ConfigError
 
 _INTERESTS = 3  # groups that a user is interested in
@@ -19,37 +20,27 @@ _OF_INTERESTS = 0.8  # share of the items of a history and of the targets that a
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(synthesis.Recipe):
     """The options of the generated data.
 
     Attributes:
-      num_examples, num_eval_examples: training rows and evaluation rows.
-      num_values: number of items, in `num_groups` groups.
+      num_groups: of the items.
       max_values: length of the longest history.
       skew: the exponent of Zipf's law for the items of a group; 0: uniform.
       empty: share of empty histories.
-      signal: the standard deviation of the logit, approximately.
     """
 
-    num_examples: int
-    num_eval_examples: int
-    num_values: int = 1000
     num_groups: int = 20
     max_values: int = 50
-    skew: float = 1.1
-    empty: float = 0.1
-    signal: float = 1.5
-    seed: int = 1
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if not 1 <= self.num_groups <= self.num_values:
             raise ConfigError(f"num-groups is {self.num_groups}, must be from 1 to num-values={self.num_values}")
         if self.max_values < 1:
             raise ConfigError(f"max-values is {self.max_values}, must be 1 or more")
 
     def truth(self, rng: np.random.Generator) -> Truth:
-        """The model that generates the rows."""
         return Truth(self, rng)
 
 
@@ -70,15 +61,16 @@ class Truth:
     loses what attention to the target's group keeps.
     """
 
-    ending, header = "csv", "clicked,item,history,seconds\n"
+    ending = "csv"
+    header = "clicked,item,history,seconds\n"
 
     def __init__(self, recipe: Recipe, rng: np.random.Generator) -> None:
         self._recipe = recipe
         self._ranks = zipf(-(-recipe.num_values // recipe.num_groups), recipe.skew)
-        self._quality, self._bias = rng.normal(size=recipe.num_values), rng.normal(size=recipe.num_values)
+        self._quality = rng.normal(size=recipe.num_values)
+        self._bias = rng.normal(size=recipe.num_values)
 
     def draw(self, rng: np.random.Generator, size: int) -> tuple[Rows, np.ndarray]:
-        """Rows, and the probability of a click (size,)."""
         recipe = self._recipe
         interests = rng.integers(recipe.num_groups, size=(size, _INTERESTS))
         history, items = (self._items(rng, interests, count) for count in (recipe.max_values, 1))
@@ -96,7 +88,8 @@ class Truth:
 
     def _items(self, rng: np.random.Generator, interests: np.ndarray, count: int) -> np.ndarray:
         """Items (n, count); group g has the items g, g + num_groups, g + 2 num_groups, ..."""
-        recipe, shape = self._recipe, (len(interests), count)
+        recipe = self._recipe
+        shape = (len(interests), count)
         own = np.take_along_axis(interests, rng.integers(_INTERESTS, size=shape), 1)
         groups = np.where(rng.random(shape) < _OF_INTERESTS, own, rng.integers(recipe.num_groups, size=shape))
         sizes = (recipe.num_values - groups + recipe.num_groups - 1) // recipe.num_groups

@@ -12,11 +12,12 @@ import yaml
 from rich.console import Console
 
 from psrun.config import schema
-from psrun.data import feature_spec, files, formats, label_guess, profiles, proposals
+from psrun.data import feature_spec, files, formats, label_guess, profiles, proposals, text
 from psrun.data.contents import FEW
 from psrun.data.feature_spec import FeatureSpec
 from psrun.data.profiles import Profile
 from psrun.data.proposals import Proposal
+from psrun.data.rows import TAB, TEXT, Layout
 from psrun.errors import ConfigError, DataError
 from psrun.files import write_atomic
 from psrun.results.console import warner
@@ -64,7 +65,7 @@ def run(
     task = None if label is None else label_guess.of(looked[label])
     title = f"{first.num_rows:,} rows of {paths[0]}" + (f" and {len(paths) - 1} more files" if len(paths) > 1 else "")
     console.print(feature_table([each.row(name) for name, each in guessed.items()], title))
-    _warn(console, guessed, first, formats.header_hint(tuple(looked), layout))
+    _warn(console, guessed, first, text.header_hint(tuple(looked), layout))
     if task is not None:
         console.print(f"label {label}: {task.note}", soft_wrap=True)
     if weight is not None:
@@ -78,27 +79,27 @@ def run(
 
 def _layout(
     paths: Sequence[str], format: str | None, columns: str | None, delimiter: str | None, encoding: str
-) -> formats.Layout:
-    delimiter = formats.TAB if delimiter == r"\t" else delimiter
+) -> Layout:
+    delimiter = TAB if delimiter == r"\t" else delimiter
     named = None if columns is None else tuple(columns.split(","))
-    if wrong := list(formats.problems(delimiter, named, encoding)):
+    if wrong := list(text.problems(delimiter, named, encoding)):
         raise ConfigError(wrong)
     form = format or formats.of(paths)
     if form == "tfrecord":
         raise ConfigError("TFRecord files have no schema, because records may differ; write data.features yourself")
-    return formats.Layout(form, delimiter or formats.TEXT.get(form, ","), columns=named, encoding=encoding)
+    return Layout(form, delimiter or TEXT.get(form, ","), columns=named, encoding=encoding)
 
 
-def _check_label(name: str, layout: formats.Layout, label: str | None) -> None:
+def _check_label(name: str, layout: Layout, label: str | None) -> None:
     """Raises ConfigError if a file has no such column, or only one, with a hint at the reason."""
     columns = formats.columns(name, layout) or ()
     if label in columns or (label is None and len(columns) > 1):
         return
-    hint = formats.delimiter_hint(name, layout, label, command=True)
+    hint = text.delimiter_hint(name, layout, label, command=True)
     if label is None and not hint:
         return
     missing = f"{name} has no column {label!r}." if label else f"{name} has one column, {columns[0]!r}."
-    hint = hint or _of_command(formats.header_hint(columns, layout)) or schema.did_you_mean(str(label), columns)
+    hint = hint or _of_command(text.header_hint(columns, layout)) or schema.did_you_mean(str(label), columns)
     raise ConfigError(missing + hint)
 
 
@@ -140,10 +141,10 @@ def _show_weight(console: Console, weight: Profile) -> None:
         )
 
 
-def _how(layout: formats.Layout, format: str | None) -> dict[str, Any]:
+def _how(layout: Layout, format: str | None) -> dict[str, Any]:
     """The options of `data` that are needed to read the files."""
     options: dict[str, Any] = {"format": format} if format else {}
-    if layout.format in formats.TEXT and layout.delimiter != formats.TEXT[layout.format]:
+    if layout.is_text and layout.delimiter != TEXT[layout.format]:
         options["delimiter"] = layout.delimiter
     if layout.columns is not None:
         options["columns"] = list(layout.columns)
@@ -208,8 +209,8 @@ def _item(key: str, value: Any, indent: str, comment: str) -> str:
 
 
 def _flow(value: Any) -> str:
-    text = yaml.safe_dump(value, default_flow_style=True, width=2**20, allow_unicode=True, sort_keys=False)
-    return _escaped(text.removesuffix("\n").removesuffix("\n..."))
+    dumped = yaml.safe_dump(value, default_flow_style=True, width=2**20, allow_unicode=True, sort_keys=False)
+    return _escaped(dumped.removesuffix("\n").removesuffix("\n..."))
 
 
 def _escaped(text: str) -> str:

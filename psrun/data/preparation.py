@@ -7,33 +7,30 @@ describes the rows.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import math
 import os
 import shutil
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import types
 
 from psrun.data import digests, files, prepared_rows
-from psrun.data.columns import Column, Piece
+from psrun.data.columns import Column, Piece, is_list
 from psrun.data.prepared_rows import PreparedRows
 from psrun.data.statistics import Scale, Scaling
 from psrun.errors import ConfigError, DataError, Problem
-from psrun.files import write_atomic
+from psrun.files import alone, write_atomic
 
 _VERSION = 5
-_LOOK_EVERY_S = 0.5
 _FIRST_BAD = 20  # of the malformed rows, remembered
 
 
@@ -124,8 +121,10 @@ def prepared(names: Sequence[str], contents: Contents, options: Options) -> Prep
     if found is None:
         with _writes(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with _alone(folder.with_suffix(".lock"), options.tell) as alone:
-                found = _complete(folder, contents) or _write(folder, names, known, contents, options, alone=alone)
+            waits = partial(options.tell, "waiting for another process that prepares the same rows")
+            # Without locks on the file system several processes do the same work.
+            with alone(folder.with_suffix(".lock"), within_s=math.inf, on_wait=waits) as is_alone:
+                found = _complete(folder, contents) or _write(folder, names, known, contents, options, alone=is_alone)
     if not options.keep_malformed:
         check_bad(found.num_bad, found.bad, options.max_bad_rows)
     return found
@@ -182,39 +181,17 @@ def _opened(folder: Path, contents: Contents) -> PreparedSet:
     parts = {name: prepared_rows.opened(folder / f"{name}.arrow", contents.columns) for name in contents.parts}
     if {name: part.num_examples for name, part in parts.items()} != manifest["num_examples"]:
         raise ValueError(f"{folder} does not have the rows that it describes")
-    problems = {int(number): problem for number, problem in manifest["problems"].items()}
-    scales = {name: Scale.of(record) for name, record in manifest["scales"].items()}
     return PreparedSet(
         parts,
-        manifest["num_bad"],
-        manifest["bad"],
-        problems,
-        manifest["num_unlabeled"],
-        scales,
-        manifest["num_truncated"],
-        manifest["label_ranges"],
-        manifest["facts"],
+        num_bad=manifest["num_bad"],
+        bad=manifest["bad"],
+        problems={int(number): problem for number, problem in manifest["problems"].items()},
+        num_unlabeled=manifest["num_unlabeled"],
+        scales={name: Scale.of(record) for name, record in manifest["scales"].items()},
+        num_truncated=manifest["num_truncated"],
+        label_ranges=manifest["label_ranges"],
+        facts=manifest["facts"],
     )
-
-
-@dataclass
-class _Progress:
-    """What has been read so far."""
-
-    scalings: Mapping[str, Scaling]
-    num_rows: int = 0
-    num_bad: int = 0
-    num_unlabeled: int = 0
-    bad: list[str] = field(default_factory=list)
-    problems: dict[int, str] = field(default_factory=dict)
-    num_truncated: dict[str, int] = field(default_factory=dict)
-    label_ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
-
-    def add_labels(self, part: str, labels: pa.Array) -> None:
-        least, most = self.label_ranges.get(part, (math.inf, -math.inf))
-        found = pc.min_max(labels)
-        if found["min"].is_valid:
-            self.label_ranges[part] = (min(least, found["min"].as_py()), max(most, found["max"].as_py()))
 
 
 def _write(
@@ -237,31 +214,19 @@ def _write(
             shutil.rmtree(abandoned)
     temporary = folder.with_name(f".{folder.name}.{socket.gethostname()}.{os.getpid()}")
     temporary.mkdir()
-    floats = (name for name, column in contents.columns.items() if column.dtype == "float32")
-    progress = _Progress({name: Scaling() for name in floats})
-    writers: dict[str, prepared_rows.Writer] = {}
+    writing = _Writing(contents, options)
     try:
-        for part in contents.parts:
-            writers[part] = prepared_rows.Writer(temporary / f"{part}.arrow", contents.columns)
+        writing.open(temporary)
         for index, name in enumerate(names, 1):
-            _write_file(name, contents, options, writers, progress)
-            options.tell(f"preparing {name} ({index} of {len(names)} files): {progress.num_rows:,} rows so far")
-        for writer in writers.values():
+            writing.add_file(name)
+            options.tell(f"preparing {name} ({index} of {len(names)} files): {writing.num_rows:,} rows so far")
+        for writer in writing.writers.values():
             writer.close()
-        _check_unchanged(names, known, options)
-        manifest = {
-            "files": dict(known),
-            "num_examples": {name: writer.num_examples for name, writer in writers.items()},
-            "num_bad": progress.num_bad,
-            "bad": progress.bad,
-            "problems": progress.problems,
-            "num_unlabeled": progress.num_unlabeled,
-            "num_truncated": progress.num_truncated,
-            "label_ranges": progress.label_ranges,
-            "facts": dict(contents.facts()),
-            "scales": {name: asdict(scaling.scale()) for name, scaling in progress.scalings.items()},
-        }
-        write_atomic(temporary / "prepared.json", json.dumps(manifest, indent=2) + "\n", durable=True)
+        for name, before, now in zip(names, known, _digests(names, options)):
+            if before != now:
+                raise DataError(f"{name} changed while it was read; start again when it is complete")
+        manifest = json.dumps({"files": dict(known), **writing.manifest()}, indent=2)
+        write_atomic(temporary / "prepared.json", manifest + "\n", durable=True)
         if not alone and (other := _complete(folder, contents)):  # another process was faster
             shutil.rmtree(temporary)
             return other
@@ -269,59 +234,83 @@ def _write(
         temporary.rename(folder)
         return _opened(folder, contents)
     except BaseException:
-        for writer in writers.values():
+        for writer in writing.writers.values():
             writer.abandon()
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
-def _check_unchanged(names: Sequence[str], known: Sequence[tuple[str, str]], options: Options) -> None:
-    for name, before, now in zip(names, known, _digests(names, options)):
-        if before != now:
-            raise DataError(f"{name} changed while it was read; start again when it is complete")
+class _Writing:
+    """Writes rows, and collects what the manifest of the set tells about them."""
 
+    def __init__(self, contents: Contents, options: Options) -> None:
+        self._contents = contents
+        self._options = options
+        self.writers: dict[str, prepared_rows.Writer] = {}
+        self.num_rows = 0
+        self._scalings = {name: Scaling() for name, each in contents.columns.items() if each.dtype == "float32"}
+        self._num_bad = 0
+        self._bad: list[str] = []
+        self._problems: dict[int, str] = {}
+        self._num_unlabeled = 0
+        self._num_truncated: dict[str, int] = {}
+        self._label_ranges: dict[str, tuple[float, float]] = {}
 
-def _write_file(
-    name: str,
-    contents: Contents,
-    options: Options,
-    writers: Mapping[str, prepared_rows.Writer],
-    progress: _Progress,
-) -> None:
-    first = progress.num_rows
-    for piece, parts in _read(name, contents):
-        progress.num_bad += len(piece.bad)
-        room = _FIRST_BAD - len(progress.bad)
-        progress.bad += [
-            f"{name}, row {piece.number(place)}: {problem}" for place, problem in piece.bad[: max(0, room)]
-        ]
-        if options.keep_malformed:
-            progress.problems |= {first + place: problem for place, problem in piece.bad}
+    def open(self, folder: Path) -> None:
+        for part in self._contents.parts:
+            self.writers[part] = prepared_rows.Writer(folder / f"{part}.arrow", self._contents.columns)
+
+    def manifest(self) -> dict[str, Any]:
+        return {
+            "num_examples": {name: writer.num_examples for name, writer in self.writers.items()},
+            "num_bad": self._num_bad,
+            "bad": self._bad,
+            "problems": self._problems,
+            "num_unlabeled": self._num_unlabeled,
+            "num_truncated": self._num_truncated,
+            "label_ranges": self._label_ranges,
+            "facts": dict(self._contents.facts()),
+            "scales": {name: asdict(scaling.scale()) for name, scaling in self._scalings.items()},
+        }
+
+    def add_file(self, name: str) -> None:
+        first = self.num_rows
+        for piece, parts in _pieces(name, self._contents):
+            self._add_problems(name, piece, first)
+            for key, count in piece.num_truncated.items():
+                self._num_truncated[key] = self._num_truncated.get(key, 0) + count
+            self._num_unlabeled += piece.num_unlabeled
+            self.num_rows += piece.batch.num_rows
+            batches = [piece.batch]
+            if parts is not None:
+                batches = [piece.batch.filter(pa.array(parts == index)) for index in range(len(self.writers))]
+            for key, scaling in self._scalings.items():
+                values = batches[0].column(key)
+                values = values.flatten() if is_list(values.type) else values
+                scaling.add(values.to_numpy(zero_copy_only=False))
+            for (part, writer), batch in zip(self.writers.items(), batches):
+                writer.add(batch)
+                if self._contents.label is not None:
+                    self._add_labels(part, batch.column(self._contents.label))
+            self._options.tell(f"preparing {name}: {self.num_rows:,} rows so far")
+
+    def _add_problems(self, name: str, piece: Piece, first: int) -> None:
+        self._num_bad += len(piece.bad)
+        room = max(0, _FIRST_BAD - len(self._bad))
+        self._bad += [f"{name}, row {piece.number(place)}: {problem}" for place, problem in piece.bad[:room]]
+        if self._options.keep_malformed:
+            self._problems |= {first + place: problem for place, problem in piece.bad}
         else:
-            check_bad(progress.num_bad, progress.bad, options.max_bad_rows)
-        for key, count in piece.num_truncated.items():
-            progress.num_truncated[key] = progress.num_truncated.get(key, 0) + count
-        progress.num_unlabeled += piece.num_unlabeled
-        progress.num_rows += piece.batch.num_rows
-        batches = [piece.batch]
-        if parts is not None:
-            batches = [piece.batch.filter(pa.array(parts == index)) for index in range(len(writers))]
-        for key, scaling in progress.scalings.items():
-            scaling.add(_values(batches[0].column(key)))
-        for (part, writer), batch in zip(writers.items(), batches):
-            writer.add(batch)
-            if contents.label is not None:
-                progress.add_labels(part, batch.column(contents.label))
-        options.tell(f"preparing {name}: {progress.num_rows:,} rows so far")
+            check_bad(self._num_bad, self._bad, self._options.max_bad_rows)
+
+    def _add_labels(self, part: str, labels: pa.Array) -> None:
+        least, most = self._label_ranges.get(part, (math.inf, -math.inf))
+        ends = pc.min_max(labels)
+        if ends["min"].is_valid:
+            self._label_ranges[part] = (min(least, ends["min"].as_py()), max(most, ends["max"].as_py()))
 
 
-def _values(array: pa.Array) -> np.ndarray:
-    if types.is_list(array.type) or types.is_fixed_size_list(array.type):
-        array = array.flatten()
-    return array.to_numpy(zero_copy_only=False)
-
-
-def _read(name: str, contents: Contents) -> Iterator[tuple[Piece, np.ndarray | None]]:
+def _pieces(name: str, contents: Contents) -> Iterator[tuple[Piece, np.ndarray | None]]:
     with files.data_errors(name):  # only errors of reading, not of processing a piece
         yield from contents.pieces(name)
 
@@ -333,21 +322,3 @@ def check_bad(num_bad: int, bad: Sequence[str], max_bad: int) -> None:
         example = max(100, 2 * max_bad)
         remedy = f"set data.max_bad_rows={example} to skip up to {example} malformed rows"
         raise DataError(f"{bad[min(max_bad, len(bad) - 1)]}{allowed}; {remedy}")
-
-
-@contextlib.contextmanager
-def _alone(path: Path, tell: Callable[[str], None]) -> Iterator[bool]:
-    """Locks out other processes (True); without locks on the file system several processes do the same work (False)."""
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                alone = True
-            except BlockingIOError:
-                tell("waiting for another process that prepares the same rows")
-                time.sleep(_LOOK_EVERY_S)
-                continue
-            except OSError:
-                alone = False
-            break
-        yield alone

@@ -9,13 +9,13 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from psrun.data import contents, digests, formats, notations
 from psrun.data.columns import flattened, is_list
+from psrun.data.rows import Layout, Rows, decoded
 from psrun.files import write_atomic
 
 LONG = 100  # values of a list; longer ones are counted
@@ -115,10 +115,10 @@ class Profile:
 
 def of_files(
     names: Sequence[str],
-    layout: formats.Layout,
+    layout: Layout,
     *,
     cache: Path | None,
-    keep: dict[str, list[formats.Rows]] | None = None,
+    keep: dict[str, list[Rows]] | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Profile]:
     """The profile of each column of files, over all of their well-formed rows.
@@ -152,14 +152,14 @@ def of_files(
 
 def _profiled(
     names: Sequence[str],
-    layout: formats.Layout,
-    kept: dict[str, list[formats.Rows]],
+    layout: Layout,
+    kept: dict[str, list[Rows]],
     tell: Callable[[str], None],
 ) -> dict[str, Profile]:
     schema = formats.schema(names[:1], layout) or pa.schema([])
     for name in names:
         formats.check_columns(name, layout, names[0], schema.names)
-    unified = None if layout.format in formats.TEXT else formats.schema(names, layout)
+    unified = None if layout.is_text else formats.schema(names, layout)
     profilers = {column: Profiler(column) for column in schema.names}
     num_rows = 0
     num_bad = 0
@@ -195,8 +195,8 @@ class Profiler:
         self._column = column
         self._lengths = _Lengths()
         self._index = _Index()
-        self._distinct = _Distinct(self._examine)
-        self._content: contents.Content | None = None
+        self._distinct = _Distinct()
+        self._content: contents.Content = contents.Nothing(is_other=False)
         self._num_rows = 0
         self._num_items = 0
         self._num_null = 0
@@ -215,27 +215,23 @@ class Profiler:
         kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
         if is_list(kind):
             self._index.is_alive = False
-            lengths, values = flattened(formats.decoded(values))
+            lengths, values = flattened(decoded(values))
             self._lengths.add(lengths)
             kind = values.type
         self._num_items += len(values)
         self._num_null += values.null_count
-        if self._content is None or isinstance(self._content, contents.Nothing):
+        if isinstance(self._content, contents.Nothing):
             self._content = contents.of(kind)
+            self._distinct.examine = self._content.examine
         if isinstance(self._content, contents.Nothing):
             return
         if self._index.is_alive:
-            self._index.add(formats.decoded(values), places)
+            self._index.add(decoded(values), places)
         self._distinct.add(*self._content.simplified(*_counted(values)))
 
-    def _examine(self, values: pa.Array, counts: np.ndarray) -> None:
-        assert self._content is not None
-        self._content.examine(values, counts)
-
     def profile(self) -> Profile:
-        content = self._content or contents.Nothing(is_other=False)
         values, counts = self._distinct.merged()
-        facts = content.facts(values, counts, self._distinct.factor)
+        facts = self._content.facts(values, counts, self._distinct.factor)
         num_missing = self._num_null + facts.pop("num_unmarked_missing", 0)
         if self._num_items == num_missing and facts["kind"] != "other":
             facts = {"kind": "empty", "text": facts.get("text", False)}
@@ -247,7 +243,7 @@ class Profiler:
             num_null=self._num_null,
             is_exact=self._distinct.factor == 1,
             is_index=self._index.is_alive and self._num_rows > 1 and facts["kind"] == "integers",
-            **self._lengths.facts(),
+            **{**asdict(self._lengths), "width": self._lengths.width or 1},
             **facts,
         )
 
@@ -264,33 +260,25 @@ def _counted(values: pa.Array) -> tuple[pa.Array, pa.Array]:
     return values.dictionary.filter(pa.array(present)), pa.array(counts[present])
 
 
+@dataclass
 class _Lengths:
-    """The lengths of lists."""
+    """The lengths of lists, as attributes of the profile; a width of 0 before there is a value."""
 
-    def __init__(self) -> None:
-        self._width = 0
-        self._longest = 0
-        self._varies = False
-        self._num_empty = 0
-        self._num_long = 0
+    width: int = 0
+    longest: int = 1
+    varies: bool = False
+    num_empty: int = 0
+    num_long: int = 0
 
     def add(self, lengths: np.ndarray) -> None:
         some = lengths[lengths > 0]
-        self._num_empty += len(lengths) - len(some)
-        if len(some):
-            self._width = self._width or int(some[0])
-            self._longest = max(self._longest, int(some.max()))
-            self._varies |= bool((some != self._width).any())
-            self._num_long += int((some > LONG).sum())
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "width": self._width or 1,
-            "longest": max(1, self._longest),
-            "varies": self._varies,
-            "num_empty": self._num_empty,
-            "num_long": self._num_long,
-        }
+        self.num_empty += len(lengths) - len(some)
+        if not len(some):
+            return
+        self.width = self.width or int(some[0])
+        self.longest = max(self.longest, int(some.max()))
+        self.varies |= bool((some != self.width).any())
+        self.num_long += int((some > LONG).sum())
 
 
 class _Index:
@@ -299,7 +287,7 @@ class _Index:
     def __init__(self) -> None:
         self.is_alive = True
         self._is_first_file = True
-        self._offset: int | None = None
+        self._offset: int | None = None  # of the current file
 
     def begin_file(self) -> None:
         self._is_first_file &= self._offset is None
@@ -338,13 +326,14 @@ def _as_integers(values: pa.Array) -> pa.Int64Array | None:
 class _Distinct:
     """Different values and their counts; of too many, those with a hash that ends in zeros.
 
-    Args:
+    Attributes:
       examine: called with all different values that were added, of one or several blocks, and their counts, before any
         is given up.
     """
 
-    def __init__(self, examine: Callable[[pa.Array, np.ndarray], None]) -> None:
-        self._examine = examine
+    examine: Callable[[pa.Array, np.ndarray], None]
+
+    def __init__(self) -> None:
         self._values: pa.Array | None = None
         self._counts: np.ndarray = np.zeros(0, np.int64)
         self._pending: list[tuple[pa.Array, np.ndarray]] = []
@@ -358,7 +347,7 @@ class _Distinct:
 
     def add(self, values: pa.Array, counts: np.ndarray) -> None:
         if self._zeros:
-            self._examine(values, counts)
+            self.examine(values, counts)
             values, counts = self._sampled(values, counts)
         self._pending.append((values, counts))
         self._num_pending += len(values)
@@ -371,7 +360,7 @@ class _Distinct:
         if self._values is None:
             return pa.array([], pa.string()), self._counts
         if not self._zeros:
-            self._examine(self._values, self._counts)
+            self.examine(self._values, self._counts)
         return self._values, self._counts
 
     def _merge(self) -> None:
@@ -387,7 +376,7 @@ class _Distinct:
         self._values = encoded.dictionary
         self._counts = sums.astype(np.int64)
         if self._is_too_much() and not self._zeros:
-            self._examine(self._values, self._counts)
+            self.examine(self._values, self._counts)
         while self._is_too_much():
             self._zeros += 1
             self._values, self._counts = self._sampled(self._values, self._counts)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import tensorflow as tf
 
 from psrun.data import files
-from psrun.data.formats import Rows
+from psrun.data.rows import Rows
 from psrun.errors import DataError
 from psrun.tf_internals.messages import reason_of
 

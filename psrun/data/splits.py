@@ -18,7 +18,7 @@ from pyarrow import types
 
 from psrun.config import schema
 from psrun.data import formats, notations
-from psrun.data.formats import Rows
+from psrun.data.rows import Layout, Rows, decoded
 from psrun.errors import ConfigError, DataError, Problem
 
 PARTS = ("train", "eval")
@@ -158,7 +158,7 @@ def of(spec: SplitSpec, read_columns: Read, since: float | None = None) -> Split
     return _ByTime(spec, read_columns, since) if spec.by == "time" else _Last(spec, read_columns)
 
 
-def held_out(names: Sequence[str], layout: formats.Layout, spec: SplitSpec) -> np.ndarray:
+def held_out(names: Sequence[str], layout: Layout, spec: SplitSpec) -> np.ndarray:
     """Whether each well-formed row of files is an evaluation example, in their order."""
     read_columns = functools.partial(formats.rows_of_files, names, layout=layout)
     split = of(spec, read_columns)
@@ -295,7 +295,7 @@ def _latest(rows: pa.Table) -> pa.Table:
 def _times(rows: Rows, spec: SplitSpec) -> np.ndarray:
     """The times of rows as numbers, NaN where there is none."""
     assert spec.column is not None
-    column = formats.decoded(rows.batch.column(spec.column))
+    column = decoded(rows.batch.column(spec.column))
     if types.is_temporal(column.type):
         return notations.instants(column).cast(pa.int64()).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     if types.is_integer(column.type) or types.is_floating(column.type):
@@ -312,7 +312,7 @@ def _times(rows: Rows, spec: SplitSpec) -> np.ndarray:
 def _integer_times(rows: Rows, spec: SplitSpec) -> pa.Array:
     """The times of rows that are integers, and 0 for others: doubles beyond 2**53, as of nanoseconds, may be equal."""
     assert spec.column is not None
-    column = formats.decoded(rows.batch.column(spec.column))
+    column = decoded(rows.batch.column(spec.column))
     if types.is_integer(column.type):
         integers = column.cast(pa.int64(), safe=False)
     elif types.is_string(column.type) and spec.time_format is None:
@@ -323,7 +323,7 @@ def _integer_times(rows: Rows, spec: SplitSpec) -> pa.Array:
 
 
 def _as_text(array: pa.Array) -> pa.Array:
-    array = formats.decoded(array)
+    array = decoded(array)
     return array if types.is_string(array.type) or types.is_binary(array.type) else array.cast(pa.string())
 
 

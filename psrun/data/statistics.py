@@ -35,10 +35,7 @@ class Scale:
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Scale:
         """The scale that was written as JSON."""
-        values: dict[str, Any] = dict(record)
-        for name in ("quantiles", "distinct"):
-            values[name] = tuple(values[name])
-        return cls(**values)
+        return cls(**{**record, "quantiles": tuple(record["quantiles"]), "distinct": tuple(record["distinct"])})
 
     def boundaries(self, num_bins: int) -> tuple[float, ...]:
         """Increasing numbers, from the least value to the largest, between which there are about as many values each.
@@ -58,7 +55,9 @@ class Scaling:
     """Finds the scale of a column."""
 
     def __init__(self) -> None:
-        self._plain, self._logarithms, self._sample = _Moments(), _Moments(), _Sample()
+        self._plain = _Moments()
+        self._logarithms = _Moments()
+        self._sample = _Sample()
 
     def add(self, values: np.ndarray) -> None:
         floats: np.ndarray = values.astype(np.float64).ravel()
@@ -82,13 +81,16 @@ class _Moments:
     """Joins the moments of parts (Chan et al., 1979): sums of squares would lose the deviation of large numbers."""
 
     def __init__(self) -> None:
-        self._count, self._mean, self._squares = 0, 0.0, 0.0
+        self._count = 0
+        self._mean = 0.0
+        self._squares = 0.0
 
     def add(self, values: np.ndarray) -> None:
         if not values.size:
             return
         mean = float(values.mean())
-        apart, count = mean - self._mean, self._count + values.size
+        apart = mean - self._mean
+        count = self._count + values.size
         self._squares += float(np.square(values - mean).sum()) + apart**2 * self._count * values.size / count
         self._mean += apart * values.size / count
         self._count = count

@@ -26,7 +26,7 @@ class Recipe:
 
     Attributes:
       num_examples, num_eval_examples: rows to train on and to evaluate on.
-      num_values: how many values each of the 26 categories has.
+      num_values: how many values each of the 26 categories has; of histories, number of items.
       skew: the exponent of Zipf's law, by which values are more or less frequent; 0 for all the same.
       empty: the share of fields that are empty, of counts and of categories.
       signal: the standard deviation of the logit, about: skew, empty fields and chance change it.
@@ -41,30 +41,27 @@ class Recipe:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        check(self)
+        """Raises ConfigError for options out of their ranges."""
+        ranges = (
+            ("num_examples", self.num_examples >= 1, "1 or more"),
+            ("num_eval_examples", self.num_eval_examples >= 0, "0 or more"),
+            ("num_values", 1 <= self.num_values < 2**26, "from 1 to 67,108,863"),
+            ("skew", self.skew >= 0, "0 or more"),
+            ("empty", 0 <= self.empty < 1, "at least 0 and below 1"),
+            ("signal", self.signal >= 0, "0 or more"),
+            ("seed", self.seed >= 0, "0 or more"),
+        )
+        problems = [
+            f"{name.replace('_', '-')} is {getattr(self, name)}, must be {bounds}"
+            for name, is_good, bounds in ranges
+            if not is_good
+        ]
+        if problems:
+            raise ConfigError("; ".join(problems))
 
-    def truth(self, rng: np.random.Generator) -> CriteoTruth:
+    def truth(self, rng: np.random.Generator) -> Truth:
         """The model that generates the rows."""
         return CriteoTruth(self, rng)
-
-
-def check(recipe: Any) -> None:
-    """Raises ConfigError for options out of their ranges."""
-    problems = [
-        f"{name.replace('_', '-')} is {value}, must be {bounds}"
-        for name, value, good, bounds in (
-            ("num_examples", recipe.num_examples, recipe.num_examples >= 1, "1 or more"),
-            ("num_eval_examples", recipe.num_eval_examples, recipe.num_eval_examples >= 0, "0 or more"),
-            ("num_values", recipe.num_values, 1 <= recipe.num_values < 2**26, "from 1 to 67,108,863"),
-            ("skew", recipe.skew, recipe.skew >= 0, "0 or more"),
-            ("empty", recipe.empty, 0 <= recipe.empty < 1, "at least 0 and below 1"),
-            ("signal", recipe.signal, recipe.signal >= 0, "0 or more"),
-            ("seed", recipe.seed, recipe.seed >= 0, "0 or more"),
-        )
-        if not good
-    ]
-    if problems:
-        raise ConfigError("; ".join(problems))
 
 
 def zipf(num_values: int, skew: float) -> np.ndarray:
@@ -101,7 +98,8 @@ class Truth(Protocol):
 class CriteoTruth:
     """A logistic model: a weight for each value of each category, and a slope for the logarithm of each count."""
 
-    ending, header = "tsv", ""
+    ending = "tsv"
+    header = ""
 
     def __init__(self, recipe: Recipe, rng: np.random.Generator) -> None:
         self._recipe = recipe
@@ -131,17 +129,8 @@ class CriteoTruth:
             yield "\t".join(fields) + "\n"
 
 
-def write(
-    folder: Path,
-    recipe: Any,
-    *,
-    num_files: int = 1,
-    zipped: bool = False,
-) -> dict[str, float | None]:
+def write(folder: Path, recipe: Recipe, *, num_files: int = 1, zipped: bool = False) -> dict[str, float | None]:
     """Writes files `train-*`, `eval.*` and, last, `truth.json`, into a new folder.
-
-    Args:
-      recipe: a `Recipe` of this module or of `psrun.data.histories`.
 
     Returns:
       What `truth.json` holds under `bayes`: AUC and log loss of the true probabilities on the rows to evaluate on. No
@@ -152,7 +141,7 @@ def write(
     """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(recipe.seed)
-    truth: Truth = recipe.truth(rng)
+    truth = recipe.truth(rng)
     least, more = divmod(recipe.num_examples, num_files)
     for index in range(num_files):
         size = least + (index < more)

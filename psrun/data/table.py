@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,6 +14,7 @@ import tensorflow as tf
 from psrun.config.schema import did_you_mean
 from psrun.data import (
     feature_spec,
+    files,
     formats,
     label_guess,
     labels,
@@ -22,13 +23,14 @@ from psrun.data import (
     proposals,
     splits,
     table_features,
-    weights,
+    text,
 )
-from psrun.data.columns import Wanted
-from psrun.data.prepared_source import PreparedSource, found
-from psrun.data.prepared_source import checked as with_rows
-from psrun.data.source import Feature, Task
-from psrun.data.table_reader import RowsToPredict, TableReader
+from psrun.data.columns import ColumnSpec
+from psrun.data.feature_spec import FeatureSpec
+from psrun.data.preparation import PreparedSet
+from psrun.data.rows import TAB, TEXT, Layout, Rows
+from psrun.data.source import Batches, ByNumber, Convert, Feature, Task, as_read
+from psrun.data.table_reader import WEIGHT, RowsToPredict, TableReader
 from psrun.errors import ConfigError, DataError, Problem
 
 LIST_SEPARATOR = "|"  # of the values of a list in a field of text
@@ -42,11 +44,11 @@ _BATCH_SIZES = ((60_000, 256), (120_000, 512))  # the largest one for up to as m
 _LEARNING_RATE = 0.003
 
 
-class Table(PreparedSource):
+class Table(ByNumber):
     """Rows of files that name their columns, all of one format, gzipped where names of text or TFRecord end in .gz.
 
     A row with a wrong number of fields, without a value, or with one that is not what its column holds is malformed.
-    Rows without a label are left out.
+    Rows without a label are left out. The rows are prepared once (see `psrun.data.preparation`).
 
     Args:
       path: files to train on: one, a folder, or a pattern with * ? and [].
@@ -80,8 +82,8 @@ class Table(PreparedSource):
 
     Raises:
       ConfigError: an option cannot be, or names a column that is not there.
-      DataError: there are no such files, one cannot be read to its end or has other columns than the first, or there
-        are more malformed rows.
+      DataError: there are no such files, one cannot be read to its end or has other columns than the first, there are
+        more malformed rows, or no training examples.
     """
 
     def __init__(
@@ -109,57 +111,98 @@ class Table(PreparedSource):
         predicting: bool = False,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        _check(task, num_classes, format, delimiter, columns, encoding, num_buckets, label_vocabulary)
+        delimiter = TAB if delimiter == r"\t" else delimiter
+        _raise(
+            *text.problems(delimiter, columns, encoding),
+            *_problems_of_label(task, num_classes, label_vocabulary),
+            *_problems_of_numbers(format, num_buckets, max_bad_rows),
+        )
         specs = feature_spec.read(features) if features is not None else {}
-        train, evaluation = found(path, eval_path, max_bad_rows, overlapping=predicting)
-        layout = _layout(train, evaluation, (path, eval_path), format, delimiter, quoted, columns, encoding)
+        train, evaluation = _files(path, eval_path, overlapping=predicting)
+        form = format or formats.of([*train, *evaluation])
+        folders = tuple(each for each in (path, eval_path) if each)
+        names = tuple(columns) if columns else None
+        layout = Layout(form, delimiter or TEXT.get(form, ","), quoted, names, encoding, folders)
         known = formats.columns(train[0], layout)
         _check_columns({}, label, weight, known, layout, train[0])
         recorded = recorded or {}
         split_spec = _split(split, bool(evaluation), recorded)
         _check_split(split_spec, known, train[0])
-        guess = _Guess(train, layout, label, weight, known, cache, max_bad_rows, tell)
-        target = _described_label(task, num_classes, label_vocabulary, recorded) or guess.label(task, num_classes)
+        options = preparation.Options(max_bad_rows, cache, tell)
+        guess = _Guess(train, layout, label, weight, known, options)
+        target = _described_label(task, num_classes, label_vocabulary, recorded) or guess.target(task, num_classes)
+        self.guessed: list[dict[str, Any]] = []
         if not specs and recorded:
             specs = feature_spec.recorded(recorded, known or (), run_folder)
-        self.guessed: list[dict[str, Any]] = []
         if not specs:
             specs, self.guessed = guess.features(num_buckets)
-        reader = TableReader(_wanted(specs, layout), layout, train[0], known, rows=guess.rows)
-        _check_columns(reader.wanted, label, weight, known, layout, train[0])
-        reader = reader.with_label(label, target).with_weight(weight)
-        options = preparation.Options(max_bad_rows, cache, tell)
-        prepared = with_rows(reader.split(train, options, split_spec, recorded), train[0], several=len(train) > 1)
+        reader = TableReader(_columns(specs, layout), layout, train[0], known, rows=guess.rows)
+        _check_columns(reader.specs, label, weight, known, layout, train[0])
+        reader = reader.with_target(label, target, weight)
+        prepared = _not_empty(reader.split(train, options, split_spec, recorded), train)
         self.rows_to_predict: RowsToPredict | None = None
         evaluated = None
         if predicting and evaluation:
-            reader = reader.predicting(evaluation[0])
-            evaluated = reader.prepared(evaluation, replace(options, keep_malformed=True))
-            labeled = label in reader.wanted and not evaluated.num_unlabeled
-            problems = evaluated.problems
-            self.rows_to_predict = RowsToPredict(evaluated.num_examples, labeled, problems, evaluation, layout)
+            evaluated, self.rows_to_predict = reader.predicting(evaluation, options)
         elif evaluation:
-            evaluated = with_rows(reader.prepared(evaluation, options), evaluation[0], several=len(evaluation) > 1)
+            evaluated = _not_empty(reader.prepared(evaluation, options), evaluation)
+        self.facts: Mapping[str, Any] = {"num_train_files": len(train), "num_eval_files": len(evaluation)}
+        self.warnings: tuple[str, ...] = ()
+        self.notes: tuple[str, ...] = ()
+        if self.guessed:
+            advice = f"psrun data inspect {shlex.quote(path)} --label {shlex.quote(label)} --write conf/data/NAME.yaml"
+            self.notes = (f"to edit the features: {advice}",)
+        self._take_examples(prepared, evaluated)
+        self._take_target(label, weight, target, is_recorded=task is None)
+        self._take_split(prepared, split_spec, is_new=not recorded)
+        if features is None:
+            self._add_facts(features=feature_spec.record(specs, run_folder))
+        self.features: Mapping[str, Feature] = table_features.made(specs, num_buckets, prepared.scales, run_folder)
+        self._take_scales(prepared, recorded.get("scales", None if recorded else {}))
+        self._check_weights(prepared, evaluated)
+        self.warnings += (*guess.warnings, *table_features.unused(self.features))
+        if not predicting and not target.num_missing and (num_missing := self.facts.get("num_unlabeled_rows")):
+            self.warnings += (f"{num_missing:,} rows without a label are left out",)
+        self._check_classes(prepared, evaluated)
+
+    def _add_facts(self, **facts: Any) -> None:
+        self.facts = {**self.facts, **facts}
+
+    def _take_examples(self, prepared: PreparedSet, evaluated: PreparedSet | None) -> None:
+        """Takes the rows, and tells of those that are malformed, have no label, or have truncated lists."""
+        self._train = prepared.parts["train"]
+        self._evaluation = prepared.parts.get("eval") if evaluated is None else evaluated.rows
+        self.num_train_examples = self._train.num_examples
+        self.num_eval_examples = self._evaluation.num_examples if self._evaluation else 0
+        sets = [each for each in (prepared, evaluated) if each is not None]
+        self._add_facts(num_bad_rows=sum(each.num_bad for each in sets))
+        self.warnings += tuple(
+            f"{each.num_bad:,} malformed rows skipped, the first: {each.bad[0]}" for each in sets if each.num_bad
+        )
+        if unlabeled := sum(each.num_unlabeled for each in sets):
+            self._add_facts(num_unlabeled_rows=unlabeled)
+        truncated = {name: sum(each.num_truncated.get(name, 0) for each in sets) for name in sets[0].num_truncated}
+        if truncated:  # of the features that are lists
+            self._add_facts(num_truncated_rows=truncated)
+        for name, count in truncated.items():
+            if count:
+                most = self._train.columns[name].max_values
+                text = f"{name}: {count:,} rows have more than max_values={most} values; the first values are kept"
+                self.warnings += (text,)
+
+    def _take_target(self, label: str, weight: str | None, target: label_guess.Label, *, is_recorded: bool) -> None:
+        self._label = label
+        self._weight = weight
         self.task: Any = target.task
         self.num_classes = (target.num_classes or 1) if target.task == "multiclass" else 1
         self.label_vocabulary = target.label_vocabulary
-        super().__init__(prepared, evaluated, label=label, weight=weight)
-        self.notes: tuple[str, ...] = (f"label {label}: {target.note}",) if target.note else ()
-        if self.guessed:
-            advice = f"psrun data inspect {shlex.quote(path)} --label {shlex.quote(label)} --write conf/data/NAME.yaml"
-            self.notes = (f"to edit the features: {advice}", *self.notes)
-        self._describe(prepared, split_spec, is_new=not recorded)
-        self.facts = {"num_train_files": len(train), "num_eval_files": len(evaluation), **self.facts}
-        if features is None:
-            self.facts = {**self.facts, "features": feature_spec.record(specs, run_folder)}
-        if task is None:
-            self.facts = {**self.facts, "label": _record(target)}
-        described = table_features.made(specs, num_buckets, prepared.scales, run_folder)
-        self._take_scales(described, prepared, evaluated, recorded.get("scales", None if recorded else {}))
-        self.warnings += (*guess.warnings, *table_features.unused(self.features))
-        self._check_labels(prepared, evaluated, is_told=predicting or bool(target.num_missing))
+        if target.note:
+            self.notes += (f"label {label}: {target.note}",)
+        if is_recorded:
+            mark = {"decimal_mark": target.decimal_mark} if target.decimal_mark else {}
+            self._add_facts(label={**target.options, **mark})
 
-    def _describe(self, prepared: preparation.PreparedSet, spec: splits.SplitSpec, *, is_new: bool) -> None:
+    def _take_split(self, prepared: PreparedSet, spec: splits.SplitSpec, *, is_new: bool) -> None:
         """Adds the split to the facts and, of a new run, to the notes."""
         num_rows = prepared.num_examples
         num_train = self.num_train_examples
@@ -168,70 +211,57 @@ class Table(PreparedSource):
             message = f"leaves none of {num_rows:,} rows to {which} on"
             message += "; use another fraction or column, data.eval_path=FILE, or data.split.by=none"
             raise ConfigError([Problem(splits.KEY, message)])
-        described = {"spec": splits.options(spec), **prepared.facts}
-        self.facts = {**self.facts, "split": described}
+        self._add_facts(split={"spec": splits.options(spec), **prepared.facts})
         if spec.by != "none" and is_new:
             self.notes += (splits.sentence(spec, num_rows - num_train, num_rows),)
 
-    def _check_labels(
-        self, prepared: preparation.PreparedSet, evaluated: preparation.PreparedSet | None, *, is_told: bool
-    ) -> None:
-        """Warns of missing labels, unless the user `is_told`, and if all examples of one kind have the same class."""
-        if not is_told and (num_missing := self.facts.get("num_unlabeled_rows")):
-            self.warnings += (f"{num_missing:,} rows without a label are left out",)
+    def _check_classes(self, prepared: PreparedSet, evaluated: PreparedSet | None) -> None:
+        """Warns if all examples of one kind have the same class."""
         if self.task == "regression":
             return
         eval_range = prepared.label_ranges.get("eval") if evaluated is None else evaluated.label_ranges.get("train")
-        of_evaluation = "metrics that compare classes, such as AUC, mean nothing"
-        for kind, count, labels_range, result in (
+        for kind, count, label_range, result in (
             ("training", self.num_train_examples, prepared.label_ranges.get("train"), "there is nothing to learn"),
-            ("evaluation", self.num_eval_examples, eval_range, of_evaluation),
+            (
+                "evaluation",
+                self.num_eval_examples,
+                eval_range,
+                "metrics that compare classes, such as AUC, mean nothing",
+            ),
         ):
-            if labels_range is not None and labels_range[0] == labels_range[1] and count > 1:
-                which = self._class_name(labels_range[0])
-                self.warnings += (f"all {count:,} {kind} examples have the label {which}: {result}",)
+            if label_range is not None and label_range[0] == label_range[1] and count > 1:
+                number = int(label_range[0])
+                shown = number if self.label_vocabulary is None else repr(self.label_vocabulary[number])
+                self.warnings += (f"all {count:,} {kind} examples have the label {shown}: {result}",)
 
-    def _scales(self) -> dict[str, Any]:
-        """The scales of features and label for run.json: a model keeps them, whatever the files have later."""
-        scales: dict[str, Any] = {}
-        for name, feature in self.features.items():
-            if feature.dtype == tf.float32 and not feature.is_list:
-                scales[name] = {"mean": feature.mean, "deviation": feature.deviation}
-                if feature.boundaries:
-                    scales[name]["boundaries"] = list(feature.boundaries)
-        if self.task == "regression" and self._label is not None:
-            scales[self._label] = {"mean": self.label_mean, "deviation": self.label_deviation}
-        return scales
-
-    def _class_name(self, number: float) -> str:
-        return str(int(number)) if self.label_vocabulary is None else repr(self.label_vocabulary[int(number)])
-
-    def _take_scales(
-        self,
-        features: Mapping[str, Feature],
-        prepared: preparation.PreparedSet,
-        evaluated: preparation.PreparedSet | None,
-        recorded: Mapping[str, Any] | None,
-    ) -> None:
-        """Takes the scales of features, of labels to regress and of weights.
+    def _take_scales(self, prepared: PreparedSet, recorded: Mapping[str, Any] | None) -> None:
+        """Takes the scales of features and of labels to regress: a model keeps them, whatever the files have later.
 
         Args:
           recorded: by the run, and hold; None for a run from before scales were recorded, whose labels had none.
         """
-        label = self._label
-        weight = self._weight
-        self.features: Mapping[str, Feature] = table_features.with_scales(features, recorded or {})
-        if self.task == "regression" and label is not None and recorded is not None:
-            scale = prepared.scales[label]
-            known = recorded.get(label, {"mean": scale.mean, "deviation": scale.deviation})
+        self.features = table_features.with_scales(self.features, recorded or {})
+        if recorded is None:
+            return
+        scales = table_features.scales(self.features)
+        if self.task == "regression":
+            scale = prepared.scales[self._label]
+            known = recorded.get(self._label, {"mean": scale.mean, "deviation": scale.deviation})
             self.label_mean = known["mean"]
             self.label_deviation = known["deviation"]
-        if recorded is not None:
-            self.facts = {**self.facts, "scales": self._scales()}
-        if weight is not None:
-            other = evaluated.scales.get(weight) if evaluated else None
-            self.warnings += tuple(weights.check_means(prepared.scales[weight], other))
-            self.facts = {**self.facts, "mean_weight": prepared.scales[weight].mean}
+            scales[self._label] = {"mean": self.label_mean, "deviation": self.label_deviation}
+        self._add_facts(scales=scales)
+
+    def _check_weights(self, prepared: PreparedSet, evaluated: PreparedSet | None) -> None:
+        if self._weight is None:
+            return
+        mean = prepared.scales[self._weight].mean
+        if mean == 0:
+            raise ConfigError([Problem(WEIGHT, "every training example has the weight 0; choose another column")])
+        other = evaluated.scales.get(self._weight) if evaluated else None
+        if other is not None and other.mean == 0:
+            self.warnings += (f"{WEIGHT}: every evaluation example has the weight 0, so its metrics mean nothing",)
+        self._add_facts(mean_weight=mean)
 
     def recommended(self, global_batch_size: int | None) -> dict[str, Any]:
         """See `DataSource`."""
@@ -244,11 +274,72 @@ class Table(PreparedSource):
         rate = {"learning_rate": _LEARNING_RATE, "learning_rate_falls": True}
         return {"global_batch_size": recommended, "epochs": epochs, "steps_per_epoch": None, **rate}
 
+    def block(self, batch_size: int) -> int:
+        return self._train.block(batch_size)
+
+    def read(self, batches: Batches, convert: Convert = as_read) -> tf.data.Dataset:
+        return self._train.read(batches, lambda number, numbers, row: convert(number, numbers, self._example(row)))
+
+    def evaluation(self, *, batch_size: int, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
+        assert self._evaluation is not None
+        return self._evaluation.in_order(batch_size, shard, lambda *columns: self._example(columns[2]))
+
     def _example(self, columns: dict[str, tf.Tensor]) -> tuple[Any, ...]:
-        features, label, *weight = super()._example(columns)
+        """The features, the label and, where the set has them, the weights of rows."""
+        features = {name: values for name, values in columns.items() if name not in (self._label, self._weight)}
+        weights = [values[:, 0] for name, values in columns.items() if name == self._weight]
+        label = columns.get(self._label)
+        if label is None:  # of rows that are only predicted
+            label = tf.zeros([tf.shape(next(iter(columns.values())))[0], 1])
         if self.task == "multiclass":
             label = tf.cast(label[:, 0], tf.int64)
-        return features, label, *weight
+        return features, label, *weights
+
+
+def _raise(*problems: Problem) -> None:
+    """Raises ConfigError if there are problems."""
+    if problems:
+        raise ConfigError(problems)
+
+
+def _problems_of_label(
+    task: str | None, num_classes: int | None, label_vocabulary: labels.Vocabulary | None
+) -> Iterator[Problem]:
+    if task is not None and task not in get_args(Task):
+        yield Problem("data.task", f"is {task!r}, must be one of {', '.join(get_args(Task))}")
+    if task == "multiclass" and label_vocabulary is None and (num_classes is None or num_classes < 2):
+        yield Problem("data.num_classes", f"is {num_classes}, must be 2 or more with data.task=multiclass")
+    if task != "multiclass" and num_classes is not None:
+        yield Problem("data.num_classes", "requires data.task=multiclass; remove it")
+    if label_vocabulary is not None and task is not None:
+        yield from labels.fitting(task, num_classes, label_vocabulary)
+
+
+def _problems_of_numbers(format: str | None, num_buckets: int | None, max_bad_rows: int) -> Iterator[Problem]:
+    if format is not None and format not in formats.FORMATS:
+        yield Problem("data.format", f"is {format!r}, must be one of {', '.join(formats.FORMATS)}, or null")
+    if num_buckets is not None and num_buckets < 1:
+        yield Problem("data.num_buckets", f"is {num_buckets}, must be 1 or more")
+    if max_bad_rows < 0:
+        yield Problem("data.max_bad_rows", f"is {max_bad_rows}, must be 0 or more")
+
+
+def _files(path: str, eval_path: str | None, *, overlapping: bool) -> tuple[list[str], list[str]]:
+    """The training files and the evaluation files; a file may be both only if they are `overlapping`."""
+    train = files.find(path)
+    evaluation = files.find(eval_path) if eval_path else []
+    paths = {files.path(name) for name in train}
+    both = [name for name in evaluation if files.path(name) in paths]
+    if both and not overlapping:
+        raise ConfigError([Problem("data.eval_path", f"{both[0]} is also a training file; use separate files")])
+    return train, evaluation
+
+
+def _not_empty(prepared: PreparedSet, names: Sequence[str]) -> PreparedSet:
+    if not prepared.num_examples:
+        labels = ", but rows without a label" if prepared.num_unlabeled else ""
+        raise DataError(f"there is no row in {names[0]}{' and the others' * (len(names) > 1)}{labels}")
+    return prepared
 
 
 def _described_label(
@@ -270,31 +361,6 @@ def _described_label(
     return None if task is None else label_guess.Label(task, num_classes, vocabulary)
 
 
-def _record(label: label_guess.Label) -> dict[str, Any]:
-    return {**label.options, **({"decimal_mark": label.decimal_mark} if label.decimal_mark else {})}
-
-
-def _layout(
-    train: Sequence[str],
-    evaluation: Sequence[str],
-    paths: Sequence[str | None],
-    format: str | None,
-    delimiter: str | None,
-    quoted: bool,
-    columns: Sequence[str] | None,
-    encoding: str,
-) -> formats.Layout:
-    form = format or formats.of([*train, *evaluation])
-    usual = formats.TEXT.get(form, ",")
-    names = tuple(columns) if columns else None
-    folders = tuple(each for each in paths if each)
-    return formats.Layout(form, _unescaped(delimiter) or usual, quoted, names, encoding, folders)
-
-
-def _unescaped(delimiter: str | None) -> str | None:
-    return formats.TAB if delimiter == r"\t" else delimiter
-
-
 def _split(node: Any, has_evaluation: bool, recorded: Mapping[str, Any]) -> splits.SplitSpec:
     """The split as configured, or as the run recorded it."""
     configured = splits.read(node)
@@ -303,59 +369,49 @@ def _split(node: Any, has_evaluation: bool, recorded: Mapping[str, Any]) -> spli
     return splits.SplitSpec("none") if has_evaluation else configured
 
 
-def _wanted(specs: Mapping[str, feature_spec.FeatureSpec], layout: formats.Layout) -> dict[str, Wanted]:
-    separator = LIST_SEPARATOR if layout.format in formats.TEXT else None
-    wanted: dict[str, Wanted] = {}
+def _columns(specs: Mapping[str, FeatureSpec], layout: Layout) -> dict[str, ColumnSpec]:
+    """The columns of the features, by the names that these have in batches."""
+    separator = LIST_SEPARATOR if layout.is_text else None
+    columns: dict[str, ColumnSpec] = {}
     for name, feature in specs.items():
-        wanted |= feature.wanted(name, separator)
-    return wanted
+        columns |= feature.columns(name, separator)
+    return columns
 
 
+@dataclass
 class _Guess:
     """What the rows of the training files tell about their columns; looked at only if it is needed."""
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        layout: formats.Layout,
-        label: str,
-        weight: str | None,
-        known: Sequence[str] | None,
-        cache: str | None,
-        max_bad_rows: int,
-        tell: Callable[[str], None],
-    ) -> None:
-        self._names = names
-        self._layout = layout
-        self._label = label
-        self._weight = weight
-        self._known = known
-        self._max_bad_rows = max_bad_rows
-        self._tell = tell
-        self.warnings: tuple[str, ...] = ()
-        self._cache = preparation.cache_folder(cache)
-        self.rows: dict[str, list[formats.Rows]] = {}  # those that were looked at, by file
+    names: Sequence[str]
+    layout: Layout
+    label: str
+    weight: str | None
+    known: Sequence[str] | None
+    options: preparation.Options
+    rows: dict[str, list[Rows]] = field(default_factory=dict)  # those that were looked at, by file
+    warnings: tuple[str, ...] = ()
 
     @functools.cached_property
     def _profiles(self) -> dict[str, profiles.Profile]:
-        found = profiles.of_files(self._names, self._layout, cache=self._cache, keep=self.rows, tell=self._tell)
-        first = next(iter(found.values()))  # all have the same number of rows
-        preparation.check_bad(first.num_bad, [first.first_bad], self._max_bad_rows)
+        cache = preparation.cache_folder(self.options.cache)
+        looked = profiles.of_files(self.names, self.layout, cache=cache, keep=self.rows, tell=self.options.tell)
+        first = next(iter(looked.values()))  # all have the same number of rows
+        preparation.check_bad(first.num_bad, [first.first_bad], self.options.max_bad_rows)
         if not first.num_rows:
-            raise DataError(f"there is no row in {self._names[0]} to infer the features from")
-        return found
+            raise DataError(f"there is no row in {self.names[0]} to infer the features from")
+        return looked
 
-    def label(self, task: Task | None, num_classes: int | None) -> label_guess.Label:
-        if self._known is None:
+    def target(self, task: Task | None, num_classes: int | None) -> label_guess.Label:
+        if self.known is None:
             return label_guess.Label("binary")
-        return label_guess.of(self._profiles[self._label], task=task, num_classes=num_classes)
+        return label_guess.of(self._profiles[self.label], task=task, num_classes=num_classes)
 
-    def features(self, num_buckets: int | None) -> tuple[dict[str, feature_spec.FeatureSpec], list[dict[str, Any]]]:
+    def features(self, num_buckets: int | None) -> tuple[dict[str, FeatureSpec], list[dict[str, Any]]]:
         """The inferred features, and rows to display them."""
-        if self._known is None:
+        if self.known is None:
             message = "is required for TFRecord files, whose records have no schema"
             raise ConfigError([Problem("data.features", message)])
-        proposed = proposals.of(self._profiles.values(), (self._label, self._weight))
+        proposed = proposals.of(self._profiles.values(), (self.label, self.weight))
         features = proposals.features(proposed, num_buckets)
         if not features:
             message = f"cannot be inferred: {proposals.nothing_left(proposed)}"
@@ -364,70 +420,53 @@ class _Guess:
         return features, [each.row(name) for name, each in proposed.items()]
 
 
-def _check(
-    task: str | None,
-    num_classes: int | None,
-    format: str | None,
-    delimiter: str | None,
-    columns: Sequence[str] | None,
-    encoding: str,
-    num_buckets: int | None,
-    label_vocabulary: labels.Vocabulary | None,
-) -> None:
-    problems = [*formats.problems(_unescaped(delimiter), columns, encoding)]
-    if task is not None and task not in get_args(Task):
-        problems.append(Problem("data.task", f"is {task!r}, must be one of {', '.join(get_args(Task))}"))
-    if task == "multiclass" and label_vocabulary is None and (num_classes is None or num_classes < 2):
-        problems.append(Problem("data.num_classes", f"is {num_classes}, must be 2 or more with data.task=multiclass"))
-    if task != "multiclass" and num_classes is not None:
-        problems.append(Problem("data.num_classes", "requires data.task=multiclass; remove it"))
-    if label_vocabulary is not None and task is not None:
-        problems += labels.fitting(task, num_classes, label_vocabulary)
-    if format is not None and format not in formats.FORMATS:
-        problems.append(Problem("data.format", f"is {format!r}, must be one of {', '.join(formats.FORMATS)}, or null"))
-    if num_buckets is not None and num_buckets < 1:
-        problems.append(Problem("data.num_buckets", f"is {num_buckets}, must be 1 or more"))
-    if problems:
-        raise ConfigError(problems)
-
-
 def _check_columns(
-    wanted: Mapping[str, Wanted],
+    specs: Mapping[str, ColumnSpec],
     label: str,
     weight: str | None,
     known: Sequence[str] | None,
-    layout: formats.Layout,
+    layout: Layout,
     name: str,
 ) -> None:
-    keys = {feature: weights.key_of(feature, want) for feature, want in wanted.items()}
-    places = {"data.label": label, **{keys[feature]: want.column for feature, want in wanted.items()}}
-    problems = [] if weight is None else list(weights.problems(weight, label, wanted))
+    """Raises ConfigError if columns are not there, or are used for two things."""
+    keys = {
+        feature: f"data.features.{spec.weights_of or feature}{'.weights' * bool(spec.weights_of)}"
+        for feature, spec in specs.items()
+    }
+    columns = {"data.label": label, **{keys[feature]: spec.column for feature, spec in specs.items()}}
+    problems: list[Problem] = []
     if weight is not None:
-        places[weights.KEY] = weight
-    for key, column in places.items():
+        if weight == label:
+            problems.append(Problem(WEIGHT, f"{weight!r} is the label; choose another column"))
+        for feature, spec in specs.items():
+            if weight in (feature, spec.column):
+                message = f"{weight!r} is also {keys[feature]}; choose another column, or remove the feature"
+                problems.append(Problem(WEIGHT, message))
+        columns[WEIGHT] = weight
+    for key, column in columns.items():
         if known is not None and column not in known:
             hint = (
-                formats.delimiter_hint(name, layout, column)
-                or formats.header_hint(known, layout)
+                text.delimiter_hint(name, layout, column)
+                or text.header_hint(known, layout)
                 or did_you_mean(column, known)
             )
             problems.append(Problem(key, f"{name} has no column {column!r}.{hint}"))
-        elif key != "data.label" and (label == column or key == keys.get(label)):
+        elif key not in ("data.label", WEIGHT) and (label == column or key == keys.get(label)):
             problems.append(Problem(key, f"{label!r} is the label; choose another column"))
-    problems += _of_text(wanted, layout) if layout.format in formats.TEXT else []
-    if problems:
-        raise ConfigError(problems)
+    if layout.is_text:
+        problems += _problems_in_text(specs, layout)
+    _raise(*problems)
 
 
-def _of_text(wanted: Mapping[str, Wanted], layout: formats.Layout) -> Iterator[Problem]:
+def _problems_in_text(specs: Mapping[str, ColumnSpec], layout: Layout) -> Iterator[Problem]:
     """Features that a field of text cannot hold."""
-    for feature, want in wanted.items():
-        key = f"data.features.{want.weights_of or feature}"
-        if want.width != 1:
-            message = f"is {want.width}, must be 1: a text field holds one value; set max_values for a list"
+    for feature, spec in specs.items():
+        key = f"data.features.{spec.weights_of or feature}"
+        if spec.width != 1:
+            message = f"is {spec.width}, must be 1: a text field holds one value; set max_values for a list"
             yield Problem(f"{key}.width", message)
-        if want.max_values is not None and want.separator == layout.delimiter and not layout.quoted:
-            message = f"is {want.separator!r}, as is the delimiter of the fields; choose another one"
+        if spec.max_values is not None and spec.separator == layout.delimiter and not layout.quoted:
+            message = f"is {spec.separator!r}, as is the delimiter of the fields; choose another one"
             yield Problem(f"{key}.separator", message)
 
 
@@ -435,10 +474,5 @@ def _check_split(spec: splits.SplitSpec, known: Sequence[str] | None, name: str)
     if known is None and spec.by in ("group", "time", "last"):
         message = f"is {spec.by}, which TFRecord files have no columns for; choose rows or none, or set data.eval_path"
         raise ConfigError([Problem(f"{splits.KEY}.by", message)])
-    problems = [
-        Problem(key, f"{name} has no column {column!r}.{did_you_mean(column, known)}")
-        for key, column in splits.columns_of(spec).items()
-        if known is not None and column not in known
-    ]
-    if problems:
-        raise ConfigError(problems)
+    missing = [each for each in splits.columns_of(spec).items() if known is not None and each[1] not in known]
+    _raise(*(Problem(key, f"{name} has no column {each!r}.{did_you_mean(each, known or ())}") for key, each in missing))

@@ -34,70 +34,35 @@ def made(
     """
     features: dict[str, Feature] = {}
     for name, spec in specs.items():
-        feature = _feature(name, spec, num_buckets or _NUM_BUCKETS, scales.get(name), folder)
-        features |= dict(_with_weights(name, spec, feature))
+        feature = Feature((spec.width,), TYPES[spec.dtype], table=spec.table)
+        if spec.vocabulary is not None:
+            feature = replace(feature, vocabulary=_vocabulary(name, spec, folder))
+        elif spec.dtype == "float32":
+            feature = _with_scale(feature, spec, scales[name])
+        else:
+            usual = (num_buckets or _NUM_BUCKETS) if spec.dtype == "string" else None
+            feature = replace(feature, num_buckets=spec.num_buckets or usual)
+        if spec.max_values is not None:
+            feature = replace(
+                feature,
+                shape=(None,),
+                max_values=spec.max_values,
+                combiner=spec.combiner,
+                weights=None if spec.weights is None else weights_name(name),
+            )
+        features[name] = feature
+        if feature.weights is not None:
+            features[feature.weights] = Feature((None,), tf.float32, max_values=spec.max_values)
     return features
 
 
-def with_scales(features: Mapping[str, Feature], scales: Mapping[str, Mapping[str, Any]]) -> dict[str, Feature]:
-    """The features with the scales that a run recorded: mean and deviation and, of features with bins, boundaries."""
-    known = {
-        name: replace(
-            features[name],
-            mean=scale["mean"],
-            deviation=scale["deviation"],
-            boundaries=tuple(scale.get("boundaries", ())),
-        )
-        for name, scale in scales.items()
-        if name in features
-    }
-    return {**features, **known}
-
-
-def unused(features: Mapping[str, Feature]) -> Iterator[str]:
-    """Warnings about features that psrun's models ignore."""
-    raw = [n for n, f in features.items() if f.dtype == tf.int64 and f.vocabulary is None and f.num_buckets is None]
-    if raw:
-        yield f"{', '.join(raw)}: integers without vocabulary and num_buckets; psrun's models ignore them"
-
-
-def _with_weights(name: str, spec: FeatureSpec, feature: Feature) -> Iterator[tuple[str, Feature]]:
-    if spec.max_values is None:
-        yield name, replace(feature, table=spec.table)
-        return
-    weights = None if spec.weights is None else weights_name(name)
-    yield (
-        name,
-        replace(
-            feature,
-            shape=(None,),
-            max_values=spec.max_values,
-            combiner=spec.combiner,
-            weights=weights,
-            table=spec.table,
-        ),
-    )
-    if weights is not None:
-        yield weights, Feature((None,), tf.float32, max_values=spec.max_values)
-
-
-def _feature(name: str, spec: FeatureSpec, num_buckets: int, scale: Scale | None, folder: Path | None) -> Feature:
-    """The features for models; floats have their scale."""
-    shape, dtype = (spec.width,), TYPES[spec.dtype]
-    if spec.vocabulary is not None:
-        return Feature(shape, dtype, _vocabulary(name, spec, folder))
-    if scale is None:
-        buckets = num_buckets if spec.dtype == "string" else None
-        return Feature(shape, dtype, num_buckets=spec.num_buckets or buckets)
-    mean, deviation = (scale.log_mean, scale.log_deviation) if spec.logarithm else (scale.mean, scale.deviation)
-    boundaries = () if spec.bins is None else scale.boundaries(spec.bins)
-    return Feature(
-        shape,
-        dtype,
+def _with_scale(feature: Feature, spec: FeatureSpec, scale: Scale) -> Feature:
+    return replace(
+        feature,
         logarithm=spec.logarithm,
-        mean=mean,
-        deviation=deviation,
-        boundaries=boundaries,
+        mean=scale.log_mean if spec.logarithm else scale.mean,
+        deviation=scale.log_deviation if spec.logarithm else scale.deviation,
+        boundaries=() if spec.bins is None else scale.boundaries(spec.bins),
         nullable=spec.nullable,
     )
 
@@ -113,3 +78,30 @@ def _vocabulary(name: str, spec: FeatureSpec, folder: Path | None) -> tuple[str,
         if len(spec.vocabulary) > feature_spec.LISTED and path.exists():
             return path.absolute()
     return tuple(spec.vocabulary)
+
+
+def with_scales(features: Mapping[str, Feature], scales: Mapping[str, Mapping[str, Any]]) -> dict[str, Feature]:
+    """The features with the scales that a run recorded: mean and deviation and, of features with bins, boundaries."""
+    known = {
+        name: replace(features[name], **{**scale, "boundaries": tuple(scale.get("boundaries", ()))})
+        for name, scale in scales.items()
+        if name in features
+    }
+    return {**features, **known}
+
+
+def scales(features: Mapping[str, Feature]) -> dict[str, dict[str, Any]]:
+    """The scales of features for run.json."""
+    scales: dict[str, dict[str, Any]] = {}
+    for name, feature in features.items():
+        if feature.dtype == tf.float32 and not feature.is_list:
+            boundaries = {"boundaries": list(feature.boundaries)} if feature.boundaries else {}
+            scales[name] = {"mean": feature.mean, "deviation": feature.deviation, **boundaries}
+    return scales
+
+
+def unused(features: Mapping[str, Feature]) -> Iterator[str]:
+    """Warnings about features that psrun's models ignore."""
+    raw = [n for n, f in features.items() if f.dtype == tf.int64 and f.vocabulary is None and f.num_buckets is None]
+    if raw:
+        yield f"{', '.join(raw)}: integers without vocabulary and num_buckets; psrun's models ignore them"

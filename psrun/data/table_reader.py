@@ -10,10 +10,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
 
-from psrun.data import formats, label_guess, preparation, splits, weights
-from psrun.data.columns import Piece, Wanted, checked, complete
-from psrun.errors import DataError
+from psrun.config.schema import did_you_mean
+from psrun.data import formats, label_guess, notations, preparation, splits
+from psrun.data.columns import ColumnSpec, Piece, convert, is_list
+from psrun.data.rows import Layout, Rows, decoded
+from psrun.errors import ConfigError, DataError, Problem
+
+WEIGHT = "data.weight"
+_CLASSES = {"binary": 2, "regression": None}
 
 
 @dataclass(frozen=True)
@@ -21,51 +28,52 @@ class TableReader:
     """Reads and prepares files.
 
     Attributes:
-      wanted: what each column of the prepared set is read from.
+      specs: how each column of the prepared set is read.
       first: the first training file; `columns`: its columns, which all files have; None where each record has its own.
-      label, weight: the columns of these, which are in `wanted` too.
+      label, weight: the columns of these, which are in `specs` too.
       strict: whether other columns than those of the first file are an error.
       rows: of files that were read before.
     """
 
-    wanted: Mapping[str, Wanted]
-    layout: formats.Layout
+    specs: Mapping[str, ColumnSpec]
+    layout: Layout
     first: str
     columns: Sequence[str] | None
     label: str = ""
     weight: str | None = None
     strict: bool = True
-    rows: Mapping[str, Sequence[formats.Rows]] = field(default_factory=dict)
+    rows: Mapping[str, Sequence[Rows]] = field(default_factory=dict)
 
-    def with_label(self, label: str, target: label_guess.Label) -> TableReader:
-        classes = {"binary": 2, "multiclass": target.num_classes, "regression": None}[target.task]
-        dtype = "int64" if target.task == "multiclass" else "float32"
-        vocabulary = target.label_vocabulary
-        want = Wanted(
+    def with_target(self, label: str, target: label_guess.Label, weight: str | None) -> TableReader:
+        """A reader that reads the label, and the weight if there is one, too."""
+        specs = dict(self.specs)
+        specs[label] = ColumnSpec(
             label,
-            dtype,
+            "int64" if target.task == "multiclass" else "float32",
             decimal_mark=target.decimal_mark,
             is_label=True,
-            num_classes=classes,
-            vocabulary=vocabulary,
+            num_classes=_CLASSES.get(target.task, target.num_classes),
+            vocabulary=target.label_vocabulary,
         )
-        return replace(self, wanted={**self.wanted, label: want}, label=label)
+        if weight is not None:
+            specs[weight] = ColumnSpec(weight, "float32", weight=True)
+        return replace(self, specs=specs, label=label, weight=weight)
 
-    def with_weight(self, weight: str | None) -> TableReader:
-        if weight is None:
-            return self
-        return replace(self, wanted={**self.wanted, weight: Wanted(weight, "float32", weight=True)}, weight=weight)
-
-    def predicting(self, name: str) -> TableReader:
-        """A reader of files to predict, which may lack the label and the weight, and have other columns."""
-        there = formats.suggestions(name, self.layout)
+    def predicting(
+        self, names: Sequence[str], options: preparation.Options
+    ) -> tuple[preparation.PreparedSet, RowsToPredict]:
+        """All rows of files to predict, which may lack the label and the weight, and have other columns."""
+        there = formats.suggestions(names[0], self.layout)
         dropped = {self.weight} if self.label in there else {self.weight, self.label}
-        wanted = {key: want for key, want in self.wanted.items() if key not in dropped}
-        lacking = sorted({want.column for want in wanted.values()}.difference(there))
+        specs = {key: spec for key, spec in self.specs.items() if key not in dropped}
+        lacking = sorted({spec.column for spec in specs.values()}.difference(there))
         if lacking and self.columns is not None:
             columns = ", ".join(map(repr, lacking))
-            raise DataError(f"{name} lacks {columns}, which the model needs; it has {', '.join(there)}")
-        return replace(self, wanted=wanted, strict=False)
+            raise DataError(f"{names[0]} lacks {columns}, which the model needs; it has {', '.join(there)}")
+        reader = replace(self, specs=specs, strict=False)
+        prepared = reader.prepared(names, replace(options, keep_malformed=True))
+        labeled = self.label in specs and not prepared.num_unlabeled
+        return prepared, RowsToPredict(prepared.num_examples, labeled, prepared.problems, names, self.layout)
 
     def prepared(
         self, names: Sequence[str], options: preparation.Options, split: splits.Split | None = None
@@ -94,48 +102,59 @@ class TableReader:
         return self.prepared(names, options, split)
 
     def _contents(self, split: splits.Split | None, options: preparation.Options) -> preparation.Contents:
-        how = [asdict(self.layout), {name: asdict(want) for name, want in self.wanted.items()}]
-        columns = {name: want.prepared for name, want in self.wanted.items()}
-        pieces = _Pieces(self, split, options.keep_malformed).of
+        how = [asdict(self.layout), {name: asdict(spec) for name, spec in self.specs.items()}]
+        columns = {name: spec.prepared for name, spec in self.specs.items()}
         label = self.label if self.label in columns else None
+        num_rows = 0  # of the files before
+
+        def pieces(name: str) -> Iterator[tuple[Piece, np.ndarray | None]]:
+            nonlocal num_rows
+            end = 0
+            for rows in self._rows_of(name, split):
+                piece = convert(rows, self.specs, keep=options.keep_malformed)
+                parts = None
+                if split is not None:
+                    held_out = split.held_out(rows, num_rows)
+                    parts = held_out[np.searchsorted(rows.places, piece.places)].astype(np.int8)
+                end = max(end, rows.end)
+                yield piece, parts
+            num_rows += end
+
         if split is None:
             return preparation.Contents(columns, pieces, json.dumps(how), label=label)
         key = json.dumps([*how, split.key])
         return preparation.Contents(columns, pieces, key, splits.PARTS, label, lambda: split.facts)
 
+    def _rows_of(self, name: str, split: splits.Split | None) -> Iterator[Rows]:
+        """The rows of a file with the columns of the prepared set, and those that the split needs."""
+        if self.strict:
+            formats.check_columns(name, self.layout, self.first, self.columns)
+        needed = [] if split is None else split.columns or self.columns or ()
+        columns = list(dict.fromkeys([*(spec.column for spec in self.specs.values()), *needed]))
+        is_checked = name != self.first or self.weight not in self.specs
+        for rows in self.rows.get(name) or formats.rows(name, columns, self.layout):
+            if not is_checked:
+                self._check_weight(rows.batch.column(self.weight))
+                is_checked = True
+            yield rows
 
-@dataclass
-class _Pieces:
-    """Reads files one after the other, and splits their rows."""
-
-    reader: TableReader
-    split: splits.Split | None
-    keep_malformed: bool
-    first: int = 0
-
-    def of(self, name: str) -> Iterator[tuple[Piece, np.ndarray | None]]:
-        reader = self.reader
-        if reader.strict:
-            formats.check_columns(name, reader.layout, reader.first, reader.columns)
-        columns = list(dict.fromkeys(want.column for want in reader.wanted.values()))
-        if self.split is not None:
-            needed = self.split.columns or reader.columns or ()
-            columns = list(dict.fromkeys([*columns, *needed]))
-        weight = reader.weight if name == reader.first else None
-        num_rows = 0
-        for rows in reader.rows.get(name) or formats.rows(name, columns, reader.layout):
-            if weight is not None and weight in reader.wanted:
-                suggestions = functools.partial(formats.suggestions, name, reader.layout)
-                weights.check_column(weight, name, rows.batch.column(weight), suggestions)
-                weight = None
-            piece = checked(rows, reader.wanted, keep=self.keep_malformed)
-            parts = None
-            if self.split is not None:
-                held_out = self.split.held_out(rows, self.first)
-                parts = held_out[np.searchsorted(rows.places, piece.places)].astype(np.int8)
-            num_rows = max(num_rows, rows.end)
-            yield piece, parts
-        self.first += num_rows
+    def _check_weight(self, values: pa.Array) -> None:
+        """Raises ConfigError if the first weights are all missing, or none of them is a number."""
+        num_rows = len(values)
+        values = decoded(values)
+        if is_list(values.type):  # of one value, as in TFRecord
+            values = values.flatten()
+        if types.is_binary(values.type):
+            values = values.cast(pa.string())
+        is_text = types.is_string(values.type)
+        present = values.filter(pc.invert(notations.is_missing(values))) if is_text else values.drop_null()
+        message = f"column {self.weight!r}"
+        if not len(present) and num_rows:
+            hint = did_you_mean(str(self.weight), formats.suggestions(self.first, self.layout))
+            raise ConfigError([Problem(WEIGHT, f"{message} has no values in the first rows of {self.first}.{hint}")])
+        if is_text and len(present) and notations.numbers(present).null_count == len(present):
+            message += f" of {self.first} holds strings, such as {present[0].as_py()!r}"
+            raise ConfigError([Problem(WEIGHT, f"{message}; choose a column of numbers")])
 
 
 @dataclass(frozen=True)
@@ -152,7 +171,7 @@ class RowsToPredict:
     labeled: bool
     problems: Mapping[int, str]
     names: Sequence[str]
-    layout: formats.Layout
+    layout: Layout
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -163,6 +182,5 @@ class RowsToPredict:
         """These columns of all rows, in order; null where a row cannot be split into fields."""
         for name in self.names:
             for rows in formats.rows(name, columns, self.layout):
-                batch = complete(rows).batch
-                arrays = [formats.decoded(each) for each in batch.columns]
-                yield pa.record_batch(arrays, batch.schema.names)
+                batch = rows.complete().batch
+                yield pa.record_batch([decoded(each) for each in batch.columns], batch.schema.names)

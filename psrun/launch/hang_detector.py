@@ -30,7 +30,7 @@ class TrainingStatus:
 
 
 class HangLimits(Protocol):
-    """Time limits; see `choices.Restart` and `choices.Unsupervised`."""
+    """Time limits; see `choices.Restart`."""
 
     @property
     def heartbeat_timeout_s(self) -> float: ...

@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 
 from psrun.config.topology import CHIEF, Task
+from psrun.launch.backend import TaskHandle
 from psrun.launch.recoveries import Recoveries
-from psrun.launch.task_processes import TaskHandle
 from psrun.results.console import ConsoleSink
-from psrun.results.event_reader import EventReader
 from psrun.results.events import Event
+from psrun.results.journal import EventReader
 from psrun.results.run_folder import RunFolder
 from psrun.results.tables import TaskRow, task_table
 from psrun.results.task_files import age_s

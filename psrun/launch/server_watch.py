@@ -38,8 +38,6 @@ class Watch:
       ask: returns the status of servers, given with their addresses.
       training: returns its current status; must not block.
       give_up: ends the process with an error, whatever its other threads are doing.
-      sees_ends: whether the exit of a server is a failure to record; false if an agent restarts the servers and
-        records that.
     """
 
     def __init__(
@@ -52,13 +50,14 @@ class Watch:
         ask: Callable[[Mapping[Task, str]], Mapping[Task, ServerStatus]],
         training: Callable[[], TrainingStatus],
         give_up: Callable[[PsrunError], None],
-        sees_ends: bool = True,
     ) -> None:
         self._cluster, self._reporter, self._recoveries = cluster, reporter, recoveries
         self._addresses = topology.servers()
         # Resolved now: the host name of a lost node may no longer resolve.
         self._peers = {task: peers(address) for task, address in self._addresses.items()}
-        self._ask, self._training, self._give_up, self._sees_ends = ask, training, give_up, sees_ends
+        self._ask = ask
+        self._training = training
+        self._give_up = give_up
         now_s = time.monotonic()
         self._silences = {task: Silence(now_s, held_up_s=_HELD_UP_S) for task in self._addresses}
         self._detector = HangDetector(cluster, now_s, held_up_s=_HELD_UP_S)
@@ -77,8 +76,6 @@ class Watch:
 
     def check_parameter_servers(self) -> None:
         """Call when a step has failed. Raises TaskLostError if a parameter server has exited or was restarted."""
-        if not self._sees_ends:
-            return
         servers = {task: address for task, address in self._addresses.items() if task.job == "ps"}
         statuses = self._ask(servers)
         with self._lock:
@@ -128,9 +125,9 @@ class Watch:
     def _cause(self, task: Task, status: ServerStatus) -> str | None:
         """Why a server counts as lost; None if it does not."""
         address, silent_s = self._addresses[task], self._silences[task].seconds(time.monotonic())
-        if self._sees_ends and status.refused:
+        if status.refused:
             return f"has ended: nothing listens at {address} (connection refused)"
-        if self._sees_ends and status.incarnation not in (None, self._incarnations.get(task, status.incarnation)):
+        if status.incarnation not in (None, self._incarnations.get(task, status.incarnation)):
             return f"was started again at {address}"
         if not status.answers and silent_s > self._cluster.heartbeat_timeout_s:
             return f"hangs or is cut off: has not answered at {address} for {silent_s:.0f} s"

@@ -1,32 +1,21 @@
-"""The supervisor of a local cluster: starts, monitors and restarts its tasks. Does not import TensorFlow."""
+"""The supervisor of a cluster on any engine: starts, monitors and restarts its tasks. Does not import TensorFlow."""
 
 from __future__ import annotations
 
 import shutil
 import signal
 import time
-from collections.abc import Mapping
-
-import portpicker
-from rich.console import Console
 
 from psrun.cluster.probe import answering
 from psrun.config import choices, topology
-from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ConfigError, ExitCode, final
-from psrun.launch import task_plan
-from psrun.launch.child_processes import StartProcess
+from psrun.launch.backend import Backend, Launch, TaskHandle, end_all
 from psrun.launch.hang_detector import HangDetector, TrainingStatus
 from psrun.launch.progress_relay import ProgressRelay
 from psrun.launch.recoveries import Recoveries
 from psrun.launch.restart_policy import RestartPolicy
-from psrun.launch.task_plan import TaskPlan
-from psrun.launch.task_processes import TaskHandle, TaskProcess, end_all
-from psrun.process import Stop
 from psrun.results.console import ConsoleSink
-from psrun.results.events import Reporter
-from psrun.results.run_folder import RunFolder
 from psrun.results.task_files import shared
 
 _ROUND_S = 0.1
@@ -34,105 +23,97 @@ _SERVERS_END_WITHIN_S = 5.0
 _TAIL_BYTES = 64 * 1024  # of a log, searched for the error that ended its task
 
 
-def run(
-    run_config: RunConfig,
-    folder: RunFolder,
-    stop: Stop,
-    console: Console,
-    *,
-    started_s: float,
-    start_process: StartProcess,
-) -> ExitCode:
-    """Runs the whole cluster to the end of its chief.
-
-    Args:
-      start_process: starts the process of a task.
-
-    Returns:
-      The chief's exit code, or that of the signal that ended the run.
-
-    Raises:
-      BudgetSpentError: the restart budget is exhausted.
-      ConfigError: a task ended with an error of the configuration.
-      Interrupted: a signal ended the run, and the chief could not record it.
-    """
-    plan = task_plan.of(run_config)
-    addresses = {task: f"localhost:{portpicker.pick_unused_port()}" for task in plan.addressed()}
-    tasks = {task: TaskProcess(task, addresses, folder.path, start_process) for task in plan.tasks()}
-    supervisor = Supervisor(run_config, plan, tasks, addresses, folder, ConsoleSink(console), started_s)
-    stop.at_once = supervisor.kill_all
-    return supervisor.run(stop)
-
-
 class Supervisor:
     """Supervises the tasks of one run."""
 
-    def __init__(
-        self,
-        run_config: RunConfig,
-        plan: TaskPlan,
-        tasks: Mapping[Task, TaskHandle],
-        addresses: Mapping[Task, str],
-        folder: RunFolder,
-        sink: ConsoleSink,
-        started_s: float,
-    ) -> None:
-        assert isinstance(run_config.cluster, choices.Supervised)
-        self._sidecar = run_config.sidecar
-        self._evaluator, self._evaluator_lost = plan.evaluator, False
-        self._restart, self._folder = run_config.cluster.restart, folder
-        self._reporter = Reporter([folder.journal], started_s=started_s)  # the chief writes run.json
-        self._plan, self._tasks, self._addresses = plan, tasks, addresses
-        self._policy, self._num_restarts = RestartPolicy.of(self._restart), 0
+    def __init__(self, launch: Launch, backend: Backend) -> None:
+        cluster = launch.run.cluster
+        assert isinstance(cluster, choices.Supervised)
+        self._backend = backend
+        self._plan = launch.plan
+        self._tasks = backend.tasks
+        self._folder = launch.folder
+        self._stop = launch.stop
+        self._reporter = launch.reporter
+        self._sidecar = launch.run.sidecar
+        self._evaluator = launch.plan.evaluator
+        self._evaluator_lost = False
+        self._restart = cluster.restart
+        self._hang_limits = cluster.hang_limits
+        self._policy = RestartPolicy.of(cluster.restart)
+        self._num_restarts = 0
         self._detectors: dict[Task, HangDetector] = {}
-        self._recoveries = Recoveries(self._reporter)
-        self._relay = ProgressRelay(folder, sink, self._recoveries, self._tasks)
+        self._recoveries = Recoveries(launch.reporter)
+        self._relay = ProgressRelay(launch.folder, ConsoleSink(launch.console), self._recoveries, self._tasks)
         self._step = 0
 
-    def run(self, stop: Stop) -> ExitCode:
-        """Runs all tasks, and leaves no process behind. Raises BudgetSpentError and Interrupted."""
-        stop.defer(self._restart.stop_timeout_s + 2 * _SERVERS_END_WITHIN_S)
-        try:
-            return self.watch(stop)
-        finally:
-            self.close()
+    def run(self) -> ExitCode:
+        """Runs all tasks to the end of the chief, and leaves no process behind.
 
-    def watch(self, stop: Stop) -> ExitCode:
+        Returns:
+          The chief's exit code, or that of the signal that ended the run.
+
+        Raises:
+          BudgetSpentError: the restart budget is exhausted.
+          ConfigError: a task ended with an error of the configuration.
+          Interrupted: a signal ended the run, and the chief could not record it.
+          PsrunError: the engine cannot continue the run.
+        """
+        self._stop.at_once = self._backend.kill_all
+        self._stop.defer(self._restart.stop_timeout_s + 2 * _SERVERS_END_WITHIN_S)
+        try:
+            return self._watch()
+        finally:
+            self._close()
+
+    def kill_all(self) -> None:
+        for task in self._tasks.values():
+            task.kill()
+
+    def _watch(self) -> ExitCode:
         """Starts all tasks and returns the exit code of the run once it is over."""
         for task in self._tasks.values():
             self._start(task)
-        while not stop.requested.wait(_ROUND_S):
+        while not self._stop.requested.wait(_ROUND_S):
             self._relay.update()
+            self._backend.look()
             code = self._chief_code()
             if code is not None:
                 if self._sidecar is not None:
-                    self._await_evaluator(stop, self._sidecar.wait_s)
+                    self._await_evaluator(self._sidecar.wait_s)
                 self._end_servers()
                 return code
             self._look()
             self._start_due()
             self._recoveries.look(TrainingStatus.of(self._tasks[CHIEF].heartbeat()), self._is_up)
-        assert stop.signum is not None
-        self._reporter.emit("stopping", step=self._step, signal=signal.Signals(stop.signum).name)
-        self._relay.update()
-        self._tasks[CHIEF].send(stop.signum)
-        end_all([self._tasks[CHIEF]], within_s=self._restart.stop_timeout_s)
-        self._end_servers()
-        return stop.outcome(self._tasks[CHIEF].code, self._folder.stored())
+        return self._end_by_signal()
 
-    def close(self) -> None:
+    def _end_by_signal(self) -> ExitCode:
+        """Ends the chief, which saves, then the servers."""
+        signum = self._stop.signum
+        assert signum is not None
+        self._reporter.emit("stopping", step=self._step, signal=signal.Signals(signum).name)
+        self._relay.update()
+        chief = self._tasks[CHIEF]
+        chief.send(signum)
+        end_all([chief], within_s=self._restart.stop_timeout_s)
+        self._end_servers()
+        return self._stop.outcome(chief.code, self._folder.stored())
+
+    def _close(self) -> None:
         """Ends all processes, removes the files of the tasks, and records the recoveries in run.json."""
         self.kill_all()
         self._relay.close()
         self._folder.record("recoveries", rows=self._recoveries.rows)
         shutil.rmtree(shared(self._folder.path), ignore_errors=True)
 
-    def _await_evaluator(self, stop: Stop, within_s: float) -> None:
+    def _await_evaluator(self, within_s: float) -> None:
         """Waits for the sidecar evaluator, which exits after the last checkpoint."""
         assert self._evaluator is not None
-        task, deadline_s = self._tasks[self._evaluator], time.monotonic() + within_s
+        task = self._tasks[self._evaluator]
+        deadline_s = time.monotonic() + within_s
         while task.code != ExitCode.DONE and not self._evaluator_lost:
-            if time.monotonic() > deadline_s or stop.requested.wait(_ROUND_S):
+            if time.monotonic() > deadline_s or self._stop.requested.wait(_ROUND_S):
                 self._continue_without(task, "has not evaluated the last checkpoint")
                 break
             if task.start_at_s is None:
@@ -148,10 +129,6 @@ class Supervisor:
             if task.task.job in self._plan.serving:
                 task.send(signal.SIGTERM)
         end_all(tasks, within_s=_SERVERS_END_WITHIN_S)
-
-    def kill_all(self) -> None:
-        for task in self._tasks.values():
-            task.kill()
 
     def _chief_code(self) -> ExitCode | None:
         """The exit code of the run if the chief has ended it, else None."""
@@ -197,8 +174,10 @@ class Supervisor:
         elif code == ExitCode.USAGE:
             raise ConfigError(f"{task.task}: {self._last_message(task) or task.how_it_ended}")
         elif code is not None:
+            self._backend.find_lost_machines()  # a chief reports a lost server long before an engine does
             self._failed(task, *self._cause_of_exit(task))
         elif cause := self._hangs(task):
+            self._backend.find_lost_machines()
             self._failed(task, task.task, cause)
             self._detectors[CHIEF].waited(time.monotonic())
 
@@ -241,8 +220,9 @@ class Supervisor:
         return cause
 
     def _unreachable(self) -> str:
-        up = answering(self._addresses, timeout_s=1.0)
-        expected = [task for task in self._addresses if task.job not in topology.DATA_JOBS and task != self._evaluator]
+        addresses = self._backend.addresses
+        up = answering(addresses, timeout_s=1.0)
+        expected = [task for task in addresses if task.job not in topology.DATA_JOBS and task != self._evaluator]
         silent = [str(task) for task in expected if task not in up]
         return f"; no answer from {', '.join(silent)}" if silent else ""
 
@@ -272,9 +252,11 @@ class Supervisor:
 
     def _restarted_with(self, lost: TaskHandle) -> list[TaskHandle]:
         """The tasks to restart if this one is lost, including itself."""
-        restarted_together = self._plan.restarted_together
-        together = lost.task.job in restarted_together
-        return [task for task in self._tasks.values() if task.task.job in restarted_together] if together else [lost]
+        together = self._plan.restarted_together
+        group = [lost]
+        if lost.task.job in together:
+            group = [task for task in self._tasks.values() if task.task.job in together]
+        return list(self._tasks.values()) if self._backend.must_move(group) else group
 
     def _is_up(self, task: Task) -> bool:
         return self._tasks[task].start_at_s is None and self._tasks[task].heartbeat() is not None
@@ -286,4 +268,4 @@ class Supervisor:
 
     def _start(self, task: TaskHandle) -> None:
         task.start()
-        self._detectors[task.task] = HangDetector(self._restart, time.monotonic())
+        self._detectors[task.task] = HangDetector(self._hang_limits, time.monotonic())

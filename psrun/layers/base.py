@@ -13,12 +13,10 @@ import tf_keras
 
 @dataclass(frozen=True)
 class Undecided:
-    """A variable whose `deduplicate='auto'` is not decided yet.
+    """A variable whose `deduplicate='auto'` is not decided yet: of a layer, or of a stack within it.
 
     Attributes:
-      name: of the layer, or of a stack within it.
       positions: int32 (n,), the rows that a batch looks up.
-      decide: called with the decision.
     """
 
     name: str
@@ -72,3 +70,15 @@ class EmbeddingLayer(tf_keras.layers.Layer):
 
 class _Waiting(list):
     """A list that Keras does not track: its tensors belong to a function that is being traced."""
+
+
+def check(condition: tf.Tensor, *data: Any) -> list[tf.Operation]:
+    """The check of a graph, for `tf.control_dependencies`; eagerly it is done at once, and the list is empty.
+
+    `tf.debugging.Assert` would add a branch, and so another function call.
+
+    Raises:
+      tf.errors.InvalidArgumentError: when run: the condition is false. It shows `data`.
+    """
+    operation = tf.raw_ops.Assert(condition=condition, data=list(data))
+    return [] if operation is None else [operation]

@@ -15,8 +15,7 @@ from psrun.layers import pooling
 from psrun.layers.base import EmbeddingLayer, Undecided
 from psrun.layers.fetch import Fetch, check_options
 from psrun.layers.layout import Table
-from psrun.layers.stack import EMBEDDINGS, Stack, grouped, is_alone
-from psrun.layers.stack_fetch import StackFetch
+from psrun.layers.stack import EMBEDDINGS, Stack, StackFetch, grouped, is_alone
 from psrun.tf_internals import cluster, keras
 from psrun.tf_internals.table_views import Views
 from psrun.tf_internals.tracing import stop_recording
@@ -80,8 +79,12 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
         self.tables: tuple[Table, ...] = self.untracked(tuple(map(Table.of, tables)))
         _check(self.tables, concatenate)
         stack = stack if not is_alone() else False
-        self.stack, self.max_stacked_table_bytes = stack, max_stacked_table_bytes
-        self.deduplicate, self.wire, self.oov, self.concatenate = deduplicate, wire, oov, concatenate
+        self.stack = stack
+        self.max_stacked_table_bytes = max_stacked_table_bytes
+        self.deduplicate = deduplicate
+        self.wire = wire
+        self.oov = oov
+        self.concatenate = concatenate
         groups = grouped(self.tables, stack=stack, max_table_bytes=max_stacked_table_bytes)
         self.combiners: Mapping[str, str] = self.untracked(_by_feature(combiner, self.features))
         stacks = [Stack(self._name_of(group), group, oov, deduplicate, self.combiners) for group in groups]
@@ -114,7 +117,8 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
     # -- rows
 
     def call(self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> Any:
-        fetches, checked = self.fetched(inputs), self._checked(inputs, weights or {})
+        fetches = self.fetched(inputs)
+        checked = self._checked(inputs, weights or {})
         block = fetches[0].block(inputs, checked) if self.concatenate and len(fetches) == 1 else None
         if block is not None:
             return tf.cast(block, self.compute_dtype)
@@ -134,7 +138,8 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
         }
 
     def _check_ids(self, feature: str, ids: Any) -> None:
-        title, dtype = self._title(feature), tf.as_dtype(ids.dtype)
+        title = self._title(feature)
+        dtype = tf.as_dtype(ids.dtype)
         if not dtype.is_integer:
             raise ValueError(f"{title} must have ids of an integer type, not of {dtype.name}")
         pooling.check_lists(ids, title)

@@ -9,8 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.layers import pooling
-from psrun.layers.base import EmbeddingLayer, Undecided
-from psrun.layers.checks import check
+from psrun.layers.base import EmbeddingLayer, Undecided, check
 from psrun.layers.fetch import Fetch, check_options
 from psrun.layers.layout import RowOrder
 from psrun.tf_internals.tracing import stop_recording
@@ -72,10 +71,14 @@ class Embedding(EmbeddingLayer):
             )
         check_options(deduplicate, wire, oov)
         pooling.check_combiner(combiner, "combiner")
-        self.input_dim, self.output_dim = input_dim, output_dim
+        self.input_dim = input_dim
+        self.output_dim = output_dim
         self.embeddings_initializer = tf_keras.initializers.get(embeddings_initializer)
         self.embeddings_regularizer = tf_keras.regularizers.get(embeddings_regularizer)
-        self.deduplicate, self.wire, self.oov, self.combiner = deduplicate, wire, oov, combiner
+        self.deduplicate = deduplicate
+        self.wire = wire
+        self.oov = oov
+        self.combiner = combiner
         self._order = RowOrder.of(input_dim + (oov == "row"))
         self.num_rows = self._order.num_rows
 
@@ -99,13 +102,15 @@ class Embedding(EmbeddingLayer):
         if self.oov == "row":
             ids = tf.where((ids >= 0) & (ids < self.input_dim), ids, tf.cast(self.input_dim, ids.dtype))
         else:
-            least, greatest = tf.reduce_min(ids), tf.reduce_max(ids)
+            least = tf.reduce_min(ids)
+            greatest = tf.reduce_max(ids)
             message = f"{self.title()}: ids must be from 0 to {self.input_dim - 1}; the minimum and the maximum are"
             inside = (tf.size(ids) == 0) | ((least >= 0) & (greatest < self.input_dim))
             with tf.control_dependencies(check(inside, message, least, greatest)):
                 ids = tf.identity(ids)
         ids = tf.cast(ids, tf.int32)
-        bits, column_rows = self._order.column_bits, self._order.column_rows
+        bits = self._order.column_bits
+        column_rows = self._order.column_rows
         return tf.bitwise.bitwise_and(ids, (1 << bits) - 1) * column_rows + tf.bitwise.right_shift(ids, bits)
 
     def call(self, ids: Any, weights: Any = None) -> tf.Tensor:

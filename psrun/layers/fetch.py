@@ -68,7 +68,8 @@ class _Part:
     """Rows of one shard on a parameter server."""
 
     def __init__(self, shard: tf.Variable, rows: tf.Tensor, wire: str, *, distinct: bool) -> None:
-        self._shard, self._wire = shard, tf.as_dtype(wire) if wire != "float32" else shard.dtype
+        self._shard = shard
+        self._wire = tf.as_dtype(wire) if wire != "float32" else shard.dtype
         with tf.device(shard.device):
             self._there = tf.identity(rows)  # read once, also for the gradient
             self._there.psrun_distinct = distinct
@@ -102,7 +103,9 @@ def _unique(positions: tf.Tensor, parts: Sequence[int | tf.Tensor]) -> tuple[tf.
     """The result of `tf.unique`, which takes half of the time, and several threads, for parts without common rows."""
     if len(parts) < 2:
         return tf.unique(positions)
-    distinct, inverse, first = [], [], tf.zeros([], tf.int32)
+    distinct = []
+    inverse = []
+    first = tf.zeros([], tf.int32)
     for part in tf.split(positions, parts):
         rows, indices = tf.unique(part)
         distinct.append(rows)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from psrun.data.lists import COMBINERS
 from psrun.layers import positions
-from psrun.layers.checks import check
+from psrun.layers.base import check
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ def ragged(ids: Any) -> tf.RaggedTensor:
     if isinstance(ids, tf.RaggedTensor):
         return ids
     if isinstance(ids, tf.SparseTensor):
-        rows, num_rows = ids.indices[:, 0], ids.dense_shape[0]
+        rows = ids.indices[:, 0]
+        num_rows = ids.dense_shape[0]
         return tf.RaggedTensor.from_value_rowids(ids.values, rows, nrows=num_rows, validate=False)
     batch_size = ids.shape[0] or tf.shape(ids)[0]
     flat = tf.reshape(ids, [batch_size, -1])
@@ -198,7 +199,8 @@ def checked_weights(ids: Any, weights: Any, combiner: str | None, title: str) ->
     if is_list(ids) != is_list(weights) or not weights.shape.is_compatible_with(ids.shape):
         kinds = f"a {type(weights).__name__} of {weights.shape} for ids in a {type(ids).__name__} of {ids.shape}"
         raise ValueError(f"{title} has weights of another shape than its ids: {kinds}")
-    values, flat = values_of(ids), values_of(weights)
+    values = values_of(ids)
+    flat = values_of(weights)
     message = f"{title} must have as many weights as ids"
     if not flat.shape.is_compatible_with(values.shape):
         raise ValueError(f"{message}; it has {flat.shape[0]} and {values.shape[0]}")

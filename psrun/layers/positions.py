@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from psrun.layers.checks import check
+from psrun.layers.base import check
 from psrun.layers.layout import RowOrder, StackLayout
 
 # Up to this number of shards, ids are compared with each boundary: comparing is much faster than dividing.
@@ -21,14 +21,7 @@ PerId = Callable[[Any], tf.Tensor]
 
 @dataclass(frozen=True)
 class Place:
-    """The table of a feature in a stack.
-
-    Attributes:
-      feature, table: their names.
-      index: of the table in the stack.
-      num_ids: of the table.
-      order: of its rows.
-    """
+    """The table of a feature, which has the number `index` in the stack."""
 
     feature: str
     table: str
@@ -40,14 +33,38 @@ class Place:
         return f"{self.feature} (table {self.table}, ids from 0 to {self.num_ids - 1})"
 
 
-def rows_of(ids: tf.Tensor, places: Sequence[Place], layout: StackLayout | None, per_id: PerId) -> tf.Tensor:
-    """Rows of the variable.
+def rows_of_columns(
+    ids: tf.Tensor, places: Sequence[Place], layout: StackLayout | None, oov: str, title: str
+) -> tf.Tensor:
+    """Rows of the variable for ids of shape (n, features).
 
     Args:
-      ids: int32, each within its table.
-      places: of the features.
       layout: None for a single table.
     """
+    inside = _or_last_row(ids, places, _numbers) if oov == "row" else _checked_columns(ids, places, title)
+    return _rows_of(inside, places, layout, _numbers)
+
+
+def rows_of_parts(
+    ids: tf.Tensor,
+    sizes: Sequence[int | tf.Tensor],
+    places: Sequence[Place],
+    layout: StackLayout | None,
+    oov: str,
+    title: str,
+) -> tf.Tensor:
+    """Rows of the variable for ids of shape (n,), feature by feature.
+
+    Args:
+      sizes: the number of ids of each feature.
+      layout: None for a single table.
+    """
+    per_id = _per_id_of_parts(sizes)
+    inside = _or_last_row(ids, places, per_id) if oov == "row" else _checked_parts(ids, places, per_id, title)
+    return _rows_of(inside, places, layout, per_id)
+
+
+def _rows_of(ids: tf.Tensor, places: Sequence[Place], layout: StackLayout | None, per_id: PerId) -> tf.Tensor:
     orders = [place.order for place in places]
     mask = per_id([(1 << order.column_bits) - 1 for order in orders])
     rows = tf.bitwise.bitwise_and(ids, mask) * per_id([order.column_rows for order in orders])
@@ -69,23 +86,16 @@ def rows_of(ids: tf.Tensor, places: Sequence[Place], layout: StackLayout | None,
     return rows_there
 
 
-def or_last_row(ids: tf.Tensor, places: Sequence[Place], per_id: PerId) -> tf.Tensor:
+def _or_last_row(ids: tf.Tensor, places: Sequence[Place], per_id: PerId) -> tf.Tensor:
     """The ids as int32, those outside of their tables as the number of ids."""
     bound = tf.cast(per_id([place.num_ids for place in places]), tf.int64)
     return tf.cast(tf.where((ids >= 0) & (ids < bound), ids, bound), tf.int32)
 
 
-# -- ids in columns
-
-
-def of_columns(values: Any) -> tf.Tensor:
-    """`PerId` for ids of shape (n, features)."""
-    return _numbers(values)
-
-
-def checked_columns(ids: tf.Tensor, places: Sequence[Place], title: str) -> tf.Tensor:
-    """The ids, (n, features), as int32, once it is certain that each has a row."""
-    least, greatest = tf.reduce_min(ids, 0), tf.reduce_max(ids, 0)
+def _checked_columns(ids: tf.Tensor, places: Sequence[Place], title: str) -> tf.Tensor:
+    """The ids as int32, once it is certain that each has a row."""
+    least = tf.reduce_min(ids, 0)
+    greatest = tf.reduce_max(ids, 0)
     inside = (least >= 0) & (greatest < np.array([place.num_ids for place in places]))
     bad = tf.reshape(tf.where(~inside), [-1])
     labels = tf.gather(tf.constant([str(place) for place in places]), bad)
@@ -95,11 +105,7 @@ def checked_columns(ids: tf.Tensor, places: Sequence[Place], title: str) -> tf.T
         return tf.cast(ids, tf.int32)
 
 
-# -- ids of one feature after the other
-
-
-def of_parts(sizes: Sequence[int | tf.Tensor]) -> PerId:
-    """`PerId` for ids of shape (n,); `sizes` has the number of ids of each feature."""
+def _per_id_of_parts(sizes: Sequence[int | tf.Tensor]) -> PerId:
     if len(sizes) == 1:
         return _numbers
     index = part_of_each(tf.stack(sizes))
@@ -119,22 +125,24 @@ def part_of_each(sizes: tf.Tensor) -> tf.Tensor:
     """
     # One operation counts from index * 2**32 on for each part; `tf.repeat` needs memory for parts * the largest size.
     first = tf.bitwise.left_shift(tf.range(tf.size(sizes, tf.int64), dtype=tf.int64), 32)
-    last, one = first + tf.cast(sizes, tf.int64), tf.ones([], tf.int64)
+    last = first + tf.cast(sizes, tf.int64)
+    one = tf.ones([], tf.int64)
     counted = tf.raw_ops.RaggedRange(starts=first, limits=last, deltas=one, Tsplits=tf.int32).rt_dense_values
     return tf.cast(tf.bitwise.right_shift(counted, 32), tf.int32)
 
 
-def checked_parts(ids: tf.Tensor, places: Sequence[Place], per_id: PerId, title: str) -> tf.Tensor:
-    """The ids, (n,), as int32, once it is certain that each has a row."""
+def _checked_parts(ids: tf.Tensor, places: Sequence[Place], per_id: PerId, title: str) -> tf.Tensor:
+    """The ids as int32, once it is certain that each has a row."""
     if len(places) == 1:  # with fewer operations
-        return tf.reshape(checked_columns(ids[:, tf.newaxis], places, title), [-1])
+        return tf.reshape(_checked_columns(ids[:, tf.newaxis], places, title), [-1])
     # Without a sign, a negative id is greater than all others.
     inside = tf.bitcast(ids, tf.uint64) < tf.cast(per_id([place.num_ids for place in places]), tf.uint64)
     bad = tf.reshape(tf.where(~inside), [-1])
     feature = per_id(np.arange(len(places)))
     of_bad = tf.zeros_like(bad, tf.int32) if feature.shape.rank == 0 else tf.gather(feature, bad)
     which, group = tf.unique(of_bad)
-    ids_of_bad, num_features = tf.gather(ids, bad), tf.size(which)
+    ids_of_bad = tf.gather(ids, bad)
+    num_features = tf.size(which)
     data = [
         tf.gather(tf.constant([str(place) for place in places]), which),
         tf.math.unsorted_segment_min(ids_of_bad, group, num_features),

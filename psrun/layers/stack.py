@@ -10,15 +10,19 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras
 
 from psrun.data.lists import COMBINERS
-from psrun.layers import first_values, pooling, positions
-from psrun.layers.layout import RowOrder, StackLayout, Table
+from psrun.layers import pooling, positions
+from psrun.layers.fetch import Fetch
+from psrun.layers.layout import Block, RowOrder, StackLayout, Table
+from psrun.layers.pooling import Rows
 from psrun.layers.positions import Place
 from psrun.tf_internals import cluster
 from psrun.tf_internals.table_views import Part, TableView, Views
+from psrun.tf_internals.tracing import converted
 from psrun.tf_internals.variables import shards_of
 
 EMBEDDINGS = "embeddings"
@@ -30,14 +34,9 @@ _alone: ContextVar[bool] = ContextVar("alone", default=False)
 _num_servers: ContextVar[int | None] = ContextVar("num_servers", default=None)
 
 
-@contextlib.contextmanager
-def stored_alone() -> Iterator[None]:
+def stored_alone() -> contextlib.AbstractContextManager[None]:
     """In this context each table of a new collection is a separate variable, whatever its `stack` is."""
-    token = _alone.set(True)
-    try:
-        yield
-    finally:
-        _alone.reset(token)
+    return _set(_alone, True)
 
 
 def is_alone() -> bool:
@@ -45,14 +44,18 @@ def is_alone() -> bool:
     return _alone.get()
 
 
-@contextlib.contextmanager
-def arranged_for(num_servers: int) -> Iterator[None]:
+def arranged_for(num_servers: int) -> contextlib.AbstractContextManager[None]:
     """In this context new stacks have shards for `num_servers` servers, whatever the strategy is: for plans."""
-    token = _num_servers.set(num_servers)
+    return _set(_num_servers, num_servers)
+
+
+@contextlib.contextmanager
+def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _num_servers.reset(token)
+        variable.reset(token)
 
 
 def grouped(tables: Sequence[Table], *, stack: bool | str, max_table_bytes: int) -> list[tuple[Table, ...]]:
@@ -108,7 +111,6 @@ class Stack:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the variable."""
         return self.orders[0].num_rows if self.layout is None else self.layout.num_rows
 
     def arrange(self) -> None:
@@ -122,9 +124,8 @@ class Stack:
         return f"/{self.variable_name}/" in f"/{name}/" and bool(len(shape)) and shape[0] == self.num_rows
 
     def initializer(self) -> Any:
-        """The initializer of the variable and of its shards, called as Keras calls one."""
         own = [tf_keras.initializers.get(table.initializer) for table in self.tables]
-        return own[0] if self.layout is None else first_values.of(self.layout, own)
+        return own[0] if self.layout is None else first_values(self.layout, own)
 
     def attach(self, variable: Any) -> None:
         """Takes the variable, and notes at each shard which tables it holds."""
@@ -199,24 +200,13 @@ class Stack:
         tensors = [ids[place.feature] for place in places]
         wide = [place for place, tensor in zip(places, tensors) for _ in range(tensor.shape[1:].num_elements())]
         flat = [tf.reshape(tf.cast(each, tf.int64), [-1, each.shape[1:].num_elements()]) for each in tensors]
-        columns, per_id = tf.concat(flat, 1), positions.of_columns
-        inside = (
-            positions.or_last_row(columns, wide, per_id)
-            if self.oov == "row"
-            else positions.checked_columns(columns, wide, title)
-        )
-        return tf.reshape(positions.rows_of(inside, wide, self.layout, per_id), [-1])
+        return tf.reshape(positions.rows_of_columns(tf.concat(flat, 1), wide, self.layout, self.oov, title), [-1])
 
     def _of_lists(self, places: Sequence[Place], ids: Mapping[str, Any], title: str) -> tf.Tensor:
         tensors = [ids[place.feature] for place in places]
         values = tf.concat([tf.cast(pooling.values_of(each), tf.int64) for each in tensors], 0)
-        per_id = positions.of_parts([pooling.num_values(each) for each in tensors])
-        inside = (
-            positions.or_last_row(values, places, per_id)
-            if self.oov == "row"
-            else positions.checked_parts(values, places, per_id, title)
-        )
-        return positions.rows_of(inside, places, self.layout, per_id)
+        sizes = [pooling.num_values(each) for each in tensors]
+        return positions.rows_of_parts(values, sizes, places, self.layout, self.oov, title)
 
 
 @dataclass(frozen=True)
@@ -255,17 +245,79 @@ def _separate(columns: Sequence[Place], lists: Sequence[Place]) -> bool:
     return len({*of_lists}) == len(of_lists) and not {*of_lists} & {place.index for place in columns}
 
 
+# -- rows of a batch
+
+
+@dataclass(frozen=True)
+class StackFetch:
+    """Rows of a stack for a batch, by feature."""
+
+    stack: Stack
+    fetch: Fetch
+    ids: StackIds
+
+    def block(self, inputs: Mapping[str, Any], weights: Mapping[str, tf.Tensor | None]) -> tf.Tensor | None:
+        """(batch, ids of an example over all features, dim); None unless a single operation gives that.
+
+        Args:
+          inputs: ids by feature.
+          weights: as `pooling.checked_weights` returns them.
+        """
+        groups = self._groups()
+        if not groups:
+            return self._columns(self.fetch.rows())
+        combiner, names = groups[0]
+        if self.ids.columns or len(groups) > 1 or combiner is None:
+            return None
+        return tf.transpose(_pooled(self.fetch.rows(), names, combiner, inputs, weights), [1, 0, 2])
+
+    def by_feature(
+        self, inputs: Mapping[str, Any], weights: Mapping[str, tf.Tensor | None]
+    ) -> Iterator[tuple[str, tf.Tensor]]:
+        """Rows of each feature: (batch, dim) if they are pooled, else of the shape of its ids, and dim as last axis."""
+        groups = self._groups()
+        columns = self.ids.columns
+        sizes = [sum(self.ids.lists[name] for name in names) for _, names in groups]
+        if columns:
+            sizes = [self.ids.num_in_columns, *sizes]
+        parts = self.fetch.rows().split(sizes)
+        if columns:
+            split = tf.split(self._columns(parts.pop(0)), list(columns.values()), axis=1)
+            for name, rows in zip(columns, split):
+                yield name, pooling.shaped(rows, inputs[name])
+        for (combiner, names), part in zip(groups, parts, strict=True):
+            if combiner is None:
+                yield names[0], pooling.shaped(part.gathered(), inputs[names[0]])
+            else:
+                yield from zip(names, tf.unstack(_pooled(part, names, combiner, inputs, weights), len(names)))
+
+    def _groups(self) -> list[tuple[str | None, list[str]]]:
+        """Features that are pooled together, and each that is not."""
+        groups: list[tuple[str | None, list[str]]] = []
+        for name in self.ids.lists:
+            combiner = self.stack.combiners.get(name)
+            if combiner is not None and groups and groups[-1][0] == combiner:
+                groups[-1][1].append(name)
+            else:
+                groups.append((combiner, [name]))
+        return groups
+
+    def _columns(self, rows: Rows) -> tf.Tensor:
+        return tf.reshape(rows.gathered(), [-1, sum(self.ids.columns.values()), self.stack.dim])
+
+
+def _pooled(
+    rows: Rows, names: Sequence[str], combiner: str, inputs: Mapping[str, Any], weights: Mapping[str, tf.Tensor | None]
+) -> tf.Tensor:
+    return pooling.pooled(rows, [inputs[name] for name in names], combiner, [weights.get(name) for name in names])
+
+
 # -- the tables in a shard of a stack, for code that has only the variable
 
 
 @dataclass(frozen=True)
 class Held:
-    """The tables of a shard of a stack; all shards hold the same tables at the same offsets.
-
-    Attributes:
-      names: of the tables.
-      offsets: where the rows of each begin.
-    """
+    """The tables of a shard of a stack, and where the rows of each begin: in all shards alike."""
 
     names: tuple[str, ...]
     offsets: tuple[int, ...]
@@ -275,3 +327,70 @@ def held_by(variable: Any) -> Held | None:
     """The tables of a shard of a stack; None of any other variable."""
     held = getattr(variable, "psrun_held", None)
     return held if isinstance(held, Held) else None
+
+
+# -- first values
+
+
+# Their values do not depend on the shape of the table, so that one call makes those of several.
+_ALIKE = tuple(
+    getattr(tf_keras.initializers, name)
+    for name in ("Constant", "Ones", "RandomNormal", "RandomUniform", "TruncatedNormal", "Zeros")
+)
+
+
+def first_values(layout: StackLayout, own: Sequence[Any]) -> Any:
+    """The initializer of a stack and of its shards, called as Keras calls one.
+
+    Args:
+      own: the initializer of each table.
+    """
+    alike = all(map(_is_alike, own)) and len({repr(tf_keras.initializers.serialize(each)) for each in own}) == 1
+    return own[0] if alike else _Initializer(layout, own)
+
+
+def _is_alike(initializer: Any) -> bool:
+    whole = np.ndim(getattr(initializer, "value", 0)) > 0  # the values of one table
+    return type(initializer) in _ALIKE and not whole
+
+
+class _Initializer:
+    """Called as Keras' initializers are; for one shard with `partition_shape` and `partition_offset`."""
+
+    def __init__(self, layout: StackLayout, own: Sequence[Any]) -> None:
+        self._layout = layout
+        self._own = own
+
+    def __call__(self, shape: Any, dtype: Any = None, **options: Any) -> tf.Tensor:
+        layout = self._layout
+        offset = options.get("partition_offset")
+        only = None if offset is None else int(offset[0]) // layout.shard_rows
+        shards = range(layout.num_shards) if only is None else [only]
+        return tf.concat([self._shard(index, int(shape[1]), dtype) for index in shards], 0)
+
+    def _shard(self, index: int, dim: int, dtype: Any) -> tf.Tensor:
+        parts = []
+        for table, initializer in enumerate(self._own):
+            block = next((each for each in self._layout.blocks(table) if each.shard == index), None)
+            num_rows = 0 if block is None else block.num_rows
+            if block is not None:
+                parts.append(_part(initializer, (self._layout.table_rows[table], dim), dtype, block))
+            unused = self._layout.block_rows(table) - num_rows
+            if unused:
+                parts.append(tf.zeros([unused, dim], dtype or tf.float32))
+        return tf.concat(parts, 0)
+
+
+def _part(initializer: Any, shape: tuple[int, int], dtype: Any, block: Block) -> tf.Tensor:
+    """The first values of a block.
+
+    An initializer does not say whether it can make a part. As TensorFlow does for variables in shards, this requests
+    one; if it fails or makes the whole table, the part is cut out.
+    """
+    part = (block.num_rows, shape[1])
+    make = converted(initializer)
+    try:
+        values = make(shape, dtype=dtype, partition_shape=part, partition_offset=(block.first, 0))
+    except (TypeError, ValueError):
+        values = make(shape, dtype=dtype)
+    return values if tuple(values.shape) == part else values[block.first : block.first + block.num_rows]

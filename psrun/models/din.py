@@ -9,11 +9,11 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.data.source import DataSource
-from psrun.errors import ConfigError, Problem
+from psrun.layers.base import check
 from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
 from psrun.layers.layout import Table
-from psrun.models import lists, tables
-from psrun.models.model import Model, concatenated, head, hidden, is_ragged, network_inputs, prepared
+from psrun.models import tables
+from psrun.models.model import ArgumentError, Model, concatenated, head, hidden, is_ragged, network_inputs, prepared
 
 
 def din(
@@ -43,12 +43,12 @@ def din(
       stack, max_stacked_table_bytes, deduplicate: see `psrun.layers.EmbeddingCollection`.
 
     Raises:
-      ConfigError: `history` is not a list of ids, `target` is not a single id, they cannot share a table, or
+      ArgumentError: `history` is not a list of ids, `target` is not a single id, they cannot share a table, or
         another list cannot be pooled.
     """
     preprocessing, num_ids = prepared(source)
     _check(source, num_ids, history, target)
-    lists.check(source, num_ids, "din", sequences=[history])
+    tables.check_lists(source, num_ids, "din", sequences=[history])
     shared = _shared(source, shared_tables, history, target)
     arranged = tables.of(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared)
     _check_shared(arranged, history, target)
@@ -121,27 +121,25 @@ def _padded(weights: tf.RaggedTensor, mask: Sequence[Any] | None) -> tf.Tensor:
         return weights.to_tensor()
     lengths = tf.reduce_sum(tf.cast(mask[0], weights.row_splits.dtype), 1)
     same = tf.reduce_all(tf.equal(weights.row_lengths(), lengths))
-    # tf.debugging.Assert would be a branch, and so another function to call.
-    check = tf.raw_ops.Assert(condition=same, data=["the weights of the history must have the lengths of the history"])
-    with tf.control_dependencies([] if check is None else [check]):
+    with tf.control_dependencies(check(same, "the weights of the history must have the lengths of the history")):
         return weights.to_tensor()
 
 
 def _check(source: DataSource, num_ids: Mapping[str, int], history: str, target: str) -> None:
-    """Raises ConfigError where history or target are not such features."""
+    """Raises ArgumentError where history or target are not such features."""
     problems = []
-    for key, name in (("model.history", history), ("model.target", target)):
+    for argument, name in (("history", history), ("target", target)):
         if name not in num_ids:
             message = f"{name!r} is not a feature with ids; these are {', '.join(num_ids) or 'missing in the data'}"
-            problems.append(Problem(key, message))
+            problems.append((argument, message))
     if not problems and not source.features[history].is_list:
         message = f"{history} has one value per example; set data.features.{history}.max_values to make it a list"
-        problems.append(Problem("model.history", message))
+        problems.append(("history", message))
     if not problems and source.features[target].shape != (1,):
         kind = "is a list" if source.features[target].is_list else f"has the shape {source.features[target].shape}"
-        problems.append(Problem("model.target", f"{target} {kind}; the target is one value per example"))
+        problems.append(("target", f"{target} {kind}; the target is one value per example"))
     if problems:
-        raise ConfigError(problems)
+        raise ArgumentError(*problems)
 
 
 def _shared(
@@ -157,4 +155,4 @@ def _shared(
 def _check_shared(arranged: Sequence[Table], history: str, target: str) -> None:
     if not any({history, target} <= set(table.features) for table in arranged):
         message = f"{history} and {target} must share a table; remove their names from data.features and shared_tables"
-        raise ConfigError([Problem("model.history", message)])
+        raise ArgumentError(("history", message))

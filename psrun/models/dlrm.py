@@ -8,10 +8,9 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.data.source import DataSource
-from psrun.errors import ConfigError, Problem
 from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
-from psrun.models import lists, tables
-from psrun.models.model import Model, concatenated, floats, head, hidden, network_inputs, prepared
+from psrun.models import tables
+from psrun.models.model import ArgumentError, Model, concatenated, floats, head, hidden, network_inputs, prepared
 
 
 def dlrm(
@@ -37,14 +36,12 @@ def dlrm(
       stack, max_stacked_table_bytes, deduplicate, wire: see `psrun.layers.EmbeddingCollection`.
 
     Raises:
-      ConfigError: the data has no features with ids, or lists that cannot be pooled.
+      ArgumentError: the data has no features with ids, or lists that cannot be pooled.
     """
     preprocessing, num_ids = prepared(source)
     if not num_ids:
-        raise ConfigError(
-            [Problem("model", f"dlrm requires features with ids; the data has {', '.join(source.features)}")]
-        )
-    lists.check(source, num_ids, "dlrm")
+        raise ArgumentError(("", f"dlrm requires features with ids; the data has {', '.join(source.features)}"))
+    tables.check_lists(source, num_ids, "dlrm")
     tensors = network_inputs(source, num_ids)
     rows = tables.vectors(
         tables.of(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared_tables),

@@ -11,10 +11,23 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.data.source import DataSource, Feature
-from psrun.errors import ConfigError, ExportError, Problem
+from psrun.errors import ExportError
 from psrun.tf_internals.tracing import converted
 
 Preprocessing = Callable[[dict[str, tf.Tensor]], Any]
+
+
+class ArgumentError(ValueError):
+    """An argument of a model function is invalid, or does not fit the data.
+
+    Args:
+      problems: messages by the argument, or by what is within it, such as 'embedding_dim' or 'shared_tables.item';
+        'features.NAME.table' for a feature of the data, '' for the data and the model.
+    """
+
+    def __init__(self, *problems: tuple[str, str]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(f"{argument}: {message}" if argument else message for argument, message in problems))
 
 
 @dataclass(frozen=True)
@@ -56,11 +69,11 @@ def inputs(features: dict[str, Feature]) -> dict[str, tf_keras.Input]:
 
 
 def refuse_lists(source: DataSource, model: str) -> None:
-    """Raises ConfigError if the data has lists, which the model does not accept."""
+    """Raises ArgumentError if the data has lists, which the model does not accept."""
     names = [name for name, feature in source.features.items() if feature.is_list]
     if names:
         message = f"{model} requires one value per example; the data has lists: {', '.join(names)}"
-        raise ConfigError([Problem("model", f"{message}; remove them from the features, or choose another model")])
+        raise ArgumentError(("", f"{message}; remove them from the features, or choose another model"))
 
 
 def prepared(source: DataSource, *, keep_missing: bool = False) -> tuple[tf_keras.Model | None, dict[str, int]]:
@@ -83,7 +96,8 @@ def prepared(source: DataSource, *, keep_missing: bool = False) -> tuple[tf_kera
             outputs[name], num_ids[name] = _looked_up(feature, raw[name])
         elif feature.num_buckets is not None:
             hashing = tf_keras.layers.Hashing(feature.num_buckets)
-            outputs[name], num_ids[name] = hashing(raw[name]), feature.num_buckets
+            outputs[name] = hashing(raw[name])
+            num_ids[name] = feature.num_buckets
         elif feature.logarithm:
             outputs[name] = tf.math.log1p(tf.nn.relu(raw[name]))
         if (feature.mean, feature.deviation) != (0.0, 1.0):
@@ -227,4 +241,5 @@ def refuse_single_files(network: tf_keras.Model) -> None:
 
         return call
 
-    network.save, network.save_weights = refusing(network.save), refusing(network.save_weights)
+    network.save = refusing(network.save)
+    network.save_weights = refusing(network.save_weights)

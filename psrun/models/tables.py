@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import filecmp
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,14 +13,11 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from psrun.config.schema import did_you_mean
 from psrun.data.source import DataSource, Feature
-from psrun.errors import ConfigError, Problem
 from psrun.layers import EmbeddingCollection, Table
-from psrun.models import lists
-from psrun.models.model import concatenated
+from psrun.models.model import ArgumentError, concatenated
 
-_KEY = "model.shared_tables"
+_KEY = "shared_tables"
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # valid names of variables in TensorFlow
 
 
@@ -41,7 +39,7 @@ def of(
       shared_tables: two or more features by the name of their table; None for none.
 
     Raises:
-      ConfigError: an argument names a feature without ids; a width is missing or below 1; features that share a table
+      ArgumentError: an argument names a feature without ids; a width is missing or below 1; features that share a table
         differ in their values or widths, or are in two tables; the name of a table is invalid.
     """
     dims = _dims(embedding_dim, num_ids)
@@ -52,7 +50,7 @@ def of(
     if not problems:
         problems += _of_pairs(shared, source.features, dims)
     if problems:
-        raise ConfigError(problems)
+        raise ArgumentError(*problems)
     name_of = {feature: name for name, features in shared.items() for feature in features}
     by_name: dict[str, list[str]] = {}
     for feature in num_ids:
@@ -82,8 +80,8 @@ def rows(
     """
     ids = {name: tensors[name] for table in tables for name in table.features}
     pooled = [name for name in ids if name not in sequences]
-    layer = _collection(tables, suffix, {**options, "combiner": lists.combiners(features, pooled)})
-    weights = lists.weights(features, pooled, tensors)
+    layer = _collection(tables, suffix, {**options, "combiner": _combiners(features, pooled)})
+    weights = _weights(features, pooled, tensors)
     return layer(ids, weights=weights) if weights else layer(ids)
 
 
@@ -141,11 +139,10 @@ def _dims(embedding_dim: int | Mapping[str, int], num_ids: Mapping[str, int]) ->
     """The width of the rows of each feature with ids."""
     dims = {"default": embedding_dim} if isinstance(embedding_dim, int) else dict(embedding_dim)
     widths = {name: dims.get(name, dims.get("default")) for name in num_ids}
-    unknown = [name for name in dims if name not in num_ids and name != "default"]
-    bad = [name for name, width in widths.items() if not isinstance(width, int) or width < 1]
-    if unknown or bad:
-        problem = f"names {unknown[0]!r}, which has no ids" if unknown else f"gives {bad[0]} the width {widths[bad[0]]}"
-        raise ConfigError([Problem("model.embedding_dim", f"{problem}; features with ids are {', '.join(num_ids)}")])
+    unknown = [f"names {name!r}, which has no ids" for name in dims if name not in num_ids and name != "default"]
+    bad = [f"gives {name} the width {each}" for name, each in widths.items() if not isinstance(each, int) or each < 1]
+    for problem in [*unknown, *bad]:
+        raise ArgumentError(("embedding_dim", f"{problem}; features with ids are {', '.join(num_ids)}"))
     return {name: int(width) for name, width in widths.items() if width is not None}
 
 
@@ -153,17 +150,16 @@ def _listed(shared_tables: Any) -> dict[str, list[str]]:
     """`shared_tables` as names of tables with their features.
 
     Raises:
-      ConfigError: it is not a mapping of names to features.
+      ArgumentError: it is not a mapping of names to features.
     """
     requirement = "must map table names to features, as in {item: [clicked, bought]}"
-    if shared_tables is None:
-        return {}
-    if not isinstance(shared_tables, Mapping):
-        raise ConfigError([Problem(_KEY, f"is {shared_tables!r}, {requirement}")])
-    for name, features in shared_tables.items():
+    if not isinstance(shared_tables, Mapping | None):
+        raise ArgumentError((_KEY, f"is {shared_tables!r}, {requirement}"))
+    shared = dict(shared_tables or {})
+    for name, features in shared.items():
         if not isinstance(features, list | tuple) or not all(isinstance(each, str) for each in features):
-            raise ConfigError([Problem(f"{_KEY}.{name}", f"is {features!r}; {_KEY} {requirement}")])
-    return {str(name): list(features) for name, features in shared_tables.items()}
+            raise ArgumentError((f"{_KEY}.{name}", f"is {features!r}; {_KEY} {requirement}"))
+    return {str(name): list(features) for name, features in shared.items()}
 
 
 def _declared(features: Mapping[str, Feature], num_ids: Mapping[str, int]) -> dict[str, list[str]]:
@@ -181,70 +177,69 @@ def _of_both(
     declared: Mapping[str, Sequence[str]],
     known: Mapping[str, Feature],
     num_ids: Mapping[str, int],
-) -> Iterable[Problem]:
+) -> Iterable[tuple[str, str]]:
     """Tables that the data and the model name, and those of features without ids."""
     listed = {name: table for table, names in shared.items() for name in names}
     for name, feature in known.items():
         if feature.table is not None and name not in num_ids:
             message = f"is {feature.table!r}, but {name} has no ids; set num_buckets or vocabulary"
-            yield Problem(f"data.features.{name}.table", message)
+            yield f"features.{name}.table", message
     for table, names in declared.items():
         if table in num_ids and table not in names:
             message = f"is {table!r}, but the feature {table} has the table {known[table].table!r}; use one name"
-            yield Problem(f"data.features.{names[0]}.table", message)
+            yield f"features.{names[0]}.table", message
         for name in names:
             if table in shared or name in listed:
                 which = table if table in shared else listed[name]
-                yield Problem(f"data.features.{name}.table", f"contradicts {_KEY}.{which}; remove one of them")
+                yield f"features.{name}.table", f"contradicts {_KEY}.{which}; remove one of them"
 
 
 def _of_names(
     shared: Mapping[str, Sequence[str]], num_ids: Mapping[str, int], known: Mapping[str, Feature]
-) -> Iterable[Problem]:
+) -> Iterable[tuple[str, str]]:
     """Problems with the names of tables and features."""
     held_by: dict[str, str] = {}
     for table, features in shared.items():
         key = f"{_KEY}.{table}"
         if not _NAME.fullmatch(table):
-            yield Problem(key, "is not a valid variable name; use letters, digits and _ . -")
+            yield key, "is not a valid variable name; use letters, digits and _ . -"
         if table in num_ids and table not in features:
-            yield Problem(key, f"is also the name of a feature outside the table; rename the table, or add {table}")
+            yield key, f"is also the name of a feature outside the table; rename the table, or add {table}"
         if len(features) < 2:
-            yield Problem(key, f"is {list(features)}, must list at least two features; add one, or remove the table")
+            yield key, f"is {list(features)}, must list at least two features; add one, or remove the table"
         for name in features:
-            if name not in num_ids:
-                has_none = f"{name} has no ids to look up; features with ids are {', '.join(num_ids)}"
-                unknown = f"the data has no feature {name!r}.{did_you_mean(name, num_ids)}"
-                yield Problem(key, has_none if name in known else unknown)
-            elif name in held_by:
+            if name in held_by:
                 twice = "twice" if held_by[name] == table else f"which is in {held_by[name]} already"
-                yield Problem(key, f"lists {name}, {twice}; a feature has one table")
+                yield key, f"lists {name}, {twice}; a feature has one table"
+            elif name in known and name not in num_ids:
+                yield key, f"{name} has no ids to look up; features with ids are {', '.join(num_ids)}"
+            elif name not in known:
+                near = difflib.get_close_matches(name, num_ids, 1)
+                yield key, f"the data has no feature {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
             held_by.setdefault(name, table)
 
 
 def _of_pairs(
     shared: Mapping[str, Sequence[str]], known: Mapping[str, Feature], dims: Mapping[str, int]
-) -> Iterable[Problem]:
+) -> Iterable[tuple[str, str]]:
     """Features that cannot share a table, because an id must stand for the same value in all of them."""
     for table, (first, *others) in shared.items():
         for other in others:
             difference = _difference(known[first], known[other])
-            if dims[first] != dims[other]:
-                difference = (
-                    difference
-                    or f"the rows of {dims[first]} and of {dims[other]} numbers that model.embedding_dim gives them"
-                )
+            if not difference and dims[first] != dims[other]:
+                difference = f"the rows of {dims[first]} and of {dims[other]} numbers that embedding_dim gives them"
             if difference:
-                declared = next((name for name in (other, first) if known[name].table is not None), None)
-                key = f"{_KEY}.{table}" if declared is None else f"data.features.{declared}.table"
-                yield Problem(key, f"{first} and {other} cannot share a table: they have {difference}")
+                declared = [name for name in (other, first) if known[name].table is not None]
+                key = f"features.{declared[0]}.table" if declared else f"{_KEY}.{table}"
+                yield key, f"{first} and {other} cannot share a table: they have {difference}"
 
 
 def _difference(one: Feature, other: Feature) -> str | None:
     """The reason why ids of two features stand for different values; None if they agree."""
     if one.dtype != other.dtype:
         return f"values of type {one.dtype.name} and {other.dtype.name}"
-    ours, theirs = one.vocabulary, other.vocabulary
+    ours = one.vocabulary
+    theirs = other.vocabulary
     if isinstance(ours, Path) and isinstance(theirs, Path):
         if ours == theirs or filecmp.cmp(ours, theirs, shallow=False):
             return None
@@ -264,3 +259,52 @@ def _ids(feature: Feature) -> str:
     if isinstance(feature.vocabulary, Path):
         return f"the vocabulary in {feature.vocabulary}"
     return f"a vocabulary of {len(feature.vocabulary)} values"
+
+
+# -- lists of ids: how their rows are pooled, and by which weights
+
+
+def of_weights(features: Mapping[str, Feature]) -> set[str]:
+    """The features that are only the weights of others."""
+    return {feature.weights for feature in features.values() if feature.weights is not None}
+
+
+def _combiners(features: Mapping[str, Feature], num_ids: Iterable[str]) -> dict[str, str | None]:
+    """The combiner of each list with ids."""
+    return {name: features[name].combiner for name in num_ids if features[name].is_list}
+
+
+def _weights(
+    features: Mapping[str, Feature], num_ids: Iterable[str], tensors: Mapping[str, tf.Tensor]
+) -> dict[str, tf.Tensor]:
+    """The weights of the ids of each list that has some."""
+    return {name: tensors[weight_name] for name in num_ids if (weight_name := features[name].weights) is not None}
+
+
+def check_lists(source: DataSource, num_ids: Iterable[str], model: str, *, sequences: Iterable[str] = ()) -> None:
+    """Checks that a model can pool the lists of the data.
+
+    Args:
+      num_ids: features with ids.
+      sequences: lists that the model does not pool.
+
+    Raises:
+      ArgumentError: a list has no combiner or no ids, or its rows are pooled by 'max' and have weights.
+    """
+    problems = []
+    only_weights = of_weights(source.features)
+    with_ids = set(num_ids)
+    for name, feature in source.features.items():
+        if not feature.is_list or name in only_weights or name in sequences:
+            continue
+        if name not in with_ids:
+            message = f"{model} requires ids in lists, but {name} has none; set its vocabulary or num_buckets"
+            problems.append(("", f"{message}, or remove it from the features"))
+        elif feature.combiner is None:
+            message = f"{model} pools lists, but {name} has no combiner; choose sum, mean, sqrtn or max"
+            problems.append(("", message))
+        elif feature.combiner == "max" and feature.weights is not None:
+            message = f"{name} has the combiner max, which takes no weights; choose sum, mean or sqrtn"
+            problems.append(("", f"{message}, or remove its weights"))
+    if problems:
+        raise ArgumentError(*problems)

@@ -9,10 +9,9 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.data.source import DataSource
-from psrun.errors import ConfigError, Problem
 from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
-from psrun.models import lists, tables
-from psrun.models.model import Model, concatenated, hidden, network_inputs, prepared
+from psrun.models import tables
+from psrun.models.model import ArgumentError, Model, concatenated, hidden, network_inputs, prepared
 
 
 def two_tower(
@@ -37,19 +36,17 @@ def two_tower(
       stack, max_stacked_table_bytes, deduplicate: see `psrun.layers.EmbeddingCollection`.
 
     Raises:
-      ConfigError: `query_features` names an unknown feature, repeats one, or leaves a tower without features; there are
-        no `hidden_units`, the labels are not binary, or a list cannot be pooled.
+      ArgumentError: `query_features` names an unknown feature, repeats one, or leaves a tower without features; there
+        are no `hidden_units`, the labels are not binary, or a list cannot be pooled.
     """
     if not hidden_units:
-        raise ConfigError(
-            [Problem("model.hidden_units", "is required: the last number is the width of the towers' outputs")]
-        )
+        raise ArgumentError(("hidden_units", "is required: the last number is the width of the towers' outputs"))
     if source.task != "binary":
-        raise ConfigError([Problem("model", f"two_tower requires binary labels (task=binary); got task={source.task}")])
+        raise ArgumentError(("", f"two_tower requires binary labels (task=binary); got task={source.task}"))
     preprocessing, num_ids = prepared(source)
-    lists.check(source, num_ids, "two_tower")
+    tables.check_lists(source, num_ids, "two_tower")
     tensors = network_inputs(source, num_ids)
-    names = [name for name in tensors if name not in lists.of_weights(source.features)]
+    names = [name for name in tensors if name not in tables.of_weights(source.features)]
     unknown = [name for name in query_features if name not in names]
     twice = len(set(query_features)) < len(query_features)
     if unknown or twice or not query_features or len(query_features) == len(names):
@@ -57,7 +54,7 @@ def two_tower(
             f"lists the unknown feature '{unknown[0]}'" if unknown else "leaves one of the towers without features"
         )
         problem = "lists a feature twice" if twice else problem
-        raise ConfigError([Problem("model.query_features", f"{problem}; the data has {', '.join(names)}")])
+        raise ArgumentError(("query_features", f"{problem}; the data has {', '.join(names)}"))
 
     shared = tables.of(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared_tables)
     stored: dict[str, Any] = {

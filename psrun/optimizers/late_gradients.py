@@ -59,6 +59,7 @@ class LateGradients(tf_keras.optimizers.Optimizer):
 
 
 def is_staleness_aware(optimizer: Any) -> bool:
+    """Whether the learning rate of an update depends on its staleness."""
     return getattr(unscaled(optimizer), "staleness_aware", False)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
+from psrun.layers.base import check
 from psrun.layers.fetch import are_distinct
 from psrun.layers.stack import Held, held_by
 from psrun.tf_internals.tracing import not_inlined
@@ -42,14 +44,14 @@ def replace(
     Raises:
       tf.errors.InvalidArgumentError: when run: the gradient is not finite. No part of it is applied.
     """
-    rows, summed = gradient.indices, gradient.values
+    rows = gradient.indices
+    summed = gradient.values
     if not distinct:
         rows, position = tf.unique(rows)
         summed = tf.math.unsorted_segment_sum(summed, position, tf.size(rows))
     # A bad weight that all examples use shows in the next loss; a bad row that is rarely used would go unnoticed.
     # Checking each number would cost 2 % of a step, checking their sum costs nothing.
-    check = _finite(summed, rows, label, held_by(variables[0]))
-    with tf.control_dependencies([] if check is None else [check]):
+    with tf.control_dependencies(_finite(summed, rows, label, held_by(variables[0]))):
         summed = tf.identity(summed)
 
     def put() -> tf.Tensor:
@@ -64,17 +66,16 @@ def replace(
         lock.execute(put)
 
 
-def _finite(summed: tf.Tensor, rows: tf.Tensor, label: str, held: Held | None) -> tf.Operation | None:
+def _finite(summed: tf.Tensor, rows: tf.Tensor, label: str, held: Held | None) -> list[Any]:
     """The check that gradients are finite; of a stack it names the table of the first row that is not."""
     if held is None:
-        return tf.debugging.check_numerics(tf.reduce_sum(summed), f"{NOT_FINITE} {label}")
+        return [tf.debugging.check_numerics(tf.reduce_sum(summed), f"{NOT_FINITE} {label}")]
     by_row = tf.reduce_sum(summed, axis=-1)
     # At most one row, mostly none: a batch need not use a row of each shard, so that there may be no first row at all.
     first = tf.gather(rows, tf.where(~tf.math.is_finite(by_row))[:1, 0])
     table = tf.searchsorted(tf.constant(held.offsets, tf.int32), tf.cast(first, tf.int32), side="right") - 1
-    data = [f"{NOT_FINITE} table", tf.gather(tf.constant(held.names), table)]
-    # tf.debugging.Assert would be a branch, and so another function to call.
-    return tf.raw_ops.Assert(condition=tf.math.is_finite(tf.reduce_sum(by_row)), data=data)
+    names = tf.gather(tf.constant(held.names), table)
+    return check(tf.math.is_finite(tf.reduce_sum(by_row)), f"{NOT_FINITE} table", names)
 
 
 def replacing(variables: Sequence[tf.Variable], formula: Formula, *, label: str, locking: bool) -> Callable[..., None]:
@@ -85,7 +86,8 @@ def replacing(variables: Sequence[tf.Variable], formula: Formula, *, label: str,
     the arguments on any of their devices, so that rows would travel to the worker and back, and checks would wait for
     those of all other tables. If a worker is lost while it waits for the lock, the lock no longer excludes others.
     """
-    device, lock = variables[0].device, None
+    device = variables[0].device
+    lock = None
     if locking:
         with tf.init_scope(), tf.device(device):
             lock = tf.CriticalSection(shared_name=f"rows-{uuid.uuid4().hex}")  # without a name, all locks would be one

@@ -33,7 +33,8 @@ class WarmUp(tf_keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step: Any) -> tf.Tensor:
         """The learning rate of a step, from 0: float32 scalar."""
-        now, steps = tf.cast(step, tf.float32), float(self.steps)
+        now = tf.cast(step, tf.float32)
+        steps = float(self.steps)
         growing = self.start + (self.learning_rate - self.start) * now / max(steps, 1.0)
         rest = self.learning_rate if self.after is None else self.after(tf.maximum(now - steps, 0.0))
         return tf.where(now < steps, growing, tf.cast(rest, tf.float32))

@@ -18,7 +18,8 @@ from psrun.tf_internals import optimizers
 BY_ALL_ROWS = (tf_keras.optimizers.Adafactor,)
 _COMPARED = ("tf_keras", "psrun")
 
-_ROWS, _DIM = 4, 3
+_ROWS = 4
+_DIM = 3
 _IDS = ((0, 3, 3, 1), (2, 3, 2, 2))  # of the rows of a sparse gradient, by step
 _TOLERANCE = 1e-3  # relative to the largest change
 
@@ -47,7 +48,8 @@ def compare(make: Callable[[], Any]) -> bool:
     Args:
       make: returns a new optimizer, the same each time. Its learning rate should not be very small.
     """
-    whole, shards = _changes(make(), 1), _changes(make(), 2)
+    whole = _changes(make(), 1)
+    shards = _changes(make(), 2)
     least = _TOLERANCE * np.abs(whole).max()
     if np.abs(whole - shards).max() <= least:
         return True

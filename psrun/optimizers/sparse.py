@@ -15,10 +15,10 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from psrun.cluster.placement import split_name
 from psrun.optimizers import rows
 from psrun.optimizers.late_gradients import LateGradients
 from psrun.tf_internals import optimizers as internals
+from psrun.tf_internals.names import split_name
 from psrun.tf_internals.optimizers import SlotOptimizer
 
 
@@ -238,7 +238,8 @@ class SparseFtrl(_OnTouchedRows, tf_keras.optimizers.Ftrl):
 
     def _formula(self, variable: tf.Tensor, *others: tf.Tensor) -> tuple[tf.Tensor, ...]:
         accumulator, linear, gradient, rate = others
-        power, l1 = self.learning_rate_power, self.l1_regularization_strength
+        power = self.learning_rate_power
+        l1 = self.l1_regularization_strength
         l2 = self.l2_regularization_strength + self.beta / (2.0 * rate)
         shrunk = gradient + 2.0 * self.l2_shrinkage_regularization_strength * variable
         grown = accumulator + tf.square(gradient)

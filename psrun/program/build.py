@@ -9,9 +9,8 @@ from psrun.cluster import variable_creation
 from psrun.cluster.strategy import Distribution
 from psrun.config.run_config import RunConfig
 from psrun.data.source import DataSource, task_of
-from psrun.layers import stacks
 from psrun.models.model import refuse_single_files
-from psrun.program import list_inputs, make_optimizer, objective, output_widths
+from psrun.program import list_inputs, make_optimizer, objective, output_widths, stacks
 from psrun.program.compiled_model import Program, metric_variables
 from psrun.program.evaluation_sizes import num_eval_shards
 from psrun.program.example_counter import ExamplesSeen

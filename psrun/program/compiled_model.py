@@ -26,9 +26,8 @@ from psrun.data.source import (
     trains_by_number,
 )
 from psrun.errors import ConfigError, Problem
-from psrun.layers import lookups
 from psrun.models.model import Model
-from psrun.program import class_weights, list_inputs, objective
+from psrun.program import class_weights, list_inputs, lookups, objective
 from psrun.program.evaluation_sizes import eval_batch_size
 from psrun.program.example_counter import ExamplesSeen
 from psrun.program.train_step import OwnTrainStep
@@ -244,6 +243,7 @@ class Program:
 
 
 def metric_variables(program: Program) -> list[tf.Variable]:
+    """Those of all metrics, also of what an own training step counts."""
     own = [] if program.own_step is None else [program.own_step.own_loss]
     return [variable for metric in (*program.network.metrics, *own) for variable in metric.variables]
 

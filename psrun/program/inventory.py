@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.metadata import version
+from typing import Any
+
+import tf_keras
+from rich.filesize import decimal
 
 from psrun.cluster import placement
-from psrun.layers import stacks
 from psrun.layers.adapter import AdaptedModel
-from psrun.optimizers import cost
-from psrun.program import compiled_model, make_optimizer, whole_variables
+from psrun.program import compiled_model, make_optimizer, stacks, whole_variables
 from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
+from psrun.tf_internals import optimizers
 from psrun.tf_internals.variables import variables_of
+
+_MANY_ROWS = 100_000
+_SPARSE = (
+    tf_keras.optimizers.Adagrad,
+    tf_keras.optimizers.legacy.Adagrad,
+    tf_keras.optimizers.legacy.Ftrl,
+    tf_keras.optimizers.legacy.SGD,
+)
 
 
 def report(program: Program, reporter: Reporter, folder: RunFolder) -> None:
@@ -43,7 +55,7 @@ def report(program: Program, reporter: Reporter, folder: RunFolder) -> None:
 def _report_placement(program: Program, reporter: Reporter) -> None:
     placed = observe(program)
     reporter.emit("placement", placement=[asdict(shard) for shard in placed], **asdict(placement.balance(placed)))
-    for text in cost.of_dense_tables(program.optimizer, placed):
+    for text in costs_of_dense_tables(program.optimizer, placed):
         reporter.warn(text)
     whole_variables.check_separable(program, placed)
     for text in make_optimizer.check_steps(program, placed):
@@ -64,3 +76,27 @@ def observe(program: Program) -> list[placement.Placed]:
     ]
     metrics = placement.observed("metric", compiled_model.metric_variables(program))
     return [*stacks.by_table(placed, program.network), *metrics]
+
+
+def costs_of_dense_tables(optimizer: Any, placed: Iterable[placement.Placed]) -> list[str]:
+    """Warnings with the cost of each large table that the optimizer updates as a whole."""
+    sparse = isinstance(optimizer, _SPARSE) or optimizers.has_momentum_of_0(optimizer)
+    if getattr(optimizer, "touches_rows_only", sparse):
+        return []
+    placed = list(placed)
+    tables = {
+        shard.variable: tuple(shard.variable_shape)
+        for shard in placed
+        if shard.kind == "model" and "embeddings" in shard.variable and shard.variable_shape[0] > _MANY_ROWS
+    }
+    warnings = []
+    kind = type(optimizer).__name__
+    for name, shape in tables.items():
+        # The names of slots end with the name of the table.
+        own = [shard.bytes for shard in placed if f"/{shard.variable}".endswith(f"/{name}")]
+        warnings.append(
+            f"{kind} updates all {shape[0]:,} rows of {name} in every step, and with its slots reads and writes "
+            f"{decimal(sum(own))}; sparse_adagrad, rowwise_adagrad, lazy_adam and sparse_sgd update only the rows of "
+            "the batch"
+        )
+    return warnings

@@ -43,7 +43,8 @@ def checked(network: tf_keras.Model, features: Any) -> Iterator[None]:
 
 
 def _check_inputs(network: tf_keras.Model, features: Any) -> None:
-    problems, inputs = [], _takes_lists(network)
+    problems = []
+    inputs = _takes_lists(network)
     if not isinstance(features, Mapping):
         flat = tf.nest.flatten(features)
         features = dict(zip(inputs, flat)) if len(flat) == len(inputs) else {}

@@ -14,9 +14,9 @@ from psrun.config.keras_names import CALLED_WITH
 from psrun.config.run_config import RunConfig
 from psrun.data.source import DataSource, task_of
 from psrun.errors import ConfigError, Problem
-from psrun.models.model import Model
-from psrun.models.only_feature import passed
+from psrun.models.model import ArgumentError, Model
 from psrun.program import keras3_models, objective
+from psrun.program.only_feature import passed
 
 
 def make_model(run: RunConfig, source: DataSource) -> Model:
@@ -27,7 +27,7 @@ def make_model(run: RunConfig, source: DataSource) -> Model:
     """
     # A function without readable source may have such a parameter, too.
     call = functools.partial(targets.called, run.model, source=source, seed=run.seed, **run.model_keys.given)
-    with _naming_cut_weights(run):
+    with _naming_cut_weights(run), _naming_arguments():
         returned = keras3_models.returned_model(functools.partial(targets.find, run.model), call, run.seed)
     model = Model(returned) if isinstance(returned, tf_keras.Model) else returned
     if not isinstance(model, Model):
@@ -44,6 +44,23 @@ def make_model(run: RunConfig, source: DataSource) -> Model:
     return objective.resolve(
         model, keys.from_logits, loss, None if keys.metrics is None else metrics, task=task_of(source)
     )
+
+
+@contextlib.contextmanager
+def _naming_arguments() -> Iterator[None]:
+    """Names the keys of the arguments that a model function refuses."""
+    try:
+        yield
+    except ConfigError as error:
+        if not isinstance(error.__cause__, ArgumentError):
+            raise
+        raise ConfigError(Problem(_key(name), text) for name, text in error.__cause__.problems) from error.__cause__
+
+
+def _key(argument: str) -> str:
+    if argument.startswith("features."):
+        return f"data.{argument}"
+    return f"model.{argument}" if argument else "model"
 
 
 # Of what is raised where a layer needs a whole variable: half precision, functions that layers trace, and tf-idf.

@@ -17,9 +17,8 @@ from psrun.config import targets
 from psrun.config.rules import WITHOUT_AVERAGES
 from psrun.config.run_config import OF_A_RUN, RunConfig
 from psrun.errors import ConfigError, Problem
-from psrun.layers import stacks
 from psrun.optimizers import separability
-from psrun.program import whole_variables
+from psrun.program import stacks, whole_variables
 from psrun.program.compiled_model import Program
 from psrun.tf_internals import keras, optimizers
 
@@ -38,14 +37,14 @@ def make_optimizer(run: RunConfig) -> Any:
       ConfigError: it is none of tf-keras; or as `prepare`.
     """
     optimizer = targets.called(run.optimizer)
-    if any(each.__module__.startswith("keras.") for each in type(optimizer).__mro__):
-        message = (
-            f"{run.optimizer.name} returned {type(optimizer).__name__} of Keras 3, which loses updates on parameter "
-            "servers; return an optimizer of tf_keras.optimizers"
-        )
-        raise ConfigError([Problem("optimizer._target_", message)])
     if not optimizers.is_optimizer(optimizer):
         message = f"{run.optimizer.name} returned {optimizer!r}, not an optimizer of tf_keras.optimizers"
+        if any(each.__module__.startswith("keras.") for each in type(optimizer).__mro__):
+            kind = type(optimizer).__name__
+            message = (
+                f"{run.optimizer.name} returned {kind} of Keras 3, which loses updates on parameter servers; return an "
+                "optimizer of tf_keras.optimizers"
+            )
         raise ConfigError([Problem("optimizer._target_", message)])
     prepare(optimizer, run, "optimizer")
     return optimizer
@@ -62,14 +61,11 @@ def prepare(optimizer: Any, run: RunConfig, key: str) -> None:
     """
     inner = optimizers.unscaled(optimizer)
     kind = type(inner).__name__
-    problems: list[Problem] = []
     if run.mode not in OF_A_RUN:
         if getattr(inner, "use_ema", False):
-            problems.append(Problem(key, f"{kind} has use_ema={inner.use_ema}, {WITHOUT_AVERAGES}"))
+            raise ConfigError([Problem(key, f"{kind} has use_ema={inner.use_ema}, {WITHOUT_AVERAGES}")])
         if isinstance(inner, tf_keras.optimizers.Nadam):
-            problems.append(Problem(key, f"{kind} {_COUNTS_TRACES}"))
-    if problems:
-        raise ConfigError(problems)
+            raise ConfigError([Problem(key, f"{kind} {_COUNTS_TRACES}")])
     optimizers.update_without_momentum(optimizer)
     optimizers.replace_clipnorm(optimizer, whole_variables.clipped)
     optimizers.replace_names_without_weight_decay(optimizer, whole_variables.name_of_whole)

@@ -20,7 +20,8 @@ def metric_names(program: Program) -> list[str]:
 
     None if only the first step reveals them: a custom `train_step` that runs eagerly cannot be traced before.
     """
-    own, usual = program.own_step, [*program.loss_names, *program.metric_names]
+    own = program.own_step
+    usual = [*program.loss_names, *program.metric_names]
     if own is not None and not own.names:
         if program.config.trainer.run_eagerly:
             return []

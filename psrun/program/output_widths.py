@@ -27,19 +27,23 @@ def check(prediction: Any, label: Any, model: Model, source: DataSource) -> None
     Raises:
       ConfigError: their shapes do not fit.
     """
-    predictions, labels = tf.nest.flatten(prediction), tf.nest.flatten(label)
+    predictions = tf.nest.flatten(prediction)
+    labels = tf.nest.flatten(label)
     task = task_of(source)
     own_loss = any(getattr(type(model.network), name) is not getattr(tf_keras.Model, name) for name in _OF_LOSS)
     if task is None or own_loss or model.loss is not None or len(predictions) != 1 or len(labels) != 1:
         return
-    predicted, expected = predictions[0].shape, labels[0].shape
+    predicted = predictions[0].shape
+    expected = labels[0].shape
     if predicted.rank is None or expected.rank is None:
         return
     if task == "multiclass":
-        fits, width = _fit([*predicted[1:]], [*_essential(expected), source.num_classes]), source.num_classes
+        fits = _fit([*predicted[1:]], [*_essential(expected), source.num_classes])
+        width = source.num_classes
         why = f"the data has {source.num_classes} classes (task=multiclass), which need one value each"
     else:
-        fits, width = _fit(_essential(predicted), _essential(expected)), expected[-1] if expected.rank > 1 else 1
+        fits = _fit(_essential(predicted), _essential(expected))
+        width = expected[-1] if expected.rank > 1 else 1
         why = f"labels have shape {_shown(expected)} (task={task})"
     if not fits:
         message = f"returns predictions of shape {_shown(predicted)}, but {why}: end the model with Dense({width})"

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from psrun.cluster.placement import Placed, name_of, shard_rows, split_name
+from psrun.cluster.placement import Placed, shard_rows
 from psrun.errors import ConfigError, Problem
 from psrun.layers.stack import Held, held_by
 from psrun.program.compiled_model import Program
 from psrun.tf_internals.keras import layers_within
+from psrun.tf_internals.names import name_of, split_name
 from psrun.tf_internals.variables import shards_of, variables_of
 
 _SCALES = (1e-3, 1.0, 1e3)  # of the values to try: many constraints change only values beyond a bound

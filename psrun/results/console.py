@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -15,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from psrun.cluster.placement import Placed
-from psrun.results.events import Event, Progress
+from psrun.results.events import Event, Progress, Sink
 from psrun.results.tables import features_guessed, placement_table
 
 _PLAIN_EVERY_S = 10.0
@@ -25,6 +24,21 @@ _AT_CHANCE = (
 )
 _LEAST_BAR = 8  # columns
 _EVALUATED_WITHIN_S = 1.0  # for one line with the epoch
+# By the kind of event: a mark, its style, and the text about the step and the data of the event.
+_LINES = {
+    "preparing": ("", "", "{text}"),
+    "restored": ("", "", "resumed from step {step} ({path})"),
+    "network": ("", "", "the model is one of {library}; tf-keras trains it"),
+    "packing": ("", "", "{num_steps} steps per execution: a step takes {step_ms:.1f} ms on a worker"),
+    "learning_rate": ("", "", "  learning rate {before:.4g} -> {value:.4g}: {reason}"),
+    "waiting": ("", "", "{task} is waiting for a checkpoint in {folder}, up to {until_s:.0f} s without a chief"),
+    "stopping": ("", "", "{signal}: saving a checkpoint, then exiting; repeat to exit immediately"),
+    "failure": ("failure:", "red", " {task} {cause}; {action}"),
+    "recovery": ("recovered", "green", " from the loss of {task} after {seconds:.1f} s, {steps_lost} steps lost"),
+    "warning": ("warning:", "yellow", " {message}"),
+    "export": ("", "", "exported step {step} to {path}"),
+    "predictions": ("", "", "{count} predictions of step {step} in {path}"),
+}
 
 
 def numbers(metrics: Mapping[str, float | None]) -> str:
@@ -38,46 +52,37 @@ def warner(console: Console) -> Callable[[str], None]:
     return lambda text: console.print(Text.assemble(mark, f" {text}"), highlight=False, soft_wrap=True)
 
 
-@dataclass(frozen=True)
-class _Epoch:
-    """An epoch that is not printed yet: the metrics of an evaluation of its step may join it.
-
-    Attributes:
-      at_s: when it ended, on the clock of the console.
-    """
-
-    step: int
-    head: str
-    metrics: Mapping[str, float | None]
-    rates: Sequence[str]
-    at_s: float
-
-
-class ConsoleSink:
+class ConsoleSink(Sink):
     """Prints a run's events on `console`; on a terminal, with a progress line at the bottom."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Live | None = None
         self._lock = threading.Lock()
-        self._epoch: _Epoch | None = None  # the last one, until it is known whether an evaluation follows
+        self._epoch: Event | None = None  # the last one, until it is known whether an evaluation follows
+        self._epoch_ended_s = 0.0
         self._last_plain_s = console.get_time()
 
     def event(self, event: Event) -> None:
         show = getattr(self, f"_show_{event.kind}", None)
-        if show:
-            with self._lock:
-                if event.kind != "evaluation":
-                    self._end_epoch()
+        if show is None and event.kind not in _LINES:
+            return
+        with self._lock:
+            if event.kind != "evaluation":
+                self._end_epoch()
+            if show:
                 show(event)
+            else:
+                mark, style, text = _LINES[event.kind]
+                self._print((mark, style), text.format_map(_values(event)))
 
     def progress(self, progress: Progress) -> None:
         with self._lock:
             self._end_old_epoch(progress)
-            if not self._console.is_terminal:
+            if self._console.is_terminal:
+                self._show_live(ProgressLine(progress))
+            else:
                 self._plain_progress(progress)
-                return
-            self._show_live(ProgressLine(progress))
 
     def view(self, what: RenderableType, progress: Progress | None = None) -> None:
         """On a terminal: `what`, such as the tasks of a cluster, above the progress of the training."""
@@ -135,32 +140,22 @@ class ConsoleSink:
         self._print("chosen: ", " ".join(f"{key}={value}" for key, value in event.data.items()))
 
     def _show_epoch(self, event: Event) -> None:
-        data = event.data
-        head = f"epoch {data['epoch']}/{data['epochs']}  step {event.step}"
-        rates = [f"{data['steps_per_s']:.4g} steps/s", f"{data['examples_per_s']:,.0f} examples/s"]
-        self._epoch = _Epoch(event.step or 0, head, data["metrics"], rates, self._console.get_time())
+        _epoch_line(event, {}, None)  # an event of another version is reported now
+        self._epoch = event
+        self._epoch_ended_s = self._console.get_time()
 
     def _end_old_epoch(self, progress: Progress | None) -> None:
         """Prints the last epoch if the training has gone on, or if its evaluation takes its time."""
-        epoch = self._epoch
-        if epoch is None:
-            return
-        goes_on = progress is not None and progress.step > epoch.step
-        if goes_on or self._console.get_time() - epoch.at_s > _EVALUATED_WITHIN_S:
+        goes_on = progress is not None and self._epoch is not None and progress.step > (self._epoch.step or 0)
+        if goes_on or self._console.get_time() - self._epoch_ended_s > _EVALUATED_WITHIN_S:
             self._end_epoch()
 
     def _end_epoch(self, evaluation: Mapping[str, float | None] | None = None) -> None:
         """Prints the last epoch, unless it was printed, in one line with the metrics of its evaluation."""
-        epoch = self._epoch
+        if self._epoch is not None:
+            width = self._console.width if self._console.is_terminal else None
+            self._print(_epoch_line(self._epoch, evaluation or {}, width))
         self._epoch = None
-        if epoch is None:
-            return
-        metrics = {**epoch.metrics, **{f"val_{name}": value for name, value in (evaluation or {}).items()}}
-        width = self._console.width if self._console.is_terminal else None
-        self._print("  ".join(_that_fit([epoch.head, numbers(metrics)], epoch.rates, width)))
-
-    def _show_preparing(self, event: Event) -> None:
-        self._print(event.data["text"])
 
     def _show_visitation(self, event: Event) -> None:
         words = {"0": "never", "1": "once", "2": "twice", "3+": "more often"}
@@ -174,58 +169,17 @@ class ConsoleSink:
             self._end_epoch(data["metrics"])
             return
         self._end_epoch()
-        of = f" of step {event.step}" if is_sidecar else ""
         result = f"({data['mode']}, {data['examples_seen']} examples)  {numbers(data['metrics'])}"
-        self._print(
-            f"step {event.step} {result}  in {data['path']}" if "path" in data else f"  evaluation{of} {result}"
-        )
-
-    def _show_learning_rate(self, event: Event) -> None:
-        data = event.data
-        self._print(f"  learning rate {data['before']:.4g} -> {data['value']:.4g}: {data['reason']}")
-
-    def _show_warning(self, event: Event) -> None:
-        warner(self._console)(event.data["message"])
-
-    def _show_waiting(self, event: Event) -> None:
-        data = event.data
-        limit = f"up to {data['until_s']:.0f} s without a chief"
-        self._print(f"{data['task']} is waiting for a checkpoint in {data['folder']}, {limit}")
-
-    def _show_restored(self, event: Event) -> None:
-        self._print(f"resumed from step {event.step} ({event.data['path']})")
-
-    def _show_stopping(self, event: Event) -> None:
-        self._print(f"{event.data['signal']}: saving a checkpoint, then exiting; repeat to exit immediately")
-
-    def _show_failure(self, event: Event) -> None:
-        data = event.data
-        self._print(("failure:", "red"), f" {data['task']} {data['cause']}; {data['action']}")
-
-    def _show_recovery(self, event: Event) -> None:
-        data = event.data
-        after = f"after {data['seconds']:.1f} s, {data['steps_lost']} steps lost"
-        self._print(("recovered", "green"), f" from the loss of {data['task']} {after}")
-
-    def _show_packing(self, event: Event) -> None:
-        data = event.data
-        self._print(f"{data['num_steps']} steps per execution: a step takes {data['step_s'] * 1000:.1f} ms on a worker")
-
-    def _show_network(self, event: Event) -> None:
-        self._print(f"the model is one of {event.data['library']}; tf-keras trains it")
+        if "path" in data:
+            self._print(f"step {event.step} {result}  in {data['path']}")
+        else:
+            self._print(f"  evaluation of step {event.step} {result}" if is_sidecar else f"  evaluation {result}")
 
     def _show_lookups(self, event: Event) -> None:
         for decided, once in ((True, "sent once"), (False, "sent each time")):
             lookups = [lookup for lookup in event.data["lookups"] if bool(lookup["deduplicate"]) == decided]
             if lookups:
                 self._print(f"{_shares(lookups)} of a batch's ids are distinct; duplicates are {once}")
-
-    def _show_export(self, event: Event) -> None:
-        self._print(f"exported step {event.step} to {event.data['path']}")
-
-    def _show_predictions(self, event: Event) -> None:
-        data = event.data
-        self._print(f"{data['count']} predictions of step {event.step} in {data['path']}")
 
     def _show_end(self, event: Event) -> None:
         first_s = event.data["time_to_first_step_s"]
@@ -244,6 +198,21 @@ class ConsoleSink:
             self._print(("hint:", "yellow"), f" the run {ended}")
         if _at_chance(event.data["metrics"]):
             self._print(("hint:", "yellow"), f" {_AT_CHANCE}")
+
+
+def _values(event: Event) -> dict[str, Any]:
+    """What the texts of `_LINES` name."""
+    values = {**event.data, "step": event.step}
+    return values | {"step_ms": event.data["step_s"] * 1000} if event.kind == "packing" else values
+
+
+def _epoch_line(epoch: Event, evaluation: Mapping[str, float | None], width: int | None) -> str:
+    """An epoch and the metrics of its evaluation, with the rates as far as they fit into `width` columns."""
+    data = epoch.data
+    metrics = {**data["metrics"], **{f"val_{name}": value for name, value in evaluation.items()}}
+    head = [f"epoch {data['epoch']}/{data['epochs']}  step {epoch.step}", numbers(metrics)]
+    rates = [f"{data['steps_per_s']:.4g} steps/s", f"{data['examples_per_s']:,.0f} examples/s"]
+    return "  ".join(_that_fit(head, rates, width))
 
 
 def _at_chance(metrics: Mapping[str, float | None]) -> bool:

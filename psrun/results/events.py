@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,17 @@ class Progress:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-class Sink(Protocol):
-    """Receives events and progress. Called from several threads, one call at a time."""
+class Sink:
+    """Receives events and progress, and ignores them. Called from several threads, one call at a time."""
 
-    def event(self, event: Event) -> None: ...
+    def event(self, event: Event) -> None:
+        pass
 
-    def progress(self, progress: Progress) -> None: ...
+    def progress(self, progress: Progress) -> None:
+        pass
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        pass
 
 
 class Reporter:

@@ -1,22 +1,24 @@
-"""metrics.jsonl: the events of a run, one per line."""
+"""metrics.jsonl: the events of a run, one per line; its writers and its reader."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from psrun.errors import RunFolderError
-from psrun.results.events import Event, Progress
+from psrun.results.events import Event, Sink
+from psrun.results.reading import parsed
 
 METRICS = "metrics.jsonl"
 
 
-class Journal:
+class Journal(Sink):
     """Adds events to metrics.jsonl only: for tasks other than the one that writes run.json.
 
     Numbers that JSON does not know (NaN, infinities) are written as null.
@@ -36,12 +38,6 @@ class Journal:
         # One unbuffered write per line: the chief and its supervisor append to the same file.
         with self._lock, writing_to(self.path), self.metrics.open("ab", buffering=0) as file:
             file.write((json.dumps(plain(line), allow_nan=False) + "\n").encode())
-
-    def progress(self, progress: Progress) -> None:
-        """Does nothing: progress is not recorded."""
-
-    def close(self) -> None:
-        """Does nothing: everything is on disk already."""
 
     def elapsed_s(self) -> float:
         """The time of the last event so far, in seconds since the run began; 0 without one."""
@@ -72,3 +68,67 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value
+
+
+class EventReader:
+    """Reads the complete lines that were added to a file of events. The file may be cut, replaced or removed meanwhile.
+
+    Attributes:
+      broken: lines so far that are not events.
+      unfinished: whether the file does not end with a complete line.
+      begun_again: how often the file was shorter than before, or another one, and was read from its beginning.
+    """
+
+    def __init__(self, path: Path, *, after_what_is_there: bool = False) -> None:
+        self._path = path
+        self._file: tuple[int, int] | None = None
+        self._read_bytes = 0
+        self.broken = 0
+        self.begun_again = 0
+        self.unfinished = False
+        if after_what_is_there and path.exists():
+            stat = path.stat()
+            self._file = (stat.st_dev, stat.st_ino)
+            self._read_bytes = stat.st_size
+
+    def read(self) -> list[Event]:
+        """The events since the last call; none if there is no file. Raises OSError if it cannot be read."""
+        try:
+            with self._path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                self._is(file=(stat.st_dev, stat.st_ino), size=stat.st_size)
+                file.seek(self._read_bytes)
+                lines = file.read()
+        except FileNotFoundError:
+            self._is(file=None, size=0)
+            return []
+        whole = lines[: lines.rfind(b"\n") + 1]
+        self._read_bytes += len(whole)
+        self.unfinished = len(whole) < len(lines)
+        events = [event_of(line) for line in whole.splitlines()]
+        self.broken += events.count(None)
+        return [event for event in events if event]
+
+    def read_if_possible(self) -> list[Event]:
+        """As `read`, but no events if the file cannot be read."""
+        try:
+            return self.read()
+        except OSError:
+            return []
+
+    def _is(self, *, file: tuple[int, int] | None, size: int) -> None:
+        if self._read_bytes and (file != self._file or size < self._read_bytes):
+            self._read_bytes = 0
+            self.begun_again += 1
+        self._file = file
+
+
+def event_of(line: bytes) -> Event | None:
+    """The event that a line of metrics.jsonl holds; None if it holds none."""
+    try:
+        data: Any = parsed(line)
+        kind = str(data.pop("event"))
+        step = data.pop("step")
+        return Event(kind, None if step is None else int(step), float(data.pop("wall_s")), data)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        return None

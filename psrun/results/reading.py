@@ -14,6 +14,11 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def entries(value: Any) -> list[Mapping[str, Any]]:
+    """The mappings in `value` if it is a list, else none."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
 def number(value: Any) -> float | None:
     """`value` if it is a finite number, else None."""
     plain = isinstance(value, (int, float)) and not isinstance(value, bool)

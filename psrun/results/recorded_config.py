@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from psrun.config import parse, resolvers
+from psrun.config.arguments import folder_of, key_of, quoted, unquoted
 from psrun.results.run_folder import CONFIG, HYDRA
 
+__all__ = ["as_recorded", "folder_of", "key_of", "merged", "quoted", "started_in", "unquoted"]
 
-def as_recorded(composed: Any, unresolved: Any, folder: Path, given: list[str]) -> dict[str, Any]:
+
+def as_recorded(composed: Any, unresolved: Any, folder: Path, given: Sequence[str]) -> dict[str, Any]:
     """The recorded configuration of the run in `folder`, overridden by the arguments `given`.
 
     The YAML files may have changed since, and those of a --config-dir may be missing.
@@ -21,23 +24,23 @@ def as_recorded(composed: Any, unresolved: Any, folder: Path, given: list[str]) 
     Args:
       unresolved: as `composed`, with unresolved references; a value that refers to another key follows that key.
     """
-    if not (folder / CONFIG).exists():
-        return composed
+    return resolvers.completed(merged(composed, unresolved, folder, {key_of(argument) for argument in given}))
+
+
+def merged(composed: Any, unresolved: Any, folder: Path, now: set[str]) -> dict[str, Any]:
+    """As `as_recorded`, for keys and groups `now` that are given; batch sizes may still follow from others."""
+    if not (folder / CONFIG).exists() or "experiment" in now:  # which may choose anything
+        return dict(composed)
     recorded: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
-    now = {key_of(argument) for argument in given}
-    if "experiment" in now:  # which may choose anything
-        return composed
-    now |= {"data"} if "model" in now else set()
+    now = now | {"data"} if "model" in now else now
     if recorded.get("data", {}).get("batch_size_per_replica") is not None:  # the number of replicas may be another one
         recorded["data"]["global_batch_size"] = None
-    return resolvers.completed(
-        {
-            name: _merged(node, unresolved[name], recorded[name], name, now)
-            if name in parse.RECORDED and name in recorded
-            else node
-            for name, node in composed.items()
-        }
-    )
+    return {
+        name: _merged(node, unresolved[name], recorded[name], name, now)
+        if name in parse.RECORDED and name in recorded
+        else node
+        for name, node in composed.items()
+    }
 
 
 def started_in(folder: Path) -> str | None:
@@ -59,37 +62,13 @@ def _merged(here: Any, refers: Any, there: Any, key: str, now: set[str]) -> Any:
     if not isinstance(here, dict) or not isinstance(there, dict):
         return here if is_overridden else there
     other = any(here.get(name) != there.get(name) for name in ("kind", "_target_"))
-    merged = {}
+    both = {}
     for name in [*here, *(name for name in there if name not in here)]:
         inner = f"{key}.{name}"
         if name in here and name in there:
-            merged[name] = _merged(here[name], refers[name], there[name], inner, now)
+            both[name] = _merged(here[name], refers[name], there[name], inner, now)
         elif name in there and inner not in now:
-            merged[name] = there[name]
+            both[name] = there[name]
         elif name in here and (not other or any(f"{each}.".startswith(f"{inner}.") for each in now)):
-            merged[name] = here[name]
-    return merged
-
-
-def key_of(argument: str) -> str:
-    """The key or group that an argument in Hydra's grammar sets."""
-    return argument.partition("=")[0].lstrip("+~")
-
-
-def folder_of(arguments: list[str]) -> Path | None:
-    """The folder that `resume` names in the arguments; None without one."""
-    value = next((a.partition("=")[2] for a in arguments if a.startswith("resume=")), "null")
-    return None if value == "null" else Path(unquoted(value)).expanduser().absolute()
-
-
-def unquoted(value: str) -> str:
-    """The text of a value in Hydra's grammar, as `quoted` or a user writes it."""
-    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
-        return re.sub(r"\\(.)", r"\1", value[1:-1])
-    return value
-
-
-def quoted(folder: Path) -> str:
-    """A folder as a value in Hydra's grammar."""
-    escaped = str(folder).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+            both[name] = here[name]
+    return both

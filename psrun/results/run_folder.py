@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,29 +15,22 @@ from yaml import YAMLError
 
 from psrun import files
 from psrun.errors import CANNOT_GROW, FULL, ConfigError, Problem, PsrunError, RunFolderError
+from psrun.results import reading
 from psrun.results.events import Event
 from psrun.results.journal import Journal, plain, writing_to
 from psrun.results.summary import CHANGES, fold
 
 _FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?e[-+]?[0-9]+")
-_HOLD_EVERY_S = 0.5
 _LOCK_TIMEOUT_S = 1.0
 _RESERVE, _RESERVE_BYTES = ".reserve", 64 * 1024
 OVER = ("completed", "failed", "interrupted")  # the final values of `status`
 CONFIG, RESULT, END_EARLY = "config.yaml", "run.json", "end-early"
-HYDRA = tuple(
-    f".hydra/{name}.yaml" for name in ("config", "hydra", "overrides")
-)  # the composed configuration, and its sources
+HYDRA = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")  # the composed configuration, its sources
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """The state of a run that a process takes over.
-
-    Attributes:
-      result: run.json.
-      at_s: the time of the last write, as of `time.time`.
-    """
+    """The state of a run that a process takes over: run.json, and the time of the last write, as of `time.time`."""
 
     result: Mapping[str, Any]
     at_s: float
@@ -63,11 +55,7 @@ class RunFolder(Journal):
 
     @classmethod
     def create(cls, path: Path, *, raw: Mapping[str, Any]) -> RunFolder:
-        """Prepares the folder for a new run.
-
-        Raises:
-          ConfigError: there is a run in it already, or nothing can be written there.
-        """
+        """Prepares the folder for a new run. Raises ConfigError if it holds a run, or nothing can be written there."""
         if (path / RESULT).exists():
             message = f"{path} holds a run already; choose another folder, or resume the run"
             raise ConfigError([Problem("hydra.run.dir", message)])
@@ -77,34 +65,18 @@ class RunFolder(Journal):
 
     @classmethod
     def hold(cls, path: Path, *, within_s: float = 0.0) -> None:
-        """Locks the folder for this process, until the process ends.
-
-        Args:
-          within_s: how long to wait for the lock.
+        """Locks the folder until this process ends; waits up to `within_s` seconds for another process.
 
         Raises:
-          ConfigError: another one does, or nothing can be written there.
+          ConfigError: another process has locked it, or nothing can be written there.
         """
         cls.join(path)
-        deadline_s = time.monotonic() + within_s
-        try:
-            lock = files.lock(path)  # held until the process ends
-            while lock is None and time.monotonic() < deadline_s:
-                time.sleep(_HOLD_EVERY_S)
-                lock = files.lock(path)
-        except OSError:  # a file system without locks
-            return
-        if lock is None:
+        if not files.hold(path, within_s=within_s):
             raise ConfigError([Problem("hydra.run.dir", f"{path} is in use by a running run; choose another folder")])
 
     @classmethod
     def join(cls, path: Path) -> RunFolder:
-        """The folder of a run; another process may have created it.
-
-        Raises:
-          ConfigError: there can be no folder there.
-          RunFolderError: the disk is full.
-        """
+        """The folder of a run; another process may have created it. Raises ConfigError, or RunFolderError if full."""
         try:
             for folder in ("logs", "tensorboard"):
                 (path / folder).mkdir(parents=True, exist_ok=True)
@@ -125,7 +97,8 @@ class RunFolder(Journal):
           ConfigError: the run in it is over, or the folder cannot be written.
         """
         folder = cls.join(path)
-        folder.earlier = Earlier(folder.stored(), folder._written_at_s())
+        written_s = max(map(reading.changed_s, (path / RESULT, folder.metrics)))
+        folder.earlier = Earlier(folder.stored(), written_s)
         status = folder.earlier.result.get("status")
         if status == "completed" and not completed:
             raise ConfigError([Problem("hydra.run.dir", f"{path} holds a completed run; choose another folder")])
@@ -140,10 +113,6 @@ class RunFolder(Journal):
         except (OSError, YAMLError):
             return True
         return _length(recorded) != _length(raw)
-
-    def _written_at_s(self) -> float:
-        """The time at which the result or an event was last written, as of `time.time`; 0 if neither exists."""
-        return max((file.stat().st_mtime for file in (self.path / RESULT, self.metrics) if file.exists()), default=0.0)
 
     def stored(self) -> dict[str, Any]:
         """The current content of run.json; empty without one."""
@@ -216,10 +185,8 @@ class RunFolder(Journal):
             self._add(Event(kind, step, 0.0, data))  # nothing in run.json depends on the time of an event
 
     def record_at_once(self, kind: str, /, **data: Any) -> None:
-        """As `record`, for a process that is about to end, also within a signal handler. Raises RunFolderError.
-
-        An interrupted thread may hold the lock and would never release it.
-        """
+        """As `record`, for a process that is about to end, also within a signal handler. Raises RunFolderError."""
+        # An interrupted thread may hold the lock and would never release it.
         self._lock.acquire(timeout=_LOCK_TIMEOUT_S)
         self._add(Event(kind, None, 0.0, data))
 
@@ -246,8 +213,8 @@ class RunFolder(Journal):
 
     def snapshot(self, names: Sequence[str] = (CONFIG, RESULT)) -> Callable[[], None]:
         """A function that restores the current content of these files; default: configuration and result."""
-        paths = [self.path / name for name in names]
-        contents = {file: file.read_text(encoding="utf-8") for file in paths if file.exists()}
+        paths = [self.path / name for name in names if (self.path / name).exists()]
+        contents = {file: file.read_text(encoding="utf-8") for file in paths}
 
         def undo() -> None:
             for file, text in contents.items():

@@ -1,9 +1,11 @@
-"""The state of a run, read from its folder: run.json, metrics.jsonl and the heartbeats of its tasks."""
+"""The runs below a folder, and the state of each by its run.json, metrics.jsonl and the heartbeats of its tasks."""
 
 from __future__ import annotations
 
+import os
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,18 +15,54 @@ import psutil
 
 from psrun import process
 from psrun.config.topology import CHIEF, Task
+from psrun.errors import ConfigError
 from psrun.results import reading, summary, task_files
-from psrun.results.event_reader import EventReader, event_of
 from psrun.results.events import Event, Progress
-from psrun.results.journal import METRICS
-from psrun.results.run_folder import OVER, RESULT
+from psrun.results.journal import METRICS, EventReader, event_of
+from psrun.results.run_folder import CONFIG, OVER, RESULT
 from psrun.results.task_files import Heartbeat, age_s
 
+LEVELS = 3  # of folders: runs/SWEEPS/SWEEP/JOB
 UNKNOWN = "unknown"
 QUIET_S = 600.0  # a running run that writes nothing for so long has probably ended
 _FRESH_S = 5.0  # tasks beat twice a second
 _SILENT_S = 60.0  # other hosts see a change of a shared disk with a delay
 _TAIL_BYTES = 64 * 1024  # of metrics.jsonl, searched for the last epoch
+
+
+def below(folder: Path, levels: int = LEVELS) -> Iterator[Path]:
+    """The run folders in and below `folder`, but none inside a run folder."""
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:  # reading it as a run reports the reason
+        yield folder
+        return
+    names = {entry.name for entry in entries}
+    if RESULT in names or METRICS in names or {CONFIG, ".hydra"} <= names:
+        yield folder
+    elif levels:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                yield from below(Path(entry.path), levels - 1)
+
+
+def existing(folder: Path) -> Path:
+    """`folder`. Raises ConfigError if it does not exist."""
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ConfigError(f"{folder} is a file; name the run folder, such as {folder.parent}")
+    raise ConfigError(f"there is no folder {folder} (current folder: {Path.cwd()})")
+
+
+def printable(path: Path) -> str:
+    """A path as printable text: bytes that are not UTF-8 are escaped as \\xff."""
+    return os.fsencode(path).decode("utf-8", errors="backslashreplace")
+
+
+def natural(text: str) -> list[tuple[int, int | str]]:
+    """A key that sorts 2 before 10."""
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", text) if part]
 
 
 @dataclass(frozen=True)
@@ -112,10 +150,13 @@ def look(path: Path, *, supervised: bool = False) -> RunState:
     result, problem = reading.loaded(path / RESULT)
     if problem:
         result = summary.of_events(EventReader(path / METRICS).read_if_possible())
-    beats, written_s = _beats(path), _written_s(path)
+    beats = _beats(path)
+    written_s = _written_s(path)
     over = result.get("status") in OVER
     alive = None if supervised else is_alive(path, result)
-    ended = over and (supervised or not _has_active_tasks(path, beats, alive))
+    # Tasks may still work, such as on the last evaluation, or be about to be started again.
+    has_tasks = task_files.shared(path).exists() and (alive or any(age_s(beat) < _FRESH_S for beat in beats.values()))
+    ended = over and (supervised or not has_tasks)
     gone = "" if over or problem or supervised else _gone(result, beats, time.time() - written_s, alive)
     return RunState(path, result, problem, beats, written_s, ended, gone)
 
@@ -159,13 +200,6 @@ def _written_s(path: Path) -> float:
     shared = task_files.shared(path)
     beats = [shared / name for name in task_files.names(shared) if name.endswith(".json")]
     return max(reading.changed_s(file) for file in (path / RESULT, path / METRICS, *beats))
-
-
-def _has_active_tasks(path: Path, beats: Mapping[Task, Heartbeat], alive: bool | None) -> bool:
-    """Whether tasks still work, such as on the last evaluation, or are about to be started again."""
-    return task_files.shared(path).exists() and (
-        alive is True or any(age_s(beat) < _FRESH_S for beat in beats.values())
-    )
 
 
 def _gone(result: Mapping[str, Any], beats: Mapping[Task, Heartbeat], quiet_s: float, alive: bool | None) -> str:

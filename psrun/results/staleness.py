@@ -46,7 +46,8 @@ def added(each: Iterable[Histogram]) -> Histogram:
 
 def together(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """`statistics_by_worker` of the updates of both."""
-    one, other = histograms(before), histograms(after)
+    one = histograms(before)
+    other = histograms(after)
     return statistics_by_worker({name: added([one.get(name, {}), other.get(name, {})]) for name in {**one, **other}})
 
 

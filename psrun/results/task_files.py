@@ -1,7 +1,4 @@
-"""Small files in the run folder that the tasks of one run share: heartbeats and requests.
-
-One writer a file, replaced atomically: a reader never sees half of one.
-"""
+"""Small files in the run folder that the tasks of one run share: heartbeats and requests. Each has one writer."""
 
 from __future__ import annotations
 
@@ -62,7 +59,8 @@ class HeartbeatWriter:
     """
 
     def __init__(self, folder: Path, task: Task, read: Callable[[], Heartbeat]) -> None:
-        self._path, self._read = path(folder, task), read
+        self._path = path(folder, task)
+        self._read = read
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="psrun-heart", daemon=True)
 
@@ -91,6 +89,25 @@ class HeartbeatWriter:
 def shared(folder: Path) -> Path:
     """The folder that the tasks of the run in `folder` share; the supervisor of the tasks removes it."""
     return folder / ".tasks"
+
+
+def claim(folder: Path, name: str, key: str) -> None:
+    """Makes the process with `key` the one that runs a task, or the supervisor: earlier ones on lost nodes exit.
+
+    Raises:
+      OSError: it could not be written.
+    """
+    shared(folder).mkdir(parents=True, exist_ok=True)
+    files.write_atomic(shared(folder) / f"{name}.holder", key)
+
+
+def is_held(folder: Path, name: str, key: str) -> bool:
+    """Whether the process with `key` is the one that runs `name`."""
+    names(shared(folder))
+    try:
+        return (shared(folder) / f"{name}.holder").read_text(encoding="utf-8") == key
+    except OSError:
+        return False
 
 
 def stop_marker(folder: Path) -> Path:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, Self
 
-from psrun import process
 from psrun.cluster import data_service, end_servers, strategy
 from psrun.cluster.probe import PortReservation, ServerStatus, statuses
 from psrun.config import choices
@@ -61,7 +60,7 @@ class Chief:
         self.pulse, self._reported_s = Pulse(), time.monotonic()
         self.session: TrainingRun | None = None
         # Whoever started the tasks of such a cluster restarts them, but records nothing.
-        self._alone = self._cluster.started_elsewhere and process.SUPERVISOR_PID not in os.environ
+        self._alone = self._cluster.started_elsewhere
         self._loss = self._earlier_loss() if self._alone else None
         self._recoveries = Recoveries(reporter)
         # Also if this is the only process: a sweep shows its progress. A running run has its own heartbeat.
@@ -162,7 +161,7 @@ class Chief:
             task, before_s = Task.named(self._loss.task) or CHIEF, max(0.0, time.time() - self._loss.at_s)
             self._recoveries.failed(task, self._loss.cause, step=self._loss.step, attempt=True, before_s=before_s)
         watch = Watch(cluster, self._topology, self.reporter, self._recoveries, ask=_ask, training=self._training,
-                      give_up=self._give_up, sees_ends=self._alone)  # fmt: skip
+                      give_up=self._give_up)  # fmt: skip
         watch.start()
         try:
             yield watch.check_parameter_servers

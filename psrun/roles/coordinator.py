@@ -26,7 +26,7 @@ from psrun.program.compiled_model import Program
 from psrun.results import staleness, task_files
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder, flat, write_config
-from psrun.results.trackers.sinks import tracker_sinks
+from psrun.results.trackers import tracker_sinks
 from psrun.roles.chief import Chief
 from psrun.roles.task_context import TaskContext
 from psrun.training import actions, custom_loop, fit, own_loop, resume

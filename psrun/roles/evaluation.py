@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from psrun.checkpoint import manifest
 from psrun.config.run_config import RunConfig
-from psrun.roles.restored import restored
+from psrun.roles.saved_program import saved_program
 from psrun.roles.task_context import TaskContext
 from psrun.training.evaluation import modes
 
@@ -17,11 +17,11 @@ def run(run_config: RunConfig, context: TaskContext) -> None:
     Raises:
       PsrunError: there is no such checkpoint, or it cannot be evaluated.
     """
-    with restored(run_config, context, state="evaluating") as there:
-        evaluator = modes.make(there.program)
+    with saved_program(run_config, context, state="evaluating") as saved:
+        evaluator = modes.make(saved.program)
         assert evaluator is not None
-        result = evaluator.evaluate(there.checkpoint.step, there.chief.pulse.advance)
-        path = result.keep(there.whole.evaluations, manifest.digest(there.checkpoint.files))
-        there.chief.reporter.emit("evaluation", **asdict(result), path=str(path))
+        result = evaluator.evaluate(saved.checkpoint.step, saved.chief.pulse.advance)
+        path = result.keep(saved.folder.evaluations, manifest.digest(saved.checkpoint.files))
+        saved.chief.reporter.emit("evaluation", **asdict(result), path=str(path))
         if result.undefined is not None:
-            there.chief.reporter.warn(result.undefined, step=result.step)
+            saved.chief.reporter.warn(result.undefined, step=result.step)

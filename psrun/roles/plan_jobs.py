@@ -16,7 +16,7 @@ from psrun import process
 from psrun.config import parse
 from psrun.errors import ExitCode
 from psrun.results.run_folder import CONFIG, RunFolder
-from psrun.results.sweep_record import LOG, Job, Sweep
+from psrun.results.sweep import LOG, Job, Sweep
 from psrun.roles import planner, run_process
 
 

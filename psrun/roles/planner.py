@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -20,15 +21,14 @@ from psrun.cluster.placement import Placed, Planned
 from psrun.config import choices, topology
 from psrun.config.run_config import RunConfig
 from psrun.data import load
-from psrun.layers import stacks
-from psrun.optimizers import cost
-from psrun.program import list_inputs, make_optimizer, whole_variables
+from psrun.program import inventory, list_inputs, make_optimizer, stacks, whole_variables
 from psrun.program.build import build, build_state, start_afresh
 from psrun.program.compiled_model import Program, metric_variables
 from psrun.program.zeros import zeros
 from psrun.results.console import warner
 from psrun.results.run_folder import RunFolder
 from psrun.results.tables import features_guessed, folded, placement_table
+from psrun.tf_internals.names import name_of
 from psrun.tf_internals.tracing import converted
 from psrun.tf_internals.variables import UninitializedVariable
 
@@ -82,7 +82,7 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
             bytes_per_step=asdict(plan.traffic),
             bytes_per_step_by_task={task: asdict(traffic) for task, traffic in plan.traffic_by_task.items()},
         )
-    show(plan, run_config, source.num_train_examples, console)
+    _show(plan, run_config, source.num_train_examples, console)
 
 
 def make(
@@ -98,33 +98,34 @@ def make(
       ConfigError: the variables do not fit into the memory, or cannot be cut into shards as configured.
     """
     run_config = load.planned(run_config, source)
+    cluster = run_config.cluster
     recorder = _Recorder()
     start_afresh(run_config.seed)
     _, num_ps = _size(run_config)
     with tf.variable_creator_scope(recorder.create), stacks.arranged_for(max(1, num_ps)):
-        built = build(run_config, source, strategy.Distribution(tf.distribute.get_strategy()))
+        program = build(run_config, source, strategy.Distribution(tf.distribute.get_strategy()))
         recorder.gives_values = False
-        gradients: dict[str, Traffic] = {}
-        lengths = list_inputs.mean_lengths(built.batch_spec, built.train_dataset)
+        traffic: dict[str, Traffic] = {}
+        lengths = list_inputs.mean_lengths(program.batch_spec, program.train_dataset)
 
         def state() -> tf.Tensor:
             # Within a function everything is symbolic: zeros of slots and the step take no memory either.
-            build_state(built)
-            gradients.update(_traffic(built, lengths))
+            build_state(program)
+            traffic.update(_traffic(program, lengths))
             return tf.constant(0)
 
         tf.function(state).get_concrete_function()
-    placed = _place(recorder, built, run_config, rule)
-    whole_variables.check_separable(built, placed)
-    warnings = make_optimizer.check_steps(built, placed)
-    if run_config.cluster.has_parameter_servers and run_config.partitioner.num_shards is not None:
-        placement.check_rows(placed, run_config.partitioner.num_shards, stacked=stacks.tables_in(built.network))
-    if run_config.cluster.has_parameter_servers and not run_config.cluster.spans_machines:
+    placed = _place(recorder.variables, program, num_ps, rule or placement.RULES[cluster.placement])
+    whole_variables.check_separable(program, placed)
+    warnings = make_optimizer.check_steps(program, placed)
+    if cluster.has_parameter_servers and run_config.partitioner.num_shards is not None:
+        placement.check_rows(placed, run_config.partitioner.num_shards, stacked=stacks.tables_in(program.network))
+    if cluster.has_parameter_servers and not cluster.spans_machines:
         placement.check_memory(placed, psutil.virtual_memory().total if memory_bytes is None else memory_bytes)
-    total = sum(gradients.values(), Traffic())
-    by_task = _by_task(gradients, placed, run_config)
-    warnings += cost.of_dense_tables(built.optimizer, placed)
-    return Plan(placed, total, gradients, by_task, warnings)
+    total = sum(traffic.values(), Traffic())
+    by_task = _by_task(traffic, placed, run_config) if cluster.has_parameter_servers else {}
+    warnings += inventory.costs_of_dense_tables(program.optimizer, placed)
+    return Plan(placed, total, traffic, by_task, warnings)
 
 
 class _Recorder:
@@ -147,155 +148,149 @@ class _Recorder:
             if self.gives_values and is_small and not is_trained:
                 variable = next_creator(**kwargs)
             else:
-                variable = UninitializedVariable(
-                    shape=shape,
-                    dtype=dtype,
-                    **{option: kwargs.get(option) for option in ("name", "trainable", "constraint")},
-                )
+                options = {option: kwargs.get(option) for option in ("name", "trainable", "constraint")}
+                variable = UninitializedVariable(shape=shape, dtype=dtype, **options)
         self.variables.append(variable)
         return variable
 
 
-def _place(recorder: _Recorder, built: Program, run_config: RunConfig, rule: placement.Rule | None) -> list[Placed]:
-    kinds = {id(variable): "model" for variable in built.network.variables}
-    kinds |= {id(variable): "optimizer" for variable in built.optimizer.variables()}
-    kinds |= {id(variable): "metric" for variable in metric_variables(built)}
-    names = sorted((placement.split_name(v.name)[0] for v in built.network.trainable_variables), key=len, reverse=True)
+def _place(variables: list[tf.Variable], program: Program, num_ps: int, rule: placement.Rule) -> list[Placed]:
+    kinds = {id(variable): "model" for variable in program.network.variables}
+    kinds |= {id(variable): "optimizer" for variable in program.optimizer.variables()}
+    kinds |= {id(variable): "metric" for variable in metric_variables(program)}
+    trained = [name_of(variable) for variable in program.network.trainable_variables]
     planned = []
-    for variable in recorder.variables:
-        kind, name = kinds.get(id(variable), "other"), placement.split_name(variable.name)[0]
-        beside = next((other for other in names if other in name), None) if kind == "optimizer" else None
-        shape, dtype = placement.shape_of(variable), variable.dtype
-        whole = strategy.stays_whole(variable.shape, tf.TensorShape(shape), dtype)
-        planned.append(Planned(name, shape, dtype.name, dtype.size, kind, beside, whole))
-    _, num_ps = _size(run_config)
-    partition = partitioners.make(run_config.partitioner) if num_ps else None
-
-    stacked = {stack.variable_name for stack in stacks.of(built.network)}
+    for variable in variables:
+        kind = kinds.get(id(variable), "other")
+        name = name_of(variable)
+        shape = placement.shape_of(variable)
+        whole = strategy.stays_whole(variable.shape, tf.TensorShape(shape), variable.dtype)
+        beside = None
+        if kind == "optimizer":
+            beside = max((other for other in trained if other in name), key=len, default=None)
+        planned.append(Planned(name, shape, variable.dtype.name, variable.dtype.size, kind, beside, whole))
+    stacked = {stack.variable_name for stack in stacks.of(program.network)}
+    partition = partitioners.make(program.config.partitioner) if num_ps else None
 
     def num_shards(variable: Planned) -> int:
         if variable.name in stacked:
             return num_ps
-        return (
-            1
-            if partition is None
-            else partition(shape=tf.TensorShape(variable.shape), dtype=tf.as_dtype(variable.dtype))[0]
-        )
+        if partition is None:
+            return 1
+        return partition(shape=tf.TensorShape(variable.shape), dtype=tf.as_dtype(variable.dtype))[0]
 
-    rule = rule or placement.RULES[run_config.cluster.placement]
     placed = placement.predicted(planned, num_ps=num_ps, num_shards=num_shards, rule=rule)
-    return stacks.by_table([shard for shard in placed if shard.kind != "other"], built.network)
+    return stacks.by_table([shard for shard in placed if shard.kind != "other"], program.network)
 
 
-def _traffic(built: Program, lengths: Any) -> dict[str, Traffic]:
+def _traffic(program: Program, lengths: Any) -> dict[str, Traffic]:
     """Bytes a step by variable, from the shapes of one step's gradients.
 
     Args:
       lengths: of lists in a batch.
     """
-    batch_size = built.config.data.batch_size
-    batch = tf.nest.map_structure(lambda spec, length: zeros(spec, batch_size, length), built.batch_spec, lengths)
+    batch_size = program.config.data.batch_size
+    batch = tf.nest.map_structure(lambda spec, length: zeros(spec, batch_size, length), program.batch_spec, lengths)
     features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(batch)
     with tf.GradientTape() as tape:
-        prediction = built.network(features, training=True)
-        loss = converted(built.network.compute_loss)(features, label, prediction, weight)
-    variables = built.network.trainable_variables
-    replicas = built.config.cluster.replicas_per_worker or 1
+        prediction = program.network(features, training=True)
+        loss = converted(program.network.compute_loss)(features, label, prediction, weight)
+    variables = program.network.trainable_variables
+    replicas = program.config.cluster.replicas_per_worker or 1
     by_variable = {}
     for variable, gradient in zip(variables, tape.gradient(loss, variables)):
-        whole = math.prod(variable.shape) * variable.dtype.size
-        traffic = Traffic(replicas * whole, whole)  # each replica reads it; the gradients are summed on the worker
         if gradient is None:
             traffic = Traffic(0, 0)
         elif isinstance(gradient, tf.IndexedSlices):
             rows = math.prod(gradient.values.shape) * gradient.values.dtype.size
             ids = math.prod(gradient.indices.shape) * _INDEX_BYTES
             traffic = Traffic(rows + ids, rows + ids)
-        by_variable[placement.split_name(variable.name)[0]] = traffic
-    return dict(_by_table(by_variable, built, lengths[0]))
+        else:
+            whole = math.prod(variable.shape) * variable.dtype.size
+            traffic = Traffic(replicas * whole, whole)  # each replica reads it; the worker sums the gradients
+        by_variable[name_of(variable)] = traffic
+    return dict(_by_table(by_variable, program, lengths[0]))
 
 
-def _by_table(by_variable: dict[str, Traffic], built: Program, lengths: Any) -> Iterator[tuple[str, Traffic]]:
+def _by_table(by_variable: dict[str, Traffic], program: Program, lengths: Any) -> Iterator[tuple[str, Traffic]]:
     """The traffic of a stack by table, in proportion to the ids that are looked up in each."""
-    of_variable = {stack.variable_name: stack for stack in stacks.of(built.network)}
-    num_ids = stacks.ids_per_example(built.network, lengths if isinstance(lengths, Mapping) else {})
+    stack_of = {stack.variable_name: stack for stack in stacks.of(program.network)}
+    num_ids = stacks.ids_per_example(program.network, lengths if isinstance(lengths, Mapping) else {})
     for name, traffic in by_variable.items():
-        if name not in of_variable:
+        if name not in stack_of:
             yield name, traffic
             continue
-        tables = of_variable[name].tables
-        together = sum(num_ids[table.name] for table in tables)
+        tables = stack_of[name].tables
+        total = sum(num_ids[table.name] for table in tables)
         for table in tables:
-            share = num_ids[table.name]
-            read_bytes, pushed_bytes = traffic.read_bytes * share // together, traffic.pushed_bytes * share // together
-            yield name.replace(of_variable[name].name, table.name), Traffic(read_bytes, pushed_bytes)
+            ids = num_ids[table.name]
+            share = Traffic(traffic.read_bytes * ids // total, traffic.pushed_bytes * ids // total)
+            yield name.replace(stack_of[name].name, table.name), share
 
 
-def _by_task(gradients: dict[str, Traffic], placed: list[Placed], run_config: RunConfig) -> dict[str, Traffic]:
+def _by_task(by_variable: dict[str, Traffic], placed: list[Placed], run_config: RunConfig) -> dict[str, Traffic]:
     """As in `Plan.traffic_by_task`."""
-    if not run_config.cluster.has_parameter_servers:
-        return {}
     num_workers, _ = _size(run_config)
     by_task = dict.fromkeys(_tasks(run_config), Traffic())
-    for name, traffic in gradients.items():
+    for name, traffic in by_variable.items():
         shards = [shard for shard in placed if shard.variable == name and shard.kind == "model"]
         read_bytes = placement.spread(traffic.read_bytes, shards)
         pushed_bytes = placement.spread(traffic.pushed_bytes, shards)
         for task in read_bytes:
             by_task[task] += Traffic(num_workers * read_bytes[task], num_workers * pushed_bytes[task])
-    own = sum(gradients.values(), Traffic())
+    own = sum(by_variable.values(), Traffic())
     return {task: own if task.startswith("worker") else traffic for task, traffic in by_task.items()}
+
+
+def _show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, console: Console) -> None:
+    cluster = run_config.cluster
+    trainer = run_config.trainer
+    mode = f", consistency={run_config.consistency.title}" if cluster.has_parameter_servers else ""
+    title = f" of {run_config.model.name} on cluster={cluster.kind}, trainer={trainer.kind}{mode}"
+    lines = functools.partial(console.print, soft_wrap=True, markup=False)
+    console.print("[bold]Plan[/bold]", end="")
+    lines(title)
+    console.print(placement_table(plan.placed, "Placement"))
+    console.print()
+    console.print(_tasks_table(plan, run_config))
+    if cluster.has_synchronous_workers:
+        lines(f"Each of the {cluster.num_workers} workers, the chief among them, holds a copy of all of this.")
+    lines("Variables only, without TensorFlow itself, the input pipeline and activations.\n")
+    if cluster.has_parameter_servers:
+        lines(
+            f"Each step of a worker reads at most {decimal(plan.traffic.read_bytes)} from the parameter servers and "
+            f"pushes at most {decimal(plan.traffic.pushed_bytes)} of gradients"
+        )
+    for text in plan.warnings:
+        warner(console)(text)
+    num_workers, _ = _size(run_config)
+    batch = run_config.consistency.gradients_per_update(num_workers) * run_config.data.batch_size
+    num_examples = batch * trainer.num_epochs * trainer.num_steps
+    share = "" if num_train_examples is None else f", {num_examples / num_train_examples:.2f} times the training data"
+    lines(f"{trainer.num_epochs} epochs x {trainer.num_steps} steps of {batch} examples{share}")
 
 
 def _tasks_table(plan: Plan, run_config: RunConfig) -> Table:
     """Bytes that each task holds and, with parameter servers, moves."""
     moved = ("read", "pushed") if plan.traffic_by_task else ()
     title = "Tasks (read, pushed: while every worker does one step)" if moved else "Tasks"
-    tasks = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for heading in ("task", "model", "optimizer", "metrics", "total", *moved):
-        tasks.add_column(heading, justify="left" if heading == "task" else "right")
+        table.add_column(heading, justify="left" if heading == "task" else "right")
     rows: list[tuple[str, ...]] = []
     for task in _tasks(run_config):
         sizes = [
             sum(shard.bytes for shard in plan.placed if shard.task == task and shard.kind == kind)
             for kind in ("model", "optimizer", "metric")
         ]
-        traffic = plan.traffic_by_task.get(task)
-        moves = (traffic.read_bytes, traffic.pushed_bytes) if traffic else ()
-        rows.append((task, *(decimal(size) for size in (*sizes, sum(sizes), *moves))))
+        sizes.append(sum(sizes))
+        if plan.traffic_by_task:
+            traffic = plan.traffic_by_task[task]
+            sizes += [traffic.read_bytes, traffic.pushed_bytes]
+        rows.append((task, *map(decimal, sizes)))
     for row in folded(rows):
-        tasks.add_row(*row)
-    return tasks
-
-
-def show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, console: Console) -> None:
-    """Prints the plan."""
-    cluster, trainer = run_config.cluster, run_config.trainer
-
-    def show(text: str) -> None:
-        console.print(text, soft_wrap=True, markup=False)
-
-    console.print("[bold]Plan[/bold]", end="")
-    mode = f", consistency={run_config.consistency.title}" if cluster.has_parameter_servers else ""
-    show(f" of {run_config.model.name} on cluster={cluster.kind}, trainer={trainer.kind}{mode}")
-    console.print(placement_table(plan.placed, "Placement"))
-    console.print()
-    console.print(_tasks_table(plan, run_config))
-    if cluster.has_synchronous_workers:
-        show(f"Each of the {cluster.num_workers} workers, the chief among them, holds a copy of all of this.")
-    show("Variables only, without TensorFlow itself, the input pipeline and activations.\n")
-    num_batches = run_config.consistency.gradients_per_update(_size(run_config)[0])
-    batch, steps = num_batches * run_config.data.batch_size, trainer.num_epochs * trainer.num_steps
-    traffic = plan.traffic
-    if run_config.cluster.has_parameter_servers:
-        show(
-            f"Each step of a worker reads at most {decimal(traffic.read_bytes)} from the parameter servers and "
-            f"pushes at most {decimal(traffic.pushed_bytes)} of gradients"
-        )
-    for text in plan.warnings:
-        warner(console)(text)
-    share = "" if num_train_examples is None else f", {batch * steps / num_train_examples:.2f} times the training data"
-    show(f"{trainer.num_epochs} epochs x {trainer.num_steps} steps of {batch} examples{share}")
+        table.add_row(*row)
+    return table
 
 
 def _tasks(run_config: RunConfig) -> list[str]:
@@ -306,16 +301,18 @@ def _tasks(run_config: RunConfig) -> list[str]:
 
 def _size(run_config: RunConfig) -> tuple[int, int]:
     """Numbers of workers and parameter servers that train; (0, 0) without parameter servers."""
+    cluster = run_config.cluster
+    if not cluster.has_parameter_servers:
+        return 0, 0
     aside = run_config.evaluation.sets_worker_aside
-    match run_config.cluster:
-        case choices.InProcess(num_workers=num_workers, num_ps=num_ps):
-            return num_workers, max(1, num_ps)
-        case choices.Local() | choices.Slurm() | choices.Kubernetes():
-            return run_config.cluster.num_workers - aside, run_config.cluster.num_ps
+    match cluster:
         case choices.Static(addresses=addresses):
             return len(addresses.get("worker", ())) - aside, len(addresses.get("ps", ()))
         case choices.TfConfig():
             parsed = topology.from_tf_config(os.environ.get("TF_CONFIG"))
             return len(parsed.of("worker")) - aside, len(parsed.of("ps"))
-        case _:
-            return 0, 0
+    assert cluster.num_workers is not None
+    assert cluster.num_ps is not None
+    if not cluster.has_server_processes:  # one server stands for the chief's process
+        return cluster.num_workers, max(1, cluster.num_ps)
+    return cluster.num_workers - aside, cluster.num_ps

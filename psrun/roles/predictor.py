@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from psrun.checkpoint import load_model
 from psrun.checkpoint.store import Store
-from psrun.config.run_config import PredictKeys, RunConfig
+from psrun.config.run_config import RunConfig
 from psrun.config.schema import did_you_mean
 from psrun.data import labels, load
 from psrun.data.source import DataSource, evaluation_batches, reads_shards, task_of
@@ -24,40 +24,23 @@ from psrun.program.evaluation_sizes import eval_batch_size, num_eval_batches
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.roles.chief import Chief
-from psrun.roles.restored import restored
+from psrun.roles.saved_program import saved_program
 from psrun.roles.task_context import TaskContext
 from psrun.training.evaluation import prediction_files
 from psrun.training.evaluation.shards import SHARDS_PER_WORKER, Shards
 
 # For each shard a worker builds a data pipeline, at the cost of a few batches. The predictions of a shard are in memory
 # as a whole.
-_BATCHES_PER_SHARD, _EXAMPLES_PER_SHARD = 8, 8192  # whichever is larger
+_BATCHES_PER_SHARD = 8  # or _EXAMPLES_PER_SHARD, whichever is larger
+_EXAMPLES_PER_SHARD = 8192
 # The labels and the outputs of the model for consecutive rows: arrays, or nests of these by output.
-Predicted = Iterator[tuple[Any, Any]]
-
-
-class InputRows(Protocol):
-    """The rows of files, as the attribute `rows_to_predict` of a source has them; other sources have no such attribute.
-
-    Attributes:
-      num_rows: all of them. Malformed rows are in the batches, too, with values that mean nothing.
-      labeled: whether the labels in the batches are real.
-      problems: what is wrong with each malformed row, by its index.
-      columns: the names of the columns of the files.
-    """
-
-    num_rows: int
-    labeled: bool
-    problems: Mapping[int, str]
-    columns: tuple[str, ...]
-
-    def kept(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """These columns of all rows, in order, as they are in the files."""
-        ...
+Batches = Iterator[tuple[Any, Any]]
 
 
 class _Input:
-    """What the output takes from the input besides the predictions.
+    """What the output takes from the input besides the predictions: columns of files, and what is wrong with rows.
+
+    Files with columns are described by `rows_to_predict` of the data source, a `RowsToPredict`.
 
     Args:
       keep: names of columns of the input.
@@ -69,18 +52,31 @@ class _Input:
     def __init__(self, source: DataSource, keep: Sequence[str]) -> None:
         if not source.num_eval_examples:
             raise ConfigError([Problem("data", "has no evaluation examples to predict")])
-        rows: InputRows | None = getattr(source, "rows_to_predict", None)
+        rows = getattr(source, "rows_to_predict", None)
         if keep and rows is None:
             message = "requires data in files with columns, such as data=table; set it to []"
             if hasattr(source, "rows_to_predict"):  # which predicts the rows that its split holds out
                 message = "requires data.eval_path=FILE, the file with the rows to predict"
             raise ConfigError([Problem("predict.keep", message)])
-        if rows is not None and (unknown := [name for name in keep if name not in rows.columns]):
-            raise ConfigError([_no_such_column(name, rows.columns) for name in unknown])
-        self.labeled = rows is None or rows.labeled
-        self.problems: Mapping[int, str] = {} if rows is None else rows.problems
-        self._batches = rows.kept(keep) if rows is not None and keep else None
+        self.labeled = True
+        self.problems: Mapping[int, str] = {}
+        self._batches: Iterator[pa.RecordBatch] | None = None
         self._ahead: pa.Table | None = None  # rows that were read and not yet taken
+        if rows is None:
+            return
+        problems = [
+            Problem(
+                "predict.keep", f"names {name!r}, which is no column of the files.{did_you_mean(name, rows.columns)}"
+            )
+            for name in keep
+            if name not in rows.columns
+        ]
+        if problems:
+            raise ConfigError(problems)
+        self.labeled = rows.labeled
+        self.problems = rows.problems
+        if keep:
+            self._batches = rows.kept(keep)
 
     def kept(self, num_rows: int) -> pa.Table | None:
         """The kept columns of the next rows; None without such columns.
@@ -102,9 +98,8 @@ class _Input:
 
     def problems_of(self, first: int, num_rows: int) -> dict[int, str]:
         """What is wrong with some of the rows from `first` on, by the index among these."""
-        if not self.problems:
-            return {}
-        return {index: self.problems[first + index] for index in range(num_rows) if first + index in self.problems}
+        rows = range(first, first + num_rows)
+        return {index: self.problems[row] for index, row in enumerate(rows) if row in self.problems}
 
 
 def run(run_config: RunConfig, context: TaskContext) -> None:
@@ -116,83 +111,85 @@ def run(run_config: RunConfig, context: TaskContext) -> None:
     if not run_config.cluster.has_parameter_servers:
         _run_here(run_config, context)
         return
-    with restored(run_config, context, state="predicting") as there:
-        program, step, chief = there.program, there.checkpoint.step, there.chief
-        given = _Input(program.source, run_config.predict.keep)
-        path = _path(run_config.predict, there.whole, step)
-        names = _output_names(program.network)
-        summary = _write(
-            run_config, program.source, given, _on_workers(program, given.labeled), names, path, chief.preparing
-        )
-        _report(chief.reporter, step, given, summary)
+    with saved_program(run_config, context, state="predicting") as saved:
+        program = saved.program
+        rows = _Input(program.source, run_config.predict.keep)
+        batches = _on_workers(program, rows.labeled)
+        path = _path(run_config, saved.folder, saved.checkpoint.step)
+        count = _write(path, run_config, program.source, program.network, rows, batches, saved.chief)
+        _report(saved.chief.reporter, saved.checkpoint.step, path, count, rows.problems)
 
 
 def _run_here(run_config: RunConfig, context: TaskContext) -> None:
     """Predicts in this process, with the whole model."""
-    reporter, alone = Reporter([context.console], started_s=context.started_s), replace(context, topology=None)
-    with Chief(run_config, alone, reporter) as chief:
-        source = load.load_source(
-            run_config, context.folder.stored().get("data"), chief.preparing, context.folder.whole.path
-        )
+    folder = context.folder
+    reporter = Reporter([context.console], started_s=context.started_s)
+    with Chief(run_config, replace(context, topology=None), reporter) as chief:
+        source = load.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.whole.path)
         run_config = load.planned(run_config, source)
-        given = _Input(source, run_config.predict.keep)
-        loaded = load_model.load(run_config, source, Store(context.folder.checkpoints), reporter.warn)
+        rows = _Input(source, run_config.predict.keep)
+        loaded = load_model.load(run_config, source, Store(folder.checkpoints), reporter.warn)
         step = loaded.checkpoint.step
-        path = _path(run_config.predict, context.folder, step)
-        names = _output_names(loaded.model.network)
-        summary = _write(run_config, source, given, _here(run_config, loaded), names, path, chief.preparing)
-        _report(reporter, step, given, summary)
+        path = _path(run_config, folder, step)
+        count = _write(path, run_config, source, loaded.model.network, rows, _here(run_config, loaded), chief)
+        _report(reporter, step, path, count, rows.problems)
+
+
+def _path(run_config: RunConfig, folder: RunFolder, step: int) -> Path:
+    if run_config.predict.path is not None:
+        return Path(run_config.predict.path).expanduser()
+    return folder.predictions / f"{step}.{run_config.predict.file_format}"
 
 
 def _write(
+    path: Path,
     run_config: RunConfig,
     source: DataSource,
-    given: _Input,
-    batches: Predicted,
-    output_names: Sequence[str],
-    path: Path,
-    report: Callable[[str], None],
-) -> dict[str, Any]:
-    """Writes the file; returns its path and its number of rows.
+    network: Any,
+    rows: _Input,
+    batches: Batches,
+    chief: Chief,
+) -> int:
+    """Writes the file; returns its number of rows.
 
     Raises:
       DataError: the number differs from the data source's.
     """
     count = 0
-    layout = prediction_files.Layout(labels.class_names(source, run_config.data.label_vocabulary), bool(given.problems))
+    layout = prediction_files.Layout(labels.class_names(source, run_config.data.label_vocabulary), bool(rows.problems))
     file_format = run_config.predict.file_format
     assert file_format is not None
+    output_names = getattr(network, "output_names", None) or ()
     with prediction_files.written(path, file_format, layout) as write:
         for label, outputs in batches:
             predictions = _by_name(outputs, output_names, alone="prediction")
             num_rows = len(next(iter(predictions.values())))
-            rows = prediction_files.Rows(
-                kept=given.kept(num_rows),
-                labels=_by_name(label, output_names, alone="label", prefix="label_") if given.labeled else {},
-                predictions=predictions,
-                problems=given.problems_of(count, num_rows),
+            write(
+                prediction_files.Rows(
+                    kept=rows.kept(num_rows),
+                    labels=_by_name(label, output_names, alone="label", prefix="label_") if rows.labeled else {},
+                    predictions=predictions,
+                    problems=rows.problems_of(count, num_rows),
+                )
             )
-            write(rows)
             count += num_rows
-            report(f"predicting: {count:,} of {source.num_eval_examples:,} examples")
+            chief.preparing(f"predicting: {count:,} of {source.num_eval_examples:,} examples")
         if count != source.num_eval_examples:
             message = f"predicted {count} examples, but the data source reports {source.num_eval_examples}"
             raise DataError(f"{message} (num_eval_examples)")
-    return {"path": str(path), "count": count}
+    return count
 
 
-def _report(reporter: Reporter, step: int, given: _Input, summary: Mapping[str, Any]) -> None:
-    malformed = len(given.problems)
-    if malformed:
-        first = min(given.problems)
+def _report(reporter: Reporter, step: int, path: Path, count: int, problems: Mapping[int, str]) -> None:
+    if problems:
         reporter.warn(
-            f"{malformed:,} of {summary['count']:,} rows are malformed and have no prediction; the column "
-            f"{prediction_files.PROBLEM} has the reasons, the first one: {given.problems[first]}"
+            f"{len(problems):,} of {count:,} rows are malformed and have no prediction; the column "
+            f"{prediction_files.PROBLEM} has the reasons, the first one: {problems[min(problems)]}"
         )
-    reporter.emit("predictions", step=step, **summary, malformed=malformed)
+    reporter.emit("predictions", step=step, path=str(path), count=count, malformed=len(problems))
 
 
-def _on_workers(program: Program, labeled: bool) -> Predicted:
+def _on_workers(program: Program, labeled: bool) -> Batches:
     """The predictions of the workers, in shards; in few if the source must be read from the start for each."""
 
     def predicted(batch: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -208,7 +205,7 @@ def _on_workers(program: Program, labeled: bool) -> Predicted:
     return Shards(program, max(1, min(num_batches, num_shards)), predicted).results()
 
 
-def _here(run_config: RunConfig, loaded: load_model.LoadedModel) -> Predicted:
+def _here(run_config: RunConfig, loaded: load_model.LoadedModel) -> Batches:
     to_class_numbers = labels.to_class_numbers(loaded.source, run_config.data.label_vocabulary)
     predict = tf.function(
         lambda batch: load_model.predict(loaded.model, loaded.source, batch),
@@ -250,16 +247,3 @@ def _by_name(values: Any, output_names: Sequence[str], *, alone: str, prefix: st
     for name, value in outputs.items():
         named |= _by_name(value, (), alone=f"{prefix}{name}", prefix=f"{prefix}{name}_")
     return named
-
-
-def _output_names(network: Any) -> Sequence[str]:
-    """The names of the outputs of a model that returns a sequence; empty if it has no names for them."""
-    return getattr(network, "output_names", None) or ()
-
-
-def _no_such_column(name: str, columns: Sequence[str]) -> Problem:
-    return Problem("predict.keep", f"names {name!r}, which is no column of the files.{did_you_mean(name, columns)}")
-
-
-def _path(keys: PredictKeys, whole: RunFolder, step: int) -> Path:
-    return Path(keys.path).expanduser() if keys.path is not None else whole.predictions / f"{step}.{keys.file_format}"

@@ -24,7 +24,7 @@ from psrun.config import choices, parse
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF
 from psrun.errors import CANNOT_GROW, ConfigError, ExitCode, Interrupted, Problem, PsrunError, RunFolderError
-from psrun.launch.slurm.task_identity import AGENT_SIGNAL
+from psrun.launch.slurm.allocation import EXIT_SIGNAL
 from psrun.process import Stop
 from psrun.results import task_files
 from psrun.results.run_folder import CONFIG, RunFolder, cannot_be_made, write_config
@@ -189,7 +189,7 @@ def _stop(run: RunConfig, folder: RunFolder, me: Identity, started_s: float) -> 
         stop.record = lambda interrupted: folder.record_at_once("ended", **_outcome(interrupted, me.name, started_s))
     stop.install()
     if isinstance(run.cluster, choices.Slurm) and process.SUPERVISOR_PID in os.environ:
-        stop.heed(AGENT_SIGNAL)
+        stop.heed(EXIT_SIGNAL)
     return stop
 
 
@@ -212,6 +212,8 @@ def _folder(run: RunConfig, me: Identity, path: Path) -> RunFolder:
     if not me.owns_folder:
         return RunFolder.join(path)
     if process.SUPERVISOR_PID not in os.environ:
+        if me.patience_s:
+            task_files.claim(path, me.name, me.start)
         RunFolder.hold(path, within_s=me.patience_s)
     if (me.may_find_run or run.resume) and (path / "run.json").exists():
         if process.SUPERVISOR_PID not in os.environ and task_files.still_beats(path, CHIEF, within_s=me.patience_s):

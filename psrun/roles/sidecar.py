@@ -17,7 +17,7 @@ import tensorflow as tf
 from psrun import process
 from psrun.checkpoint import export, load_model
 from psrun.checkpoint.manifest import Manifest
-from psrun.checkpoint.sources import KerasCheckpoints, Restored, RunCheckpoints, Source
+from psrun.checkpoint.sources import CheckpointInfo, KerasCheckpoints, RunCheckpoints
 from psrun.checkpoint.store import Store, is_better
 from psrun.cluster import strategy
 from psrun.config.run_config import RunConfig
@@ -30,7 +30,7 @@ from psrun.program.compiled_model import Program
 from psrun.results import task_files
 from psrun.results.events import Reporter, Sink
 from psrun.results.run_folder import RunFolder, is_over
-from psrun.results.trackers.sinks import tracker_sinks
+from psrun.results.trackers import tracker_sinks
 from psrun.training import callbacks
 from psrun.training.evaluation import meters
 from psrun.training.evaluation.direct import DirectEvaluation
@@ -71,12 +71,14 @@ class Sidecar:
 
     def __init__(self, run_config: RunConfig, folder: RunFolder, console: Sink, me: Task) -> None:
         assert run_config.sidecar is not None
-        self._run, self._evaluation, self._folder, self._me = run_config, run_config.sidecar, folder, me
+        self.state = "waiting"
+        self._run = run_config
+        self._evaluation = run_config.sidecar
+        self._folder = folder
+        self._me = me
         self._store = Store(folder.checkpoints)
-        self._source: Source = RunCheckpoints(self._store)
         others = run_config.other_checkpoints
-        if others is not None:
-            self._source = KerasCheckpoints(others)
+        self._source = RunCheckpoints(self._store) if others is None else KerasCheckpoints(others)
         journal = folder.journal  # the chief writes run.json
         warn = Reporter([journal, console], started_s=time.time()).warn
         self._sinks: list[Sink] = [journal, *tracker_sinks(run_config, folder, warn, joins=True), console]
@@ -85,72 +87,76 @@ class Sidecar:
         self._last: Evaluation | None = None
         self._count = 0  # of evaluations, including those of earlier evaluators
         self._best_value: float | None = None
-        self._missed = False
-        self._told_undefined = False
-        self._stopping = Plateau(run_config.early_stopping)
-        self._stale = self._earlier_result()
-        self.state = "waiting"
-        self._remember()
-
-    def _earlier_result(self) -> dict[str, Any] | None:
-        """The recorded result of a run whose chief has yet to resume it; None otherwise."""
-        result = self._folder.stored()
-        there, epochs = self._folder.ends_early(), self._run.trainer.epochs
-        if isinstance(epochs, int):  # otherwise no chief has planned the training yet
-            with contextlib.suppress(OSError, ValueError):
-                there |= any(self._store.manifest(step).position.epochs >= epochs for step in self._store.steps())
-        supervised = process.SUPERVISOR_PID in os.environ
-        return None if self._run.resume is None or there or supervised else result
-
-    def _remember(self) -> None:
-        """Takes up the results of earlier evaluators."""
-        for evaluation, checkpoint in meters.kept(self._folder.evaluations, self._evaluation.kind):
+        self._warned: set[str] = set()
+        self._plateau = Plateau(run_config.early_stopping)
+        self._earlier_result = self._result_to_be_resumed()
+        for evaluation, checkpoint in meters.kept(folder.evaluations, self._evaluation.kind):  # of earlier evaluators
             self._done.add(checkpoint)
             self._last = evaluation
             self._count += 1
-            self._stopping.reached(evaluation.values)
+            self._plateau.reached(evaluation.values)
             self._is_best(evaluation)
+
+    def _result_to_be_resumed(self) -> dict[str, Any] | None:
+        """The recorded result of a run whose chief has yet to resume it; None otherwise."""
+        if self._run.resume is None or process.SUPERVISOR_PID in os.environ or self._folder.ends_early():
+            return None
+        epochs = self._run.trainer.epochs
+        if isinstance(epochs, int):  # otherwise no chief has planned the training yet
+            with contextlib.suppress(OSError, ValueError):
+                if any(self._store.manifest(step).position.epochs >= epochs for step in self._store.steps()):
+                    return None
+        return self._folder.stored()
 
     def watch(self, stop: Stop) -> None:
         """Evaluates existing and new checkpoints until the run is over, `max_evaluations` is reached, or a signal
         arrives.
         """
         began_s = quiet_since_s = time.monotonic()
-        reported = False
         while not stop.requested.is_set():
-            over = self._over()  # first: a later checkpoint is found in the next round
-            name = None if self._enough() else self._next()
+            over = self._is_over()  # first: a later checkpoint is found in the next round
+            most = self._evaluation.max_evaluations
+            enough = most is not None and self._count >= most
+            name = None if enough else self._next()
             if name is not None:
                 self._evaluate(name)
                 quiet_since_s = time.monotonic()
-            elif over or self._enough():
+            elif over or enough:
                 if over:  # otherwise the chief writes run.json
                     self._record()
                 return
             else:
                 if task_files.still_beats(self._folder.path, CHIEF):
                     quiet_since_s = time.monotonic()
-                if not reported and self._last is None and time.monotonic() - began_s > _REPORT_AFTER_S:
-                    reported = True
-                    self._reporter.emit("waiting", task=str(self._me), folder=str(self._source.folder),
-                                        until_s=self._evaluation.wait_s)  # fmt: skip
-                if time.monotonic() - quiet_since_s > self._evaluation.wait_s:
-                    raise ChiefGoneError(
-                        f"no checkpoint in {self._source.folder} and no chief for {self._evaluation.wait_s:.0f} s "
-                        f"(evaluation.wait_s); {self._me} exits",
-                        task=str(self._me),
-                    )
-                stop.requested.wait(_POLL_S)
+                self._wait(stop, time.monotonic() - began_s, time.monotonic() - quiet_since_s)
         stop.raise_if_requested()
 
-    def _enough(self) -> bool:
-        most = self._evaluation.max_evaluations
-        return most is not None and self._count >= most
+    def _wait(self, stop: Stop, since_start_s: float, quiet_s: float) -> None:
+        """Waits a moment for the next checkpoint.
 
-    def _over(self) -> bool:
+        Args:
+          quiet_s: how long there has been neither a checkpoint nor a heartbeat of the chief.
+        """
+        limit_s = self._evaluation.wait_s
+        if self._last is None and since_start_s > _REPORT_AFTER_S and self._is_first("waiting"):
+            facts: dict[str, Any] = {"task": str(self._me), "folder": str(self._source.folder), "until_s": limit_s}
+            self._reporter.emit("waiting", **facts)
+        if quiet_s > limit_s:
+            message = f"no checkpoint in {self._source.folder} and no chief for {limit_s:.0f} s (evaluation.wait_s)"
+            raise ChiefGoneError(f"{message}; {self._me} exits", task=str(self._me))
+        stop.requested.wait(_POLL_S)
+
+    def _is_first(self, kind: str) -> bool:
+        """Whether nothing of this kind was reported before."""
+        is_first = kind not in self._warned
+        self._warned.add(kind)
+        return is_first
+
+    def _is_over(self) -> bool:
         """Whether the run is over for good."""
         result = self._folder.stored()
-        return is_over(result) and result != self._stale and not task_files.still_beats(self._folder.path, CHIEF)
+        is_resumed = result != self._earlier_result
+        return is_over(result) and is_resumed and not task_files.still_beats(self._folder.path, CHIEF)
 
     def close(self) -> None:
         for sink in self._sinks:
@@ -169,51 +175,47 @@ class Sidecar:
 
     def _next(self) -> Any:
         """The next checkpoint to evaluate, the oldest or the newest that is left; None if there is none."""
-        remaining = [name for name in self._source.names() if self._known(name) not in self._done]
+        remaining = [name for name in self._source.names() if self._digest(name) not in self._done]
         if not remaining:
             return None
         return remaining[-1] if self._evaluation.every == "latest" else remaining[0]
 
-    def _known(self, name: Any) -> str:
+    def _digest(self, name: Any) -> str:
         try:
             return self._source.digest(name)
         except (OSError, ValueError):
             return f"damaged {name}"
 
     def _evaluate(self, name: Any) -> None:
-        key = self._known(name)
+        digest = self._digest(name)
+        step = name if isinstance(name, int) else None
         self.state = "evaluating"
         try:
-            evaluated, restored = self._evaluated(name)
+            evaluation, checkpoint = self._evaluated(name)
         except (CheckpointError, ConfigError) as error:
             if name in self._source.names():  # otherwise the training has removed it meanwhile
                 if isinstance(error, ConfigError):
                     raise
-                self._reporter.warn(str(error), step=self._step_of(name))
-                self._done.add(key)
-            elif not self._missed and self._evaluation.every == "each":
-                self._missed = True
+                self._reporter.warn(str(error), step=step)
+                self._done.add(digest)
+            elif self._evaluation.every == "each" and self._is_first("removed"):
                 message = (
                     f"{self._source.title(name)} was removed before it was evaluated, as checkpoints come faster than "
                     "evaluations; see evaluation.every=latest and checkpoint.max_to_keep"
                 )
-                self._reporter.warn(message, step=self._step_of(name))
+                self._reporter.warn(message, step=step)
             return
         finally:
             self.state = "waiting"
-        self._done.add(key)
-        self._done.add(restored.digest)
+        self._done |= {digest, checkpoint.digest}
         if self._evaluation.every == "latest":
             names = self._source.names()
             older = names[: names.index(name)] if name in names else []
-            self._done |= {self._known(each) for each in older}
+            self._done |= {self._digest(each) for each in older}
         self._count += 1
-        self._report(evaluated, restored)
+        self._report(evaluation, checkpoint)
 
-    def _step_of(self, name: Any) -> int | None:
-        return name if isinstance(name, int) else None
-
-    def _evaluated(self, name: Any) -> tuple[Evaluation, Restored]:
+    def _evaluated(self, name: Any) -> tuple[Evaluation, CheckpointInfo]:
         if self._program is None:
             callback_list = callbacks.made(self._evaluation.callbacks, "evaluation.callbacks")
             source = load.load_source(self._run, self._folder.stored().get("data"), folder=self._folder.whole.path)
@@ -224,36 +226,35 @@ class Sidecar:
             evaluation = DirectEvaluation(built, callback_list)
             self._program = built, evaluation
         built, evaluation = self._program
-        restored = self._source.restore(built.network, name, built.config.trainer.num_steps)
-        built.optimizer.iterations.assign(restored.step)  # callbacks read the step there
-        return evaluation.evaluate(restored.step, lambda: None), restored
+        checkpoint = self._source.restore(built.network, name, built.config.trainer.num_steps)
+        built.optimizer.iterations.assign(checkpoint.step)  # callbacks read the step there
+        return evaluation.evaluate(checkpoint.step, lambda: None), checkpoint
 
-    def _report(self, evaluation: Evaluation, restored: Restored) -> None:
+    def _report(self, evaluation: Evaluation, checkpoint: CheckpointInfo) -> None:
         """Reports an evaluation as an event, to the tracker, and as a file."""
         self._last = evaluation
         self._reporter.emit("evaluation", **asdict(evaluation))
-        if evaluation.undefined is not None and not self._told_undefined:
-            self._told_undefined = True
+        if evaluation.undefined is not None and self._is_first("undefined"):
             self._reporter.warn(evaluation.undefined, step=evaluation.step)
-        if restored.manifest is not None:
-            self._compare(evaluation, restored.manifest)
-        if self._stopping.reached(evaluation.values) and not self._folder.ends_early():
-            self._folder.end_early(self._stopping.reason)
-            self._reporter.warn(f"{self._stopping.reason}: stopping the training", step=evaluation.step)
-        evaluation.keep(self._folder.evaluations, restored.digest)
+        if checkpoint.manifest is not None:
+            self._compare(evaluation, checkpoint.manifest)
+        if self._plateau.reached(evaluation.values) and not self._folder.ends_early():
+            self._folder.end_early(self._plateau.reason)
+            self._reporter.warn(f"{self._plateau.reason}: stopping the training", step=evaluation.step)
+        evaluation.keep(self._folder.evaluations, checkpoint.digest)
 
     def _compare(self, evaluation: Evaluation, manifest: Manifest) -> None:
         """Records whether the checkpoint is the best of the run, and exports it if so."""
-        checkpoint, step = self._run.checkpoint, evaluation.step
+        checkpoint = self._run.checkpoint
         metric = checkpoint.best_metric
         if metric is not None and metric in evaluation.values:  # otherwise it is one of the training: the chief's
             with contextlib.suppress(OSError, ValueError):  # removed meanwhile
-                self._store.compare(step, metric, evaluation.values[metric], mode=checkpoint.best_mode)
+                self._store.compare(evaluation.step, metric, evaluation.values[metric], mode=checkpoint.best_mode)
         if self._is_best(evaluation) and self._run.export.best and self._program is not None:
-            built = self._program[0]
-            best = load_model.LoadedModel(built.model, built.source, manifest)
+            program, _ = self._program
+            best = load_model.LoadedModel(program.model, program.source, manifest)
             path = export.write(best, self._folder.path / "export" / "best", self._reporter.warn)
-            self._reporter.emit("export", step=step, path=str(path))
+            self._reporter.emit("export", step=evaluation.step, path=str(path))
 
     def _is_best(self, evaluation: Evaluation) -> bool:
         """Whether it is better than all before, whose checkpoints may have been removed."""

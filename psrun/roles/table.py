@@ -16,6 +16,7 @@ from psrun.config.topology import Task
 from psrun.errors import ExitCode, PsrunError
 from psrun.process import Stop, allow_open_files
 from psrun.results.console import ConsoleSink
+from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.roles.task_assignment import Identity
 from psrun.roles.task_context import TaskContext
@@ -120,35 +121,22 @@ def _evaluates(sidecar: choices.Sidecar | None, me: Task) -> bool:
 
 def _supervisor(process: Process) -> ExitCode:
     allow_open_files()  # the tasks inherit the limit
-    child_processes = importlib.import_module("psrun.launch.child_processes")
-    forks = child_processes.ForkServer(process.folder.log("fork-server"))
-    start_process = child_processes.start_alone
-    if process.run.cluster.fork_server:
-        start_process = forks.start
-        forks.begin()  # it imports while this process does
+    run, folder = process.run, process.folder
+    backends = importlib.import_module("psrun.launch.backend")
+    reporter = Reporter([folder.journal], started_s=process.started_s)
+    plan = backends.TaskPlan.of(run)
+    launch = backends.Launch(run, plan, folder, process.stop, process.console, reporter)
+    backend = run.cluster.load()(launch)
+    code = ExitCode.FAILED
     try:
-        module = importlib.import_module("psrun.launch.supervisor")
-        return module.run(
-            *(process.run, process.folder, process.stop, process.console),
-            started_s=process.started_s,
-            start_process=start_process,
-        )
+        module = importlib.import_module("psrun.launch.supervisor")  # while a fork server imports TensorFlow
+        code = module.Supervisor(launch, backend).run()
+        return code
+    except PsrunError as error:
+        code = error.exit_code
+        raise
     finally:
-        forks.close()
-
-
-def _agent(process: Process) -> ExitCode:
-    if not process.me.owns_folder:
-        module = importlib.import_module("psrun.launch.slurm.task_agent")
-        return module.run(process.run, process.folder, process.stop)
-    module = importlib.import_module("psrun.launch.slurm.chief_agent")
-    return module.run(process.run, process.folder, process.stop, process.console, started_s=process.started_s)
-
-
-def _driver(process: Process) -> ExitCode:
-    importlib.import_module("psrun.launch.ray").check_installed()
-    module = importlib.import_module("psrun.launch.ray.driver")
-    return module.run(process.run, process.folder, process.stop, process.console, started_s=process.started_s)
+        backend.close(code)
 
 
 def _planner(process: Process) -> None:
@@ -175,8 +163,6 @@ ROLES: dict[str, Callable[[Process], ExitCode | None]] = {
     "data_server": _data_server,
     "evaluator": _evaluator,
     "supervisor": _supervisor,
-    "agent": _agent,
-    "driver": _driver,
     "planner": _planner,
     "exporter": _exporter,
     "predictor": _predictor,

@@ -10,7 +10,7 @@ from psrun.config.run_config import CHIEF_ROLES, RunConfig
 from psrun.config.topology import CHIEF, Task, Topology
 from psrun.errors import ConfigError, Problem
 from psrun.launch.kubernetes import pods
-from psrun.launch.slurm import task_identity
+from psrun.launch.slurm import allocation
 from psrun.process import SUPERVISOR_PID
 
 
@@ -24,7 +24,8 @@ class Identity:
       topology: None for a single process.
       owns_folder: whether this process creates the run folder and writes run.json.
       may_find_run: whether a run that is already in the folder is an earlier start of this one.
-      patience_s: how long processes on lost nodes may still use the folder.
+      patience_s: how long processes of an earlier start, on lost nodes, may still use the folder.
+      start: the name of this start of the run; they see it and exit.
     """
 
     role: str
@@ -33,11 +34,12 @@ class Identity:
     owns_folder: bool = True
     may_find_run: bool = False
     patience_s: float = 0.0
+    start: str = ""
 
     @property
     def of_processes(self) -> bool:
         """Whether it is one of several processes, or starts them."""
-        return self.topology is not None or self.role in ("supervisor", "agent", "driver")
+        return self.topology is not None or self.role == "supervisor"
 
 
 def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
@@ -62,14 +64,12 @@ def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
 
 def _starter(run: RunConfig, environment: Mapping[str, str]) -> Identity | None:
     """The identity of a process that starts the tasks of a cluster; None for a task."""
-    match run.cluster:
-        case choices.Ray():
-            return Identity("driver", "driver")
-        case choices.Local() | choices.MultiWorkerMirrored():
-            return Identity("supervisor", "supervisor")
-        case choices.Slurm():
-            return _agent(run, environment)
-    return None
+    if not isinstance(run.cluster, choices.Supervised):
+        return None
+    if not isinstance(run.cluster, choices.Slurm):
+        return Identity("supervisor", "supervisor")
+    job = allocation.job_of(run, environment)
+    return Identity("supervisor", "supervisor", may_find_run=True, patience_s=job.patience_s, start=job.key)
 
 
 def _topology(run: RunConfig, environment: Mapping[str, str]) -> Topology | None:
@@ -86,15 +86,9 @@ def _topology(run: RunConfig, environment: Mapping[str, str]) -> Topology | None
                 raise ConfigError([Problem("task.type", message)])
             keys = {"key": "cluster.addresses", "task_key": "task"}
             return topology.make(run.cluster.addresses, run.task.type, run.task.index, **keys, needed=needed)
-        case choices.Local() | choices.Unsupervised():
+        case choices.Supervised() | choices.Unsupervised():
             return topology.from_tf_config(environment.get("TF_CONFIG"), needed=needed)
     return None
-
-
-def _agent(run: RunConfig, environment: Mapping[str, str]) -> Identity:
-    step, task = task_identity.task_of(run, environment)
-    is_chief = task == CHIEF
-    return Identity("agent", str(task), owns_folder=is_chief, may_find_run=is_chief, patience_s=step.patience_s)
 
 
 def _of(cluster: Topology, me: Task, chiefs_role: str) -> Identity:

@@ -155,7 +155,8 @@ def lock_of_saves(network: Any) -> threading.Lock:
 
     Keras sets `train_function` to None meanwhile, and `fit` in another thread would call that None (tf-keras 2.21).
     """
-    lock, children = threading.Lock(), network._trackable_children
+    lock = threading.Lock()
+    children = network._trackable_children
 
     def guarded(save_type: str = "checkpoint", **options: Any) -> Any:
         if save_type != "savedmodel":

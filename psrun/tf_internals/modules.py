@@ -128,7 +128,8 @@ def import_for_servers() -> None:
     if "tensorflow" in sys.modules or spec is None or _has_plugins(list(spec.submodule_search_locations or ())):
         return
     module = types.ModuleType("tensorflow")
-    module.__spec__, module.__file__ = spec, spec.origin
+    module.__spec__ = spec
+    module.__file__ = spec.origin
     module.__path__ = spec.submodule_search_locations or []
     module.__getattr__ = _missing  # type: ignore[method-assign]
     sys.modules["tensorflow"] = module

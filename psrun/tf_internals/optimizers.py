@@ -187,7 +187,8 @@ def aggregates_as_keras(optimizer: Any) -> bool:
 
 def without_aggregation(optimizer: Any) -> dict[str, bool]:
     """The options of `apply_gradients` with which it does not add up the gradients of replicas; none if a user's
-    optimizer takes no such option."""
+    optimizer takes no such option.
+    """
     option = "skip_gradients_aggregation"
     return {option: True} if option in inspect.signature(type(optimizer).apply_gradients).parameters else {}
 

@@ -58,10 +58,10 @@ def supervised(kind: str) -> Callable[..., Path]:
 
 
 def slurm(request, experiment: list[str]) -> Path:
-    """Where Slurm starts them."""
-    step = ["srun", f"--ntasks={NUM_TASKS}"]
+    """In a Slurm job."""
+    job = ["salloc", f"--ntasks={NUM_TASKS}"]
     on_slurm = request.getfixturevalue("on_slurm")
-    started = on_slurm(*experiment, "cluster=slurm", *SIZE, prefix=step, PYTHONPATH=TESTS)
+    started = on_slurm(*experiment, "cluster=slurm", *SIZE, prefix=job, PYTHONPATH=TESTS)
     assert started.end() == 0, started.stderr
     return started.folder
 

@@ -76,11 +76,10 @@ class Pods:
     def start(self, task: Task) -> subprocess.Popen[str]:
         (pod,) = [each for each in self.described if (each.job, each.index) == (task.job, task.index)]
         command = [*pod.container["command"], *(each.replace("$$(", "$(") for each in pod.container["args"])]
-        environment = {} if "PSRUN_JOB" in pod.environment else {"TF_CONFIG": self._tf_config(task)}
-        self.running[str(task)] = self.within(task, command, environment)
+        self.running[str(task)] = self.within(task, command)
         return self.running[str(task)]
 
-    def within(self, task: Task, command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    def within(self, task: Task, command: list[str]) -> subprocess.Popen[str]:
         """A command in the pod of a task, as its first or as a probe is."""
         (pod,) = [each for each in self.described if (each.job, each.index) == (task.job, task.index)]
         assert command[0] == "python"
@@ -91,16 +90,9 @@ class Pods:
         enter = [*self._network.on(self.hosts[pod.host]), "unshare", "--mount", "sh", "-c", _POD, "pod"]
         return subprocess.Popen(
             [*enter, str(self._root / "hosts"), str(self.volume), str(scratch), sys.executable, *command[1:]],
-            cwd="/", env={**path, **written, **environment},
+            cwd="/", env={**path, **written},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-
-    def _tf_config(self, task: Task) -> str:
-        """As the operator of TFJob sets it."""
-        listed: dict[str, list[str]] = {}
-        for pod in self.described:
-            listed.setdefault(pod.job, []).append(f"{pod.host}:2222")
-        return json.dumps({"cluster": listed, "task": {"type": task.job, "index": task.index}, "environment": "cloud"})
 
     @staticmethod
     def _own(folder: Path) -> None:
@@ -129,40 +121,23 @@ SERVERS = [Task("worker", 0), Task("worker", 1), Task("ps", 0)]
 CHIEF = Task("chief", 0)
 
 
-def test_a_job_with_the_tf_config_of_an_operator_trains(started):
-    """The last of these tests trains with addresses of psrun's own, as JobSets have them too."""
-    started.describe("kubernetes.kind=tfjob", *CLUSTER)
-    servers = [started.start(task) for task in SERVERS]
-    chief = started.start(CHIEF)
-    out, _ = chief.communicate(timeout=120)
-    assert chief.returncode == 0, out
-    for server in servers:
-        output, _ = server.communicate(timeout=20)
-        assert server.returncode == 0, output
-    result = json.loads((started.volume / "run-1" / "run.json").read_text())
-    assert result["status"] == "completed"
-    assert result["steps"]["applied"] == 20
-    assert result["cluster"] == {"topology": "kubernetes", "num_workers": 2, "num_ps": 1}
-    assert (started.volume / "run-1").stat().st_uid == USER
-
-
 def test_probes_distinguish_a_server_that_answers_from_one_that_hangs(started):
     started.describe("kubernetes.kind=indexed_jobs", *CLUSTER)
     worker, server = SERVERS[0], None
     (pod,) = [each for each in started.described if (each.job, each.index) == (worker.job, worker.index)]
     probe = pod.container["livenessProbe"]["exec"]["command"]
-    nobody = started.within(worker, probe, {})
+    nobody = started.within(worker, probe)
     nobody.communicate(timeout=30)
     assert nobody.returncode == 1
     server = started.start(worker)
     for _ in range(10):
-        asked = started.within(worker, probe, {})
+        asked = started.within(worker, probe)
         out, _ = asked.communicate(timeout=30)
         if asked.returncode == 0:
             break
     assert asked.returncode == 0, out
     server.send_signal(19)  # SIGSTOP
-    asked = started.within(worker, probe, {})
+    asked = started.within(worker, probe)
     asked.communicate(timeout=30)
     assert asked.returncode == 1
 

@@ -198,8 +198,8 @@ def test_a_cluster_that_others_use_is_named_and_a_signal_ends_the_first_run(run,
     under_way(first)
     second = run(*SMALL, "cluster.connect_timeout_s=3")
     assert second.end(within_s=60) == 1
-    assert "no free resources within 3 s" in second.stderr
-    assert "the tasks request 5 CPUs, and others use the cluster: 3 of 8 are free" in second.stderr
+    assert "no free resources for all tasks within 3 s" in second.stderr
+    assert "they request 5 CPUs, and 3 CPUs of 8 CPUs are free" in second.stderr
     first.process.send_signal(signal.SIGINT)
     assert first.end(within_s=60) == 130
     result = first.result

@@ -31,15 +31,15 @@ def begin_again(slurm, job: str) -> None:
     slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+2seconds")
 
 
-def test_a_heterogeneous_step_with_a_sidecar_evaluator(on_slurm):
-    run = on_slurm("cluster=slurm", *QUICK, "evaluation=sidecar", prefix=["srun", "-n1", "-N1", ":", "-n5", "-N3"])
+def test_a_heterogeneous_job_with_a_sidecar_evaluator(on_slurm):
+    run = on_slurm("cluster=slurm", *QUICK, "evaluation=sidecar", prefix=["salloc", "-n1", "-N1", ":", "-n5", "-N3"])
     assert run.end() == 0, run.stderr
     assert run.result["status"] == "completed"
     assert run.result["steps"]["applied"] == 40
     assert run.result["cluster"] == {"topology": "slurm", "num_workers": 2, "num_ps": 2}
     assert run.result["evaluation"]["step"] == 40
     logs = {path.stem for path in (run.folder / "logs").iterdir()}
-    assert logs == {"chief-0", "ps-0", "ps-1", "worker-0", "worker-1", "evaluator-0"}
+    assert logs == {"supervisor", "chief-0", "ps-0", "ps-1", "worker-0", "worker-1", "evaluator-0"}
     assert "completed 40 steps" in run.stdout
     assert not (run.folder / ".tasks").exists()
 
@@ -98,7 +98,7 @@ def test_the_time_limit_is_near(on_slurm, slurm):
     run = on_slurm("submit", "slurm", *LONG)
     job = job_of(run)
     run.wait_for("epoch", 3)
-    slurm.run("scancel", "--signal=USR1", job)
+    slurm.run("scancel", "--batch", "--signal=USR1", job)
     run.wait_for("stopping")
     begin_again(slurm, job)
     restored = run.wait_for("restored")
@@ -128,28 +128,25 @@ def test_a_sweep_by_submitit(on_slurm, slurm):
 def test_a_folder_that_nodes_do_not_share(on_slurm, slurm, tmp_path):
     if slurm.network is None:
         pytest.skip("a node with a disk of its own needs root")
-    script = tmp_path / "elsewhere.sh"
-    script.write_text(
-        'if [ "$SLURMD_NODENAME" = n1 ]; then\n'
-        '  exec unshare --mount sh -c \'mkdir -p run runs; mount -t tmpfs none "$OWN"; exec "$@"\' sh "$@"\n'
-        'fi\nexec "$@"\n'
-    )
     own = tmp_path / "run 0" / "run"
-    placed = ["srun", "-n5", "-N2", "--distribution=cyclic", "sh", str(script)]
-    run = on_slurm("cluster=slurm", "cluster.connect_timeout_s=5", *QUICK, prefix=placed, OWN=str(own))
-    assert run.end(within_s=90) != 0
-    assert "no heartbeat within 5 s (connect_timeout_s): ps-0; all heartbeats are from n0" in run.stderr
-    assert "cannot access" in run.stderr
-    assert "found no heartbeat of the chief" in run.stderr
-    assert "on n1" in run.stderr
-    assert run.result["error"]["type"] == "ClusterError"
+    own.mkdir(parents=True)
+    with slurm.disk(1, own):
+        run = on_slurm("cluster=slurm", *QUICK, prefix=["salloc", "-n5", "-N2"])
+        assert run.end(within_s=90) == 2
+    assert f"hydra.run.dir: {own} is not on a shared disk" in run.stderr
+    assert run.result["error"]["type"] == "ConfigError"
 
 
-def test_a_step_of_another_size(on_slurm):
-    run = on_slurm("cluster=slurm", *QUICK, prefix=["srun", "-n3"])
+def test_srun_does_not_start_the_tasks(on_slurm):
+    run = on_slurm("cluster=slurm", *QUICK, prefix=["srun", "-n5"])
     assert run.end() == 2
-    assert run.stderr.count("this Slurm step has 3 tasks, too few: the run has 5 (chief, 2 ps, 2 workers)") == 1
-    assert "srun --ntasks=5 psrun cluster=slurm" in run.stderr
+    assert run.stderr.count("srun has started this process, and psrun starts all tasks itself; use") == 1
+
+
+def test_a_job_that_is_too_small(on_slurm):
+    run = on_slurm("cluster=slurm", *QUICK, prefix=["salloc", "-n3"])
+    assert run.end() == 2
+    assert "this Slurm job is for 3 tasks, too few: the run has 5 (chief, 2 ps, 2 workers)" in run.stderr
 
 
 def test_slurm_refuses_the_job(on_slurm):

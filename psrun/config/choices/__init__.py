@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from psrun.config.choices.base import Choice
 from psrun.config.choices.clusters import (
-    AgentRestart,
     CentralStorage,
     Cluster,
     ClusterChoice,
@@ -72,7 +71,6 @@ __all__ = [
     "KINDS",
     "MAX_UNROLLED_STEPS",
     "SUBMISSIONS",
-    "AgentRestart",
     "Asynchronous",
     "BoundedDelay",
     "CentralStorage",

@@ -20,6 +20,7 @@ class ClusterChoice(Choice):
       has_server_processes: whether its parameter servers and workers are separate processes.
       has_synchronous_workers: whether several processes train replicas of one model, all in the same step.
       started_elsewhere: whether tasks are started one by one, by somebody else than a supervisor of psrun's.
+      shares_cores: whether tasks may run on the same cores.
       num_workers: that the configuration asks for; None where addresses are given instead.
       num_ps: likewise.
       num_data_workers: of tf.data service.
@@ -36,6 +37,7 @@ class ClusterChoice(Choice):
     has_server_processes: ClassVar[bool] = False
     has_synchronous_workers: ClassVar[bool] = False
     started_elsewhere: ClassVar[bool] = False
+    shares_cores: ClassVar[bool] = True
     kind: str
     num_workers: int | None = 1
     num_ps: int | None = 0
@@ -51,7 +53,7 @@ class ClusterChoice(Choice):
     @property
     def spans_machines(self) -> bool:
         """Whether tasks may be on other machines than this one."""
-        return self.started_elsewhere
+        return False
 
     @property
     def title(self) -> str:
@@ -149,8 +151,23 @@ class Restart(RestartLimits):
     start_timeout_s: float = at_least(1)
 
 
+class Supervised(ClusterChoice):
+    """A cluster whose tasks a supervisor starts, monitors and restarts, on the engine that `implementation` opens.
+
+    See `psrun.launch.backend.OpenBackend`.
+    """
+
+    implementation: ClassVar[str] = "psrun.launch.backend:LocalBackend"
+    restart: RestartLimits
+
+    @property
+    def hang_limits(self) -> Any:
+        """The limits after which a task counts as hung: `psrun.launch.hang_detector.HangLimits`."""
+        return self.restart
+
+
 @dataclass(frozen=True)
-class Local(_StartedHere, _ParameterServers):
+class Local(_StartedHere, _ParameterServers, Supervised):
     has_server_processes: ClassVar[bool] = True
     kind: str
     restart: Restart
@@ -200,6 +217,7 @@ class Ray(Local):
       placement_group: Ray's placement strategy, in lower case.
     """
 
+    implementation: ClassVar[str] = "psrun.launch.ray:open_backend"
     address: str | None = field(kw_only=True)
     resources: RayResources = field(kw_only=True)
     placement_group: str = one_of("spread", "pack")
@@ -210,7 +228,7 @@ class Ray(Local):
 
 
 @dataclass(frozen=True)
-class MultiWorkerMirrored(_StartedHere):
+class MultiWorkerMirrored(_StartedHere, Supervised):
     has_synchronous_workers: ClassVar[bool] = True
     kind: str
     restart: Restart
@@ -223,20 +241,21 @@ class MultiWorkerMirrored(_StartedHere):
 
 
 @dataclass(frozen=True)
-class Unsupervised(_ParameterServers):
-    """A cluster whose tasks are started outside psrun.
+class _OfNodes(_ParameterServers):
+    """A cluster whose tasks are on several machines.
 
     Attributes:
       connect_timeout_s: limit for all servers to start, and for a worker to return when none is left.
       chief_timeout_s: how long a server waits for a missing chief.
-      heartbeat_timeout_s: a server that does not answer the chief for this long counts as hung or disconnected.
+      heartbeat_timeout_s: a server that does not answer the chief, or a task of a Slurm job without a heartbeat, for
+        this long counts as hung or disconnected.
       start_timeout_s: limit for the first step, for an evaluation and for a save; with Slurm also for the first
         heartbeat.
       progress_timeout_s: no step for this long, and for progress_factor times the slowest step, counts as a hang.
     """
 
     has_server_processes: ClassVar[bool] = True
-    started_elsewhere: ClassVar[bool] = True
+    shares_cores: ClassVar[bool] = False
     kind: str
     placement: str = one_of(*PLACEMENT_RULES)
     connect_timeout_s: float = at_least(1)
@@ -245,6 +264,16 @@ class Unsupervised(_ParameterServers):
     start_timeout_s: float = at_least(1)
     progress_timeout_s: float = at_least(1)
     progress_factor: float = at_least(1)
+
+    @property
+    def spans_machines(self) -> bool:
+        return True
+
+
+class Unsupervised(_OfNodes):
+    """A cluster whose tasks are started outside psrun."""
+
+    started_elsewhere: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -268,27 +297,25 @@ class Static(_Addressed):
 
 
 @dataclass(frozen=True)
-class AgentRestart(RestartLimits):
-    """How the agents of Slurm tasks restart them.
-
-    `budget` also limits the requeues for a lost node that psrun requests itself. `stop_timeout_s` is for the chief to
-    save and exit, and must be less than Slurm's KillWait.
-    """
-
-
-@dataclass(frozen=True)
-class Slurm(Unsupervised):
-    """The tasks of a Slurm step, each with an agent that starts and restarts the training task.
+class Slurm(_OfNodes, Supervised):
+    """The nodes of a Slurm job, where each task is a job step.
 
     Attributes:
-      interface: network interface between nodes, such as ib0; None for the route to the launching host.
+      restart: the budget also limits the requeues for a lost node that psrun requests itself; `stop_timeout_s` must be
+        less than Slurm's KillWait.
+      interface: network interface between nodes, such as ib0; None for the route to the supervisor's node.
     """
 
-    restart: AgentRestart = field(kw_only=True)
+    implementation: ClassVar[str] = "psrun.launch.slurm.steps:SlurmBackend"
+    restart: RestartLimits = field(kw_only=True)
     interface: str | None = field(kw_only=True)
     num_workers: int = at_least(1)
     num_ps: int = at_least(1)
     num_data_workers: int = at_least(1)
+
+    @property
+    def hang_limits(self) -> Any:
+        return self
 
 
 @dataclass(frozen=True)
@@ -300,5 +327,6 @@ class Kubernetes(Unsupervised):
     num_data_workers: int = at_least(1)
 
 
-Supervised = Local | MultiWorkerMirrored
-Cluster = NoCluster | OneDevice | Mirrored | CentralStorage | MultiWorkerMirrored | InProcess | Local | Unsupervised
+Cluster = (
+    NoCluster | OneDevice | Mirrored | CentralStorage | MultiWorkerMirrored | InProcess | Local | Slurm | Unsupervised
+)

@@ -39,7 +39,7 @@ class KubernetesKeys:
       mount_path: mount point of the volume in pods; the run folder is MOUNT_PATH/NAME.
       port: port of each task in its pod.
       user: user and group id of the pods.
-      max_restarts: restarts of each job and, if the kind supports it, of the whole set.
+      max_restarts: restarts of each job and, with kind=jobset, of the whole set.
     """
 
     resources: ResourcesByJob
@@ -48,7 +48,7 @@ class KubernetesKeys:
     image: str | None
     claim: str | None
     mount_path: str
-    kind: str = one_of("jobset", "indexed_jobs", "tfjob")
+    kind: str = one_of("jobset", "indexed_jobs")
     port: int = at_least(1024)
     user: int = at_least(1)
     max_restarts: int = at_least(0)

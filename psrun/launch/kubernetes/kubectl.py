@@ -1,4 +1,4 @@
-"""The command kubectl: creates the objects of a run, and follows the chief until the run has ended."""
+"""The command kubectl: creates the objects of a run, and shows the log of the chief until the run has ended."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from psrun.launch.kubernetes import manifests
 _POLL_S = 2.0
 _ANSWERS_WITHIN_S = 60.0
 _ATTEMPTS = 5
-_NO_PSRUN = "No module named psrun"
-_FOREVER_WITHOUT = {  # reasons of a waiting container that do not resolve themselves
+_HOPELESS = {  # reasons of a container that does not run which do not resolve themselves
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
-    "CreateContainerError", "RunContainerError",
+    "CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun",
 }  # fmt: skip
-_NEVER_BEGAN = {"StartError", "ContainerCannotRun"}  # such as an image without Python; exit code 128
+_HINTS = {
+    "no matches for kind": "kubernetes.kind=jobset requires the operator of JobSet; indexed_jobs requires none",
+    "immutable": "A run of that name exists: delete it, or set another kubernetes.name",
+}
 
 
 @dataclass(frozen=True)
@@ -65,38 +67,36 @@ class Kubectl:
 
     def apply(self, text: str, settings: choices.KubernetesKeys) -> bool:
         """Applies manifests; returns whether the run is new. Raises PsrunError if the cluster rejects an object."""
-        completed, kind = self._run("apply", "-f", "-", given=text), settings.kind
+        completed = self._run("apply", "-f", "-", given=text)
         if completed.returncode == 0:
             return f"{manifests.main_object(settings)} unchanged" not in completed.stdout.splitlines()
         message = completed.stderr.strip()
-        if "no matches for kind" in message and kind != "indexed_jobs":
-            hint = f"kubernetes.kind={kind} requires the operator of {manifests.OBJECTS[kind]}"
-            raise PsrunError(f"the cluster rejected the objects: {message}\n{hint}; indexed_jobs requires none")
-        if "immutable" in message:
-            hint = "A run of that name exists: delete it, or set another kubernetes.name"
-            raise PsrunError(f"the cluster rejected the objects: {message}\n{hint}")
-        if "connection refused" in message or "no such host" in message or "Unable to connect" in message:
-            raise PsrunError(f"kubectl cannot reach a cluster: {message}\nCheck `kubectl cluster-info` and KUBECONFIG")
-        raise PsrunError(f"kubectl apply exited with code {completed.returncode}: {message}")
+        hints = [f"\n{hint}" for part, hint in _HINTS.items() if part in message]
+        raise PsrunError(f"kubectl apply exited with code {completed.returncode}: {message}{''.join(hints)}")
 
     def get(self, *what: str) -> dict[str, Any] | None:
-        """The object, or None if it does not exist. Raises PsrunError if kubectl fails."""
-        for attempt in range(1, _ATTEMPTS + 1):  # one failed request does not end the following of a long run
+        """The object, or None if it does not exist. Raises PsrunError if kubectl fails repeatedly."""
+        for attempt in range(_ATTEMPTS):  # one failed request does not end the view of a long run
+            if attempt:
+                time.sleep(_POLL_S)
             completed = self._run("get", *what, "--output", "json", "--ignore-not-found")
             if completed.returncode == 0:
                 return json.loads(completed.stdout) if completed.stdout.strip() else None
-            if attempt < _ATTEMPTS:
-                time.sleep(_POLL_S)
         raise PsrunError(
             f"kubectl get {' '.join(what)} exited with code {completed.returncode}, {_ATTEMPTS} times: "
             f"{completed.stderr.strip()}\nThe run itself is not affected"
         )
 
-    def logs(self, pod: str, since: str | None) -> subprocess.Popen[str]:
-        """Follows the log of the pod from that time (RFC 3339) until the pod ends."""
+    def show_log(self, pod: str, since: str | None) -> str:
+        """Copies the log of the pod to standard output, from that time (RFC 3339) until the pod ends.
+
+        Returns:
+          The error of kubectl; empty without one.
+        """
         more = [] if since is None else ["--since-time", since]
         command = [*self._command, "logs", "--follow", pod, *more]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+        completed = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
+        return completed.stderr.strip() if completed.returncode else ""
 
     def _run(self, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
         command = [*self._command, *arguments]
@@ -113,26 +113,21 @@ def newest(pods: Mapping[str, Any]) -> Chief | None:
     if not pods["items"]:
         return None
     pod = max(pods["items"], key=lambda each: each["metadata"]["creationTimestamp"])
-    name, status = pod["metadata"]["name"], pod.get("status", {})
-    states = [each["state"] for each in status.get("containerStatuses", [])]
-    for state in states:
-        if "terminated" in state:
-            ended = state["terminated"]
-            if ended.get("reason") in _NEVER_BEGAN:
-                message = ": ".join(filter(None, (ended["reason"], ended.get("message", ""))))
-                return Chief(name, waits=message, hopeless=True)
-            return Chief(name, code=int(ended["exitCode"]))
-        if "running" in state:
-            return Chief(name, running=True)
-    if status.get("phase") == "Failed":  # evicted before it started
+    name = pod["metadata"]["name"]
+    status = pod.get("status", {})
+    states = [each["state"] for each in status.get("containerStatuses", [])]  # of the only container
+    state = states[0] if states else {}
+    if "running" in state:
+        return Chief(name, running=True)
+    details = state.get("terminated") or state.get("waiting") or {}
+    hopeless = details.get("reason") in _HOPELESS
+    if "terminated" in state and not hopeless:
+        return Chief(name, code=int(details["exitCode"]))
+    if status.get("phase") == "Failed" and not hopeless:  # evicted before it started
         return Chief(name, code=-1)
-    for state in states:
-        waiting = state.get("waiting", {})
-        reason = waiting.get("reason", "")
-        message = ": ".join(filter(None, (reason, waiting.get("message", ""))))
-        return Chief(name, waits=message, hopeless=reason in _FOREVER_WITHOUT)
     unscheduled = [each.get("message", "") for each in status.get("conditions", []) if each.get("status") == "False"]
-    return Chief(name, waits="; ".join(filter(None, unscheduled)))
+    reasons = [details.get("reason", ""), details.get("message", "")] if details else unscheduled
+    return Chief(name, waits=": ".join(filter(None, reasons)), hopeless=hopeless)
 
 
 def is_over(main: Mapping[str, Any] | None) -> bool:
@@ -140,8 +135,7 @@ def is_over(main: Mapping[str, Any] | None) -> bool:
     if main is None:
         return True
     conditions = main.get("status", {}).get("conditions") or []
-    over = ("Failed", "Complete", "Completed", "Succeeded")
-    return any(each["type"] in over and each["status"] == "True" for each in conditions)
+    return any(each["type"] in ("Failed", "Complete", "Completed") and each["status"] == "True" for each in conditions)
 
 
 def exit_code(code: int) -> ExitCode:
@@ -161,61 +155,31 @@ def follow(kubectl: Kubectl, settings: choices.KubernetesKeys, console: Console)
       PsrunError: the run cannot start, or kubectl does not answer.
     """
     selector = f"{manifests.INSTANCE}={settings.name},{manifests.COMPONENT}=chief"
-    shown, shown_pod, since, no_psrun = "", "", None, False
+    shown_pod = shown = ""
+    since = None
     while True:
-        over = is_over(
-            kubectl.get(manifests.main_object(settings))
-        )  # asked before the pods, so that the last pod is seen
+        over = is_over(kubectl.get(manifests.main_object(settings)))  # before the pods, so that the last pod is seen
         chief = newest(kubectl.get("pods", "--selector", selector) or {"items": []})
         if chief is not None and chief.hopeless:
             raise PsrunError(f"the chief cannot start: {chief.waits} (image {settings.image}); the run is not affected")
-        if (
-            chief is not None
-            and (chief.running or chief.code is not None)
-            and (chief.running or chief.pod != shown_pod)
-        ):
-            since = since if chief.pod == shown_pod else None
-            without, failed = _shown(kubectl.logs(chief.pod, since), console)
-            no_psrun |= without
-            since, shown_pod = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), chief.pod
-            if failed:
-                shown = _show(f"the log of {chief.pod} is not available: {failed}", shown, console)
-                time.sleep(_POLL_S)
-            continue
-        if no_psrun:
-            raise PsrunError(f"there is no psrun in the image {settings.image}: build the image as in Containerfile")
-        ended = chief is not None and chief.code is not None
-        if chief is not None and ended and (over or chief.code in (0, *manifests.FOR_GOOD)):
-            return exit_code(int(chief.code or 0))
-        if over and not ended:
+        if chief is not None and (chief.running or (chief.code is not None and chief.pod != shown_pod)):
+            error = kubectl.show_log(chief.pod, since if chief.pod == shown_pod else None)
+            since = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+            shown_pod = chief.pod
+            if not error:
+                continue
+            state = f"the log of {chief.pod} is not available: {error}"
+        elif chief is not None and chief.code is not None:
+            if over or chief.code in (0, *manifests.FOR_GOOD):
+                return exit_code(chief.code)
+            state = f"{chief.pod} exited with code {chief.code}; Kubernetes restarts it"
+        elif over:
             raise PsrunError(f"the run {settings.name} was deleted, or failed before its chief started")
-        shown = _show(_state(chief), shown, console)
+        elif chief is None:
+            state = "waiting for the chief's pod"
+        else:
+            state = f"{chief.pod} is waiting: {chief.waits or 'not scheduled to a node yet'}"
+        if state != shown:
+            console.print(state, style="dim", soft_wrap=True, markup=False)
+            shown = state
         time.sleep(_POLL_S)
-
-
-def _state(chief: Chief | None) -> str:
-    if chief is None:
-        return "waiting for the chief's pod"
-    if chief.code is not None:
-        return f"{chief.pod} exited with code {chief.code}; Kubernetes restarts it"
-    return f"{chief.pod} is waiting: {chief.waits or 'not scheduled to a node yet'}"
-
-
-def _show(state: str, shown: str, console: Console) -> str:
-    if state != shown:
-        console.print(state, style="dim", soft_wrap=True, markup=False)
-    return state
-
-
-def _shown(log: subprocess.Popen[str], console: Console) -> tuple[bool, str]:
-    """Shows the log of a pod to its end; returns whether it lacks psrun, and the error of kubectl, if any."""
-    without = False
-    with log:
-        assert log.stdout is not None
-        assert log.stderr is not None
-        for line in log.stdout:
-            without |= _NO_PSRUN in line
-            console.file.write(line)
-            console.file.flush()
-        failed = log.stderr.read().strip()
-    return without, failed if log.returncode else ""

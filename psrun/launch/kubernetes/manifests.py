@@ -6,12 +6,12 @@ Exit codes: 1 and 2 end the run; pods with 128 or more, and evicted pods, are re
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
-from psrun.config.topology import DISPATCHER, Task
+from psrun.config.topology import Task
 from psrun.errors import ExitCode
 from psrun.launch.kubernetes import pods
 
@@ -20,8 +20,6 @@ MANAGER = "psrun"
 INSTANCE, COMPONENT = "app.kubernetes.io/instance", "app.kubernetes.io/component"
 # 126 and 127 are a shell's codes for a command that cannot be run.
 FOR_GOOD = (int(ExitCode.FAILED), int(ExitCode.USAGE), 126, 127)
-TFJOB_ROLES = {"chief": "Chief", "worker": "Worker", "ps": "PS", "evaluator": "Evaluator"}
-OBJECTS = {"jobset": "JobSet", "indexed_jobs": "Job", "tfjob": "TFJob"}
 _SCRATCH = "/tmp"
 _LOOKS_EVERY_S = 5
 _ENDS_WITHIN_S = 40  # psrun takes up to 25 s for a last checkpoint
@@ -34,15 +32,15 @@ def objects(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequenc
       settings: of the run, with a name, an image and a claim.
       overrides: arguments of psrun in every pod, in Hydra's grammar.
     """
-    make = {"jobset": _jobset, "indexed_jobs": _indexed_jobs, "tfjob": _tfjob}[settings.kind]
+    make = _jobset if settings.kind == "jobset" else _indexed_jobs
     return [_network_policy(settings), *make(run, settings, overrides)]
 
 
 def main_object(settings: choices.KubernetesKeys) -> str:
     """The object whose end is the end of the run, as TYPE/NAME for kubectl."""
-    kinds = {"jobset": "jobset.jobset.x-k8s.io", "indexed_jobs": "job.batch", "tfjob": "tfjob.kubeflow.org"}
-    name = f"{settings.name}-chief" if settings.kind == "indexed_jobs" else settings.name
-    return f"{kinds[settings.kind]}/{name}"
+    if settings.kind == "jobset":
+        return f"jobset.jobset.x-k8s.io/{settings.name}"
+    return f"job.batch/{settings.name}-chief"
 
 
 def _jobset(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequence[str]) -> list[Object]:
@@ -90,21 +88,6 @@ def _indexed_jobs(run: RunConfig, settings: choices.KubernetesKeys, overrides: S
     return [_object("v1", "Service", settings, spec=service), *jobs]
 
 
-def _tfjob(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequence[str]) -> list[Object]:
-    replicas: dict[str, Object] = {
-        TFJOB_ROLES[job]: {
-            "replicas": count,
-            "restartPolicy": "ExitCode",  # 1 to 127 end the job, 128 and more are restarted
-            "template": _pod(run, settings, job, overrides),
-        }
-        for job, count in run.num_tasks.items()
-    }
-    for replica in replicas.values():
-        del replica["template"]["spec"]["restartPolicy"]  # the operator sets it
-    policy = {"cleanPodPolicy": "Running", "backoffLimit": settings.max_restarts}
-    return [_object("kubeflow.org/v1", "TFJob", settings, spec={"runPolicy": policy, "tfReplicaSpecs": replicas})]
-
-
 def _network_policy(settings: choices.KubernetesKeys) -> Object:
     """Allows only pods of the run to connect: TensorFlow's servers have no authentication."""
     ours = {"matchLabels": {INSTANCE: settings.name}}
@@ -144,9 +127,10 @@ def _job(run: RunConfig, settings: choices.KubernetesKeys, job: str, count: int,
 
 def _pod(run: RunConfig, settings: choices.KubernetesKeys, job: str, overrides: Sequence[str]) -> Object:
     container = _container(settings, job, overrides)
-    if _serves(job):
+    if job not in ("chief", "evaluator"):  # the others are servers; a guard kills a chief that hangs
         container |= _probes(run, settings.port)
     pod: Object = {
+        "subdomain": settings.name,
         "restartPolicy": "Never",  # required by podFailurePolicy; Jobs create new pods
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -165,14 +149,12 @@ def _pod(run: RunConfig, settings: choices.KubernetesKeys, job: str, overrides: 
             {"name": "scratch", "emptyDir": {}},
         ],
     }
-    if settings.kind != "tfjob":
-        pod["subdomain"] = settings.name
     return {"metadata": {"labels": _labels(settings, job)}, "spec": pod}
 
 
 def _container(settings: choices.KubernetesKeys, job: str, overrides: Sequence[str]) -> Object:
-    identity = {} if settings.kind == "tfjob" else {pods.JOB: job}
-    variables = identity | {
+    variables = {
+        pods.JOB: job,
         "HOME": _SCRATCH,
         "XDG_CACHE_HOME": f"{_SCRATCH}/cache",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -181,12 +163,16 @@ def _container(settings: choices.KubernetesKeys, job: str, overrides: Sequence[s
     }
     resources: choices.PodResources = getattr(settings.resources, job)
     container: Object = {
-        "name": "tensorflow" if settings.kind == "tfjob" else "psrun",  # the container in which TFJob sets TF_CONFIG
+        "name": "psrun",
         "image": settings.image,
         "command": ["python", "-m", "psrun"],  # exit code 1, without a restart, if psrun is missing
         "args": [each.replace("$(", "$$(") for each in overrides],  # $(NAME) would be replaced by a variable of the pod
         "env": [{"name": name, "value": value} for name, value in variables.items()],
-        "resources": {name: _quantities(of) for name, of in vars(resources).items() if of},
+        "resources": {
+            part: {name: str(amount) for name, amount in amounts.items()}
+            for part, amounts in vars(resources).items()
+            if amounts
+        },
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -197,15 +183,9 @@ def _container(settings: choices.KubernetesKeys, job: str, overrides: Sequence[s
             {"name": "scratch", "mountPath": _SCRATCH},
         ],
     }
-    if job != "evaluator" or settings.kind == "tfjob":
-        port_name = "tfjob-port" if settings.kind == "tfjob" else "grpc"
-        container["ports"] = [{"name": port_name, "containerPort": settings.port, "protocol": "TCP"}]
+    if job != "evaluator":
+        container["ports"] = [{"name": "grpc", "containerPort": settings.port, "protocol": "TCP"}]
     return container
-
-
-def _serves(job: str) -> bool:
-    """Whether tasks of the job are servers. Chief and evaluator are not; a guard kills a chief that hangs."""
-    return job in ("ps", "worker", "data_worker", DISPATCHER.job)
 
 
 def _probes(run: RunConfig, port: int) -> Object:
@@ -218,12 +198,7 @@ def _probes(run: RunConfig, port: int) -> Object:
     }
 
 
-def _quantities(amounts: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in amounts.items()}
-
-
 def longest_pod_name(run: RunConfig, settings: choices.KubernetesKeys) -> str:
     """The longest name that Kubernetes derives from the run's name: that of a pod, with five random letters."""
     hosts = [pods.host(settings, Task(job, count - 1)) for job, count in run.num_tasks.items()]
-    longest = max(hosts, key=len)
-    return longest if settings.kind == "tfjob" else f"{longest}-xxxxx"
+    return f"{max(hosts, key=len)}-xxxxx"

@@ -38,13 +38,11 @@ def from_environment(run: RunConfig, environment: Mapping[str, str], *, needed: 
     """
     settings = run.submission
     assert isinstance(settings, choices.KubernetesKeys)
-    if settings.kind == "tfjob" and "TF_CONFIG" in environment:  # its operator sets the addresses
-        return topology.from_tf_config(environment["TF_CONFIG"], needed=needed)
-    variable = "TF_CONFIG" if settings.kind == "tfjob" else JOB
-    if variable not in environment:
+    if JOB not in environment:
         message = "is not set: this is not a pod of a run; use `psrun submit kubernetes`, or cluster=local"
-        raise ConfigError([Problem(variable, message)])
-    job, index = environment[JOB], environment.get(INDEX, "")
+        raise ConfigError([Problem(JOB, message)])
+    job = environment[JOB]
+    index = environment.get(INDEX, "")
     problems = []
     if job not in JOBS:
         problems.append(Problem(JOB, f"is {job!r}, must be one of {', '.join(JOBS)}"))

@@ -7,6 +7,7 @@ import re
 import secrets
 import shlex
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path, PurePosixPath
 
 import yaml
@@ -15,10 +16,20 @@ from rich.console import Console
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
-from psrun.launch.kubernetes import kubectl, manifests, quantities
+from psrun.launch.kubernetes import kubectl, manifests
 from psrun.launch.submission import Submission
 from psrun.results.recorded_config import key_of, quoted
 
+# https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
+_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035, which Services need
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")  # RFC 1123
+_RESOURCE = re.compile(r"cpu|memory|ephemeral-storage|hugepages-\w+|[^/\s]+/[^/\s]+")
+_LONGEST_LABEL = 63
+_LONGEST_SUBDOMAIN = 253
+
+_SUFFIXES = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+_QUANTITY = re.compile(r"(?P<number>\d+(\.\d*)?|\.\d+)((?P<exponent>[eE][-+]?\d+)|(?P<suffix>[KMGTPE]i|[numkMGTPE])?)")
 _RESERVED = ("/", "/tmp", "/proc", "/dev", "/sys", "/etc", "/usr", "/bin", "/lib")
 
 
@@ -121,7 +132,7 @@ def _problems(run: RunConfig, settings: choices.KubernetesKeys) -> Iterator[Prob
             "servers write checkpoints to it"
         )
         yield Problem("kubernetes.claim", message + "; `kubectl get persistentvolumeclaims` lists them")
-    elif not quantities.SUBDOMAIN.fullmatch(settings.claim) or len(settings.claim) > quantities.LONGEST_SUBDOMAIN:
+    elif not _SUBDOMAIN.fullmatch(settings.claim) or len(settings.claim) > _LONGEST_SUBDOMAIN:
         yield Problem("kubernetes.claim", f"is {settings.claim!r}; names of claims {_OF_SMALL_LETTERS}")
     yield from _of_names(run, settings)
     path = PurePosixPath(settings.mount_path)
@@ -129,9 +140,6 @@ def _problems(run: RunConfig, settings: choices.KubernetesKeys) -> Iterator[Prob
         yield Problem("kubernetes.mount_path", f"is {settings.mount_path!r}, must be a dedicated folder, such as /runs")
     if settings.port > 65535:
         yield Problem("kubernetes.port", f"is {settings.port}, must be 65535 or less")
-    if settings.kind == "tfjob" and run.data_service:
-        message = "is tfjob, which does not support data.visitation=dynamic; choose jobset or indexed_jobs"
-        yield Problem("kubernetes.kind", message)
     for field in dataclasses.fields(settings.resources):
         yield from _of_resources(f"kubernetes.resources.{field.name}", getattr(settings.resources, field.name))
 
@@ -141,20 +149,18 @@ _OF_SMALL_LETTERS = "are small letters, digits and - (RFC 1123), and begin and e
 
 def _of_names(run: RunConfig, settings: choices.KubernetesKeys) -> Iterator[Problem]:
     name, namespace = str(settings.name), settings.namespace
-    if not quantities.LABEL.fullmatch(name):
+    if not _LABEL.fullmatch(name):
         message = f"is {name!r}, must be small letters, digits and -, with a letter first and none of - last (RFC 1035)"
         yield Problem("kubernetes.name", message)
     longest = manifests.longest_pod_name(run, settings)
-    over = len(longest) - quantities.LONGEST_LABEL
+    over = len(longest) - _LONGEST_LABEL
     if over > 0:
         message = (
             f"has {len(name)} characters, {over} too many: the name of a pod would be {longest}, of {len(longest)}"
         )
-        yield Problem("kubernetes.name", f"{message}, and {quantities.LONGEST_LABEL} are the most")
+        yield Problem("kubernetes.name", f"{message}, and {_LONGEST_LABEL} are the most")
     if namespace is not None and not (
-        quantities.SUBDOMAIN.fullmatch(namespace)
-        and "." not in namespace
-        and len(namespace) <= quantities.LONGEST_LABEL
+        _SUBDOMAIN.fullmatch(namespace) and "." not in namespace and len(namespace) <= _LONGEST_LABEL
     ):
         yield Problem("kubernetes.namespace", f"is {namespace!r}; names of namespaces {_OF_SMALL_LETTERS}")
 
@@ -162,14 +168,25 @@ def _of_names(run: RunConfig, settings: choices.KubernetesKeys) -> Iterator[Prob
 def _of_resources(key: str, resources: choices.PodResources) -> Iterator[Problem]:
     for part, amounts in vars(resources).items():
         for name, value in amounts.items():
-            if not quantities.RESOURCE.fullmatch(name):
+            if not _RESOURCE.fullmatch(name):
                 message = "is not a resource; use cpu, memory, ephemeral-storage, or a device such as nvidia.com/gpu"
                 yield Problem(f"{key}.{part}.{name}", message)
-            if quantities.quantity(str(value)) is None:
+            if quantity(str(value)) is None:
                 message = f"is {value!r}, must be a Kubernetes quantity, such as 2, 500m or 4Gi"
                 yield Problem(f"{key}.{part}.{name}", message)
     for name in resources.requests.keys() & resources.limits.keys():
-        request, limit = (quantities.quantity(str(of[name])) for of in (resources.requests, resources.limits))
+        request, limit = (quantity(str(of[name])) for of in (resources.requests, resources.limits))
         if request is not None and limit is not None and request > limit:
             message = f"is {resources.requests[name]}, more than the limit of {resources.limits[name]}"
             yield Problem(f"{key}.requests.{name}", message)
+
+
+def quantity(text: str) -> Decimal | None:
+    """The amount of a quantity such as 500m, 2 or 1.5Gi; None if `text` is not a quantity."""
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        return None
+    number, suffix = Decimal(match["number"]), match["suffix"] or ""
+    if match["exponent"]:
+        return Decimal(match["number"] + match["exponent"])
+    return number * (2 ** _BINARY[suffix] if suffix in _BINARY else Decimal(10) ** _SUFFIXES[suffix])

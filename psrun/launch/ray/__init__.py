@@ -7,9 +7,17 @@ codes nor heartbeats, restart parameter servers without their chief, and may mov
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 
 from psrun.errors import ConfigError, Problem
+from psrun.launch.backend import Backend, Launch
+
+
+def open_backend(launch: Launch) -> Backend:
+    """The engine of `cluster=ray`. Raises ConfigError if Ray is not installed."""
+    check_installed()
+    return importlib.import_module("psrun.launch.ray.backend").RayBackend(launch)
 
 
 def check_installed() -> None:

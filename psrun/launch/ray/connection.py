@@ -11,7 +11,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +20,25 @@ import ray
 from psrun import files
 from psrun.cluster.probe import reachable
 from psrun.config import choices
+from psrun.config.topology import Task
 from psrun.errors import ClusterError, ConfigError, Interrupted, Problem
 
 _REACHED_WITHIN_S = 5.0
 _STORE_BYTES = 100 * 2**20  # for Ray's objects, which psrun hardly uses
 _CLOSED_WITHIN_S = 10.0
-_KEY = "cluster.address"
-_SHORT, _PREFIX = Path("/tmp"), "psrun-ray-"  # the paths of Ray's sockets in there must be short
+_PARENT = Path("/tmp")  # the paths of Ray's sockets in there must be short
+_PREFIX = "psrun-ray-"
 _NEW_S = 60.0  # a new folder may not be locked yet
 
 _own: list[Path] = []  # folders of private clusters of this process
 
 
 @contextlib.contextmanager
-def opened(cluster: choices.Ray, *, num_cpus: float) -> Iterator[None]:
+def opened(cluster: choices.Ray, tasks: Iterable[Task]) -> Iterator[None]:
     """Connects this process to the cluster, and disconnects at the end; a private cluster is ended.
 
     Args:
-      num_cpus: CPUs that the run requests; a private cluster has at least as many, whatever this machine has.
+      tasks: a private cluster has as many CPUs as they request, whatever this machine has.
 
     Raises:
       ConfigError: `cluster.address` is not the address of a Ray cluster.
@@ -46,9 +47,10 @@ def opened(cluster: choices.Ray, *, num_cpus: float) -> Iterator[None]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     options: dict[str, Any] = {"address": cluster.address, "logging_level": "ERROR", "log_to_driver": False}
     if cluster.address is None:
-        options |= _own_cluster(num_cpus)
-    else:
-        _check(cluster.address)
+        options |= _own_cluster(sum(getattr(cluster.resources, task.job).num_cpus for task in tasks))
+    elif cluster.address != "auto" and not reachable(cluster.address, timeout_s=_REACHED_WITHIN_S):
+        hint = "set the address of the head node (`ray start --head` prints it), or null for a private cluster"
+        raise ConfigError([Problem("cluster.address", f"nothing listens at {cluster.address}; {hint}")])
     try:
         _connect(options, cluster)
         yield
@@ -58,20 +60,25 @@ def opened(cluster: choices.Ray, *, num_cpus: float) -> Iterator[None]:
 
 def _own_cluster(num_cpus: float) -> dict[str, Any]:
     """The arguments of `ray.init` for a private cluster, in a folder that is removed with it."""
-    for abandoned in _SHORT.glob(f"{_PREFIX}*"):  # of killed drivers
+    for abandoned in _PARENT.glob(f"{_PREFIX}*"):  # of killed drivers
         with contextlib.suppress(OSError):
             if time.time() - abandoned.stat().st_mtime > _NEW_S and not files.is_locked(abandoned):
                 shutil.rmtree(abandoned)
-    own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_SHORT))
+    own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_PARENT))
     _own.append(own)
-    files.lock(own)  # until the process exits
+    files.hold(own)
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # otherwise Ray stores one in the home directory
     # Otherwise its agents outlive a killed driver by 60 s.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves tasks beside other processes
-    cpus = math.ceil(max(num_cpus, os.cpu_count() or 1))
-    options = {"address": "local", "num_cpus": cpus, "include_dashboard": False, "_temp_dir": str(own)}
-    return options | {"_node_ip_address": "127.0.0.1", "object_store_memory": _STORE_BYTES}
+    return {
+        "address": "local",
+        "num_cpus": math.ceil(max(num_cpus, os.cpu_count() or 1)),
+        "include_dashboard": False,
+        "object_store_memory": _STORE_BYTES,
+        "_temp_dir": str(own),
+        "_node_ip_address": "127.0.0.1",
+    }
 
 
 def close() -> None:
@@ -83,14 +90,6 @@ def close() -> None:
         shutil.rmtree(_own.pop(), ignore_errors=True)
 
 
-def _check(address: str) -> None:
-    if address == "auto":
-        return
-    if not reachable(address, timeout_s=_REACHED_WITHIN_S):
-        message = f"nothing listens at {address}; set the address of the head node (`ray start --head` prints it)"
-        raise ConfigError([Problem(_KEY, f"{message}, or null for a private cluster")])
-
-
 def _connect(options: dict[str, Any], cluster: choices.Ray) -> None:
     """Calls `ray.init` with a time limit: it never returns if another server than Ray answers.
 
@@ -98,8 +97,7 @@ def _connect(options: dict[str, Any], cluster: choices.Ray) -> None:
       ConfigError, ClusterError: as `opened` does.
       Interrupted: a signal asked the process to exit.
     """
-    wrong: list[Exception] = []
-
+    errors: list[Exception] = []
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
 
     def connect() -> None:
@@ -110,7 +108,7 @@ def _connect(options: dict[str, Any], cluster: choices.Ray) -> None:
         except SystemExit as exit_:  # how Ray handles SIGTERM during the call
             raise Interrupted(signal.SIGTERM) from exit_
         except Exception as error:  # of many types, of Ray and of Python
-            wrong.append(error)
+            errors.append(error)
 
     try:
         if cluster.address is None:
@@ -125,11 +123,10 @@ def _connect(options: dict[str, Any], cluster: choices.Ray) -> None:
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)  # Ray has replaced them
-    where = "a private Ray cluster" if cluster.address is None else f"the Ray cluster at {cluster.address}"
-    if not wrong:
+    if not errors:
         return
-    if isinstance(wrong[0], ConnectionError) and cluster.address == "auto":
+    if isinstance(errors[0], ConnectionError) and cluster.address == "auto":
         message = "is auto, but no Ray cluster runs on this machine; start one with `ray start`, or set it to null"
-        raise ConfigError([Problem(_KEY, message)]) from wrong[0]
-    reason = str(wrong[0]).strip().replace("\n", " ")
-    raise ClusterError(f"cannot connect to {where}: {reason}") from wrong[0]
+        raise ConfigError([Problem("cluster.address", message)]) from errors[0]
+    where = "a private Ray cluster" if cluster.address is None else f"the Ray cluster at {cluster.address}"
+    raise ClusterError(f"cannot connect to {where}: {' '.join(str(errors[0]).split())}") from errors[0]

@@ -1,8 +1,7 @@
-"""Runs on the nodes of a Ray cluster: checks the node and starts tasks. Does not import TensorFlow."""
+"""Runs on the nodes of a Ray cluster: reports the node and starts tasks. Does not import TensorFlow."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
@@ -13,53 +12,67 @@ from pathlib import Path
 import portpicker
 import ray
 
-from psrun import __version__, files
+from psrun import __version__
 from psrun.config.topology import Task
 from psrun.errors import ClusterError
-from psrun.launch.task_processes import TaskProcess
+from psrun.launch.backend import TaskProcess
+from psrun.launch.child_processes import ChildProcess
 
-_SEES_WITHIN_S = 5.0  # a shared disk may show new files late
+_SEEN_WITHIN_S = 5.0  # a shared disk may show new files late
 _POLL_S = 0.1
 
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """The state that a node reports.
+    """What a node reports.
 
     Attributes:
       node: Ray's id of the node.
       address: of the node, for other nodes.
       host: its host name.
-      port: a free port.
-      sees: whether the run folder is the driver's.
+      ports: free ports, one for each of its tasks.
+      sees_folder: whether the run folder is the driver's, and writable.
       version: of psrun.
     """
 
     node: str
     address: str
     host: str
-    port: int
-    sees: bool
+    ports: list[int]
+    sees_folder: bool
     version: str
+
+    def __str__(self) -> str:
+        return f"{self.address} ({self.host}, {self.node[:8]})"
 
 
 def probe(folder: Path) -> Path:
-    """The file that nodes look for in the run folder; their answers have its name with the node's id."""
+    """The file in the run folder by which nodes recognize it."""
     return folder / ".tasks" / "probe"
 
 
-def look(folder: Path, token: str) -> NodeInfo:
-    """Runs on a node: confirms the driver's `token` in the run folder if it is visible, and reports the node."""
-    node = ray.get_runtime_context().get_node_id()
-    file, deadline_s, sees = probe(folder), time.monotonic() + _SEES_WITHIN_S, False
-    while not sees and time.monotonic() < deadline_s:
-        with contextlib.suppress(OSError):
-            sees = file.read_text(encoding="utf-8") == token
-            if sees:
-                files.write_atomic(file.with_name(f"{file.name}-{node}"), token)
-        time.sleep(0 if sees else _POLL_S)
+def look(folder: Path, token: str, num_ports: int) -> NodeInfo:
+    """Reports the node.
+
+    Args:
+      token: what the driver has written to the probe in the run folder.
+    """
+    deadline_s = time.monotonic() + _SEEN_WITHIN_S
+    while not (sees := _reads(probe(folder), token)) and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+    ports: set[int] = set()
+    while len(ports) < num_ports:
+        ports.add(portpicker.pick_unused_port())
+    here = ray.get_runtime_context().get_node_id()
     address = ray.util.get_node_ip_address()
-    return NodeInfo(node, address, socket.gethostname(), portpicker.pick_unused_port(), sees, __version__)
+    return NodeInfo(here, address, socket.gethostname(), list(ports), sees and os.access(folder, os.W_OK), __version__)
+
+
+def _reads(file: Path, token: str) -> bool:
+    try:
+        return file.read_text(encoding="utf-8") == token
+    except OSError:
+        return False
 
 
 class TaskActor:
@@ -87,21 +100,19 @@ class TaskActor:
         os.environ.pop("OMP_NUM_THREADS", None)  # set by Ray; the same task under another engine does not have it
         os.environ.update(environment)
         os.chdir(cwd if Path(cwd).is_dir() else folder)
-        self._process = TaskProcess(task, addresses, folder)
-        self._process.start()
+        task_process = TaskProcess(task, addresses, folder)
+        task_process.start()
+        assert task_process.process is not None
+        self._process: ChildProcess = task_process.process
 
-    def pid(self) -> int:
+    def pid(self) -> int | None:
         """The id of the task's process."""
-        assert self._process.process is not None
-        pid = self._process.process.pid
-        assert pid is not None
-        return pid
+        return self._process.pid
 
     def wait(self) -> int:
         """Waits for the process; returns its exit code, negative for a signal."""
-        assert self._process.process is not None
-        return self._process.process.wait()
+        return self._process.wait()
 
     def send(self, signum: int) -> None:
-        """Sends a signal to the process."""
-        self._process.send(signum)
+        """Sends a signal to the process, which may have ended."""
+        self._process.send_signal(signum)

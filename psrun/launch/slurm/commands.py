@@ -68,6 +68,14 @@ def submit(script: Path) -> str:
     return completed.stdout.strip().partition(";")[0]
 
 
+def host_names(nodes: str) -> list[str]:
+    """The names of nodes, which Slurm writes as n[0-3,7]. Raises ClusterError."""
+    completed = _run("scontrol", "show", "hostnames", nodes)
+    if completed.returncode:
+        raise ClusterError(f"Slurm did not list the nodes {nodes}: {_text(completed)}")
+    return completed.stdout.split()
+
+
 def requeue(job: str) -> str | None:
     """Requeues a job; returns the problem, None if there is none."""
     try:

@@ -10,7 +10,7 @@ from psrun import process
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
-from psrun.launch.slurm import task_identity
+from psrun.launch.slurm import allocation
 
 SCRIPT, LOG = "slurm.sh", "slurm.log"
 
@@ -19,8 +19,8 @@ def render(run: RunConfig, arguments: Sequence[str], *, where: Path, folder: Pat
     """The script.
 
     Args:
-      arguments: of each task, with the run folder.
-      where: working directory of the tasks.
+      arguments: of the run, with the run folder.
+      where: working directory of the run.
       folder: of the run.
       name: of the job.
 
@@ -36,29 +36,27 @@ def render(run: RunConfig, arguments: Sequence[str], *, where: Path, folder: Pat
         "account": job.account,
         "qos": job.qos,
         "nodes": job.nodes,
-        "ntasks": len(task_identity.all_tasks(run)),
+        "ntasks": sum(run.num_tasks.values()),
         "cpus-per-task": job.cpus_per_task,
         "mem-per-cpu": job.memory_per_cpu,
         "chdir": where,
         "output": str(folder / "logs" / LOG).replace("%", "%%"),  # Slurm replaces %j and the like
         "open-mode": "append",
         "requeue": True,  # after a lost node; the run resumes from its checkpoints
-        "signal": f"USR1@{job.warn_s}",  # to the tasks, before the time limit: they save and requeue the job
+        "signal": f"B:USR1@{job.warn_s}",  # before the time limit: psrun saves and requeues the job
     }
     options = [_option(key, value) for key, value in values.items() if value is not None]
     _check_lines(job, where, folder)
     lines = [f"#SBATCH {option}" for option in [*options, *job.options]]
-    command = [*process.psrun_command(), *arguments]
-    tasks = task_identity.described(task_identity.all_tasks(run))
     return "\n".join(
         [
             "#!/bin/bash",
-            f"# {tasks}; written by psrun submit slurm.",
+            f"# {allocation.described(run)}; written by psrun submit slurm.",
             *lines,
             "",
             *job.setup,
-            # A killed agent ends the step, rather than leaving a run without one of its tasks.
-            f"exec srun --cpus-per-task={job.cpus_per_task} --kill-on-bad-exit=1 {shlex.join(command)}",
+            # Once, on the first node; it starts the tasks as steps of the job. The signal is for it, hence exec.
+            f"exec {shlex.join([*process.psrun_command(), *arguments])}",
             "",
         ]
     )

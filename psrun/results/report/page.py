@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib import resources
@@ -15,7 +16,7 @@ from psrun import __version__
 from psrun.config import delays
 from psrun.errors import PsrunError
 from psrun.results.events import Event
-from psrun.results.reading import mapping, number
+from psrun.results.reading import entries, mapping, number
 from psrun.results.report import rows
 from psrun.results.report.runs import Run, events
 from psrun.results.report.table import headings
@@ -40,24 +41,17 @@ def render(runs: Sequence[Run], axes: Sequence[str], *, named: Sequence[str]) ->
     except ImportError as error:
         raise PsrunError(f"--html draws with plotly: pip install 'psrun[report]' ({error})") from error
     here = resources.files(__package__)
-    parts = {
-        name: (here / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "charts.js", "page.js")
-    }
+    names = ("page.html", "page.css", "charts.js", "page.js")
+    html, style, charts, script = ((here / name).read_text(encoding="utf-8") for name in names)
     data = json.dumps(_data(runs, axes, named), allow_nan=False, separators=(",", ":"), default=str)
-    return Template(parts["page.html"]).substitute(
-        # Data must not close the element that holds it.
-        data=data.replace("<", "\\u003c"),
-        style=parts["page.css"],
-        library=library,
-        charts=parts["charts.js"],
-        script=parts["page.js"],
-    )
+    data = data.replace("<", "\\u003c")  # data must not close the element that holds it
+    return Template(html).substitute(data=data, style=style, library=library, charts=charts, script=script)
 
 
 def _data(runs: Sequence[Run], axes: Sequence[str], named: Sequence[str]) -> Values:
-    common = _common(runs)
-    numbers = rows.groups(runs)
-    metrics = dict.fromkeys(name for run in runs for name in rows.metrics(run))
+    configs = [run.config for run in runs if run.config]
+    first = configs[0] if configs else {}
+    common = {k: value for k, value in first.items() if all(k in each and each[k] == value for each in configs)}
     versions = {str(mapping(run.result.get("versions")).get("psrun")) for run in runs}
     return {
         "named": [name.rstrip("/").rpartition("/")[2] or name for name in named],
@@ -65,17 +59,10 @@ def _data(runs: Sequence[Run], axes: Sequence[str], named: Sequence[str]) -> Val
         "psrun": __version__,
         "versions": sorted(versions - {"None"}),
         "axes": headings(axes),
-        "metrics": sorted(metrics, key=lambda name: not name.startswith("val_")),
+        "metrics": rows.metric_names(runs),
         "common": {key: rows.shown(value) for key, value in common.items()},
-        "runs": [_run(run, group, texts, common) for run, group, texts in zip(runs, numbers, _texts(runs, axes))],
+        "runs": [_run(*each, common) for each in zip(runs, rows.groups(runs), _texts(runs, axes))],
     }
-
-
-def _common(runs: Sequence[Run]) -> Values:
-    """The keys that are equal in all runs with a configuration."""
-    configs = [run.config for run in runs if run.config]
-    first = configs[0] if configs else {}
-    return {k: value for k, value in first.items() if all(k in other and other[k] == value for other in configs)}
 
 
 def _texts(runs: Sequence[Run], axes: Sequence[str]) -> list[dict[str, str]]:
@@ -107,7 +94,7 @@ def _run(run: Run, group: int, axes: Mapping[str, str], common: Mapping[str, Any
         "epochs": [_epoch(event) for event in happened if event.kind == "epoch"],
         "bytes": _bytes(run),
         "marks": [_mark(event) for event in happened if event.kind in _MARKS],
-        "recovered": _recovered(run),
+        "recovered": entries(run.result.get("recoveries")),
         "diff": {key: rows.shown(value) or "null" for key, value in run.config.items() if key not in common},
     }
 
@@ -118,16 +105,17 @@ def _curves(events: Sequence[Event]) -> dict[str, list[list[float | None]]]:
     Examples are those of the applied updates, as `_examples_per_step` gives them; None before the first epoch ends.
     """
     curves: dict[str, list[list[float | None]]] = {}
-    examples, counted, per_step = 0, 0, None
+    examples = counted = 0
+    per_step = None
     for event in events:
-        if event.kind not in ("epoch", "evaluation") or "path" in event.data:  # only mode=evaluate writes a path
-            continue
-        if event.step is None:
+        of_training = event.kind in ("epoch", "evaluation") and "path" not in event.data  # mode=evaluate writes a path
+        if not of_training or event.step is None:
             continue
         prefix = "val_" if event.kind == "evaluation" else ""
         per_step = _examples_per_step(event) or per_step  # a resumed run may have another mode
         if per_step:
-            examples, counted = examples + per_step * (event.step - counted), event.step
+            examples += per_step * (event.step - counted)
+            counted = event.step
         for name, value in mapping(event.data.get("metrics")).items():
             if number(value) is not None:
                 curve = curves.setdefault(prefix + name, [[], [], [], []])
@@ -138,7 +126,8 @@ def _curves(events: Sequence[Event]) -> dict[str, list[list[float | None]]]:
 
 def _examples_per_step(event: Event) -> int | None:
     """The examples of one update, which has several batches with consistency=sync; None if they are not known."""
-    steps, examples = number(event.data.get("steps_per_s")), number(event.data.get("examples_per_s"))
+    steps = number(event.data.get("steps_per_s"))
+    examples = number(event.data.get("examples_per_s"))
     return round(examples / steps) if steps and examples else None
 
 
@@ -153,11 +142,6 @@ def _mark(event: Event) -> Values:
     values = {"step": event.step, "wall_s": event.wall_s, **event.data}
     names = ("step", "wall_s", "task", "cause", "action", "seconds")
     return {"kind": event.kind, **{name: values[name] for name in names if values.get(name) is not None}}
-
-
-def _recovered(run: Run) -> list[Values]:
-    rows = run.result.get("recoveries")
-    return [dict(each) for each in rows if isinstance(each, dict)] if isinstance(rows, list) else []
 
 
 def _stages(run: Run) -> dict[str, float] | None:
@@ -178,11 +162,9 @@ def _staleness(run: Run) -> list[list[float]] | None:
 
 def _bytes(run: Run) -> dict[str, int]:
     """The bytes of model and optimizer on each task."""
-    placement = run.result.get("placement")
-    sizes: dict[str, int] = {}
-    for shard in placement if isinstance(placement, list) else []:
-        size = number(mapping(shard).get("bytes"))
-        if size is not None and mapping(shard).get("kind") in ("model", "optimizer", None):
-            task = str(shard.get("task"))
-            sizes[task] = sizes.get(task, 0) + int(size)
+    sizes = Counter[str]()
+    for shard in entries(run.result.get("placement")):
+        size = number(shard.get("bytes"))
+        if size is not None and shard.get("kind") in ("model", "optimizer", None):
+            sizes[str(shard.get("task"))] += int(size)
     return dict(sorted(sizes.items()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import operator
@@ -15,15 +16,16 @@ from typing import Any
 
 from psrun.config import schema
 from psrun.errors import ConfigError
-from psrun.results.folders import natural, printable
 from psrun.results.reading import mapping, number
 from psrun.results.report.runs import Run
 from psrun.results.run_folder import flat
+from psrun.results.run_state import natural, printable
 
 SEED = "seed"
 FOLDED = "seeds"
 MEASURED = ("steps", "steps_per_s", "examples_per_s", "wall_s", "recoveries")
-_LONGEST_LIST, _LONGEST_MAPPING = 40, 20  # characters of values that are shown
+_LONGEST_LIST = 40  # characters of values that are shown
+_LONGEST_MAPPING = 20
 _FEATURES = "data.features"
 _TYPES = ("kind", "_target_")  # the choice of a group
 _NOT_COMPARED = ("resume", "task.type", "task.index")  # how a run was started, not what it trained
@@ -69,6 +71,12 @@ def metrics(run: Run) -> dict[str, float | None]:
     """The final metrics, those of evaluations first."""
     values = {name: number(value) for name, value in mapping(run.result.get("metrics")).items()}
     return dict(sorted(values.items(), key=lambda metric: not metric[0].startswith("val_")))
+
+
+def metric_names(runs: Sequence[Run]) -> list[str]:
+    """The metrics that any of the runs has, those of evaluations first."""
+    names = dict.fromkeys(name for run in runs for name in metrics(run))
+    return sorted(names, key=lambda name: not name.startswith("val_"))
 
 
 def choices(config: Mapping[str, Any]) -> dict[str, str]:
@@ -159,7 +167,7 @@ def _text(value: Any) -> str:
     return json.dumps(plain, sort_keys=True, default=str)
 
 
-def found_key(key: str, rows: Sequence[Row]) -> str:
+def full_key(key: str, rows: Sequence[Row]) -> str:
     """The column that `key` names, whole or by its end: num_workers for cluster.num_workers.
 
     Raises:
@@ -172,13 +180,10 @@ def found_key(key: str, rows: Sequence[Row]) -> str:
     if len(ends) > 1:
         raise ConfigError(f"'{key}' is ambiguous: {' or '.join(ends)}; use the full name")
     if not ends:
-        raise ConfigError(f"no run has '{key}'.{_near(key, keys)}")
+        near = schema.did_you_mean(key, keys)
+        hint = near if near.startswith(" Did") else " See the keys in config.yaml and run.json of the runs."
+        raise ConfigError(f"no run has '{key}'.{hint}")
     return ends[0]
-
-
-def _near(key: str, keys: Iterable[str]) -> str:
-    near = schema.did_you_mean(key, keys)
-    return near if near.startswith(" Did") else " See the keys in config.yaml and run.json of the runs."
 
 
 def condition(text: str, rows: Sequence[Row]) -> Callable[[Row], bool]:
@@ -190,8 +195,12 @@ def condition(text: str, rows: Sequence[Row]) -> Callable[[Row], bool]:
     parsed = _CONDITION.fullmatch(text)
     if parsed is None:
         raise ConfigError(f"--where '{text}' is not a condition, such as 'cluster.num_workers=2' or 'val_auc>0.7'")
-    key, sign, expected = found_key(parsed["key"], rows), parsed["operator"], parsed["value"]
-    limit, expected = _as_number(expected), "" if expected == "null" else expected
+    key = full_key(parsed["key"], rows)
+    sign = parsed["operator"]
+    expected = "" if parsed["value"] == "null" else parsed["value"]
+    limit: float | None = None
+    with contextlib.suppress(ValueError):
+        limit = float(expected)
     if sign in ("<", "<=", ">", ">=") and limit is None:
         raise ConfigError(f"--where '{text}': '{expected}' is not a number; {sign} requires one")
     compare = _OPERATORS[sign]
@@ -205,13 +214,6 @@ def condition(text: str, rows: Sequence[Row]) -> Callable[[Row], bool]:
     return holds
 
 
-def _as_number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 def ordered(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
     """Rows sorted by the first of `keys`, then the next; '-KEY' is descending. Those without the value come last.
 
@@ -220,7 +222,7 @@ def ordered(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
     """
     result = list(rows)
     for key in reversed(keys):
-        name = found_key(key.removeprefix("-"), rows)
+        name = full_key(key.removeprefix("-"), rows)
         has = [each for each in result if each.get(name) is not None]
         has.sort(key=lambda each: _rank(each[name]), reverse=key.startswith("-"))
         result = has + [each for each in result if each.get(name) is None]
@@ -279,17 +281,17 @@ def briefly(values: Sequence[Any], *, distinct: bool = False) -> list[str]:
     Args:
       distinct: whether different values must have different texts; otherwise numbers may be rounded to the same.
     """
-    texts = [_brief(value) for value in values]
-    keys = [_text(value) for value in values]
-    alike: dict[str, dict[str, None]] = {}
-    for text, key in zip(texts, keys):
-        alike.setdefault(text, {})[key] = None
-    for place, (text, key, value) in enumerate(zip(texts, keys, values)):
-        if len(alike[text]) > 1 and isinstance(value, (list, dict)):
-            texts[place] = f"{text} ({list(alike[text]).index(key) + 1})"
-        elif len(alike[text]) > 1 and isinstance(value, float) and distinct:
-            texts[place] = repr(value)
-    return texts
+    numbers_by_text: dict[str, dict[str, int]] = {}  # of different values with the same text
+    for value in values:
+        alike = numbers_by_text.setdefault(_brief(value), {})
+        alike.setdefault(_text(value), len(alike) + 1)
+    return [_distinguished(value, numbers_by_text[_brief(value)], distinct) for value in values]
+
+
+def _distinguished(value: Any, alike: Mapping[str, int], distinct: bool) -> str:
+    if len(alike) > 1 and isinstance(value, (list, dict)):
+        return f"{_brief(value)} ({alike[_text(value)]})"
+    return repr(value) if len(alike) > 1 and isinstance(value, float) and distinct else _brief(value)
 
 
 def _brief(value: Any) -> str:

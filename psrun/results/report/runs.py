@@ -13,13 +13,11 @@ import yaml
 
 from psrun.errors import ConfigError
 from psrun.results import run_state
-from psrun.results.event_reader import EventReader
 from psrun.results.events import Event
-from psrun.results.folders import LEVELS, below, existing, natural, printable
-from psrun.results.journal import METRICS
+from psrun.results.journal import METRICS, EventReader
 from psrun.results.reading import loaded, mapping
 from psrun.results.run_folder import CONFIG, RESULT, flat
-from psrun.results.run_state import QUIET_S, RunState
+from psrun.results.run_state import LEVELS, QUIET_S, RunState, below, existing, natural, printable
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is twenty times as fast
 

@@ -37,12 +37,7 @@ def _end(column: str) -> str:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column with its cells. Text may be broken between words; a number may not.
-
-    Attributes:
-      least: characters of its longest word.
-      most: characters of its longest line.
-    """
+    """A column with its cells. Text may be broken between words; a number may not."""
 
     head: str
     cells: list[Text]
@@ -50,10 +45,12 @@ class _Column:
 
     @property
     def most(self) -> int:
+        """Characters of its longest line."""
         return max(len(self.head), *(cell.cell_len for cell in self.cells))
 
     @property
     def least(self) -> int:
+        """Characters of its longest word."""
         words = (cell_len(word) for cell in self.cells for word in cell.plain.split())
         return max(len(self.head), *words, 0) if self.is_text else self.most
 
@@ -79,14 +76,8 @@ def table(rows: Sequence[Row], columns: Sequence[str], room: int | None = None) 
 
 def _columns(rows: Sequence[Row], columns: Sequence[str]) -> list[_Column]:
     heads = headings(columns)
-    return [
-        _Column(
-            heads[column],
-            _cells(column, rows),
-            all(isinstance(row.get(column), (str, type(None))) for row in rows),
-        )
-        for column in columns
-    ]
+    is_text = {column: all(isinstance(row.get(column), str | None) for row in rows) for column in columns}
+    return [_Column(heads[column], _cells(column, rows), is_text[column]) for column in columns]
 
 
 def _cells(column: str, rows: Sequence[Row]) -> list[Text]:
@@ -98,9 +89,16 @@ def _cells(column: str, rows: Sequence[Row]) -> list[Text]:
 
 
 def _run_name(row: Row) -> str:
-    """The name of a run, or those of folded runs; CSV and JSON list all names."""
+    """The name of a run, or those of folded runs: the first whole, the others without its folder.
+
+    CSV and JSON list all names.
+    """
     name = shown(row.get("run"))
-    return _names(_without_common_folder(name.split(", "))) if row.get(FOLDED) else name
+    if not row.get(FOLDED):
+        return name
+    first, *others = name.split(", ")
+    folder = first.rpartition("/")[0] + "/"
+    return _names([first, *(name.removeprefix(folder) for name in others)])
 
 
 def fitting(rows: Sequence[Row], columns: Sequence[str], spare: Sequence[str], room: int) -> list[str]:
@@ -127,13 +125,6 @@ def errors(runs: Iterable[Run]) -> list[str]:
     return [f"{_names(names)}: {error}" for error, names in names_by_error.items()]
 
 
-def _without_common_folder(names: Sequence[str]) -> list[str]:
-    """Names of runs in one folder: the first whole, the others by their last part."""
-    first, *others = names
-    folder = first.rpartition("/")[0] + "/"
-    return [first, *(name.removeprefix(folder) for name in others)]
-
-
 def _names(names: Sequence[str]) -> str:
     more = f" and {len(names) - 4} more" if len(names) > 5 else ""
     return ", ".join(names[:4] if more else names) + more
@@ -143,10 +134,9 @@ def as_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
     """CSV with a header line; a Spread has a second column for its deviation, KEY_sd."""
     wide = _widened(rows, columns)
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(wide[0]) if wide else list(columns), lineterminator="\n")
+    writer = csv.DictWriter(out, list(wide[0]), lineterminator="\n")
     writer.writeheader()
-    for row in wide:
-        writer.writerow({key: _csv_value(value) for key, value in row.items()})
+    writer.writerows({key: _csv_value(value) for key, value in row.items()} for row in wide)
     return out.getvalue()
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from psrun.errors import ConfigError, ExitCode
-from psrun.results import folders
-from psrun.results.sweep_record import RECORD
+from psrun.results import run_state
+from psrun.results.sweep import RECORD
 from psrun.results.watch.run import EVERY_S, RunView
 from psrun.results.watch.sweep import SweepView
 
@@ -75,12 +75,12 @@ def _awaited(folder: Path, wait_s: float) -> tuple[Path, list[Path]]:
     while True:
         if folder.is_dir():
             here = folder.resolve()
-            runs = list(folders.below(here))
+            runs = list(run_state.below(here))
             if runs or (here / RECORD).exists():
                 return here, runs
         if time.monotonic() >= deadline_s:
             break
         time.sleep(min(EVERY_S, wait_s))
     waited = f" after {wait_s:.0f} s" if wait_s else "; --wait SECONDS waits for one"
-    folders.existing(folder)
+    run_state.existing(folder)
     raise ConfigError(f"there is no run in {folder}, nor below{waited}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,9 +18,8 @@ from psrun.config.topology import Task
 from psrun.errors import ExitCode, PsrunError
 from psrun.results import recorded_config, run_state
 from psrun.results.console import ConsoleSink, ProgressLine, warner
-from psrun.results.event_reader import EventReader
 from psrun.results.events import Event
-from psrun.results.journal import METRICS
+from psrun.results.journal import METRICS, EventReader
 from psrun.results.reading import mapping
 from psrun.results.run_folder import RunFolder
 from psrun.results.run_state import QUIET_S, RunState
@@ -43,11 +43,16 @@ class RunView:
     def __init__(
         self, path: Path, console: Console, *, wait_s: float, continues: Callable[[RunState], bool] | None = None
     ) -> None:
-        self._path, self._console, self._wait_s, self._continues = path, console, wait_s, continues
-        self._sink, self._warn = ConsoleSink(console), warner(console)
+        self._path = path
+        self._console = console
+        self._wait_s = wait_s
+        self._continues = continues
+        self._sink = ConsoleSink(console)
+        self._warn = warner(console)
         self._tail = EventReader(RunFolder(path).metrics)
         self._tasks = _Tasks()
-        self._shown_step, self._has_end = 0, False
+        self._shown_step = 0
+        self._has_end = False
         self._warned: set[str] = set()
         self._readable_s = self._held_s = time.monotonic()
 
@@ -62,12 +67,11 @@ class RunView:
                 now = run_state.look(self._path)  # before the events: once the run has ended, all events are there
                 self._read_events()
                 self._sink.wait()
-                if not self._is_readable(now):
-                    pass
-                elif self._is_over(now):
-                    return self._result(now)
-                elif not now.ended:
-                    self._show(now)
+                if self._is_readable(now):
+                    if self._is_over(now):
+                        return self._result(now)
+                    if not now.ended:
+                        self._show(now)
                 time.sleep(EVERY_S)
         finally:
             self._sink.close()
@@ -151,9 +155,9 @@ class RunView:
     def _command(self, now: RunState) -> str:
         """The command that resumes the run; with Slurm it submits a new job."""
         submit = "submit slurm " if mapping(now.result.get("cluster")).get("topology") == "slurm" else ""
-        plain = re.fullmatch(r"[\w./+:@-]+", str(self._path))
-        value = str(self._path) if plain else recorded_config.quoted(self._path)
-        return f"psrun {submit}{shlex.quote(f'resume={value}') if not plain else f'resume={value}'}"
+        if re.fullmatch(r"[\w./+:@-]+", str(self._path)):
+            return f"psrun {submit}resume={self._path}"
+        return f"psrun {submit}{shlex.quote(f'resume={recorded_config.quoted(self._path)}')}"
 
     def _once(self, text: str) -> None:
         if text not in self._warned:
@@ -169,12 +173,11 @@ class _Tasks:
 
     def __init__(self) -> None:
         self._seen: dict[Task, Heartbeat] = {}
-        self._restarts: dict[str, int] = {}
+        self._restarts = Counter[str]()
         self._processes: dict[int, psutil.Process] = {}
 
     def restarted(self, event: Event) -> None:
-        for name in event.data.get("restarted", []):
-            self._restarts[name] = self._restarts.get(name, 0) + 1
+        self._restarts.update(event.data.get("restarted", []))
 
     def rows(self, now: RunState) -> list[TaskRow]:
         self._seen.update(now.beats)
@@ -182,7 +185,8 @@ class _Tasks:
         return [self._row(task, now) for task in order]
 
     def _row(self, task: Task, now: RunState) -> TaskRow:
-        beat, restarts = now.beats.get(task), self._restarts.get(str(task), 0)
+        beat = now.beats.get(task)
+        restarts = self._restarts[str(task)]
         if beat is None:  # a task removes its file when it starts and when it ends
             return TaskRow(str(task), "starting" if restarts else "ended", restarts, None, None, None)
         usage = self._usage(beat) if run_state.is_here(now.result) else (None, None)

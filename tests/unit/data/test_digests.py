@@ -11,7 +11,7 @@ import pytest
 from pyarrow import ipc
 
 from psrun.data import columns, digests, files, formats, preparation, profiles
-from psrun.data.columns import Wanted
+from psrun.data.columns import ColumnSpec
 from psrun.errors import ConfigError, DataError
 
 TICK_S = 0.02  # in which the time of a file changes on any file system that tests run on
@@ -111,10 +111,10 @@ def test_objects_are_known_by_the_version_of_their_store_or_by_their_bytes(read,
 
 def test_rows_and_profiles_are_made_again_for_other_bytes(path, read):
     layout = formats.Layout("csv")
-    wanted = {"x": Wanted("x", "int64")}
+    wanted = {"x": ColumnSpec("x", "int64")}
 
     def pieces(name):
-        return ((columns.checked(rows, wanted), None) for rows in formats.rows(name, ["x"], layout))
+        return ((columns.convert(rows, wanted), None) for rows in formats.rows(name, ["x"], layout))
 
     contents = preparation.Contents({"x": wanted["x"].prepared}, pieces, "key")
     options = preparation.Options(cache=str(path.parent / "cache"))

@@ -14,8 +14,9 @@ import pytest
 from pyarrow import feather, parquet
 
 from psrun.data import columns, formats, profiles, proposals
-from psrun.data.columns import Wanted
+from psrun.data.columns import ColumnSpec
 from psrun.data.commands import main
+from psrun.data.rows import Rows
 
 KINDS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 MISSING = {kind: f"{kind}_null_id" for kind in KINDS}
@@ -72,7 +73,7 @@ def read(path: str, column: str, dtype: str, default: int | str | None = None) -
     values = []
     bad = []
     for rows in formats.rows(path, [column], layout_of(path)):
-        piece = columns.checked(rows, {"x": Wanted(column, dtype, default=default)})
+        piece = columns.convert(rows, {"x": ColumnSpec(column, dtype, default=default)})
         values += piece.batch.column("x").to_pylist()
         bad += piece.bad
     return values, bad
@@ -142,6 +143,10 @@ def test_decimals_and_lists_hold_integers_too(tmp_path):
         got, bad = read(str(path), "x", "int64", -1)
         assert got == [*ids[:4], -1]
         assert [place for place, _ in bad] == [5]
+    large = pa.array([decimal.Decimal(2**64), decimal.Decimal(2**64 + 1)], pa.decimal128(38, 0))
+    label = ColumnSpec("y", "float32", is_label=True, num_classes=2, vocabulary=(str(2**64), str(2**64 + 1)))
+    piece = columns.convert(Rows(pa.record_batch({"y": large}), np.arange(2)), {"y": label})
+    assert (piece.batch.column("y").to_pylist(), piece.bad) == ([0, 1], [])
     path = tmp_path / "rows.jsonl"
     lists = [[2**64 - 1, 2**53 + 1], [], [2**53]]
     path.write_text("".join(json.dumps({"ids": each, "fractions": [2**63, 0.5]}) + "\n" for each in lists))
@@ -181,7 +186,7 @@ def test_numbers_as_shown(value, text):
 def test_a_label_that_is_no_class_is_told_with_all_its_digits(tmp_path):
     path = written(tmp_path / "rows.csv", {"y": ("int64", [0, 2**60 + 1])})
     (rows,) = formats.rows(path, ["y"], layout_of(path))
-    piece = columns.checked(rows, {"y": Wanted("y", "int64", is_label=True, num_classes=3)})
+    piece = columns.convert(rows, {"y": ColumnSpec("y", "int64", is_label=True, num_classes=3)})
     assert piece.bad == [(1, f"column y: {2**60 + 1} is not a class from 0 to 2")]
 
 

@@ -50,7 +50,7 @@ def values(path: Any, column: str, **options: Any) -> list[Any]:
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(formats, "_BLOCK_BYTES", 400)
+    monkeypatch.setattr("psrun.data.text._BLOCK_BYTES", 400)
 
 
 def test_ids_beyond_int64_stay_what_they_are(tmp_path):

@@ -8,9 +8,8 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.data.source import ArraySource, Feature
-from psrun.errors import ConfigError
-from psrun.models import model, numbers
-from psrun.models.wide_deep import automatic_dim, wide_deep
+from psrun.models import model
+from psrun.models.wide_deep import CLIP, NumberEncoding, automatic_dim, standardized, wide_deep
 
 pytestmark = pytest.mark.tensorflow
 
@@ -29,9 +28,9 @@ def source(features: dict[str, Feature], task: str = "binary", **attributes: flo
 
 
 def test_codes_of_a_number_are_linear_within_its_bin_and_constant_outside() -> None:
-    layer = numbers.NumberEncoding([[-2.0, 0.0, 2.0]], [True])
+    layer = NumberEncoding([[-2.0, 0.0, 2.0]], [True])
     values, codes = layer(tf.constant([[-9.0], [-1.0], [0.0], [1.0], [9.0], [np.nan]]))
-    np.testing.assert_allclose(values[:, 0], [-numbers.CLIP, -1, 0, 1, numbers.CLIP, 0])
+    np.testing.assert_allclose(values[:, 0], [-CLIP, -1, 0, 1, CLIP, 0])
     below, above = -0.5, 0.5
     np.testing.assert_allclose(
         codes, [[below, below, 0], [0, below, 0], [above, below, 0], [above, 0, 0], [above, above, 0], [0, 0, 1]]
@@ -39,26 +38,26 @@ def test_codes_of_a_number_are_linear_within_its_bin_and_constant_outside() -> N
 
 
 def test_columns_without_boundaries_pass_unclipped() -> None:
-    values, codes = numbers.NumberEncoding([[], [0.0, 1.0]], [False, False])(tf.constant([[1e6, 1e6]]))
-    np.testing.assert_allclose(values, [[1e6, numbers.CLIP]])
+    values, codes = NumberEncoding([[], [0.0, 1.0]], [False, False])(tf.constant([[1e6, 1e6]]))
+    np.testing.assert_allclose(values, [[1e6, CLIP]])
     np.testing.assert_allclose(codes, [[0.5]])
 
 
 def test_boundaries_that_float32_cannot_tell_apart_make_no_bin() -> None:
-    _, codes = numbers.NumberEncoding([[1.0, 1.0 + 1e-12, 2.0]], [False])(tf.constant([[1.5]]))
+    _, codes = NumberEncoding([[1.0, 1.0 + 1e-12, 2.0]], [False])(tf.constant([[1.5]]))
     np.testing.assert_allclose(codes, [[0.0]])
 
 
 def test_boundaries_are_scaled_like_the_numbers() -> None:
-    assert numbers.standardized(AGE) == [-2.0, 0.0, 2.0]
+    assert standardized(AGE) == [-2.0, 0.0, 2.0]
     counts = Feature((1,), tf.float32, logarithm=True, mean=1.0, deviation=2.0, boundaries=(-1.0, 0.0, np.e - 1))
-    np.testing.assert_allclose(numbers.standardized(counts), [-0.5, -0.5, 0.0])
+    np.testing.assert_allclose(standardized(counts), [-0.5, -0.5, 0.0])
 
 
 def test_a_network_without_boundaries_has_no_encoding() -> None:
     def encodings(features: dict[str, Feature]) -> int:
         layers = wide_deep(source(features)).network.layers
-        return sum(isinstance(layer, numbers.NumberEncoding) for layer in layers)
+        return sum(isinstance(layer, NumberEncoding) for layer in layers)
 
     assert encodings({"fare": FARE, "city": CITY}) == 0
     assert encodings({"age": AGE, "fare": FARE, "city": CITY}) == 1
@@ -149,7 +148,7 @@ def test_automatic_widths_by_feature() -> None:
     ],
 )
 def test_widths_that_cannot_be(embedding_dim: int | str | dict[str, int | str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ValueError, match=message):
         wide_deep(source({"city": CITY}), embedding_dim=embedding_dim)
 
 

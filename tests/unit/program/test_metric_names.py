@@ -29,10 +29,10 @@ class Reported:
         self._networks = {1: tf_keras.Model(x, click), 2: tf_keras.Model(x, [click, price])}
 
     def __call__(self, metrics: Callable[[], Any], num_outputs: int) -> list[str]:
-        from psrun.models import keras3_compile
+        from psrun.keras3 import compile_settings
 
         network = self._networks[num_outputs]
-        model = keras3_compile.with_converted(Model(network, metrics=metrics))
+        model = compile_settings.with_converted(Model(network, metrics=metrics))
         network.compile(metrics=objective.metrics_of(model, None))
         values = tf.zeros([1, 4]) if num_outputs == 1 else [tf.zeros([1, 4])] * 2
         internals.build_metrics(network.compiled_metrics, values, values)

@@ -35,17 +35,17 @@ def test_tensorboard_forgets_steps_that_are_trained_again(tmp_path):
     # TensorBoard's own; `event_accumulator`, which it no longer uses, forgets no values of TensorFlow 2.
     from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
-    from psrun.results.trackers.tensorboard import Summaries
+    from psrun.results.trackers import TensorBoardSink
 
     def drawn(folder):
         events = EventAccumulator(str(tmp_path / folder)).Reload().Tensors("loss")
         return [(event.step, float(tf.make_ndarray(event.tensor_proto))) for event in events]
 
-    sink, evaluator = Summaries(tmp_path, None), Summaries(tmp_path, None)
+    sink, evaluator = TensorBoardSink(tmp_path, None), TensorBoardSink(tmp_path, None)
     for event in happened():
         if event.kind == "restored":
             sink.close()
-            sink = Summaries(tmp_path, None)
+            sink = TensorBoardSink(tmp_path, None)
         if event.kind != "evaluation":
             sink.event(event)
         if event.kind == "epoch":

@@ -1,0 +1,149 @@
+"""Losses, metrics and compile settings of Keras 3 as those of tf-keras. Imports Keras 3."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+import tf_keras
+
+from psrun.config import keras_names
+from psrun.errors import ConfigError, Problem
+from psrun.keras3 import internals
+from psrun.models.model import Model
+
+# Settings of `compile` that psrun has a key for.
+_INSTEAD = {
+    "loss_weights": "weight the outputs in one loss of your own (model.loss)",
+    "weighted_metrics": "use metrics=, which psrun weights where the data has weights",
+    "run_eagerly": "set trainer.run_eagerly=true",
+    "steps_per_execution": "set trainer.steps_per_execution",
+    "jit_compile": "psrun does not compile with XLA",
+}
+_UNSET: dict[str, tuple[Any, ...]] = {"steps_per_execution": (1, None), "jit_compile": (False, "auto", None)}
+_REDUCTIONS = {
+    "sum_over_batch_size": tf_keras.losses.Reduction.AUTO,
+    "mean": tf_keras.losses.Reduction.AUTO,
+    "sum": tf_keras.losses.Reduction.SUM,
+    "none": tf_keras.losses.Reduction.NONE,
+    None: tf_keras.losses.Reduction.NONE,
+}
+
+
+def with_compiled(model: Model, compiled: keras.Model) -> Model:
+    """`model` with the loss and metrics that the Keras 3 model was compiled with, where it has none.
+
+    Raises:
+      ConfigError: the model was compiled with other settings, which psrun would not use.
+    """
+    settings = internals.compile_settings(compiled)
+    if settings and (problems := list(_unused(settings))):
+        raise ConfigError(problems)
+    loss = settings.get("loss")
+    metrics = settings.get("metrics")
+    if model.loss is None and loss is not None:
+        model = replace(model, loss=loss)
+    if model.metrics is None and metrics is not None:
+        model = replace(model, metrics=lambda: metrics)
+    return model
+
+
+def with_converted(model: Model) -> Model:
+    """`model` with the losses and metrics of Keras 3 as those of tf-keras."""
+    metrics = model.metrics
+    model = replace(model, loss=converted_loss(model.loss))
+    return model if metrics is None else replace(model, metrics=lambda: converted_metrics(metrics()))
+
+
+def _unused(settings: Mapping[str, Any]) -> Iterator[Problem]:
+    optimizer = settings["optimizer"]
+    default = keras.optimizers.RMSprop()
+    if type(optimizer) is not type(default) or optimizer.get_config() != {
+        **default.get_config(),
+        "name": optimizer.name,
+    }:
+        kind = type(optimizer).__name__
+        message = f"is compiled with the optimizer {kind}, but a run trains with the optimizer group"
+        yield Problem("model", f"{message}; choose optimizer=..., and remove optimizer= from compile")
+    for name, instead in _INSTEAD.items():
+        value = settings.get(name)
+        if value not in _UNSET.get(name, (False, None)):
+            yield Problem("model", f"is compiled with {name}={value!r}, which psrun does not use; {instead}")
+
+
+# -- losses
+
+
+def converted_loss(loss: Any) -> Any:
+    """A loss, or losses by output, as tf-keras' `compile` takes them.
+
+    Raises:
+      ConfigError: a loss has another reduction than those of tf-keras.
+    """
+    if isinstance(loss, Mapping):
+        return {name: converted_loss(each) for name, each in loss.items()}
+    if isinstance(loss, list | tuple):
+        return [converted_loss(each) for each in loss]
+    if isinstance(loss, str):
+        return loss if loss in keras_names.losses() else converted_loss(keras.losses.get(loss))
+    return Keras3Loss(loss) if isinstance(loss, keras.losses.Loss) else loss
+
+
+class Keras3Loss(tf_keras.losses.Loss):
+    """A loss of Keras 3: its values by example, weighted and reduced by tf-keras."""
+
+    def __init__(self, loss: keras.losses.Loss) -> None:
+        if loss.reduction not in _REDUCTIONS:
+            message = (
+                f"{loss.name} has the reduction {loss.reduction!r}, must be sum_over_batch_size, mean, sum or none"
+            )
+            raise ConfigError([Problem("model.loss", message)])
+        super().__init__(reduction=_REDUCTIONS[loss.reduction], name=loss.name)
+        self._loss = loss
+
+    @tf.autograph.experimental.do_not_convert  # as the trainer of Keras 3 does not convert losses
+    def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
+        label, prediction = (keras.ops.convert_to_tensor(each, dtype=self._loss.dtype) for each in (y_true, y_pred))
+        return self._loss.call(label, prediction)
+
+    def get_config(self) -> dict[str, Any]:
+        """That of Keras 3's loss; it says whether the loss takes logits."""
+        return self._loss.get_config()
+
+
+# -- metrics
+
+
+def converted_metrics(metrics: Any) -> Any:
+    """Metrics as tf-keras' `compile` takes them: new ones of the same kinds for those of Keras 3.
+
+    Raises:
+      ConfigError: tf-keras has no metric of a kind.
+    """
+    if isinstance(metrics, Mapping):
+        return {name: converted_metrics(each) for name, each in metrics.items()}
+    if isinstance(metrics, list | tuple):
+        return [converted_metrics(each) for each in metrics]
+    if isinstance(metrics, str):
+        is_known = metrics in keras_names.metrics() or metrics.lower() in keras_names.BY_SHAPE
+        return metrics if is_known else converted_metrics(keras.metrics.get(metrics))
+    return _twin(metrics) if isinstance(metrics, keras.metrics.Metric) else metrics
+
+
+def _twin(metric: keras.metrics.Metric) -> tf_keras.metrics.Metric:
+    kind = type(metric)
+    twin = getattr(tf_keras.metrics, kind.__name__, None)
+    if not kind.__module__.startswith("keras.") or twin is None:
+        message = f"{kind.__name__} is a metric of Keras 3, which loses updates on parameter servers; use a metric of"
+        raise ConfigError([Problem("model.metrics", f"{message} tf_keras.metrics, or a function of y_true and y_pred")])
+    options = {name: value for name, value in metric.get_config().items() if name != "dtype"}
+    if internals.names_itself(metric):
+        del options["name"]  # tf-keras gives the twin its own
+    if kind is keras.metrics.MeanMetricWrapper:
+        return twin(internals.function_of(metric), name=metric.name)
+    known = inspect.signature(twin.__init__).parameters
+    return twin(**{name: value for name, value in options.items() if name in known})

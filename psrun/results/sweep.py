@@ -1,0 +1,459 @@
+"""A sweep: its record in sweep.json, the state of its jobs by their folders, and what its processes tell each other.
+
+One process writes the record, with what it reads from the folders of the jobs. `psrun watch` reads the same state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psrun
+from psrun import files
+from psrun.errors import ConfigError, Problem, PsrunError, SweepError
+from psrun.results import reading, run_state
+from psrun.results.events import Progress
+from psrun.results.run_folder import OVER, RESULT, RunFolder
+
+RECORD = "sweep.json"
+DEFAULT_METRICS = ("val_loss", "loss")  # that rank the jobs if none is named
+LOG = "console"  # the console output of a job
+END, KILL = "end", "kill"
+BETWEEN_JOBS_S = 15.0  # without sweep.json, another job may start within this time
+_HOLD_WITHIN_S = 1.0
+_LOWER_IS_BETTER = ("loss", "error", "crossentropy", "mae", "mse", "mape", "msle", "_s")  # page.js has the same list
+_RECORDED = ("number", "overrides", "folder", "status", "metric", "wall_s", "exit_code", "error")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of a sweep, or a run in a folder without sweep.json. sweep.json has the attributes up to `error`.
+
+    Attributes:
+      number: None without sweep.json.
+      folder: its run folder, relative to the sweep folder.
+      status: waiting, starting, as in run.json, gone (it ended without recording a status), or unknown.
+      metric: the value that ranks it; None before it has completed.
+      error: its first line.
+      doing: the phase that its chief reports, such as 'training'; else the status.
+      apart: the overrides that not all jobs have.
+      progress: of the training; None while nothing is known.
+      metrics: the newest value of each.
+      written_s: when anything of it was last written, as of `time.time`; 0 if nothing was.
+    """
+
+    number: int | None
+    overrides: Sequence[str]
+    folder: str
+    status: str = "waiting"
+    metric: float | None = None
+    wall_s: float | None = None
+    exit_code: int | None = None
+    error: str | None = None
+    doing: str = "waiting"
+    apart: str = ""
+    progress: Progress | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    written_s: float = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in (*OVER, "gone", run_state.UNKNOWN)
+
+    @property
+    def has_started(self) -> bool:
+        return self.status not in ("waiting", "starting")
+
+
+@dataclass(frozen=True)
+class SweepState:
+    """The state of all jobs at one moment.
+
+    Attributes:
+      jobs: in the order of their numbers; without sweep.json in that of their names.
+      status: of the sweep, as in sweep.json, or gone (its process was killed); None without sweep.json.
+      metric: the metric that ranks the jobs; None while there is none.
+      mode: 'min' or 'max'.
+    """
+
+    jobs: Sequence[Job]
+    status: str | None
+    metric: str | None
+    mode: str
+
+    @property
+    def best(self) -> Job | None:
+        """The best job that has not failed; it may still run. None if no job has the metric."""
+        name, sign = self.metric or "", -1 if self.mode == "max" else 1
+        ranked = [job for job in self.jobs if name in job.metrics and job.status not in ("failed", "gone")]
+        return min(ranked, key=lambda job: sign * job.metrics[name], default=None)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """The number of jobs by status."""
+        return Counter(job.status for job in self.jobs)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no job runs and none will start."""
+        if self.status not in (None, "running"):  # jobs that had not started when it ended never start
+            return not any(job.has_started and not job.is_over for job in self.jobs)
+        if not self.jobs:  # they are not known yet
+            return self.status is None
+        quiet_s = time.time() - max(job.written_s for job in self.jobs)
+        return all(job.is_over for job in self.jobs) and quiet_s > BETWEEN_JOBS_S
+
+    def ranking(self, job: Job) -> dict[str, float]:
+        """The metric that ranks the jobs, as far as the job has it; without one the first metric of the job."""
+        if self.metric is None:
+            return dict(list(job.metrics.items())[:1])
+        return {name: value for name, value in job.metrics.items() if name == self.metric}
+
+
+@dataclass
+class Sweep:
+    """A sweep in its folder. Only the process that locks the folder changes and writes it; the jobs read it.
+
+    Attributes:
+      arguments: of its command line, in Hydra's grammar.
+      search: whether jobs are proposed during the sweep instead of known at its start.
+      metric, mode: as in `psrun.config.run_config.SweepKeys`; without a metric, the mode is 'min'.
+      max_parallel: the number of jobs that run at once.
+      host: where it runs, and where `max_parallel` applies.
+      started_s: the time of the start, or of the last resume, as of `time.time`.
+      status: running, completed, failed or interrupted.
+    """
+
+    path: Path
+    arguments: list[str]
+    search: bool = False
+    metric: str | None = None
+    mode: str | None = None
+    max_parallel: int = 1
+    host: str = field(default_factory=socket.gethostname)
+    started_s: float = field(default_factory=time.time)
+    status: str = "running"
+    jobs: dict[int, Job] = field(default_factory=dict)
+    _lock: Any = field(default_factory=threading.RLock, repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> Sweep:
+        """The sweep in the folder `path`. Raises ConfigError if there is none that can be resumed."""
+        record, problem = reading.loaded(path / RECORD)
+        if problem or "arguments" not in record:
+            reason = problem or f"{RECORD} has no arguments"
+            hint = "; it holds a run: use psrun resume=... without -m" if (path / RESULT).exists() else ""
+            raise ConfigError([Problem("resume", f"there is no sweep in {path} ({reason}){hint}")])
+        return cls.from_record(path, record)
+
+    @classmethod
+    def from_record(cls, path: Path, record: Mapping[str, Any]) -> Sweep:
+        """The sweep with this content of sweep.json, as far as it is known."""
+        jobs = {}
+        for entry in reading.entries(record.get("jobs")):
+            if isinstance(entry.get("folder"), str) and isinstance(entry.get("number"), int):
+                values = {name: entry[name] for name in _RECORDED if name in entry}
+                jobs[entry["number"]] = Job(**{"overrides": [], **values})
+        names = ("search", "metric", "mode", "max_parallel", "status")
+        values = {name: record[name] for name in names if name in record}
+        arguments = record.get("arguments") or []
+        started_s = reading.number(record.get("started_s")) or 0.0
+        return cls(path, arguments, host=record.get("host", ""), started_s=started_s, jobs=jobs, **values)
+
+    def begin(self, *, again: bool) -> None:
+        """Locks the folder for this process, until the process ends.
+
+        Args:
+          again: whether to resume the sweep in the folder; otherwise the folder must hold none.
+
+        Raises:
+          ConfigError: another process has locked it, or it holds a sweep already.
+          SweepError: the folder cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            # A job that checks whether its sweep is alive locks the folder for a moment.
+            if not files.hold(self.path, within_s=_HOLD_WITHIN_S):
+                message = f"{self.path} is in use by a running sweep; choose another folder"
+                raise ConfigError([Problem("hydra.sweep.dir", message)])
+            if not again and (self.path / RECORD).exists():
+                message = f"{self.path} holds a sweep already; choose another folder, or use psrun -m resume=..."
+                raise ConfigError([Problem("hydra.sweep.dir", message)])
+            shutil.rmtree(self._shared, ignore_errors=True)
+            self._shared.mkdir()
+        except OSError as error:
+            raise cannot_be_written(self.path, error) from error
+        self.host = socket.gethostname()
+        self.started_s = time.time()
+        self.status = "running"
+        self.write()
+
+    def record(self) -> dict[str, Any]:
+        """The content of sweep.json."""
+        with self._lock:
+            record = {name: value for name, value in vars(self).items() if name not in ("path", "jobs", "_lock")}
+            jobs = [{name: getattr(job, name) for name in _RECORDED} for _, job in sorted(self.jobs.items())]
+            return record | {"psrun": psrun.__version__, "jobs": jobs}
+
+    def write(self) -> None:
+        """Writes sweep.json. Raises SweepError if that is not possible."""
+        with self._lock:
+            try:
+                files.write_atomic(self.path / RECORD, json.dumps(self.record(), indent=2) + "\n")
+            except OSError as error:
+                raise cannot_be_written(self.path, error) from error
+
+    def plan(self, jobs: Mapping[int, Job]) -> None:
+        """Adds jobs to run, including earlier ones that are not completed. Raises SweepError."""
+        with self._lock:
+            for number, job in jobs.items():
+                if number not in self.jobs or not self.is_done(self.path / job.folder):
+                    self.jobs[number] = job
+        self.write()
+
+    def update(self, jobs: Sequence[Job]) -> list[Job]:
+        """Takes over the state of its jobs, as a SweepReader has read it; those whose status has changed."""
+        changed = []
+        with self._lock:
+            for job in jobs:
+                if job.number is None or job.status == self.jobs[job.number].status:
+                    continue
+                metric = self.measured(job.metrics) if job.status == "completed" else None
+                now = replace(job, metric=metric)
+                if job.status not in OVER:  # the run may still change them
+                    now = replace(now, wall_s=None, exit_code=None, error=None)
+                self.jobs[job.number] = now
+                changed.append(job)
+        return changed
+
+    def rank_by(self, metric: str | None, mode: str | None) -> None:
+        """Ranks the jobs, also those that are completed, by another metric."""
+        if (metric, mode) == (self.metric, self.mode):
+            return
+        self.metric = metric
+        self.mode = mode
+        for number, job in self.jobs.items():
+            metrics = RunFolder(self.folder(job)).stored().get("metrics") or {}
+            value = self.measured(metrics) if job.status == "completed" else None
+            self.jobs[number] = replace(job, metric=value)
+
+    def measured(self, metrics: Mapping[str, Any]) -> float | None:
+        """The value that ranks a job with these metrics; None if it has none."""
+        name = self.metric or next((name for name in DEFAULT_METRICS if name in metrics), None)
+        value = metrics.get(name) if name else None
+        return float(value) if value is not None else None
+
+    def folder(self, job: Job) -> Path:
+        return self.path / job.folder
+
+    def is_done(self, folder: Path) -> bool:
+        """Whether the job in `folder` must not run again."""
+        return RunFolder(folder).stored().get("status") in _final(self.search)
+
+    def discard(self) -> None:
+        """Removes the record of a sweep of which nothing has run."""
+        shutil.rmtree(self._shared, ignore_errors=True)
+        for name in (RECORD, "multirun.yaml"):
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # other files do not belong to the sweep
+            self.path.rmdir()
+
+    def end(self, status: str) -> None:
+        """Records the end of the sweep. Raises SweepError if that is not possible."""
+        self.status = status
+        shutil.rmtree(self._shared, ignore_errors=True)
+        self.write()
+
+    # -- messages between its processes
+
+    @property
+    def _shared(self) -> Path:
+        return self.path / ".sweep"
+
+    def request_end(self, how: str) -> None:
+        """Asks all jobs, on any host, to shut down in order (END) or immediately (KILL)."""
+        with contextlib.suppress(OSError):  # a full disk: the jobs end with the process that runs them
+            files.write_atomic(self._shared / "stop", how)
+
+    def end_request(self) -> str | None:
+        """The requested way to end (END or KILL); None without a request."""
+        try:
+            return (self._shared / "stop").read_text(encoding="utf-8")
+        except OSError:
+            return None
+
+    def is_alive(self) -> bool:
+        """Whether the process that runs the sweep is alive; for other processes."""
+        try:
+            return files.is_locked(self.path)
+        except FileNotFoundError:
+            return False
+        except OSError:  # a file system without locks
+            return True
+
+    def take_slot(self) -> int | None:
+        """A descriptor that locks one of the slots for running jobs; None if all are taken."""
+        for slot in self._slots():
+            slot.touch()
+            try:
+                descriptor = files.lock(slot)
+            except OSError:  # a file system without locks: only the launcher limits the jobs
+                return os.open(slot, os.O_RDONLY)
+            if descriptor is not None:
+                return descriptor
+        return None
+
+    def has_running_jobs(self) -> bool:
+        """Whether jobs run, or may run on a file system without locks."""
+        try:
+            return any(slot.exists() and files.is_locked(slot) for slot in self._slots())
+        except OSError:
+            return True
+
+    def _slots(self) -> list[Path]:
+        return [self._shared / f"place-{index}" for index in range(self.max_parallel)]
+
+
+class SweepReader:
+    """Reads the state of the jobs below `path`; finished jobs only once, unless they are resumed.
+
+    Args:
+      metric: the metric that ranks the jobs; None: that of the sweep, else val_loss or loss.
+      mode: 'min' or 'max'; None: that of the sweep, else by the name of the metric.
+      sweep: the sweep that this process runs; None: that in sweep.json, if there is one.
+    """
+
+    def __init__(
+        self, path: Path, *, metric: str | None = None, mode: str | None = None, sweep: Sweep | None = None
+    ) -> None:
+        self._path = path
+        self._metric = metric
+        self._mode = mode
+        self._sweep = sweep
+        self._supervised = sweep is not None
+        self._known: dict[Path, tuple[float, Job]] = {}
+
+    def look(self) -> SweepState:
+        """The current state. Raises PsrunError if the folder, or everything in it, was removed."""
+        if not self._supervised:
+            self._sweep = self._read()
+        jobs = [self._job(path, job) for path, job in (self._recorded() or self._below()).items()]
+        apart = distinguishing([job.overrides for job in jobs])
+        jobs = [replace(job, apart=text) for job, text in zip(jobs, apart)]
+        status = self._sweep.status if self._sweep else None
+        if self._sweep and not self._supervised and self._is_gone(self._sweep):
+            status = "gone"
+        return SweepState(jobs, status, *self._ranked_by(jobs))
+
+    def _is_gone(self, sweep: Sweep) -> bool:
+        """Whether the process of a sweep that is recorded as running was killed."""
+        if sweep.status != "running" or sweep.host != socket.gethostname():  # a shared file system may keep locks local
+            return False
+        try:
+            now = None if files.is_locked(self._path) else self._read()
+        except OSError:  # a file system without locks
+            return False
+        return now is not None and now.status == "running"
+
+    def _read(self) -> Sweep | None:
+        record, problem = reading.loaded(self._path / RECORD)
+        if not self._path.is_dir():
+            raise PsrunError(f"the folder {self._path} was moved or deleted")
+        if record:
+            return Sweep.from_record(self._path, record)
+        return None if problem.startswith("no ") else self._sweep
+
+    def _below(self) -> dict[Path, Job]:
+        """The runs in the folder; without sweep.json."""
+        paths = sorted(run_state.below(self._path), key=lambda path: run_state.natural(str(path)))
+        if not paths and self._sweep is None:
+            raise PsrunError(f"no run is left in {self._path}: the runs were removed, or none has started")
+        return {path: Job(None, (), run_state.printable(path.relative_to(self._path))) for path in paths}
+
+    def _recorded(self) -> dict[Path, Job]:
+        """The jobs of the sweep by their folders, also those that have not started, without their state."""
+        jobs = sorted(self._sweep.jobs.items()) if self._sweep else []
+        return {self._path / job.folder: Job(number, job.overrides, job.folder) for number, job in jobs}
+
+    def _job(self, path: Path, job: Job) -> Job:
+        """The state of a job, which is `job` before it starts."""
+        stamp_s = reading.changed_s(path / RESULT)
+        known_s, previous = self._known.get(path, (0.0, job))
+        if known_s == stamp_s and previous.status in OVER and self._counts(previous.status, stamp_s):
+            return previous
+        if stamp_s or not self._may_start(path, job):
+            now = run_state.look(path, supervised=self._supervised)
+            if self._counts(now.status, stamp_s):
+                state = _of_run(now, job, previous.metrics)
+                self._known[path] = (stamp_s, state)
+                return state
+        log_s = reading.changed_s(RunFolder(path).log(LOG))
+        has_begun = log_s and job.number is not None and self._sweep and log_s >= self._sweep.started_s
+        status = "starting" if has_begun else "waiting"
+        return replace(job, status=status, doing=status, written_s=reading.changed_s(path))
+
+    def _may_start(self, path: Path, job: Job) -> bool:
+        """Whether a run may still start in a folder without one."""
+        return job.number is not None or time.time() - reading.changed_s(path) < BETWEEN_JOBS_S
+
+    def _counts(self, status: str, stamp_s: float) -> bool:
+        """Whether the sweep keeps this result: it repeats what did not complete before its start or last resume."""
+        return self._sweep is None or status in _final(self._sweep.search) or stamp_s >= self._sweep.started_s
+
+    def _ranked_by(self, jobs: Sequence[Job]) -> tuple[str | None, str]:
+        """Metric and mode."""
+        names = {name for job in jobs for name in job.metrics}
+        default = next((name for name in DEFAULT_METRICS if name in names), None)
+        of_sweep = self._sweep.metric if self._sweep else None
+        metric = self._metric or of_sweep or default
+        recorded = self._sweep.mode if self._sweep and metric == of_sweep else None
+        return metric, self._mode or recorded or ("min" if str(metric).endswith(_LOWER_IS_BETTER) else "max")
+
+
+def _of_run(now: run_state.RunState, job: Job, metrics: Mapping[str, float]) -> Job:
+    """The state of a started job.
+
+    Args:
+      metrics: those that it had before; a heartbeat does not repeat all of them.
+    """
+    status = "gone" if now.gone else "running" if now.status in OVER and not now.ended else now.status
+    exit_code = now.result.get("exit_code")
+    return replace(
+        job,
+        overrides=job.overrides or now.overrides,
+        status=status,
+        doing=now.doing if status == now.status else status,
+        progress=now.progress,
+        metrics={**metrics, **now.metrics},
+        written_s=now.written_s or reading.changed_s(now.path),
+        wall_s=reading.number(now.result.get("wall_s")),
+        exit_code=exit_code if isinstance(exit_code, int) else None,
+        error=None if status in ("completed", "running") else now.error or None,
+    )
+
+
+def _final(search: bool) -> tuple[str, ...]:
+    """The statuses after which a job does not run again: in a search, a failed job would fail once more."""
+    return ("completed", "failed") if search else ("completed",)
+
+
+def distinguishing(overrides: Sequence[Sequence[str]]) -> list[str]:
+    """Of the overrides of each job those that not all jobs have, as text."""
+    sets = [set(each) for each in overrides if each]
+    common = set.intersection(*sets) if len(sets) > 1 else set[str]()
+    return [" ".join(each for each in one if each not in common) for one in overrides]
+
+
+def cannot_be_written(folder: Path, error: OSError) -> SweepError:
+    """The error to raise if a file in a sweep's folder cannot be written."""
+    return SweepError(f"the sweep folder {folder} cannot be written to: {error.strerror or error}")

@@ -1,1 +1,0 @@
-"""Experiment trackers, in addition to the run folder and the terminal."""

@@ -1,0 +1,60 @@
+"""A checkpoint restored on the cluster of this process, for mode=evaluate and mode=predict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from psrun.checkpoint import load_model
+from psrun.checkpoint.manifest import Manifest
+from psrun.checkpoint.store import Store
+from psrun.cluster import strategy
+from psrun.config.run_config import RunConfig
+from psrun.data import load
+from psrun.program.compiled_model import Program
+from psrun.results.events import Reporter
+from psrun.results.run_folder import RunFolder
+from psrun.roles.chief import Chief
+from psrun.roles.task_context import TaskContext
+
+
+@dataclass(frozen=True)
+class SavedProgram:
+    """A program whose model has the values of a checkpoint.
+
+    Attributes:
+      folder: of the run that has the checkpoint.
+    """
+
+    program: Program
+    checkpoint: Manifest
+    chief: Chief
+    folder: RunFolder
+
+
+@contextmanager
+def saved_program(run_config: RunConfig, context: TaskContext, *, state: str) -> Iterator[SavedProgram]:
+    """Connects to the cluster and restores the checkpoint that the configuration names; ends the servers afterwards.
+
+    Args:
+      state: the state of this process in its heartbeat.
+
+    Raises:
+      PsrunError: there is no such checkpoint, or a task was lost.
+    """
+    assert run_config.resume is not None
+    folder = RunFolder(Path(run_config.resume))
+    sinks = [context.console] if context.topology is None else [context.folder, context.console]
+    reporter = Reporter(sinks, started_s=context.started_s)
+    with Chief(run_config, context, reporter) as chief:
+        strategy.prepare(run_config.cluster, context.topology)
+        source = load.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.path)
+        with chief.program(load.planned(run_config, source), source) as program:
+            store = Store(folder.checkpoints)
+            checkpoint = load_model.restore(program.network, run_config.restore, store, reporter.warn)
+            chief.restored(checkpoint.step)
+            chief.pulse.state = state
+            chief.pulse.last_step = checkpoint.step
+            yield SavedProgram(program, checkpoint, chief, folder)
