@@ -133,8 +133,10 @@ class Program:
     def _batches(
         self, context: Any = None, *, first_step: int = 0, num_batches_done: int = 0, numbers: Any = None
     ) -> tf.data.Dataset:
-        seed, batch_size = self.config.seed * _SEED_STRIDE, self.config.data.batch_size
-        once, worker = self.config.data.visitation != "every_worker", tf.constant(0, tf.int64)
+        seed = self.config.seed * _SEED_STRIDE
+        batch_size = self.config.data.batch_size
+        once = self.config.data.visitation != "every_worker"
+        worker = tf.constant(0, tf.int64)
         if self.distribution.coordinator is not None and context is not None:
             worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
         elif self.config.data.sharding == "off":  # else all would read the same batches at the same time
@@ -154,7 +156,8 @@ class Program:
             list_inputs.note_spec(specs, batch)
             return ready(*batch) if first is None else (number, first + examples, ready(*batch))
 
-        order, specs = self.order or source.order(batch_size), list[Any]()
+        order = self.order or source.order(batch_size)
+        specs: list[Any] = []
         with list_inputs.checked_features(source.features, specs):
             return converted_batches(source, batch_numbers, order, own, convert).prefetch(2)
 

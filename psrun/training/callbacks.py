@@ -17,6 +17,7 @@ from psrun.program.monitored import check_metric
 from psrun.tf_internals import keras
 
 _BATCH_METHODS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+_KERAS = tf_keras.callbacks.Callback
 _LAMBDA = tf_keras.callbacks.LambdaCallback
 _MONITORING = (
     tf_keras.callbacks.EarlyStopping,
@@ -32,7 +33,8 @@ def made(nodes: Sequence[Any], key: str) -> list[tf_keras.callbacks.Callback]:
     Raises:
       ConfigError: a callback cannot be created, or is not a Keras callback.
     """
-    callbacks, problems = [], []
+    callbacks = []
+    problems = []
     for index, node in enumerate(nodes):
         where = f"{key}[{index}]"
         options = {name: value for name, value in node.items() if name != "_target_"}
@@ -54,19 +56,17 @@ def make(run: RunConfig) -> list[tf_keras.callbacks.Callback]:
     Raises:
       ConfigError: an object is not a Keras callback, or has batch-level methods although the steps run on workers.
     """
-    problems, base = [], tf_keras.callbacks.Callback
     callbacks = made(run.trainer.callbacks, "trainer.callbacks")
-    for index, (node, callback) in enumerate(zip(run.trainer.callbacks, callbacks)):
+    problems = []
+    for index, callback in enumerate(callbacks):
         key = f"trainer.callbacks[{index}]"
+        own = [name for name in _BATCH_METHODS if getattr(type(callback), name) is not getattr(_KERAS, name)]
         if run.checkpoint.are_taken and backups([callback]):
             problems.append(Problem(key, TWO_RESTORES))  # a class of another name
-        elif run.cluster.has_parameter_servers and not keras.takes_unread_logs(callback):
-            overridden = [name for name in _BATCH_METHODS if getattr(type(callback), name) is not getattr(base, name)]
-            if overridden:
-                problems.append(
-                    Problem(key, f"{node['_target_']} has {', '.join(overridden)}, but with parameter servers only "
-                            "epoch-level methods are called; use trainer.hooks with every_steps")
-                )  # fmt: skip
+        elif run.cluster.has_parameter_servers and own and not keras.takes_unread_logs(callback):
+            name = run.trainer.callbacks[index]["_target_"]
+            why = "with parameter servers only epoch-level methods are called; use trainer.hooks with every_steps"
+            problems.append(Problem(key, f"{name} has {', '.join(own)}, but {why}"))
     if problems:
         raise ConfigError(problems)
     return callbacks

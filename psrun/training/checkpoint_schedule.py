@@ -71,10 +71,10 @@ class CheckpointSchedule:
     def due(self, scheduled: int) -> bool:
         """Whether a checkpoint is due within an epoch, after `scheduled` steps were scheduled."""
         self._scheduled = scheduled
-        steps, seconds = self._when.every_steps, self._when.every_s
-        return (steps is not None and scheduled - self._last_scheduled >= steps) or (
-            seconds is not None and time.monotonic() - self._last_s >= seconds
-        )
+        when = self._when
+        if when.every_steps is not None and scheduled - self._last_scheduled >= when.every_steps:
+            return True
+        return when.every_s is not None and time.monotonic() - self._last_s >= when.every_s
 
     def due_after(self, epoch: int, *, last: bool) -> bool:
         """Whether a checkpoint is due after `epoch` (from 1)."""

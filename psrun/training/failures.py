@@ -53,7 +53,8 @@ def named(
       PsrunError: raised while a function was traced.
       NonFiniteLossError, DataExhaustedError, TrainingError: the reason behind the error.
     """
-    logged, logger = _WorkersErrors(), logging.getLogger(LOGGER)
+    logged = _WorkersErrors()
+    logger = logging.getLogger(LOGGER)
     logger.addHandler(logged)
     try:
         yield

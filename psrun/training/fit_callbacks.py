@@ -118,7 +118,6 @@ class ScheduledSteps(tf_keras.callbacks.Callback):
         super().__init__()
         keras.give_unread_logs(self)
         self._steps = steps
-        self._num_steps = program.network.steps_per_execution
         self._saves = keras.lock_of_saves(program.network)
         keras.replace_train_function(program.network, self._execution)
 
@@ -133,10 +132,11 @@ class ScheduledSteps(tf_keras.callbacks.Callback):
           network's own `train_step` returned in the last step of the closure.
         """
         self._saves.release()
+        num_steps = self.model.steps_per_execution
         before = self._steps.num_steps
-        self._steps.schedule(int(self._num_steps))  # Keras reduces it to the rest of the epoch
+        self._steps.schedule(int(num_steps))  # Keras reduces it to the rest of the epoch
         if self._steps.num_steps != before:
-            self._num_steps.assign(self._steps.num_steps)
+            num_steps.assign(self._steps.num_steps)
         return self._steps.logs
 
 

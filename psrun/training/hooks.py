@@ -7,6 +7,7 @@ call that is due while the previous one still runs is skipped.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -67,51 +68,24 @@ class Hooks:
         self._reporter = reporter
         configured = run.trainer.hooks if folder.whole is folder else []
         self._calls = [(hook, targets.bound(hook.target, choices.Hook.PARAMETERS)) for hook in configured]
-        self._threads: list[_Asynchronous] = []
+        self._threads: list[_HookThread] = []
         self._error: Exception | None = None
 
     def start(self, program: Program, monitor: ProgressMonitor) -> None:
         """Starts the threads of the hooks that are called while steps run."""
-        self._program = program
         for hook, function in self._calls:
             if hook.every_epochs is None:
-                self._threads.append(_Asynchronous(hook, self._call(hook, function, monitor), monitor))
+                call = functools.partial(self._called_during, hook, function, program, monitor)
+                self._threads.append(_HookThread(hook, call, monitor))
         for thread in self._threads:
             thread.start()
-
-    def _call(self, hook: choices.Hook, function: Action, monitor: ProgressMonitor) -> Callable[[], bool]:
-        def call() -> bool:
-            """Whether the hook succeeded."""
-            try:
-                loss = monitor.progress.loss if monitor.progress else None
-                metrics = {**monitor.metrics, **({} if loss is None else {"loss": loss})}
-                program, path = self._program, self._folder.path
-                self._called(hook, function, HookContext(monitor.last_step, monitor.epoch, metrics, path, program))
-            except Exception as error:
-                self._error = self._error or error
-                return False
-            return True
-
-        return call
-
-    def _called(self, hook: choices.Hook, function: Action, context: HookContext) -> None:
-        try:
-            function(context=replace(context, metrics=dict(context.metrics)))
-        except PsrunError:
-            raise
-        except Exception as error:
-            if isinstance(error, tf.errors.OpError) and messages.task_lost(error):
-                raise
-            target = hook.target
-            message = f"{target.key}: {target.name} failed at step {context.step}: {type(error).__name__}: {error}"
-            raise HookError(message) from error
 
     def after_epoch(self, context: HookContext) -> None:
         """Calls the hooks that are due after an epoch, when no step runs; raises as `check`."""
         self.check(context)
         for hook, function in self._calls:
             if hook.every_epochs is not None and context.epoch % hook.every_epochs == 0:
-                self._called(hook, function, context)
+                _call(hook, function, context)
 
     def check(self, context: HookContext) -> None:
         """Raises the error of a hook that failed, if any.
@@ -136,12 +110,36 @@ class Hooks:
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
             if thread.is_alive():
-                target, late = thread.hook.target, f"still runs {_STOP_WITHIN_S:.0f} s after the end of the training"
-                self._reporter.warn(f"{target.key}: {target.name} {late}; the run does not wait for it")
+                late = f"still runs {_STOP_WITHIN_S:.0f} s after the end of the training; the run does not wait for it"
+                self._reporter.warn(f"{thread.hook.target.key}: {thread.hook.target.name} {late}")
         self._threads = []
 
+    def _called_during(self, hook: choices.Hook, function: Action, program: Program, monitor: ProgressMonitor) -> bool:
+        """Calls a hook while steps run; returns whether it succeeded."""
+        try:
+            loss = monitor.progress.loss if monitor.progress else None
+            metrics = {**monitor.metrics, **({} if loss is None else {"loss": loss})}
+            context = HookContext(monitor.last_step, monitor.epoch, metrics, self._folder.path, program)
+            _call(hook, function, context)
+        except Exception as error:
+            self._error = self._error or error
+            return False
+        return True
 
-class _Asynchronous(threading.Thread):
+
+def _call(hook: choices.Hook, function: Action, context: HookContext) -> None:
+    try:
+        function(context=replace(context, metrics=dict(context.metrics)))
+    except PsrunError:
+        raise
+    except Exception as error:
+        if isinstance(error, tf.errors.OpError) and messages.task_lost(error):
+            raise
+        failed = f"{hook.target.name} failed at step {context.step}: {type(error).__name__}: {error}"
+        raise HookError(f"{hook.target.key}: {failed}") from error
+
+
+class _HookThread(threading.Thread):
     """Calls one hook repeatedly during training.
 
     Args:
@@ -153,9 +151,12 @@ class _Asynchronous(threading.Thread):
 
     def __init__(self, hook: choices.Hook, call: Callable[[], bool], monitor: ProgressMonitor) -> None:
         super().__init__(name=f"psrun-{hook.target.key}", daemon=True)
-        self.hook, self._call, self._monitor = hook, call, monitor
+        self.hook = hook
         self.ended = threading.Event()
-        self._last_step, self._next_s = monitor.last_step, time.monotonic() + (hook.every_s or 0.0)
+        self._call = call
+        self._monitor = monitor
+        self._last_step = monitor.last_step
+        self._next_s = time.monotonic() + (hook.every_s or 0.0)
 
     def run(self) -> None:
         succeeded = True
@@ -175,5 +176,6 @@ class _Asynchronous(threading.Thread):
             self._next_s += (missed + 1) * self.hook.every_s
             return True
         assert self.hook.every_steps is not None
-        before, self._last_step = self._last_step, self._monitor.last_step
+        before = self._last_step
+        self._last_step = self._monitor.last_step
         return self._last_step // self.hook.every_steps > before // self.hook.every_steps

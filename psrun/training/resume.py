@@ -29,7 +29,9 @@ def taken_up(built: Program, position: Position, reporter: Reporter) -> Position
 
 
 def _taken_up(built: Program, position: Position, reporter: Reporter) -> Position:
-    steps, order, batches = built.config.trainer.num_steps, built.order, built.gradients_per_update
+    steps = built.config.trainer.num_steps
+    order = built.order
+    batches = built.gradients_per_update
     if order is None:
         return replace(_within(steps, position), batch=0, order=None, again=())
     batch, left_out = order.taken_up(position.batch, position.order)

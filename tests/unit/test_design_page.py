@@ -46,6 +46,7 @@ def test_the_functions_that_the_page_names_exist(section):
     assert sorted(named - defined()) == []
 
 
-def test_every_sentence_about_a_step_names_its_function():
-    assert len(sentences("Within a step")) > 20
-    assert [each for each in sentences("Within a step") if not NAME.search(each)] == []
+@pytest.mark.parametrize("section", ["Within a step", "After an epoch"])
+def test_every_sentence_names_its_function(section):
+    assert len(sentences(section)) > 20
+    assert [each for each in sentences(section) if not NAME.search(each)] == []

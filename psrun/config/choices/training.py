@@ -139,10 +139,9 @@ class _Steps(_Trainer):
     @property
     def num_steps_packed(self) -> int:
         """Steps of an execution: as configured, else ten, or the epoch if it is shorter."""
-        packed, steps = self.steps_per_execution, self.steps_per_epoch
-        if isinstance(packed, int):
-            return packed
-        return min(10, steps) if isinstance(steps, int) else 10
+        if isinstance(self.steps_per_execution, int):
+            return self.steps_per_execution
+        return min(10, self.steps_per_epoch) if isinstance(self.steps_per_epoch, int) else 10
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ def check(program: Program) -> None:
     """
     if program.distribution.coordinator is None:
         return
-    network, losses = program.network, program.network.compiled_loss
+    network = program.network
+    losses = network.compiled_loss
     if network.losses or (isinstance(network, AdaptedModel) and network.has_losses):
         raise _not_mergeable("omits the regularization of the model from val_loss")
     if tf.nest.is_nested(program.prediction_spec):
@@ -54,7 +55,8 @@ def examples(program: Program) -> tf.data.Dataset:
     It gives metrics the labels and weights as the data has them. With labels of shape (batch,) and predictions of shape
     (batch, 1), a metric such as mae would count the mean of each batch as one value, whatever the size of the batch is.
     """
-    dataset, prediction = program.evaluation_examples, program.prediction_spec
+    dataset = program.evaluation_examples
+    prediction = program.prediction_spec
     _, *label_and_weight = dataset.element_spec
     if any(tf.nest.is_nested(spec) for spec in label_and_weight):  # by output; Keras refuses it
         return dataset

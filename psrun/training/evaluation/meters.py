@@ -105,11 +105,12 @@ class Meters:
     """
 
     def __init__(self, program: Program) -> None:
-        self._program, self._seen = program, ExamplesSeen()
+        self._program = program
+        self._seen = ExamplesSeen()
         self._losses = {name: tf_keras.metrics.Mean(name=name) for name in program.loss_names}
-        metrics, label = objective.metrics_of(program.model, task_of(program.source)), program.batch_spec[1]
+        metrics = objective.metrics_of(program.model, task_of(program.source))
         self._metrics = keras.built_metrics(
-            metrics, program.network, program.prediction_spec, label, program.metric_names
+            metrics, program.network, program.prediction_spec, program.batch_spec[1], program.metric_names
         )
         self._outside: tf_keras.metrics.Sum | None = None
         if program.may_be_logits:

@@ -19,7 +19,8 @@ from pyarrow import parquet
 
 from psrun.errors import ConfigError, Problem, PsrunError
 
-CLASS, PROBLEM = "class", "problem"
+CLASS = "class"
+PROBLEM = "problem"
 _ROWS_PER_GROUP = 65536  # of Parquet: batches of predictions are much smaller
 
 

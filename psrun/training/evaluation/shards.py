@@ -34,8 +34,10 @@ class Shards:
     def __init__(self, program: Program, num_shards: int, of_batch: Callable[[Any], Any]) -> None:
         distribution = program.distribution
         assert distribution.coordinator is not None
-        self._program, self._coordinator = program, distribution.coordinator
-        self._num_shards, self._of_batch = num_shards, of_batch
+        self._program = program
+        self._coordinator = distribution.coordinator
+        self._num_shards = num_shards
+        self._of_batch = of_batch
         # Traced now, and concrete, because `schedule` would trace again in the strategy's scope: a trace is sent to all
         # workers under Python's GIL, and a hung or unreachable worker would stop every thread of this process.
         self.spec: Any = None
