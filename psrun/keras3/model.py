@@ -32,7 +32,7 @@ _OF_COMPILE = ("_compile_metrics", "_loss_tracker", "_metrics", "_layers", "_tra
 
 
 @dataclass
-class _Adapted:
+class _Inner:
     """The Keras 3 model, in an object that tf-keras does not look into for weights.
 
     Attributes:
@@ -61,7 +61,7 @@ class Keras3Model(AdaptedModel):
     def __init__(self, model: keras.Model, creation: internals.VariableCreation) -> None:
         super().__init__(name=model.name, autocast=False)
         _check_methods(model)
-        self._adapted = _Adapted(model, creation)
+        self._adapted = _Inner(model, creation)
         self._unseeded = _Seeds()
         if internals.inputs_of(model) is not None:  # else its variables are made by the first call
             self.output_names = getattr(model, "output_names", None)  # a Sequential has none

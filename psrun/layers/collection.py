@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.layers import pooling
-from psrun.layers.base import EmbeddingLayer, Undecided
+from psrun.layers.base import DeduplicationChoice, EmbeddingLayer
 from psrun.layers.fetch import Fetch, check_options
 from psrun.layers.layout import Table
 from psrun.layers.stack import EMBEDDINGS, Stack, StackFetch, grouped, is_alone
@@ -184,9 +184,9 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
     def has_undecided(self) -> bool:
         return any(stack.deduplicate == "auto" for stack in self.stacks)
 
-    def undecided(self, ids: Mapping[str, tf.Tensor]) -> list[Undecided]:
+    def undecided(self, ids: Mapping[str, tf.Tensor]) -> list[DeduplicationChoice]:
         return [
-            Undecided(stack.name, stack.positions(ids, self.name).positions, _setting(stack))
+            DeduplicationChoice(stack.name, stack.positions(ids, self.name).positions, _setting(stack))
             for stack in self.stacks
             if stack.deduplicate == "auto"
         ]

@@ -21,7 +21,7 @@ _KEY = "shared_tables"
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # valid names of variables in TensorFlow
 
 
-def of(
+def make_tables(
     source: DataSource,
     num_ids: Mapping[str, int],
     *,
