@@ -105,7 +105,7 @@ class Keras3Model(AdaptedModel):
             return outputs
         internals.use_for_unseeded(self._unseeded)
         internals.clear_losses(model)
-        # Read once: in a loop, as of an LSTM, each iteration would read the variable from its parameter server.
+        # Read once: each iteration of a loop, such as an LSTM's, would read the variable from its parameter server.
         values = [(variable, tf.convert_to_tensor(internals.value_of(variable))) for variable in adapted.read]
         with keras.StatelessScope(values, collect_losses=True) as scope:
             outputs = model(inputs, training=training)
@@ -264,15 +264,18 @@ def _resources(model: keras.Model) -> Iterator[tuple[str, Any]]:
 
 def _check_methods(model: keras.Model) -> None:
     """Raises ConfigError if a model has a training step that psrun would not call."""
-    for name in _STEP_METHODS:
-        own = getattr(getattr(model, name), "__func__", None)
-        if own is not getattr(keras.Model, name):
-            message = (
-                f"{type(model).__name__} overrides {name}, which parameter servers cannot use: it is written for Keras "
-                "3's optimizers and metrics. Remove it, and write the step with trainer=own_loop; or derive the model "
-                "from tf_keras.Model"
-            )
-            raise ConfigError([Problem("model", message)])
+    own = [
+        name
+        for name in _STEP_METHODS
+        if getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name)
+    ]
+    if own:
+        message = (
+            f"{type(model).__name__} overrides {', '.join(own)}, which parameter servers cannot use: such methods are "
+            "written for Keras 3's optimizers and metrics. Remove them, and write the step with trainer=own_loop; or "
+            "derive the model from tf_keras.Model"
+        )
+        raise ConfigError([Problem("model", message)])
 
 
 def _check_layers(model: keras.Model) -> None:

@@ -147,7 +147,7 @@ class Stack:
         """The tables in the variable, or in a slot of it.
 
         Args:
-          name: of the variable or slot; that of the table takes the place of the stack's in it.
+          name: of the variable or slot. The views have it with the name of the table instead of the stack's.
         """
         if self.layout is None:
             return Views({self.tables[0].name: variable})

@@ -31,7 +31,7 @@ def steps_by_row(optimizer: Any, make: Callable[[], Any]) -> bool:
     user.
 
     Args:
-      make: as of `compare`.
+      make: returns a new optimizer like this one.
     """
     inner = optimizers.unscaled(optimizer)
     transforms = getattr(inner, "gradient_transformers", ())  # of a legacy optimizer
