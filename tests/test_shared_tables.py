@@ -215,6 +215,8 @@ def test_what_cannot_be_shared_is_reported(tmp_path, shared, message):
     num_ids = dict.fromkeys([name for name in features if name != "price"], 4)
     source: Any = SimpleNamespace(features=features)
     dims = {"default": 4, "wide": 2}
-    tables.of(source, num_ids, embedding_dim=dims, shared_tables={"a": ["clicked", "bought"], "b": ["filed", "same"]})
+    tables.make_tables(
+        source, num_ids, embedding_dim=dims, shared_tables={"a": ["clicked", "bought"], "b": ["filed", "same"]}
+    )
     with pytest.raises(ValueError, match=message):
-        tables.of(source, num_ids, embedding_dim=dims, shared_tables=shared)
+        tables.make_tables(source, num_ids, embedding_dim=dims, shared_tables=shared)

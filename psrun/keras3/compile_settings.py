@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -84,12 +84,20 @@ def converted_loss(loss: Any) -> Any:
     Raises:
       ConfigError: a loss has another reduction than those of tf-keras.
     """
-    if isinstance(loss, Mapping):
-        return {name: converted_loss(each) for name, each in loss.items()}
-    if isinstance(loss, list | tuple):
-        return [converted_loss(each) for each in loss]
-    if isinstance(loss, str):
-        return loss if loss in keras_names.losses() else converted_loss(keras.losses.get(loss))
+    return _each(_loss, loss)
+
+
+def _each(function: Callable[[Any], Any], values: Any) -> Any:
+    if isinstance(values, Mapping):
+        return {name: _each(function, value) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_each(function, value) for value in values]
+    return function(values)
+
+
+def _loss(loss: Any) -> Any:
+    if isinstance(loss, str) and loss not in keras_names.losses():
+        loss = keras.losses.get(loss)
     return Keras3Loss(loss) if isinstance(loss, keras.losses.Loss) else loss
 
 
@@ -124,14 +132,13 @@ def converted_metrics(metrics: Any) -> Any:
     Raises:
       ConfigError: tf-keras has no metric of a kind.
     """
-    if isinstance(metrics, Mapping):
-        return {name: converted_metrics(each) for name, each in metrics.items()}
-    if isinstance(metrics, list | tuple):
-        return [converted_metrics(each) for each in metrics]
-    if isinstance(metrics, str):
-        is_known = metrics in keras_names.metrics() or metrics.lower() in keras_names.BY_SHAPE
-        return metrics if is_known else converted_metrics(keras.metrics.get(metrics))
-    return _twin(metrics) if isinstance(metrics, keras.metrics.Metric) else metrics
+    return _each(_metric, metrics)
+
+
+def _metric(metric: Any) -> Any:
+    if isinstance(metric, str) and metric not in keras_names.metrics() and metric.lower() not in keras_names.BY_SHAPE:
+        metric = keras.metrics.get(metric)
+    return _twin(metric) if isinstance(metric, keras.metrics.Metric) else metric
 
 
 def _twin(metric: keras.metrics.Metric) -> tf_keras.metrics.Metric:

@@ -116,13 +116,13 @@ def layers_within(model: Any) -> list[Any]:
 
 
 def inputs_of(model: Any) -> list[Any] | None:
-    """The inputs of a functional model, or of a Sequential that knows its input; None of other models."""
+    """The inputs of a functional model, or of a Sequential that knows its input; None for other models."""
     known = isinstance(model, Functional) or (isinstance(model, keras.Sequential) and model._functional is not None)
     return list(model.inputs) if known else None
 
 
 def input_structure(model: Any) -> Any:
-    """The inputs of a model as it was given them, such as a dict; None as of `inputs_of`."""
+    """The inputs of a model as it was given them, such as a dict; None where `inputs_of` is None."""
     return model.input if isinstance(model, Functional) else inputs_of(model)
 
 
@@ -178,7 +178,7 @@ def seed_generators(model: Any) -> list[Any]:
 
 
 def use_for_unseeded(generator: Any) -> None:
-    """Makes a generator that of random functions without a seed, in this thread."""
+    """Makes random functions without a seed use the generator, in this thread."""
     global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
 
 

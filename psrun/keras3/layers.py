@@ -71,7 +71,7 @@ class Embedding(TableLayer):
       As `psrun.layers.Embedding`.
 
     Raises:
-      ValueError, tf.errors.InvalidArgumentError: as that layer.
+      ValueError, tf.errors.InvalidArgumentError: where that layer does.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class EmbeddingCollection(TableLayer):
       As `psrun.layers.EmbeddingCollection`.
 
     Raises:
-      ValueError, tf.errors.InvalidArgumentError: as that layer.
+      ValueError, tf.errors.InvalidArgumentError: where that layer does.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ _OF_COMPILE = ("_compile_metrics", "_loss_tracker", "_metrics", "_layers", "_tra
 
 
 @dataclass
-class _Adapted:
+class _Inner:
     """The Keras 3 model, in an object that tf-keras does not look into for weights.
 
     Attributes:
@@ -61,7 +61,7 @@ class Keras3Model(AdaptedModel):
     def __init__(self, model: keras.Model, creation: internals.VariableCreation) -> None:
         super().__init__(name=model.name, autocast=False)
         _check_methods(model)
-        self._adapted = _Adapted(model, creation)
+        self._adapted = _Inner(model, creation)
         self._unseeded = _Seeds()
         if internals.inputs_of(model) is not None:  # else its variables are made by the first call
             self.output_names = getattr(model, "output_names", None)  # a Sequential has none
@@ -105,7 +105,7 @@ class Keras3Model(AdaptedModel):
             return outputs
         internals.use_for_unseeded(self._unseeded)
         internals.clear_losses(model)
-        # Read once: in a loop, as of an LSTM, each iteration would read the variable from its parameter server.
+        # Read once: each iteration of a loop, such as an LSTM's, would read the variable from its parameter server.
         values = [(variable, tf.convert_to_tensor(internals.value_of(variable))) for variable in adapted.read]
         with keras.StatelessScope(values, collect_losses=True) as scope:
             outputs = model(inputs, training=training)
@@ -264,15 +264,18 @@ def _resources(model: keras.Model) -> Iterator[tuple[str, Any]]:
 
 def _check_methods(model: keras.Model) -> None:
     """Raises ConfigError if a model has a training step that psrun would not call."""
-    for name in _STEP_METHODS:
-        own = getattr(getattr(model, name), "__func__", None)
-        if own is not getattr(keras.Model, name):
-            message = (
-                f"{type(model).__name__} overrides {name}, which parameter servers cannot use: it is written for Keras "
-                "3's optimizers and metrics. Remove it, and write the step with trainer=own_loop; or derive the model "
-                "from tf_keras.Model"
-            )
-            raise ConfigError([Problem("model", message)])
+    own = [
+        name
+        for name in _STEP_METHODS
+        if getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name)
+    ]
+    if own:
+        message = (
+            f"{type(model).__name__} overrides {', '.join(own)}, which parameter servers cannot use: such methods are "
+            "written for Keras 3's optimizers and metrics. Remove them, and write the step with trainer=own_loop; or "
+            "derive the model from tf_keras.Model"
+        )
+        raise ConfigError([Problem("model", message)])
 
 
 def _check_layers(model: keras.Model) -> None:

@@ -12,7 +12,7 @@ import tf_keras
 
 
 @dataclass(frozen=True)
-class Undecided:
+class DeduplicationChoice:
     """A variable whose `deduplicate='auto'` is not decided yet: of a layer, or of a stack within it.
 
     Attributes:
@@ -29,7 +29,7 @@ class EmbeddingLayer(tf_keras.layers.Layer):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"autocast": False, **kwargs})  # half precision cannot represent ids
-        self._ahead: Any = _Waiting()
+        self._ahead: Any = _UntrackedList()
 
     @abc.abstractmethod
     def fetch(self, ids: Any) -> Any:
@@ -41,7 +41,7 @@ class EmbeddingLayer(tf_keras.layers.Layer):
         """Whether `deduplicate='auto'` leaves anything open."""
 
     @abc.abstractmethod
-    def undecided(self, ids: Any) -> list[Undecided]:
+    def undecided(self, ids: Any) -> list[DeduplicationChoice]:
         """The tables for which `deduplicate='auto'` is undecided, with the rows that ids look up."""
 
     def fetch_ahead(self, ids: Any) -> None:
@@ -68,7 +68,7 @@ class EmbeddingLayer(tf_keras.layers.Layer):
         return f"{self.name} of {', '.join(sorted(features))}" if features else self.name
 
 
-class _Waiting(list):
+class _UntrackedList(list):
     """A list that Keras does not track: its tensors belong to a function that is being traced."""
 
 

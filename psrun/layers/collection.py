@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.layers import pooling
-from psrun.layers.base import EmbeddingLayer, Undecided
+from psrun.layers.base import DeduplicationChoice, EmbeddingLayer
 from psrun.layers.fetch import Fetch, check_options
 from psrun.layers.layout import Table
 from psrun.layers.stack import EMBEDDINGS, Stack, StackFetch, grouped, is_alone
@@ -44,7 +44,7 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
       combiner: as in `psrun.layers.Embedding`, for all features or by feature.
 
     Call arguments:
-      inputs: ids by feature, (batch, ...) of int; RaggedTensors and SparseTensors are lists, as of
+      inputs: ids by feature, (batch, ...) of int; RaggedTensors and SparseTensors are lists, as in
         `psrun.layers.Embedding`.
       weights: of ids, by feature; as in `psrun.layers.Embedding`.
 
@@ -98,7 +98,7 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
         for stack in self.stacks:
             stack.arrange()
             whole = cluster.cut_over_all_servers() if stack.layout is not None else contextlib.nullcontext()
-            # A name that ends in a slash is taken as it is: without the layer's, as of a table that is a layer.
+            # TensorFlow takes a name that ends in a slash as it is, without the name of the layer before it.
             with whole, tf.name_scope(f"{stack.name}/"):
                 variable = self.add_weight(
                     name=EMBEDDINGS,
@@ -184,9 +184,11 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
     def has_undecided(self) -> bool:
         return any(stack.deduplicate == "auto" for stack in self.stacks)
 
-    def undecided(self, ids: Mapping[str, tf.Tensor]) -> list[Undecided]:
+    def undecided(self, ids: Mapping[str, tf.Tensor]) -> list[DeduplicationChoice]:
         return [
-            Undecided(stack.name, stack.positions(ids, self.name).positions, _setting(stack))
+            DeduplicationChoice(
+                stack.name, stack.positions(ids, self.name).positions, functools.partial(setattr, stack, "deduplicate")
+            )
             for stack in self.stacks
             if stack.deduplicate == "auto"
         ]
@@ -208,10 +210,6 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
             "concatenate": self.concatenate,
             "combiner": dict(self.combiners),
         }
-
-
-def _setting(stack: Stack) -> Callable[[bool], None]:
-    return functools.partial(setattr, stack, "deduplicate")
 
 
 def _block(rows: tf.Tensor) -> tf.Tensor:

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.layers import pooling
-from psrun.layers.base import EmbeddingLayer, Undecided, check
+from psrun.layers.base import DeduplicationChoice, EmbeddingLayer, check
 from psrun.layers.fetch import Fetch, check_options
 from psrun.layers.layout import RowOrder
 from psrun.tf_internals.tracing import stop_recording
@@ -135,9 +135,9 @@ class Embedding(EmbeddingLayer):
     def has_undecided(self) -> bool:
         return self.deduplicate == "auto"
 
-    def undecided(self, ids: Any) -> list[Undecided]:
+    def undecided(self, ids: Any) -> list[DeduplicationChoice]:
         decide = functools.partial(setattr, self, "deduplicate")
-        return [Undecided(self.name, self.position(pooling.values_of(ids)), decide)]
+        return [DeduplicationChoice(self.name, self.position(pooling.values_of(ids)), decide)]
 
     def get_config(self) -> dict[str, Any]:
         return {

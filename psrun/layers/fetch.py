@@ -92,10 +92,7 @@ class _Part:
 
 
 def are_distinct(rows: tf.Tensor) -> bool:
-    """Whether the indices of a gradient of `Fetch.rows` are known to be distinct.
-
-    Gradients of several calls that are added up have other indices, of which this is not known.
-    """
+    """Whether the indices of a gradient are known to be distinct: those of one `Fetch.rows` that deduplicates."""
     return getattr(rows, "psrun_distinct", False)
 
 

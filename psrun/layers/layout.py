@@ -54,11 +54,7 @@ class RowOrder:
     """The order of a table's rows: ids fill it as they would a matrix written row by row and read column by column.
 
     Neighbours, which are often alike in how frequent they are, come to lie far from each other, evenly over contiguous
-    shards. The place of an id does not depend on the number of shards.
-
-    Attributes:
-      column_bits: the matrix has 2**column_bits columns.
-      column_rows: rows of the matrix.
+    shards. The place of an id does not depend on the number of shards. The matrix has 2**column_bits columns.
     """
 
     column_bits: int
@@ -84,11 +80,8 @@ class Block:
     """Contiguous rows of one table in a shard of a stack.
 
     Attributes:
-      table: its index in the stack.
       first: the first row, counted within the table.
-      num_rows: how many there are.
-      shard: the index of the shard.
-      offset: where the first row is, counted within the shard.
+      offset: the first row, counted within the shard.
     """
 
     table: int

@@ -15,11 +15,10 @@ from psrun.layers.base import check
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a table for some ids.
+    """Rows of a table for some ids: (m, dim).
 
     Attributes:
-      rows: (m, dim).
-      indices: int32 (n,), which of them each id has; None if they are in the order of the ids.
+      indices: int32 (n,), which of the rows each id has; None if they are in the order of the ids.
     """
 
     rows: tf.Tensor
@@ -120,7 +119,7 @@ def pooled(rows: Rows, ids: Sequence[Any], combiner: str, weights: Sequence[tf.T
             tf.ones([num_values(each)], tf.float32) if weight is None else weight
             for each, weight in zip(lists, weights)
         ]
-        vectors = _weighted(values, _side_by_side(flat), lengths, combiner)
+        vectors = _weighted(values, tf.concat(flat, 0), lengths, combiner)
     elif not values.shape[:1].is_compatible_with(lengths.shape):
         vectors = _unweighted(values, lengths, combiner)
     else:  # Often all lists have one value: then nothing is left to do.
@@ -128,16 +127,8 @@ def pooled(rows: Rows, ids: Sequence[Any], combiner: str, weights: Sequence[tf.T
     return tf.reshape(vectors, [len(ids), lists[0].shape[0] or -1, values.shape[-1]])
 
 
-def _side_by_side(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
-
-
 def _lengths(lists: Sequence[tf.RaggedTensor]) -> tf.Tensor:
-    """The number of values of each list, of one feature after the other: int64 (features * batch,).
-
-    Raises:
-      tf.errors.InvalidArgumentError: when run: the features have different numbers of lists.
-    """
+    """The number of values of each list, of one feature after the other: int64 (features * batch,)."""
     # Few operations for any number of features; `row_lengths` of each would take several.
     splits = [tf.cast(each.row_splits, tf.int64) for each in lists]
     if len(splits) > 1:

@@ -132,10 +132,10 @@ class Stack:
         self.variable = variable
         if self.layout is not None:
             offsets = tuple(self.layout.offset(table) for table in range(len(self.tables)))
-            held = Held(tuple(table.name for table in self.tables), offsets)
+            held = TableOffsets(tuple(table.name for table in self.tables), offsets)
             for shard in shards_of([variable]):
                 for copy in getattr(shard, "values", None) or [shard]:
-                    copy.psrun_held = held
+                    copy.psrun_table_offsets = held
 
     # -- checkpoints
 
@@ -147,7 +147,7 @@ class Stack:
         """The tables in the variable, or in a slot of it.
 
         Args:
-          name: of the variable or slot; that of the table takes the place of the stack's in it.
+          name: of the variable or slot. The views have it with the name of the table instead of the stack's.
         """
         if self.layout is None:
             return Views({self.tables[0].name: variable})
@@ -316,17 +316,17 @@ def _pooled(
 
 
 @dataclass(frozen=True)
-class Held:
+class TableOffsets:
     """The tables of a shard of a stack, and where the rows of each begin: in all shards alike."""
 
     names: tuple[str, ...]
     offsets: tuple[int, ...]
 
 
-def held_by(variable: Any) -> Held | None:
+def table_offsets(variable: Any) -> TableOffsets | None:
     """The tables of a shard of a stack; None of any other variable."""
-    held = getattr(variable, "psrun_held", None)
-    return held if isinstance(held, Held) else None
+    held = getattr(variable, "psrun_table_offsets", None)
+    return held if isinstance(held, TableOffsets) else None
 
 
 # -- first values

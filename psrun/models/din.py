@@ -37,7 +37,7 @@ def din(
     Args:
       history: a list feature; its combiner is not used. Its weights, if any, multiply those of the attention.
       target: the feature with the item to score.
-      embedding_dim, shared_tables: see `psrun.models.tables.of`.
+      embedding_dim, shared_tables: see `psrun.models.tables.make_tables`.
       attention_units: of the layers that compute the weight of an item of the history.
       hidden_units: of the MLP, with ReLU; the paper has PReLU or Dice.
       stack, max_stacked_table_bytes, deduplicate: see `psrun.layers.EmbeddingCollection`.
@@ -50,7 +50,7 @@ def din(
     _check(source, num_ids, history, target)
     tables.check_lists(source, num_ids, "din", sequences=[history])
     shared = _shared(source, shared_tables, history, target)
-    arranged = tables.of(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared)
+    arranged = tables.make_tables(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared)
     _check_shared(arranged, history, target)
     tensors = network_inputs(source, num_ids)
     rows = tables.rows(

@@ -32,7 +32,7 @@ def dlrm(
     paper. A list of ids counts as one row, which its combiner makes of the rows of the ids.
 
     Args:
-      shared_tables: see `psrun.models.tables.of`.
+      shared_tables: see `psrun.models.tables.make_tables`.
       stack, max_stacked_table_bytes, deduplicate, wire: see `psrun.layers.EmbeddingCollection`.
 
     Raises:
@@ -44,7 +44,7 @@ def dlrm(
     tables.check_lists(source, num_ids, "dlrm")
     tensors = network_inputs(source, num_ids)
     rows = tables.vectors(
-        tables.of(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared_tables),
+        tables.make_tables(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared_tables),
         *(tensors, source.features, list(num_ids)),
         suffix="rows",
         stack=stack,

@@ -163,7 +163,7 @@ def _with_decay(kernel: tf.Tensor, decay: float) -> tf.Tensor:
 
 
 def hidden(tensor: tf.Tensor, units: Sequence[int], dropout: float = 0.0, decay: float = 0.0) -> tf.Tensor:
-    """A stack of ReLU layers, each followed by dropout if `dropout` is positive; `decay` as of `DecayedDense`."""
+    """A stack of ReLU layers, each followed by dropout if `dropout` is positive; `decay` is that of `DecayedDense`."""
     for width in units:
         layer = DecayedDense(width, decay=decay, activation="relu") if decay else tf_keras.layers.Dense(width, "relu")
         tensor = layer(tensor)

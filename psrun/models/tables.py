@@ -21,7 +21,7 @@ _KEY = "shared_tables"
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # valid names of variables in TensorFlow
 
 
-def of(
+def make_tables(
     source: DataSource,
     num_ids: Mapping[str, int],
     *,
@@ -73,7 +73,6 @@ def rows(
 
     Args:
       tensors: ids, (batch, *shape), and weights of ids, by feature.
-      features: of the data.
       suffix: appended to the names of the tables.
       sequences: lists that are not pooled: (batch, longest, dim), with a mask.
       options: of `EmbeddingCollection`.
@@ -147,11 +146,7 @@ def _dims(embedding_dim: int | Mapping[str, int], num_ids: Mapping[str, int]) ->
 
 
 def _listed(shared_tables: Any) -> dict[str, list[str]]:
-    """`shared_tables` as names of tables with their features.
-
-    Raises:
-      ArgumentError: it is not a mapping of names to features.
-    """
+    """`shared_tables` as names of tables with their features."""
     requirement = "must map table names to features, as in {item: [clicked, bought]}"
     if not isinstance(shared_tables, Mapping | None):
         raise ArgumentError((_KEY, f"is {shared_tables!r}, {requirement}"))
@@ -282,11 +277,7 @@ def _weights(
 
 
 def check_lists(source: DataSource, num_ids: Iterable[str], model: str, *, sequences: Iterable[str] = ()) -> None:
-    """Checks that a model can pool the lists of the data.
-
-    Args:
-      num_ids: features with ids.
-      sequences: lists that the model does not pool.
+    """Checks that a model can pool the lists of the data, but for `sequences`.
 
     Raises:
       ArgumentError: a list has no combiner or no ids, or its rows are pooled by 'max' and have weights.

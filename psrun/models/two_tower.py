@@ -32,7 +32,7 @@ def two_tower(
     paper uses the softmax over a batch.
 
     Args:
-      embedding_dim, shared_tables: see `psrun.models.tables.of`.
+      embedding_dim, shared_tables: see `psrun.models.tables.make_tables`.
       stack, max_stacked_table_bytes, deduplicate: see `psrun.layers.EmbeddingCollection`.
 
     Raises:
@@ -56,7 +56,7 @@ def two_tower(
         problem = "lists a feature twice" if twice else problem
         raise ArgumentError(("query_features", f"{problem}; the data has {', '.join(names)}"))
 
-    shared = tables.of(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared_tables)
+    shared = tables.make_tables(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared_tables)
     stored: dict[str, Any] = {
         "stack": stack,
         "max_stacked_table_bytes": max_stacked_table_bytes,

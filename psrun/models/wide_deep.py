@@ -54,8 +54,8 @@ def wide_deep(
     Both parts take the standardized numbers; the MLP takes the codes of `NumberEncoding` too.
 
     Args:
-      embedding_dim: as in `psrun.models.tables.of`; 'auto' in place of a number: `automatic_dim` of the ids.
-      shared_tables: see `psrun.models.tables.of`.
+      embedding_dim: as in `psrun.models.tables.make_tables`; 'auto' in place of a number: `automatic_dim` of the ids.
+      shared_tables: see `psrun.models.tables.make_tables`.
       weight_decay: of the kernels of the MLP, in units of the variance of the labels of a regression; 'auto': 0.002 if
         features have boundaries, else 0.
       stack, max_stacked_table_bytes, deduplicate: see `psrun.layers.EmbeddingCollection`.
@@ -65,7 +65,9 @@ def wide_deep(
     """
     preprocessing, num_ids = prepared(source, keep_missing=True)
     tables.check_lists(source, num_ids, "wide_deep")
-    shared = tables.of(source, num_ids, embedding_dim=_dims(embedding_dim, num_ids), shared_tables=shared_tables)
+    shared = tables.make_tables(
+        source, num_ids, embedding_dim=_dims(embedding_dim, num_ids), shared_tables=shared_tables
+    )
     tensors = network_inputs(source, num_ids)
     stored = {"stack": stack, "max_stacked_table_bytes": max_stacked_table_bytes, "deduplicate": deduplicate}
     # Rows by id, as in checkpoints of psrun 0.1.0.

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from psrun.layers.base import check
 from psrun.layers.fetch import are_distinct
-from psrun.layers.stack import Held, held_by
+from psrun.layers.stack import TableOffsets, table_offsets
 from psrun.tf_internals.tracing import not_inlined
 
 NOT_FINITE = "not finite: the gradient of"
@@ -51,7 +51,7 @@ def replace(
         summed = tf.math.unsorted_segment_sum(summed, position, tf.size(rows))
     # A bad weight that all examples use shows in the next loss; a bad row that is rarely used would go unnoticed.
     # Checking each number would cost 2 % of a step, checking their sum costs nothing.
-    with tf.control_dependencies(_finite(summed, rows, label, held_by(variables[0]))):
+    with tf.control_dependencies(_finite(summed, rows, label, table_offsets(variables[0]))):
         summed = tf.identity(summed)
 
     def put() -> tf.Tensor:
@@ -66,7 +66,7 @@ def replace(
         lock.execute(put)
 
 
-def _finite(summed: tf.Tensor, rows: tf.Tensor, label: str, held: Held | None) -> list[Any]:
+def _finite(summed: tf.Tensor, rows: tf.Tensor, label: str, held: TableOffsets | None) -> list[Any]:
     """The check that gradients are finite; of a stack it names the table of the first row that is not."""
     if held is None:
         return [tf.debugging.check_numerics(tf.reduce_sum(summed), f"{NOT_FINITE} {label}")]

@@ -17,9 +17,6 @@ class WarmUp(tf_keras.optimizers.schedules.LearningRateSchedule):
 
     Args:
       after: a schedule of the steps after these, counted from 0.
-
-    Raises:
-      ValueError: `steps` is negative.
     """
 
     def __init__(self, learning_rate: float, steps: int, start: float = 0.0, after: Any = None) -> None:
@@ -53,9 +50,6 @@ class Scaled(WarmUp):
       factor: such as the number of workers.
       rule: 'linear' or 'sqrt'.
       after: as in `WarmUp`.
-
-    Raises:
-      ValueError: there is no such rule, or a number is negative.
     """
 
     def __init__(

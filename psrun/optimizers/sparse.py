@@ -22,7 +22,7 @@ from psrun.tf_internals.names import split_name
 from psrun.tf_internals.optimizers import SlotOptimizer
 
 
-class _OnTouchedRows(SlotOptimizer, LateGradients):
+class _RowOptimizer(SlotOptimizer, LateGradients):
     """The common part; a base class before a tf-keras optimizer.
 
     Args, beside those of `LateGradients`:
@@ -117,7 +117,7 @@ class _OnTouchedRows(SlotOptimizer, LateGradients):
         """New rows of the variable and its slots, from their rows, the summed gradients and the numbers."""
 
 
-class SparseAdagrad(_OnTouchedRows, tf_keras.optimizers.Adagrad):
+class SparseAdagrad(_RowOptimizer, tf_keras.optimizers.Adagrad):
     """Adagrad: accumulator += g^2; variable -= learning_rate g / sqrt(accumulator + epsilon).
 
     Duchi, Hazan, Singer: Adaptive Subgradient Methods for Online Learning and Stochastic Optimization, JMLR 12 (2011).
@@ -161,7 +161,7 @@ def _is_table(variable: tf.Variable) -> bool:
     return len(variable.shape) == 2 and split_name(variable.name)[0].rpartition("/")[2] == "embeddings"
 
 
-class LazyAdam(_OnTouchedRows, tf_keras.optimizers.Adam):
+class LazyAdam(_RowOptimizer, tf_keras.optimizers.Adam):
     """Adam that updates the moments of a row only in steps that use the row.
 
     m = beta_1 m + (1 - beta_1) g; v = beta_2 v + (1 - beta_2) g^2;
@@ -207,7 +207,7 @@ class LazyAdam(_OnTouchedRows, tf_keras.optimizers.Adam):
         return variable - alpha * m / (tf.sqrt(v) + self.epsilon), m, v
 
 
-class SparseSGD(_OnTouchedRows, tf_keras.optimizers.SGD):
+class SparseSGD(_RowOptimizer, tf_keras.optimizers.SGD):
     """Plain stochastic gradient descent: variable -= learning_rate g. No momentum, and so no slot."""
 
     def __init__(self, learning_rate: Any = 0.01, name: str = "SparseSGD", **kwargs: Any) -> None:
@@ -226,7 +226,7 @@ class SparseSGD(_OnTouchedRows, tf_keras.optimizers.SGD):
         return (variable - rate * gradient,)
 
 
-class SparseFtrl(_OnTouchedRows, tf_keras.optimizers.Ftrl):
+class SparseFtrl(_RowOptimizer, tf_keras.optimizers.Ftrl):
     """Follow the regularized leader, with l1 and l2 as in tf-keras' Ftrl.
 
     McMahan et al.: Ad Click Prediction: a View from the Trenches, KDD 2013, algorithm 1.

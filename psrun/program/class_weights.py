@@ -14,11 +14,7 @@ _KEY = "model.class_weight"
 
 
 def by_class(class_weight: Mapping[Any, float], source: DataSource, names: Sequence[str] | None) -> list[float]:
-    """The weights of the classes 0, 1, ...
-
-    Args:
-      class_weight: by class number, or by the name of the class.
-      names: of the classes in order; None if they have none.
+    """The weights of the classes 0, 1 and so on, from those by the number or the name of the class.
 
     Raises:
       ConfigError: the weights do not match the classes of the data.

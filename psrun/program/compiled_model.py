@@ -248,7 +248,7 @@ def metric_variables(program: Program) -> list[tf.Variable]:
     return [variable for metric in (*program.network.metrics, *own) for variable in metric.variables]
 
 
-def decide_lookups(program: Program) -> list[lookups.Decided]:
+def decide_lookups(program: Program) -> list[lookups.Deduplication]:
     """Decides `deduplicate='auto'` of embedding layers by the first training batch, if a layer has it."""
     undecided = any(layer.has_undecided for layer in lookups.of(program.network))
     if program.distribution.coordinator is None or not undecided:

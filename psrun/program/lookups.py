@@ -17,7 +17,7 @@ from psrun.tf_internals import keras
 
 
 @dataclass(frozen=True)
-class Decided:
+class Deduplication:
     """Whether a layer deduplicates, and the share of distinct ids in the batch that decided it."""
 
     layer: str
@@ -30,12 +30,12 @@ def of(network: tf_keras.Model) -> list[EmbeddingLayer]:
     return [layer for layer in keras.layers_within(network) if isinstance(layer, EmbeddingLayer)]
 
 
+@dataclass(frozen=True)
 class Lookup:
     """The ids of a layer, as a function of a network's features."""
 
-    def __init__(self, layer: EmbeddingLayer, ids: Callable[[Any], Any]) -> None:
-        self.layer = layer
-        self._ids = ids
+    layer: EmbeddingLayer
+    ids: Callable[[Any], Any]
 
     @classmethod
     def of(cls, network: tf_keras.Model, layer: EmbeddingLayer) -> Lookup | None:
@@ -55,10 +55,6 @@ class Lookup:
 
         return cls(layer, of_features)
 
-    def ids(self, features: Any) -> Any:
-        """The inputs of the layer for a batch of features."""
-        return self._ids(features)
-
     def check(self, num_batches: int) -> None:
         """Drops prefetched rows after a failed trace.
 
@@ -76,7 +72,7 @@ class Lookup:
         self.layer.fetch_ahead(self.ids(features))
 
 
-def decide(network: tf_keras.Model, features: Any) -> list[Decided]:
+def decide(network: tf_keras.Model, features: Any) -> list[Deduplication]:
     """Decides `deduplicate='auto'` by a batch of features, for layers with ids that are a function of the features."""
     decisions = []
     for layer in of(network):
@@ -85,5 +81,5 @@ def decide(network: tf_keras.Model, features: Any) -> list[Decided]:
             num_ids = int(tf.size(undecided.positions))
             distinct = int(tf.size(tf.unique(undecided.positions)[0])) / max(num_ids, 1)
             undecided.decide(distinct < DISTINCT_TO_PAY)
-            decisions.append(Decided(undecided.name, distinct < DISTINCT_TO_PAY, round(distinct, 3)))
+            decisions.append(Deduplication(undecided.name, distinct < DISTINCT_TO_PAY, round(distinct, 3)))
     return decisions

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from psrun.cluster.placement import Placed, shard_rows
 from psrun.errors import ConfigError, Problem
-from psrun.layers.stack import Held, held_by
+from psrun.layers.stack import TableOffsets, table_offsets
 from psrun.program.compiled_model import Program
 from psrun.tf_internals.keras import layers_within
 from psrun.tf_internals.names import name_of, split_name
@@ -118,7 +118,7 @@ def clipped(gradients: Sequence[Any], variables: Sequence[Any], clipnorm: float)
     results = list(gradients)
     for indices in members.values():
         shards = [gradients[index] for index in indices]
-        held = held_by(variables[indices[0]])
+        held = table_offsets(variables[indices[0]])
         if held is not None:
             shards = _clipped_by_table(shards, held, clipnorm)
         elif len(indices) == 1:
@@ -130,7 +130,7 @@ def clipped(gradients: Sequence[Any], variables: Sequence[Any], clipnorm: float)
     return results
 
 
-def _clipped_by_table(gradients: Sequence[Any], held: Held, clipnorm: float) -> list[Any]:
+def _clipped_by_table(gradients: Sequence[Any], held: TableOffsets, clipnorm: float) -> list[Any]:
     """Gradients of the shards of a stack, of which each table is clipped as a variable."""
     sparse = [tf.IndexedSlices(*_rows_of(gradient)) for gradient in gradients]
     tables = [tf.searchsorted(tf.constant(held.offsets), each.indices, side="right") - 1 for each in sparse]

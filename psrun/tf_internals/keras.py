@@ -21,12 +21,10 @@ from psrun.tf_internals.table_views import Views
 def built_metrics(weighted: Any, network: Any, prediction: Any, label: Any, names: Sequence[str]) -> Any:
     """The container in which `compile` keeps weighted metrics, with its own variables.
 
-    It knows which output a metric is for, and what 'accuracy' means by the shapes of label and prediction. Keras has no
+    It knows which output a metric is for, and what 'accuracy' means by the specs of label and prediction. Keras has no
     public way to it but a second compiled model, with an optimizer that nobody needs (tf-keras 2.21).
 
     Args:
-      weighted: metrics as `compile` takes them.
-      prediction, label: specs of a batch.
       names: for the metrics in order: Keras numbers those that have none, anew each time.
     """
     container = compile_utils.MetricsContainer(weighted_metrics=weighted, output_names=network.output_names)
@@ -40,10 +38,7 @@ def built_metrics(weighted: Any, network: Any, prediction: Any, label: Any, name
 def build_metrics(container: Any, prediction: Any, label: Any) -> None:
     """Makes the variables of metrics, as the first `container.update_state` would (tf-keras 2.21).
 
-    Args:
-      container: such as the `compiled_metrics` of a network.
-      prediction, label: of a batch, or their specs. Labels may be by the names of outputs that come as a list, which
-        only `update_state` allows for.
+    Labels may be by the names of outputs that come as a list, which only `update_state` allows for.
     """
     container.build(prediction, container._conform_to_outputs(prediction, label))
 
@@ -61,22 +56,18 @@ def named_alone(make: Callable[[], Any]) -> Any:
     before = dict(counts)
     counts.clear()
     try:
-        made = make()
+        whole = make()
         numbered = {name: count for (_, name), count in counts.items()}
     finally:
         counts.clear()
         counts.update(before)
-    for metrics in made.values() if isinstance(made, Mapping) else [made]:
+    for metrics in whole.values() if isinstance(whole, Mapping) else [whole]:
         _number(tf.nest.flatten(metrics), numbered)
-    return made
+    return whole
 
 
 def _number(metrics: Sequence[Any], numbered: Mapping[str, int]) -> None:
-    """Numbers the metrics of each class in the list anew.
-
-    Args:
-      numbered: how many objects Keras has named after each class.
-    """
+    """Numbers the metrics of each class anew; `numbered` has how many objects Keras has named after each."""
     found: Counter[str] = Counter()
     for metric in metrics:
         if not isinstance(metric, tf_keras.metrics.Metric):
@@ -94,20 +85,16 @@ def losses_by_output(container: Any, label: Any, prediction: Any, weight: Any) -
     `container(...)`, which is public, adds to metrics on parameter servers; an evaluation must leave these alone. So
     its losses are called here in the same way: by output, with labels and weights of the same type and rank (tf-keras
     2.21).
-
-    Args:
-      container: the `compiled_loss` of a network, built.
-      label, prediction, weight: of the batch, as the network's `train_step` takes them; `weight` may be None.
     """
     labels = container._conform_to_outputs(prediction, label)
     weights = container._conform_to_outputs(prediction, weight)
     losses = {}
     batch = map(tf.nest.flatten, (labels, prediction, weights))
     flat = zip(*batch, container._losses, container._output_names, strict=True)
-    for of_label, of_prediction, of_weight, loss, name in flat:
-        if loss is not None and of_label is not None:
-            aligned = compile_utils.match_dtype_and_rank(of_label, of_prediction, of_weight)
-            losses[name] = loss(aligned[0], aligned[1], sample_weight=aligned[2])
+    for one_label, one_prediction, one_weight, loss, name in flat:
+        if loss is not None and one_label is not None:
+            expected, predicted, sample_weight = aligned(one_label, one_prediction, one_weight)
+            losses[name] = loss(expected, predicted, sample_weight=sample_weight)
     return losses
 
 
@@ -115,10 +102,6 @@ def aligned(label: Any, prediction: Any, weight: Any) -> tuple[Any, Any, Any]:
     """One output's label, prediction and weight with the types and ranks in which losses and metrics get them.
 
     Keras' exact evaluation omits this for metrics (tf-keras 2.21).
-
-    Args:
-      prediction: or its spec.
-      weight: may be None.
     """
     return compile_utils.match_dtype_and_rank(label, prediction, weight)
 
@@ -134,7 +117,7 @@ def masks_of(prediction: Any) -> tuple[Any, ...]:
 
 
 def attach_masks(prediction: Any, masks: Sequence[Any]) -> None:
-    """Attaches masks, as of `masks_of`, to copies of the outputs."""
+    """Attaches the result of `masks_of` to copies of the outputs."""
     for output, mask in zip(tf.nest.flatten(prediction), masks, strict=True):
         if isinstance(mask, tf.Tensor):
             output._keras_mask = mask
@@ -227,11 +210,7 @@ class ModelWithOwnChildren(tf_keras.Model):
     """A model whose checkpoints and SavedModels hold objects of its choice in place of its layers (tf-keras 2.21)."""
 
     def saved_children(self, save_type: str) -> dict[str, Any] | None:
-        """The objects by name; None for those that tf-keras finds in the attributes.
-
-        Args:
-          save_type: 'checkpoint' or 'savedmodel'.
-        """
+        """The objects by name in a 'checkpoint' or 'savedmodel'; None for those that tf-keras finds itself."""
         raise NotImplementedError
 
     def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> dict[str, Any]:

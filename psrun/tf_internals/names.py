@@ -16,5 +16,5 @@ def split_name(name: str) -> tuple[str, int]:
 
 
 def name_of(variable: Any) -> str:
-    """The name of a variable, whole or in shards; that of the variable for a shard."""
+    """The name of a variable, whole or in shards; for a shard, the name of its variable."""
     return split_name((getattr(variable, "variables", None) or [variable])[0].name)[0]

@@ -11,7 +11,6 @@ import tf_keras
 from support import run_config
 
 from psrun.errors import ConfigError
-from psrun.optimizers import separability
 from psrun.program import make_optimizer
 from psrun.tf_internals import keras
 
@@ -122,7 +121,7 @@ def test_optimizers_of_a_model_are_found():
     ],
 )
 def test_steps_of_shards_are_compared_with_those_of_the_whole(make, by_row):
-    assert separability.compare(make) == by_row
+    assert make_optimizer.equal_in_shards(make) == by_row
 
 
 CUT = ("cluster=local", "partitioner=fixed_shards", "model=dense", "data=regression")
@@ -181,4 +180,4 @@ def test_an_optimizer_like_that_of_a_model_can_be_made():
     own.build([tf.Variable([1.0])])
     like = make_optimizer.like(own, run_config())
     assert (type(like), like.clipnorm) == (Lamb, 0.5)
-    assert not separability.compare(lambda: make_optimizer.like(own, run_config()))
+    assert not make_optimizer.equal_in_shards(lambda: make_optimizer.like(own, run_config()))

@@ -170,7 +170,7 @@ def test_dense_gradients_are_updated_as_by_the_optimizer_of_keras(name):
 @pytest.mark.parametrize("dense", [False, True])
 def test_clipnorm_bounds_the_gradient_of_each_table_of_a_stack(dense):
     from psrun.layers.layout import StackLayout
-    from psrun.layers.stack import Held
+    from psrun.layers.stack import TableOffsets
 
     layout = StackLayout((7, 5), 2)
     random = np.random.default_rng(1)
@@ -184,7 +184,7 @@ def test_clipnorm_bounds_the_gradient_of_each_table_of_a_stack(dense):
             stacked[block.shard, block.offset : block.offset + block.num_rows] = table[block.first :][: block.num_rows]
     shards = [tf.Variable(tf.zeros_like(part), name=f"stack/embeddings/part_{i}") for i, part in enumerate(stacked)]
     for shard in shards:
-        shard.psrun_held = Held(("a", "b"), (layout.offset(0), layout.offset(1)))
+        shard.psrun_table_offsets = TableOffsets(("a", "b"), (layout.offset(0), layout.offset(1)))
     of_shards = [tf.constant(part) for part in stacked]
     if not dense:
         of_shards = [tf.IndexedSlices(part, tf.range(len(part)), tf.constant(part.shape)) for part in of_shards]
