@@ -421,11 +421,7 @@ class SweepReader:
 
 
 def _of_run(now: run_state.RunState, job: Job, metrics: Mapping[str, float]) -> Job:
-    """The state of a started job.
-
-    Args:
-      metrics: those that it had before; a heartbeat does not repeat all of them.
-    """
+    """The state of a started job. It keeps its earlier `metrics`, since a heartbeat does not have all of them."""
     status = "gone" if now.gone else "running" if now.status in OVER and not now.ended else now.status
     exit_code = now.result.get("exit_code")
     return replace(

@@ -224,11 +224,7 @@ class SweepRunner:
             jobs.plan(self.sweep)
 
     def look(self) -> None:
-        """Reads and shows the current state of the jobs.
-
-        Raises:
-          ConfigError: a search would run without its objective.
-        """
+        """Reads and shows the state of the jobs. Raises ConfigError if a search would run without its objective."""
         self._signals.raise_again()
         self._monitor.look()
         if self.sweep.search:

@@ -65,11 +65,7 @@ class SweepScreen:
 
 
 class SweepView:
-    """Follows the jobs in a folder to the end of all, on `console`.
-
-    Args:
-      metric, mode: as of `SweepReader`.
-    """
+    """Follows the jobs in a folder to the end of all, on `console`. It ranks them as SweepReader does."""
 
     def __init__(self, path: Path, console: Console, *, metric: str | None, mode: str | None) -> None:
         self._path = path
