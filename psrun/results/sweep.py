@@ -94,9 +94,10 @@ class SweepState:
     @property
     def best(self) -> Job | None:
         """The best job that has not failed; it may still run. None if no job has the metric."""
-        name, sign = self.metric or "", -1 if self.mode == "max" else 1
+        name = self.metric or ""
         ranked = [job for job in self.jobs if name in job.metrics and job.status not in ("failed", "gone")]
-        return min(ranked, key=lambda job: sign * job.metrics[name], default=None)
+        best = max if self.mode == "max" else min
+        return best(ranked, key=lambda job: job.metrics[name], default=None)
 
     @property
     def counts(self) -> Counter[str]:

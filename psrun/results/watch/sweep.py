@@ -193,7 +193,8 @@ def summary(state: SweepState) -> Text:
     """The number of jobs by status, and the best job."""
     many = "1 job" if len(state.jobs) == 1 else f"{len(state.jobs)} jobs"
     counts = ", ".join(f"{count} {status}" for status, count in state.counts.items()) or "none yet"
-    best, name = state.best, state.metric
+    best = state.best
+    name = state.metric
     if best is None or name is None:
         return Text(f"{many}: {counts}" + (f"; none has {name} yet" if name else ""))
     so_far = "" if all(job.is_over for job in state.jobs) else " so far"
@@ -210,7 +211,8 @@ def _line(state: SweepState, job: Job) -> Text:
 
 def _result(state: SweepState) -> Table:
     errors = ["error"] if any(job.error for job in state.jobs) else []
-    name, best = state.metric or "metric", state.best
+    name = state.metric or "metric"
+    best = state.best
     table = _table("job", "overrides", "status", name, "seconds", *errors)
     for job in state.jobs:
         value = f"{job.metrics[name]:.4g}" + (" best" if job is best else "") if name in job.metrics else ""
