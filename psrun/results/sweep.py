@@ -392,20 +392,18 @@ class SweepReader:
         known_s, previous = self._known.get(path, (0.0, job))
         if known_s == stamp_s and previous.status in OVER and self._counts(previous.status, stamp_s):
             return previous
-        if stamp_s or not self._may_start(path, job):
+        is_planned = job.number is not None
+        may_start = is_planned or time.time() - reading.changed_s(path) < BETWEEN_JOBS_S
+        if stamp_s or not may_start:
             now = run_state.look(path, supervised=self._supervised)
             if self._counts(now.status, stamp_s):
                 state = _of_run(now, job, previous.metrics)
                 self._known[path] = (stamp_s, state)
                 return state
         log_s = reading.changed_s(RunFolder(path).log(LOG))
-        has_begun = log_s and job.number is not None and self._sweep and log_s >= self._sweep.started_s
+        has_begun = log_s and is_planned and self._sweep and log_s >= self._sweep.started_s
         status = "starting" if has_begun else "waiting"
         return replace(job, status=status, doing=status, written_s=reading.changed_s(path))
-
-    def _may_start(self, path: Path, job: Job) -> bool:
-        """Whether a run may still start in a folder without one."""
-        return job.number is not None or time.time() - reading.changed_s(path) < BETWEEN_JOBS_S
 
     def _counts(self, status: str, stamp_s: float) -> bool:
         """Whether the sweep keeps this result: it repeats what did not complete before its start or last resume."""

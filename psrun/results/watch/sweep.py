@@ -34,10 +34,6 @@ class SweepScreen:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
-    @property
-    def is_live(self) -> bool:
-        return self._live is not None
-
     def start(self) -> None:
         if self._live:
             self._live.start()
@@ -69,6 +65,7 @@ class SweepView:
 
     def __init__(self, path: Path, console: Console, *, metric: str | None, mode: str | None) -> None:
         self._path = path
+        self._console = console
         self._metric = metric
         self._reader = SweepReader(path, metric=metric, mode=mode)
         self._screen = SweepScreen(console)
@@ -106,7 +103,7 @@ class SweepView:
             self._screen.show(state, [job for job in state.jobs if job.status != before.get(job.folder)])
             return
         self._screen.show(state, [job for job in state.jobs if not job.is_over])
-        if not self._screen.is_live:
+        if not self._console.is_terminal:
             self._screen.print(summary(state))
 
 
