@@ -110,11 +110,7 @@ def check_interpreter() -> None:
 
 
 def allow_open_files() -> None:
-    """Raises the soft limit of open files of this process if it is too low for a server.
-
-    Raises:
-      ConfigError: the hard limit is too low, too. A restart would not change that.
-    """
+    """Raises the soft limit of open files if it is too low for a server; ConfigError if the hard limit is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _MIN_OPEN_FILES:
         return
@@ -162,11 +158,7 @@ class _LastingStdout(io.FileIO):
 
 
 def outlive_stdout(terminal: TextIO) -> None:
-    """Keeps the process running when standard output is a closed pipe or a full disk.
-
-    Args:
-      terminal: receives one line that names the error, unless it is a closed pipe.
-    """
+    """Keeps the process running when standard output is a closed pipe or, with a line on `terminal`, a full disk."""
     sys.stdout.flush()
     lasting = io.BufferedWriter(_LastingStdout(terminal))
     encoding = sys.stdout.encoding or "utf-8"

@@ -184,7 +184,8 @@ class ConsoleSink(Sink):
     def _show_end(self, event: Event) -> None:
         first_s = event.data["time_to_first_step_s"]
         first = "" if first_s is None else f" (first step after {first_s:.1f} s)"
-        last, own = "", event.data.get("this_process")  # earlier versions did not record it
+        last = ""
+        own = event.data.get("this_process")  # earlier versions did not record it
         if own is not None and own["steps"] < (event.step or 0):
             number = f"the last {own['steps']}" if own["steps"] else "none"
             last = f", {number} of them by this process in {own['seconds']:.1f} s"

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened: epoch, evaluation, checkpoint, failure, ...
+    """Something that happened, such as an epoch, an evaluation, a checkpoint or a failure.
 
     Attributes:
       kind: what happened.

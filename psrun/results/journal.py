@@ -109,13 +109,6 @@ class EventReader:
         self.broken += events.count(None)
         return [event for event in events if event]
 
-    def read_if_possible(self) -> list[Event]:
-        """As `read`, but no events if the file cannot be read."""
-        try:
-            return self.read()
-        except OSError:
-            return []
-
     def _is(self, *, file: tuple[int, int] | None, size: int) -> None:
         if self._read_bytes and (file != self._file or size < self._read_bytes):
             self._read_bytes = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -149,7 +150,8 @@ def look(path: Path, *, supervised: bool = False) -> RunState:
     """
     result, problem = reading.loaded(path / RESULT)
     if problem:
-        result = summary.of_events(EventReader(path / METRICS).read_if_possible())
+        with contextlib.suppress(OSError):
+            result = summary.of_events(EventReader(path / METRICS).read())
     beats = _beats(path)
     written_s = _written_s(path)
     over = result.get("status") in OVER

@@ -94,9 +94,10 @@ class SweepState:
     @property
     def best(self) -> Job | None:
         """The best job that has not failed; it may still run. None if no job has the metric."""
-        name, sign = self.metric or "", -1 if self.mode == "max" else 1
+        name = self.metric or ""
         ranked = [job for job in self.jobs if name in job.metrics and job.status not in ("failed", "gone")]
-        return min(ranked, key=lambda job: sign * job.metrics[name], default=None)
+        best = max if self.mode == "max" else min
+        return best(ranked, key=lambda job: job.metrics[name], default=None)
 
     @property
     def counts(self) -> Counter[str]:
@@ -391,20 +392,18 @@ class SweepReader:
         known_s, previous = self._known.get(path, (0.0, job))
         if known_s == stamp_s and previous.status in OVER and self._counts(previous.status, stamp_s):
             return previous
-        if stamp_s or not self._may_start(path, job):
+        is_planned = job.number is not None
+        may_start = is_planned or time.time() - reading.changed_s(path) < BETWEEN_JOBS_S
+        if stamp_s or not may_start:
             now = run_state.look(path, supervised=self._supervised)
             if self._counts(now.status, stamp_s):
                 state = _of_run(now, job, previous.metrics)
                 self._known[path] = (stamp_s, state)
                 return state
         log_s = reading.changed_s(RunFolder(path).log(LOG))
-        has_begun = log_s and job.number is not None and self._sweep and log_s >= self._sweep.started_s
+        has_begun = log_s and is_planned and self._sweep and log_s >= self._sweep.started_s
         status = "starting" if has_begun else "waiting"
         return replace(job, status=status, doing=status, written_s=reading.changed_s(path))
-
-    def _may_start(self, path: Path, job: Job) -> bool:
-        """Whether a run may still start in a folder without one."""
-        return job.number is not None or time.time() - reading.changed_s(path) < BETWEEN_JOBS_S
 
     def _counts(self, status: str, stamp_s: float) -> bool:
         """Whether the sweep keeps this result: it repeats what did not complete before its start or last resume."""
@@ -421,11 +420,7 @@ class SweepReader:
 
 
 def _of_run(now: run_state.RunState, job: Job, metrics: Mapping[str, float]) -> Job:
-    """The state of a started job.
-
-    Args:
-      metrics: those that it had before; a heartbeat does not repeat all of them.
-    """
+    """The state of a started job. It keeps its earlier `metrics`, since a heartbeat does not have all of them."""
     status = "gone" if now.gone else "running" if now.status in OVER and not now.ended else now.status
     exit_code = now.result.get("exit_code")
     return replace(

@@ -142,11 +142,7 @@ def names(folder: Path) -> list[str]:
 
 
 def still_beats(folder: Path, task: Task, *, within_s: float = 0.0) -> bool:
-    """Whether the task is alive on any host: whether its heartbeat changes, independent of the hosts' clocks.
-
-    Args:
-      within_s: how long to wait for it to end.
-    """
+    """Whether the task on any host is alive, and does not end `within_s`: its heartbeat changes, by any clock."""
     deadline_s = time.monotonic() + within_s
     while True:
         before = read(folder, task)

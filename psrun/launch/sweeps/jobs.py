@@ -80,7 +80,8 @@ def _cores() -> int:
 
 def _free_bytes() -> int:
     free = psutil.virtual_memory().available
-    most, used = _read("memory.max"), _read("memory.current")
+    most = _read("memory.max")
+    used = _read("memory.current")
     if not (most.isdigit() and used.isdigit()):
         return free
     # The page cache counts as used memory, but is freed on demand.

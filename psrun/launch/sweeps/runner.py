@@ -211,7 +211,8 @@ class SweepRunner:
         """Runs the job in `folder`, as `jobs.run` does. The sweep ends if the job shows that its metric is mistyped."""
         start_process = self._forks.start if self._forks is not None and folder in self._forked else start_alone
         value = jobs.run(folder, self.sweep, elsewhere=False, start_process=start_process)
-        metric, result = self.sweep.metric, RunFolder(folder).stored()
+        metric = self.sweep.metric
+        result = RunFolder(folder).stored()
         metrics = result.get("metrics") or {}  # jobs without evaluation have none
         is_mistyped = metric is not None and metric not in metrics and schema.is_near(metric, metrics)
         if value is None and is_mistyped and result.get("status") == "completed":
@@ -224,11 +225,7 @@ class SweepRunner:
             jobs.plan(self.sweep)
 
     def look(self) -> None:
-        """Reads and shows the current state of the jobs.
-
-        Raises:
-          ConfigError: a search would run without its objective.
-        """
+        """Reads and shows the state of the jobs. Raises ConfigError if a search would run without its objective."""
         self._signals.raise_again()
         self._monitor.look()
         if self.sweep.search:
@@ -245,7 +242,8 @@ class SweepRunner:
 
     def _is_done(self, each: Proposal) -> bool:
         """Whether the job must not run again. Raises ConfigError if its folder holds another job."""
-        sweep, stored = self.sweep, RunFolder(each.folder).stored()
+        sweep = self.sweep
+        stored = RunFolder(each.folder).stored()
         there = stored.get("overrides")
         if there is not None and _of_job(there) != _of_job(each.overrides):
             message = f"holds a job with {' '.join(there)}, but the sweep now wants {' '.join(each.overrides)}"

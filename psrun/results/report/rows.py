@@ -168,11 +168,7 @@ def _text(value: Any) -> str:
 
 
 def full_key(key: str, rows: Sequence[Row]) -> str:
-    """The column that `key` names, whole or by its end: num_workers for cluster.num_workers.
-
-    Raises:
-      ConfigError: no column has this name, or several do.
-    """
+    """The column that `key` names, whole or by its end. Raises ConfigError if there is none, or several."""
     keys = {name for each in rows for name in each}
     if key in keys:
         return key
@@ -215,11 +211,7 @@ def condition(text: str, rows: Sequence[Row]) -> Callable[[Row], bool]:
 
 
 def ordered(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
-    """Rows sorted by the first of `keys`, then the next; '-KEY' is descending. Those without the value come last.
-
-    Raises:
-      ConfigError: no row has a key.
-    """
+    """Rows sorted by the first of `keys`, then the next; '-KEY' is descending. Rows without the value come last."""
     result = list(rows)
     for key in reversed(keys):
         name = full_key(key.removeprefix("-"), rows)

@@ -62,11 +62,7 @@ class Run:
 
 
 def find(folders: Sequence[Path]) -> list[Run]:
-    """All runs in and below `folders`, each once, sorted by name, with numbers in their order.
-
-    Raises:
-      ConfigError: a folder does not exist, or has no run in it.
-    """
+    """All runs in and below `folders`, once each, sorted by name. Raises ConfigError for a folder without a run."""
     paths: dict[Path, None] = {}
     for folder in folders:
         here = list(below(existing(folder).resolve()))

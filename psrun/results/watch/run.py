@@ -57,11 +57,7 @@ class RunView:
         self._readable_s = self._held_s = time.monotonic()
 
     def follow(self) -> ExitCode:
-        """Shows past and new events until the run is over; returns its exit code.
-
-        Raises:
-          PsrunError: the run ended without recording a status, or its folder cannot be read or was removed.
-        """
+        """Shows events until the run is over; its exit code. Raises PsrunError if it has no status or no folder."""
         try:
             while True:
                 now = run_state.look(self._path)  # before the events: once the run has ended, all events are there

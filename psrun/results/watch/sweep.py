@@ -34,10 +34,6 @@ class SweepScreen:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
-    @property
-    def is_live(self) -> bool:
-        return self._live is not None
-
     def start(self) -> None:
         if self._live:
             self._live.start()
@@ -65,14 +61,11 @@ class SweepScreen:
 
 
 class SweepView:
-    """Follows the jobs in a folder to the end of all, on `console`.
-
-    Args:
-      metric, mode: as of `SweepReader`.
-    """
+    """Follows the jobs in a folder to the end of all, on `console`. It ranks them as SweepReader does."""
 
     def __init__(self, path: Path, console: Console, *, metric: str | None, mode: str | None) -> None:
         self._path = path
+        self._console = console
         self._metric = metric
         self._reader = SweepReader(path, metric=metric, mode=mode)
         self._screen = SweepScreen(console)
@@ -110,7 +103,7 @@ class SweepView:
             self._screen.show(state, [job for job in state.jobs if job.status != before.get(job.folder)])
             return
         self._screen.show(state, [job for job in state.jobs if not job.is_over])
-        if not self._screen.is_live:
+        if not self._console.is_terminal:
             self._screen.print(summary(state))
 
 
@@ -197,7 +190,8 @@ def summary(state: SweepState) -> Text:
     """The number of jobs by status, and the best job."""
     many = "1 job" if len(state.jobs) == 1 else f"{len(state.jobs)} jobs"
     counts = ", ".join(f"{count} {status}" for status, count in state.counts.items()) or "none yet"
-    best, name = state.best, state.metric
+    best = state.best
+    name = state.metric
     if best is None or name is None:
         return Text(f"{many}: {counts}" + (f"; none has {name} yet" if name else ""))
     so_far = "" if all(job.is_over for job in state.jobs) else " so far"
@@ -214,7 +208,8 @@ def _line(state: SweepState, job: Job) -> Text:
 
 def _result(state: SweepState) -> Table:
     errors = ["error"] if any(job.error for job in state.jobs) else []
-    name, best = state.metric or "metric", state.best
+    name = state.metric or "metric"
+    best = state.best
     table = _table("job", "overrides", "status", name, "seconds", *errors)
     for job in state.jobs:
         value = f"{job.metrics[name]:.4g}" + (" best" if job is best else "") if name in job.metrics else ""
