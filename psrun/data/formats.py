@@ -16,7 +16,7 @@ from pyarrow import compute as pc
 from pyarrow import ipc, json, parquet, types
 
 from psrun.data import files, text
-from psrun.data.rows import TEXT, Layout, Rows
+from psrun.data.rows import TAB, TEXT, Layout, Rows
 from psrun.errors import ConfigError, DataError, Problem
 
 _JSON_BYTES = 1 << 22  # of a block
@@ -80,6 +80,22 @@ def _sniffed(name: str) -> str:
         return form
     message = f"is unknown for the file name {name}; set data.format={'|'.join(FORMATS)}"
     raise ConfigError([Problem("data.format", message)])
+
+
+def layout(
+    names: Sequence[str],
+    *,
+    format: str | None = None,
+    delimiter: str | None = None,
+    columns: Sequence[str] | None = None,
+    encoding: str = "utf-8",
+    quoted: bool = True,
+    folders: Sequence[str | None] = (),
+) -> Layout:
+    """How to read files, as the configuration says and, where it says nothing, as their names or first bytes tell."""
+    form = format or of(names)
+    delimiter = TAB if delimiter == r"\t" else delimiter or TEXT.get(form, ",")
+    return Layout(form, delimiter, quoted, tuple(columns or ()) or None, encoding, tuple(filter(None, folders)))
 
 
 def columns(name: str, layout: Layout) -> tuple[str, ...] | None:

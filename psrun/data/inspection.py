@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from psrun.data.contents import FEW
 from psrun.data.feature_spec import FeatureSpec
 from psrun.data.profiles import Profile
 from psrun.data.proposals import Proposal
-from psrun.data.rows import TAB, TEXT, Layout
+from psrun.data.rows import TEXT, Layout
 from psrun.errors import ConfigError, DataError
 from psrun.files import write_atomic
 from psrun.results.console import warner
@@ -54,18 +54,26 @@ def run(
     if write is not None and write.exists():
         raise ConfigError(f"{write} exists; choose another name for --write")
     paths = [file for name in names for file in files.find(name)]
-    layout = _layout(paths, format, columns, delimiter, encoding)
+    named = None if columns is None else columns.split(",")
+    if wrong := list(text.problems(delimiter, named, encoding)):
+        raise ConfigError(wrong)
+    layout = formats.layout(paths, format=format, delimiter=delimiter, columns=named, encoding=encoding)
+    if layout.format == "tfrecord":
+        raise ConfigError("TFRecord files have no schema, because records may differ; write data.features yourself")
     _check_label(paths[0], layout, label)
     looked = profiles.of_files(paths, layout, cache=files.cache())
     guessed = proposals.of(looked.values(), (label, weight))
     first = next(iter(looked.values()))
     if not first.num_rows:
         raise DataError(f"{paths[0]} has no rows")
-    _check_weight(weight, label, paths[0], looked)
+    if weight is not None:
+        _check_weight(weight, label, paths[0], looked)
     task = None if label is None else label_guess.of(looked[label])
     title = f"{first.num_rows:,} rows of {paths[0]}" + (f" and {len(paths) - 1} more files" if len(paths) > 1 else "")
     console.print(feature_table([each.row(name) for name, each in guessed.items()], title))
-    _warn(console, guessed, first, text.header_hint(tuple(looked), layout))
+    warn = warner(console)
+    for message in _warnings(guessed, first, text.header_hint(tuple(looked), layout)):
+        warn(message)
     if task is not None:
         console.print(f"label {label}: {task.note}", soft_wrap=True)
     if weight is not None:
@@ -75,19 +83,6 @@ def run(
         where |= {} if weight is None else {"weight": weight}
         _write(write, guessed, {**where, **_how(layout, format), **(task.options if task is not None else {})})
         console.print(_advice(write), soft_wrap=True)
-
-
-def _layout(
-    paths: Sequence[str], format: str | None, columns: str | None, delimiter: str | None, encoding: str
-) -> Layout:
-    delimiter = TAB if delimiter == r"\t" else delimiter
-    named = None if columns is None else tuple(columns.split(","))
-    if wrong := list(text.problems(delimiter, named, encoding)):
-        raise ConfigError(wrong)
-    form = format or formats.of(paths)
-    if form == "tfrecord":
-        raise ConfigError("TFRecord files have no schema, because records may differ; write data.features yourself")
-    return Layout(form, delimiter or TEXT.get(form, ","), columns=named, encoding=encoding)
 
 
 def _check_label(name: str, layout: Layout, label: str | None) -> None:
@@ -107,21 +102,17 @@ def _of_command(hint: str) -> str:
     return hint.replace("data.columns=[...]", "--columns NAME,NAME,...")
 
 
-def _warn(console: Console, guessed: Mapping[str, Proposal], first: Profile, header_hint: str) -> None:
-    warn = warner(console)
+def _warnings(guessed: Mapping[str, Proposal], first: Profile, header_hint: str) -> Iterator[str]:
     if header_hint:
-        warn(_of_command(header_hint).strip())
-    for message in proposals.warnings(guessed):
-        warn(message)
+        yield _of_command(header_hint).strip()
+    yield from proposals.warnings(guessed)
     if first.num_bad:
         rows = "row is" if first.num_bad == 1 else "rows are"
         message = f"{first.num_bad:,} malformed {rows} not counted; the first is {first.first_bad}"
-        warn(f"{message}. A run fails there; set data.max_bad_rows={first.num_bad} to skip them")
+        yield f"{message}. A run fails there; set data.max_bad_rows={first.num_bad} to skip them"
 
 
-def _check_weight(weight: str | None, label: str | None, name: str, columns: Mapping[str, Profile]) -> None:
-    if weight is None:
-        return
+def _check_weight(weight: str, label: str | None, name: str, columns: Mapping[str, Profile]) -> None:
     if weight not in columns:
         raise ConfigError(f"{name} has no column {weight!r}.{schema.did_you_mean(weight, columns)}")
     if weight == label:
@@ -133,12 +124,10 @@ def _check_weight(weight: str | None, label: str | None, name: str, columns: Map
 def _show_weight(console: Console, weight: Profile) -> None:
     least, most = weight.limits
     console.print(f"weight {weight.column}: {proposals.shown(least)} to {proposals.shown(most)}", soft_wrap=True)
-    missing, negative = weight.num_missing, least < 0
-    if missing or negative:
-        what = " and ".join([f"{missing:,} missing weights"] * bool(missing) + ["negative weights"] * negative)
-        warner(console)(
-            f"column {weight.column} has {what}; a run fails at such rows, or skips up to data.max_bad_rows"
-        )
+    what = [f"{weight.num_missing:,} missing weights"] * bool(weight.num_missing) + ["negative weights"] * (least < 0)
+    if what:
+        remedy = "a run fails at such rows, or skips up to data.max_bad_rows"
+        warner(console)(f"column {weight.column} has {' and '.join(what)}; {remedy}")
 
 
 def _how(layout: Layout, format: str | None) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from psrun.data import (
 from psrun.data.columns import ColumnSpec
 from psrun.data.feature_spec import FeatureSpec
 from psrun.data.preparation import PreparedSet
-from psrun.data.rows import TAB, TEXT, Layout, Rows
+from psrun.data.rows import Layout, Rows
 from psrun.data.source import Batches, ByNumber, Convert, Feature, Task, as_read
 from psrun.data.table_reader import WEIGHT, RowsToPredict, TableReader
 from psrun.errors import ConfigError, DataError, Problem
@@ -111,7 +111,6 @@ class Table(ByNumber):
         predicting: bool = False,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        delimiter = TAB if delimiter == r"\t" else delimiter
         _raise(
             *text.problems(delimiter, columns, encoding),
             *_problems_of_label(task, num_classes, label_vocabulary),
@@ -119,10 +118,15 @@ class Table(ByNumber):
         )
         specs = feature_spec.read(features) if features is not None else {}
         train, evaluation = _files(path, eval_path, overlapping=predicting)
-        form = format or formats.of([*train, *evaluation])
-        folders = tuple(each for each in (path, eval_path) if each)
-        names = tuple(columns) if columns else None
-        layout = Layout(form, delimiter or TEXT.get(form, ","), quoted, names, encoding, folders)
+        layout = formats.layout(
+            [*train, *evaluation],
+            format=format,
+            delimiter=delimiter,
+            columns=columns,
+            encoding=encoding,
+            quoted=quoted,
+            folders=(path, eval_path),
+        )
         known = formats.columns(train[0], layout)
         _check_columns({}, label, weight, known, layout, train[0])
         recorded = recorded or {}

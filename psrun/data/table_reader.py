@@ -123,7 +123,7 @@ class TableReader:
         if split is None:
             return preparation.Contents(columns, pieces, json.dumps(how), label=label)
         key = json.dumps([*how, split.key])
-        return preparation.Contents(columns, pieces, key, splits.PARTS, label, lambda: split.facts)
+        return preparation.Contents(columns, pieces, key, splits.PARTS, label, split.facts)
 
     def _rows_of(self, name: str, split: splits.Split | None) -> Iterator[Rows]:
         """The rows of a file with the columns of the prepared set, and those that the split needs."""
