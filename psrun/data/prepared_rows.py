@@ -153,9 +153,12 @@ class _MappedFile:
           which: the record batch of each row.
           rows: their numbers in the record batch.
         """
+        num_rows = tf.size(rows, tf.int64)
         firsts, run = runs((rows[1:] != rows[:-1] + 1) | (which[1:] != which[:-1]))
+        firsts = firsts[:num_rows]  # none of no rows, as of lists that are all empty
+        run = run[:num_rows]
         first = tf.gather(rows, firsts)
-        count = tf.concat([firsts[1:], [tf.size(rows, tf.int64)]], 0) - firsts
+        count = tf.concat([firsts[1:], [num_rows]], 0) - firsts
         batch = tf.gather(which, firsts)
         begin = tf.gather(tf.constant(contents), batch)  # (runs, columns), as what follows
         # A run of n rows has n + 1 offsets.
@@ -172,7 +175,7 @@ class _MappedFile:
         head = tf.cast(tf.strings.length(text), tf.int64) - 8 * tf.size(content, tf.int64)
         place = tf.transpose(tf.reshape(words.rt_nested_splits[:-1], [contents.shape[1], -1]))
         shift = tf.gather(head + 8 * (place - first_word) + begin, run)
-        row = tf.range(tf.size(rows, tf.int64)) + run  # among the offsets
+        row = tf.range(num_rows) + run  # among the offsets
         starts = tf.gather(ends, row)
         lengths = tf.gather(ends, row + 1) - starts
         places = tf.cast(_flat(shift + starts), tf.int32)
