@@ -44,7 +44,7 @@ _SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
 _MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"PK\x03\x04": "npz"}
 
 
-def of(names: Sequence[str]) -> str:
+def detect(names: Sequence[str]) -> str:
     """The format of files, by the extensions of their names, or else by the start of the first.
 
     Raises:
@@ -93,7 +93,7 @@ def layout(
     folders: Sequence[str | None] = (),
 ) -> Layout:
     """How to read files, as the configuration says and, where it says nothing, as their names or first bytes tell."""
-    form = format or of(names)
+    form = format or detect(names)
     delimiter = TAB if delimiter == r"\t" else delimiter or TEXT.get(form, ",")
     return Layout(form, delimiter, quoted, tuple(columns or ()) or None, encoding, tuple(filter(None, folders)))
 

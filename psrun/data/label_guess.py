@@ -53,7 +53,7 @@ class Label:
         return options
 
 
-def of(profile: Profile, *, task: str | None = None, num_classes: int | None = None) -> Label:
+def guess(profile: Profile, *, task: str | None = None, num_classes: int | None = None) -> Label:
     """The task of a label, by its values.
 
     Args:

@@ -123,7 +123,7 @@ def _percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.095 else f"{share:.1%}"
 
 
-def of(profiles: Iterable[Profile], no_features: Collection[str | None]) -> dict[str, Proposal]:
+def propose(profiles: Iterable[Profile], no_features: Collection[str | None]) -> dict[str, Proposal]:
     """The proposals for each column, by the name of the feature; several for a column of times.
 
     Args:

@@ -140,7 +140,7 @@ class Split(abc.ABC):
 Read = Callable[[Sequence[str]], Iterator[tuple[int, Rows]]]  # columns of all files, with the number of rows before
 
 
-def of(spec: SplitSpec, read_columns: Read, since: float | None = None) -> Split | None:
+def make(spec: SplitSpec, read_columns: Read, since: float | None = None) -> Split | None:
     """The split of files; None for none.
 
     Args:
@@ -159,7 +159,7 @@ def of(spec: SplitSpec, read_columns: Read, since: float | None = None) -> Split
 def held_out(names: Sequence[str], layout: Layout, spec: SplitSpec) -> np.ndarray:
     """Whether each well-formed row of files is an evaluation example, in their order."""
     read_columns = functools.partial(formats.rows_of_files, names, layout=layout)
-    split = of(spec, read_columns)
+    split = make(spec, read_columns)
     columns = (split.columns if split else None) or formats.columns(names[0], layout) or ()
     parts = [
         split.held_out(rows, first) if split else np.zeros(rows.batch.num_rows, bool)

@@ -161,7 +161,7 @@ class Table(ByNumber):
         self._take_split(prepared, split_spec, is_new=not recorded)
         if features is None:
             self._add_facts(features=feature_spec.record(specs, run_folder))
-        self.features: Mapping[str, Feature] = table_features.made(specs, num_buckets, prepared.scales, run_folder)
+        self.features: Mapping[str, Feature] = table_features.make(specs, num_buckets, prepared.scales, run_folder)
         self._take_scales(prepared, recorded.get("scales", None if recorded else {}))
         self._check_weights(prepared, evaluated)
         self.warnings += (*guess.warnings, *table_features.unused(self.features))
@@ -398,7 +398,7 @@ class _Guess:
     @functools.cached_property
     def _profiles(self) -> dict[str, profiles.Profile]:
         cache = preparation.cache_folder(self.options.cache)
-        looked = profiles.of_files(self.names, self.layout, cache=cache, keep=self.rows, tell=self.options.tell)
+        looked = profiles.profile_files(self.names, self.layout, cache=cache, keep=self.rows, tell=self.options.tell)
         first = next(iter(looked.values()))  # all have the same number of rows
         preparation.check_bad(first.num_bad, [first.first_bad], self.options.max_bad_rows)
         if not first.num_rows:
@@ -408,14 +408,14 @@ class _Guess:
     def target(self, task: Task | None, num_classes: int | None) -> label_guess.Label:
         if self.known is None:
             return label_guess.Label("binary")
-        return label_guess.of(self._profiles[self.label], task=task, num_classes=num_classes)
+        return label_guess.guess(self._profiles[self.label], task=task, num_classes=num_classes)
 
     def features(self, num_buckets: int | None) -> tuple[dict[str, FeatureSpec], list[dict[str, Any]]]:
         """The inferred features, and rows to display them."""
         if self.known is None:
             message = "is required for TFRecord files, whose records have no schema"
             raise ConfigError([Problem("data.features", message)])
-        proposed = proposals.of(self._profiles.values(), (self.label, self.weight))
+        proposed = proposals.propose(self._profiles.values(), (self.label, self.weight))
         features = proposals.features(proposed, num_buckets)
         if not features:
             message = f"cannot be inferred: {proposals.nothing_left(proposed)}"
