@@ -119,7 +119,8 @@ def schema(names: Sequence[str], layout: Layout) -> pa.Schema | None:
     """
     schemas: dict[str, pa.Schema] = {}
     for name in names:
-        known = _schema_of_file(name, layout)
+        with _data_errors(name):
+            known = _schema_once(name, layout, tuple(files.stamp(name)))
         if known is None:
             return None
         added = [key for key in files.partition(name, layout.folders) if key not in known.names]
@@ -144,12 +145,6 @@ def _with_common_integers(one: pa.Schema, other: pa.Schema) -> list[pa.Schema]:
         if pa.uint64() in kinds and any(map(types.is_signed_integer, kinds)):
             schemas = [each.set(each.get_field_index(name), pa.field(name, _BEYOND_INT64)) for each in schemas]
     return schemas
-
-
-def _schema_of_file(name: str, layout: Layout) -> pa.Schema | None:
-    """The columns that are in a file itself, not in the names of folders."""
-    with _data_errors(name):
-        return _schema_once(name, layout, tuple(files.stamp(name)))
 
 
 @functools.lru_cache(maxsize=1024)

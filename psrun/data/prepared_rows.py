@@ -195,24 +195,21 @@ def _is_list(column: Column) -> bool:
 def _fixed(
     values: tf.Tensor, begins: tf.Tensor, widths: Sequence[int], which: tf.Tensor, rows: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Columns of numbers of one type, read together: (n, width) each."""
-    return tf.split(tf.gather(values, _indices(begins, widths, which, rows)), list(widths), axis=1)
-
-
-def _indices(begins: tf.Tensor, widths: Sequence[int], which: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Where the values of rows are: (n, sum of widths).
+    """Columns of numbers of one type, read together: (n, width) each.
 
     Args:
       begins: of each column in each record batch.
       widths: of the columns.
       which: the record batch of each row.
     """
-    begin = tf.gather(begins, which)
+    places = tf.gather(begins, which)
     if max(widths) == 1:
-        return begin + rows[:, tf.newaxis]
-    column: np.ndarray = np.repeat(np.arange(len(widths)), widths)
-    within = np.concatenate([np.arange(width) for width in widths])
-    return tf.gather(begin, column, axis=1) + rows[:, tf.newaxis] * np.repeat(widths, widths) + within
+        places = places + rows[:, tf.newaxis]
+    else:
+        column: np.ndarray = np.repeat(np.arange(len(widths)), widths)
+        within = np.concatenate([np.arange(width) for width in widths])
+        places = tf.gather(places, column, axis=1) + rows[:, tf.newaxis] * np.repeat(widths, widths) + within
+    return tf.split(tf.gather(values, places), list(widths), axis=1)
 
 
 def _ranges(begins: tf.Tensor, ends: tf.Tensor) -> Any:

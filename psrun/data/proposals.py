@@ -86,7 +86,8 @@ class Proposal:
     @property
     def examples(self) -> str:
         """The range of numbers and times, and some of other values."""
-        least, most = self.profile.least, self.profile.most
+        least = self.profile.least
+        most = self.profile.most
         if self.feature is not None and self.feature.part in _PARTS:
             return _PARTS[self.feature.part]
         if least is not None and most is not None:

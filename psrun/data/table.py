@@ -39,7 +39,8 @@ _EPOCHS = 20
 _EPOCHS_OF_CLASSES = 40  # of more than two
 _STEPS = 5000  # over all epochs, at most
 _BATCHES = 40  # of an epoch, at least
-_SMALLEST_BATCH, _LARGEST_BATCH = 32, 1024
+_SMALLEST_BATCH = 32
+_LARGEST_BATCH = 1024
 _BATCH_SIZES = ((60_000, 256), (120_000, 512))  # the largest one for up to as many rows
 _LEARNING_RATE = 0.003
 
