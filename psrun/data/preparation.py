@@ -7,6 +7,7 @@ describes the rows.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import math
@@ -28,7 +29,7 @@ from psrun.data.columns import Column, Piece, is_list
 from psrun.data.prepared_rows import PreparedRows
 from psrun.data.statistics import Scale, Scaling
 from psrun.errors import ConfigError, DataError, Problem
-from psrun.files import lock, write_atomic
+from psrun.files import write_atomic
 
 _VERSION = 5
 _LOOK_EVERY_S = 0.5
@@ -326,15 +327,16 @@ def check_bad(num_bad: int, bad: Sequence[str], max_bad: int) -> None:
 @contextlib.contextmanager
 def _alone(path: Path, tell: Callable[[str], None]) -> Iterator[bool]:
     """Locks out other processes (True); without locks on the file system several processes do the same work (False)."""
-    path.touch()
-    try:
-        while (descriptor := lock(path)) is None:
-            tell("waiting for another process that prepares the same rows")
-            time.sleep(_LOOK_EVERY_S)
-    except OSError:
-        descriptor = None
-    try:
-        yield descriptor is not None
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
+    with path.open("w") as file:  # NFS locks only what is open for writing
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                alone = True
+            except BlockingIOError:
+                tell("waiting for another process that prepares the same rows")
+                time.sleep(_LOOK_EVERY_S)
+                continue
+            except OSError:
+                alone = False
+            break
+        yield alone
