@@ -42,7 +42,8 @@ class Histories(ArraySource):
 
         def examples(count: int) -> Any:
             ids, weights = drawn(rng, count)
-            label = np.bincount(ids.row_of, ids.values / 50 * weights.values, minlength=count)
+            row_of = np.repeat(np.arange(count), ids.lengths)
+            label = np.bincount(row_of, ids.values / 50 * weights.values, minlength=count)
             label = label.astype(np.float32)[:, np.newaxis]
             x = rng.normal(size=(count, 2)).astype(np.float32)
             features: dict[str, Any] = {"history": ids, "history_weights": weights, "x": x}

@@ -138,6 +138,12 @@ def test_prepared_lists_are_reused_and_truncated_anew(tmp_path):
     assert len([*cache.glob("*/prepared.json")]) == 3
 
 
+def test_a_batch_of_empty_lists_is_read(tmp_path):
+    path = text(tmp_path / "rows.csv", "1|2,1|1,a|b,5,0", ",,,6,1")
+    other = text(tmp_path / "eval.csv", ",,,6,1", ",,,7,0")
+    assert evaluated(table(path, eval_path=str(other)))["tags"] == [[], []]
+
+
 BAD = [
     ("1|x,1|1", "column history: 'x' is not an integer"),
     ("1||3,1|1|1", "column history: is empty"),

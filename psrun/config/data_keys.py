@@ -57,7 +57,8 @@ def read(node: Any, cluster: Any, problems: list[Problem], *, elsewhere: bool) -
 
 def _check_batch_size(data: dict[str, Any], cluster: Any, problems: list[Problem]) -> None:
     """Adds a problem if both batch sizes are missing, or contradict each other."""
-    per_replica, size = data.get("batch_size_per_replica"), data.get("global_batch_size")
+    per_replica = data.get("batch_size_per_replica")
+    size = data.get("global_batch_size")
     if per_replica is None and size is None:
         data["global_batch_size"] = schema.MISSING
     if not isinstance(per_replica, int) or not isinstance(size, int) or not isinstance(cluster, Mapping):
@@ -78,7 +79,8 @@ def _missing_files(data: Mapping[str, Any]) -> Iterator[Problem]:
         path = data.get(name)
         if not isinstance(path, str) or path == schema.MISSING or "://" in path:
             continue
-        key, local = f"data.{name}", str(Path(path).expanduser())
+        key = f"data.{name}"
+        local = str(Path(path).expanduser())
         if Path(local).exists():  # its name may look like a pattern
             continue
         if not any(mark in path for mark in "*?["):
@@ -91,7 +93,8 @@ def _label_vocabulary(value: Any, problems: list[Problem]) -> Any:
     """The values as a tuple, all strings or all integers; otherwise adds a problem."""
     if value is None:
         return None
-    key, example = "data.label_vocabulary", "a list of strings or of integers, such as [no, yes]"
+    key = "data.label_vocabulary"
+    example = "a list of strings or of integers, such as [no, yes]"
     if not isinstance(value, list) or len(value) < 2:
         problems.append(Problem(key, f"is {value!r}, must be null or {example}, with at least 2 values"))
         return None

@@ -28,18 +28,20 @@ def policy(run: RunConfig, dataset: Callable[[], tf.data.Dataset]) -> str | None
     """
     if not run.cluster.has_synchronous_workers:
         return None
-    pipeline, name, num_workers = dataset(), run.data.target.name, run.cluster.num_workers
-    assert num_workers is not None  # synchronous workers are counted
+    assert run.cluster.num_workers is not None  # synchronous workers are counted
+    pipeline = dataset()
     requested = run.data.sharding or pipeline.options().experimental_distribute.auto_shard_policy.name.lower()
     if requested not in ("auto", "file"):
         return requested
     try:
-        share_files(applied(pipeline, "file"), num_workers)
+        share_files(applied(pipeline, "file"), run.cluster.num_workers)
     except tf.errors.NotFoundError as error:
         if requested == "auto":
             return "data"
-        message = f"is file, but the training data of {name} does not start from files that TensorFlow can shard"
-        raise ConfigError([Problem(_KEY, f"{message}; choose data, which shards each batch")]) from error
+        message = f"is file, but the training data of {run.data.target.name} does not start from files"
+        raise ConfigError(
+            [Problem(_KEY, f"{message} that TensorFlow can shard; choose data, which shards each batch")]
+        ) from error
     return "file"
 
 

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import importlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.table import Table
 
 from psrun import process
+from psrun.config import schema
+from psrun.data import feature_spec, files, formats, label_guess, profiles, proposals, synthesis, text
 from psrun.data import histories as recipes
-from psrun.data import inspection, synthesis
+from psrun.data.contents import FEW
+from psrun.data.feature_spec import FeatureSpec
+from psrun.data.profiles import Profile
+from psrun.data.proposals import Proposal
+from psrun.data.rows import TEXT, Layout
 from psrun.errors import ConfigError, DataError, ExitCode
+from psrun.files import write_atomic
+from psrun.results.console import warner
+from psrun.results.tables import feature_table
 
+_LINE = 120  # characters of the longest feature that is written on one line
 _FORMATS = ("csv", "tsv", "parquet", "arrow", "json", "npz")  # those with a schema
 
 
@@ -24,7 +37,7 @@ def main(arguments: list[str]) -> ExitCode:
     """Runs `psrun data ARGUMENTS`.
 
     Raises:
-      ConfigError: an argument is out of range, or the target folder is not empty.
+      ConfigError: an argument is out of range, the target exists, or the columns of the files do not fit.
       DataError: files do not exist or cannot be read, or the folder cannot be written.
       SystemExit: from argparse, for --help and for invalid arguments.
     """
@@ -33,8 +46,8 @@ def main(arguments: list[str]) -> ExitCode:
     subcommands = parser.add_subparsers(dest="subcommand", required=True, metavar="inspect|synthesize|vocabulary")
     _add_inspect(subcommands)
     _add_synthesize(subcommands, shown)
-    text = "write the values of each category in random order, for data.vocabulary=FOLDER"
-    part = subcommands.add_parser("vocabulary", help=text, description=text, formatter_class=shown)
+    about = "write the values of each category in random order, for data.vocabulary=FOLDER"
+    part = subcommands.add_parser("vocabulary", help=about, description=about, formatter_class=shown)
     part.set_defaults(function=_vocabulary)
     part.add_argument("path", help="files: one, a folder, or a pattern such as 'train-*.tsv'")
     part.add_argument("folder", type=Path, help="new folder of the vocabulary")
@@ -44,13 +57,13 @@ def main(arguments: list[str]) -> ExitCode:
     )
     part.add_argument("--seed", type=int, metavar="N", default=1, help="seed of the order")
     options = vars(parser.parse_args(arguments))
-    function, _ = options.pop("function"), options.pop("subcommand")
-    return function(Console(highlight=False, markup=False), **options)
+    del options["subcommand"]
+    return options.pop("function")(Console(highlight=False, markup=False), **options)
 
 
 def _add_inspect(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "show the columns of files and propose features, for data=table"
-    part = subcommands.add_parser("inspect", help=text, description=text)
+    about = "show the columns of files and propose features, for data=table"
+    part = subcommands.add_parser("inspect", help=about, description=about)
     part.set_defaults(function=_inspect)
     part.add_argument("names", metavar="FILE", nargs="+", help="a file, a folder, or a pattern such as 'train-*.csv'")
     part.add_argument("--label", metavar="COLUMN", help="the column to predict")
@@ -63,9 +76,9 @@ def _add_inspect(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
 
 
 def _add_synthesize(subcommands: argparse._SubParsersAction[argparse.ArgumentParser], shown: Any) -> None:
-    text = "write synthetic rows in Criteo's layout, and the metrics of the true model"
+    about = "write synthetic rows in Criteo's layout, and the metrics of the true model"
     usage = "psrun data synthesize [OPTIONS] folder"
-    part = subcommands.add_parser("synthesize", help=text, description=text, formatter_class=shown, usage=usage)
+    part = subcommands.add_parser("synthesize", help=about, description=about, formatter_class=shown, usage=usage)
     part.set_defaults(function=_synthesize)
     part.add_argument("folder", type=Path, help="new folder of the files")
     part.add_argument("--num-examples", type=int, metavar="N", default=200_000, help="training rows")
@@ -74,30 +87,14 @@ def _add_synthesize(subcommands: argparse._SubParsersAction[argparse.ArgumentPar
     part.add_argument("--skew", type=float, metavar="X", default=1.1, help="exponent of Zipf's law; 0: uniform")
     part.add_argument("--empty", type=float, metavar="X", default=0.1, help="share of empty fields or histories")
     part.add_argument("--signal", type=float, metavar="X", default=1.5, help="standard deviation of the true logit")
-    text = "an item and a list of items per row"
-    part.add_argument("--histories", action="store_true", default=argparse.SUPPRESS, help=text)
-    part.add_argument(
-        "--num-groups",
-        type=int,
-        metavar="N",
-        default=argparse.SUPPRESS,
-        help="with --histories: groups of items (default: 20)",
-    )
-    part.add_argument(
-        "--max-values",
-        type=int,
-        metavar="N",
-        default=argparse.SUPPRESS,
-        help="with --histories: longest list (default: 50)",
-    )
+    about = "an item and a list of items per row"
+    part.add_argument("--histories", action="store_true", default=argparse.SUPPRESS, help=about)
+    only: dict[str, Any] = {"type": int, "metavar": "N", "default": argparse.SUPPRESS}  # with --histories
+    part.add_argument("--num-groups", **only, help="with --histories: groups of items (default: 20)")
+    part.add_argument("--max-values", **only, help="with --histories: longest list (default: 50)")
     part.add_argument("--num-files", type=int, metavar="N", default=4, help="number of training files")
     part.add_argument("--gzip", action="store_true", help="compress the files")
     part.add_argument("--seed", type=int, metavar="N", default=1, help="seed of the random numbers")
-
-
-def _inspect(console: Console, **given: Any) -> ExitCode:
-    inspection.run(console, **given)
-    return ExitCode.DONE
 
 
 @contextlib.contextmanager
@@ -150,3 +147,181 @@ def _vocabulary(console: Console, path: str, folder: Path, min_count: int, num_b
     console.print(table)
     console.print(f"written to {folder}: data.vocabulary={folder}")
     return ExitCode.DONE
+
+
+def _inspect(
+    console: Console,
+    *,
+    names: Sequence[str],
+    label: str | None,
+    weight: str | None,
+    write: Path | None,
+    format: str | None,
+    columns: str | None,
+    delimiter: str | None,
+    encoding: str,
+) -> ExitCode:
+    """Shows one row per feature, and optionally writes a choice of the group `data`."""
+    if write is not None and write.exists():
+        raise ConfigError(f"{write} exists; choose another name for --write")
+    paths = [file for name in names for file in files.find(name)]
+    named = None if columns is None else columns.split(",")
+    if wrong := list(text.problems(delimiter, named, encoding)):
+        raise ConfigError(wrong)
+    layout = formats.layout(paths, format=format, delimiter=delimiter, columns=named, encoding=encoding)
+    if layout.format == "tfrecord":
+        raise ConfigError("TFRecord files have no schema, because records may differ; write data.features yourself")
+    _check_label(paths[0], layout, label)
+    looked = profiles.profile_files(paths, layout, cache=files.cache())
+    guessed = proposals.propose(looked.values(), (label, weight))
+    first = next(iter(looked.values()))
+    if not first.num_rows:
+        raise DataError(f"{paths[0]} has no rows")
+    if weight is not None:
+        _check_weight(weight, label, paths[0], looked)
+    task = None if label is None else label_guess.guess(looked[label])
+    title = f"{first.num_rows:,} rows of {paths[0]}" + (f" and {len(paths) - 1} more files" if len(paths) > 1 else "")
+    console.print(feature_table([each.row(name) for name, each in guessed.items()], title))
+    warn = warner(console)
+    for message in _warnings(guessed, first, text.header_hint(tuple(looked), layout)):
+        warn(message)
+    if task is not None:
+        console.print(f"label {label}: {task.note}", soft_wrap=True)
+    if weight is not None:
+        _show_weight(console, looked[weight])
+    if write is not None:
+        where = {"path": _pattern(names, paths), "label": label or schema.MISSING}
+        where |= {} if weight is None else {"weight": weight}
+        _write_choice(write, guessed, {**where, **_how(layout, format), **(task.options if task is not None else {})})
+        console.print(_advice(write), soft_wrap=True)
+    return ExitCode.DONE
+
+
+def _check_label(name: str, layout: Layout, label: str | None) -> None:
+    """Raises ConfigError if a file has no such column, or only one, with a hint at the reason."""
+    columns = formats.columns(name, layout) or ()
+    if label in columns or (label is None and len(columns) > 1):
+        return
+    hint = text.delimiter_hint(name, layout, label, command=True)
+    if label is None and not hint:
+        return
+    missing = f"{name} has no column {label!r}." if label else f"{name} has one column, {columns[0]!r}."
+    hint = hint or _of_command(text.header_hint(columns, layout)) or schema.did_you_mean(str(label), columns)
+    raise ConfigError(missing + hint)
+
+
+def _of_command(hint: str) -> str:
+    return hint.replace("data.columns=[...]", "--columns NAME,NAME,...")
+
+
+def _warnings(guessed: Mapping[str, Proposal], first: Profile, header_hint: str) -> Iterator[str]:
+    if header_hint:
+        yield _of_command(header_hint).strip()
+    yield from proposals.warnings(guessed)
+    if first.num_bad:
+        rows = "row is" if first.num_bad == 1 else "rows are"
+        message = f"{first.num_bad:,} malformed {rows} not counted; the first is {first.first_bad}"
+        yield f"{message}. A run fails there; set data.max_bad_rows={first.num_bad} to skip them"
+
+
+def _check_weight(weight: str, label: str | None, name: str, columns: Mapping[str, Profile]) -> None:
+    if weight not in columns:
+        raise ConfigError(f"{name} has no column {weight!r}.{schema.did_you_mean(weight, columns)}")
+    if weight == label:
+        raise ConfigError(f"{weight!r} is the label; choose another column for --weight")
+    if columns[weight].kind not in ("integers", "numbers") or columns[weight].decimal_mark is not None:
+        raise ConfigError(f"column {weight!r} of {name} does not hold numbers; choose another column for --weight")
+
+
+def _show_weight(console: Console, weight: Profile) -> None:
+    least, most = weight.limits
+    console.print(f"weight {weight.column}: {proposals.shown(least)} to {proposals.shown(most)}", soft_wrap=True)
+    what = [f"{weight.num_missing:,} missing weights"] * bool(weight.num_missing) + ["negative weights"] * (least < 0)
+    if what:
+        remedy = "a run fails at such rows, or skips up to data.max_bad_rows"
+        warner(console)(f"column {weight.column} has {' and '.join(what)}; {remedy}")
+
+
+def _how(layout: Layout, format: str | None) -> dict[str, Any]:
+    """The options of `data` that are needed to read the files."""
+    options: dict[str, Any] = {"format": format} if format else {}
+    if layout.is_text and layout.delimiter != TEXT[layout.format]:
+        options["delimiter"] = layout.delimiter
+    if layout.columns is not None:
+        options["columns"] = list(layout.columns)
+    return options if layout.encoding == "utf-8" else {**options, "encoding": layout.encoding}
+
+
+def _pattern(names: Sequence[str], paths: Sequence[str]) -> str:
+    """A name or pattern for exactly these files; "???", a required value, if there is none."""
+    if len(names) == 1:
+        return names[0]
+    folder, name = os.path.split(paths[0])
+    pattern = os.path.join(folder, "*" + "".join(Path(name).suffixes))
+    return pattern if files.find(pattern) == sorted(paths) else schema.MISSING
+
+
+def _write_choice(path: Path, guessed: Mapping[str, Proposal], keys: Mapping[str, Any]) -> None:
+    lines = ["# Features proposed by psrun data inspect: edit them, and remove those that the model should not use."]
+    lines += ["defaults:", "  - table", "  - _self_"]
+    lines += [_item(key, value, "", "") for key, value in keys.items()]
+    lines.append("features:")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for name, each in guessed.items():
+            if each.feature is None:
+                lines.append(f"  # {_flow(name)}: omitted: {_comment(each.note)}")
+                continue
+            options = feature_spec.options(_with_vocabulary_file(each.feature, name, path))
+            if options.get("column") == name:
+                del options["column"]
+            missing = f"{each.missing} missing" * bool(each.missing)
+            notes = (f"{each.num_values:,} values", each.ids, each.examples, missing, each.note)
+            lines.append(_item(name, options, "  ", f"  # {_comment('; '.join(filter(None, notes)))}"))
+        write_atomic(path, "\n".join(lines) + "\n")
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _with_vocabulary_file(feature: FeatureSpec, name: str, path: Path) -> FeatureSpec:
+    """The feature, whose vocabulary is in a file if it is large and no value has a line feed."""
+    texts = list(map(str, feature.vocabulary or ()))
+    if len(texts) <= FEW or any(not text or "\n" in text or "\r" in text for text in texts):
+        return feature
+    file = path.parent / f"{path.stem}.vocabulary" / f"{name}.txt"
+    file.parent.mkdir(exist_ok=True)
+    write_atomic(file, "\n".join(texts) + "\n")
+    return dataclasses.replace(feature, vocabulary=str(file))
+
+
+def _comment(text: str) -> str:
+    """On one line: a line feed would end the comment."""
+    return " ".join(text.split())
+
+
+def _item(key: str, value: Any, indent: str, comment: str) -> str:
+    """A key and its value in YAML: on one line if that is short, else with each value of a list on a line."""
+    line = f"{indent}{_flow(key)}: {_flow(value)}"
+    if len(line) <= _LINE:
+        return f"{line}{comment}"
+    text = _escaped(yaml.safe_dump(value, width=2**20, allow_unicode=True, sort_keys=False))
+    block = "".join(f"\n{indent}  {each}" for each in text.rstrip("\n").split("\n"))
+    return f"{indent}{_flow(key)}:{comment}{block}"
+
+
+def _flow(value: Any) -> str:
+    dumped = yaml.safe_dump(value, default_flow_style=True, width=2**20, allow_unicode=True, sort_keys=False)
+    return _escaped(dumped.removesuffix("\n").removesuffix("\n..."))
+
+
+def _escaped(text: str) -> str:
+    """Text that looks like a reference of OmegaConf is none."""
+    return text.replace("${", r"\${")
+
+
+def _advice(path: Path) -> str:
+    """The command that uses the written file."""
+    if path.parent.name == "data" and path.suffix == ".yaml":
+        return f"written to {path}: psrun --config-dir {path.parent.parent} data={path.stem} model=wide_deep"
+    target = Path("FOLDER", "data", f"{path.stem}.yaml")
+    return f"written to {path}; move it to {target} and run psrun --config-dir FOLDER data={path.stem} model=wide_deep"

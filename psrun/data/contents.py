@@ -20,7 +20,7 @@ _FIRST = 100
 _SPELLINGS = 10_000  # different values of which several ways to write one are looked for
 
 
-def of(kind: pa.DataType) -> Content:
+def content_of(kind: pa.DataType) -> Content:
     types = pa.types
     if types.is_null(kind):
         return Nothing(is_other=False)

@@ -23,7 +23,9 @@ _VERSIONS = ("etag", "versionid", "generation")  # by which stores name the cont
 _known: dict[tuple[Any, ...], str] = {}  # of this process, by stamp
 
 
-def of(names: Sequence[str], folder: Path, tell: Callable[[str], None] = lambda text: None) -> list[tuple[str, str]]:
+def compute(
+    names: Sequence[str], folder: Path, tell: Callable[[str], None] = lambda text: None
+) -> list[tuple[str, str]]:
     """The canonical name of each file, and a digest: the SHA-256 of its bytes, or the version that a store gives them.
 
     A file is read, unless it is known: a local one with the inode, the size and the times of modification and of change

@@ -16,7 +16,7 @@ from pyarrow import compute as pc
 from pyarrow import ipc, json, parquet, types
 
 from psrun.data import files, text
-from psrun.data.rows import TEXT, Layout, Rows
+from psrun.data.rows import TAB, TEXT, Layout, Rows
 from psrun.errors import ConfigError, DataError, Problem
 
 _JSON_BYTES = 1 << 22  # of a block
@@ -44,7 +44,7 @@ _SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
 _MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"PK\x03\x04": "npz"}
 
 
-def of(names: Sequence[str]) -> str:
+def detect(names: Sequence[str]) -> str:
     """The format of files, by the extensions of their names, or else by the start of the first.
 
     Raises:
@@ -82,6 +82,22 @@ def _sniffed(name: str) -> str:
     raise ConfigError([Problem("data.format", message)])
 
 
+def layout(
+    names: Sequence[str],
+    *,
+    format: str | None = None,
+    delimiter: str | None = None,
+    columns: Sequence[str] | None = None,
+    encoding: str = "utf-8",
+    quoted: bool = True,
+    folders: Sequence[str | None] = (),
+) -> Layout:
+    """How to read files, as the configuration says and, where it says nothing, as their names or first bytes tell."""
+    form = format or detect(names)
+    delimiter = TAB if delimiter == r"\t" else delimiter or TEXT.get(form, ",")
+    return Layout(form, delimiter, quoted, tuple(columns or ()) or None, encoding, tuple(filter(None, folders)))
+
+
 def columns(name: str, layout: Layout) -> tuple[str, ...] | None:
     """The names of a file's columns; None if each record has its own.
 
@@ -103,7 +119,8 @@ def schema(names: Sequence[str], layout: Layout) -> pa.Schema | None:
     """
     schemas: dict[str, pa.Schema] = {}
     for name in names:
-        known = _schema_of_file(name, layout)
+        with _data_errors(name):
+            known = _schema_once(name, layout, tuple(files.stamp(name)))
         if known is None:
             return None
         added = [key for key in files.partition(name, layout.folders) if key not in known.names]
@@ -128,12 +145,6 @@ def _with_common_integers(one: pa.Schema, other: pa.Schema) -> list[pa.Schema]:
         if pa.uint64() in kinds and any(map(types.is_signed_integer, kinds)):
             schemas = [each.set(each.get_field_index(name), pa.field(name, _BEYOND_INT64)) for each in schemas]
     return schemas
-
-
-def _schema_of_file(name: str, layout: Layout) -> pa.Schema | None:
-    """The columns that are in a file itself, not in the names of folders."""
-    with _data_errors(name):
-        return _schema_once(name, layout, tuple(files.stamp(name)))
 
 
 @functools.lru_cache(maxsize=1024)

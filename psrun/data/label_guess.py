@@ -53,7 +53,7 @@ class Label:
         return options
 
 
-def of(profile: Profile, *, task: str | None = None, num_classes: int | None = None) -> Label:
+def guess(profile: Profile, *, task: str | None = None, num_classes: int | None = None) -> Label:
     """The task of a label, by its values.
 
     Args:
@@ -79,7 +79,8 @@ def _label_error(message: str, key: str = "data.label") -> ConfigError:
 
 def _word_label(profile: Profile, task: str | None) -> Label:
     words, num_marked = _classes(profile)
-    name, count = profile.column, len(words)
+    name = profile.column
+    count = len(words)
     num_missing = profile.num_missing + num_marked
     num_rows = profile.num_items - num_missing
     if task == "regression":
@@ -99,9 +100,10 @@ def _word_label(profile: Profile, task: str | None) -> Label:
     if task == "binary" and count != 2:
         raise _label_error(f"is binary, but column {name!r} has {count} different values: {_some(words)}", "data.task")
     if count == 2:
-        words = _binary_order(words)
-        return _binary(tuple(words), num_missing)
-    return _multiclass(tuple(sorted(words)), count, num_missing)
+        return _binary(_binary_order(words), num_missing)
+    words = sorted(words)
+    note = f"{count} classes, {_some(words)}"
+    return _label("multiclass", note, num_missing, num_classes=count, label_vocabulary=tuple(words))
 
 
 def _classes(profile: Profile) -> tuple[list[str], int]:
@@ -149,22 +151,19 @@ def _negates(word: str, other: str) -> bool:
     )
 
 
-def _binary(vocabulary: tuple[Any, ...], num_missing: int, given: bool = True) -> Label:
+def _label(task: str, note: str, num_missing: int, **options: Any) -> Label:
+    if num_missing:
+        rows = "row without a label is" if num_missing == 1 else "rows without a label are"
+        note += f"; {num_missing:,} {rows} left out"
+    return Label(task, num_missing=num_missing, note=f"{task}: {note}", **options)
+
+
+def _binary(vocabulary: Sequence[Any], num_missing: int) -> Label:
     zero, one = vocabulary
-    note = "binary: 0 and 1"
-    if given:
-        note = f"binary: {zero} is 0, {one} is 1; 'data.label_vocabulary=[{one},{zero}]' for the other way round"
-    return Label("binary", None, vocabulary if given else None, None, num_missing, note + _left_out(num_missing))
-
-
-def _multiclass(
-    vocabulary: tuple[Any, ...] | None, num_classes: int, num_missing: int, *, are_numbers: bool = False
-) -> Label:
-    shown = f"0 to {num_classes - 1}" if vocabulary is None else _some(vocabulary)
-    note = f"multiclass: {num_classes} classes, {shown}"
-    if are_numbers:
-        note += "; data.task=regression to predict the number"
-    return Label("multiclass", num_classes, vocabulary, None, num_missing, note + _left_out(num_missing))
+    if (zero, one) == (0, 1):
+        return _label("binary", "0 and 1", num_missing)
+    note = f"{zero} is 0, {one} is 1; 'data.label_vocabulary=[{one},{zero}]' for the other way round"
+    return _label("binary", note, num_missing, label_vocabulary=(zero, one))
 
 
 def _some(values: Sequence[Any]) -> str:
@@ -172,35 +171,33 @@ def _some(values: Sequence[Any]) -> str:
     return shown if len(values) <= 4 else f"{shown}, ..."
 
 
-def _left_out(num_missing: int) -> str:
-    if not num_missing:
-        return ""
-    return f"; {num_missing:,} {'row without a label is' if num_missing == 1 else 'rows without a label are'} left out"
-
-
 def _number_label(profile: Profile, task: str | None, num_classes: int | None) -> Label:
-    name, num_missing = profile.column, profile.num_missing
+    name = profile.column
+    num_missing = profile.num_missing
     if profile.num_values == 1:
         raise _constant(name, profile.least if profile.least is not None else profile.values[0], num_missing)
     numbers = _class_numbers(profile)
     if task == "regression" or (task is None and not _are_classes(profile, numbers)):
-        note = f"regression: {profile.num_values:,} different numbers"
+        note = f"{profile.num_values:,} different numbers"
         if task is None and numbers is not None and len(numbers) <= _MOST_CLASSES:
             note += "; data.task=multiclass to treat them as classes"
-        return Label("regression", None, None, profile.decimal_mark, num_missing, note + _left_out(num_missing))
+        return _label("regression", note, num_missing, decimal_mark=profile.decimal_mark)
     if numbers is None or len(numbers) > _MOST_CLASSES:
         message = f"is {task}, but column {name!r} has {profile.num_values:,} different numbers, which are no classes"
         raise _label_error(f"{message}: set data.task=regression", "data.task")
     values = sorted(numbers)
     if task == "binary" and len(values) != 2:
         raise _label_error(f"is binary, but column {name!r} has {len(values)} values: {_some(values)}", "data.task")
-    if num_classes is not None and min(values) >= 0 and max(values) < num_classes:
-        return _multiclass(None, num_classes, num_missing, are_numbers=True)
-    vocabulary = _written(profile, values)
+    vocabulary: Sequence[Any] = _written(profile, values)
+    is_range = num_classes is not None and min(values) >= 0 and max(values) < num_classes
     if len(values) == 2 and task != "multiclass":
-        return _binary(tuple(vocabulary), num_missing, given=values != [0, 1])
-    are_plain = vocabulary == list(range(len(values)))
-    return _multiclass(None if are_plain else tuple(vocabulary), len(values), num_missing, are_numbers=True)
+        return _binary(values if values == [0, 1] else vocabulary, num_missing)
+    count = num_classes if num_classes is not None and is_range else len(values)
+    is_plain = is_range or vocabulary == list(range(count))
+    note = f"{count} classes, {f'0 to {count - 1}' if is_plain else _some(vocabulary)}"
+    note += "; data.task=regression to predict the number"
+    names = None if is_plain else tuple(vocabulary)
+    return _label("multiclass", note, num_missing, num_classes=count, label_vocabulary=names)
 
 
 def _class_numbers(profile: Profile) -> dict[int, int] | None:

@@ -90,7 +90,8 @@ def check_numbers(label: Any) -> None:
 
 
 def _lookup(vocabulary: Vocabulary, *, multiclass: bool) -> Callable[[tf.Tensor], tf.Tensor]:
-    words, shown = np.array(vocabulary), _shown(vocabulary)
+    words = np.array(vocabulary)
+    shown = _shown(vocabulary)
     keys = _keys(tf.constant(vocabulary)).numpy()
     order = np.argsort(keys)
 

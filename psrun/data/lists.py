@@ -39,11 +39,6 @@ class Lists:
         return np.diff(self.splits)
 
     @property
-    def row_of(self) -> np.ndarray:
-        """The row of each value."""
-        return np.repeat(np.arange(len(self)), self.lengths)
-
-    @property
     def width(self) -> int | None:
         """The number of values of each row; None if rows differ, if there are none, or if all are empty."""
         lengths = self.lengths
@@ -52,8 +47,3 @@ class Lists:
 
 def of_lengths(values: np.ndarray, lengths: np.ndarray) -> Lists:
     return Lists(values, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
-
-
-def empty(count: int) -> Lists:
-    """Rows without values."""
-    return Lists(np.zeros(0, object), np.zeros(count + 1, np.int64))

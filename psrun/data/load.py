@@ -41,8 +41,10 @@ def load_source(
     options = {} if vocabulary is None else {"label_vocabulary": vocabulary}  # a source may have its own default
     predicting = run.mode == "predict"
     provided = {"tell": tell, "recorded": recorded, "run_folder": folder, "predicting": predicting, **options}
-    candidate = targets.called(run.data.target, seed=run.seed, **provided)
-    source = _checked(candidate, run.data.target.name)
+    source: DataSource = targets.called(run.data.target, seed=run.seed, **provided)
+    if lacks := [member for member in MEMBERS if not hasattr(source, member)]:
+        message = f"{run.data.target.name} returned {type(source).__name__}, which has no {', no '.join(lacks)}"
+        raise ConfigError([Problem("data._target_", f"{message}; see psrun.data.source.DataSource for the interface")])
     problems = [*_problems(run, source), *_of_the_vocabulary(run, source, recorded or {})]
     problems += labels.problems(source, vocabulary)
     if problems:
@@ -52,7 +54,8 @@ def load_source(
 
 def _problems(run: RunConfig, source: DataSource) -> Iterator[Problem]:
     """Keys that do not fit the number of examples, or the interface of the source."""
-    batch, examples = run.data.global_batch_size, source.num_train_examples
+    batch = run.data.global_batch_size
+    examples = source.num_train_examples
     if examples is not None and isinstance(batch, int) and batch > examples:
         message = f"is {batch}, must be at most {examples}, the number of training examples"
         yield Problem("data.global_batch_size", message)
@@ -69,19 +72,6 @@ def _problems(run: RunConfig, source: DataSource) -> Iterator[Problem]:
         yield Problem("evaluation", "there are no evaluation examples; choose evaluation=none")
 
 
-def _checked(candidate: Any, name: str) -> DataSource:
-    """The object that the target returned, checked for the members of a data source.
-
-    Raises:
-      ConfigError: members are missing.
-    """
-    lacks = [member for member in MEMBERS if not hasattr(candidate, member)]
-    if lacks:
-        message = f"{name} returned {type(candidate).__name__}, which has no {', no '.join(lacks)}"
-        raise ConfigError([Problem("data._target_", f"{message}; see psrun.data.source.DataSource for the interface")])
-    return candidate
-
-
 def facts(run: RunConfig, source: DataSource) -> dict[str, Any]:
     """The facts about the data for run.json."""
     sizes = {"num_train_examples": source.num_train_examples, "num_eval_examples": source.num_eval_examples}
@@ -89,26 +79,17 @@ def facts(run: RunConfig, source: DataSource) -> dict[str, Any]:
     return {**sizes, **source.facts, **({"label_vocabulary": list(names)} if names else {})}
 
 
-def _of_the_vocabulary(run: RunConfig, source: DataSource, recorded: Mapping[str, Any]) -> list[Problem]:
-    """Refuses another vocabulary: rows of tables, and classes of predictions, would belong to other values.
-
-    Args:
-      recorded: as of `load_source`.
-    """
+def _of_the_vocabulary(run: RunConfig, source: DataSource, recorded: Mapping[str, Any]) -> Iterator[Problem]:
+    """Refuses another vocabulary than that of the run: rows of tables, and classes, would belong to other values."""
     if run.resume is None:
-        return []
+        return
     now = facts(run, source)
-    message = f"differs from the vocabulary that the run in {run.resume} was trained with"
-    return [
-        Problem(f"data.{key}", f"{message}{_listed(recorded[key])}; remove it to keep the recorded one")
-        for key in ("vocabulary", "label_vocabulary")
-        if recorded.get(key) is not None and recorded[key] != now.get(key)
-    ]
-
-
-def _listed(vocabulary: Any) -> str:
-    """The recorded values; empty if only a digest was recorded."""
-    return f", [{', '.join(map(str, vocabulary))}]" if isinstance(vocabulary, list) else ""
+    for key in ("vocabulary", "label_vocabulary"):
+        known = recorded.get(key)
+        if known is not None and known != now.get(key):
+            listed = f", [{', '.join(map(str, known))}]" if isinstance(known, list) else ""  # else a digest
+            message = f"differs from the vocabulary that the run in {run.resume} was trained with{listed}"
+            yield Problem(f"data.{key}", f"{message}; remove it to keep the recorded one")
 
 
 def planned(run: RunConfig, source: DataSource, tell: Callable[[str], None] = lambda text: None) -> RunConfig:
@@ -123,7 +104,8 @@ def planned(run: RunConfig, source: DataSource, tell: Callable[[str], None] = la
     Raises:
       ConfigError: another key does not fit these numbers.
     """
-    data, trainer = run.data, run.trainer
+    data = run.data
+    trainer = run.trainer
     run = _with_rate(run, source)
     if all(isinstance(value, int) for value in (data.global_batch_size, trainer.epochs, trainer.steps_per_epoch)):
         return run
@@ -164,7 +146,8 @@ def _with_rate(run: RunConfig, source: DataSource) -> RunConfig:
 
 def _batch_size(run: RunConfig, source: DataSource, tell: Callable[[str], None]) -> int:
     """The examples per step, as configured; else as recommended, and at most as many as there are."""
-    configured, examples = run.data.global_batch_size, source.num_train_examples
+    configured = run.data.global_batch_size
+    examples = source.num_train_examples
     if isinstance(configured, int):
         return configured
     usual = {**_USUAL, **_recommended(source, None)}["global_batch_size"]

@@ -64,7 +64,8 @@ class Order:
           int64, shape (batch_size,), or less in the last batch of a whole pass.
         """
         places = self._places(batch)
-        within, number = places % self.num_examples, places // self.num_examples
+        within = places % self.num_examples
+        number = places // self.num_examples
         num_blocks = self.num_examples // self.block
         if num_blocks < 2:  # then passes follow one another
             return within
@@ -80,7 +81,8 @@ class Order:
 
     def _shuffled(self, blocks: tf.Tensor, number: tf.Tensor, last: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """The shuffled blocks at the positions `blocks`, each in the pass of that number."""
-        low, high = tf.cast(seed % 2**31, tf.int32), tf.cast(seed // 2**31 % 2**31, tf.int32)
+        low = tf.cast(seed % 2**31, tf.int32)
+        high = tf.cast(seed // 2**31 % 2**31, tf.int32)
         number = tf.cast(number % 2**31, tf.int32)
         keys = tf.stack([tf.fill(tf.shape(number), low), tf.fill(tf.shape(number), high), number], axis=1)
         # Shuffling whole batches costs a third of shuffling single numbers. The public `index_shuffle` does not accept

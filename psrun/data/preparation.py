@@ -143,7 +143,7 @@ def cache_folder(cache: str | None) -> Path:
 
 
 def _digests(names: Sequence[str], options: Options) -> list[tuple[str, str]]:
-    return digests.of(names, cache_folder(options.cache), options.tell)
+    return digests.compute(names, cache_folder(options.cache), options.tell)
 
 
 def _folder(known: Sequence[tuple[str, str]], contents: Contents, options: Options) -> Path:

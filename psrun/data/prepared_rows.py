@@ -153,9 +153,12 @@ class _MappedFile:
           which: the record batch of each row.
           rows: their numbers in the record batch.
         """
+        num_rows = tf.size(rows, tf.int64)
         firsts, run = runs((rows[1:] != rows[:-1] + 1) | (which[1:] != which[:-1]))
+        firsts = firsts[:num_rows]  # none of no rows, as of lists that are all empty
+        run = run[:num_rows]
         first = tf.gather(rows, firsts)
-        count = tf.concat([firsts[1:], [tf.size(rows, tf.int64)]], 0) - firsts
+        count = tf.concat([firsts[1:], [num_rows]], 0) - firsts
         batch = tf.gather(which, firsts)
         begin = tf.gather(tf.constant(contents), batch)  # (runs, columns), as what follows
         # A run of n rows has n + 1 offsets.
@@ -172,7 +175,7 @@ class _MappedFile:
         head = tf.cast(tf.strings.length(text), tf.int64) - 8 * tf.size(content, tf.int64)
         place = tf.transpose(tf.reshape(words.rt_nested_splits[:-1], [contents.shape[1], -1]))
         shift = tf.gather(head + 8 * (place - first_word) + begin, run)
-        row = tf.range(tf.size(rows, tf.int64)) + run  # among the offsets
+        row = tf.range(num_rows) + run  # among the offsets
         starts = tf.gather(ends, row)
         lengths = tf.gather(ends, row + 1) - starts
         places = tf.cast(_flat(shift + starts), tf.int32)
@@ -192,24 +195,21 @@ def _is_list(column: Column) -> bool:
 def _fixed(
     values: tf.Tensor, begins: tf.Tensor, widths: Sequence[int], which: tf.Tensor, rows: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Columns of numbers of one type, read together: (n, width) each."""
-    return tf.split(tf.gather(values, _indices(begins, widths, which, rows)), list(widths), axis=1)
-
-
-def _indices(begins: tf.Tensor, widths: Sequence[int], which: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Where the values of rows are: (n, sum of widths).
+    """Columns of numbers of one type, read together: (n, width) each.
 
     Args:
       begins: of each column in each record batch.
       widths: of the columns.
       which: the record batch of each row.
     """
-    begin = tf.gather(begins, which)
+    places = tf.gather(begins, which)
     if max(widths) == 1:
-        return begin + rows[:, tf.newaxis]
-    column: np.ndarray = np.repeat(np.arange(len(widths)), widths)
-    within = np.concatenate([np.arange(width) for width in widths])
-    return tf.gather(begin, column, axis=1) + rows[:, tf.newaxis] * np.repeat(widths, widths) + within
+        places = places + rows[:, tf.newaxis]
+    else:
+        column: np.ndarray = np.repeat(np.arange(len(widths)), widths)
+        within = np.concatenate([np.arange(width) for width in widths])
+        places = tf.gather(places, column, axis=1) + rows[:, tf.newaxis] * np.repeat(widths, widths) + within
+    return tf.split(tf.gather(values, places), list(widths), axis=1)
 
 
 def _ranges(begins: tf.Tensor, ends: tf.Tensor) -> Any:

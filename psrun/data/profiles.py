@@ -113,7 +113,7 @@ class Profile:
         return self.varies or self.num_empty > 0
 
 
-def of_files(
+def profile_files(
     names: Sequence[str],
     layout: Layout,
     *,
@@ -134,14 +134,14 @@ def of_files(
     kept = {} if keep is None else keep
     if cache is None:
         return _profiled(names, layout, kept, tell)
-    known = digests.of(names, cache, tell)
+    known = digests.compute(names, cache, tell)
     key = json.dumps([_VERSION, asdict(layout), known])
     path = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.profile.json"
     with contextlib.suppress(OSError, ValueError, TypeError):
         records = json.loads(path.read_text(encoding="utf-8"))
         return {each["column"]: Profile(**each) for each in records}
     profiles = _profiled(names, layout, kept, tell)
-    if digests.of(names, cache, tell) != known:  # files changed meanwhile
+    if digests.compute(names, cache, tell) != known:  # files changed meanwhile
         kept.clear()
         return profiles
     with contextlib.suppress(OSError):
@@ -221,7 +221,7 @@ class Profiler:
         self._num_items += len(values)
         self._num_null += values.null_count
         if isinstance(self._content, contents.Nothing):
-            self._content = contents.of(kind)
+            self._content = contents.content_of(kind)
             self._distinct.examine = self._content.examine
         if isinstance(self._content, contents.Nothing):
             return

@@ -86,7 +86,8 @@ class Proposal:
     @property
     def examples(self) -> str:
         """The range of numbers and times, and some of other values."""
-        least, most = self.profile.least, self.profile.most
+        least = self.profile.least
+        most = self.profile.most
         if self.feature is not None and self.feature.part in _PARTS:
             return _PARTS[self.feature.part]
         if least is not None and most is not None:
@@ -123,7 +124,7 @@ def _percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.095 else f"{share:.1%}"
 
 
-def of(profiles: Iterable[Profile], no_features: Collection[str | None]) -> dict[str, Proposal]:
+def propose(profiles: Iterable[Profile], no_features: Collection[str | None]) -> dict[str, Proposal]:
     """The proposals for each column, by the name of the feature; several for a column of times.
 
     Args:
@@ -145,7 +146,6 @@ def of(profiles: Iterable[Profile], no_features: Collection[str | None]) -> dict
 
 
 def _unused_name(name: str, taken: Container[str]) -> str:
-    """The name of a feature; a suffix distinguishes it from `taken` names."""
     names = itertools.chain([name], (f"{name}_{suffix}" for suffix in itertools.count(2)))
     return next(each for each in names if each not in taken)
 
@@ -269,16 +269,19 @@ def _times(profile: Profile) -> dict[str, Proposal]:
     note = f"read as {profile.time_format}" if profile.time_format else ""
     if profile.ambiguous:
         note += f"; all values are {profile.ambiguous} too"
+    has_missing = bool(profile.num_missing)
     proposals = {}
-    if profile.num_days > 1 or profile.num_hours > 1 or profile.num_missing:
-        nullable = bool(profile.num_missing)
-        days = dataclasses.replace(plain, dtype="float32", part="days", nullable=nullable, bins=_bins(profile))
+    if profile.num_days > 1 or profile.num_hours > 1 or has_missing:
+        days = dataclasses.replace(plain, dtype="float32", part="days", nullable=has_missing, bins=_bins(profile))
         proposals["_days"] = Proposal(profile, days, note)
-    ranges = {"month": range(1, 13), "weekday": range(7), "hour": range(24)}
-    for part, count in (("month", profile.num_months), ("weekday", profile.num_weekdays), ("hour", profile.num_hours)):
+    default = _PART_DEFAULT if has_missing else None
+    for part, count, values in (
+        ("month", profile.num_months, range(1, 13)),
+        ("weekday", profile.num_weekdays, range(7)),
+        ("hour", profile.num_hours, range(24)),
+    ):
         if count > 1:
-            default = _PART_DEFAULT if profile.num_missing else None
-            feature = dataclasses.replace(plain, part=part, vocabulary=list(ranges[part]), default=default)
+            feature = dataclasses.replace(plain, part=part, vocabulary=list(values), default=default)
             proposals[f"_{part}"] = Proposal(profile, feature)
     return proposals
 
@@ -313,13 +316,10 @@ def _bins(profile: Profile) -> int | None:
 
 
 def _strings(profile: Profile) -> Proposal:
-    note = f"numbers, but for {', '.join(map(repr, profile.odd[:3]))}" if profile.odd else ""
-    if profile.spellings:
-        count = len(profile.spellings)
-        note = "; ".join(
-            filter(None, (note, f"{count} {'value is' if count == 1 else 'values are'} written in several ways"))
-        )
-    return _ids(profile, "string", note)
+    notes = [f"numbers, but for {', '.join(map(repr, profile.odd[:3]))}"] if profile.odd else []
+    if count := len(profile.spellings):
+        notes.append(f"{count} {'value is' if count == 1 else 'values are'} written in several ways")
+    return _ids(profile, "string", "; ".join(notes))
 
 
 def _ids(profile: Profile, dtype: str, note: str = "") -> Proposal:

@@ -28,7 +28,8 @@ def rows(name: str, wanted: Sequence[str]) -> Iterator[Rows]:
     Raises:
       DataError: the file cannot be read to its end.
     """
-    records, first = _records(name), 0
+    records = _records(name)
+    first = 0
     while part := list(itertools.islice(records, _AT_ONCE)):
         columns = _at_once(part, wanted)
         if columns is not None:
@@ -75,7 +76,9 @@ def _array(values: tf.RaggedTensor, kind: pa.DataType) -> pa.Array:
 
 
 def _one_at_a_time(part: Sequence[bytes], wanted: Sequence[str], first: int) -> Rows:
-    places, bad, examples = list[int](), list[tuple[int, str]](), list[dict[str, Any]]()
+    places: list[int] = []
+    bad: list[tuple[int, str]] = []
+    examples: list[dict[str, Any]] = []
     for place, record in enumerate(part, first):
         example = tf.train.Example()
         if not _parsed(example, record):
@@ -114,15 +117,17 @@ def _records(name: str) -> Iterator[bytes]:
     TensorFlow reports no error for a file that is truncated within the first 12 bytes of a record, or, gzipped, at many
     places: so the number of bytes read is compared with the size.
     """
-    size, num_bytes, number = _size(name), 0, 0
+    num_bytes = 0
+    number = 0
     records = tf.data.TFRecordDataset(name, "GZIP" if files.zipped(name) else "")
     try:
         for record in _one_by_one(records):
-            num_bytes, number = num_bytes + _RECORD_BYTES + len(record), number + 1
+            num_bytes += _RECORD_BYTES + len(record)
+            number += 1
             yield record
     except tf.errors.OpError as error:
         raise DataError(f"{name}, record {number + 1} cannot be read: {reason_of(error)}") from error
-    if num_bytes != size:
+    if num_bytes != _size(name):
         raise DataError(f"{name}, record {number + 1} cannot be read: the file is cut short")
 
 

@@ -6,10 +6,11 @@ evaluation, prediction, and on every worker.
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -111,24 +112,22 @@ def columns_of(spec: SplitSpec) -> dict[str, str]:
     return {key: column for key, column in named.items() if column is not None}
 
 
-class Split(Protocol):
+class Split(abc.ABC):
     """A split of files.
 
     Attributes:
       columns: that it needs; None: all.
       key: identifies it among the splits of the same files.
-      facts: what is known about it once it was used, for run.json.
     """
 
-    @property
-    def columns(self) -> Sequence[str] | None: ...
+    columns: Sequence[str] | None
+    key: str
 
-    @property
-    def key(self) -> str: ...
+    def facts(self) -> Mapping[str, Any]:
+        """What is known about it once it was used, for run.json."""
+        return {}
 
-    @property
-    def facts(self) -> Mapping[str, Any]: ...
-
+    @abc.abstractmethod
     def held_out(self, rows: Rows, first: int) -> np.ndarray:
         """Whether each row is an evaluation example.
 
@@ -136,13 +135,12 @@ class Split(Protocol):
           rows: with the `columns`.
           first: number of the rows in the files before, malformed ones included.
         """
-        ...
 
 
 Read = Callable[[Sequence[str]], Iterator[tuple[int, Rows]]]  # columns of all files, with the number of rows before
 
 
-def of(spec: SplitSpec, read_columns: Read, since: float | None = None) -> Split | None:
+def make(spec: SplitSpec, read_columns: Read, since: float | None = None) -> Split | None:
     """The split of files; None for none.
 
     Args:
@@ -161,7 +159,7 @@ def of(spec: SplitSpec, read_columns: Read, since: float | None = None) -> Split
 def held_out(names: Sequence[str], layout: Layout, spec: SplitSpec) -> np.ndarray:
     """Whether each well-formed row of files is an evaluation example, in their order."""
     read_columns = functools.partial(formats.rows_of_files, names, layout=layout)
-    split = of(spec, read_columns)
+    split = make(spec, read_columns)
     columns = (split.columns if split else None) or formats.columns(names[0], layout) or ()
     parts = [
         split.held_out(rows, first) if split else np.zeros(rows.batch.num_rows, bool)
@@ -170,7 +168,7 @@ def held_out(names: Sequence[str], layout: Layout, spec: SplitSpec) -> np.ndarra
     return np.concatenate(parts) if parts else np.zeros(0, bool)
 
 
-class _ByHash:
+class _ByHash(Split):
     """Rows, or groups, of which the hash is in a part of all hashes: more rows change nothing for those before.
 
     Of equal rows each has another hash, so that they are on both sides: a table of few columns may have few different
@@ -181,7 +179,6 @@ class _ByHash:
     def __init__(self, spec: SplitSpec) -> None:
         self.columns = None if spec.column is None else (spec.column,)
         self.key = f"{spec.by} {spec.fraction!r} {spec.column}"
-        self.facts: Mapping[str, Any] = {}
         self._limit = np.uint64(spec.fraction * 2.0**64)
         self._num_equal: np.ndarray = np.zeros(_COUNTERS, np.uint32)
 
@@ -204,12 +201,14 @@ class _ByHash:
         return numbers
 
 
-class _ByTime:
+class _ByTime(Split):
     """The rows from a time on.
 
     Raises:
       DataError: from all members but `columns` and `key`: the column has no two times.
     """
+
+    columns: tuple[str, ...]
 
     def __init__(self, spec: SplitSpec, read_columns: Read, since: float | None) -> None:
         assert spec.column is not None
@@ -219,7 +218,6 @@ class _ByTime:
         self._given = since
         self.key = f"time {spec.column} {spec.time_format} {spec.fraction if since is None else f'since {since!r}'}"
 
-    @property
     def facts(self) -> Mapping[str, Any]:
         return {"since": self._since}
 
@@ -250,18 +248,18 @@ class _ByTime:
             return _times(rows, self._spec) >= self._since
 
 
-class _Last:
+class _Last(Split):
     """The latest row of each user; of rows of the same time, the last one in the files."""
+
+    columns: tuple[str, ...]
 
     def __init__(self, spec: SplitSpec, read_columns: Read) -> None:
         assert spec.column is not None
         assert spec.user is not None
         self.columns = (spec.user, spec.column)
         self._spec = spec
-        self._user = spec.user
         self._read_columns = read_columns
         self.key = f"last {spec.user} {spec.column} {spec.time_format}"
-        self.facts: Mapping[str, Any] = {}
 
     @functools.cached_property
     def _numbers(self) -> np.ndarray:
@@ -269,7 +267,7 @@ class _Last:
         latest: pa.Table | None = None
         for first, rows in self._read_columns(self.columns):
             times = pa.array(_times(rows, self._spec), from_pandas=True)
-            users = _as_text(rows.batch.column(self._user))
+            users = _as_text(rows.batch.column(self.columns[0]))
             order = _integer_times(rows, self._spec)
             part = pa.table({"user": users, "time": times, "order": order, "number": pa.array(first + rows.places)})
             part = part.filter(pc.is_valid(times))

@@ -15,7 +15,8 @@ import numpy as np
 from psrun import files
 from psrun.errors import ConfigError
 
-NUM_COUNTS, NUM_CATEGORIES = 13, 26
+NUM_COUNTS = 13
+NUM_CATEGORIES = 26
 _ROWS_AT_ONCE = 10_000
 _ODD = 2654435761  # times it, modulo 2**32, numbers that differ still differ, and look as hashes do
 

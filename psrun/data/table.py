@@ -28,7 +28,7 @@ from psrun.data import (
 from psrun.data.columns import ColumnSpec
 from psrun.data.feature_spec import FeatureSpec
 from psrun.data.preparation import PreparedSet
-from psrun.data.rows import TAB, TEXT, Layout, Rows
+from psrun.data.rows import Layout, Rows
 from psrun.data.source import Batches, ByNumber, Convert, Feature, Task, as_read
 from psrun.data.table_reader import WEIGHT, RowsToPredict, TableReader
 from psrun.errors import ConfigError, DataError, Problem
@@ -39,7 +39,8 @@ _EPOCHS = 20
 _EPOCHS_OF_CLASSES = 40  # of more than two
 _STEPS = 5000  # over all epochs, at most
 _BATCHES = 40  # of an epoch, at least
-_SMALLEST_BATCH, _LARGEST_BATCH = 32, 1024
+_SMALLEST_BATCH = 32
+_LARGEST_BATCH = 1024
 _BATCH_SIZES = ((60_000, 256), (120_000, 512))  # the largest one for up to as many rows
 _LEARNING_RATE = 0.003
 
@@ -111,7 +112,6 @@ class Table(ByNumber):
         predicting: bool = False,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        delimiter = TAB if delimiter == r"\t" else delimiter
         _raise(
             *text.problems(delimiter, columns, encoding),
             *_problems_of_label(task, num_classes, label_vocabulary),
@@ -119,10 +119,15 @@ class Table(ByNumber):
         )
         specs = feature_spec.read(features) if features is not None else {}
         train, evaluation = _files(path, eval_path, overlapping=predicting)
-        form = format or formats.of([*train, *evaluation])
-        folders = tuple(each for each in (path, eval_path) if each)
-        names = tuple(columns) if columns else None
-        layout = Layout(form, delimiter or TEXT.get(form, ","), quoted, names, encoding, folders)
+        layout = formats.layout(
+            [*train, *evaluation],
+            format=format,
+            delimiter=delimiter,
+            columns=columns,
+            encoding=encoding,
+            quoted=quoted,
+            folders=(path, eval_path),
+        )
         known = formats.columns(train[0], layout)
         _check_columns({}, label, weight, known, layout, train[0])
         recorded = recorded or {}
@@ -157,7 +162,7 @@ class Table(ByNumber):
         self._take_split(prepared, split_spec, is_new=not recorded)
         if features is None:
             self._add_facts(features=feature_spec.record(specs, run_folder))
-        self.features: Mapping[str, Feature] = table_features.made(specs, num_buckets, prepared.scales, run_folder)
+        self.features: Mapping[str, Feature] = table_features.make(specs, num_buckets, prepared.scales, run_folder)
         self._take_scales(prepared, recorded.get("scales", None if recorded else {}))
         self._check_weights(prepared, evaluated)
         self.warnings += (*guess.warnings, *table_features.unused(self.features))
@@ -394,7 +399,7 @@ class _Guess:
     @functools.cached_property
     def _profiles(self) -> dict[str, profiles.Profile]:
         cache = preparation.cache_folder(self.options.cache)
-        looked = profiles.of_files(self.names, self.layout, cache=cache, keep=self.rows, tell=self.options.tell)
+        looked = profiles.profile_files(self.names, self.layout, cache=cache, keep=self.rows, tell=self.options.tell)
         first = next(iter(looked.values()))  # all have the same number of rows
         preparation.check_bad(first.num_bad, [first.first_bad], self.options.max_bad_rows)
         if not first.num_rows:
@@ -404,14 +409,14 @@ class _Guess:
     def target(self, task: Task | None, num_classes: int | None) -> label_guess.Label:
         if self.known is None:
             return label_guess.Label("binary")
-        return label_guess.of(self._profiles[self.label], task=task, num_classes=num_classes)
+        return label_guess.guess(self._profiles[self.label], task=task, num_classes=num_classes)
 
     def features(self, num_buckets: int | None) -> tuple[dict[str, FeatureSpec], list[dict[str, Any]]]:
         """The inferred features, and rows to display them."""
         if self.known is None:
             message = "is required for TFRecord files, whose records have no schema"
             raise ConfigError([Problem("data.features", message)])
-        proposed = proposals.of(self._profiles.values(), (self.label, self.weight))
+        proposed = proposals.propose(self._profiles.values(), (self.label, self.weight))
         features = proposals.features(proposed, num_buckets)
         if not features:
             message = f"cannot be inferred: {proposals.nothing_left(proposed)}"

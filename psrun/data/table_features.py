@@ -19,7 +19,7 @@ from psrun.data.statistics import Scale
 _NUM_BUCKETS = 100_000  # of strings whose number of values nobody has counted
 
 
-def made(
+def make(
     specs: Mapping[str, FeatureSpec],
     num_buckets: int | None,
     scales: Mapping[str, Scale],

@@ -93,12 +93,12 @@ class TableReader:
           recorded: facts of the run. A split by time stays where it was when the run began.
         """
         read_columns = functools.partial(formats.rows_of_files, names, layout=self.layout)
-        split = splits.of(spec, read_columns)
+        split = splits.make(spec, read_columns)
         since = recorded.get("split", {}).get("since")
         if since is not None:
             known = preparation.earlier(names, self._contents(split, options), options)
             if known is None or known.facts.get("since") != since:
-                split = splits.of(spec, read_columns, since)
+                split = splits.make(spec, read_columns, since)
         return self.prepared(names, options, split)
 
     def _contents(self, split: splits.Split | None, options: preparation.Options) -> preparation.Contents:
@@ -123,7 +123,7 @@ class TableReader:
         if split is None:
             return preparation.Contents(columns, pieces, json.dumps(how), label=label)
         key = json.dumps([*how, split.key])
-        return preparation.Contents(columns, pieces, key, splits.PARTS, label, lambda: split.facts)
+        return preparation.Contents(columns, pieces, key, splits.PARTS, label, split.facts)
 
     def _rows_of(self, name: str, split: splits.Split | None) -> Iterator[Rows]:
         """The rows of a file with the columns of the prepared set, and those that the split needs."""

@@ -27,7 +27,7 @@ _DELIMITERS = ",;\t|: "
 
 def problems(delimiter: str | None, columns: Sequence[str] | None, encoding: str) -> Iterator[Problem]:
     """The problems of options for text."""
-    if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
+    if delimiter not in (None, r"\t") and (len(delimiter) != 1 or delimiter in '"\r\n'):
         message = f"is {delimiter!r}, must be one character, not a quote or a line feed"
         yield Problem("data.delimiter", f"{message}; quote it for the shell and for psrun: 'data.delimiter=\";\"'")
     if columns is not None and len(set(columns)) < max(len(columns), 1):

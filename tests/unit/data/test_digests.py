@@ -39,7 +39,7 @@ def digest(path: Path | str, *, same_process: bool = True) -> str:
     if not same_process:
         digests._known.clear()
     folder = Path(path).parent / "cache" if isinstance(path, Path) else Path("nowhere")
-    return digests.of([str(path)], folder)[0][1]
+    return digests.compute([str(path)], folder)[0][1]
 
 
 def edited(path: Path) -> None:
@@ -121,7 +121,7 @@ def test_rows_and_profiles_are_made_again_for_other_bytes(path, read):
 
     def result() -> tuple:
         prepared = preparation.prepared([str(path)], contents, options)
-        looked = profiles.of_files([str(path)], layout, cache=path.parent / "cache")
+        looked = profiles.profile_files([str(path)], layout, cache=path.parent / "cache")
         with ipc.open_file(prepared.rows.path) as rows:
             return rows.read_all().column("x").to_pylist(), looked["x"].values
 

@@ -64,7 +64,7 @@ def _write_records(path: Path, rows: Sequence[Mapping[str, int | None]]) -> None
 
 
 def layout_of(path: str) -> formats.Layout:
-    form = formats.of([path])
+    form = formats.detect([path])
     return formats.Layout(form, formats.TEXT.get(form, ","))
 
 
@@ -97,9 +97,9 @@ def test_integers_of_every_width_are_read_and_guessed_as_they_are(tmp_path, endi
         assert read(path, name, "string", None if default is None else "") == (texts, [])
     if ending == "tfrecord":  # has no schema, so that nothing is guessed
         return
-    profiles.of_files([path], layout_of(path), cache=tmp_path)
-    looked = profiles.of_files([path], layout_of(path), cache=tmp_path)  # as it was stored
-    guessed = proposals.of(looked.values(), ())
+    profiles.profile_files([path], layout_of(path), cache=tmp_path)
+    looked = profiles.profile_files([path], layout_of(path), cache=tmp_path)  # as it was stored
+    guessed = proposals.propose(looked.values(), ())
     for name, (kind, values) in rows.items():
         present = sorted({value for value in values if value is not None})
         profile = looked[name]
@@ -128,8 +128,8 @@ def test_files_whose_integers_have_different_types(tmp_path, one, other):
     names = []
     for number, ((ending, kind),) in enumerate((one.items(), other.items())):
         names.append(written(tmp_path / f"{number}.{ending}", {"user_id": (kind, ids[kind] * REPEATED)}))
-    looked = profiles.of_files(names, layout_of(names[0]), cache=None)
-    (proposal,) = proposals.of(looked.values(), ()).values()
+    looked = profiles.profile_files(names, layout_of(names[0]), cache=None)
+    (proposal,) = proposals.propose(looked.values(), ()).values()
     assert (proposal.feature.dtype, proposal.num_values) == ("string", 3)
     assert sorted(map(int, proposal.feature.vocabulary)) == [-5, 2**53 + 1, 2**64 - 1]
 

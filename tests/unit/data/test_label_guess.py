@@ -60,14 +60,14 @@ def profile(values: list, kind: pa.DataType | None = None) -> Profile:
     ],
 )
 def test_tasks(values, task, vocabulary, num_missing):
-    got = label_guess.of(profile(values))
+    got = label_guess.guess(profile(values))
     assert (got.task, got.label_vocabulary, got.num_missing) == (task, vocabulary, num_missing)
     classes = len(set(values)) - len({"", "?", "NA", " "} & set(values))
     assert got.num_classes == (classes if task == "multiclass" else None)
 
 
 def test_large_floats_are_regression_with_their_mark():
-    got = label_guess.of(profile([f"${n},000.00" for n in range(1, 40)]))
+    got = label_guess.guess(profile([f"${n},000.00" for n in range(1, 40)]))
     assert (got.task, got.decimal_mark) == ("regression", ".")
 
 
@@ -91,7 +91,7 @@ def test_large_floats_are_regression_with_their_mark():
     ],
 )
 def test_what_the_user_says_holds(values, options, expected):
-    assert label_guess.of(profile(values), **options).options == expected
+    assert label_guess.guess(profile(values), **options).options == expected
 
 
 def test_notes_say_how_to_say_otherwise():
@@ -102,8 +102,8 @@ def test_notes_say_how_to_say_otherwise():
         ("1", "0", "", "NA"): "binary: 0 and 1; 40 rows without a label are left out",
     }
     for values, note in notes.items():
-        assert label_guess.of(profile([*values] * 20)).note == note
-    many = label_guess.of(profile([str(n * n) for n in range(312)] + [""]))
+        assert label_guess.guess(profile([*values] * 20)).note == note
+    many = label_guess.guess(profile([str(n * n) for n in range(312)] + [""]))
     assert many.note == (
         "regression: 312 different numbers; data.task=multiclass to treat them as classes;"
         " 1 row without a label is left out"
@@ -134,4 +134,4 @@ def test_notes_say_how_to_say_otherwise():
 )  # fmt: skip
 def test_labels_without_a_task(values, options, message):
     with pytest.raises(ConfigError, match=message):
-        label_guess.of(profile(values), **options)
+        label_guess.guess(profile(values), **options)

@@ -236,16 +236,16 @@ def test_files_and_their_cache(tmp_path):
     names = [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]
     layout = formats.Layout("csv")
     cache = tmp_path / "cache"
-    got = profiles.of_files(names, layout, cache=cache)
+    got = profiles.profile_files(names, layout, cache=cache)
     assert (got["n"].kind, got["n"].num_missing, got["n"].num_rows) == ("numbers", 1, 4)
     assert (got["w"].kind, got["w"].values) == ("strings", ["x", "NA", "y"])
     assert (got["w"].num_bad, got["w"].first_bad) == (1, f"{names[0]}, row 3: 1 fields instead of 2")
     (stored,) = cache.glob("*.profile.json")
-    again = profiles.of_files(names, layout, cache=cache)
+    again = profiles.profile_files(names, layout, cache=cache)
     assert {name: json.dumps(asdict(each)) for name, each in again.items()} == (
         {name: json.dumps(asdict(each)) for name, each in got.items()}
     )
     stored.write_text("[]damaged")
-    assert profiles.of_files(names, layout, cache=cache)["n"] == got["n"]
+    assert profiles.profile_files(names, layout, cache=cache)["n"] == got["n"]
     (tmp_path / "b.csv").write_text("n,w\n5,x\n")
-    assert profiles.of_files(names, layout, cache=cache)["n"].kind == "integers"
+    assert profiles.profile_files(names, layout, cache=cache)["n"].kind == "integers"

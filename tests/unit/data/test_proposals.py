@@ -23,7 +23,7 @@ def profile(values: list, kind: pa.DataType | None = None, column: str = "x") ->
 
 
 def proposed(values: list, kind: pa.DataType | None = None, column: str = "x") -> dict[str, Proposal]:
-    return proposals.of([profile(values, kind, column)], ())
+    return proposals.propose([profile(values, kind, column)], ())
 
 
 def options(values: list, kind: pa.DataType | None = None, column: str = "x") -> dict:
@@ -209,7 +209,7 @@ def test_names_of_features_are_valid_and_unique():
     columns = ["a b", "a_b", "\u5e74", "[text]", "d", "d_days"]
     dates = ["2021-01-01", "2021-01-02"] * 20
     profiles = [profile(["0.5", "1.5"] * 20 if name != "d" else dates, column=name) for name in columns]
-    found = proposals.of([*profiles, profile(["1"], column="y")], ("y", None))
+    found = proposals.propose([*profiles, profile(["1"], column="y")], ("y", None))
     assert list(found) == ["a_b", "a_b_2", "column_3", "text", "d_days", "d_weekday", "d_days_2"]
     assert feature_spec.read({name: feature_spec.options(each.feature) for name, each in found.items()})
 

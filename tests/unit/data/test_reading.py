@@ -205,12 +205,12 @@ def test_the_format_of_a_file_without_a_known_extension_is_found(tmp_path):
     content = csv_of(list(range(20)))
     for name, layout in (("train.txt", "csv"), ("tabs.txt", "tsv")):
         path = text(tmp_path, content if layout == "csv" else content.replace(",", "\t"), name)
-        assert formats.of([path]) == layout
+        assert formats.detect([path]) == layout
     with gzip.open(tmp_path / "rows.txt.gz", "wt") as file:
         file.write(content)
-    assert formats.of([str(tmp_path / "rows.txt.gz")]) == "csv"
+    assert formats.detect([str(tmp_path / "rows.txt.gz")]) == "csv"
     with pytest.raises(ConfigError, match="is unknown for the file name"):
-        formats.of([text(tmp_path, "words only\nmore words\n", "notes.txt")])
+        formats.detect([text(tmp_path, "words only\nmore words\n", "notes.txt")])
 
 
 def test_prepared_rows_of_several_record_batches(tmp_path, monkeypatch):
