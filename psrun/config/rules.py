@@ -123,8 +123,8 @@ def _of_callbacks(config: RunConfig) -> Iterator[Problem]:
     yield from keras_callbacks.backup_problems(trainer.callbacks, checkpoints=checkpoints, one_step=one_step)
     if servers:
         scheduled = isinstance(config.optimizer.options.get("learning_rate"), Mapping)
-        setting = keras_callbacks.Setting(sharded=config.partitioner.splits, scheduled=scheduled)
-        yield from keras_callbacks.problems(trainer.callbacks, setting)
+        sharded = config.partitioner.splits
+        yield from keras_callbacks.problems(trainer.callbacks, sharded=sharded, scheduled=scheduled)
 
 
 def _of_checkpoints(config: RunConfig) -> Iterator[Problem]:
@@ -201,7 +201,7 @@ def _of_monitors(config: RunConfig) -> Iterator[Problem]:
     if config.evaluation.runs_on not in (None, "evaluator"):
         return
     for index, node in enumerate(config.trainer.callbacks):
-        name = str(node["_target_"]).rpartition(".")[2]
+        name = keras_callbacks.name_of(node)
         monitor = node.get("monitor", keras_callbacks.MONITORS.get(name))
         if str(monitor).startswith("val_") and (name != "ModelCheckpoint" or node.get("save_best_only")):
             message = f"{name} monitors {monitor}, which evaluation={config.evaluation.kind} does not provide; use"
