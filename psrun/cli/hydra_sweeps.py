@@ -78,9 +78,8 @@ def run(arguments: list[str]) -> ExitCode:
 def _sweep(arguments: list[str], running: SweepRunner) -> None:
     """Lets Hydra's sweeper propose jobs, and psrun's launcher run them, as Hydra does with -m."""
     composer = Composer(arguments)
-    chosen = arguments_of_a_run.of_the_configuration(arguments)
     try:
-        config = composer.compose([*chosen, "hydra.mode=MULTIRUN"], mode=RunMode.MULTIRUN)
+        config = composer.compose([*arguments, "hydra.mode=MULTIRUN"], mode=RunMode.MULTIRUN)
     except ConfigError as error:
         raise ConfigError(_problems(arguments) or [*error.problems]) from error
     HydraConfig.instance().set_config(config)
@@ -262,7 +261,7 @@ class SweepLauncher(Launcher):
         composed = self._composer.compose([*of_hydra, *given])
         OmegaConf.copy_cache(from_config=self._config, to_config=composed)
         with read_write(composed), open_dict(composed):
-            composed.hydra.job.id = number
+            composed.hydra.job.id = str(number)
             composed.hydra.job.num = number
         return composed
 

@@ -30,7 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from psrun.config import advice, groups, overrides, parse, resolvers
-from psrun.config.arguments import key_of, split
+from psrun.config.arguments import key_of, of_the_configuration, split
 from psrun.errors import ConfigError, Problem
 
 _CONF = "psrun.conf"
@@ -66,7 +66,7 @@ class Composer:
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        self._options = split(arguments)[0]
+        self._options = split(of_the_configuration(arguments))[0]
         self._known = groups.choices(arguments)
         self._loaded: dict[tuple[str, ...], bytes] = {}
         _prepare(arguments)
@@ -93,13 +93,14 @@ class Composer:
         Raises:
           ConfigError: lists all problems.
         """
+        arguments = [*self._options, *split(arguments)[1]]
         refused = overrides.problems(arguments, sweeps=mode == RunMode.MULTIRUN)
         valid = overrides.without_mistakes(arguments, refused) if refused else arguments
         config, problems = self._composed(overrides.parsed(valid), overrides.parsed(implied), mode, prepare)
         problems = [*refused.values(), *problems]
         if problems:
             raw = values(config)
-            problems = [_with_guess(problem, raw, [*self._options, *arguments]) for problem in problems]
+            problems = [_with_guess(problem, raw, arguments) for problem in problems]
             with contextlib.suppress(OmegaConfBaseException):
                 named = {problem.key for problem in problems}  # without their values they are missing
                 problems += [problem for problem in problems_of_values(raw) if problem.key not in named]

@@ -117,8 +117,11 @@ def no_such_choice(
 def problem_of_file(group: str, path: Path, arguments: Sequence[str]) -> Problem | None:
     """The problem of a configuration file of the user's that is chosen, or of another one that it selects.
 
-    None also for a file that cannot be parsed: Hydra's error names the line.
+    None also for a file that cannot be parsed, as Hydra's error names the line, and with a primary configuration of the
+    user's, which has other groups.
     """
+    if any(argument.startswith(NAME_OPTIONS) for argument in arguments):
+        return None
     return _DefaultsCheck(arguments).problem_of(group, path)
 
 
@@ -180,9 +183,10 @@ class _DefaultsCheck:
         """The problem of an item `[override] [/]GROUP[@PACKAGE]: CHOICE` in the file of the group `own`."""
         *keywords, target = key.split()
         group, _, package = target.lstrip("/").partition("@")
-        file, is_absolute = f"{own}/{path.name}", target.startswith("/")
+        file = f"{own}/{path.name}"
+        is_absolute = target.startswith("/")
         if "override" in keywords:
-            if group not in self._known and not group.startswith("hydra"):
+            if not (group.startswith("hydra") or self._options(group)):
                 guess = schema.did_you_mean(group, ONE_CHOICE)
                 return Problem(group, f"there is no such group, which {file} overrides.{guess}")
             if group in ONE_CHOICE and not is_absolute:
@@ -203,12 +207,15 @@ class _DefaultsCheck:
         return next((problem for problem in problems if problem is not None), None)
 
     def _of_choice(self, group: str, choice: str, file: str) -> Problem | None:
-        options = self._known.get(group) or choices_of(group, self._arguments)
+        options = self._options(group)
         if group.startswith("hydra") or "${" in choice or not (options or group.rpartition("/")[2] in ONE_CHOICE):
             return None
         if choice.removesuffix(".yaml") not in options:
             return no_such_choice(group, choice, options, self._arguments, file)
         return self.problem_of(group, options[choice.removesuffix(".yaml")])
+
+    def _options(self, group: str) -> dict[str, Path]:
+        return self._known.get(group) or choices_of(group, self._arguments)
 
 
 def _is_choice(item: Any) -> bool:

@@ -121,7 +121,7 @@ def set_key(config: DictConfig, override: Override) -> Problem | None:
         OmegaConf.update(config, key, value, merge=True, force_add=override.is_add() or override.is_force_add())
     except (ConfigAttributeError, ConfigKeyError):
         return Problem(key, f"no such key or group (value '{str(override.input_line).partition('=')[2]}').")
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, TypeError) as error:
         return Problem(key, f"cannot be set by {override.input_line}: {str(error).splitlines()[0]}")
     return None
 

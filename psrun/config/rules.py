@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from psrun.config import choices, consistency_rules, keras_callbacks, topology
 from psrun.config.run_config import OF_A_RUN, RunConfig
@@ -28,243 +28,210 @@ def problems(config: RunConfig) -> list[Problem]:
         _of_checkpoints,
         _of_the_sidecar,
         _of_what_follows,
+        _of_monitors,
         _of_restoring,
         _of_predictions,
     )
     return [problem for check in checks for problem in check(config)]
 
 
-def _of_the_cluster(config: RunConfig) -> list[Problem]:
-    """Problems of the cluster."""
-    cluster, problems = config.cluster, list[Problem]()
+def _of_the_cluster(config: RunConfig) -> Iterator[Problem]:
+    cluster = config.cluster
     if isinstance(cluster, choices.Slurm) and isinstance(config.submission, choices.SlurmJob):
-        warn_s, save_s = config.submission.warn_s, cluster.restart.stop_timeout_s
+        warn_s = config.submission.warn_s
+        save_s = cluster.restart.stop_timeout_s
         if warn_s <= save_s:
             message = f"is {warn_s}, must be greater than cluster.restart.stop_timeout_s={save_s:g}, the time to save"
-            problems.append(Problem("slurm.warn_s", message))
+            yield Problem("slurm.warn_s", message)
     if not isinstance(cluster, choices.Ray) or cluster.address is None:
-        return problems
-    key = "cluster.address"
+        return
     if cluster.address != "auto" and not topology.is_address(cluster.address):
         clients = "; a ray:// client may be on another network" if cluster.address.startswith("ray:") else ""
         message = f"is {cluster.address!r}, must be auto, HOST:PORT of the head node, or null{clients}"
-        problems.append(Problem(key, message))
+        yield Problem("cluster.address", message)
     if cluster.isolate is True:
-        message = f"true makes the servers unreachable from the nodes of {key}={cluster.address}; set it to auto"
-        problems.append(Problem("cluster.isolate", message))
-    return problems
+        where = f"cluster.address={cluster.address}"
+        message = f"true makes the servers unreachable from the nodes of {where}; set it to auto"
+        yield Problem("cluster.isolate", message)
 
 
-def _of_data(config: RunConfig) -> list[Problem]:
-    problems, data = [], config.data
+def _of_data(config: RunConfig) -> Iterator[Problem]:
+    data = config.data
     replicas = config.cluster.replicas_per_worker or 1
     if isinstance(data.global_batch_size, int) and data.global_batch_size < replicas:
         message = f"is {data.global_batch_size}, must be at least {replicas}, the number of replicas of a worker"
-        problems.append(Problem("data.global_batch_size", message))
+        yield Problem("data.global_batch_size", message)
     if data.audit and not config.cluster.has_parameter_servers:
-        message = "requires parameter server training; set it to false"
-        problems.append(Problem("data.audit", message))
+        yield Problem("data.audit", "requires parameter server training; set it to false")
     if data.visitation == "dynamic" and not config.cluster.has_parameter_servers:
-        message = "is dynamic, which requires parameter server training; set it to once"
-        problems.append(Problem("data.visitation", message))
+        yield Problem("data.visitation", "is dynamic, which requires parameter server training; set it to once")
     if data.sharding is None:
-        return problems
-    key, policy = "data.sharding", f"is {data.sharding}, which requires cluster=multi_worker_mirrored"
+        return
+    key = "data.sharding"
+    policy = f"is {data.sharding}, which requires cluster=multi_worker_mirrored"
     if config.cluster.has_parameter_servers:
         why = "TensorFlow ignores the policy with parameter servers"
-        problems.append(Problem(key, f"{policy}; {why}: set it to null and see data.visitation"))
+        yield Problem(key, f"{policy}; {why}: set it to null and see data.visitation")
     elif not config.cluster.has_synchronous_workers:
         message = f"{policy}; with cluster={config.cluster.kind} one process reads all data: set it to null"
-        problems.append(Problem(key, message))
+        yield Problem(key, message)
     elif data.visitation == "once" and data.sharding in ("file", "off"):
         by_file = "workers read batches by number, not by file"
         reason = by_file if data.sharding == "file" else "all workers would train on all examples"
         message = f"is {data.sharding}, which contradicts data.visitation=once: {reason}"
-        problems.append(Problem(key, f"{message}; choose data, or data.visitation=every_worker"))
-    return problems
+        yield Problem(key, f"{message}; choose data, or data.visitation=every_worker")
 
 
-def _of_training(config: RunConfig) -> list[Problem]:
-    problems = []
-    trainer, evaluation = config.trainer, config.evaluation
+def _of_training(config: RunConfig) -> Iterator[Problem]:
+    trainer = config.trainer
+    evaluation = config.evaluation
     if trainer.run_eagerly and config.cluster.has_parameter_servers:
-        problems.append(
-            Problem("trainer.run_eagerly", "is not supported with parameter servers; debug with cluster=none")
-        )
+        yield Problem("trainer.run_eagerly", "is not supported with parameter servers; debug with cluster=none")
     if evaluation.runs_on == "fit" and not trainer.uses_fit:
-        problems.append(
-            Problem("evaluation", "'validation' requires Model.fit; choose trainer=fit, or evaluation=direct")
-        )
+        yield Problem("evaluation", "'validation' requires Model.fit; choose trainer=fit, or evaluation=direct")
     if evaluation.needs_parameter_servers and not config.cluster.has_parameter_servers:
-        message = f"'{evaluation.kind}' requires parameter server training; choose exact or direct"
-        problems.append(Problem("evaluation", message))
+        yield Problem("evaluation", f"'{evaluation.kind}' requires parameter server training; choose exact or direct")
     if config.cluster.has_synchronous_workers:
         if not trainer.uses_fit:
-            problems.append(Problem("trainer", "cluster=multi_worker_mirrored requires Model.fit; choose trainer=fit"))
+            yield Problem("trainer", "cluster=multi_worker_mirrored requires Model.fit; choose trainer=fit")
         elif any(str(node.get("_target_", "")).endswith("CSVLogger") for node in trainer.callbacks):
-            problems.append(
-                Problem("trainer.callbacks", "CSVLogger would write the same file in every process; use metrics.jsonl")
-            )
-    packed, steps = trainer.steps_per_execution, trainer.steps_per_epoch
+            message = "CSVLogger would write the same file in every process; use metrics.jsonl"
+            yield Problem("trainer.callbacks", message)
+    packed = trainer.steps_per_execution
+    steps = trainer.steps_per_epoch
     if isinstance(packed, int) and isinstance(steps, int) and packed > steps:
-        problems.append(
-            Problem(
-                "trainer.steps_per_execution",
-                f"is {packed}, must be at most trainer.steps_per_epoch={steps}",
-            )
-        )
-    unrolled = min(choices.MAX_UNROLLED_STEPS, trainer.num_steps_packed)
+        message = f"is {packed}, must be at most trainer.steps_per_epoch={steps}"
+        yield Problem("trainer.steps_per_execution", message)
+    most = choices.MAX_UNROLLED_STEPS
+    unrolled = min(most, trainer.num_steps_packed)
     if trainer.dense_sync_every > unrolled:
-        problems.append(
-            Problem(
-                "trainer.dense_sync_every",
-                f"is {trainer.dense_sync_every}, must be at most {unrolled}: the steps of an execution, "
-                f"up to {choices.MAX_UNROLLED_STEPS}",
-            )
-        )
-    return problems
+        message = f"is {trainer.dense_sync_every}, must be at most {unrolled}: the steps of an execution, up to {most}"
+        yield Problem("trainer.dense_sync_every", message)
 
 
-def _of_the_optimizer(config: RunConfig) -> list[Problem]:
+def _of_the_optimizer(config: RunConfig) -> Iterator[Problem]:
     """Problems of options that every optimizer of tf-keras has."""
-    if config.mode in OF_A_RUN or not config.optimizer.options.get("use_ema"):
-        return []
-    return [Problem("optimizer.use_ema", f"is {config.optimizer.options['use_ema']}, {WITHOUT_AVERAGES}")]
+    if config.mode not in OF_A_RUN and config.optimizer.options.get("use_ema"):
+        yield Problem("optimizer.use_ema", f"is {config.optimizer.options['use_ema']}, {WITHOUT_AVERAGES}")
 
 
-def _of_callbacks(config: RunConfig) -> list[Problem]:
-    """Problems of Keras callbacks."""
+def _of_callbacks(config: RunConfig) -> Iterator[Problem]:
     trainer = config.trainer
-    servers, checkpoints = config.cluster.has_parameter_servers, config.checkpoint.are_taken
+    servers = config.cluster.has_parameter_servers
     one_step = servers or trainer.num_steps_packed == 1  # parameter servers reject save_freq
-    problems = keras_callbacks.backup_problems(trainer.callbacks, checkpoints=checkpoints, one_step=one_step)
+    checkpoints = config.checkpoint.are_taken
+    yield from keras_callbacks.backup_problems(trainer.callbacks, checkpoints=checkpoints, one_step=one_step)
     if servers:
-        setting = keras_callbacks.Setting(
-            sharded=config.partitioner.splits,
-            scheduled=isinstance(config.optimizer.options.get("learning_rate"), Mapping),
-        )
-        problems += keras_callbacks.problems(trainer.callbacks, setting)
-    return problems
+        scheduled = isinstance(config.optimizer.options.get("learning_rate"), Mapping)
+        sharded = config.partitioner.splits
+        yield from keras_callbacks.problems(trainer.callbacks, sharded=sharded, scheduled=scheduled)
 
 
-def _of_checkpoints(config: RunConfig) -> list[Problem]:
-    """Problems of checkpoints."""
-    checkpoint, problems = config.checkpoint, []
+def _of_checkpoints(config: RunConfig) -> Iterator[Problem]:
+    checkpoint = config.checkpoint
     if not checkpoint.are_taken:
         if config.resume is not None:
-            problems.append(Problem("checkpoint", "is 'none', but resume needs a checkpoint; choose checkpoint=epoch"))
+            yield Problem("checkpoint", "is 'none', but resume needs a checkpoint; choose checkpoint=epoch")
         if config.export.at_end:
-            problems.append(Problem("export.at_end", "requires checkpoints; choose checkpoint=epoch"))
-        return problems
+            yield Problem("export.at_end", "requires checkpoints; choose checkpoint=epoch")
+        return
     if checkpoint.every_s is not None and config.cluster.has_synchronous_workers:
-        problems.append(
-            Problem("checkpoint.every_s", "is not supported here: all workers save at the same step; use every_steps")
-        )
+        message = "is not supported here: all workers save at the same step; use every_steps"
+        yield Problem("checkpoint.every_s", message)
     if checkpoint.best_metric is not None and checkpoint.every_epochs is None:
-        problems.append(
-            Problem("checkpoint.best_metric", "requires checkpoints after epochs; set checkpoint.every_epochs")
-        )
+        message = "requires checkpoints after epochs; set checkpoint.every_epochs"
+        yield Problem("checkpoint.best_metric", message)
     for index, node in enumerate(config.trainer.callbacks):
         if str(node["_target_"]).endswith("EarlyStopping") and node.get("restore_best_weights"):
-            problems.append(
-                Problem(f"trainer.callbacks[{index}]", "restore_best_weights would change the weights after the last "
-                        "checkpoint; use checkpoint.best_metric=... instead")
-            )  # fmt: skip
-    return problems
+            message = "restore_best_weights would change the weights after the last checkpoint; use"
+            yield Problem(f"trainer.callbacks[{index}]", f"{message} checkpoint.best_metric=... instead")
 
 
-def _of_the_sidecar(config: RunConfig) -> list[Problem]:
+def _of_the_sidecar(config: RunConfig) -> Iterator[Problem]:
     """Problems of evaluation by the evaluator task."""
-    evaluation, checkpoint, problems = config.sidecar, config.checkpoint, list[Problem]()
+    evaluation = config.sidecar
+    checkpoint = config.checkpoint
     if evaluation is None:
         if config.export.best and config.mode == "train":
-            problems.append(Problem("export.best", "requires an evaluator task; choose evaluation=sidecar"))
-        return problems
-    cluster, kind = config.cluster, evaluation.kind
-    if not cluster.has_server_processes:
-        needs = (
-            "requires workers in separate processes" if evaluation.sets_worker_aside else "requires an evaluator task"
-        )
-        message = f"'{kind}' {needs}; choose cluster=local, kubernetes, ray, slurm, tf_config or static"
-        problems.append(Problem("evaluation", message))
-    elif evaluation.sets_worker_aside and cluster.num_workers == 1:
-        problems.append(
-            Problem("cluster.num_workers", f"is 1, must be at least 2: one worker of '{kind}' only evaluates")
-        )
-    if not checkpoint.are_taken or config.other_checkpoints is not None:
-        problems += _of_other_checkpoints(config)
-    elif config.export.best and not (checkpoint.best_metric or "").startswith("val_"):
-        problems.append(Problem("export.best", "requires checkpoint.best_metric=val_..."))
-    return problems
-
-
-def _of_other_checkpoints(config: RunConfig) -> list[Problem]:
-    """Problems of evaluating checkpoints that psrun does not write."""
-    problems = []
+            yield Problem("export.best", "requires an evaluator task; choose evaluation=sidecar")
+        return
+    aside = evaluation.sets_worker_aside
+    if not config.cluster.has_server_processes:
+        needs = "requires workers in separate processes" if aside else "requires an evaluator task"
+        message = f"'{evaluation.kind}' {needs}; choose cluster=local, kubernetes, ray, slurm, tf_config or static"
+        yield Problem("evaluation", message)
+    elif aside and config.cluster.num_workers == 1:
+        message = f"is 1, must be at least 2: one worker of '{evaluation.kind}' only evaluates"
+        yield Problem("cluster.num_workers", message)
+    if checkpoint.are_taken and config.other_checkpoints is None:
+        if config.export.best and not (checkpoint.best_metric or "").startswith("val_"):
+            yield Problem("export.best", "requires checkpoint.best_metric=val_...")
+        return
     if config.other_checkpoints is None:
-        message = f"'{config.evaluation.kind}' requires checkpoints; choose checkpoint=epoch, set "
+        message = f"'{evaluation.kind}' requires checkpoints; choose checkpoint=epoch, set "
         message += "evaluation.checkpoint_dir, or add a ModelCheckpoint with save_weights_only to trainer.callbacks"
-        problems.append(Problem("evaluation", message))
+        yield Problem("evaluation", message)
     if config.export.best:
         message = "requires psrun's own checkpoints; choose checkpoint=epoch and remove evaluation.checkpoint_dir"
-        problems.append(Problem("export.best", message))
-    return problems
+        yield Problem("export.best", message)
 
 
-def _of_what_follows(config: RunConfig) -> list[Problem]:
+def _of_what_follows(config: RunConfig) -> Iterator[Problem]:
     """Problems of the policies that follow metrics."""
-    problems = []
-    rules = {"early_stopping": config.early_stopping, "reduce_lr": config.reduce_lr}
-    for key, rule in rules.items():
+    reduce_lr = config.reduce_lr
+    for key, rule in {"early_stopping": config.early_stopping, "reduce_lr": reduce_lr}.items():
         if rule.metric is not None and rule.mode is None:
-            problems.append(Problem(f"{key}.mode", f"is required for {rule.metric}; set it to max or min"))
+            yield Problem(f"{key}.mode", f"is required for {rule.metric}; set it to max or min")
         if rule.metric is not None and config.cluster.has_synchronous_workers:
             message = "is not supported here: each process would decide independently; use trainer.callbacks"
-            problems.append(Problem(f"{key}.metric", message))
-    if not 0 < config.reduce_lr.factor < 1:
-        problems.append(Problem("reduce_lr.factor", f"is {config.reduce_lr.factor}, must be between 0 and 1"))
-    if isinstance(config.optimizer.options.get("learning_rate"), Mapping) and config.reduce_lr.metric is not None:
-        problems.append(Problem("reduce_lr.metric", "requires a number as optimizer.learning_rate; it is a schedule"))
-    if (config.sweep.metric is None) != (config.sweep.mode is None):
-        missing, present = ("metric", "mode") if config.sweep.metric is None else ("mode", "metric")
-        value = "max or min" if missing == "mode" else "a metric"
-        problems.append(Problem(f"sweep.{missing}", f"is required with sweep.{present}; set it to {value}"))
-    if config.evaluation.runs_on in (None, "evaluator"):
-        for index, node in enumerate(config.trainer.callbacks):
-            name = str(node["_target_"]).rpartition(".")[2]
-            monitor = node.get("monitor", keras_callbacks.MONITORS.get(name))
-            if str(monitor).startswith("val_") and (name != "ModelCheckpoint" or node.get("save_best_only")):
-                message = f"{name} monitors {monitor}, which evaluation={config.evaluation.kind} does not provide"
-                problems.append(Problem(f"trainer.callbacks[{index}]", f"{message}; use early_stopping, reduce_lr "
-                                        "or checkpoint.best_metric"))  # fmt: skip
-    return problems
+            yield Problem(f"{key}.metric", message)
+    if not 0 < reduce_lr.factor < 1:
+        yield Problem("reduce_lr.factor", f"is {reduce_lr.factor}, must be between 0 and 1")
+    if isinstance(config.optimizer.options.get("learning_rate"), Mapping) and reduce_lr.metric is not None:
+        yield Problem("reduce_lr.metric", "requires a number as optimizer.learning_rate; it is a schedule")
+    sweep = config.sweep
+    if sweep.metric is not None and sweep.mode is None:
+        yield Problem("sweep.mode", "is required with sweep.metric; set it to max or min")
+    if sweep.mode is not None and sweep.metric is None:
+        yield Problem("sweep.metric", "is required with sweep.mode; set it to a metric")
 
 
-def _of_restoring(config: RunConfig) -> list[Problem]:
+def _of_monitors(config: RunConfig) -> Iterator[Problem]:
+    """Problems of callbacks that follow metrics of an evaluation which is not Keras'."""
+    if config.evaluation.runs_on not in (None, "evaluator"):
+        return
+    for index, node in enumerate(config.trainer.callbacks):
+        name = keras_callbacks.name_of(node)
+        monitor = node.get("monitor", keras_callbacks.MONITORS.get(name))
+        if str(monitor).startswith("val_") and (name != "ModelCheckpoint" or node.get("save_best_only")):
+            message = f"{name} monitors {monitor}, which evaluation={config.evaluation.kind} does not provide; use"
+            message += " early_stopping, reduce_lr or checkpoint.best_metric"
+            yield Problem(f"trainer.callbacks[{index}]", message)
+
+
+def _of_restoring(config: RunConfig) -> Iterator[Problem]:
     """Problems of the modes that restore a checkpoint."""
-    problems, makes = [], config.mode in OF_A_RUN
-    if makes and config.resume is None:
-        problems.append(Problem("resume", f"is required with mode={config.mode}; set resume=RUN_FOLDER"))
+    restores = config.mode in OF_A_RUN
+    if restores and config.resume is None:
+        yield Problem("resume", f"is required with mode={config.mode}; set resume=RUN_FOLDER")
     if config.mode == "evaluate":
         if config.evaluation.runs_on != "coordinator":
-            problems.append(Problem("evaluation", "mode=evaluate requires evaluation=direct, exact or distributed"))
+            yield Problem("evaluation", "mode=evaluate requires evaluation=direct, exact or distributed")
         if config.cluster.has_synchronous_workers:
             message = "each process of 'multi_worker_mirrored' would evaluate all data; choose local or none"
-            problems.append(Problem("cluster", message))
+            yield Problem("cluster", message)
     if config.restore not in ("latest", "best") and not config.restore.isdigit():
-        problems.append(Problem("restore", f"is '{config.restore}', must be latest, best or the step of a checkpoint"))
-    elif config.restore != "latest" and not makes:
-        problems.append(Problem("restore", f"requires mode={', '.join(OF_A_RUN)}; training resumes from the newest"))
-    return problems
+        yield Problem("restore", f"is '{config.restore}', must be latest, best or the step of a checkpoint")
+    elif config.restore != "latest" and not restores:
+        yield Problem("restore", f"requires mode={', '.join(OF_A_RUN)}; training resumes from the newest")
 
 
-def _of_predictions(config: RunConfig) -> list[Problem]:
+def _of_predictions(config: RunConfig) -> Iterator[Problem]:
     """Problems of the file of predictions."""
-    keys, problems = config.predict, list[Problem]()
+    keys = config.predict
     if keys.file_format is None:
         extensions = ", ".join(keys.EXTENSIONS)
         message = f"is required: predict.path={keys.path} has none of the extensions {extensions}"
-        problems.append(Problem("predict.format", message))
+        yield Problem("predict.format", message)
     if twice := sorted({name for name in keys.keep if keys.keep.count(name) > 1}):
-        problems.append(Problem("predict.keep", f"names {', '.join(map(repr, twice))} more than once"))
-    return problems
+        yield Problem("predict.keep", f"names {', '.join(map(repr, twice))} more than once")

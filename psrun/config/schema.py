@@ -157,7 +157,7 @@ def _converted(cls: type, values: Mapping[str, Any]) -> dict[str, Any] | None:
     """`values` with the types of the fields of `cls`; None if one has another type."""
     try:
         merged: Any = OmegaConf.to_container(OmegaConf.merge(_schema(cls), values), throw_on_missing=False)
-    except OmegaConfBaseException:
+    except (OmegaConfBaseException, TypeError):
         return None
     return merged
 

@@ -12,17 +12,22 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import inspect
+import sysconfig
+import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
-from psrun.config import schema, source_code
-from psrun.config.source_code import described
+from psrun.config import schema
 from psrun.errors import ConfigError, Problem, PsrunError
 
 # Parameters that psrun provides; the configuration does not set them.
 PROVIDED = frozenset({"self", "source", "seed", "tell", "recorded", "label_vocabulary", "predicting", "run_folder"})
+
+_ANNOTATIONS = {"int": int, "float": float, "str": str, "bool": bool}
 
 # Beside a _target_, keys that hydra.utils.instantiate reads and psrun does not.
 _OF_HYDRA = frozenset({"_args_", "_convert_", "_partial_", "_recursive_"})
@@ -58,7 +63,8 @@ def read(
         problems.append(Problem(f"{key}.{name}", "has no meaning in psrun, which calls _target_ itself; remove it"))
     options = {name: value for name, value in node.items() if name not in ("_target_", *_OF_HYDRA)}
     target = Target(node["_target_"], options, key)
-    parameters = _static_parameters(target, problems, PROVIDED.union(called_with))
+    definition = _definition(target, problems)
+    parameters = None if definition is None else _options_class(definition, PROVIDED.union(called_with))
     if parameters is not None:
         schema.read(parameters, options, key=key, problems=problems, others=others)
     for name, value in options.items():
@@ -183,6 +189,19 @@ def called(target: Target, **provided: Any) -> Any:
         raise ConfigError([Problem(target.key, f"{target.name} failed: {described(error)}")]) from error
 
 
+def described(error: BaseException) -> str:
+    """An error in one line, with the file and the line in the user's code that raised it, if any."""
+    if isinstance(error, SyntaxError) and error.filename:
+        line = (error.text or "").strip()
+        text = f": {line}" if line and line.isprintable() else ""
+        return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}{text}"
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    not_theirs = (str(Path(__file__).parents[1]), *installed)
+    theirs = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(not_theirs)]
+    where = f"{theirs[-1].filename}, line {theirs[-1].lineno}: " if theirs else ""
+    return f"{where}{type(error).__name__}: {error}"
+
+
 def _build(value: Any, key: str) -> Any:
     if isinstance(value, Mapping):
         if "_target_" in value:
@@ -195,16 +214,43 @@ def _build(value: Any, key: str) -> Any:
 
 
 def _hidden(target: Target) -> Problem | None:
-    """The problem of a callable in a file of the user's, if Python finds another module of the name."""
-    hidden = source_code.hidden(target.name)
-    if hidden is None:
-        return None
-    message = f"is {target.name}, which Python does not take from your file {hidden.file}"
-    return Problem(f"{target.key}._target_", f"{message}: it finds {hidden.found} first; give your module another name")
+    """The problem of a callable in a file of the current folder, if Python finds another module of the name."""
+    parts = target.name.split(".")
+    for size in range(len(parts) - 1, 0, -1):
+        module_name = ".".join(parts[:size])
+        file = _here(module_name)
+        if file is None:
+            continue
+        found = _spec(module_name)
+        origin = (found and found.origin) or ""
+        is_psruns = found is not None and parts[0] == "psrun"  # of a clone that is not the installed one
+        if is_psruns or (Path(origin).is_file() and file.samefile(origin)) or not _may_have(file, parts[size]):
+            return None
+        top = _spec(parts[0])
+        place = origin or (top and top.origin) or parts[0]
+        message = f"is {target.name}, which Python does not take from your file {file}: it finds {place} first"
+        return Problem(f"{target.key}._target_", f"{message}; give your module another name")
+    return None
+
+
+def _here(module_name: str) -> Path | None:
+    """The file of the current folder that a module of this name would be read from."""
+    path = Path.cwd().joinpath(*module_name.split("."))
+    files = (path / "__init__.py", path.with_name(f"{path.name}.py"))
+    return next((file for file in files if file.is_file()), None)
+
+
+def _may_have(file: Path, name: str) -> bool:
+    """Whether a module may define a name."""
+    try:
+        module = _parsed(file)
+    except (OSError, SyntaxError, ValueError):
+        return True
+    return not {name, "*"}.isdisjoint(_definitions(module).keys() | _names(module))
 
 
 def _no_such(target: Target, reason: str) -> Problem:
-    if target.name.isidentifier() and source_code.spec(target.name) is not None:
+    if target.name.isidentifier() and _spec(target.name) is not None:
         reason = f"it is a module; name a callable in it, such as {target.name}.NAME"
         return Problem(f"{target.key}._target_", f"cannot call '{target.name}': {reason}")
     return Problem(
@@ -216,24 +262,14 @@ def _no_such(target: Target, reason: str) -> Problem:
 def parameters_of(name: str) -> dict[str, bool]:
     """The parameters of a callable: name to whether it is required; empty if its source is not available."""
     definition = _definition(Target(name, {}, ""), [])
-    function = None if definition is None else source_code.function_of(definition)
-    if function is None:
-        return {}
-    return {argument.arg: default is None for argument, default in source_code.arguments(function)}
+    function = None if definition is None else _function_of(definition)
+    return {} if function is None else {each.arg: default is None for each, default in _arguments(function)}
 
 
 def names_in(module_name: str) -> frozenset[str]:
     """The names that a module imports or assigns; does not import the module."""
-    spec = source_code.spec(module_name)
-    if spec is None or not spec.origin:
-        return frozenset()
-    return frozenset(source_code.names(source_code.parse(Path(spec.origin))))
-
-
-def _static_parameters(target: Target, problems: list[Problem], provided: Collection[str]) -> type | None:
-    """The options of a target as a dataclass built from its source; None if they are unknown."""
-    definition = _definition(target, problems)
-    return None if definition is None else source_code.options_class(definition, provided)
+    spec = _spec(module_name)
+    return frozenset(_names(_parsed(Path(spec.origin)))) if spec is not None and spec.origin else frozenset()
 
 
 def _definition(target: Target, problems: list[Problem]) -> ast.FunctionDef | ast.ClassDef | None:
@@ -246,23 +282,98 @@ def _definition(target: Target, problems: list[Problem]) -> ast.FunctionDef | as
     if problem := _hidden(target):
         problems.append(problem)
         return None
-    spec = source_code.spec(module_name) if module_name else None
+    spec = _spec(module_name) if module_name else None
     if spec is None:
         # The parent may be a class (a.b.Class.method), or the name may be created at run time.
-        if not module_name or source_code.spec(module_name.partition(".")[0]) is None:
+        if not module_name or _spec(module_name.partition(".")[0]) is None:
             problems.append(_no_such(target, f"no module named '{module_name or target.name}'"))
         return None
     if not spec.origin or not spec.origin.endswith(".py") or spec.origin.endswith("__init__.py"):
         return None
     try:
-        module = source_code.parse(Path(spec.origin))
+        module = _parsed(Path(spec.origin))
     except (OSError, SyntaxError, ValueError) as error:
         where = "" if getattr(error, "filename", None) else f"{spec.origin}: "
         problems.append(Problem(key, f"{target.name} cannot be imported: {where}{described(error)}"))
         return None
-    definitions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    definition = definitions.get(attribute)
-    if definition is None and not {attribute, "*"} & source_code.names(module):
+    definitions = _definitions(module)
+    if attribute not in definitions and {attribute, "*"}.isdisjoint(_names(module)):
         guess = schema.did_you_mean(attribute, definitions)
         problems.append(Problem(key, f"there is no '{attribute}' in {spec.origin}.{guess}"))
-    return definition
+    return definitions.get(attribute)
+
+
+def _spec(module_name: str) -> ModuleSpec | None:
+    """The spec of a module, without importing its parent packages as `importlib.util.find_spec` does."""
+    top, *rest = module_name.split(".")
+    found = importlib.util.find_spec(top)
+    for name in rest:
+        if found is None or found.submodule_search_locations is None:
+            return None
+        found = PathFinder.find_spec(f"{found.name}.{name}", list(found.submodule_search_locations))
+    return found
+
+
+def _parsed(path: Path) -> ast.Module:
+    """The module in a file, in its declared encoding. Raises OSError, SyntaxError or ValueError."""
+    source = path.read_bytes()
+    try:
+        return ast.parse(source, filename=str(path))
+    except SystemError:  # Python 3.11, if a finalizer runs during the parse (gh-106905)
+        return ast.parse(source, filename=str(path))
+
+
+def _definitions(module: ast.Module) -> dict[str, ast.FunctionDef | ast.ClassDef]:
+    return {node.name: node for node in module.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+
+
+def _names(module: ast.Module) -> set[str]:
+    """Names that a module imports or assigns, at any depth; '*' if some names are unknown."""
+    nodes = [node for statement in module.body for node in ast.walk(statement)]
+    aliases = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
+    assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    made_on_demand = any(getattr(statement, "name", "") == "__getattr__" for statement in module.body)
+    return assigned | {alias.asname or alias.name for alias in aliases} | ({"*"} if made_on_demand else set())
+
+
+def _function_of(definition: ast.FunctionDef | ast.ClassDef) -> ast.FunctionDef | None:
+    """The function that is called: the function itself, or __init__ of a class; None if the class inherits it."""
+    if isinstance(definition, ast.FunctionDef):
+        return definition
+    inits = [node for node in definition.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    return inits[0] if inits else None
+
+
+def _arguments(function: ast.FunctionDef) -> list[tuple[ast.arg, ast.expr | None]]:
+    """The parameters with their defaults; None without a default."""
+    given = function.args
+    positional = [*given.posonlyargs, *given.args]
+    defaults: list[ast.expr | None] = [None] * (len(positional) - len(given.defaults))
+    return [*zip(positional, [*defaults, *given.defaults]), *zip(given.kwonlyargs, given.kw_defaults)]
+
+
+def _options_class(definition: ast.FunctionDef | ast.ClassDef, provided: Collection[str]) -> type | None:
+    """The parameters of a definition but the `provided` ones, as fields of a dataclass; None if they are unknown."""
+    function = None if definition.decorator_list else _function_of(definition)
+    if function is None or function.args.kwarg or function.args.vararg:
+        return None
+    fields: list[tuple[str, Any, Any]] = []
+    for argument, default in _arguments(function):
+        if argument.arg in provided:
+            continue
+        field = dataclasses.field() if default is None else dataclasses.field(default=schema.MISSING)
+        fields.append((argument.arg, _annotation(argument.annotation), field))
+    return dataclasses.make_dataclass("Options", fields, kw_only=True)
+
+
+def _annotation(node: ast.expr | None) -> Any:
+    """The type to check an option against; Any if OmegaConf cannot check it."""
+    if isinstance(node, ast.Name) and node.id in _ANNOTATIONS:
+        return _ANNOTATIONS[node.id]
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in ("list", "Sequence"):
+        inner = _annotation(node.slice)
+        return Any if inner is Any else list[inner]  # type: ignore[valid-type]
+    if isinstance(node, ast.BinOp) and isinstance(node.right, ast.Constant) and node.right.value is None:
+        inner = _annotation(node.left)
+        return Any if inner is Any else Optional[inner]  # noqa: UP045 - a type made at run time
+    return Any
