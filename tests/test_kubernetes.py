@@ -389,6 +389,16 @@ def test_a_log_that_cannot_be_read_is_reported_once(monkeypatch):
     assert out.count("the log of c is not available: forbidden") == 1
 
 
+def test_the_log_of_a_pod_is_shown_as_kubectl_prints_it(tmp_path, monkeypatch, capfd):
+    script = tmp_path / "kubectl"
+    script.write_text('#!/bin/sh\necho "$@"\n[ "$3" = a ] || { echo forbidden >&2; exit 1; }\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert kubectl.Kubectl(None).show_log("a", "2026-01-01T00:00:00+00:00") == ""
+    assert capfd.readouterr().out == "logs --follow a --since-time 2026-01-01T00:00:00+00:00\n"
+    assert kubectl.Kubectl(None).show_log("b", None) == "forbidden"
+
+
 @pytest.mark.parametrize("silent", [1, 9])
 def test_requests_without_an_answer_are_repeated(monkeypatch, silent):
     asked = []

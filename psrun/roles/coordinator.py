@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from dataclasses import asdict, replace
@@ -18,6 +17,7 @@ from psrun.checkpoint.store import Store
 from psrun.cluster import strategy
 from psrun.config import choices
 from psrun.config.run_config import FROM_DATA, RunConfig
+from psrun.config.topology import Task
 from psrun.data import load
 from psrun.data.source import DataSource
 from psrun.process import Stop
@@ -49,17 +49,11 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
       PsrunError: the run failed.
     """
     folder = context.folder
-    started_s = context.started_s
-    warn = Reporter([folder, context.console], started_s=started_s).warn
-    reporter = Reporter([folder, *tracker_sinks(run_config, folder, warn), context.console], started_s=started_s)
+    warn = Reporter([folder, context.console], started_s=context.started_s).warn
+    sinks = [folder, *tracker_sinks(run_config, folder, warn), context.console]
+    reporter = Reporter(sinks, started_s=context.started_s)
     with Chief(run_config, context, reporter) as chief:
-        if context.topology is not None and isinstance(run_config.cluster, choices.MultiWorkerMirrored):
-            beats = functools.partial(task_files.read, folder.whole.path)
-            limit_s = run_config.cluster.restart.start_timeout_s
-            strategy.wait_for_tasks(context.topology, lambda task: beats(task) is not None, within_s=limit_s)
-        strategy.prepare(run_config.cluster, context.topology)
-        if run_config.cluster.has_synchronous_workers:
-            stop.install()  # again: TensorFlow's collectives install a SIGTERM handler
+        _prepare(run_config, context, stop)
         reporter.emit("start", title=run_config.title, run_folder=str(folder.path), notes=run_config.notes)
         versions = {name: version(name) for name in _VERSIONS}
         folder.record("cluster", cluster=chief.cluster_facts, versions=versions)
@@ -69,16 +63,24 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
         hooks = Hooks(run_config, folder, reporter)
         source = load.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.whole.path)
         run_config = _planned(run_config, source, reporter, folder)
-        folder.record("data", data=load.facts(run_config, source))
-        guessed = getattr(source, "guessed", ())
-        notes = getattr(source, "notes", ())
-        if guessed or notes:
-            reporter.emit("features", features=guessed, notes=list(notes))
-        for text in getattr(source, "warnings", ()):
-            reporter.warn(text)
+        _report_data(run_config, source, reporter, folder)
         with chief.program(run_config, source) as program:
             inventory.report(program, reporter, folder)
             _train(program, trainer, hooks, chief, stop)
+
+
+def _prepare(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
+    """Prepares TensorFlow in this process; with synchronous workers, all of them together."""
+    cluster = run_config.cluster
+    if context.topology is not None and isinstance(cluster, choices.MultiWorkerMirrored):
+
+        def is_up(task: Task) -> bool:
+            return task_files.read(context.folder.whole.path, task) is not None
+
+        strategy.wait_for_tasks(context.topology, is_up, within_s=cluster.restart.start_timeout_s)
+    strategy.prepare(cluster, context.topology)
+    if cluster.has_synchronous_workers:
+        stop.install()  # again: TensorFlow's collectives install a SIGTERM handler
 
 
 def _planned(run_config: RunConfig, source: DataSource, reporter: Reporter, folder: RunFolder) -> RunConfig:
@@ -86,12 +88,23 @@ def _planned(run_config: RunConfig, source: DataSource, reporter: Reporter, fold
     planned = load.planned(run_config, source, reporter.warn)
     if planned.raw != run_config.raw and folder.whole is folder:
         write_config(folder.path, planned.raw)
-        numbers = flat(planned.raw)
-        rate = planned.optimizer.options.get("learning_rate")
-        falls = ", falling to 0 over the epochs" if planned.learning_rate_falls else ""
-        chosen: dict[str, Any] = {"optimizer.learning_rate": f"{rate:g}{falls}"} if falls else {}
-        reporter.emit("planned", **{key: numbers[key] for key in FROM_DATA}, **chosen)
+        values: dict[str, Any] = flat(planned.raw)
+        numbers = {key: values[key] for key in FROM_DATA}
+        if planned.learning_rate_falls:
+            rate = planned.optimizer.options.get("learning_rate")
+            numbers["optimizer.learning_rate"] = f"{rate:g}, falling to 0 over the epochs"
+        reporter.emit("planned", **numbers)
     return planned
+
+
+def _report_data(run_config: RunConfig, source: DataSource, reporter: Reporter, folder: RunFolder) -> None:
+    folder.record("data", data=load.facts(run_config, source))
+    guessed = getattr(source, "guessed", ())
+    notes = getattr(source, "notes", ())
+    if guessed or notes:
+        reporter.emit("features", features=guessed, notes=list(notes))
+    for text in getattr(source, "warnings", ()):
+        reporter.warn(text)
 
 
 def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop) -> None:
@@ -128,23 +141,18 @@ def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, sto
     """The training, with the variables and the position of the checkpoint or backup that it resumes from, if any."""
     folder = chief.folder
     reporter = chief.reporter
-    following = MetricPolicies(program, reporter, folder)
-    saving = _saving(program, folder, reporter)
+    policies = MetricPolicies(program, reporter, folder)
+    schedule = _schedule(program, folder, reporter)
     start = Position()
-    step = None
-    if saving is not None:
-        restored = saving.restore()
-        if restored is not None:
+    if schedule is not None:
+        if (restored := schedule.restore()) is not None:
             start = restored.position
-            step = restored.step
-            chief.restored(step)
+            chief.restored(restored.step)
+            policies.go_on(restored.step)
     elif (backup := resume.restored_by_trainer(program, trainer, reporter)) is not None:
         start = backup
-        step = backup.scheduled
-    if step is not None:
-        following.go_on(step)
+        policies.go_on(backup.scheduled)
     lockstep = SynchronizedStop(task_files.stop_marker(folder.whole.path), leads=folder.whole is folder)
-    evaluator = modes.make(program)
     session = TrainingRun(
         program,
         reporter,
@@ -153,20 +161,21 @@ def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, sto
         stop=stop,
         lockstep=lockstep if program.config.cluster.has_synchronous_workers else None,
     )
-    session.actions = actions.in_order(session, hooks=hooks, policies=following, schedule=saving, evaluator=evaluator)
+    session.actions = actions.in_order(
+        session, hooks=hooks, policies=policies, schedule=schedule, evaluator=modes.make(program)
+    )
     return session
 
 
-def _saving(program: Program, folder: RunFolder, reporter: Reporter) -> CheckpointSchedule | None:
+def _schedule(program: Program, folder: RunFolder, reporter: Reporter) -> CheckpointSchedule | None:
     """The schedule of the run's checkpoints; None if psrun takes none."""
-    when = program.config.checkpoint
-    if not isinstance(when, choices.EpochCheckpoints):
+    keys = program.config.checkpoint
+    if not isinstance(keys, choices.EpochCheckpoints):
         return None
     if folder.whole is not folder:  # a replica, whose files are not used: as few as possible
-        when = replace(when, max_to_keep=1, best_metric=None)
-    return CheckpointSchedule(
-        Checkpoints(program, Store(folder.checkpoints), when, reporter.warn), when, reporter, folder
-    )
+        keys = replace(keys, max_to_keep=1, best_metric=None)
+    checkpoints = Checkpoints(program, Store(folder.checkpoints), keys, reporter.warn)
+    return CheckpointSchedule(checkpoints, keys, reporter, folder)
 
 
 def _record_evaluator(evaluation: choices.Evaluation, folder: RunFolder) -> None:
