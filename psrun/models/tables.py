@@ -207,7 +207,8 @@ def _of_names(
                 yield key, f"{name} has no ids to look up; features with ids are {', '.join(num_ids)}"
             elif name not in known:
                 near = difflib.get_close_matches(name, num_ids, 1)
-                yield key, f"the data has no feature {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
+                hint = f"Did you mean {near[0]!r}?" if near else f"Features with ids: {', '.join(num_ids)}."
+                yield key, f"the data has no feature {name!r}. {hint}"
             held_by.setdefault(name, table)
 
 
