@@ -107,10 +107,9 @@ class Embedding(TableLayer):
         return keras.KerasTensor((*leading, self.output_dim), dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
-        own = ("input_dim", "output_dim", "deduplicate", "wire", "oov", "combiner")
         return {
             **super().get_config(),
-            **{name: getattr(self.table, name) for name in own},
+            **{name: getattr(self.table, name) for name in embedding.OPTIONS},
             "embeddings_initializer": keras.initializers.serialize(self._own_initializer),
             "embeddings_regularizer": keras.regularizers.serialize(self._own_regularizer),
         }
@@ -174,12 +173,7 @@ class EmbeddingCollection(TableLayer):
         return keras.KerasTensor((None, num_ids, self._own_tables[0].dim), dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
-        own = ("stack", "max_stacked_table_bytes", "deduplicate", "wire", "oov", "concatenate")
         serialize = keras.initializers.serialize
         tables = [{**asdict(each), "initializer": serialize(each.initializer)} for each in self._own_tables]
-        return {
-            **super().get_config(),
-            **{name: getattr(self.table, name) for name in own},
-            "tables": tables,
-            "combiner": dict(self.table.combiners),
-        }
+        own = {name: getattr(self.table, name) for name in collection.OPTIONS}
+        return {**super().get_config(), **own, "tables": tables, "combiner": dict(self.table.combiners)}

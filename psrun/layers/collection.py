@@ -22,6 +22,7 @@ from psrun.tf_internals.tracing import stop_recording
 
 # Larger tables gain little from a stack, and a checkpoint copies the tables of a stack while it is written.
 MAX_STACKED_TABLE_BYTES = 64 << 20
+OPTIONS = ("stack", "max_stacked_table_bytes", "deduplicate", "wire", "oov", "concatenate")
 
 
 @tf_keras.utils.register_keras_serializable(package="psrun")
@@ -199,17 +200,8 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
             {**asdict(table), "initializer": serialize(tf_keras.initializers.get(table.initializer))}
             for table in self.tables
         ]
-        return {
-            **super().get_config(),
-            "tables": tables,
-            "stack": self.stack,
-            "max_stacked_table_bytes": self.max_stacked_table_bytes,
-            "deduplicate": self.deduplicate,
-            "wire": self.wire,
-            "oov": self.oov,
-            "concatenate": self.concatenate,
-            "combiner": dict(self.combiners),
-        }
+        own = {name: getattr(self, name) for name in OPTIONS}
+        return {**super().get_config(), **own, "tables": tables, "combiner": dict(self.combiners)}
 
 
 def _block(rows: tf.Tensor) -> tf.Tensor:

@@ -14,6 +14,8 @@ from psrun.layers.fetch import Fetch, check_options
 from psrun.layers.layout import RowOrder
 from psrun.tf_internals.tracing import stop_recording
 
+OPTIONS = ("input_dim", "output_dim", "deduplicate", "wire", "oov", "combiner")
+
 
 @tf_keras.utils.register_keras_serializable(package="psrun")
 class Embedding(EmbeddingLayer):
@@ -142,14 +144,9 @@ class Embedding(EmbeddingLayer):
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
-            "input_dim": self.input_dim,
-            "output_dim": self.output_dim,
+            **{name: getattr(self, name) for name in OPTIONS},
             "embeddings_initializer": tf_keras.initializers.serialize(self.embeddings_initializer),
             "embeddings_regularizer": tf_keras.regularizers.serialize(self.embeddings_regularizer),
-            "deduplicate": self.deduplicate,
-            "wire": self.wire,
-            "oov": self.oov,
-            "combiner": self.combiner,
         }
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:

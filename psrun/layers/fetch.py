@@ -65,8 +65,6 @@ class Fetch:
 
 
 class _Part:
-    """Rows of one shard on a parameter server."""
-
     def __init__(self, shard: tf.Variable, rows: tf.Tensor, wire: str, *, distinct: bool) -> None:
         self._shard = shard
         self._wire = tf.as_dtype(wire) if wire != "float32" else shard.dtype

@@ -135,7 +135,6 @@ def _in_one_tensor(tables: Sequence[Table], order: Iterable[str]) -> bool:
 
 
 def _dims(embedding_dim: int | Mapping[str, int], num_ids: Mapping[str, int]) -> dict[str, int]:
-    """The width of the rows of each feature with ids."""
     dims = {"default": embedding_dim} if isinstance(embedding_dim, int) else dict(embedding_dim)
     widths = {name: dims.get(name, dims.get("default")) for name in num_ids}
     unknown = [f"names {name!r}, which has no ids" for name in dims if name not in num_ids and name != "default"]
@@ -146,7 +145,6 @@ def _dims(embedding_dim: int | Mapping[str, int], num_ids: Mapping[str, int]) ->
 
 
 def _listed(shared_tables: Any) -> dict[str, list[str]]:
-    """`shared_tables` as names of tables with their features."""
     requirement = "must map table names to features, as in {item: [clicked, bought]}"
     if not isinstance(shared_tables, Mapping | None):
         raise ArgumentError((_KEY, f"is {shared_tables!r}, {requirement}"))
@@ -192,7 +190,6 @@ def _of_both(
 def _of_names(
     shared: Mapping[str, Sequence[str]], num_ids: Mapping[str, int], known: Mapping[str, Feature]
 ) -> Iterable[tuple[str, str]]:
-    """Problems with the names of tables and features."""
     held_by: dict[str, str] = {}
     for table, features in shared.items():
         key = f"{_KEY}.{table}"
@@ -210,7 +207,8 @@ def _of_names(
                 yield key, f"{name} has no ids to look up; features with ids are {', '.join(num_ids)}"
             elif name not in known:
                 near = difflib.get_close_matches(name, num_ids, 1)
-                yield key, f"the data has no feature {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
+                hint = f"Did you mean {near[0]!r}?" if near else f"Features with ids: {', '.join(num_ids)}."
+                yield key, f"the data has no feature {name!r}. {hint}"
             held_by.setdefault(name, table)
 
 
@@ -248,7 +246,6 @@ def _difference(one: Feature, other: Feature) -> str | None:
 
 
 def _ids(feature: Feature) -> str:
-    """The source of the ids of a feature."""
     if feature.vocabulary is None:
         return f"num_buckets {feature.num_buckets}"
     if isinstance(feature.vocabulary, Path):
@@ -265,14 +262,12 @@ def of_weights(features: Mapping[str, Feature]) -> set[str]:
 
 
 def _combiners(features: Mapping[str, Feature], num_ids: Iterable[str]) -> dict[str, str | None]:
-    """The combiner of each list with ids."""
     return {name: features[name].combiner for name in num_ids if features[name].is_list}
 
 
 def _weights(
     features: Mapping[str, Feature], num_ids: Iterable[str], tensors: Mapping[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    """The weights of the ids of each list that has some."""
     return {name: tensors[weight_name] for name in num_ids if (weight_name := features[name].weights) is not None}
 
 

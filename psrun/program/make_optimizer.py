@@ -197,7 +197,6 @@ def _cut(name: str, value: np.ndarray, num_shards: int) -> Sequence[tf.Variable]
 
 
 def _sparse(ids: np.ndarray, rows: np.ndarray, num_shards: int) -> list[tf.IndexedSlices]:
-    """The gradient of each shard."""
     size = _ROWS // num_shards
     shards = []
     for index in range(num_shards):
