@@ -159,9 +159,11 @@ class Composer:
 
 def _record(config: DictConfig, arguments: list[str]) -> None:
     """Records the arguments GROUP=NAME and KEY=VALUE in Hydra's node, as Hydra does for those that it sets itself."""
+    config.hydra.overrides.task = arguments
+    if OmegaConf.is_interpolation(config.hydra.job, "override_dirname"):  # of these arguments, in Hydra 1.4
+        return
     settings = config.hydra.job.config.override_dirname
     named = sorted(each for each in arguments if key_of(each) not in settings.exclude_keys)
-    config.hydra.overrides.task = arguments
     config.hydra.job.override_dirname = settings.item_sep.join(named).replace("=", settings.kv_sep)
 
 
