@@ -64,7 +64,10 @@ def run(arguments: list[str]) -> ExitCode:
         raise SweepError(f"the sweep cannot continue: {error}") from error
     except SweepSignal as ended:
         return running.end(ended.signum)
-    except (ValueError, *compose.HYDRA_ERRORS) as error:
+    except compose.HYDRA_ERRORS as error:  # of a sweeper, such as a kind of parameter that it does not have
+        running.abandon()
+        raise ConfigError(str(error)) from error
+    except ValueError as error:
         if not running.has_begun:  # options of Hydra's that cannot go together
             raise ConfigError(str(error)) from error
         if not running.is_fruitless():  # Optuna has no best trial where none was completed
@@ -122,7 +125,8 @@ def resumed(arguments: list[str]) -> tuple[Sweep | None, list[str]]:
     sweep = Sweep.read(folder)
     before = [each for each in sweep.arguments if key_of(each) != "hydra.sweep.dir"]
     values = {key_of(each): each.partition("=")[2] for each in before}
-    problems, changes = [], []
+    problems = []
+    changes = []
     for argument in arguments:
         key, _, value = argument.partition("=")
         if key_of(key) == "resume" or argument in before:
@@ -152,7 +156,8 @@ def job(composed: DictConfig) -> float | None:
       The objective of a search; None if the job failed.
     """
     settings = HydraConfig.get()
-    folder, sweep = Path(settings.runtime.output_dir), Sweep.read(Path(settings.sweep.dir))
+    folder = Path(settings.runtime.output_dir)
+    sweep = Sweep.read(Path(settings.sweep.dir))
     jobs.ignore_interrupts()  # the sweep forwards them
     return jobs.run(folder, sweep, elsewhere=True)
 
@@ -235,7 +240,8 @@ class SweepLauncher(Launcher):
         return returns
 
     def _at_once(self, composed: Sequence[DictConfig]) -> list[JobReturn]:
-        running, futures = self._running, list[Future]()
+        running = self._running
+        futures: list[Future] = []
         running.start_fork_server()
         with ThreadPoolExecutor(running.sweep.max_parallel) as pool:
 

@@ -159,9 +159,11 @@ class Composer:
 
 def _record(config: DictConfig, arguments: list[str]) -> None:
     """Records the arguments GROUP=NAME and KEY=VALUE in Hydra's node, as Hydra does for those that it sets itself."""
+    config.hydra.overrides.task = arguments
+    if OmegaConf.is_interpolation(config.hydra.job, "override_dirname"):  # of these arguments, in Hydra 1.4
+        return
     settings = config.hydra.job.config.override_dirname
     named = sorted(each for each in arguments if key_of(each) not in settings.exclude_keys)
-    config.hydra.overrides.task = arguments
     config.hydra.job.override_dirname = settings.item_sep.join(named).replace("=", settings.kv_sep)
 
 
@@ -234,7 +236,8 @@ def print_by_hydra(arguments: Sequence[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them and exiting with 1
     _prepare(arguments)
     GlobalHydra.instance().clear()
-    before, printed = sys.argv, io.StringIO()
+    before = sys.argv
+    printed = io.StringIO()
     sys.argv = ["psrun", *arguments]
     try:
         with _readable(arguments), contextlib.redirect_stdout(printed):
@@ -273,7 +276,7 @@ def _readable(arguments: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError([_unreadable_file(error, arguments)]) from error
+        raise ConfigError([_unreadable_file(error)]) from error
     except ValueError as error:
         raise ConfigError([Problem("", _one_line(str(error)))]) from error
     except RecursionError as error:
@@ -291,28 +294,16 @@ def _circle(arguments: Sequence[str]) -> Problem:
     return Problem("defaults", f"the defaults lists of configuration files select each other in a circle{why}")
 
 
-def _unreadable_file(error: yaml.YAMLError | UnicodeDecodeError, arguments: Sequence[str]) -> Problem:
+def _unreadable_file(error: yaml.YAMLError | UnicodeDecodeError) -> Problem:
     """The reason why Hydra cannot read a YAML file of the configuration."""
     if isinstance(error, UnicodeDecodeError):
-        return _not_utf8(arguments) or Problem("", f"a configuration file is not UTF-8: {error}")
+        return Problem("", f"a configuration file is not UTF-8: {error}")
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return Problem("", f"a configuration file cannot be read: {_one_line(str(error))}")
-    mark, began = error.problem_mark, error.context_mark
+    mark = error.problem_mark
+    began = error.context_mark
     context = f" {error.context} (line {began.line + 1})" if began is not None and error.context else ""
     return Problem("", f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}")
-
-
-def _not_utf8(arguments: Sequence[str]) -> Problem | None:
-    """The first line in the user's YAML files that is not UTF-8; UnicodeDecodeError does not name the file."""
-    for folder in groups.config_dirs(arguments):
-        for path in sorted(folder.rglob("*.yaml")):
-            for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-                try:
-                    line.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    byte = f"byte 0x{line[error.start]:02x} at column {error.start + 1}"
-                    return Problem("", f"{path}, line {number}: {byte} is not UTF-8; save the file as UTF-8")
-    return None
 
 
 def _of_hydra(error: BaseException) -> Problem:

@@ -140,6 +140,12 @@ class _DefaultsCheck:
         try:
             text = path.read_text(encoding="utf-8")
             values = yaml.safe_load(text)
+        except UnicodeDecodeError as error:
+            before = error.object[: error.start]
+            number = before.count(b"\n") + 1
+            place = f"{path}, line {number}: byte 0x{error.object[error.start]:02x} at column"
+            column = error.start - before.rfind(b"\n")
+            return Problem("", f"{place} {column} is not UTF-8; save the file as UTF-8")
         except (OSError, ValueError, yaml.YAMLError):
             return None
         name = f"{group}/{path.name}"

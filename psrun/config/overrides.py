@@ -110,7 +110,8 @@ def without_mistakes(arguments: Sequence[str], refused: Mapping[str, Problem]) -
 
 def set_key(config: DictConfig, override: Override) -> Problem | None:
     """Sets, adds or deletes a key of a composed configuration in struct mode; the problem if it cannot be done."""
-    key, value = override.key_or_group, override.value()
+    key = override.key_or_group
+    value = override.value()
     if override.package is not None:
         return Problem(key, f"there is no such group, whose place {override.input_line} states")
     try:

@@ -184,7 +184,8 @@ def _read_model(node: Any, problems: list[Problem]) -> tuple[Target | None, Mode
 
 def _read_optimizer(node: Any, problems: list[Problem]) -> Target | None:
     target = targets.read(node, key="optimizer", problems=problems)
-    rate, key = target.options.get("learning_rate") if target else None, "optimizer.learning_rate"
+    rate = target.options.get("learning_rate") if target else None
+    key = "optimizer.learning_rate"
     if target is not None and (problem := keras_names.problem_of_keras3(target.name, "optimizers")):
         problems.append(Problem("optimizer._target_", problem))
     if isinstance(rate, Mapping):
@@ -225,7 +226,8 @@ def _read_own_partitioner(node: Mapping[str, Any], problems: list[Problem]) -> c
 
 
 def _read_own_loop(node: Mapping[str, Any], problems: list[Problem]) -> choices.OwnLoop | None:
-    key, kind = "trainer", node.get("kind")
+    key = "trainer"
+    kind = node.get("kind")
     if kind != "own_loop":
         problems.append(Problem(key, f"has a _target_ and kind={kind}; choose trainer=own_loop to use a _target_"))
         return None
@@ -297,7 +299,8 @@ def _read_data(node: Any, cluster: Any, problems: list[Problem], *, elsewhere: b
 
 def _check_batch_size(data: dict[str, Any], cluster: Any, problems: list[Problem]) -> None:
     """Adds a problem if both batch sizes are missing, or contradict each other."""
-    per_replica, size = data.get("batch_size_per_replica"), data.get("global_batch_size")
+    per_replica = data.get("batch_size_per_replica")
+    size = data.get("global_batch_size")
     if per_replica is None and size is None:
         data["global_batch_size"] = schema.MISSING
     if not isinstance(per_replica, int) or not isinstance(size, int) or not isinstance(cluster, Mapping):
@@ -318,7 +321,8 @@ def _missing_files(data: Mapping[str, Any]) -> Iterator[Problem]:
         path = data.get(name)
         if not isinstance(path, str) or path == schema.MISSING or "://" in path:
             continue
-        key, local = f"data.{name}", str(Path(path).expanduser())
+        key = f"data.{name}"
+        local = str(Path(path).expanduser())
         if Path(local).exists():  # its name may look like a pattern
             continue
         if not any(mark in path for mark in "*?["):
@@ -331,7 +335,8 @@ def _label_vocabulary(value: Any, problems: list[Problem]) -> Any:
     """The values as a tuple, all strings or all integers; otherwise adds a problem."""
     if value is None:
         return None
-    key, example = "data.label_vocabulary", "a list of strings or of integers, such as [no, yes]"
+    key = "data.label_vocabulary"
+    example = "a list of strings or of integers, such as [no, yes]"
     if not isinstance(value, list) or len(value) < 2:
         problems.append(Problem(key, f"is {value!r}, must be null or {example}, with at least 2 values"))
         return None

@@ -47,7 +47,8 @@ def num_replicas(cluster: Mapping[str, Any]) -> int:
     Raises:
       ConfigError: the number is unknown until TensorFlow runs.
     """
-    kind, count = cluster.get("kind"), cluster.get("num_replicas")
+    kind = cluster.get("kind")
+    count = cluster.get("num_replicas")
     if isinstance(count, int):
         return count
     known = isinstance(kind, str) and kind in KINDS["cluster"]  # parse.py reports unknown kinds
@@ -77,7 +78,8 @@ def completed(values: dict[str, Any]) -> dict[str, Any]:
     Raises:
       ConfigError: the number of replicas is unknown until TensorFlow runs.
     """
-    data, cluster = values.get("data"), values.get("cluster")
+    data = values.get("data")
+    cluster = values.get("cluster")
     if not isinstance(data, dict) or not isinstance(cluster, Mapping):
         return values
     per_replica = data.get("batch_size_per_replica")
@@ -100,9 +102,8 @@ def _scaled(value: Any, *, _root_: DictConfig) -> float:
 def _by_batch_size(table: Any, *, _root_: DictConfig) -> Any:
     if not isinstance(table, Mapping) or not table:
         raise ConfigError("${by_batch_size:...} requires a mapping, such as ${by_batch_size:{32: 0.1, 64: 0.2}}")
-    size, per_replica = (
-        OmegaConf.select(_root_, f"data.{key}") for key in ("global_batch_size", "batch_size_per_replica")
-    )
+    size = OmegaConf.select(_root_, "data.global_batch_size")
+    per_replica = OmegaConf.select(_root_, "data.batch_size_per_replica")
     if size in _OPEN and isinstance(per_replica, int):
         size = per_replica * _num_replicas(_root_=_root_)
     if size not in table:

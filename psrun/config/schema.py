@@ -171,7 +171,8 @@ def _wrong_type(field: dataclasses.Field, value: Any, where: str) -> Problem:
 
 
 def _not_allowed(field: dataclasses.Field, value: Any, where: str) -> Iterator[Problem]:
-    minimum, choices = field.metadata.get("at_least"), field.metadata.get("choices")
+    minimum = field.metadata.get("at_least")
+    choices = field.metadata.get("choices")
     if isinstance(value, str) and minimum is not None:
         word = field.metadata["or_else"]
         if value != word:
