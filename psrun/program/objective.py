@@ -260,14 +260,7 @@ def _activation(layer: tf_keras.layers.Layer) -> str | None:
 
 
 def _configured_loss(node: Any, from_logits: bool) -> Any:
-    """The loss of `model.loss`, or a dict of losses by output.
-
-    Args:
-      from_logits: whether a loss that is given by name takes logits, if it can.
-
-    Raises:
-      ConfigError: Keras has no loss of this name.
-    """
+    """The loss of `model.loss`, or a dict of losses by output; one that is given by name takes logits, if it can."""
     if isinstance(node, Mapping):
         return {output: _one(item, f"model.loss.{output}", tf_keras.losses.get) for output, item in node.items()}
     loss = _one(node, "model.loss", tf_keras.losses.get)
@@ -275,14 +268,10 @@ def _configured_loss(node: Any, from_logits: bool) -> Any:
 
 
 def _configured_metrics(node: Any, from_logits: bool, binary_logits: bool) -> Any:
-    """New metrics of `model.metrics`, a list or lists by output.
+    """New metrics of `model.metrics`, a list or lists by output; those that are given by name take logits, if they can.
 
     Args:
-      from_logits: whether metrics that are given by name take logits, if they can.
-      binary_logits: the same for an accuracy with the threshold 0.5.
-
-    Raises:
-      ConfigError: as `_configured_loss`.
+      binary_logits: whether an accuracy with the threshold 0.5 takes them.
     """
 
     def one(item: Any, key: str) -> Any:

@@ -44,7 +44,7 @@ def in_order(
     saves = Saves(run, schedule, checks)
     evaluations = Evaluations(run, evaluator, schedule)
     return Actions(
-        before_epoch=[policies.lower_rate, run.staleness.begin],
+        before_epoch=[policies.lower_rate, saves.begin_delays],
         during_epoch=[hooks.check, checks.running_loss],
         after_piece=[saves.within_epoch],
         when_joined=[reports.visitation, reports.staleness, reports.waits],
@@ -147,7 +147,8 @@ class Reports:
 
     def staleness(self, context: HookContext) -> None:
         """The staleness of the updates of the epoch, if it is known."""
-        measured = staleness.statistics_by_worker(self._run.staleness.take())
+        source = self._run.delay if self._run.program.distribution.coordinator is None else self._run.meter
+        measured = {} if source is None else staleness.statistics_by_worker(source.take())
         if measured:
             self._run.reporter.emit("staleness", step=context.step, epoch=context.epoch, **measured)
 
@@ -193,6 +194,11 @@ class Saves:
         self._checks = checks
         self._is_due = False
 
+    def begin_delays(self, context: HookContext) -> None:
+        """Lets simulated delays begin: with an epoch, and with a checkpoint, which has the present weights only."""
+        if self._run.delay is not None:
+            self._run.delay.begin()
+
     def within_epoch(self, context: HookContext) -> None:
         """Takes a checkpoint that is due before the last step of the epoch, when the steps so far are done.
 
@@ -207,7 +213,7 @@ class Saves:
         with run.clock.paused():
             self._checks.mean_loss(context)
             self._save(run.program.iterations, within_epoch=True)
-            run.staleness.begin(context)
+            self.begin_delays(context)
             run.monitor.goes_on()
 
     def cut_epoch(self, context: HookContext) -> None:

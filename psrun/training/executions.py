@@ -21,7 +21,7 @@ def make(
     Args:
       feed, profiler, step: as for `AsynchronousSteps`.
     """
-    closures, meter = session.closures, session.staleness.meter
+    closures, meter = session.closures, session.meter
     if isinstance(closures, RoundClosures):
         session.packed(Packed(1))
         return SynchronousSteps(

@@ -22,6 +22,8 @@ from psrun.checkpoint.manifest import Position
 from psrun.closures.asynchronous_steps import Packed
 from psrun.closures.audit import Audit
 from psrun.closures.input_streams import Stream
+from psrun.closures.simulated_delay import SimulatedDelay
+from psrun.closures.staleness_meter import StalenessMeter
 from psrun.closures.step_profiler import StepProfiler, StepTime
 from psrun.closures.training_closures import TrainingClosures
 from psrun.process import Stop
@@ -32,7 +34,6 @@ from psrun.training.hooks import Action, HookContext
 from psrun.training.input_position import InputPosition
 from psrun.training.progress import Clock, ProgressMonitor
 from psrun.training.synchronized_stop import SynchronizedStop
-from psrun.training.update_staleness import UpdateStaleness
 
 Metrics = Mapping[str, float | None]  # None for an undefined one
 
@@ -130,7 +131,7 @@ class TrainingRun:
       epoch: the running epoch, or the last one.
       scheduled: number of steps scheduled by this process.
       left: number of steps to apply when the run began.
-      staleness: of the updates.
+      delay: simulates late updates; None if the mode is another.
       audit: counts the examples of applied steps; None if nobody asked for it.
       profiler: measures the stages of steps on workers; None before there are any.
       step_time: the stages of a step up to the last epoch; None if they are not measured.
@@ -164,7 +165,8 @@ class TrainingRun:
         self.clock = Clock(self.first_step)
         self.scheduled = 0
         self.audit = Audit(program, start.audit) if program.config.data.audit else None
-        self.staleness = UpdateStaleness(program)
+        mode = program.config.consistency
+        self.delay: SimulatedDelay | None = mode.load()(program, mode) if mode.one_process else None
         self.profiler: StepProfiler | None = None
         self.step_time: StepTime | None = None
         self.epoch = Epoch(self, start.epochs, is_joined=True, is_over=True)
@@ -324,6 +326,11 @@ class TrainingRun:
         """The closures of steps, on the workers of a coordinator."""
         mode = self.program.config.consistency
         return mode.load()(self.program.distribution, mode)
+
+    @functools.cached_property
+    def meter(self) -> StalenessMeter:
+        """Measures the staleness of updates on workers."""
+        return StalenessMeter(self.program.distribution.num_workers)
 
     @property
     def has_closures(self) -> bool:
