@@ -16,7 +16,7 @@ from support import raw_config, run_config
 
 from psrun.cli import submit
 from psrun.config import parse
-from psrun.config.topology import CHIEF, Task
+from psrun.config.topology import Task
 from psrun.errors import ClusterError, ConfigError, ExitCode, PsrunError
 from psrun.launch.backend import TaskProcess
 from psrun.launch.slurm import allocation, batch_job, commands, task_step
@@ -87,15 +87,15 @@ def test_a_script_that_runs_again_has_the_same_folder():
     assert allocation.run_name({}) is None
 
 
-def test_tasks_are_placed_in_the_order_of_nodes_and_components(fake):
-    fake("scontrol", 'case "$3" in n0) echo n0;; "n[1-2]") echo n1; echo n2;; *) exit 1;; esac')
-    nodes = allocation.nodes_of(HETEROGENEOUS)
-    assert nodes[0] == allocation.Node("n0", 1, ("--cpus-per-task=1", "--het-group=0"))
-    assert nodes[2] == allocation.Node("n2", 1, ("--cpus-per-task=4", "--het-group=1", "--mem=0"))
-    tasks = [CHIEF, Task("ps", 0), Task("ps", 1), Task("worker", 0), Task("worker", 1)]
-    where = allocation.placement(tasks, nodes)
-    assert [where[task].name for task in tasks] == ["n0", "n1", "n1", "n1", "n2"]
-    assert allocation.placement([*tasks, Task("worker", 2)], nodes) is None
+def test_a_step_has_tasks_of_all_components_in_their_order():
+    job = allocation.job_of(run_config("cluster=slurm"), HETEROGENEOUS)
+    assert job.num_tasks == (1, 4)
+    first = ["--het-group=0", "--ntasks=1", "--cpus-per-task=1"]
+    second = ["--het-group=1", "--ntasks=3", "--cpus-per-task=4", "--mem=0"]
+    assert allocation.options(job, 4, HETEROGENEOUS) == [(first, 1), (second, 3)]
+    assert allocation.options(job, 1, HETEROGENEOUS) == [(first, 1)]
+    job = allocation.job_of(run_config("cluster=slurm"), JOB)
+    assert allocation.options(job, 4, JOB) == [(["--ntasks=4", "--cpus-per-task=1"], 4)]
 
 
 def test_a_run_names_its_tasks():
@@ -384,11 +384,11 @@ def test_slurm_may_be_silent_for_a_while(fake, tmp_path, monkeypatch):
 
 
 def test_a_process_that_another_one_replaces_sees_it(tmp_path):
-    assert not task_files.is_held(tmp_path, "ps-0", "slurm-7.0")
+    assert task_files.is_replaced(tmp_path, "ps-0", "slurm-7.0")
     task_files.claim(tmp_path, "ps-0", "slurm-7.0")
-    assert task_files.is_held(tmp_path, "ps-0", "slurm-7.0")
+    assert not task_files.is_replaced(tmp_path, "ps-0", "slurm-7.0")
     task_files.claim(tmp_path, "ps-0", "slurm-7.1")
-    assert not task_files.is_held(tmp_path, "ps-0", "slurm-7.0")
+    assert task_files.is_replaced(tmp_path, "ps-0", "slurm-7.0")
 
 
 def test_the_address_of_an_interface():

@@ -101,11 +101,13 @@ def claim(folder: Path, name: str, key: str) -> None:
     files.write_atomic(shared(folder) / f"{name}.holder", key)
 
 
-def is_held(folder: Path, name: str, key: str) -> bool:
-    """Whether the process with `key` is the one that runs `name`."""
+def is_replaced(folder: Path, name: str, key: str) -> bool:
+    """Whether another process than the one with `key` is to run `name`, or none. False if the disk does not answer."""
     names(shared(folder))
     try:
-        return (shared(folder) / f"{name}.holder").read_text(encoding="utf-8") == key
+        return (shared(folder) / f"{name}.holder").read_text(encoding="utf-8") != key
+    except FileNotFoundError:
+        return True
     except OSError:
         return False
 

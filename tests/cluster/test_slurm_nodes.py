@@ -157,7 +157,7 @@ def test_a_folder_that_nodes_do_not_share(on_slurm, slurm, tmp_path):
     with slurm.disk(1, own):
         run = on_slurm("cluster=slurm", *QUICK, f"hydra.run.dir='{own}'", prefix=["salloc", "-n5", "-N2"])
         assert run.end(within_s=90) == 2
-    assert f"hydra.run.dir: {own} is not on a shared disk" in run.stderr
+    assert f"hydra.run.dir: node n1 does not see {own}; choose a folder on a shared disk" in run.stderr
     assert run.result["error"]["type"] == "ConfigError"
 
 

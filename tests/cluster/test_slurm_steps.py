@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import psutil
@@ -14,16 +15,25 @@ pytestmark = pytest.mark.cluster
 
 LONG = ["data.num_train_examples=500", "data.num_eval_examples=100", many_epochs(20), "evaluation=none",
         "trainer.steps_per_epoch=20", "cluster.num_ps=1", MOSTLY_WAITING]  # fmt: skip
-SRUN = """#!/bin/sh
-while [ "${1#--}" != "$1" ]; do
-  case "$1" in --nodelist=*) export SLURMD_NODENAME="${1#*=}";; esac
-  shift
-done
-exec "$@"
+SRUN = f"""#!{sys.executable}
+import os, subprocess, sys
+if any(each.startswith("--immediate") for each in sys.argv):
+    sys.exit("srun: error: Unable to allocate resources")
+command = [each for each in sys.argv[1:] if not each.startswith("--")]
+count = next(int(each.partition("=")[2]) for each in sys.argv if each.startswith("--ntasks="))
+tasks = [
+    subprocess.Popen(command, env={{**os.environ, "SLURM_PROCID": str(i), "SLURMD_NODENAME": f"n{{i}}"}}, stdin=-1)
+    for i in range(count)
+]
+while lines := os.read(0, 65536):
+    for task in tasks:
+        os.write(task.stdin.fileno(), lines) if task.poll() is None else None
+for task in tasks:
+    task.stdin.close()
+for task in tasks:
+    task.wait()
 """
-SCONTROL = """#!/bin/sh
-if [ "$2" = hostnames ]; then printf 'n0\\nn1\\nn2\\nn3\\n'; else echo 'not here' >&2; exit 1; fi
-"""
+SCONTROL = "#!/bin/sh\necho 'not here' >&2; exit 1\n"
 
 
 @pytest.fixture
@@ -48,7 +58,7 @@ def step_of(run: Cluster, name: str) -> psutil.Process:
 
 
 def test_a_lost_node_without_room_elsewhere_asks_for_another_start(job):
-    run = job()
+    run = job("cluster.heartbeat_timeout_s=5")
     run.wait_for("checkpoint")
     step_of(run, "worker-1").kill()
     assert run.end(within_s=60) == 175
@@ -67,6 +77,8 @@ def test_a_step_that_does_not_answer_is_lost(job):
     step.suspend()
     assert run.end(within_s=90) == 175
     assert "node n1 is lost" in run.stdout
+    step.kill()  # it was stopped, and did not see the end of its input
+    run.wait(lambda: not run.left(), "end of all tasks")
 
 
 def test_a_start_that_was_given_up_ends(job):

@@ -298,7 +298,7 @@ class Static(_Addressed):
 
 @dataclass(frozen=True)
 class Slurm(_OfNodes, Supervised):
-    """The nodes of a Slurm job, where each task is a job step.
+    """The nodes of a Slurm job, where the tasks run in a job step.
 
     Attributes:
       restart: the budget also limits the requeues for a lost node that psrun requests itself; `stop_timeout_s` must be

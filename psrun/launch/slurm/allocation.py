@@ -1,4 +1,4 @@
-"""The Slurm job of this process, from the SLURM_* variables: its nodes, and how many tasks each has room for."""
+"""The Slurm job of this process, from the SLURM_* variables: how many tasks it is for."""
 
 from __future__ import annotations
 
@@ -6,33 +6,18 @@ import re
 import signal
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psrun.config import topology
 from psrun.config.run_config import RunConfig
-from psrun.config.topology import EVALUATOR, Task
+from psrun.config.topology import EVALUATOR
 from psrun.errors import ConfigError, ExitCode, Problem
-from psrun.launch.slurm import commands
 
 EXIT_SIGNAL = signal.SIGHUP  # asks a task to exit; Slurm never sends it
 _GIVEN_UP_S = 60.0  # until other nodes see what was written on a shared disk
 _INTERACTIVE_STEP = "4294967290"  # the shell of salloc, where Slurm runs it on a node of the job
 _COMMAND = "psrun submit slurm GROUP=NAME KEY=VALUE..., or psrun cluster=slurm once in a batch script"
-
-
-@dataclass(frozen=True)
-class Node:
-    """A node of the job.
-
-    Attributes:
-      num_tasks: how many tasks Slurm has allocated it for.
-      options: of `srun`, for a task there.
-    """
-
-    name: str
-    num_tasks: int
-    options: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -42,12 +27,12 @@ class Job:
     Attributes:
       id: the same after a requeue.
       restart: number of times that it was requeued.
-      num_tasks: how many tasks it has room for, on all nodes.
+      num_tasks: how many tasks it has room for, by component; most jobs have one.
     """
 
     id: str
     restart: int
-    num_tasks: int
+    num_tasks: tuple[int, ...]
 
     @property
     def key(self) -> str:
@@ -83,38 +68,34 @@ def job_of(run: RunConfig, environment: Mapping[str, str]) -> Job:
             f"is slurm, but srun has started this process, and psrun starts all tasks itself; use {_COMMAND}"
         )
     try:
-        slots = [num for suffix in _components(environment) for num in _counts(environment[_SLOTS + suffix])]
-        job = Job(environment["SLURM_JOB_ID"], int(environment.get("SLURM_RESTART_COUNT", 0)), sum(slots))
+        num_tasks = tuple(_sum(environment[_SLOTS + suffix]) for suffix in _components(environment))
+        job = Job(environment["SLURM_JOB_ID"], int(environment.get("SLURM_RESTART_COUNT", 0)), num_tasks)
     except (KeyError, ValueError) as error:
         raise _problem(f"is slurm, but the SLURM_* variables are inconsistent: {error}") from error
     needed = sum(run.num_tasks.values())
-    if job.num_tasks < needed:
+    if sum(num_tasks) < needed:
         raise _problem(
-            f"this Slurm job is for {job.num_tasks} tasks, too few: the run has {needed} ({described(run)}); "
+            f"this Slurm job is for {sum(num_tasks)} tasks, too few: the run has {needed} ({described(run)}); "
             f"sbatch --ntasks={needed}, or other cluster.num_workers, cluster.num_ps"
         )
     return job
 
 
-def nodes_of(environment: Mapping[str, str]) -> list[Node]:
-    """The nodes of the job, those of all components of a heterogeneous job. Raises ClusterError."""
-    nodes = []
-    for index, suffix in enumerate(_components(environment)):
-        options = [f"--cpus-per-task={environment.get('SLURM_CPUS_PER_TASK' + suffix, 1)}"]
-        if suffix:
-            options.append(f"--het-group={index}")
-        if "SLURM_MEM_PER_NODE" + suffix in environment:
-            options.append("--mem=0")  # else the first task gets it all, and the others wait for it
-        names = commands.host_names(environment["SLURM_JOB_NODELIST" + suffix])
-        counts = _counts(environment[_SLOTS + suffix])
-        nodes += [Node(name, num_tasks, tuple(options)) for name, num_tasks in zip(names, counts, strict=True)]
-    return nodes
-
-
-def placement(tasks: Sequence[Task], nodes: Sequence[Node]) -> dict[Task, Node] | None:
-    """The tasks on the nodes, in the order of both; None without room for all."""
-    slots = [node for node in nodes for _ in range(node.num_tasks)]
-    return dict(zip(tasks, slots, strict=False)) if len(slots) >= len(tasks) else None
+def options(job: Job, num_tasks: int, environment: Mapping[str, str]) -> list[tuple[list[str], int]]:
+    """The options of `srun` for `num_tasks` tasks and how many of them, for each component of the job that has some."""
+    found = []
+    suffixes = _components(environment)
+    for index, (suffix, room) in enumerate(zip(suffixes, job.num_tasks, strict=True)):
+        count = min(room, num_tasks)
+        num_tasks -= count
+        if count:
+            cpus = environment.get("SLURM_CPUS_PER_TASK" + suffix, 1)
+            component = [f"--het-group={index}"] if suffix else []
+            memory = (
+                ["--mem=0"] if "SLURM_MEM_PER_NODE" + suffix in environment else []
+            )  # else the first step takes all
+            found.append(([*component, f"--ntasks={count}", f"--cpus-per-task={cpus}", *memory], count))
+    return found
 
 
 def described(run: RunConfig) -> str:
@@ -136,15 +117,15 @@ def _components(environment: Mapping[str, str]) -> list[str]:
     return [f"_HET_GROUP_{index}" for index in range(size)] or [""]
 
 
-def _counts(text: str) -> list[int]:
-    """Numbers by node, which Slurm writes as 4,1(x3)."""
-    counts = []
+def _sum(text: str) -> int:
+    """The sum of numbers by node, which Slurm writes as 4,1(x3)."""
+    total = 0
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:
             raise ValueError(f"{_SLOTS}={text}")
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
+        total += int(match[1]) * int(match[2] or 1)
+    return total
 
 
 def _problem(message: str) -> ConfigError:

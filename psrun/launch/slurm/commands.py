@@ -67,11 +67,6 @@ def submit(script: Path) -> str:
     return text.strip().partition(";")[0]
 
 
-def host_names(nodes: str) -> list[str]:
-    """The names of nodes, which Slurm writes as n[0-3,7]. Raises ClusterError."""
-    return _run("scontrol", "show", "hostnames", nodes, failed=f"Slurm did not list the nodes {nodes}").split()
-
-
 def requeue(job: str) -> None:
     """Requeues a job. Raises ClusterError if Slurm does not."""
     _run("scontrol", "requeue", job, failed="the job cannot be requeued")

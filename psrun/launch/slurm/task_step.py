@@ -1,4 +1,4 @@
-"""The process of a job step, which runs one task of a run on its node: `psrun.launch.slurm.steps` starts it by srun.
+"""A process of a job step, which runs one task of a run on its node: `psrun.launch.slurm.steps` starts it by srun.
 
 It reads commands from standard input, which ends with the supervisor, and writes what happens to standard output; each
 line is a JSON object. It does not import TensorFlow.
@@ -6,7 +6,6 @@ line is a JSON object. It does not import TensorFlow.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
@@ -43,6 +42,7 @@ class TaskStep:
         self._task = task
         self._folder = folder
         self._key = key
+        self._addresses: dict[Any, str] = {}
         self._process: TaskProcess | None = None
         self._number = 0
         self._reported: tuple[int | None, int | None] = (None, None)
@@ -50,22 +50,23 @@ class TaskStep:
 
     def introduce(self, interface: str | None) -> None:
         """Writes the address of this task and the time of this node, or the problem why it cannot run here."""
+        node = os.environ.get("SLURMD_NODENAME", "?")
         deadline_s = time.monotonic() + _SEEN_WITHIN_S
-        while not task_files.is_held(self._folder, str(self._task), self._key):
+        while self._is_replaced():
             if time.monotonic() > deadline_s:
-                text = f"{self._folder} is not on a shared disk; choose another folder"
-                return _write(problem=["hydra.run.dir", text])
+                text = f"node {node} does not see {self._folder}; choose a folder on a shared disk"
+                return self._write(node=node, problem=["hydra.run.dir", text])
             time.sleep(_ROUND_S)
         try:
             host = host_of(interface)
         except ValueError as error:
-            return _write(problem=["cluster.interface", str(error)])
+            return self._write(node=node, problem=["cluster.interface", str(error)])
         for _ in range(_PORTS_TRIED):
             address = f"{host}:{portpicker.pick_unused_port()}"
             self._reservation = PortReservation(address)
             if self._reservation.is_open:
                 break
-        return _write(address=address, time_s=time.time())
+        return self._write(node=node, address=address, time_s=time.time())
 
     def serve(self) -> None:
         """Obeys until the supervisor ends, or another process runs the task: Slurm has given up this node."""
@@ -82,28 +83,35 @@ class TaskStep:
             self._report()
             if time.monotonic() - looked_s > _LOOK_EVERY_S:
                 looked_s = time.monotonic()
-                if not task_files.is_held(self._folder, str(self._task), self._key):
+                if self._is_replaced():
                     return
 
     def close(self) -> None:
         if self._process is not None:
             self._process.kill()
 
+    def _is_replaced(self) -> bool:
+        return task_files.is_replaced(self._folder, str(self._task), self._key)
+
     def _obey(self, command: dict[str, Any]) -> None:
-        if "start" in command:
-            addresses = {Task.named(name): address for name, address in command["start"].items()}
-            self._start(addresses, command["number"])
+        """Commands are for all tasks of the step, or for the one that they name."""
+        if command.get("task", str(self._task)) != str(self._task):
+            return
+        if "addresses" in command:
+            self._addresses = {Task.named(name): address for name, address in command["addresses"].items()}
+        elif "start" in command:
+            self._start(command["start"])
         elif "signal" in command and self._process is not None:
             self._process.send(command["signal"])
         elif "ask" in command:
-            _write(answer=command["ask"])
+            self._write(answer=command["ask"])
 
-    def _start(self, addresses: dict[Any, str], number: int) -> None:
+    def _start(self, number: int) -> None:
         if self._reservation is not None:
             self._reservation.close()
             self._reservation = None
-        # Slurm gives a step its GPUs: no other task shares them.
-        self._process = TaskProcess(self._task, addresses, self._folder, shares_gpus_with=[])
+        # Slurm gives a task its GPUs: no other one shares them.
+        self._process = TaskProcess(self._task, self._addresses, self._folder, shares_gpus_with=[])
         self._process.start()
         self._number = number
         self._reported = (None, None)
@@ -116,12 +124,11 @@ class TaskStep:
         now = (self._process.pid, code)
         if now != self._reported:
             self._reported = now
-            _write(number=self._number, pid=now[0], code=now[1])
+            self._write(number=self._number, pid=now[0], code=now[1])
 
-
-def _write(**report: Any) -> None:
-    sys.stdout.write(json.dumps(report) + "\n")
-    sys.stdout.flush()
+    def _write(self, **report: Any) -> None:
+        sys.stdout.write(json.dumps({"task": str(self._task), **report}) + "\n")
+        sys.stdout.flush()
 
 
 def host_of(interface: str | None) -> str:
@@ -147,15 +154,15 @@ def main() -> None:
     # by the chief. The task inherits the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, _OF_SLURM)
     signal.signal(EXIT_SIGNAL, signal.SIG_DFL)
-    task = Task.named(sys.argv[1])
+    folder, key, interface, *names = sys.argv[1:]
+    task = Task.named(names[int(os.environ["SLURM_PROCID"])])
     assert task is not None
-    step = TaskStep(task, Path(sys.argv[2]), sys.argv[3])
+    step = TaskStep(task, Path(folder), key)
     try:
-        step.introduce(sys.argv[4] or None)
+        step.introduce(interface or None)
         step.serve()
     finally:
-        with contextlib.suppress(BrokenPipeError):
-            step.close()
+        step.close()
 
 
 if __name__ == "__main__":
